@@ -19,6 +19,6 @@ def sql(
         StatementRefused: a statement failed; the error names those that took effect.
     """
     # Importing the package must not import Spark.
-    from lakeshare_pipelines.share.sql import sql as done
+    from lakeshare_pipelines.share.shares import sql as done
 
     return done(statements, spark, single_transaction=single_transaction)

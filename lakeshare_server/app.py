@@ -1,4 +1,4 @@
-"""The sharing server: its parts put together, and started."""
+"""The sharing server: assembles the application and runs it."""
 
 import logging
 import os
@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -33,15 +32,7 @@ from lakeshare_server.access.rate_limit import (
     UsageWriter,
 )
 from lakeshare_server.access.table_access import AsyncWorker, TableViews
-from lakeshare_server.catalog import (
-    Allowances,
-    AsyncQueries,
-    AuditLog,
-    Catalog,
-    Credentials,
-    TokenUses,
-    open_catalog,
-)
+from lakeshare_server.catalog import Allowances, AsyncQueries, AuditLog, Credentials, TokenUses, open_catalog
 from lakeshare_server.errors import Unavailable
 from lakeshare_server.iceberg_rest.scans import IcebergScans, PlanTasks, SignableFiles
 from lakeshare_server.iceberg_rest.tables import IcebergTables
@@ -50,10 +41,7 @@ from lakeshare_server.pages import activation, portal
 from lakeshare_server.pages.portal import LocationSigners, Previews
 from lakeshare_server.pages.rendering import PageHeaders
 from lakeshare_server.protocol.tokens import Pager, TableTokens
-from lakeshare_server.routes import files, health, iceberg, oauth, tables
-from lakeshare_server.routes import health as metrics
-from lakeshare_server.routes import queries as windows
-from lakeshare_server.routes import tables as listings
+from lakeshare_server.routes import files, health, iceberg, oauth, queries, tables
 from lakeshare_server.routes.admin.api import PREFIX as ADMIN_PREFIX
 from lakeshare_server.routes.admin.api import admin_api, well_known
 from lakeshare_server.routes.context import AppState, Pools
@@ -63,7 +51,6 @@ from lakeshare_server.routes.errors import (
     RateLimitMiddleware,
     add_error_responses,
 )
-from lakeshare_server.routes.health import telemetry_settings
 from lakeshare_server.routes.responses import LIMITS, ConnectionLimits, GuardedProtocol, RequestBodyMiddleware
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import LocalSigner, Signers, Stores, load_key
@@ -71,8 +58,9 @@ from lakeshare_server.versions import Versions
 
 SHUTDOWN_S = 10
 START_S = 60
+# A thread that renders lines yields to the event loop sooner than after the default of 5 ms.
 SWITCH_S = 0.0005
-# The Spark connector (1.4.1) refreshes URLs that end within 15 minutes, and takes a life up to that for an hour.
+# The Spark connector (1.4.1) refreshes URLs that end within 15 minutes, and treats a life up to that as an hour.
 SPARK_REFRESHES_AHEAD_S = 900
 
 _log = logging.getLogger(__name__)
@@ -82,16 +70,14 @@ def create_app(settings: ServerSettings) -> FastAPI:
     """The application over the catalog of the settings; its shutdown writes the last audit rows.
 
     Raises:
-        BadRequest: the signing key that is given is too short, or the catalog's URL is none.
-        Unavailable: the catalog or the signing key cannot be used.
+        BadRequest: the signing key is too short, or the catalog's URL is invalid.
     """
-    counts = metrics.Metrics(names=settings.telemetry_names)
-    stores = Stores(settings, Services(settings.outside_answer_s, counts.note_outage))
-    app_state = _make_app_state(settings, stores, counts)
+    metrics = health.Metrics(names=settings.telemetry_names)
+    stores = Stores(settings, Services(settings.outside_answer_s, metrics.note_outage))
+    app_state = _make_app_state(settings, stores, metrics)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, ConnectionLimits]]:
-        # A thread that makes lines gives way to the event loop sooner than the five milliseconds of the default.
         sys.setswitchinterval(SWITCH_S)
         app_state.async_worker.start()
         app_state.usage_writer.start()
@@ -103,13 +89,15 @@ def create_app(settings: ServerSettings) -> FastAPI:
         app_state.audit.close()
         app_state.catalog.close()
 
-    app = FastAPI(lifespan=lifespan, openapi_url=None, redirect_slashes=False, telemetry=telemetry_settings())
+    app = FastAPI(
+        lifespan=lifespan, openapi_url=None, redirect_slashes=False, telemetry=health.telemetry_settings()
+    )
     app.state.app_state = app_state
     app.state.previews = Previews(LocationSigners(settings, app_state.local_signer, stores), stores)
     app.add_middleware(PageHeaders)
-    # The last is the outermost: all others see the address that it finds.
+    # The last middleware is the outermost: all others get the client address from it.
     app.add_middleware(
-        AuditMiddleware, audit=app_state.audit, metrics=app_state.metrics, names=settings.telemetry_names
+        AuditMiddleware, audit=app_state.audit, metrics=metrics, names=settings.telemetry_names
     )
     app.add_middleware(RateLimitMiddleware, limits=app_state.limits)
     app.add_middleware(ClientAddressMiddleware, proxies=TrustedProxies(settings.trusted_proxies))
@@ -119,18 +107,18 @@ def create_app(settings: ServerSettings) -> FastAPI:
     app.include_router(well_known)
     prefix = settings.endpoint.rstrip("/")
     app.include_router(oauth.iceberg_router)
-    for router in (oauth.router, listings.listings_router, tables.router, windows.router, files.router):
+    for router in (oauth.router, tables.listings_router, tables.router, queries.router, files.router):
         app.include_router(router, prefix=prefix)
-    for router in (activation.router, portal.router):
-        app.include_router(router)
-    # The other catalog's paths none of ours can take: no prefix begins like them.
+    app.include_router(activation.router)
+    app.include_router(portal.router)
+    # First, because no prefix of ours begins like the paths of the Iceberg catalog.
     app.router.routes[:0] = [*tables.make_priority_routes(prefix), *iceberg.routes()]
     app.router.routes.append(iceberg.other_calls())
     app.mount(ADMIN_PREFIX, admin_api(app_state, app))
     return app
 
 
-def _make_app_state(settings: ServerSettings, stores: Stores, counts: metrics.Metrics) -> AppState:
+def _make_app_state(settings: ServerSettings, stores: Stores, metrics: health.Metrics) -> AppState:
     catalog = open_catalog(settings.catalog_url)
     key = load_key(settings)
     local_signer = LocalSigner(key, settings.base_url() + files.PREFIX)
@@ -140,13 +128,12 @@ def _make_app_state(settings: ServerSettings, stores: Stores, counts: metrics.Me
     allowances, uses = Allowances(catalog), TokenUses(catalog)
     limits = RecipientLimits(allowances, settings)
     brute_force = BruteForceProtection(allowances, settings.guesses_per_minute)
-    queries, scans = AsyncQueries(catalog), IcebergScans(stores, settings)
+    async_queries, scans = AsyncQueries(catalog), IcebergScans(stores, settings)
+    federation = Federation(catalog, Credentials(catalog), settings, stores.services)
     return AppState(
         settings=settings,
         catalog=catalog,
-        authenticator=_make_authenticator(
-            catalog, settings, access_tokens, brute_force, uses, stores.services
-        ),
+        authenticator=Authenticator(catalog, federation, access_tokens, brute_force, uses),
         access_tokens=access_tokens,
         limits=limits,
         usage_writer=UsageWriter(uses, limits.daily_limits),
@@ -160,8 +147,8 @@ def _make_app_state(settings: ServerSettings, stores: Stores, counts: metrics.Me
         local_signer=local_signer,
         file_tickets=FileTickets(key, catalog, views),
         signers=Signers(settings, local_signer, stores),
-        async_queries=queries,
-        async_worker=AsyncWorker(queries, views),
+        async_queries=async_queries,
+        async_worker=AsyncWorker(async_queries, views),
         iceberg_tables=IcebergTables(catalog, stores),
         iceberg_scans=scans,
         plan_tasks=PlanTasks(key, settings.page_token_life_s, settings.max_body_bytes),
@@ -169,30 +156,18 @@ def _make_app_state(settings: ServerSettings, stores: Stores, counts: metrics.Me
         services=stores.services,
         write_check=health.WriteCheck(catalog, settings),
         pools=Pools(settings.request_wait_s),
-        metrics=counts,
+        metrics=metrics,
         audit=AuditLog(catalog, settings.audit_dir),
     )
 
 
-def _make_authenticator(
-    catalog: Catalog,
-    settings: ServerSettings,
-    access_tokens: AccessTokens,
-    brute_force: BruteForceProtection,
-    uses: TokenUses,
-    services: Services,
-) -> Authenticator:
-    federation = Federation(catalog, Credentials(catalog), settings, services)
-    return Authenticator(catalog, federation, access_tokens, brute_force, uses)
-
-
 def app_from_environment() -> FastAPI:
-    """The application by the environment's settings, for `uvicorn --factory` with several workers."""
+    """The application with the environment's settings, for `uvicorn --factory` with several workers."""
     return create_app(ServerSettings())
 
 
 class Server(uvicorn.Server):
-    """A server that says when it is ready."""
+    """A server that calls `ready` after its startup."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
@@ -210,12 +185,9 @@ def make_server(
     """A server and the socket it will listen on; `on_ready` is called with the protocol's root URL.
 
     Raises:
-        BadRequest: the signing key that is given is too short, or the catalog's URL is none.
-        Unavailable: the address is taken, or the catalog or the signing key cannot be used.
+        BadRequest: the signing key is too short, or the catalog's URL is invalid.
     """
-    _warn_about_short_urls(settings)
-    listening = _bind(settings)
-    settings = settings.model_copy(update={"port": listening.getsockname()[1]})
+    settings, listening = _bind(settings)
     try:
         app = create_app(settings)
     except BaseException:
@@ -225,13 +197,16 @@ def make_server(
 
 
 def serve(settings: ServerSettings, on_ready: Callable[[str], None] | None = None, workers: int = 1) -> None:
-    """Serve until a signal ends it; answers under way are given their time.
+    """Serve until a signal ends it; requests in progress may finish.
 
     Several workers are processes that share one socket; they are restarted when they die.
     """
-    # What the server writes, and its workers, is for its own user.
+    # Files that the server and its workers write are for their own user.
     os.umask(0o077)
-    _warn_about_readable_state(settings.state_dir)
+    folder = settings.state_dir
+    mode = folder.stat().st_mode & 0o777 if folder.exists() else 0o700
+    if mode & 0o077:
+        _log.warning("other users of this host can read %s (mode %o): run chmod 700 %s", folder, mode, folder)
     if workers > 1:
         _serve_with_workers(settings, on_ready, workers)
         return
@@ -240,45 +215,24 @@ def serve(settings: ServerSettings, on_ready: Callable[[str], None] | None = Non
         server.run(sockets=[listening])
 
 
-def _warn_about_readable_state(folder: Path) -> None:
-    mode = folder.stat().st_mode & 0o777 if folder.exists() else 0o700
-    if mode & 0o077:
-        _log.warning("other users of this host can read %s (mode %o): run chmod 700 %s", folder, mode, folder)
-
-
 def _serve_with_workers(
     settings: ServerSettings, on_ready: Callable[[str], None] | None, workers: int
 ) -> None:
-    _warn_about_short_urls(settings)
-    listening = _bind(settings)
-    settings = settings.model_copy(update={"port": listening.getsockname()[1]})
-    # What cannot be used is told here, once, and not by each worker.
+    settings, listening = _bind(settings)
+    # Fails once, before the workers would.
     open_catalog(settings.catalog_url).close()
     load_key(settings)
     os.environ.update(LAKESHARE_HOST=settings.host, LAKESHARE_PORT=str(settings.port))
     config = _config("lakeshare_server.app:app_from_environment", workers=workers, factory=True)
     with listening, tempfile.TemporaryDirectory(prefix="lakeshare-metrics-") as folder:
-        os.environ.setdefault(metrics.WORKERS_FOLDER, folder)
+        os.environ.setdefault(health.WORKERS_FOLDER, folder)
         if on_ready is not None:
-            url = settings.base_url()
-            announce = threading.Thread(target=_announce, args=(settings, on_ready, url), daemon=True)
-            announce.start()
+            threading.Thread(target=_announce, args=(settings, on_ready), daemon=True).start()
         Multiprocess(config, [listening]).run()
 
 
-def _warn_about_short_urls(settings: ServerSettings) -> None:
-    if settings.url_life_s <= SPARK_REFRESHES_AHEAD_S:
-        _log.warning(
-            "LAKESHARE_URL_LIFE_S is %s: Spark jobs that read for longer fail, because the connector takes a life of "
-            "%s seconds or less for an hour and does not refresh the URLs in time. Set it to more than %s.",
-            settings.url_life_s,
-            SPARK_REFRESHES_AHEAD_S,
-            SPARK_REFRESHES_AHEAD_S,
-        )
-
-
-def _announce(settings: ServerSettings, on_ready: Callable[[str], None], url: str) -> None:
-    """Say that the server is ready once a worker answers."""
+def _announce(settings: ServerSettings, on_ready: Callable[[str], None]) -> None:
+    """Calls `on_ready` once a worker responds."""
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     while True:
         try:
@@ -286,7 +240,7 @@ def _announce(settings: ServerSettings, on_ready: Callable[[str], None], url: st
         except httpx.HTTPError:
             time.sleep(0.1)
         else:
-            on_ready(url)
+            on_ready(settings.base_url())
             return
 
 
@@ -298,14 +252,23 @@ def _config(app: FastAPI | str, **options: Any) -> uvicorn.Config:
         log_level="warning",
         server_header=False,
         http=GuardedProtocol,
-        # Who may say where a request comes from is ours to decide (LAKESHARE_TRUSTED_PROXIES).
+        # The application decides which proxies may name the client (LAKESHARE_TRUSTED_PROXIES).
         proxy_headers=False,
         timeout_graceful_shutdown=SHUTDOWN_S,
         **options,
     )
 
 
-def _bind(settings: ServerSettings) -> socket.socket:
+def _bind(settings: ServerSettings) -> tuple[ServerSettings, socket.socket]:
+    """The listening socket, and the settings with its port."""
+    if settings.url_life_s <= SPARK_REFRESHES_AHEAD_S:
+        _log.warning(
+            "LAKESHARE_URL_LIFE_S is %s: Spark jobs that read for longer fail, because the connector takes a life of "
+            "%s seconds or less for an hour and does not refresh the URLs in time. Set it to more than %s.",
+            settings.url_life_s,
+            SPARK_REFRESHES_AHEAD_S,
+            SPARK_REFRESHES_AHEAD_S,
+        )
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -317,4 +280,4 @@ def _bind(settings: ServerSettings) -> socket.socket:
             f"cannot listen on {settings.host}:{settings.port}: {error.strerror}",
             "Set LAKESHARE_HOST and LAKESHARE_PORT to an address of this host that is free; port 0 takes any.",
         ) from error
-    return listening
+    return settings.model_copy(update={"port": listening.getsockname()[1]}), listening

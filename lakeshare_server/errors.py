@@ -1,4 +1,4 @@
-"""What can go wrong on the server's side, as data; the edge turns each into a response.
+"""The errors of the server as data; the routes turn each into a response.
 
 LakeshareError
 ├── NotFound            kind, name           → 404 RESOURCE_DOES_NOT_EXIST
@@ -29,13 +29,13 @@ MAX_SHOWN_CHARS = 200
 
 
 def shorten_value(value: object) -> str:
-    """A value as a message shows it: a client's own may be of any length."""
+    """A value for a message, cut to a maximum length."""
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}…"
 
 
-# An absolute path, a URI, a place in a catalog, or a setting: what a message for recipients does not have.
-_PLACE = re.compile(
+# An absolute path, a URI, a location in a catalog, or a setting: messages for recipients have none of these.
+_LOCATION = re.compile(
     r"""(?<![\w.])(?:
         (?:iceberg|nessie):[^\s'",;()]+
         | [A-Za-z][A-Za-z0-9+.-]*:/[^\s'",;()]*
@@ -49,30 +49,27 @@ ASK_PROVIDER = "Provider: the server's log says more"
 
 
 def without_places(text: str, places: Iterable[str] = ()) -> str:
-    """A text without places and settings of the provider; `places` are those that are known to be in it."""
+    """A text without locations and settings of the provider; `places` are further locations to remove."""
     for place in sorted(filter(None, places), key=len, reverse=True):
-        text = re.sub(rf"{re.escape(place)}[^\s'\",;()]*", _placeholder, text)
-    return _PLACE.sub(_placeholder, text)
+        text = re.sub(rf"{re.escape(place)}[^\s'\",;()]*", _shorten_location, text)
+    return _LOCATION.sub(_shorten_location, text)
 
 
-def _placeholder(found: re.Match[str]) -> str:
-    # What ends the sentence stays.
-    return "…" + found[0][len(found[0].rstrip(".:")) :]
+def _shorten_location(match: re.Match[str]) -> str:
+    # Keeps the end of the sentence.
+    return "…" + match[0][len(match[0].rstrip(".:")) :]
 
 
 class LakeshareError(Exception):
-    """Base of every error lakeshare raises on purpose; its text is fit for a person to read.
-
-    Its text may name places and settings, for the provider; `for_recipient` does not.
-    """
+    """Base of every error that lakeshare raises; its text is for people, and may name locations and settings."""
 
     def for_recipient(self) -> str:
-        """The text for a recipient. Errors that are about its own request have nothing to hide."""
+        """The text for a recipient, without locations and settings of the provider."""
         return str(self)
 
 
 class NotFound(LakeshareError):
-    """Unknown, or not granted: a recipient cannot tell the two apart."""
+    """Unknown, or not granted: both have the same text."""
 
     def __init__(self, kind: str, name: str) -> None:
         super().__init__(
@@ -90,7 +87,7 @@ class BadRequest(LakeshareError):
 
 
 class MalformedRequest(LakeshareError):
-    """A body or token that cannot be parsed at all."""
+    """A body or token that cannot be parsed."""
 
     def __init__(self, what: str, hint: str) -> None:
         super().__init__(f"{what}. {hint}")
@@ -98,9 +95,9 @@ class MalformedRequest(LakeshareError):
 
 
 class Unserveable(LakeshareError):
-    """The table is there, but cannot be served correctly to this client; `code` is the reason for programs.
+    """The table exists, but cannot be served correctly to this client; `code` is the reason for programs.
 
-    `places` are those that the texts name, where they are no plain paths or URIs.
+    `places` are locations in the texts that are not plain paths or URIs.
     """
 
     def __init__(self, reason: str, fix: str, code: str | None = None, places: Iterable[str] = ()) -> None:
@@ -122,7 +119,7 @@ class Unauthenticated(LakeshareError):
 
 
 class LinkEnded(LakeshareError):
-    """An activation link that was there: used up from some address, expired, or replaced."""
+    """An activation link that existed: used, expired, or replaced."""
 
     def __init__(self, why: str, at: datetime, used_from: str | None = None) -> None:
         where = f" from {used_from}" if used_from else ""
@@ -133,7 +130,7 @@ class LinkEnded(LakeshareError):
 
 
 class Denied(LakeshareError):
-    """Known, but not allowed: a signed URL that is expired or altered."""
+    """Known, but not allowed, as a signed URL that is expired or altered."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -141,7 +138,7 @@ class Denied(LakeshareError):
 
 
 class TooManyRequests(LakeshareError):
-    """More than this recipient, or this address, may ask for just now."""
+    """A rate limit of a recipient or an address."""
 
     def __init__(self, what: str, retry_s: int) -> None:
         super().__init__(f"{what}. Try again in {retry_s} seconds.")
@@ -149,7 +146,7 @@ class TooManyRequests(LakeshareError):
 
 
 class Unavailable(LakeshareError):
-    """Ours and passing: the caller may try again, after `retry_s` seconds if that is known."""
+    """A temporary failure; try again, after `retry_s` seconds if that is known."""
 
     def __init__(self, what: str, fix: str, retry_s: int | None = None) -> None:
         super().__init__(f"{what}. {fix}")
@@ -161,7 +158,7 @@ class Unavailable(LakeshareError):
 
 
 class StoreError(LakeshareError):
-    """A store's lasting answer about one object. Its text names the object, never the store's own words."""
+    """A permanent error of a store about one object. The text names the object, and does not quote the store."""
 
     def __init__(self, location: str, what: str) -> None:
         super().__init__(what)
@@ -172,7 +169,7 @@ class StoreError(LakeshareError):
 
 
 class StoreMissing(StoreError):
-    """There is no such object."""
+    """The object does not exist."""
 
     def __init__(self, location: str) -> None:
         super().__init__(location, f"{location} is not in its store.")
@@ -182,7 +179,7 @@ class StoreMissing(StoreError):
 
 
 class StoreDenied(StoreError):
-    """The store does not let us read the object."""
+    """The store does not allow the server to read the object."""
 
     def __init__(self, location: str) -> None:
         super().__init__(location, f"The store refuses to hand out {location}.")
@@ -192,16 +189,16 @@ class StoreDenied(StoreError):
 
 
 class TableFilesMissing(StoreError):
-    """A table's own metadata lacks a file, or has one that is not whole."""
+    """A table's own metadata lacks a file, or has an incomplete one."""
 
     def __init__(self, location: str, what: str) -> None:
-        # "table files missing" is what clients' tests look for in the text.
+        # The tests of clients search for "table files missing".
         super().__init__(location, f"The table cannot be read, table files missing: {what}.")
         self.what = what
 
 
 class CatalogConflict(LakeshareError):
-    """A catalog write that would contradict what the catalog already holds."""
+    """A catalog write that contradicts the catalog."""
 
     def __init__(self, what: str, fix: str) -> None:
         super().__init__(f"{what}. {fix}")
@@ -209,27 +206,18 @@ class CatalogConflict(LakeshareError):
 
 
 class NameTaken(CatalogConflict):
-    """There is something of this name already."""
+    """The name is taken."""
 
 
 class EditedMeanwhile(CatalogConflict):
-    """Somebody else has edited what was looked at."""
+    """Another user has edited the object since it was read."""
 
 
 class DocumentError(LakeshareError):
-    """A file of `lakeshare apply` that cannot be used; names the file, the line, the field and the remedy.
-
-    `also` holds the further errors of the files: all of them are found at once.
-    """
+    """A file of `lakeshare apply` that cannot be used; `also` holds the further errors of the files."""
 
     def __init__(
-        self,
-        path: Path,
-        line: int,
-        field: str,
-        problem: str,
-        hint: str,
-        also: Sequence["DocumentError"] = (),
+        self, path: Path, line: int, field: str, problem: str, hint: str, also: Sequence["DocumentError"] = ()
     ) -> None:
         message = f"{path}:{line}: {field}: {problem}. {hint}"
         super().__init__("\n".join([message, *(str(error) for error in also)]))

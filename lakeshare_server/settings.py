@@ -1,4 +1,4 @@
-"""Where the state is and how the server answers; shared by pipelines and server, built once at the edge."""
+"""Settings of the state and the server, shared by pipelines and server, built once at the edge."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,40 +13,32 @@ def _absolute(path: Path) -> Path:
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder, and those above it that are missing, for their owner only; one that is there keeps its mode."""
-    missing = [one for one in (folder, *folder.parents) if not one.exists()]
-    for one in reversed(missing):
-        one.mkdir(mode=0o700, exist_ok=True)
+    """Create a folder and its missing parents for their owner only; an existing folder keeps its mode."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    for path in reversed(missing):
+        path.mkdir(mode=0o700, exist_ok=True)
     folder.mkdir(exist_ok=True)
 
 
-# Fixed, as the `/v1` behind it is: profiles name it, so nobody has to guess it.
+# Fixed, because profiles and links that were sent contain these paths.
 ICEBERG_PATH = "/iceberg"
-# Below the endpoint of the protocol: profiles of OAuth clients name it.
-TOKEN_PATH = "/oauth/token"  # noqa: S105  # a path
-# Where people go; links that were sent name them, so they stay.
+TOKEN_PATH = "/oauth/token"  # noqa: S105  a path below the endpoint of the protocol
 ACTIVATION_PATH, PORTAL_PATH = "/activate", "/portal"
 
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
-
-
-# Without a query or a password: what is set here is shown in messages and put before the paths of URLs.
+# Without a query or a password: the value is shown in messages and put before the paths of URLs.
 Endpoint = Annotated[str, StringConstraints(pattern=r"^https?://[^/?#@\s]+(/[^?#\s]*)?$")]
 
 
 class StoreSettings(BaseSettings):
-    """Where object stores are and who pays; keys come from each vendor's own default chain.
+    """Object stores; keys come from each vendor's default chain.
 
-    Every field is read from the environment variable `LAKESHARE_<FIELD>` or from `.env`; an empty one is not set.
+    Every field is read from the environment variable `LAKESHARE_<FIELD>` or from `.env`.
     """
 
-    # Whoever takes the `#` off a line of .env.example, or passes an unset variable on, has set nothing.
+    # An empty variable is not set: lines of .env.example without `#`, and unset variables that are passed on.
     model_config = SettingsConfigDict(
-        env_prefix="LAKESHARE_",
-        env_file=".env",
-        env_ignore_empty=True,
-        extra="ignore",
-        validate_default=True,
+        env_prefix="LAKESHARE_", env_file=".env", env_ignore_empty=True, extra="ignore", validate_default=True
     )
 
     s3_endpoint: Endpoint | None = Field(
@@ -110,14 +102,12 @@ class StoreSettings(BaseSettings):
         description="Most bytes of key columns read to apply a table's equality deletes, in each attempt.",
     )
     equality_delete_s: float = Field(
-        60,
-        gt=0,
-        description="Most seconds spent on applying a table's equality deletes, in each attempt.",
+        60, gt=0, description="Most seconds spent on applying a table's equality deletes, in each attempt."
     )
 
 
 class StateSettings(StoreSettings):
-    """The state folder and the database: what pipelines and server must agree on."""
+    """The state folder and the database, which pipelines and server share."""
 
     state_dir: AbsolutePath = Field(Path(".lakeshare"), description="Folder of everything lakeshare keeps.")
     database_url: str | None = Field(
@@ -133,7 +123,7 @@ class StateSettings(StoreSettings):
 
     @property
     def catalog_url(self) -> str:
-        """The SQLAlchemy URL in force."""
+        """The SQLAlchemy URL of the catalog."""
         return self.database_url or f"sqlite:///{self.state_dir / 'lakeshare.db'}"
 
     @property
@@ -143,17 +133,17 @@ class StateSettings(StoreSettings):
 
     @property
     def audit_dir(self) -> Path:
-        """Folder of the journals whose events are not in the database yet."""
+        """Folder of the journals with events that are not in the database yet."""
         return self.state_dir / "audit"
 
     @property
     def vectors_dir(self) -> Path:
-        """Folder of the deletion vectors that were made for recipients, and that recipients may read."""
+        """Folder of the deletion vectors written for recipients."""
         return self.state_dir / "vectors"
 
 
 class ServerSettings(StateSettings):
-    """How the sharing server listens, signs and pages."""
+    """Addresses, signing, paging and limits of the sharing server."""
 
     host: str = Field("127.0.0.1", description="Address the server listens on.")
     port: int = Field(8765, ge=0, le=65535, description="Port the server listens on; 0 takes a free one.")
@@ -166,7 +156,7 @@ class ServerSettings(StateSettings):
     )
     provider_contact: str | None = Field(
         None,
-        description="Whom recipients ask, as pages for them say it, like data@example.com; nobody by default.",
+        description="Contact for recipients on their pages, like data@example.com; no contact by default.",
     )
     url_life_s: int = Field(
         3600,
@@ -203,7 +193,7 @@ class ServerSettings(StateSettings):
         description="Bearer token that `/metrics` asks for; without one, only programs of this host may read it.",
     )
     telemetry_names: bool = Field(
-        False, description="Whether metrics and traces name recipients; they tell no names by default."
+        False, description="Whether metrics and traces name recipients; without names by default."
     )
     trusted_proxies: str = Field(
         "",
@@ -276,7 +266,7 @@ class ServerSettings(StateSettings):
         "", description="Audiences, by spaces, of which an administrator's token has one."
     )
     admin_oidc_name_claim: str = Field(
-        "sub", description="Claim that tells who an administrator is; one that its owner cannot choose."
+        "sub", description="Claim that identifies an administrator; one that its owner cannot choose."
     )
     admin_oidc_role_claim: str = Field(
         "roles", description="Claim with an administrator's roles or groups, like realm_access.roles."
@@ -291,15 +281,14 @@ class ServerSettings(StateSettings):
     max_body_bytes: int = Field(2_097_152, ge=1024, description="Largest request body accepted, in bytes.")
 
     def base_url(self) -> str:
-        """The URL of the protocol's root as recipients see it."""
+        """The URL of the protocol's root for recipients."""
         return self._root() + self.endpoint.rstrip("/")
 
     def token_url(self) -> str:
-        """Where OAuth clients get access tokens, as recipients see it."""
         return self.base_url() + TOKEN_PATH
 
     def iceberg_url(self) -> str:
-        """The URL of the Iceberg REST catalog as recipients see it; clients put `/v1` behind it."""
+        """The URL of the Iceberg REST catalog, without `/v1`."""
         return self._root() + ICEBERG_PATH
 
     def activation_url(self, code: str) -> str:
@@ -307,11 +296,10 @@ class ServerSettings(StateSettings):
         return f"{self._root()}{ACTIVATION_PATH}/{code}"
 
     def root_path(self) -> str:
-        """What the server's paths begin with for recipients: nothing, unless a proxy takes a prefix off."""
+        """The path before the server's paths for recipients; empty unless a proxy removes a prefix."""
         return urlsplit(self._root()).path
 
     def host_name(self) -> str:
-        """The host as recipients know it."""
         return urlsplit(self._root()).hostname or self.host
 
     def _root(self) -> str:

@@ -1,15 +1,13 @@
-"""Snippets: how one shared table is read with one engine, ready to run by whoever has a profile.
+"""Snippets: code that reads one shared table with one engine, ready to run by a recipient with its profile.
 
-doors.py which of the server's doors works for a table; engines.py which engine goes through which; python.py,
-configuration.py and worksheets.py the texts; told.py all engines of one table. A token is never in them: they read it
-from the profile, the engine from its environment, or a person puts it where the engine asks for it.
+A token is never in them: they read it from the profile, the engine from its environment, or a person enters it.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -25,16 +23,18 @@ EngineName = Literal[
     "pyiceberg", "pandas", "polars", "duckdb", "duckdb-sql", "spark", "trino", "power-bi", "snowflake"
 ]
 Api = Literal["iceberg", "delta-sharing"]
+API_NAMES: tuple[Api, ...] = ("iceberg", "delta-sharing")
 Storage = Literal["credentials", "signed requests", "disk"]
 ROWS = 10
+BACKSLASH = "\\"
 
 
 @dataclass(frozen=True)
 class SnippetTable:
-    """A shared table; `profile` is the path of a recipient's profile, `iceberg_url` and `sharing_url` its doors.
+    """A shared table; `profile` is the path of a recipient's profile.
 
-    `storage` is how Iceberg clients get at the files, in a store of this `scheme`; `needs_delta` says that the parquet
-    format cannot carry the table.
+    `storage` is how Iceberg clients read the files, in a store of this `scheme`; `needs_delta`: the parquet format
+    cannot carry the table.
     """
 
     share: str
@@ -49,20 +49,20 @@ class SnippetTable:
 
     @property
     def path(self) -> str:
-        """What recipients call it, on one line."""
+        """The recipients' name of the table, on one line."""
         return " ".join(f"{self.share}.{self.schema}.{self.name}".split())
 
     @property
     def alias(self) -> str:
-        """The share as the name of a catalog in any engine."""
+        """The share as a catalog name for any engine."""
         return re.sub(r"[^a-z0-9_]", "_", self.share.lower())
 
 
 @dataclass(frozen=True)
 class TableAccess:
-    """What recipients get of a table: verdicts by client, and how Iceberg clients get at its files.
+    """How recipients can read a table: verdicts by client, and how Iceberg clients read its files.
 
-    `storage` is None where they do not, and `no_credentials` says why there are none to hand out.
+    `storage` is None where they cannot; `no_credentials` is the reason why there are no credentials.
     """
 
     verdicts: dict[str, Verdict]
@@ -72,14 +72,12 @@ class TableAccess:
 
     @property
     def iceberg(self) -> Verdict:
-        """The verdict of the Iceberg door."""
         from lakeshare_server.tables.serveability import ICEBERG_REST
 
         return self.verdicts[ICEBERG_REST]
 
 
 def make_table_access(served: ServedTable) -> TableAccess:
-    """The doors to the newest version of a table as the server serves it."""
     verdicts = {verdict.client: verdict for verdict in served.verdicts.values()}
     return TableAccess(verdicts, served.place, served.storage, served.no_credentials)
 
@@ -95,71 +93,35 @@ DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 DELTA_CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 
 
-def pyiceberg(table: SnippetTable) -> str:
-    """PyIceberg, through the Iceberg door."""
-    return _text(
-        *_iceberg_head(table, "PyIceberg", ()),
-        f"print(table.scan(limit={ROWS}).to_arrow())",
-    )
+Text = Callable[[SnippetTable], str]
 
 
-def polars_iceberg(table: SnippetTable) -> str:
-    """Polars, through the Iceberg door."""
-    # Polars' own reader knows neither the credentials nor signed requests.
-    return _text(
-        *_iceberg_head(table, "Polars", ("polars",)),
-        'frame = pl.scan_iceberg(table, reader_override="pyiceberg")',
-        f"print(frame.head({ROWS}).collect())",
-    )
+def python_iceberg(engine: str, packages: Sequence[str], *code: str) -> Text:
+    """Python code with PyIceberg, through the Iceberg REST API; `code` begins with the loaded `table`."""
+    return lambda table: _text(*_iceberg_head(table, engine, packages), *code)
 
 
-def duckdb_iceberg(table: SnippetTable) -> str:
-    """DuckDB, which gets rows from PyIceberg: it needs no extension."""
-    return _text(
-        *_iceberg_head(table, "DuckDB", ("duckdb",)),
-        "# DuckDB gets the rows of the scan in memory: a row_filter and selected_fields make them fewer.",
-        'connection = table.scan().to_duckdb("shared", duckdb.connect())',
-        f'print(connection.table("shared").limit({ROWS}))',
-    )
+def python_sharing(engine: str, packages: Sequence[str], *code: str) -> Text:
+    """Python code with delta-sharing; LOAD in `code` reads the table into a pandas frame, up to a given argument."""
 
+    def render(table: SnippetTable) -> str:
+        head = [
+            f"# {table.path} with {engine}, by Delta Sharing.",
+            _format_install(["delta-sharing", *packages]),
+            "import delta_sharing",
+            *_format_imports(packages),
+            "",
+        ]
+        load = f"delta_sharing.load_as_pandas({_url(table)}"
+        return _text(*head, *(line.replace("LOAD", load) for line in code))
 
-def pandas(table: SnippetTable) -> str:
-    """pandas, through Delta Sharing."""
-    return _text(
-        *_sharing_head(table, "pandas", ()),
-        f"frame = delta_sharing.load_as_pandas({_url(table)}, limit={ROWS})",
-        "print(frame)",
-    )
-
-
-def polars_sharing(table: SnippetTable) -> str:
-    """Polars, which gets rows through Delta Sharing."""
-    return _text(
-        *_sharing_head(table, "Polars", ("polars",)),
-        f"frame = pl.from_pandas(delta_sharing.load_as_pandas({_url(table)}, limit={ROWS}))",
-        "print(frame)",
-    )
-
-
-def duckdb_sharing(table: SnippetTable) -> str:
-    """DuckDB, which gets rows through Delta Sharing."""
-    return _text(
-        *_sharing_head(table, "DuckDB", ("duckdb",)),
-        "# DuckDB gets the rows in memory: a jsonPredicateHints or a limit makes them fewer.",
-        "connection = duckdb.connect()",
-        f'connection.register("shared", delta_sharing.load_as_pandas({_url(table)}))',
-        f'print(connection.table("shared").limit({ROWS}))',
-    )
+    return render
 
 
 def spark_iceberg(table: SnippetTable) -> str:
-    """Spark, through the Iceberg door."""
-    packages = [
-        ICEBERG_PACKAGE,
-        *(package for scheme, package in STORE_PACKAGES.items() if scheme == table.scheme),
-    ]
+    packages = [ICEBERG_PACKAGE, *filter(None, [STORE_PACKAGES.get(table.scheme)])]
     catalog = f"spark.sql.catalog.{table.alias}"
-    name = ".".join(_backquoted(part) for part in (table.alias, table.schema, table.name))
+    name = ".".join(f"`{part.replace('`', '``')}`" for part in (table.alias, table.schema, table.name))
     return _text(
         f"# {table.path} with Spark 4.1, by the Iceberg REST catalog.",
         "import json",
@@ -183,7 +145,6 @@ def spark_iceberg(table: SnippetTable) -> str:
 
 
 def spark_sharing(table: SnippetTable) -> str:
-    """Spark, through Delta Sharing."""
     conf = [f'    "spark.jars.packages": {SHARING_PACKAGE!r},']
     option = ""
     if table.needs_delta:
@@ -206,21 +167,17 @@ def spark_sharing(table: SnippetTable) -> str:
 
 
 def _iceberg_head(table: SnippetTable, engine: str, more: Sequence[str]) -> list[str]:
-    """What all that read with PyIceberg have in common, up to the loaded table."""
     signed = table.storage == "signed requests"
     also = ",s3fs" if signed else ",adlfs" if table.scheme == "abfss" else ""
-    packages = [f"pyiceberg[pyarrow{also}]", *more]
+    local = "# The table is on the server's own disk: this reads it on that machine alone."
     return [
         f"# {table.path} with {engine}, by the Iceberg REST catalog.",
-        *_install(packages),
-        *(
-            ["# The table is on the server's own disk: this reads it on that machine alone."]
-            * (table.storage == "disk")
-        ),
+        _format_install([f"pyiceberg[pyarrow{also}]", *more]),
+        *([local] if table.storage == "disk" else []),
         "import json",
         "from pathlib import Path",
         "",
-        *_imports(more),
+        *_format_imports(more),
         "from pyiceberg.catalog.rest import RestCatalog",
         "",
         _profile(table),
@@ -235,21 +192,11 @@ def _iceberg_head(table: SnippetTable, engine: str, more: Sequence[str]) -> list
     ]
 
 
-def _sharing_head(table: SnippetTable, engine: str, more: Sequence[str]) -> list[str]:
-    return [
-        f"# {table.path} with {engine}, by Delta Sharing.",
-        *_install(["delta-sharing", *more]),
-        "import delta_sharing",
-        *_imports(more),
-        "",
-    ]
+def _format_install(packages: Sequence[str]) -> str:
+    return f"# pip install {' '.join(repr(name) if '[' in name else name for name in packages)}"
 
 
-def _install(packages: Sequence[str]) -> list[str]:
-    return [f"# pip install {' '.join(repr(name) if '[' in name else name for name in packages)}"]
-
-
-def _imports(packages: Sequence[str]) -> list[str]:
+def _format_imports(packages: Sequence[str]) -> list[str]:
     return ["import polars as pl" if name == "polars" else f"import {name}" for name in packages]
 
 
@@ -261,17 +208,12 @@ def _url(table: SnippetTable) -> str:
     return repr(f"{table.profile}#{table.share}.{table.schema}.{table.name}")
 
 
-def _backquoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
-
-
 def _text(*lines: str) -> str:
     return "\n".join(lines) + "\n"
 
 
 def duckdb_sql(table: SnippetTable) -> str:
-    """SQL for DuckDB with its `iceberg` extension, through the Iceberg door."""
-    name = ".".join(_quoted(part) for part in (table.alias, table.schema, table.name))
+    name = _quote_path(table)
     options = f"TYPE iceberg, ENDPOINT {_literal(table.iceberg_url)}, SECRET lakeshare"
     token = f"(SELECT bearerToken FROM read_json({_literal(table.profile)}))"  # noqa: S608  the path is quoted
     query = f"SELECT * FROM {name} LIMIT {ROWS}"  # noqa: S608  the names are quoted
@@ -281,15 +223,14 @@ def duckdb_sql(table: SnippetTable) -> str:
         "LOAD iceberg;\n"
         f"SET VARIABLE lakeshare_token = {token};\n"
         "CREATE SECRET lakeshare (TYPE iceberg, TOKEN getvariable('lakeshare_token'));\n"
-        f"ATTACH {_literal(table.share)} AS {_quoted(table.alias)} ({options});\n"
+        f"ATTACH {_literal(table.share)} AS {_quote(table.alias)} ({options});\n"
         f"{query};\n"
     )
 
 
 def trino(table: SnippetTable) -> str:
-    """Trino's catalog file, through the Iceberg door; the token is in Trino's environment."""
-    name = ".".join(_quoted(part) for part in (table.alias, table.schema, table.name))
-    query = f"SELECT * FROM {name} LIMIT {ROWS}"  # noqa: S608  the names are quoted
+    """Trino's catalog file, through the Iceberg REST API; the token is in Trino's environment."""
+    query = f"SELECT * FROM {_quote_path(table)} LIMIT {ROWS}"  # noqa: S608  the names are quoted
     store = {"s3": "s3", "gs": "gcs", "abfss": "azure"}[table.scheme]
     return (
         f"# {table.path} with Trino. This is etc/catalog/{table.alias}.properties, on every node.\n"
@@ -306,8 +247,12 @@ def trino(table: SnippetTable) -> str:
     )
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
+
+
+def _quote_path(table: SnippetTable) -> str:
+    return ".".join(_quote(part) for part in (table.alias, table.schema, table.name))
 
 
 def _literal(text: str) -> str:
@@ -315,7 +260,7 @@ def _literal(text: str) -> str:
 
 
 def _property(text: str) -> str:
-    """A value of a Java properties file: JSON's escapes are understood there, too."""
+    """A value of a Java properties file, which has JSON's escapes, too."""
     return json.dumps(text)[1:-1]
 
 
@@ -339,10 +284,9 @@ def power_bi(table: SnippetTable) -> str:
 
 
 def snowflake(table: SnippetTable) -> str:
-    """SQL for a worksheet of Snowflake, through the Iceberg door; whoever runs it puts the token in."""
-    name = ".".join(_identifier(part) for part in (table.alias, table.schema, table.name))
-    query = f"SELECT * FROM {name} LIMIT {ROWS}"  # noqa: S608  the names are quoted
-    # Without quotes and letters of one case only: what is named in a text is then the same name.
+    """SQL for a Snowflake worksheet, through the Iceberg REST API; its user enters the token."""
+    query = f"SELECT * FROM {_quote_path(table)} LIMIT {ROWS}"  # noqa: S608  the names are quoted
+    # Without quotes and with letters of one case: a text then names the same integration.
     integration = f"lakeshare_{table.alias}"
     return "\n".join(
         (
@@ -353,13 +297,13 @@ def snowflake(table: SnippetTable) -> str:
             "  CATALOG_SOURCE = ICEBERG_REST",
             "  TABLE_FORMAT = ICEBERG",
             "  REST_CONFIG = (",
-            f"    CATALOG_URI = {_m_literal(table.iceberg_url)}",
-            f"    CATALOG_NAME = {_m_literal(table.share)}",
+            f"    CATALOG_URI = {_literal(table.iceberg_url.replace(BACKSLASH, BACKSLASH * 2))}",
+            f"    CATALOG_NAME = {_literal(table.share.replace(BACKSLASH, BACKSLASH * 2))}",
             "    ACCESS_DELEGATION_MODE = VENDED_CREDENTIALS",
             "  )",
             "  REST_AUTHENTICATION = (TYPE = BEARER BEARER_TOKEN = '<bearerToken of the profile>')",
             "  ENABLED = TRUE;",
-            f"CREATE DATABASE {_identifier(table.alias)} LINKED_CATALOG = (",
+            f"CREATE DATABASE {_quote(table.alias)} LINKED_CATALOG = (",
             f"  CATALOG = '{integration}'",
             "  ALLOWED_WRITE_OPERATIONS = NONE",
             ");",
@@ -374,25 +318,12 @@ def _m_text(text: str) -> str:
     return '"' + text.replace("#(", "#(#)(").replace("\n", "#(lf)").replace('"', '""') + '"'
 
 
-def _identifier(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _m_literal(text: str) -> str:
-    """A text of Snowflake's, where a backslash would begin an escape."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
-
-
-Text = Callable[[SnippetTable], str]
 PYTHON, PLAIN, SPARK = "Python, delta format", "Python, parquet format", "Spark, delta format"
 
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine: its text for each door, the client that it is at Delta Sharing, and how it can get at files.
-
-    `storages` are the ways of the Iceberg door that it knows.
-    """
+    """An engine: its code for each API, its client at Delta Sharing, and the ways it can read files with Iceberg."""
 
     name: EngineName
     iceberg: Text | None = None
@@ -404,14 +335,44 @@ class Engine:
 ENGINES: dict[EngineName, Engine] = {
     engine.name: engine
     for engine in (
-        Engine("pyiceberg", iceberg=pyiceberg),
-        Engine("pandas", sharing=pandas),
-        Engine("polars", iceberg=polars_iceberg, sharing=polars_sharing),
-        Engine("duckdb", iceberg=duckdb_iceberg, sharing=duckdb_sharing),
+        Engine("pyiceberg", python_iceberg("PyIceberg", (), f"print(table.scan(limit={ROWS}).to_arrow())")),
+        Engine("pandas", None, python_sharing("pandas", (), f"frame = LOAD, limit={ROWS})", "print(frame)")),
+        Engine(
+            "polars",
+            # Polars' own reader supports neither the credentials nor signed requests.
+            python_iceberg(
+                "Polars",
+                ("polars",),
+                'frame = pl.scan_iceberg(table, reader_override="pyiceberg")',
+                f"print(frame.head({ROWS}).collect())",
+            ),
+            python_sharing(
+                "Polars", ("polars",), f"frame = pl.from_pandas(LOAD, limit={ROWS}))", "print(frame)"
+            ),
+        ),
+        Engine(
+            "duckdb",
+            # Through PyIceberg: needs no extension.
+            python_iceberg(
+                "DuckDB",
+                ("duckdb",),
+                "# DuckDB gets the rows of the scan in memory: a row_filter and selected_fields make them fewer.",
+                'connection = table.scan().to_duckdb("shared", duckdb.connect())',
+                f'print(connection.table("shared").limit({ROWS}))',
+            ),
+            python_sharing(
+                "DuckDB",
+                ("duckdb",),
+                "# DuckDB gets the rows in memory: a jsonPredicateHints or a limit makes them fewer.",
+                "connection = duckdb.connect()",
+                'connection.register("shared", LOAD))',
+                f'print(connection.table("shared").limit({ROWS}))',
+            ),
+        ),
         Engine("duckdb-sql", iceberg=duckdb_sql, storages=("credentials", "disk")),
         Engine("spark", iceberg=spark_iceberg, sharing=spark_sharing, client=SPARK),
         Engine("trino", iceberg=trino, storages=("credentials",)),
-        # Power BI's connector does not say what it announces: what any client reads is what it is promised.
+        # Power BI's connector does not document its capabilities: assume those of any client.
         Engine("power-bi", sharing=power_bi, client=PLAIN),
         Engine("snowflake", iceberg=snowflake, storages=("credentials",)),
     )
@@ -419,53 +380,36 @@ ENGINES: dict[EngineName, Engine] = {
 
 
 def render_snippet(engine: Engine, table: SnippetTable, access: TableAccess, api: Api | None = None) -> str:
-    """The text for the door that is wanted, or for the one that works from most places.
+    """The code for the given API, or for the one that works on most machines.
 
     Raises:
-        BadRequest: the engine cannot read the table, or not through that door; says why, and what to do.
+        BadRequest: the engine cannot read the table, or not through that API; with reason and remedy.
     """
-    closed = dict(_closed(engine, access))
-    open_apis = [door for door in _by_reach(access) if door not in closed]
-    if api is not None:
-        open_apis = [door for door in open_apis if door == api]
-        closed = {door: why for door, why in closed.items() if door == api}
-    if not open_apis:
-        why = "; ".join(f"{door}: {reason}" for door, reason in closed.items())
-        raise BadRequest("--engine", engine.name, f"It cannot read {table.path}: {why}")
-    text = engine.iceberg if open_apis[0] == "iceberg" else engine.sharing
-    if text is None:
-        raise AssertionError("unreachable: a door without a text is closed")
-    return text(table)
+    # Iceberg first, except where its clients would have to be on the server's machine.
+    apis: Sequence[Api] = ("iceberg", "delta-sharing")
+    if access.storage == "disk":
+        apis = ("delta-sharing", "iceberg")
+    refused = {}
+    for tried in apis if api is None else (api,):
+        text = engine.iceberg if tried == "iceberg" else engine.sharing
+        reason = "it does not use this API." if text is None else _find_refusal(engine, access, tried)
+        if text is not None and reason is None:
+            return text(table)
+        refused[tried] = reason
+    why = "; ".join(f"{tried}: {refused[tried]}" for tried in API_NAMES if tried in refused)
+    raise BadRequest("--engine", engine.name, f"It cannot read {table.path}: {why}")
 
 
-def _by_reach(access: TableAccess) -> tuple[Api, Api]:
-    """Iceberg's own door first, except where its clients would have to be on the server's machine."""
-    return ("delta-sharing", "iceberg") if access.storage == "disk" else ("iceberg", "delta-sharing")
-
-
-def _closed(engine: Engine, access: TableAccess) -> Iterator[tuple[Api, str]]:
-    """The doors that do not work, with the reason."""
-    if engine.iceberg is None:
-        yield "iceberg", "it does not go through this door."
-    elif access.iceberg.served_as is None:
-        yield "iceberg", _reason(str(access.iceberg))
-    elif access.storage not in engine.storages:
-        yield "iceberg", _unreachable(engine, access)
-    verdict = access.verdicts[engine.client]
-    if engine.sharing is None:
-        yield "delta-sharing", "it does not go through this door."
-    elif verdict.served_as is None:
-        yield "delta-sharing", _reason(str(verdict))
-
-
-def _unreachable(engine: Engine, access: TableAccess) -> str:
+def _find_refusal(engine: Engine, access: TableAccess, api: Api) -> str | None:
+    """Why an engine cannot read a table through an API that it uses; None if it can."""
+    verdict = access.iceberg if api == "iceberg" else access.verdicts[engine.client]
+    if verdict.served_as is None:
+        return str(verdict).removeprefix("no, ").rstrip(".") + "."
+    if api == "delta-sharing" or access.storage in engine.storages:
+        return None
     if access.storage == "disk":
         return "the table is on the server's own disk."
     return f"it needs credentials for the folder, and there are none: {access.no_credentials}."
-
-
-def _reason(verdict: str) -> str:
-    return verdict.removeprefix("no, ").rstrip(".") + "."
 
 
 TITLES: Mapping[EngineName, str] = {
@@ -480,7 +424,7 @@ TITLES: Mapping[EngineName, str] = {
 
 @dataclass(frozen=True)
 class EngineSnippet:
-    """How one engine reads a table; exactly one of text and refusal is there."""
+    """An engine's code for a table, or the reason why there is none."""
 
     engine: EngineName
     title: str
@@ -491,7 +435,6 @@ class EngineSnippet:
 def make_snippet_table(
     entry: TableEntry, access: TableAccess, *, profile: str, iceberg_url: str, sharing_url: str
 ) -> SnippetTable:
-    """A shared table as snippets need it."""
     return SnippetTable(
         share=entry.share.name,
         schema=entry.schema,
@@ -506,16 +449,12 @@ def make_snippet_table(
 
 
 def make_snippets(table: SnippetTable, access: TableAccess, api: Api | None = None) -> list[EngineSnippet]:
-    """The snippets of a table by the wanted door, or by that which works from most places; or why there is none."""
-    return [_make_snippet(engine, table, access, api) for engine in TITLES]
-
-
-def _make_snippet(
-    engine: EngineName, table: SnippetTable, access: TableAccess, api: Api | None
-) -> EngineSnippet:
-    try:
-        return EngineSnippet(
-            engine, TITLES[engine], render_snippet(ENGINES[engine], table, access, api), None
-        )
-    except BadRequest as error:
-        return EngineSnippet(engine, TITLES[engine], None, error.hint)
+    """The snippets of a table, through the given API or the one that works on most machines, or the refusals."""
+    snippets = []
+    for engine, title in TITLES.items():
+        try:
+            text = render_snippet(ENGINES[engine], table, access, api)
+            snippets.append(EngineSnippet(engine, title, text, None))
+        except BadRequest as error:
+            snippets.append(EngineSnippet(engine, title, None, error.hint))
+    return snippets

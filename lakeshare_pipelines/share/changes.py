@@ -1,6 +1,6 @@
-"""What a publication of an Iceberg table changes, recorded before main moves, so that a crash leaves nothing to guess.
+"""The changes of a publication of an Iceberg table, recorded before main moves, so that a crash loses none.
 
-Delta tables tell their changes in their own log.
+Delta tables have their changes in their own log.
 """
 
 import logging
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import DataType
 
+log = logging.getLogger(__name__)
+
 CHANGE_TYPE = "_change_type"
 INSERT_TYPES, DELETE_TYPES = ("insert", "update_postimage"), ("delete", "update_preimage")
 FIELD_ID = "parquet.field.id"
@@ -50,18 +52,17 @@ ROW, KEY, TIMES = "row", "key", "times"
 def align_columns(
     then: "DataFrame", then_type: StructType, now: "DataFrame", now_type: StructType
 ) -> "DataFrame":
-    """The rows of an older state under the columns of a newer one: by field id, promoted, null where there was none."""
+    """The rows of an older state in the columns of a newer one: by field id, promoted, null for new columns."""
     from pyspark.sql import functions as F
 
-    whole = F.struct(*(column_by_name(name) for name in then.columns))
-    row = then.select(whole.alias(ROW))
-    return row.select(_converted(F.col(ROW), then_type, now_type, now.schema).alias(ROW)).select(f"{ROW}.*")
+    row = then.select(F.struct(*(column_by_name(name) for name in then.columns)).alias(ROW))
+    return row.select(_convert(F.col(ROW), then_type, now_type, now.schema).alias(ROW)).select(f"{ROW}.*")
 
 
 def find_changed_rows(before: "DataFrame", after: "DataFrame", key: Sequence[str]) -> "DataFrame":
-    """The rows that are in one of two frames of the same columns, or more often in one of them, with `_change_type`.
+    """The rows that one of two frames with the same columns has more often than the other, with `_change_type`.
 
-    A row that came and one that went with the same `key`, when they are the only ones with it, are one updated row.
+    A removed and an added row with the same `key`, unique on both sides, are one updated row.
     """
     from pyspark.sql import functions as F
 
@@ -81,9 +82,9 @@ def find_changed_rows(before: "DataFrame", after: "DataFrame", key: Sequence[str
 
 
 def to_comparable(value: "Column", kind: "DataType") -> "Column":
-    """A value in a form that is equal for equal values only, and can be grouped by.
+    """A value in a form that can be grouped by, and is equal only for equal values.
 
-    Maps have no equality, and grouping takes the two zeros of floating point for one.
+    Maps have no equality, and grouping treats the two zeros of floating point as equal.
     """
     from pyspark.sql import functions as F
     from pyspark.sql import types as T
@@ -91,7 +92,9 @@ def to_comparable(value: "Column", kind: "DataType") -> "Column":
     if not _has(kind, T.MapType, T.FloatType, T.DoubleType):
         return value
     if isinstance(kind, T.StructType):
-        members = (to_comparable(value.getField(one.name), one.dataType).alias(one.name) for one in kind)
+        members = (
+            to_comparable(value.getField(field.name), field.dataType).alias(field.name) for field in kind
+        )
         return F.when(value.isNotNull(), F.struct(*members))
     if isinstance(kind, T.ArrayType):
         return F.transform(value, lambda item: to_comparable(item, kind.elementType))
@@ -108,21 +111,20 @@ def to_comparable(value: "Column", kind: "DataType") -> "Column":
 
 
 def add_field_ids(frame: "DataFrame", kind: StructType) -> "DataFrame":
-    """The frame with the table's field ids, which Spark writes into its Parquet files."""
+    """The frame with the table's field ids, for Spark to write into its Parquet files."""
     ids = {field.name: field for field in kind.fields}
     columns = []
-    for one in frame.schema:
-        column = column_by_name(one.name)
-        if one.name in ids:
-            field = ids[one.name]
-            column = column.cast(_with_ids(one.dataType, field.field_type))
-            column = column.alias(one.name, metadata={FIELD_ID: field.field_id})
+    for spark_field in frame.schema:
+        column = column_by_name(spark_field.name)
+        if field := ids.get(spark_field.name):
+            column = column.cast(_with_ids(spark_field.dataType, field.field_type))
+            column = column.alias(spark_field.name, metadata={FIELD_ID: field.field_id})
         columns.append(column)
     return frame.select(*columns)
 
 
 def column_by_name(name: str) -> "Column":
-    """A column by its name, whatever is in it."""
+    """A column by its name, with any characters."""
     from pyspark.sql import functions as F
 
     return F.col(f"`{name.replace('`', '``')}`")
@@ -142,13 +144,13 @@ def _change_type(counted: "DataFrame", key: Sequence[str]) -> "Column":
     same = Window.partitionBy(
         *(to_comparable(value, kinds[name]) for value, name in zip(values, key, strict=True))
     )
-    alone = [F.sum(F.when(side, F.abs(TIMES)).otherwise(F.lit(0))).over(same) == 1 for side in (came, ~came)]
+    unique = [F.sum(F.when(side, F.abs(TIMES)).otherwise(F.lit(0))).over(same) == 1 for side in (came, ~came)]
     known = [value.isNotNull() for value in values]
     updated = F.when(came, F.lit(INSERT_TYPES[1])).otherwise(F.lit(DELETE_TYPES[1]))
-    return F.when(reduce(lambda one, other: one & other, known + alone), updated).otherwise(plain)
+    return F.when(reduce(lambda left, right: left & right, known + unique), updated).otherwise(plain)
 
 
-def _converted(value: "Column", then: IcebergType, now: IcebergType, kind: "DataType") -> "Column":
+def _convert(value: "Column", then: IcebergType, now: IcebergType, kind: "DataType") -> "Column":
     from pyspark.sql import functions as F
 
     spark: Any = kind
@@ -159,11 +161,10 @@ def _converted(value: "Column", then: IcebergType, now: IcebergType, kind: "Data
         members = []
         for field, member in zip(now.fields, spark, strict=True):
             was = older.get(field.field_id)
-            converted = (
-                F.lit(None).cast(member.dataType)
-                if was is None
-                else _converted(value.getField(was.name), was.field_type, field.field_type, member.dataType)
-            )
+            converted = F.lit(None).cast(member.dataType)
+            if was is not None:
+                older_value = value.getField(was.name)
+                converted = _convert(older_value, was.field_type, field.field_type, member.dataType)
             members.append(converted.alias(field.name))
         return F.when(value.isNotNull(), F.struct(*members))
     if isinstance(then, ListType) and isinstance(now, ListType):
@@ -171,31 +172,28 @@ def _converted(value: "Column", then: IcebergType, now: IcebergType, kind: "Data
     if isinstance(then, MapType) and isinstance(now, MapType):
         key = _each(then.key_type, now.key_type, spark.keyType)
         item = _each(then.value_type, now.value_type, spark.valueType)
-        entries = F.transform(F.map_entries(value), lambda one: F.struct(key(one["key"]), item(one["value"])))
+        entries = F.transform(
+            F.map_entries(value), lambda entry: F.struct(key(entry["key"]), item(entry["value"]))
+        )
         return F.map_from_entries(entries)
     return value.cast(kind)
 
 
 def _each(then: IcebergType, now: IcebergType, kind: "DataType") -> "Callable[[Column], Column]":
-    return lambda value: _converted(value, then, now, kind)
+    return lambda value: _convert(value, then, now, kind)
 
 
 def _with_ids(kind: "DataType", iceberg: IcebergType) -> "DataType":
-    """The type with the ids of fields inside of it."""
     from pyspark.sql import types as T
 
     if isinstance(kind, T.StructType) and isinstance(iceberg, StructType):
-        return T.StructType(
-            [
-                T.StructField(
-                    one.name,
-                    _with_ids(one.dataType, field.field_type),
-                    one.nullable,
-                    {FIELD_ID: field.field_id},
-                )
-                for one, field in zip(kind, iceberg.fields, strict=True)
-            ]
-        )
+        fields = [
+            T.StructField(
+                member.name, _with_ids(member.dataType, f.field_type), member.nullable, {FIELD_ID: f.field_id}
+            )
+            for member, f in zip(kind, iceberg.fields, strict=True)
+        ]
+        return T.StructType(fields)
     if isinstance(kind, T.ArrayType) and isinstance(iceberg, ListType):
         return T.ArrayType(_with_ids(kind.elementType, iceberg.element_type), kind.containsNull)
     if isinstance(kind, T.MapType) and isinstance(iceberg, MapType):
@@ -205,7 +203,6 @@ def _with_ids(kind: "DataType", iceberg: IcebergType) -> "DataType":
 
 
 def _has(kind: "DataType", *wanted: type) -> bool:
-    """Whether a type is, or has inside of it, one of some types."""
     inner: Any = kind
     if isinstance(kind, wanted):
         return True
@@ -216,7 +213,7 @@ def _has(kind: "DataType", *wanted: type) -> bool:
 
 
 CHANGES_FOLDER = "_changes"
-"""The folder beside a table's own files that each publication has a folder of change files in."""
+"""The folder beside a table's own files with a folder of change files per publication."""
 
 
 @dataclass(frozen=True)
@@ -228,8 +225,7 @@ class TableState:
     stores: Stores
 
     @property
-    def place(self) -> tuple[str, int]:
-        """The metadata location and the snapshot id."""
+    def key(self) -> tuple[str, int]:
         return self.metadata_location, self.snapshot_id
 
     def read(self, vectors_dir: Path) -> TableSnapshot:
@@ -237,23 +233,16 @@ class TableState:
 
         Raises:
             Unserveable: no client could read it.
-            Unavailable: its store does not answer.
         """
         return read_iceberg(self.metadata_location, self.snapshot_id, vectors_dir, self.stores)
 
     def columns(self) -> "StructType":
-        """The columns that readers of the state get."""
         return schema_at(*open_metadata(self.stores, self.metadata_location, self.snapshot_id)).as_struct()
 
-    def written_ms(self) -> int:
-        """When the snapshot was written."""
-        return open_metadata(self.stores, self.metadata_location, self.snapshot_id)[1].timestamp_ms
-
     def frame(self, spark: "SparkSession") -> "DataFrame":
-        """The rows."""
         table, snapshot = open_metadata(self.stores, self.metadata_location, self.snapshot_id)
         reader = spark.read.format("iceberg")
-        # Told by its id, a snapshot has the columns of the time it was written: the newest one has today's.
+        # Read by id, a snapshot has the columns of its own time; the newest one should have the current columns.
         if snapshot.snapshot_id != table.current_snapshot_id:
             reader = reader.option("snapshot-id", str(self.snapshot_id))
         return reader.load(self.metadata_location)
@@ -261,13 +250,9 @@ class TableState:
 
 CHANGES = "changes"
 
-log = logging.getLogger(__name__)
 
-
-def record_changes(
-    lake: Lake, ledger: Ledger, contract: SetContract, staged: Staged, evidence: Mapping[str, object]
-) -> Mapping[str, object]:
-    """The evidence of a set that is about to land, with the digests of what it will change in each table."""
+def record_changes(lake: Lake, ledger: Ledger, contract: SetContract, staged: Staged) -> dict[str, object]:
+    """Evidence for a set that is about to land: per Iceberg table the digest of its changes."""
     recorded = {
         table.name: record_changes_since_latest(
             lake, ledger, table, get_table_state(lake, table, f"{staged.ref}@{staged.head}")
@@ -275,22 +260,18 @@ def record_changes(
         for table in contract.tables
         if table.format == "iceberg"
     }
-    return {**evidence, CHANGES: recorded} if recorded else evidence
+    return {CHANGES: recorded} if recorded else {}
 
 
 def split_recorded_changes(evidence: Mapping[str, object]) -> tuple[Mapping[str, object], Mapping[str, str]]:
-    """The evidence without what `with_changes` added, and that: digests by table."""
+    """The evidence without the digests of `record_changes`, and those digests by table."""
     changes = evidence.get(CHANGES)
     others = {key: value for key, value in evidence.items() if key != CHANGES}
     return others, dict(changes) if isinstance(changes, Mapping) else {}
 
 
 def get_table_state(lake: Lake, table: Table, ref: str) -> TableState:
-    """The table at a ref of the catalog, as `branch@hash`.
-
-    Raises:
-        NessieError: it is not there.
-    """
+    """The table at a ref of the catalog, as `branch@hash`."""
     content = lake.nessie().content(table.name, ref)
     if content is None:
         raise NessieError(404, "CONTENT_NOT_FOUND", f"{table.name} is not on {ref}")
@@ -300,22 +281,22 @@ def get_table_state(lake: Lake, table: Table, ref: str) -> TableState:
 def ensure_changes(
     lake: Lake, ledger: Ledger, table: Table, state: TableState, index_digest: str, recorded: str | None
 ) -> str:
-    """The index of changes that was recorded, when it leads from the latest publication to this state; else a new one.
+    """The recorded index of changes if it leads from the latest publication to this state, else a new one.
 
     Raises:
-        SparkError: a new one needs Spark, and there is none: the publication stays owed until somebody has it.
+        SparkError: a new one needs Spark, which is not there: the publication stays incomplete.
     """
     latest = ledger.latest(table.name)
     if recorded is not None:
         path = index_path(lake.settings.index_dir, recorded)
-        if open_changes(path, _next_version(latest), (_digest(latest), index_digest)) is not None:
+        if open_changes(path, _next_version(latest), (_get_digest(latest), index_digest)) is not None:
             return recorded
-        log.warning("the changes of %s were recorded for other states: recording them anew", table.name)
+        log.warning("the changes of %s were recorded for other states: recording them again", table.name)
     return record_changes_since_latest(lake, ledger, table, state)
 
 
 def record_changes_since_latest(lake: Lake, ledger: Ledger, table: Table, state: TableState) -> str:
-    """Record what the table's latest publication and a state differ in; returns the digest.
+    """Record the differences between the table's latest publication and a state; returns the index digest.
 
     Raises:
         Unserveable: the state cannot be served.
@@ -324,25 +305,25 @@ def record_changes_since_latest(lake: Lake, ledger: Ledger, table: Table, state:
     latest = ledger.latest(table.name)
     snapshot = state.read(lake.settings.vectors_dir)
     digest = write_index(snapshot, lake.settings.index_dir).digest
+    published = None if latest is None else _get_published_state(lake, latest)
     change = StateChange(
         version=_next_version(latest),
         before=None if latest is None else _load_file_index(lake, latest),
         after=open_index(lake.settings.index_dir, digest),
-        changed_at_ms=state.written_ms(),
-        keeps_rows=_keeps_all_rows(latest, state),
-        brings_back_columns=latest is not None
-        and _restores_dropped_columns(_get_published_state(lake, latest), state),
+        changed_at_ms=open_metadata(state.stores, *state.key)[1].timestamp_ms,
+        keeps_rows=published is not None and keeps_rows(state.stores, *state.key, published.snapshot_id),
+        brings_back_columns=published is not None
+        and restores_columns(state.stores, published.key, state.key),
     )
-    if latest is not None:
-        change = _add_change_files(lake, table, change, (_get_published_state(lake, latest), state))
-    return write_change_index(change, (_digest(latest), digest), lake.settings.index_dir)
+    if published is not None:
+        change = _add_change_files(lake, table, change, (published, state))
+    return write_change_index(change, (_get_digest(latest), digest), lake.settings.index_dir)
 
 
 def _add_change_files(
     lake: Lake, table: Table, change: StateChange, states: tuple[TableState, TableState]
 ) -> StateChange:
-    """The change with its change files, where the table's own files do not tell which rows changed."""
-
+    """The change with its change files, if the table's own files do not show which rows changed."""
     difference = compare_files(change.before, change.after)
     if change.before is None or change.source(difference) != FeedSource.ROWS:
         return change
@@ -363,37 +344,27 @@ def _get_published_state(lake: Lake, publication: Publication) -> TableState:
 
 
 def _load_file_index(lake: Lake, publication: Publication) -> FileIndex:
-    """The files of a publication: from its index, or read again where that is lost or of an older layout."""
+    """The file index of a publication; read again where it is lost or of an older layout."""
     folder = lake.settings.index_dir
     try:
         return open_index(folder, publication.index_digest)
     except Unavailable:
-        state = _get_published_state(lake, publication)
-        snapshot = state.read(lake.settings.vectors_dir)
+        snapshot = _get_published_state(lake, publication).read(lake.settings.vectors_dir)
         return open_index(folder, write_index(snapshot, folder).digest)
-
-
-def _keeps_all_rows(latest: Publication | None, state: TableState) -> bool:
-    before = None if latest is None else latest.snapshot_id
-    return before is not None and keeps_rows(state.stores, state.metadata_location, state.snapshot_id, before)
-
-
-def _restores_dropped_columns(before: TableState, after: TableState) -> bool:
-    return restores_columns(after.stores, before.place, after.place)
 
 
 def _next_version(latest: Publication | None) -> int:
     return 0 if latest is None else latest.version + 1
 
 
-def _digest(latest: Publication | None) -> str:
+def _get_digest(latest: Publication | None) -> str:
     return "" if latest is None else latest.index_digest
 
 
 PART = "_lakeshare_part"
-# Times that other engines read; Spark's own default is the INT96 of old.
+# Timestamps that other engines read; Spark's default is INT96.
 PARQUET_CONF = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
-# More names than that make a condition that costs more than it saves.
+# A condition with more names costs more than it saves.
 MAX_NAMES = 5000
 MODIFIED_MS = "unix_millis(_metadata.file_modification_time)"
 
@@ -406,38 +377,36 @@ def write_change_files(
     key: Sequence[str],
     partition_columns: Sequence[str],
 ) -> pa.Table:
-    """Find the rows that differ between two states, and write them; only files that differ are compared.
+    """Find the rows that differ between two states, comparing only files that differ, and write them.
 
-    Returns a row for each change file: path, size (bytes), modification_time (ms), the struct partition, and more_rows:
-    how many rows came less those that went.
+    Returns a row for each change file: path, size (bytes), modification_time (ms), the struct partition, and
+    more_rows, the number of added rows less that of removed rows.
 
     Raises:
-        ChangesDoNotAddUp: the rows found are not as many as the files' own counts say.
+        ChangesDoNotAddUp: the number of rows differs from the files' own counts.
     """
     before, after = states
     then, now = before.columns(), after.columns()
     old = _select_files(before.frame(spark), difference.removed)
     new = _select_files(after.frame(spark), difference.added)
     rows = find_changed_rows(align_columns(old, then, new, now), new, _find_key_columns(key, now))
-    run = f"{after.snapshot_id}-{uuid.uuid4().hex}"
-    folder = f"{location.rstrip('/')}/{CHANGES_FOLDER}/{run}"
+    folder = f"{location.rstrip('/')}/{CHANGES_FOLDER}/{after.snapshot_id}-{uuid.uuid4().hex}"
     rows = add_field_ids(rows, now)
     with _conf(spark, PARQUET_CONF):
-        _write(rows, partition_columns, _for_spark(folder))
-    found = _describe_change_files(
-        spark.read.schema(rows.schema).parquet(_for_spark(folder)), folder, partition_columns
-    )
-    more = pc.sum(found.column("more_rows"), min_count=0).as_py()
+        _write_parquet(rows, partition_columns, _to_hadoop_location(folder))
+    written = spark.read.schema(rows.schema).parquet(_to_hadoop_location(folder))
+    files = _describe_change_files(written, folder, partition_columns)
+    more = pc.sum(files.column("more_rows"), min_count=0).as_py()
     if difference.more_rows not in (None, more):
         raise ChangesDoNotAddUp(location, more, difference.more_rows)
-    log.info("%s has %s change files", folder, found.num_rows)
-    if not found.num_rows and folder.startswith("/"):
+    log.info("%s has %s change files", folder, files.num_rows)
+    if not files.num_rows and folder.startswith("/"):
         shutil.rmtree(folder, ignore_errors=True)
-    return found
+    return files
 
 
 def _select_files(frame: "DataFrame", files: pa.Table) -> "DataFrame":
-    """The rows of some files. Bounds let Iceberg pass over other files unread."""
+    """The rows of some files. Bounds let Iceberg skip other files unread."""
     from pyspark.sql import functions as F
 
     columns = [column_by_name(name) for name in frame.columns]
@@ -463,24 +432,24 @@ def _within_bounds(frame: "DataFrame", files: pa.Table) -> "Iterator[Column]":
 
 
 def _values(struct: pa.StructArray, name: str) -> pa.Array | None:
-    """The bounds of a column, where they are known of each file, and are what they seem to be."""
-    place = struct.type.get_field_index(name)
-    if place < 0:
+    """The bounds of a column, if they are known for each file and exact."""
+    position = struct.type.get_field_index(name)
+    if position < 0:
         return None
-    kind = struct.type.field(place).type
-    values = pc.struct_field(struct, [place])
+    kind = struct.type.field(position).type
+    values = pc.struct_field(struct, [position])
     is_exact = pa.types.is_integer(kind) or pa.types.is_date(kind)
     return values if is_exact and not values.null_count else None
 
 
 def _find_key_columns(key: Sequence[str], columns: StructType) -> list[str]:
-    """The key by the table's own names; none when it lacks one of them."""
+    """The key in the table's spelling; empty when the table lacks one of its columns."""
     names = {field.name.lower(): field.name for field in columns.fields}
-    found = [names.get(column.lower()) for column in key]
-    return [name for name in found if name is not None] if None not in found else []
+    spelt = [names.get(column.lower()) for column in key]
+    return [name for name in spelt if name is not None] if None not in spelt else []
 
 
-def _write(rows: "DataFrame", partition_columns: Sequence[str], folder: str) -> None:
+def _write_parquet(rows: "DataFrame", partition_columns: Sequence[str], folder: str) -> None:
     from pyspark.sql import functions as F
     from pyspark.sql.types import BinaryType
 
@@ -488,15 +457,12 @@ def _write(rows: "DataFrame", partition_columns: Sequence[str], folder: str) -> 
         rows.write.mode("errorifexists").parquet(folder)
         return
     kinds = {field.name: field.dataType for field in rows.schema}
+    columns = {name: column_by_name(name) for name in partition_columns}
     values = [
-        (
-            F.hex(column_by_name(name))
-            if isinstance(kinds[name], BinaryType)
-            else column_by_name(name).cast("string")
-        ).alias(name)
-        for name in partition_columns
+        (F.hex(column) if isinstance(kinds[name], BinaryType) else column.cast("string")).alias(name)
+        for name, column in columns.items()
     ]
-    # All rows of a file have the same values, and no folder has a name to be escaped.
+    # All rows of a file have the same values, and no folder has a name that must be escaped.
     parted = rows.withColumn(PART, F.sha1(F.to_json(F.struct(*values)))).repartition(F.col(PART))
     parted.write.mode("errorifexists").partitionBy(PART).parquet(folder)
 
@@ -508,33 +474,31 @@ def _describe_change_files(written: "DataFrame", folder: str, partition_columns:
         F.first("_metadata.file_size").alias("size"),
         F.first(F.expr(MODIFIED_MS)).alias("modification_time"),
         F.sum(F.when(F.col(CHANGE_TYPE).isin(*INSERT_TYPES), 1).otherwise(-1)).alias("more_rows"),
-        *(F.first(column_by_name(name)).alias(f"p{place}") for place, name in enumerate(partition_columns)),
+        *(F.first(column_by_name(name)).alias(f"p{n}") for n, name in enumerate(partition_columns)),
     )
-    found = described.orderBy("written_to").toArrow()
-    # Spark spells locations in its own way, but not what is below our folder.
+    files = described.orderBy("written_to").toArrow()
+    # Spark spells locations its own way, but not what is below our folder.
     run = folder.rpartition("/")[2]
-    names = [path.partition(f"/{run}/")[2] for path in found.column("written_to").to_pylist()]
-    values = [found.column(f"p{place}").combine_chunks() for place in range(len(partition_columns))]
-    partition: Any = (
-        pa.StructArray.from_arrays(values, list(partition_columns))
-        if values
-        else pa.array([{}] * found.num_rows, pa.struct([]))
-    )
+    names = [path.partition(f"/{run}/")[2] for path in files.column("written_to").to_pylist()]
+    partition: Any = pa.array([{}] * files.num_rows, pa.struct([]))
+    if partition_columns:
+        values = [files.column(f"p{n}").combine_chunks() for n in range(len(partition_columns))]
+        partition = pa.StructArray.from_arrays(values, list(partition_columns))
     return pa.table(
         {
             "path": pa.array([f"{folder}/{name}" for name in names], pa.string()),
-            "size": found.column("size").cast(pa.int64()),
-            "modification_time": found.column("modification_time").cast(pa.int64()),
+            "size": files.column("size").cast(pa.int64()),
+            "modification_time": files.column("modification_time").cast(pa.int64()),
             "partition": partition,
-            "more_rows": found.column("more_rows"),
+            "more_rows": files.column("more_rows"),
         }
     )
 
 
 @contextmanager
-def _conf(spark: "SparkSession", wanted: Mapping[str, str]) -> Iterator[None]:
-    before = {key: spark.conf.get(key) for key in wanted}
-    for key, value in wanted.items():
+def _conf(spark: "SparkSession", settings: Mapping[str, str]) -> Iterator[None]:
+    before = {key: spark.conf.get(key) for key in settings}
+    for key, value in settings.items():
         spark.conf.set(key, value)
     try:
         yield
@@ -544,8 +508,7 @@ def _conf(spark: "SparkSession", wanted: Mapping[str, str]) -> Iterator[None]:
                 spark.conf.set(key, old)
 
 
-def _for_spark(location: str) -> str:
-    """A location as Hadoop's file systems name it."""
+def _to_hadoop_location(location: str) -> str:
     if location.startswith("/"):
         return f"file://{location}"
     return f"s3a://{location.removeprefix('s3://')}" if location.startswith("s3://") else location

@@ -1,7 +1,7 @@
-"""Publication: what was audited becomes main's state, then a number in the ledger, all tables of the set or none.
+"""Publication: an audited state becomes main's state, then a number in the ledger, all tables of the set or none.
 
-The set's lock in the state database is held from the last look at main to the ledger. Whatever an earlier run
-left between the two is finished first.
+The set's lock in the state database is held from the last read of main to the ledger. Publications that an earlier
+run left incomplete are completed first.
 """
 
 import json
@@ -61,14 +61,13 @@ def pin_publication(
     changes_digest: str | None = None,
     tells_changes: bool = True,
 ) -> NewPublication:
-    """The table at a Nessie commit of main, or at a Delta version, indexed.
+    """The table at a Nessie commit of main, or at a Delta version, with its file index.
 
-    `changes_digest` is of the changes as they were recorded before the table came to main; made now where they were
-    not, or against another publication than the latest. Where that one's files are lost, nothing `tells_changes`.
+    `changes_digest` is of the changes recorded before the table came to main; they are recorded again if it is missing
+    or starts at another publication. `tells_changes` False skips changes, for publications whose files are lost.
 
     Raises:
-        Unserveable: the table's state cannot be served correctly; the ledger stays as it was.
-        Unavailable: the table's store does not answer.
+        Unserveable: the table's state cannot be served correctly; the ledger is unchanged.
     """
     state = get_table_state(lake, table, f"main@{nessie_hash}") if table.format == "iceberg" else None
     if state is not None:
@@ -102,7 +101,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RecordedRollback:
-    """A rollback as its commit on main tells it: `table` shows publication `version` again."""
+    """A rollback as recorded in its commit on main: `table` shows publication `version` again."""
 
     run_id: str
     table: str
@@ -113,11 +112,11 @@ class RecordedRollback:
 
 
 def repair(lake: Lake, catalog: Catalog, contract: SetContract, wait_s: float = 0) -> list[Publication]:
-    """Write the ledger entries that crashed runs of this set still owe; needs Spark only where changes are lost.
+    """Complete publications that crashed runs of this set left unfinished; needs Spark only where changes are lost.
 
     Raises:
-        SparkError: the changes of a publication have to be recorded anew, which needs Spark.
-        CatalogConflict: a run of the set is publishing right now.
+        SparkError: the changes of a publication have to be recorded again, which needs Spark.
+        CatalogConflict: a run of the set is publishing now.
     """
     with lock_set(catalog, contract.name, "repair", wait_s) as lease:
         return complete_publications(lake, Ledger(catalog), contract, lease)
@@ -126,10 +125,10 @@ def repair(lake: Lake, catalog: Catalog, contract: SetContract, wait_s: float = 
 def complete_publications(
     lake: Lake, ledger: Ledger, contract: SetContract, lease: Lease
 ) -> list[Publication]:
-    """`repair`, for who holds the set's lock already."""
+    """`repair` for a caller that holds the set's lock."""
     repaired = record_rollbacks(lake, ledger, contract, lease)
     for landed in staging_for(lake, contract).find_incomplete(lambda run_id: bool(ledger.by_run(run_id))):
-        log.warning("%s reached main but not the ledger: writing it now", landed.staged.title)
+        log.warning("%s reached main but not the ledger: completing it", landed.staged.title)
         repaired += record_landed(lake, ledger, contract, landed, lease)
         drop_staging_location(lake, contract, landed.staged.ref)
     return repaired
@@ -138,7 +137,7 @@ def complete_publications(
 def record_landed(
     lake: Lake, ledger: Ledger, contract: SetContract, landed: Landed, lease: Lease
 ) -> list[Publication]:
-    """Pin, index and number every table of a set that main shows; all of them or none."""
+    """Pin, index and number every table of a set at its state on main; all of them or none."""
     evidence, changes = split_recorded_changes(landed.evidence)
     rows = [
         pin_publication(
@@ -163,7 +162,7 @@ def record_landed(
 
 
 def record_rollbacks(lake: Lake, ledger: Ledger, contract: SetContract, lease: Lease) -> list[Publication]:
-    """Number the rollbacks that main shows and the ledger lacks; a rollback's own last step.
+    """Number the rollbacks that main has and the ledger lacks; also the last step of each rollback.
 
     Raises:
         NoSuchPublication: the ledger does not have the publication that main was rolled back to.
@@ -195,12 +194,12 @@ def record_rollbacks(lake: Lake, ledger: Ledger, contract: SetContract, lease: L
 def rollback_properties(
     contract: SetContract, table: Table, version: int, run_id: str, changes_digest: str | None
 ) -> dict[str, str]:
-    """What a rollback's commit on main says of it: enough to write the ledger from storage."""
-    note = {"table": table.name, "version": version, "changes": changes_digest}
+    """Properties of a rollback's commit on main: all that is needed to write the ledger from storage."""
+    record = {"table": table.name, "version": version, "changes": changes_digest}
     return {
         PROPERTY + "set": contract.name,
         PROPERTY + "run": run_id,
-        PROPERTY + "rollback": json.dumps(note),
+        PROPERTY + "rollback": json.dumps(record),
     }
 
 
@@ -208,23 +207,21 @@ def _find_incomplete_rollbacks(
     lake: Lake, ledger: Ledger, contract: SetContract, table: Table
 ) -> list[RecordedRollback]:
     """Oldest first."""
-    found = []
-    for properties, nessie_hash, delta_version in _commits(lake, contract, table):
+    rollbacks = []
+    for properties, nessie_hash, delta_version in _list_commits(lake, contract, table):
         run = properties.get(PROPERTY + "run")
         if run is None or properties.get(PROPERTY + "set") != contract.name:
             continue
         if ledger.by_run(run):
             break
-        note = json.loads(properties.get(PROPERTY + "rollback", "{}"))
-        if note.get("table") == table.name:
-            changes = note.get("changes")
-            found.append(
-                RecordedRollback(run, table.name, note["version"], nessie_hash, delta_version, changes)
-            )
-    return found[::-1]
+        record = json.loads(properties.get(PROPERTY + "rollback", "{}"))
+        if record.get("table") == table.name:
+            version, changes = record["version"], record.get("changes")
+            rollbacks.append(RecordedRollback(run, table.name, version, nessie_hash, delta_version, changes))
+    return rollbacks[::-1]
 
 
-def _commits(
+def _list_commits(
     lake: Lake, contract: SetContract, table: Table
 ) -> Iterator[tuple[Mapping[str, Any], str | None, int | None]]:
     """`(properties, Nessie hash, Delta version)` of the commits that may have changed a table, newest first."""
@@ -238,53 +235,50 @@ def _commits(
 
 @dataclass(frozen=True)
 class UnchangedRun:
-    """A run whose deliveries are in force already, with the names of the checks that warned when they were audited."""
+    """A run whose deliveries are already published, with the names of the checks that failed in their audits."""
 
     partitions: tuple[str, ...]
     failed_checks: tuple[str, ...]
 
     def as_record(self) -> dict[str, Any]:
-        """JSON-able form; `from_record` reads it back."""
         return {"partitions": list(self.partitions), "failed_checks": list(self.failed_checks)}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
-        """The run a record was made from."""
         return cls(tuple(record["partitions"]), tuple(record["failed_checks"]))
 
 
 def unchanged_run(
     lake: Lake, catalog: Catalog, contract: SetContract, partitions: Sequence[str]
 ) -> UnchangedRun | None:
-    """Whether the deliveries of these partitions are in force already, under this contract; None when one is not.
+    """The run if the deliveries of these partitions are already published under this contract, else None.
 
-    Decided before anything is read: Spark starts only where a crashed run left changes to be recorded.
+    Decided before any file is read: Spark starts only where a crashed run left changes unrecorded.
 
     Raises:
-        DeliveryError: a delivery is missing or not whole.
+        DeliveryError: a delivery is missing or incomplete.
         CatalogConflict: another run held the set's lock for too long.
     """
     digests = {name: find_delivery(lake.settings, contract, name).digest for name in partitions}
     ledger = Ledger(catalog)
     if not _are_in_force(ledger, contract, digests):
         return None
-    # What a crashed run brought to main, and not to the ledger, is newer than what the ledger shows.
+    # An incomplete publication is newer than what the ledger has.
     repair(lake, catalog, contract, lake.settings.lock_wait_s)
     if not _are_in_force(ledger, contract, digests):
         return None
     failed: set[str] = set()
     for table in contract.tables:
-        shown = _in_force_by_partition(ledger.history(table.name))
+        published = _publications_by_partition(ledger.history(table.name))
         for name in partitions:
-            names = shown[name].verdicts.get("failed_checks")
+            names = published[name].verdicts.get("failed_checks")
             if names is None or CUT_SHORT in names:
-                return None  # which checks warned is not known any more
+                return None  # the names of the failed checks were cut
             failed.update(names)
     return UnchangedRun(tuple(partitions), tuple(sorted(failed)))
 
 
 def latest_publications(catalog: Catalog, contract: SetContract) -> list[Publication]:
-    """What recipients read of each table of a set."""
     latest = [Ledger(catalog).latest(table.name) for table in contract.tables]
     return [publication for publication in latest if publication is not None]
 
@@ -292,38 +286,44 @@ def latest_publications(catalog: Catalog, contract: SetContract) -> list[Publica
 def publish_or_replay(
     lake: Lake, catalog: Catalog, contract: SetContract, staged: Staged, verdicts: Verdicts
 ) -> list[Publication]:
-    """`publish`, answering conflicts by replay.
+    """`publish`, with a replay after each conflict.
 
     Raises:
-        Conflict, NotAudited: as `with_replay` says.
+        Conflict, NotAudited: as `publish_with_replay`.
         CatalogConflict: another run held the set's lock for too long, or took it away.
     """
     return publish_with_replay(
-        lake, contract, staged, verdicts, lambda one, its: publish(lake, catalog, contract, one, its)
+        lake, contract, staged, verdicts, lambda *audited: publish(lake, catalog, contract, *audited)
     )
 
 
 def publish(
     lake: Lake, catalog: Catalog, contract: SetContract, staged: Staged, verdicts: Verdicts
 ) -> list[Publication]:
-    """Make one staged, audited set visible to everyone; running it twice gives one publication.
+    """Make one staged, audited set visible to all readers; running it twice gives one publication.
 
-    Deliveries that are in force already, under the same contract, get no new number.
+    Deliveries that are already published under the same contract get no new number.
 
     Raises:
-        NotAudited: a verdict is missing, red, or speaks of another state than `staged.head`.
-        BranchMoved: the staging place was written to after its audit.
-        Conflict: a table of the set changed on main since the staging place was made.
+        NotAudited: a verdict is missing, failed, or is of another state than `staged.head`.
+        BranchMoved: the staging location was written to after its audit.
+        Conflict: a table of the set changed on main since the staging location was created.
     """
     require_green(contract, staged, verdicts)
     ledger = Ledger(catalog)
     with lock_set(catalog, contract.name, staged.run_id, lake.settings.lock_wait_s) as lease:
         complete_publications(lake, ledger, contract, lease)
-        publications = _find_publications_of_run(ledger, contract, staged.run_id) or in_force(
-            ledger, contract, staged
-        )
+        names = {table.name for table in contract.tables}
+        publications = [row for row in ledger.by_run(staged.run_id) if row.table in names]
+        if not publications and _are_in_force(ledger, contract, staged.deliveries):
+            publications = latest_publications(catalog, contract)
         if not publications:
-            evidence = record_changes(lake, ledger, contract, staged, _make_evidence(staged, verdicts))
+            evidence = {
+                **verdicts.as_evidence(),
+                "deliveries": dict(staged.deliveries),
+                "attempt": staged.attempt,
+            }
+            evidence |= record_changes(lake, ledger, contract, staged)
             landed = staging_for(lake, contract).land(staged, evidence)
             publications = record_landed(lake, ledger, contract, landed, lease)
     drop_staging_location(lake, contract, staged.ref)
@@ -331,13 +331,9 @@ def publish(
 
 
 def require_green(contract: SetContract, staged: Staged, verdicts: Verdicts) -> None:
-    """Refuse what no complete, green audit of this very state stands behind.
-
-    Raises:
-        NotAudited: says which verdict is missing, red, or of another state.
-    """
+    """Raises `NotAudited` unless a complete, green audit of this very state exists."""
     if verdicts.head != staged.head:
-        raise NotAudited(staged.title, f"its audit speaks of {verdicts.head}, it is at {staged.head}")
+        raise NotAudited(staged.title, f"its audit is of {verdicts.head}, it is at {staged.head}")
     if verdicts.contract_digest != contract.digest:
         raise NotAudited(
             staged.title, "it was audited against another version of its contract; audit it again"
@@ -350,39 +346,29 @@ def require_green(contract: SetContract, staged: Staged, verdicts: Verdicts) -> 
         raise NotAudited(staged.title, f"its audit failed ({verdicts.blocking_names})")
 
 
-def in_force(ledger: Ledger, contract: SetContract, staged: Staged) -> list[Publication]:
-    """The latest publications, when they already show these deliveries under this contract; else nothing."""
-    if _are_in_force(ledger, contract, staged.deliveries):
-        return latest_publications(ledger.catalog, contract)
-    return []
-
-
 def _are_in_force(ledger: Ledger, contract: SetContract, deliveries: Mapping[str, str]) -> bool:
-    shown = deliveries_in_force(ledger, contract)
-    return all(shown.get(name) == (digest, contract.digest) for name, digest in deliveries.items())
+    published = deliveries_in_force(ledger, contract)
+    return all(published.get(name) == (digest, contract.digest) for name, digest in deliveries.items())
 
 
 def deliveries_in_force(ledger: Ledger, contract: SetContract) -> dict[str, tuple[str, str]]:
-    """Per partition the digests of the delivery and of the contract that what recipients read was made from."""
-    shown: dict[str, tuple[str, str]] = {}
-    tables = [table.name for table in contract.tables]
-    per_table = [_digests(ledger.history(table)) for table in tables]
-    for partition, digests in per_table[0].items():
-        if all(other.get(partition) == digests for other in per_table[1:]):
-            shown[partition] = digests
-    return shown
-
-
-def _digests(newest_first: Sequence[Publication]) -> dict[str, tuple[str, str]]:
+    """Per partition the digests of the delivery and of the contract behind the latest publications of all tables."""
+    first, *others = [
+        {
+            partition: (publication.verdicts["deliveries"][partition], publication.contract_digest)
+            for partition, publication in _publications_by_partition(ledger.history(table.name)).items()
+        }
+        for table in contract.tables
+    ]
     return {
-        partition: (publication.verdicts["deliveries"][partition], publication.contract_digest)
-        for partition, publication in _in_force_by_partition(newest_first).items()
+        partition: digests
+        for partition, digests in first.items()
+        if all(other.get(partition) == digests for other in others)
     }
 
 
-def _in_force_by_partition(newest_first: Sequence[Publication]) -> dict[str, Publication]:
-    """Which publication the rows of each partition come from."""
-    found: dict[str, Publication] = {}
+def _publications_by_partition(newest_first: Sequence[Publication]) -> dict[str, Publication]:
+    publications: dict[str, Publication] = {}
     below: int | None = None
     for publication in newest_first:
         if below is not None and publication.version > below:
@@ -391,38 +377,29 @@ def _in_force_by_partition(newest_first: Sequence[Publication]) -> dict[str, Pub
             below = publication.rollback_of
             continue
         for partition in publication.verdicts["deliveries"]:
-            found.setdefault(partition, publication)
-    return found
-
-
-def _find_publications_of_run(ledger: Ledger, contract: SetContract, run_id: str) -> list[Publication]:
-    mine = {table.name for table in contract.tables}
-    return [publication for publication in ledger.by_run(run_id) if publication.table in mine]
-
-
-def _make_evidence(staged: Staged, verdicts: Verdicts) -> Mapping[str, object]:
-    return {**verdicts.as_evidence(), "deliveries": dict(staged.deliveries), "attempt": staged.attempt}
+            publications.setdefault(partition, publication)
+    return publications
 
 
 @dataclass(frozen=True)
 class RetryResult:
-    """What a retry came to; `publications` is empty when the verdicts are red."""
+    """The result of a retry; `publications` is empty when the audit failed."""
 
     verdicts: Verdicts
     publications: tuple[Publication, ...]
 
 
 def retry(lake: Lake, catalog: Catalog, contracts: Sequence[SetContract], ref: str) -> RetryResult:
-    """Audit the staging place `ref` again, with whatever was repaired on it, and publish it if it is green.
+    """Audit the staging location `ref` again, with repairs made there, and publish it if it is green.
 
     Raises:
-        UnknownStagingPlace: there is none of that name.
+        UnknownStagingLocation: no location has that name.
         NotAudited: its run ended before it had written everything; run the partition again instead.
     """
-    contract, place = find_staging_location(lake, contracts, ref)
-    if place.attempt is None:
+    contract, location = find_staging_location(lake, contracts, ref)
+    if location.attempt is None:
         raise NotAudited(ref, "its run ended before everything was written; run the partition again")
-    staged = reseal(lake, contract, place.attempt.staged)
+    staged = reseal(lake, contract, location.attempt.staged)
     verdicts = audit_and_save(lake, contract, staged)
     if not verdicts.green:
         return RetryResult(verdicts, ())
@@ -432,8 +409,8 @@ def retry(lake: Lake, catalog: Catalog, contracts: Sequence[SetContract], ref: s
 def rollback(lake: Lake, catalog: Catalog, contract: SetContract, table: Table, version: int) -> Publication:
     """Make publication `version` of a table its newest again, under a new number.
 
-    What a crashed run still owes the ledger is written first: the rollback is newer than it. Where the newest number
-    shows that publication already, as after a rollback that is run again, it is returned and nothing changes.
+    Incomplete publications are completed first. If the newest number already shows that publication, as when a
+    rollback is repeated, it is returned and nothing changes.
 
     Raises:
         NoSuchPublication: the ledger does not have that number.
@@ -448,24 +425,25 @@ def rollback(lake: Lake, catalog: Catalog, contract: SetContract, table: Table, 
         latest = ledger.latest(table.name)
         if latest and version in (latest.version, latest.rollback_of) and _is_on_main(lake, table, latest):
             return latest
-        changes = _changes(lake, ledger, table, target)
-        properties = rollback_properties(contract, table, version, f"rollback-{uuid.uuid4()}", changes)
+        changes = None
         if table.format == "iceberg":
-            _restore_on_main(lake, table, target, properties)
-        else:
-            _restore(lake, table, target, properties)
+            state = get_table_state(lake, table, f"main@{target.nessie_hash}")
+            changes = record_changes_since_latest(lake, ledger, table, state)
+        properties = rollback_properties(contract, table, version, f"rollback-{uuid.uuid4()}", changes)
+        restore = _restore_iceberg if table.format == "iceberg" else _restore_delta
+        restore(lake, table, target, properties)
         return record_rollbacks(lake, ledger, contract, lease)[-1]
 
 
 def rollback_with_views(
     lake: Lake, catalog: Catalog, contract: SetContract, table: Table, version: int
 ) -> list[Publication]:
-    """`rollback` of a table, and before it of its views to what was published of them with that number.
+    """`rollback` of a table, and before it of its views, to the publications of the run that made `version`.
 
-    A view that was not there yet stays as it is. Returns what was published, the table itself last.
+    A view that did not exist then stays as it is. Returns the publications, the table's own last.
 
     Raises:
-        NoSuchPublication, CatalogConflict: as `rollback` says.
+        NoSuchPublication, CatalogConflict: as `rollback`.
     """
     ledger = Ledger(catalog)
     origin = ledger.at(table.name, version)
@@ -473,17 +451,19 @@ def rollback_with_views(
         origin = ledger.at(table.name, origin.rollback_of)
     if origin is None:
         raise NoSuchPublication(table.name, version)
-    numbers = {published.table: published.version for published in ledger.by_run(origin.run_id)}
-    views = [one for one in contract.tables if one.view is not None and one.view.of == table.name]
-    # Views first: broken off in between, they show too little and not what the table has no more.
-    shown = [
-        rollback(lake, catalog, contract, one, numbers[one.name]) for one in views if one.name in numbers
+    versions = {published.table: published.version for published in ledger.by_run(origin.run_id)}
+    views = [view for view in contract.tables if view.view is not None and view.view.of == table.name]
+    # Views first: after an interruption they show too few rows, and none that the table no longer has.
+    publications = [
+        rollback(lake, catalog, contract, view, versions[view.name])
+        for view in views
+        if view.name in versions
     ]
-    return [*shown, rollback(lake, catalog, contract, table, version)]
+    return [*publications, rollback(lake, catalog, contract, table, version)]
 
 
 def _is_on_main(lake: Lake, table: Table, latest: Publication) -> bool:
-    """Whether main is as the newest publication left it: somebody else may have written to the table since."""
+    """Whether main is as the newest publication left it; other writers may have written to the table since."""
     if table.format == "delta":
         from deltalake import DeltaTable
 
@@ -495,27 +475,19 @@ def _is_on_main(lake: Lake, table: Table, latest: Publication) -> bool:
     )
 
 
-def _changes(lake: Lake, ledger: Ledger, table: Table, target: Publication) -> str | None:
-    """What the rollback will change, recorded before main moves; of a Delta table its log tells."""
-    if table.format == "delta":
-        return None
-    return record_changes_since_latest(
-        lake, ledger, table, get_table_state(lake, table, f"main@{target.nessie_hash}")
-    )
-
-
-def _restore_on_main(lake: Lake, table: Table, target: Publication, properties: dict[str, str]) -> None:
+def _restore_iceberg(lake: Lake, table: Table, target: Publication, properties: dict[str, str]) -> None:
     publisher = lake.nessie("publisher")
     main = publisher.reference("main").hash
     old = publisher.content(table.name, f"main@{target.nessie_hash}")
     now = publisher.content(table.name, f"main@{main}")
     if old is None or now is None:
         raise NoSuchPublication(table.name, target.version)
+    restored = TableContent(
+        now.id, old.metadata_location, old.snapshot_id, old.schema_id, old.spec_id, old.sort_order_id
+    )
     publisher.put_table(
         table.name,
-        TableContent(
-            now.id, old.metadata_location, old.snapshot_id, old.schema_id, old.spec_id, old.sort_order_id
-        ),
+        restored,
         "main",
         main,
         message=f"Roll {table.name} back to publication {target.version}",
@@ -523,7 +495,7 @@ def _restore_on_main(lake: Lake, table: Table, target: Publication, properties: 
     )
 
 
-def _restore(lake: Lake, table: Table, target: Publication, properties: dict[str, str]) -> None:
+def _restore_delta(lake: Lake, table: Table, target: Publication, properties: dict[str, str]) -> None:
     from deltalake import DeltaTable
     from deltalake.transaction import CommitProperties
 
@@ -534,53 +506,42 @@ def _restore(lake: Lake, table: Table, target: Publication, properties: dict[str
     DeltaTable(location).restore(target.delta_version, commit_properties=commit)
 
 
-DAY_S = 24 * 3600
-
-
 def drop_abandoned(lake: Lake, catalog: Catalog, contract: SetContract, wait_s: float = 0) -> list[str]:
-    """Remove the folders of change files of a set that no publication names, older than `branch_days`.
+    """Remove folders of change files of a set that no publication uses, older than `branch_days`; returns them.
 
-    Tables in other stores than the local disk are left alone. Returns the folders.
+    Only on the local disk.
 
     Raises:
-        CatalogConflict: a run of the set is publishing right now.
+        CatalogConflict: a run of the set is publishing now.
     """
     dropped = []
     with lock_set(catalog, contract.name, "janitor", wait_s) as lease:
         ledger = Ledger(catalog)
-        # What is on main already, and not in the ledger, names folders, too.
+        # Publications that are on main and not yet in the ledger use folders, too.
         complete_publications(lake, ledger, contract, lease)
         for table in contract.tables:
-            for folder in _abandoned(lake, ledger, table):
-                log.info("removing change files that no publication names: %s", folder)
+            for folder in _find_abandoned(lake, ledger, table):
+                log.info("removing change files that no publication uses: %s", folder)
                 shutil.rmtree(folder)
                 dropped.append(str(folder))
     return dropped
 
 
-def _abandoned(lake: Lake, ledger: Ledger, table: Table) -> list[Path]:
+def _find_abandoned(lake: Lake, ledger: Ledger, table: Table) -> list[Path]:
     history = ledger.history(table.name)
-    horizon = time.time() - lake.settings.branch_days * DAY_S
-    places = {Path(one.location) / CHANGES_FOLDER for one in history if one.location.startswith("/")}
-    folders = [folder for place in sorted(places) if place.is_dir() for folder in sorted(place.iterdir())]
+    horizon = time.time() - lake.settings.branch_days * 24 * 3600
+    roots = {Path(row.location) / CHANGES_FOLDER for row in history if row.location.startswith("/")}
+    folders = [folder for root in sorted(roots) if root.is_dir() for folder in sorted(root.iterdir())]
     old = [folder for folder in folders if folder.stat().st_mtime <= horizon]
     if not old:
         return []
-    named = _named_files(lake, history)
-    if named is None:
-        log.warning("the change files of %s stay: not all indexes of changes can be read", table.name)
-        return []
-    return [folder for folder in old if not any(path.startswith(f"{folder}/") for path in named)]
-
-
-def _named_files(lake: Lake, history: list[Publication]) -> list[str] | None:
-    """The change files that publications name; None when that cannot be told of all of them."""
-    found: list[str] = []
-    for one in history:
-        if one.changes_digest is not None:
+    used: list[str] = []
+    for publication in history:
+        if publication.changes_digest is not None:
             try:
-                segment = open_segment(index_path(lake.settings.index_dir, one.changes_digest))
-                found += change_files_of(segment, one.version)
+                segment = open_segment(index_path(lake.settings.index_dir, publication.changes_digest))
+                used += change_files_of(segment, publication.version)
             except (OSError, KeyError, TypeError, ValueError):
-                return None
-    return found
+                log.warning("the change files of %s stay: not all indexes of changes can be read", table.name)
+                return []
+    return [folder for folder in old if not any(path.startswith(f"{folder}/") for path in used)]

@@ -1,9 +1,10 @@
-"""The shares that contracts declare, applied to the server's catalog."""
+"""The shares that contracts declare, the sharing DDL for users of Spark, and alerts on their usage."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from statistics import median
+from typing import TYPE_CHECKING
 
 from lakeshare_pipelines.contracts import SetContract, ShareEntry
 from lakeshare_pipelines.errors import ContractError
@@ -13,22 +14,35 @@ from lakeshare_server.catalog import (
     ShareDiff,
     SharedTable,
     apply_shares,
+    open_catalog,
 )
-from lakeshare_server.catalog.audit import Usage, read_last_seen, read_usage
+from lakeshare_server.catalog.audit import read_last_seen, read_usage
 from lakeshare_server.catalog.sharing import states
+from lakeshare_server.errors import BadRequest
+from lakeshare_server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# Column of the frame for statements whose result is a sentence, and for scripts without statements.
+RESULT_TEXT = "told"
+
+ACTIVE_STATES = ("activated", "rotating")
+# A usual day is the median of the days with queries among the last HISTORY_DAYS; at least MIN_DAYS are needed.
+HISTORY_DAYS = 28
+MIN_DAYS = 5
 
 
 def apply_declared_shares(catalog: Catalog, contracts: Sequence[SetContract]) -> ShareDiff:
-    """Make the catalog's declared shares what the contracts say; returns the difference.
+    """Make the catalog's declared shares equal to those of the contracts; returns the difference.
 
     Raises:
-        ContractError: two contracts share different tables under one name.
+        ContractError: two contracts share different tables under the same name.
     """
     return apply_shares(catalog, declared_shares(contracts))
 
 
 def declared_shares(contracts: Sequence[SetContract]) -> list[DeclaredShare]:
-    """The shares of all contracts together, in order of name."""
     tables: dict[str, dict[tuple[str, str], SharedTable]] = {}
     for contract in contracts:
         for entry in contract.shares:
@@ -43,8 +57,8 @@ def declared_shares(contracts: Sequence[SetContract]) -> list[DeclaredShare]:
                 )
             share[key] = _make_shared_table(contract, entry)
     return [
-        DeclaredShare(name=name, tables=tuple(of[key] for key in sorted(of)))
-        for name, of in sorted(tables.items())
+        DeclaredShare(name=name, tables=tuple(share[key] for key in sorted(share)))
+        for name, share in sorted(tables.items())
     ]
 
 
@@ -56,15 +70,44 @@ def _make_shared_table(contract: SetContract, entry: ShareEntry) -> SharedTable:
     return SharedTable(schema=entry.schema, name=entry.name, table=entry.table, kind="VIEW", rule=rule)
 
 
-ACTIVE_STATES = ("activated", "rotating")
-# A usual day is the median of those with queries in so many before; of fewer than some nothing is said.
-HISTORY_DAYS = 28
-MIN_DAYS = 5
+def sql(
+    statements: str, spark: "SparkSession | None" = None, *, single_transaction: bool = False
+) -> "DataFrame":
+    """Execute the statements in the catalog that the settings name; see `lakeshare_pipelines.sql`."""
+    from pyspark.sql import SparkSession
+    from pyspark.sql import types as T
+
+    from lakeshare_server.sql.changes import Provider
+    from lakeshare_server.sql.session import SqlSession
+    from lakeshare_server.sql.statements import Result, operating_system_user
+
+    spark = spark or SparkSession.getActiveSession()
+    if spark is None:
+        raise BadRequest("spark", None, "Give a SparkSession, or make one the active one.")
+    settings = ServerSettings()
+    catalog = open_catalog(settings.catalog_url)
+    try:
+        session = SqlSession(Provider(catalog, settings), operating_system_user())
+        executed = list(session.run(statements, single_transaction=single_transaction))
+    finally:
+        catalog.close()
+    result = executed[-1].result if executed else Result()
+    if not result.columns:
+        rows = [(result.told,)] if result.told else []
+        return spark.createDataFrame(rows, T.StructType([T.StructField(RESULT_TEXT, T.StringType())]))
+    types: dict[type, T.DataType] = {
+        str: T.StringType(),
+        int: T.LongType(),
+        bool: T.BooleanType(),
+        datetime: T.TimestampType(),
+    }
+    fields = [T.StructField(name, types[kind]) for name, kind in result.columns.items()]
+    return spark.createDataFrame(list(result.rows), T.StructType(fields))
 
 
 @dataclass(frozen=True)
 class SilentRecipient:
-    """A recipient that was not answered for a while, if ever."""
+    """A recipient without successful requests for a while, or since it was added."""
 
     recipient: str
     last_seen: datetime | None
@@ -72,7 +115,7 @@ class SilentRecipient:
 
 @dataclass(frozen=True)
 class UsageSpike:
-    """A recipient's day that is many times a usual one; `measure` is `queries` or `size_bytes`."""
+    """A recipient's day with many times its usual use; `measure` is `queries` or `size_bytes`."""
 
     recipient: str
     day: date
@@ -82,37 +125,35 @@ class UsageSpike:
 
 
 def find_silent_recipients(catalog: Catalog, days: int, now: datetime) -> list[SilentRecipient]:
-    """Recipients with a valid token, added before the last so many days, that were not answered in them."""
+    """Recipients with a valid token, added more than `days` ago, without a successful request in that time."""
     since = now - timedelta(days=days)
     with catalog.reading() as session:
-        at_work = [
-            one.name
-            for one in states.list_recipients(session)
-            if one.state in ACTIVE_STATES and one.created_at < since
+        active = [
+            recipient.name
+            for recipient in states.list_recipients(session)
+            if recipient.state in ACTIVE_STATES and recipient.created_at < since
         ]
-    seen = read_last_seen(catalog)
-    quiet = [SilentRecipient(name, seen.get(name)) for name in at_work]
-    return [one for one in quiet if one.last_seen is None or one.last_seen < since]
+    last_seen = read_last_seen(catalog)
+    return [
+        SilentRecipient(name, seen)
+        for name in active
+        if (seen := last_seen.get(name)) is None or seen < since
+    ]
 
 
 def find_usage_spikes(catalog: Catalog, factor: float, day: date) -> list[UsageSpike]:
-    """Recipients that asked on a day for more than `factor` times what they usually do."""
-    found = read_usage(catalog, day - timedelta(days=HISTORY_DAYS), day)
+    """Recipients whose use on a day was more than `factor` times the usual."""
+    usage: dict[str, dict[date, dict[str, int]]] = {}
+    for row in read_usage(catalog, day - timedelta(days=HISTORY_DAYS), day):
+        days = usage.setdefault(row.recipient, {})
+        values = days.setdefault(row.day, {"queries": 0, "size_bytes": 0})
+        values["queries"] += row.queries
+        values["size_bytes"] += row.size_bytes
     spikes = []
-    for recipient in sorted({one.recipient for one in found}):
-        days = _by_day(one for one in found if one.recipient == recipient)
+    for recipient, days in sorted(usage.items()):
         for measure in ("queries", "size_bytes"):
             usual = [value for when, values in days.items() if when < day and (value := values[measure])]
             value = days.get(day, {}).get(measure, 0)
             if len(usual) >= MIN_DAYS and value > factor * median(usual):
                 spikes.append(UsageSpike(recipient, day, measure, value, median(usual)))
     return spikes
-
-
-def _by_day(found: Iterable[Usage]) -> dict[date, dict[str, int]]:
-    days: dict[date, dict[str, int]] = {}
-    for one in found:
-        values = days.setdefault(one.day, {"queries": 0, "size_bytes": 0})
-        values["queries"] += one.queries
-        values["size_bytes"] += one.size_bytes
-    return days

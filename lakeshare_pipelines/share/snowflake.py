@@ -1,10 +1,10 @@
-"""Snowflake follows along: an external Iceberg table there shows the newest publication here. See docs/adr/0018."""
+"""Snowflake: an external Iceberg table there shows the newest publication of a table. See docs/adr/0018."""
 
 import gzip
 import json
 import re
 from collections.abc import Iterator, Mapping, Set
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -29,22 +29,15 @@ GZIP = b"\x1f\x8b"
 
 @dataclass(frozen=True)
 class MetadataState:
-    """What can be read by way of one Iceberg metadata file; `current` is None while a table has no snapshot.
-
-    `snapshots` are all that are listed, `refs` the snapshots of its branches and tags by name.
-    """
+    """The snapshots of one Iceberg metadata file; `current` is None while a table has no snapshot."""
 
     current: int | None
     snapshots: frozenset[int]
-    refs: Mapping[str, int]
+    refs: Mapping[str, int]  # branches and tags
 
 
-def metadata_state(metadata_location: str, settings: StoreSettings) -> MetadataState:
-    """What a metadata file shows, and to whom asks for it by id or by name.
-
-    Raises:
-        StoreError, Unavailable: the file cannot be read, or not now.
-    """
+def read_metadata_state(metadata_location: str, settings: StoreSettings) -> MetadataState:
+    """The snapshots that readers of a metadata file can reach."""
     text = Stores(settings).read(metadata_location)
     try:
         metadata = orjson.loads(gzip.decompress(text) if text.startswith(GZIP) else text)
@@ -52,25 +45,16 @@ def metadata_state(metadata_location: str, settings: StoreSettings) -> MetadataS
         return MetadataState(
             # Older writers have -1 for none.
             current=None if current in (None, -1) else int(current),
-            snapshots=frozenset(int(one["snapshot-id"]) for one in metadata.get("snapshots") or ()),
+            snapshots=frozenset(int(listed["snapshot-id"]) for listed in metadata.get("snapshots") or ()),
             refs={name: int(ref["snapshot-id"]) for name, ref in (metadata.get("refs") or {}).items()},
         )
     except (ValueError, TypeError, KeyError, AttributeError, OSError, EOFError) as error:
-        raise TableFilesMissing(metadata_location, "it is no Iceberg metadata file, or not whole") from error
-
-
-def newest_delta_version(location: str, settings: StoreSettings) -> int:
-    """The newest version in the log of a Delta table.
-
-    Raises:
-        StoreError, Unavailable: the log cannot be read, or not now.
-    """
-    return list_for_latest(Stores(settings), location.rstrip("/")).latest
+        raise TableFilesMissing(metadata_location, "it is no Iceberg metadata file, or incomplete") from error
 
 
 def path_below(location: str, base: str, settings: StoreSettings) -> str | None:
-    """The path of a location below another one in the same store, without a slash around it; None when it is not."""
-    inner, outer = (parse_location(one, settings.azure_account) for one in (location, base))
+    """The path of a location below another one in the same store, without slashes at its ends; else None."""
+    inner, outer = (parse_location(given, settings.azure_account) for given in (location, base))
     prefix = f"{outer.key.strip('/')}/".lstrip("/")
     key = inner.key.strip("/")
     if (inner.kind, inner.root) != (outer.kind, outer.root) or not key.startswith(prefix) or key == prefix:
@@ -85,7 +69,7 @@ LONGEST = 255
 
 @dataclass(frozen=True)
 class TableName:
-    """A table of Snowflake's; without database and schema it is in those of the session."""
+    """A table in Snowflake, by default in the database and schema of the session."""
 
     name: str
     schema: str | None = None
@@ -97,30 +81,27 @@ class TableName:
 
     @property
     def sql(self) -> str:
-        """The name in a statement."""
         parts = (("database", self.database), ("schema", self.schema), ("name", self.name))
         return ".".join(quote_identifier(field, part) for field, part in parts if part is not None)
 
 
 def quote_identifier(field: str, name: str) -> str:
-    """A name as a quoted identifier; one that needs no quotes is in upper case, as Snowflake takes it without them.
-
-    A name that comes in double quotes is meant to the letter. `field` is what an error calls it.
+    """A name as a quoted identifier, in upper case unless it needs quotes or is given in double quotes.
 
     Raises:
-        BadRequest: it is empty, too long, or has characters that cannot be printed.
+        BadRequest: it is empty, too long, or has unprintable characters; `field` names it in the message.
     """
-    return _quoted(_parse_name(field, name))
+    return _quote(_parse_name(field, name))
 
 
 def quote_name_as_text(field: str, name: str) -> str:
-    """The same name where Snowflake wants it as a text: of a volume, or of an integration."""
+    """The name of a volume or an integration where Snowflake expects a text."""
     meant = _parse_name(field, name)
-    return quote_literal(meant if PLAIN.fullmatch(meant) and meant == meant.upper() else _quoted(meant))
+    return quote_literal(meant if PLAIN.fullmatch(meant) and meant == meant.upper() else _quote(meant))
 
 
 def quote_literal(text: str) -> str:
-    """A text in single quotes; backslashes, too, begin an escape in Snowflake."""
+    """A text in single quotes; in Snowflake a backslash begins an escape, too."""
     return "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
 
 
@@ -132,21 +113,21 @@ def _parse_name(field: str, name: str) -> str:
     return meant
 
 
-def _quoted(meant: str) -> str:
+def _quote(meant: str) -> str:
     return '"' + meant.replace('"', '""') + '"'
 
 
 TAG = "lakeshare"
 REQUEST_S, STATEMENT_S = 60, 900
 NOT_ALLOWED, NOT_FOUND, NO_WAREHOUSE = 3001, (2003, 2043), 606
-# SQLSTATE classes of logins that were refused, and of networks that fail.
+# SQLSTATE classes of refused logins and of network failures.
 LOGIN, NETWORK = "28", ("08", "HYT")
 REMEDIES = {
     NOT_ALLOWED: "Grant LAKESHARE_SNOWFLAKE_ROLE usage of the warehouse, database, schema, volume and integration, "
     "CREATE ICEBERG TABLE in the schema, and ownership of the table.",
     **dict.fromkeys(
         NOT_FOUND,
-        "Make what it names, or grant LAKESHARE_SNOWFLAKE_ROLE its usage: Snowflake does not tell the two apart. "
+        "Create the object, or grant LAKESHARE_SNOWFLAKE_ROLE its usage: Snowflake reports both cases alike. "
         "`lakeshare snowflake ddl TABLE --with-integrations` prints the statements for volume and integration.",
     ),
     NO_WAREHOUSE: "Set LAKESHARE_SNOWFLAKE_WAREHOUSE to one that the role may use.",
@@ -154,17 +135,17 @@ REMEDIES = {
 
 
 class SnowflakeSession:
-    """Runs statements one by one; `query_ids` are Snowflake's own names of them, in order."""
+    """Runs statements; `query_ids` are their ids in Snowflake, in order."""
 
     def __init__(self, connection: "SnowflakeConnection", settings: LakeSettings) -> None:
         self._connection, self._settings = connection, settings
         self.query_ids: list[str] = []
 
     def run(self, statement: str, *bound: str) -> Any:
-        """The first value of the first row that a statement answers with, None when there is none.
+        """The first value of the first row of a statement's result, None without one.
 
         Raises:
-            SnowflakeError: Snowflake refused it, or did not answer.
+            SnowflakeError: Snowflake refused it, or did not respond.
         """
         from snowflake.connector import Error
 
@@ -181,7 +162,7 @@ class SnowflakeSession:
 
 @contextmanager
 def snowflake_session(settings: LakeSettings) -> Iterator[SnowflakeSession]:
-    """A session as the settings say, logged out at the end of the block.
+    """A session as configured, logged out at the end of the block.
 
     Raises:
         SnowflakeError: a setting is missing, the connector is not installed, or Snowflake refused the login.
@@ -204,15 +185,12 @@ def snowflake_session(settings: LakeSettings) -> Iterator[SnowflakeSession]:
 
 
 def connect_parameters(settings: LakeSettings) -> dict[str, Any]:
-    """What the connector is told.
-
-    Raises:
-        SnowflakeError: names the setting that is missing.
-    """
+    """Arguments for the connector; raises `SnowflakeError` when a setting is missing."""
     if not settings.snowflake_account or not settings.snowflake_user:
         missing = "ACCOUNT" if not settings.snowflake_account else "USER"
         raise SnowflakeError(f"LAKESHARE_SNOWFLAKE_{missing} is not set", "Set it where Dagster runs.")
-    given = {
+    url = urlsplit(settings.snowflake_url) if settings.snowflake_url is not None else None
+    parameters = {
         "account": settings.snowflake_account,
         "user": settings.snowflake_user,
         "role": settings.snowflake_role,
@@ -222,20 +200,23 @@ def connect_parameters(settings: LakeSettings) -> dict[str, Any]:
         "query_timeout": STATEMENT_S,
         "client_session_keep_alive": False,
         "enable_server_session_keep_alive_auto_detection": False,
-        # What is done here is in Snowflake's history, under this tag; nothing else is reported to anybody.
+        # Statements appear in Snowflake's history with this tag; the connector sends no telemetry.
         "session_parameters": {"QUERY_TAG": TAG, "CLIENT_TELEMETRY_ENABLED": False},
         **_credentials(settings),
-        **_address(settings.snowflake_url),
+        "protocol": url and url.scheme,
+        "host": url and url.hostname,
+        "port": url and url.port,
     }
-    return {name: value for name, value in given.items() if value is not None}
+    return {name: value for name, value in parameters.items() if value is not None}
 
 
 def translate_error(error: Any, settings: LakeSettings, statement: str | None) -> SnowflakeError:
-    """The connector's error as ours: what Snowflake says, of which statement, and the remedy."""
+    """The connector's error with Snowflake's message, the statement and the remedy, without secrets."""
     code, state = getattr(error, "errno", None), str(getattr(error, "sqlstate", None) or "")
     message = " ".join(str(getattr(error, "raw_msg", None) or error).split())
-    for secret in _secrets(settings):
-        message = message.replace(secret, "…")
+    for secret in (settings.snowflake_password, settings.snowflake_private_key_passphrase):
+        if text := _reveal_secret(secret):
+            message = message.replace(text, "…")
     if state.startswith(LOGIN):
         return SnowflakeError(
             f"the login of {settings.snowflake_user} was refused: {message}",
@@ -249,11 +230,7 @@ def translate_error(error: Any, settings: LakeSettings, statement: str | None) -
         )
     query = getattr(error, "sfqid", None)
     what = f"{statement.splitlines()[0]} failed" if statement else "the login failed"
-    history = (
-        f"Snowflake's query history has it as {query}."
-        if query
-        else "Snowflake's query history may tell more."
-    )
+    history = f"Snowflake's query history has it as {query}." if query else "See Snowflake's query history."
     remedy = REMEDIES.get(code, "") if isinstance(code, int) else ""
     return SnowflakeError(f"{what}: {message} [{code}]", f"{remedy} {history}".strip())
 
@@ -274,18 +251,6 @@ def _credentials(settings: LakeSettings) -> dict[str, Any]:
     }
 
 
-def _address(url: str | None) -> dict[str, Any]:
-    if url is None:
-        return {}
-    parts = urlsplit(url)
-    return {"protocol": parts.scheme, "host": parts.hostname, "port": parts.port}
-
-
-def _secrets(settings: LakeSettings) -> list[str]:
-    secrets = (settings.snowflake_password, settings.snowflake_private_key_passphrase)
-    return [text for text in map(_reveal_secret, secrets) if text]
-
-
 def _reveal_secret(secret: SecretStr | None) -> str | None:
     return None if secret is None else secret.get_secret_value()
 
@@ -297,7 +262,7 @@ MAX_NAMED = 5  # snapshots, in a message
 
 @dataclass(frozen=True)
 class PublishedTable:
-    """A publication, and the Iceberg snapshots of all publications of its table."""
+    """A publication, and the snapshots of all publications of its Iceberg table."""
 
     publication: Publication
     snapshots: Set[int] = frozenset()
@@ -305,9 +270,9 @@ class PublishedTable:
 
 @dataclass(frozen=True)
 class PublishedState:
-    """A publication as Snowflake opens it: by the metadata file of an Iceberg table, the folder of a Delta table.
+    """The file or folder that Snowflake opens for a publication: an Iceberg metadata file, or a Delta table's folder.
 
-    `path` is relative to the volume's location; neither has a slash at its end.
+    `path` is relative to the volume's location; both are without a slash at the end.
     """
 
     publication: Publication
@@ -318,10 +283,10 @@ class PublishedState:
 def get_published_state(
     published: PublishedTable, volume_location: str | None, settings: StoreSettings
 ) -> PublishedState:
-    """The state to open; the volume's location is the root of the table's store when none is given.
+    """The state to open; the volume's location defaults to the root of the table's store.
 
     Raises:
-        SnowflakeError: Snowflake cannot reach the table, or could show something else than publications.
+        SnowflakeError: Snowflake cannot reach the table, or could show more than publications.
     """
     publication = published.publication
     opened = publication.metadata_location if publication.format == "iceberg" else publication.location
@@ -348,23 +313,25 @@ def get_published_state(
 
 
 def require_readable(published: PublishedTable, settings: StoreSettings) -> None:
-    """Refuse a publication that is not what the table's own metadata shows, or not all that it shows.
+    """Check that Snowflake would show the publication, and nothing that was never published.
 
     Raises:
-        SnowflakeError: says what else is shown.
+        SnowflakeError: it would show something else.
     """
-    if published.publication.format == "iceberg":
-        _require_current_and_published(published, settings)
-    else:
-        _require_newest(published.publication, settings)
-
-
-def _require_current_and_published(published: PublishedTable, settings: StoreSettings) -> None:
     publication = published.publication
-    state = metadata_state(publication.metadata_location or "", settings)
+    if publication.format == "delta":
+        newest = list_for_latest(Stores(settings), publication.location.rstrip("/")).latest
+        if newest != publication.delta_version:
+            raise SnowflakeError(
+                f"{_name(publication)} is Delta version {publication.delta_version}, but Snowflake would read version "
+                f"{newest}, the newest one of the log",
+                "Snowflake cannot be held at an older version of a Delta table: publish the newest one.",
+            )
+        return
+    state = read_metadata_state(publication.metadata_location or "", settings)
     if state.current != publication.snapshot_id:
         raise SnowflakeError(
-            f"{_named(publication)} is snapshot {publication.snapshot_id}, but Snowflake would read snapshot "
+            f"{_name(publication)} is snapshot {publication.snapshot_id}, but Snowflake would read snapshot "
             f"{state.current}, which is the current one of its metadata file",
             "Publish the table again, so that a metadata file has the published snapshot as its current one.",
         )
@@ -372,31 +339,22 @@ def _require_current_and_published(published: PublishedTable, settings: StoreSet
     if hidden:
         names = [name for name, snapshot in sorted(state.refs.items()) if snapshot in hidden]
         by_name = f", by the names {', '.join(names)}" if names else ""
-        some = ", ".join(str(one) for one in hidden[:MAX_NAMED]) + (", …" if len(hidden) > MAX_NAMED else "")
+        some = ", ".join(str(snapshot) for snapshot in hidden[:MAX_NAMED])
+        some += ", …" if len(hidden) > MAX_NAMED else ""
         raise SnowflakeError(
-            f"the metadata file of {_named(publication)} lists {len(hidden)} snapshots that were never published "
-            f"({some}{by_name}), and Snowflake would read them for whoever asks",
+            f"the metadata file of {_name(publication)} lists {len(hidden)} snapshots that were never published "
+            f"({some}{by_name}), and Snowflake would let its users read them",
             "Drop such branches and tags, run CALL system.expire_snapshots with these snapshot_ids, and publish the "
             "table again.",
         )
 
 
-def _require_newest(publication: Publication, settings: StoreSettings) -> None:
-    newest = newest_delta_version(publication.location, settings)
-    if newest != publication.delta_version:
-        raise SnowflakeError(
-            f"{_named(publication)} is Delta version {publication.delta_version}, but Snowflake would read version "
-            f"{newest}, the newest one of the log",
-            "Snowflake cannot be held at an older version of a Delta table: publish the newest one.",
-        )
-
-
-def _named(publication: Publication) -> str:
+def _name(publication: Publication) -> str:
     return f"publication {publication.version} of {publication.table}"
 
 
 def normalize_location(location: str) -> str:
-    """A location in Snowflake's spelling of Azure's containers in ours; others stay."""
+    """A location with an Azure container as `abfss://`, from Snowflake's `azure://`; others unchanged."""
     spelt = AZURE.fullmatch(location)
     return f"abfss://{spelt[3]}@{spelt[1]}.dfs.{spelt[2]}/{spelt[4]}" if spelt else location
 
@@ -421,29 +379,26 @@ class SnowflakeObjects:
 
 
 def format_create_table(state: PublishedState, objects: SnowflakeObjects) -> str:
-    """The statement that makes the table when there is none of its name."""
     if state.publication.format == "iceberg":
-        where = [f"METADATA_FILE_PATH = {quote_literal(state.path)}"]
+        source = [f"METADATA_FILE_PATH = {quote_literal(state.path)}"]
     else:
-        # Of itself Snowflake would follow the log to versions that are not published.
-        where = [f"BASE_LOCATION = {quote_literal(state.path)}", "AUTO_REFRESH = FALSE"]
+        # By default Snowflake would follow the log to versions that are not published.
+        source = [f"BASE_LOCATION = {quote_literal(state.path)}", "AUTO_REFRESH = FALSE"]
     lines = [
         f"CREATE ICEBERG TABLE IF NOT EXISTS {objects.table.sql}",
         f"EXTERNAL_VOLUME = {quote_name_as_text('external volume', objects.external_volume)}",
         f"CATALOG = {quote_name_as_text('catalog integration', objects.catalog_integration)}",
-        *where,
+        *source,
     ]
     return "\n  ".join(lines)
 
 
 def format_refresh_table(state: PublishedState, objects: SnowflakeObjects) -> str:
-    """The statement that brings a table that is there to the publication."""
     path = f" {quote_literal(state.path)}" if state.publication.format == "iceberg" else ""
     return f"ALTER ICEBERG TABLE {objects.table.sql} REFRESH{path}"
 
 
 def format_create_volume(state: PublishedState, objects: SnowflakeObjects) -> str:
-    """The statement that makes the external volume, with placeholders for what only its owner knows."""
     scheme, _, rest = state.volume_location.partition("://")
     provider = PROVIDERS.get(scheme, "AZURE")
     root, _, key = rest.partition("/")
@@ -466,7 +421,6 @@ def format_create_volume(state: PublishedState, objects: SnowflakeObjects) -> st
 
 
 def format_create_integration(state: PublishedState, objects: SnowflakeObjects) -> str:
-    """The statement that makes the catalog integration."""
     return "\n  ".join(
         [
             "CREATE CATALOG INTEGRATION IF NOT EXISTS "
@@ -481,63 +435,56 @@ def format_create_integration(state: PublishedState, objects: SnowflakeObjects) 
 def format_script(
     state: PublishedState, objects: SnowflakeObjects, *, with_integrations: bool = False
 ) -> str:
-    """All of it as a script for a worksheet, each statement with the reason it is there."""
-    return "\n".join(_script_lines(state, objects, with_integrations)) + "\n"
-
-
-def _script_lines(state: PublishedState, objects: SnowflakeObjects, with_integrations: bool) -> Iterator[str]:
+    """All statements as a script for a worksheet, each with its reason."""
     publication = state.publication
     kind = "" if publication.audited else ", unaudited: followed in storage"
-    yield f"-- Publication {publication.version} of {_one_line(publication.table)}{kind}."
-    yield f"-- The external volume's STORAGE_BASE_URL is {_one_line(state.volume_location)}/"
+    table, location = (" ".join(text.split()) for text in (publication.table, state.volume_location))
+    lines = [
+        f"-- Publication {publication.version} of {table}{kind}.",
+        f"-- The external volume's STORAGE_BASE_URL is {location}/",
+    ]
     if with_integrations:
-        yield "-- Once, as a role that may create them; put in what stands in <angle brackets>."
-        yield format_create_volume(state, objects) + ";\n"
-        yield format_create_integration(state, objects) + ";\n"
-    yield format_create_table(state, objects) + ";\n"
+        lines += [
+            "-- Once, as a role that may create them; put in what stands in <angle brackets>.",
+            format_create_volume(state, objects) + ";\n",
+            format_create_integration(state, objects) + ";\n",
+        ]
+    lines.append(format_create_table(state, objects) + ";\n")
     if publication.format == "iceberg":
-        yield "-- Shows this publication and no other, also in a table that was there before."
+        lines.append("-- Shows this publication and no other, also in a table that was there before.")
     else:
-        yield "-- Shows the newest version of the Delta log: run it only while that is the published one."
-    yield format_refresh_table(state, objects) + ";"
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+        lines.append(
+            "-- Shows the newest version of the Delta log: run it only while that is the published one."
+        )
+    lines.append(format_refresh_table(state, objects) + ";\n")
+    return "\n".join(lines)
 
 
 def find_published(catalog: Catalog, table: str, version: int | None = None) -> PublishedTable:
-    """A publication of a table of the lake, the newest by default, among all that Snowflake may show.
+    """A publication of a table, the newest by default, with the snapshots of all that Snowflake may show.
 
-    As recipients do, Snowflake gets nothing of what was found while a table was followed, once it is followed no more.
+    Snowflake, as recipients, loses the unaudited versions of a table that is no longer followed.
 
     Raises:
-        BadRequest: nothing of the table was ever published.
+        BadRequest: the table has no publication.
         NoSuchPublication: the table has no such number.
     """
     ledger = Ledger(catalog, audited_only=FollowedTables(catalog).get(table) is None)
     history = ledger.history(table)
     if not history:
-        raise BadRequest(
-            "TABLE",
-            table,
-            f"Published are: {', '.join(ledger.tables()) or 'none'}. Publish it, or follow it, first.",
-        )
-    snapshots = {one.snapshot_id for one in history if one.snapshot_id is not None}
-    for one in history:
-        if version in (None, one.version):
-            return PublishedTable(one, snapshots)
+        published = ", ".join(ledger.tables()) or "none"
+        raise BadRequest("TABLE", table, f"Published are: {published}. Publish it, or follow it, first.")
+    snapshots = {row.snapshot_id for row in history if row.snapshot_id is not None}
+    for publication in history:
+        if version in (None, publication.version):
+            return PublishedTable(publication, snapshots)
     raise NoSuchPublication(table, version or 0)
 
 
 def get_snowflake_objects(
     table: TableName, table_format: TableFormat, settings: LakeSettings
 ) -> SnowflakeObjects:
-    """The objects that the settings name, for a table of a format.
-
-    Raises:
-        SnowflakeError: a name is not set; says which.
-    """
+    """The objects that the settings name for a table of a format; raises `SnowflakeError` when a name is not set."""
     integration = f"snowflake_{table_format}_integration"
     volume = settings.snowflake_external_volume
     catalog: str | None = getattr(settings, integration)
@@ -558,7 +505,7 @@ ATTEMPTS = 5
 
 @dataclass(frozen=True)
 class SyncResult:
-    """What Snowflake's `table` shows: a publication, by the file or folder that was opened for it."""
+    """The publication that Snowflake's `table` shows, and the file or folder opened for it."""
 
     table: str
     publication: Publication
@@ -567,31 +514,32 @@ class SyncResult:
 
 
 def sync_table(catalog: Catalog, table: str, target: TableName, settings: LakeSettings) -> SyncResult:
-    """Make the table `target` in Snowflake if it is missing, and bring it to the newest publication of `table`.
+    """Create the table `target` in Snowflake if it is missing, and bring it to the newest publication of `table`.
 
-    Two runs at once end at the newest publication both: each looks at the ledger again when it is done.
+    Two concurrent runs both end at the newest publication: each reads the ledger again at its end.
 
     Raises:
-        SnowflakeError: the publication cannot be shown, or Snowflake refused, did not answer, or shows another state.
-        BadRequest: nothing of the table was published yet.
+        SnowflakeError: the publication cannot be shown, or Snowflake refused, did not respond, or shows another state.
+        BadRequest: the table has no publication.
     """
-    aimed_at = find_published(catalog, table)
-    state, objects = _resolve_target(aimed_at, target, settings)
-    with snowflake_session(settings) as session:
+    published = find_published(catalog, table)
+    with ExitStack() as stack:
+        session = None
         for _ in range(ATTEMPTS):
-            _show_state(session, state, objects)
+            objects = get_snowflake_objects(target, published.publication.format, settings)
+            state = get_published_state(published, settings.snowflake_volume_location, settings)
+            session = session or stack.enter_context(snowflake_session(settings))
+            session.run(format_create_table(state, objects))
+            session.run(format_refresh_table(state, objects))
             if state.publication.format == "iceberg":
                 _require_opened(session, state, objects, settings)
             else:
-                # The log may have grown meanwhile. Asked, Snowflake would write metadata into the table's folder.
-                require_readable(aimed_at, settings)
-            newest = find_published(catalog, table)
-            if newest.publication.version == state.publication.version:
-                return SyncResult(
-                    target.sql, newest.publication, _get_opened_path(state), tuple(session.query_ids)
-                )
-            aimed_at = newest
-            state, objects = _resolve_target(aimed_at, target, settings)
+                # The log may have grown. Snowflake's own report would write metadata into the table's folder.
+                require_readable(published, settings)
+            published = find_published(catalog, table)
+            if published.publication.version == state.publication.version:
+                opened, query_ids = _get_opened_path(state), tuple(session.query_ids)
+                return SyncResult(target.sql, published.publication, opened, query_ids)
     raise SnowflakeError(
         f"{table} was published {ATTEMPTS} times while {target.sql} was brought to it",
         "Run this again when the publications have ended.",
@@ -599,22 +547,10 @@ def sync_table(catalog: Catalog, table: str, target: TableName, settings: LakeSe
     )
 
 
-def _resolve_target(
-    aimed_at: PublishedTable, target: TableName, settings: LakeSettings
-) -> tuple[PublishedState, SnowflakeObjects]:
-    objects = get_snowflake_objects(target, aimed_at.publication.format, settings)
-    return get_published_state(aimed_at, settings.snowflake_volume_location, settings), objects
-
-
-def _show_state(session: SnowflakeSession, state: PublishedState, objects: SnowflakeObjects) -> None:
-    session.run(format_create_table(state, objects))
-    session.run(format_refresh_table(state, objects))
-
-
 def _require_opened(
     session: SnowflakeSession, state: PublishedState, objects: SnowflakeObjects, settings: LakeSettings
 ) -> None:
-    """Refuse to say that all is well when a table of that name was there before and reads from another place."""
+    """Raises `SnowflakeError` when an existing table of that name reads from another location."""
     location = _metadata_location(session.run(TABLE_INFORMATION_SQL, objects.table.sql))
     try:
         path = path_below(normalize_location(location), state.volume_location, settings) if location else None
@@ -629,13 +565,13 @@ def _require_opened(
 
 
 def _metadata_location(response: object) -> str | None:
-    """The location in what SYSTEM$GET_ICEBERG_TABLE_INFORMATION answers: a JSON object as text."""
+    """The location in the response of SYSTEM$GET_ICEBERG_TABLE_INFORMATION: a JSON object as text."""
     try:
         information = json.loads(str(response))
     except ValueError:
         return None
-    found = information.get("metadataLocation") if isinstance(information, Mapping) else None
-    return found if isinstance(found, str) and found else None
+    location = information.get("metadataLocation") if isinstance(information, Mapping) else None
+    return location if isinstance(location, str) and location else None
 
 
 def _get_opened_path(state: PublishedState) -> str:

@@ -1,7 +1,5 @@
-"""Write, audit, publish: a set is staged where nobody reads, judged there, and made visible whole.
+"""Write, audit, publish: stage a set where no reader sees it, audit it, and publish it as a whole.
 
-staged.py the records that travel between the steps; lake.py what a step may touch; staging.py the interface
-that iceberg.py and delta.py implement; serveable.py who can read what was staged; stage.py, audit.py, replay.py the
-steps; records.py and branches.py what runs leave behind. The last step, from main to the ledger, is
-share/publication.py.
+staged.py: records, the lake and the quarantine; stage.py: the staging step and its interface, implemented by iceberg.py
+and delta.py; checks.py, serveable.py and audit.py: the audit. share/publication.py publishes.
 """

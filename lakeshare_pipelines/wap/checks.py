@@ -1,13 +1,11 @@
-"""Which checks an audit of a contract reports, known before any run and without Spark.
-
-The rules and references of the contract, and what every table is held to besides.
-"""
+"""The checks of an audit: `list_checks` names them before any run and without Spark, the rest evaluates them."""
 
 import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from lakeshare_pipelines.contracts import Drift, Reference, Rule, SetContract, Table
@@ -46,7 +44,7 @@ def list_checks(contract: SetContract) -> tuple[CheckSpec, ...]:
     """Every check that an audit of this contract reports, table by table.
 
     Raises:
-        ContractError: two checks of a table have one name.
+        ContractError: two checks of a table have the same name.
     """
     specs = tuple(spec for table in contract.tables for spec in _table_checks(contract, table))
     seen: set[tuple[str, str]] = set()
@@ -63,17 +61,16 @@ def list_checks(contract: SetContract) -> tuple[CheckSpec, ...]:
 
 
 def is_daily(contract: SetContract, table: Table) -> bool:
-    """Whether a run replaces days of the table, and not all of it."""
+    """Whether a run replaces days of the table, and not the whole table."""
     return contract.partitioning == "daily" and bool(table.partition_by)
 
 
 def get_rule_columns(rule: Rule) -> tuple[str, ...]:
-    """The columns a rule speaks of."""
     return tuple(column for _, column in list_rule_columns(EXPECTATIONS[rule.expectation], rule.kwargs))
 
 
 def needs_whole_table(contract: SetContract, table: Table, rule: Rule) -> bool:
-    """Whether a rule cannot be judged on the rows of the run alone."""
+    """Whether a rule cannot be evaluated on the rows of the run alone."""
     if rule.scope != "table" or not is_daily(contract, table):
         return False
     # Rows of other days cannot repeat a key that holds the day itself.
@@ -85,7 +82,10 @@ def _table_checks(contract: SetContract, table: Table) -> Iterator[CheckSpec]:
     structure = "The columns are the contract's, and readers of main lose none."
     yield CheckSpec(table.name, STRUCTURE, "error", structure)
     if table.source is not None:
-        yield CheckSpec(table.name, ROWS_PARSED, "error", _rows_parsed_text(table))
+        parsed = "Every delivered row was understood; none went to quarantine."
+        if table.max_quarantined_fraction:
+            parsed = f"At most {table.max_quarantined_fraction:.2%} of the delivered rows went to quarantine."
+        yield CheckSpec(table.name, ROWS_PARSED, "error", parsed)
     if table.view is None:
         yield CheckSpec(table.name, NOT_EMPTY, "error", "Every partition of the run has rows.")
     else:
@@ -97,38 +97,24 @@ def _table_checks(contract: SetContract, table: Table) -> Iterator[CheckSpec]:
         within = "Every row belongs to a partition of the run."
         yield CheckSpec(table.name, WITHIN_PARTITIONS, "error", within)
     for rule in table.rules:
-        yield CheckSpec(table.name, rule.name, rule.severity, rule.description or _rule_text(rule))
-    for reference in table.references:
-        text = reference.description or _reference_text(reference)
-        yield CheckSpec(table.name, reference.name, reference.severity, text)
+        yield CheckSpec(table.name, rule.name, rule.severity, rule.description or _describe_rule(rule))
+    for ref in table.references:
+        text = f"Every {', '.join(ref.columns)} exists as {', '.join(ref.to_columns)} in {ref.to_table}."
+        yield CheckSpec(table.name, ref.name, ref.severity, ref.description or text)
     if table.drift.max_shrink_fraction is not None or table.drift.max_growth_fraction is not None:
-        yield CheckSpec(table.name, DRIFT, table.drift.severity, _drift_text(contract, table))
-    yield CheckSpec(table.name, SERVEABLE, table.serveable_to.severity, _serveable_text(table))
+        yield CheckSpec(table.name, DRIFT, table.drift.severity, _describe_drift(contract, table))
+    serveable = "Reports which clients can read it, and why others cannot."
+    if table.serveable_to.clients:
+        serveable = f"{', '.join(table.serveable_to.clients)} can read it as it will be published."
+    yield CheckSpec(table.name, SERVEABLE, table.serveable_to.severity, serveable)
 
 
-def _rows_parsed_text(table: Table) -> str:
-    if table.max_quarantined_fraction == 0:
-        return "Every delivered row was understood; none went to quarantine."
-    return f"At most {table.max_quarantined_fraction:.2%} of the delivered rows went to quarantine."
-
-
-def _rule_text(rule: Rule) -> str:
+def _describe_rule(rule: Rule) -> str:
     arguments = ", ".join(f"{name}={value!r}" for name, value in rule.kwargs.items())
     return f"{rule.expectation}({arguments}) on {'the table' if rule.scope == 'table' else 'the new rows'}."
 
 
-def _reference_text(reference: Reference) -> str:
-    here, there = ", ".join(reference.columns), ", ".join(reference.to_columns)
-    return f"Every {here} exists as {there} in {reference.to_table}."
-
-
-def _serveable_text(table: Table) -> str:
-    if not table.serveable_to.clients:
-        return "Recipients can read it: which clients, and why not others, is told."
-    return f"{', '.join(table.serveable_to.clients)} can read it as it will be published."
-
-
-def _drift_text(contract: SetContract, table: Table) -> str:
+def _describe_drift(contract: SetContract, table: Table) -> str:
     limits = []
     if table.drift.max_shrink_fraction is not None:
         limits.append(f"shrinks by at most {table.drift.max_shrink_fraction:.0%}")
@@ -142,44 +128,23 @@ Types = Mapping[str, str]
 
 
 def find_structure_problems(table: Table, staged: Types, declared: Types, main: Types | None) -> list[str]:
-    """What is wrong with a staged schema, one sentence each. Names are in lower case."""
+    """The problems of a staged schema, one sentence each. Column names are in lower case."""
     published = main or {}
-    problems = _compare_with_contract(staged, declared, published)
-    if not table.allow_schema_changes:
-        problems += _compare_with_main(staged, declared, published)
-    return problems
-
-
-def get_types(schema: "StructType") -> dict[str, str]:
-    """A schema as name → type."""
-    return {field.name.lower(): field.dataType.simpleString() for field in schema.fields}
-
-
-def get_declared_types(table: Table) -> dict[str, str]:
-    """The contract's columns as name → type, in Spark's own spelling (`long` and `bigint` are one)."""
-    from pyspark.sql.types import DataType
-
-    return {column.name.lower(): DataType.fromDDL(column.type).simpleString() for column in table.columns}
-
-
-def find_missing_columns(wanted: Sequence[str], staged: Types) -> list[str]:
-    """Which of the wanted columns the staged rows lack."""
-    return [name for name in wanted if name.lower() not in staged]
-
-
-def _compare_with_contract(staged: Types, declared: Types, published: Types) -> list[str]:
     problems = [f"column {name} is missing" for name in declared if name not in staged]
     problems += [
         f"column {name} is {staged[name]}, the contract says {kind}"
         for name, kind in declared.items()
         if name in staged and staged[name] != kind
     ]
-    # What main has and the contract dropped is judged as a change, below.
-    return problems + [
+    # A column that main has and the contract dropped is reported as a change, below.
+    problems += [
         f"column {name} is not in the contract"
         for name in staged
         if name not in declared and name not in published
     ]
+    return (
+        problems if table.allow_schema_changes else problems + _compare_with_main(staged, declared, published)
+    )
 
 
 def _compare_with_main(staged: Types, declared: Types, published: Types) -> list[str]:
@@ -194,10 +159,21 @@ def _compare_with_main(staged: Types, declared: Types, published: Types) -> list
     return changes
 
 
+def get_types(schema: "StructType") -> dict[str, str]:
+    return {field.name.lower(): field.dataType.simpleString() for field in schema.fields}
+
+
+def get_declared_types(table: Table) -> dict[str, str]:
+    """The contract's columns as name → type, in Spark's spelling (`long` becomes `bigint`)."""
+    from pyspark.sql.types import DataType
+
+    return {column.name.lower(): DataType.fromDDL(column.type).simpleString() for column in table.columns}
+
+
 RECENT_DAYS = 7
 MAX_NAMED = 20
 SHOW_REJECTED = "show_rejected_rows"
-"""Name of the observation that holds the command which shows rejected rows as they were delivered."""
+"""The observation with the command that shows rejected rows as they were delivered."""
 
 
 def check_rows_parsed(table: Table, staged: StagedTable) -> Finding:
@@ -210,40 +186,33 @@ def check_rows_parsed(table: Table, staged: StagedTable) -> Finding:
         "rejected_fraction": fraction,
         "allowed_fraction": table.max_quarantined_fraction,
     }
-    if fraction <= table.max_quarantined_fraction:
-        return Finding(True, observed)
     reason = (
         f"{staged.rejected} of {delivered} delivered rows went to quarantine "
         f"({format_percentage(staged.rejected, delivered)}); "
         f"{table.max_quarantined_fraction:.2%} are allowed"
     )
-    return Finding(False, {**observed, "reason": reason})
+    return Finding.of(observed, "" if fraction <= table.max_quarantined_fraction else reason)
 
 
 def check_not_empty(rows: Mapping[str, int], expected: Iterable[str]) -> Finding:
     """Whether each expected partition has rows; `rows` counts them by partition."""
     empty = [partition for partition in expected if not rows.get(partition)]
     observed = {"rows": sum(rows.values()), "partitions": len(rows), "empty_partitions": len(empty)}
-    if not empty:
-        return Finding(True, observed)
-    return Finding(False, {**observed, "reason": f"no rows for partition {_some(empty, ', ')}"})
+    return Finding.of(observed, f"no rows for partition {_join_some(empty, ', ')}" if empty else "")
 
 
 def check_within_partitions(rows: Mapping[str, int], expected: Iterable[str], written: int) -> Finding:
-    """Whether all of the `written` rows are in partitions of the run, where its checks look."""
+    """Whether all `written` rows are in partitions of the run; the other checks read only those."""
     inside = set(expected)
     outside = {partition: count for partition, count in rows.items() if partition not in inside}
     strayed = written - sum(count for partition, count in rows.items() if partition in inside)
-    observed = {"rows": written, "rows_outside": strayed}
-    if not strayed:
-        return Finding(True, observed)
-    named = f" ({_some(sorted(outside), ', ')})" if outside else ""
+    named = f" ({_join_some(sorted(outside), ', ')})" if outside else ""
     reason = f"{strayed} of {written} rows belong to other partitions{named} than those delivered"
-    return Finding(False, {**observed, "reason": reason})
+    return Finding.of({"rows": written, "rows_outside": strayed}, reason if strayed else "")
 
 
 def check_drift(limits: Drift, rows: Mapping[str, int], usual: Mapping[str, float | None]) -> Finding:
-    """Whether a row count moved further than the limits from what is usual; None: nothing to compare."""
+    """Whether row counts moved further than the limits from the usual ones; None: nothing to compare."""
     known = {name: before for name, before in usual.items() if before and name in rows}
     observed: dict[str, object] = {
         "rows": sum(rows.values()),
@@ -255,13 +224,11 @@ def check_drift(limits: Drift, rows: Mapping[str, int], usual: Mapping[str, floa
     moved = [
         text for name in sorted(known) if (text := _describe_movement(limits, name, rows[name], known[name]))
     ]
-    if not moved:
-        return Finding(True, observed)
-    return Finding(False, {**observed, "reason": _some(moved, "; ")})
+    return Finding.of(observed, _join_some(moved, "; "))
 
 
 def compute_usual_rows(counts: Mapping[str, int], of_run: Iterable[str]) -> dict[str, float | None]:
-    """Per partition of a run the mean of those next before it on main, or of the first ones."""
+    """Per partition of a run, the mean of the partitions just before it on main, or of the first ones."""
     run = set(of_run)
     others = sorted(set(counts) - run)
     usual: dict[str, float | None] = {}
@@ -273,7 +240,7 @@ def compute_usual_rows(counts: Mapping[str, int], of_run: Iterable[str]) -> dict
 
 
 def count_rows_by_day(frame: "DataFrame", table: Table) -> dict[str, int]:
-    """Rows of the frame by the day they belong to, as the partitions of a daily set are named."""
+    """Rows of the frame by day, named as the partitions of a daily set."""
     from pyspark.sql import functions as F
 
     day = F.col(f"`{table.partition_by[0][0]}`").cast("date").cast("string")
@@ -291,7 +258,7 @@ def _describe_movement(limits: Drift, name: str, count: int, before: float) -> s
     return ""
 
 
-def _some(names: Sequence[str], separator: str) -> str:
+def _join_some(names: Sequence[str], separator: str) -> str:
     return separator.join([*names[:MAX_NAMED], *(["…"] if len(names) > MAX_NAMED else [])])
 
 
@@ -300,11 +267,10 @@ MASK = "***"
 QUOTED = re.compile(r"'.*'", re.DOTALL)
 
 
-def select_sample_columns(table: Table, judged: Iterable[str]) -> list[str]:
-    """What a sample row shows: the judged columns, and those that say which row and partition it is."""
-    partition = {column for column, _ in table.partition_by}
-    wanted = {name.lower() for name in (*judged, *partition)}
-    return [c.name for c in table.columns if c.primary_key or c.name.lower() in wanted]
+def select_sample_columns(table: Table, checked: Iterable[str]) -> list[str]:
+    """The columns of a sample row: those checked, the primary key and the partition."""
+    names = {name.lower() for name in (*checked, *(column for column, _ in table.partition_by))}
+    return [c.name for c in table.columns if c.primary_key or c.name.lower() in names]
 
 
 def mask_rows(
@@ -312,64 +278,58 @@ def mask_rows(
 ) -> tuple[Mapping[str, Any], ...]:
     """At most `SAMPLE_ROWS` of `rows`, with personal data and columns the contract does not know as `***`.
 
-    A null stays a null: that a value is missing is what most samples are there to show.
+    A null stays a null: most samples are there to show that a value is missing.
     """
     open_columns = {column.name.lower() for column in table.columns if not column.pii}
+
+    def mask(name: str, value: Any) -> Any:
+        return value if value is None or name.lower() in open_columns else MASK
+
     return tuple(
-        {name: _mask_value(row[name], name.lower() in open_columns) for name in columns if name in row}
-        for row, _ in zip(rows, range(SAMPLE_ROWS), strict=False)
+        {name: mask(name, row[name]) for name in columns if name in row} for row in islice(rows, SAMPLE_ROWS)
     )
 
 
 def make_rejected_sample(table: Table, row: Mapping[str, Any], *, shows_values: bool) -> Mapping[str, Any]:
-    """A row of the quarantine: where it came from and what was wrong with it.
-
-    `shows_values` adds its values, except for tables with personal data.
-    """
+    """A row of the quarantine; `shows_values` adds its values, except for tables with personal data."""
     shown = {name: row[name] for name in ("file", "line", "reason")}
     if shows_values and not has_pii(table):
         return shown | {"raw": row["raw"]}
-    # Where values are shifted any column may hold what belongs into another, or into none of the contract.
+    # In a row with shifted values any column may hold personal data of another column.
     return shown | {"reason": QUOTED.sub(f"'{MASK}'", str(row["reason"]))}
 
 
 def has_pii(table: Table, columns: Iterable[str] | None = None) -> bool:
-    """Whether any of the columns (all of the table when None) holds personal data."""
-    wanted = None if columns is None else {name.lower() for name in columns}
-    return any(c.pii and (wanted is None or c.name.lower() in wanted) for c in table.columns)
-
-
-def _mask_value(value: Any, is_open: bool) -> Any:
-    return value if is_open or value is None else MASK
+    """Whether any of the columns (default: all of the table) holds personal data."""
+    names = None if columns is None else {name.lower() for name in columns}
+    return any(c.pii and (names is None or c.name.lower() in names) for c in table.columns)
 
 
 def check_reference(table: Table, reference: Reference, rows: "DataFrame", target: "DataFrame") -> Finding:
-    """Whether each row with all its reference columns set finds its counterpart in `target`."""
+    """Whether each row with all its reference columns set has a match in `target`."""
     from pyspark.sql import functions as F
 
-    left, right = rows.alias("here"), target.select(*_quoted(reference.to_columns)).distinct().alias("there")
-    pairs = list(zip(reference.columns, reference.to_columns, strict=True))
+    left, right = rows.alias("here"), target.select(*_quote(reference.to_columns)).distinct().alias("there")
     referring = F.lit(True)
     matching = F.lit(True)
-    for here, there in pairs:
-        referring = referring & F.col(f"here.`{here}`").isNotNull()
-        matching = matching & (F.col(f"here.`{here}`") == F.col(f"there.`{there}`"))
-    with_reference = left.where(referring)
-    orphans = with_reference.join(right, matching, "left_anti")
+    for column, target_column in zip(reference.columns, reference.to_columns, strict=True):
+        referring = referring & F.col(f"here.`{column}`").isNotNull()
+        matching = matching & (F.col(f"here.`{column}`") == F.col(f"there.`{target_column}`"))
+    orphans = left.where(referring).join(right, matching, "left_anti")
     failed = orphans.count()
     observed = {"failed_rows": failed, "columns": reference.columns, "refers_to": reference.to_table}
     if not failed:
         return Finding(True, observed)
     columns = select_sample_columns(table, reference.columns)
-    samples = [row.asDict() for row in orphans.select(*_quoted(columns)).limit(SAMPLE_ROWS).collect()]
+    samples = [row.asDict() for row in orphans.select(*_quote(columns)).limit(SAMPLE_ROWS).collect()]
     reason = (
         f"{failed} rows have a {', '.join(reference.columns)} "
         f"that is no {', '.join(reference.to_columns)} of {reference.to_table}"
     )
-    return Finding(False, {**observed, "reason": reason}, mask_rows(table, samples, columns))
+    return Finding.of(observed, reason, mask_rows(table, samples, columns))
 
 
-def _quoted(columns: "tuple[str, ...] | list[str]") -> list[str]:
+def _quote(columns: "tuple[str, ...] | list[str]") -> list[str]:
     return [f"`{column}`" for column in columns]
 
 
@@ -378,12 +338,12 @@ ROWS = {"result_format": "BASIC", "partial_unexpected_count": SAMPLE_ROWS, "incl
 
 
 class NotEvaluated(Exception):
-    """A rule that gave no answer; it counts as failed."""
+    """A rule that was not evaluated; it counts as failed."""
 
 
 @dataclass(frozen=True)
 class RuleOutcome:
-    """What Great Expectations found for one rule. Counts are None for rules about the whole table."""
+    """The result of one rule in Great Expectations. Counts are None for rules about the whole table."""
 
     passed: bool
     rows: int | None = None
@@ -393,91 +353,77 @@ class RuleOutcome:
 
 
 def evaluate_rules(frame: "DataFrame", rules: Sequence[Rule]) -> dict[str, RuleOutcome | NotEvaluated]:
-    """The outcome of every rule by its name. One that raises does not keep the others from it."""
+    """The outcome of every rule by its name; a rule that raises does not stop the others."""
     if not rules:
         return {}
-    batch = _batch(frame)
-    outcomes = dict(_validated(batch, rules, COUNTS))
+    batch = _make_batch(frame)
+    outcomes = dict(_validate(batch, rules, COUNTS))
     raised = [rule for rule in rules if isinstance(outcomes[rule.name], NotEvaluated)]
     if len(rules) > 1:
-        # Rules share one Spark job: an error of one of them is reported for all that were in it.
+        # Rules share one Spark job: an error of one rule is reported for all rules of the job.
         for rule in raised:
-            outcomes.update(_validated(batch, [rule], COUNTS))
-    failing = [rule for rule in rules if _has_failed_rows(outcomes[rule.name])]
+            outcomes.update(_validate(batch, [rule], COUNTS))
+    failing = []
+    for rule in rules:
+        outcome = outcomes[rule.name]
+        if isinstance(outcome, RuleOutcome) and not outcome.passed and outcome.failed_rows:
+            failing.append(rule)
     if failing:
-        outcomes.update(_validated(batch, failing, ROWS))
+        outcomes.update(_validate(batch, failing, ROWS))
     return outcomes
 
 
-def _validated(
+def _validate(
     batch: "Batch", rules: Sequence[Rule], result_format: Mapping[str, Any]
 ) -> Iterator[tuple[str, RuleOutcome | NotEvaluated]]:
     from great_expectations import ExpectationSuite
+    from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
 
     built: list[Expectation] = []
     for rule in rules:
         try:
-            built.append(_expectation(rule))
-        except Exception as error:  # whatever pydantic v1 and the expectation's own checks raise
-            yield (
-                rule.name,
-                NotEvaluated(f"{rule.expectation} refuses its arguments: {_one_line(str(error))}"),
+            configuration = ExpectationConfiguration(
+                type=rule.expectation, kwargs=dict(rule.kwargs), meta={"rule": rule.name}
             )
+            built.append(configuration.to_domain_obj())
+        except Exception as error:  # pydantic v1 and each expectation raise their own types
+            refused = f"{rule.expectation} refuses its arguments: {_to_one_line(str(error))}"
+            yield rule.name, NotEvaluated(refused)
     if built:
         suite = ExpectationSuite(name="audit", expectations=built)
         for result in batch.validate(suite, result_format=dict(result_format)).results:
-            yield _name(result), _outcome(result)
+            # Results come in an order of their own.
+            configured = result.expectation_config
+            if configured is None or configured.meta is None:
+                raise NotEvaluated("Great Expectations returned a result without its rule")
+            yield str(configured.meta["rule"]), _make_outcome(result)
 
 
-def _expectation(rule: Rule) -> "Expectation":
-    from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
-
-    configuration = ExpectationConfiguration(
-        type=rule.expectation, kwargs=dict(rule.kwargs), meta={"rule": rule.name}
-    )
-    return configuration.to_domain_obj()
-
-
-def _name(result: "ExpectationValidationResult") -> str:
-    # Results come back in an order of their own.
-    configuration = result.expectation_config
-    if configuration is None or configuration.meta is None:
-        raise NotEvaluated("Great Expectations gave a result without saying for which rule")
-    return str(configuration.meta["rule"])
-
-
-def _outcome(result: "ExpectationValidationResult") -> RuleOutcome | NotEvaluated:
-    message = _find_exception(result.exception_info)
-    if message is not None:
-        return NotEvaluated(message)
-    found = result.result
-    failed_rows = found.get("unexpected_count")
+def _make_outcome(result: "ExpectationValidationResult") -> RuleOutcome | NotEvaluated:
+    exceptions: Mapping[str, Any] = result.exception_info
+    # One entry for the expectation itself, or one per metric that could not be computed.
+    entries = [exceptions] if "raised_exception" in exceptions else exceptions.values()
+    messages = {_to_one_line(str(e.get("exception_message"))) for e in entries if e.get("raised_exception")}
+    if messages:
+        return NotEvaluated("; ".join(sorted(messages)))
+    values = result.result
     return RuleOutcome(
         passed=bool(result.success),
-        rows=found.get("element_count"),
-        failed_rows=failed_rows,
-        found=found.get("observed_value"),
-        samples=tuple(found.get("unexpected_rows") or ()),
+        rows=values.get("element_count"),
+        failed_rows=values.get("unexpected_count"),
+        found=values.get("observed_value"),
+        samples=tuple(values.get("unexpected_rows") or ()),
     )
 
 
-def _has_failed_rows(outcome: RuleOutcome | NotEvaluated) -> bool:
-    return isinstance(outcome, RuleOutcome) and not outcome.passed and bool(outcome.failed_rows)
-
-
-def _find_exception(info: Mapping[str, Any]) -> str | None:
-    # One entry for the expectation itself, or one per metric that could not be computed.
-    entries: Iterable[Mapping[str, Any]] = [info] if "raised_exception" in info else info.values()
-    messages = {_one_line(str(e.get("exception_message"))) for e in entries if e.get("raised_exception")}
-    return "; ".join(sorted(messages)) if messages else None
-
-
-def _one_line(message: str) -> str:
+def _to_one_line(message: str) -> str:
     return " ".join(message.split("JVM stacktrace:")[0].split())
 
 
-def _batch(frame: "DataFrame") -> "Batch":
-    _quiet()
+def _make_batch(frame: "DataFrame") -> "Batch":
+    # Both are read at the first import of the package, which otherwise logs a hundred lines.
+    os.environ["GX_ANALYTICS_ENABLED"] = "false"
+    logging.getLogger("great_expectations").setLevel(logging.WARNING)
     from great_expectations import get_context
     from great_expectations.data_context.types.base import (
         DataContextConfig,
@@ -492,24 +438,17 @@ def _batch(frame: "DataFrame") -> "Batch":
         analytics_enabled=False,
     )
     context = get_context(project_config=config, mode="ephemeral")
-    # The audit keeps its frames itself and lets go of them.
+    # The audit caches and releases its frames.
     source = context.data_sources.add_spark("lake", persist=False)
     definition = source.add_dataframe_asset("frame").add_batch_definition_whole_dataframe("all rows")
     return definition.get_batch({"dataframe": frame})
 
 
-def _quiet() -> None:
-    # Both are read when the package is imported: its first import tells a hundred things about itself.
-    os.environ["GX_ANALYTICS_ENABLED"] = "false"
-    logging.getLogger("great_expectations").setLevel(logging.WARNING)
-
-
 COUNTING = ("count", "proportion")
-ERROR_CLASS = re.compile(r"\[([A-Z][A-Z0-9_.]+)\]")
 
 
 def make_rule_finding(table: Table, rule: Rule, outcome: RuleOutcome) -> Finding:
-    """A rule's outcome with its counts, what was expected and found, and masked sample rows."""
+    """A finding with the counts of the rule, the expected and found values, and masked sample rows."""
     columns = get_rule_columns(rule)
     observed: dict[str, Any] = {"expectation": rule.expectation, "expected": rule.kwargs}
     if outcome.rows is not None and outcome.failed_rows is not None:
@@ -522,38 +461,31 @@ def make_rule_finding(table: Table, rule: Rule, outcome: RuleOutcome) -> Finding
     if outcome.passed:
         return Finding(True, observed)
     samples = mask_rows(table, outcome.samples, select_sample_columns(table, columns))
-    return Finding(False, {**observed, "reason": _reason(observed)}, samples)
+    return Finding.of(observed, _explain(observed), samples)
 
 
 def make_failed_finding(table: Table, message: str) -> Finding:
-    """A check that gave no answer has failed."""
+    """A check that could not be evaluated counts as failed."""
     return Finding(False, {"reason": f"not evaluated because {_mask_message(table, message)}"})
 
 
-def require_columns(wanted: Sequence[str], types: Types) -> None:
-    """Refuse to evaluate what speaks of columns that are not there.
-
-    Raises:
-        NotEvaluated: names them.
-    """
-    lacking = find_missing_columns(wanted, types)
-    if lacking:
-        verb = "is" if len(lacking) == 1 else "are"
-        raise NotEvaluated(f"column {', '.join(lacking)} {verb} missing")
+def require_columns(columns: Sequence[str], types: Types) -> None:
+    """Raises `NotEvaluated` with the names of the columns that are missing."""
+    missing = [name for name in columns if name.lower() not in types]
+    if missing:
+        raise NotEvaluated(f"column {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
 
 
 def _mask_message(table: Table, message: str) -> str:
-    text = " ".join(message.split("JVM stacktrace:")[0].split())
-    if not has_pii(table):
-        return text
-    # Spark quotes the value it stumbled over.
-    classes = sorted(set(ERROR_CLASS.findall(text)))
-    if classes:
+    text = _to_one_line(message)
+    # Spark quotes the value that it could not convert.
+    classes = sorted(set(re.findall(r"\[([A-Z][A-Z0-9_.]+)\]", text)))
+    if classes and has_pii(table):
         return f"{', '.join(classes)} (the message is withheld: the table has personal data)"
     return text
 
 
-def _reason(observed: Mapping[str, Any]) -> str:
+def _explain(observed: Mapping[str, Any]) -> str:
     if observed.get("failed_rows"):
         failed, rows = observed["failed_rows"], observed["rows"]
         return f"{failed} of {rows} rows failed ({format_percentage(failed, rows)})"

@@ -1,7 +1,7 @@
-"""Delta without branches: a run's own table under `_staged/` is the staging place, one commit publishes its files.
+"""Delta staging: a run writes its own table under `_staged/`; one commit on the real table publishes those files.
 
-That commit adds the staged files where they lie, removes what they replace and carries the run in `txn` and in
-its commit info. It is never retried blindly: a commit in between is a conflict.
+The commit adds the staged files without a copy, removes what they replace, and carries the run in `txn` and in its
+commit info. It is not retried: a commit in between is a conflict.
 """
 
 import hashlib
@@ -25,30 +25,31 @@ from lakeshare_pipelines.wap.stage import (
     commit_properties,
     get_landed_run,
     parse_commit_properties,
+    run_properties,
 )
 from lakeshare_pipelines.wap.staged import WHOLE, Lake, Staged
 from lakeshare_server.tables import Stores
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
-    from deltalake.transaction import AddAction, CommitProperties
+    from deltalake.transaction import AddAction
     from pyspark.sql import DataFrame
 
 log = logging.getLogger(__name__)
 
 STAGED_FOLDER = "_staged"
 PUBLISHED = "_PUBLISHED"
-"""Marks a staging place whose files are a table's by now, for when the log has forgotten which commit it was."""
+"""Marks a staging location whose files belong to the table; the log may no longer have the commit."""
 REVERTED_PROPERTY = PROPERTY + "taken-back"
-"""What a commit says that undoes the one of a staging place, by the place's name."""
+"""Commit info of a commit that reverts another: the staging location of that other commit."""
 ABSENT = -1
 FIRST_COMMITS = 20
-# Commits are timed by whoever wrote them.
+# Commits carry the clock of their writer.
 CLOCK_SLACK_MS = 24 * 3600 * 1000
 
 
 class DeltaStaging:
-    """Tables of a set, each with a staging table of the run below it."""
+    """The tables of a set, each with a staging table of the run below it."""
 
     def __init__(self, lake: Lake, contract: SetContract) -> None:
         self.lake, self.contract = lake, contract
@@ -59,15 +60,10 @@ class DeltaStaging:
         return json.dumps({name: self._version(name) for name in self.tables}, sort_keys=True)
 
     def write(
-        self,
-        ref: str,
-        table: Table,
-        frame: "DataFrame",
-        partitions: Sequence[str],
-        properties: Mapping[str, str],
+        self, ref: str, table: Table, frame: "DataFrame", partitions: Sequence[str], run_id: str
     ) -> None:
-        metadata = json.dumps({PROPERTY + name: value for name, value in properties.items()})
-        # Views alone are written twice: when their table was repaired on the staging place.
+        metadata = json.dumps(run_properties(self.contract, run_id))
+        # Only views are written twice: after their table was repaired at the staging location.
         mode = "error" if table.view is None else "overwrite"
         writer = frame.write.format("delta").mode(mode).option("userMetadata", metadata)
         columns = [column for column, _ in table.partition_by]
@@ -76,7 +72,7 @@ class DeltaStaging:
         writer.save(str(self._staged(table.name, ref)))
 
     def make_serveable(self, ref: str, table: Table) -> tuple[str, ...]:
-        # Staged files have nothing to rewrite, and those of main are not on the staging place: see docs/adr/0017.
+        # Staged files need no rewrite, and files of main are not at the staging location: see docs/adr/0017.
         return ()
 
     def clients(self, staged: Staged, table: Table) -> ClientMatrix:
@@ -124,142 +120,153 @@ class DeltaStaging:
 
     def definition(self, staged: Staged, table: Table) -> str | None:
         base = json.loads(staged.base)[table.name]
-        # Not in the table's own properties: recipients are told those.
-        commits = self._standing_commits(table.name)
-        records = (
-            parse_commit_properties(info)[0] for version, info in commits if _is_run(version, info, base)
-        )
-        origin = staged if base == ABSENT else next(records, None)
+        # Read from commits, not from table properties: recipients can read those.
+        origin: Staged | None = staged
+        if base != ABSENT:
+            records = (
+                parse_commit_properties(commit)[0]
+                for version, commit in self._effective_commits(table.name)
+                if version <= base and PROPERTY + "staged" in commit
+            )
+            origin = next(records, None)
         record = None if origin is None else origin.find_table(table.name)
         return None if record is None else record.view
 
     def land(self, staged: Staged, evidence: Mapping[str, object]) -> Landed:
-        found = self.seal(staged.ref)
-        if found != staged.head:
-            raise BranchMoved(staged.ref, staged.head, found)
+        head = self.seal(staged.ref)
+        if head != staged.head:
+            raise BranchMoved(staged.ref, staged.head, head)
         base = json.loads(staged.base)
-        mine = {name: self._landed_at(name, staged.ref, base[name]) for name in self.tables}
-        changed = [name for name in self.tables if mine[name] is None and self._version(name) != base[name]]
+        landed = self._landed_versions(staged)
+        changed = [name for name in self.tables if landed[name] is None and self._version(name) != base[name]]
         if changed:
             raise Conflict(changed, staged.base, json.dumps({name: self._version(name) for name in changed}))
-        for name, version in mine.items():
+        for name, version in landed.items():
             if version is None:
-                mine[name] = self._commit(self.tables[name], staged, evidence, base[name])
-        return Landed(staged, evidence, None, {name: v for name, v in mine.items() if v is not None})
+                landed[name] = self._commit(self.tables[name], staged, evidence, base[name])
+        return Landed(staged, evidence, None, {name: v for name, v in landed.items() if v is not None})
 
     def find_incomplete(self, is_known: IsInLedger) -> list[Landed]:
-        found: dict[str, Mapping[str, Any]] = {}
+        incomplete: dict[str, Mapping[str, Any]] = {}
         for name in self.tables:
-            for _, info in self._standing_commits(name):
-                run = get_landed_run(info, self.contract.name)
+            for _, commit in self._effective_commits(name):
+                run = get_landed_run(commit, self.contract.name)
                 if run is None:
                     continue
                 if is_known(run):
                     break
-                found.setdefault(run, info)
-        oldest_first = sorted(found.values(), key=lambda info: info["timestamp"])
-        landed = (self._completed(*parse_commit_properties(info)) for info in oldest_first)
-        return [one for one in landed if one is not None]
+                incomplete.setdefault(run, commit)
+        oldest_first = sorted(incomplete.values(), key=lambda commit: commit["timestamp"])
+        completed = (self._complete(*parse_commit_properties(commit)) for commit in oldest_first)
+        return [landed for landed in completed if landed is not None]
 
-    def _completed(self, staged: Staged, evidence: Mapping[str, object]) -> Landed | None:
-        """A set that a crash let land in part, landed whole; None when that is impossible and it was taken back."""
+    def _complete(self, staged: Staged, evidence: Mapping[str, object]) -> Landed | None:
+        """Land the rest of a set that landed in part; if that is impossible, revert it and return None."""
         try:
             return self.land(staged, evidence)
         except (Conflict, BranchMoved) as obstacle:
-            base = json.loads(staged.base)
-            mine = {name: self._landed_at(name, staged.ref, base[name]) for name in self.tables}
-            if None not in mine.values():
+            landed = self._landed_versions(staged)
+            if None not in landed.values():
                 raise
             log.warning(
-                "%s landed in part and cannot be completed: %s It is taken back; run the partition again, or "
+                "%s landed in part and cannot be completed: %s It is reverted; run the partition again, or "
                 "`lakeshare wap retry`.",
                 staged.title,
                 obstacle,
             )
-        for name, version in mine.items():
+        base = json.loads(staged.base)
+        for name, version in landed.items():
             if version is not None:
-                self._take_back(name, staged.ref, version, base[name])
+                self._revert(name, staged.ref, version, base[name])
         return None
 
-    def _take_back(self, name: str, ref: str, version: int, base: int) -> None:
-        """Undo the commit of a staging place. What somebody wrote on top of it stays, and so do its rows then."""
+    def _revert(self, name: str, ref: str, version: int, base: int) -> None:
+        """Undo the commit of a staging location. Later commits of other writers stay, and then so do its rows."""
         from deltalake import DeltaTable
         from deltalake.exceptions import CommitFailedError
         from deltalake.transaction import CommitProperties
 
         table = DeltaTable(self.location(name))
-        note = CommitProperties(custom_metadata={REVERTED_PROPERTY: ref}, max_commit_retries=0)
+        properties = CommitProperties(custom_metadata={REVERTED_PROPERTY: ref}, max_commit_retries=0)
         try:
             if table.version() != version:
                 columns = [column for column, _ in self.tables[name].partition_by]
-                table.create_write_transaction([], "append", table.schema(), columns, commit_properties=note)
+                table.create_write_transaction(
+                    [], "append", table.schema(), columns, commit_properties=properties
+                )
             elif base == ABSENT:
-                table.delete(commit_properties=note)
+                table.delete(commit_properties=properties)
             else:
-                table.restore(base, commit_properties=note)
+                table.restore(base, commit_properties=properties)
         except CommitFailedError as error:
             raise Conflict([name], str(version), str(self._version(name))) from error
         # The history of the table names these files.
         (self._staged(name, ref) / PUBLISHED).touch()
 
     def list_unpublished(self) -> list[tuple[str, datetime]]:
-        commits = (info for name in self.tables for _, info in self._standing_commits(name))
-        landed = {info.get(PROPERTY + "ref") for info in commits}
+        commits = (commit for name in self.tables for _, commit in self._effective_commits(name))
+        landed = {commit.get(PROPERTY + "ref") for commit in commits}
         since: dict[str, float] = {}
         for name in self.tables:
-            folder = self.location(name) / STAGED_FOLDER
-            for place in folder.iterdir() if folder.is_dir() else ():
-                if place.name not in landed and not (place / PUBLISHED).exists():
-                    since[place.name] = max(since.get(place.name, 0.0), place.stat().st_mtime)
+            for folder in (self.location(name) / STAGED_FOLDER).glob("*"):
+                if folder.name not in landed and not (folder / PUBLISHED).exists():
+                    since[folder.name] = max(since.get(folder.name, 0.0), folder.stat().st_mtime)
         return [(ref, datetime.fromtimestamp(at, UTC)) for ref, at in since.items()]
 
     def discard(self, ref: str) -> None:
         unpublished = [name for name in self.tables if not (self._staged(name, ref) / PUBLISHED).exists()]
-        places = [place for name in unpublished if (place := self._staged(name, ref)).exists()]
-        if not places:
+        folders = [folder for name in unpublished if (folder := self._staged(name, ref)).exists()]
+        if not folders:
             return
         landed = [self._has_landed(name, ref) for name in unpublished]
         if all(landed):
-            for place in places:
-                (place / PUBLISHED).touch()
+            for folder in folders:
+                (folder / PUBLISHED).touch()
         elif not any(landed):
-            for place in places:
-                shutil.rmtree(place)
-        # Else a crash came between two tables' commits: the repair still needs the places of the others.
+            for folder in folders:
+                shutil.rmtree(folder)
+        # Otherwise a crash came between two tables' commits: the repair still needs the other folders.
 
     def location(self, name: str) -> Path:
-        """Root folder of a table."""
         return table_location(self.lake.settings, self.tables[name])
 
     def commits(self, name: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """`(version, commit info)` of a table, newest first, read as far back as they are asked for."""
+        """`(version, commit info)` of a table, newest first, read as far back as the caller iterates."""
         table = self._open(name)
-        wanted, seen = FIRST_COMMITS, 0
+        limit, seen = FIRST_COMMITS, 0
         while table is not None:
-            infos = table.history(limit=wanted)
-            for info in infos[seen:]:
-                yield info["version"], info
-            if len(infos) < wanted:
+            commits = table.history(limit=limit)
+            for commit in commits[seen:]:
+                yield commit["version"], commit
+            if len(commits) < limit:
                 return
-            wanted, seen = wanted * 10, len(infos)
+            limit, seen = limit * 10, len(commits)
 
-    def _standing_commits(self, name: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """`commits` without those of staging places that were taken back."""
-        taken_back: set[str] = set()
-        for version, info in self.commits(name):
-            if REVERTED_PROPERTY in info:
-                taken_back.add(info[REVERTED_PROPERTY])
-            if info.get(PROPERTY + "ref") not in taken_back:
-                yield version, info
+    def _effective_commits(self, name: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """`commits` without those that were reverted."""
+        reverted: set[str] = set()
+        for version, commit in self.commits(name):
+            if REVERTED_PROPERTY in commit:
+                reverted.add(commit[REVERTED_PROPERTY])
+            if commit.get(PROPERTY + "ref") not in reverted:
+                yield version, commit
 
     def _commit(self, table: Table, staged: Staged, evidence: Mapping[str, object], base: int) -> int:
         from deltalake import DeltaTable
         from deltalake.exceptions import CommitFailedError, DeltaError
-        from deltalake.transaction import create_table_with_add_actions
+        from deltalake.transaction import CommitProperties, Transaction, create_table_with_add_actions
+
+        def properties(ordinal: int) -> CommitProperties:
+            return CommitProperties(
+                custom_metadata=commit_properties(staged, evidence),
+                app_transactions=[Transaction(staged.set_name, ordinal)],
+                max_commit_retries=0,
+            )
 
         schema = DeltaTable(self._staged(table.name, staged.ref)).schema()
         adds = list(self._add_actions(table.name, staged.ref))
         columns = [column for column, _ in table.partition_by]
+        replaced = get_replaced_column(staged, table)
         try:
             if base == ABSENT:
                 create_table_with_add_actions(
@@ -270,7 +277,7 @@ class DeltaStaging:
                     partition_by=columns,
                     name=table.name,
                     description=table.description,
-                    commit_properties=self._properties(staged, evidence, ordinal=1),
+                    commit_properties=properties(ordinal=1),
                 )
                 return 0
             main = DeltaTable(self.location(table.name), version=base)
@@ -280,8 +287,8 @@ class DeltaStaging:
                 "overwrite",
                 schema,
                 columns,
-                partition_filters=self._filter(staged, table),
-                commit_properties=self._properties(staged, evidence, ordinal),
+                partition_filters=None if replaced is None else [(replaced, "in", list(staged.partitions))],
+                commit_properties=properties(ordinal),
             )
         except CommitFailedError as error:
             raise Conflict([table.name], str(base), str(self._version(table.name))) from error
@@ -290,19 +297,6 @@ class DeltaStaging:
                 raise Conflict([table.name], "no table", str(self._version(table.name))) from error
             raise
         return base + 1
-
-    def _properties(self, staged: Staged, evidence: Mapping[str, object], ordinal: int) -> "CommitProperties":
-        from deltalake.transaction import CommitProperties, Transaction
-
-        return CommitProperties(
-            custom_metadata=commit_properties(staged, evidence),
-            app_transactions=[Transaction(staged.set_name, ordinal)],
-            max_commit_retries=0,
-        )
-
-    def _filter(self, staged: Staged, table: Table) -> "list[tuple[str, str, Any]] | None":
-        column = get_replaced_column(staged, table)
-        return None if column is None else [(column, "in", list(staged.partitions))]
 
     def _add_actions(self, name: str, ref: str) -> "Iterator[AddAction]":
         from deltalake.transaction import AddAction
@@ -313,7 +307,7 @@ class DeltaStaging:
                     ref, f"{name} was changed there with deletion vectors; run the partition again"
                 )
             yield AddAction(
-                # The log holds the path percent-encoded; AddAction encodes what it is given.
+                # The log holds the path percent-encoded, and AddAction encodes it again.
                 f"{STAGED_FOLDER}/{ref}/{unquote(add['path'])}",
                 add["size"],
                 add["partitionValues"],
@@ -323,7 +317,7 @@ class DeltaStaging:
             )
 
     def _staged_adds(self, name: str, ref: str) -> list[dict[str, Any]]:
-        """The live `add` entries of a staging table, as its log has them, whoever wrote to it since."""
+        """The live `add` entries in the log of a staging table."""
         adds: dict[str, dict[str, Any]] = {}
         for commit in sorted((self._staged(name, ref) / "_delta_log").glob("[0-9]*.json")):
             for line in commit.read_text(encoding="utf-8").splitlines():
@@ -341,41 +335,42 @@ class DeltaStaging:
         from deltalake import DeltaTable
 
         path = self.location(name)
-        # `_staged/` makes the folder exist before the table does.
+        # `_staged/` creates the folder before the table exists.
         return DeltaTable(path) if DeltaTable.is_deltatable(str(path)) else None
 
     def _version(self, name: str) -> int:
         table = self._open(name)
         return ABSENT if table is None else table.version()
 
-    def _landed_at(self, name: str, ref: str, after: int) -> int | None:
-        """The version above `after` that a staging place landed with; None when it has not, or was taken back."""
-        for version, info in self._standing_commits(name):
-            if version <= after:
-                return None
-            if info.get(PROPERTY + "ref") == ref:
-                return version
-        return None
+    def _landed_versions(self, staged: Staged) -> dict[str, int | None]:
+        """Per table the version that the staged set landed with; None where it did not, or was reverted."""
+        base = json.loads(staged.base)
+
+        def find_version(name: str) -> int | None:
+            for version, commit in self._effective_commits(name):
+                if version <= base[name]:
+                    return None
+                if commit.get(PROPERTY + "ref") == staged.ref:
+                    return version
+            return None
+
+        return {name: find_version(name) for name in self.tables}
 
     def _has_landed(self, name: str, ref: str) -> bool:
-        """Whether a staging place landed; only commits younger than the place can be it."""
-        place = self._staged(name, ref)
-        made_ms = place.stat().st_ctime * 1000 if place.exists() else 0.0
-        for _, info in self.commits(name):
-            if info.get(PROPERTY + "ref") == ref:
+        """Whether a staging location landed; its commit is younger than its folder."""
+        folder = self._staged(name, ref)
+        created_ms = folder.stat().st_ctime * 1000 if folder.exists() else 0.0
+        for _, commit in self.commits(name):
+            if commit.get(PROPERTY + "ref") == ref:
                 return True
-            if info["timestamp"] < made_ms - CLOCK_SLACK_MS:
+            if commit["timestamp"] < created_ms - CLOCK_SLACK_MS:
                 return False
         return False
 
 
 def table_location(settings: LakeSettings, table: Table) -> Path:
-    """Root folder of a Delta table: the contract's location, below the warehouse unless absolute, or by its name."""
+    """Root folder of a Delta table: the contract's location (below the warehouse unless absolute), or by its name."""
     return settings.warehouse.joinpath(*([table.location] if table.location else table.name.split(".")))
-
-
-def _is_run(version: int, info: Mapping[str, Any], base: int) -> bool:
-    return version <= base and PROPERTY + "staged" in info
 
 
 def get_replaced_column(staged: Staged, table: Table) -> str | None:

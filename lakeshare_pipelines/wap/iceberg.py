@@ -1,4 +1,4 @@
-"""Iceberg on Nessie: a branch is the staging place, a merge of the audited hash is the publication."""
+"""Iceberg staging on Nessie: a branch is the staging location, a merge of the audited hash publishes it."""
 
 import logging
 import time
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.contracts.model import can_widen
 from lakeshare_pipelines.errors import BranchMoved, Conflict, NessieError
-from lakeshare_pipelines.nessie.client import Nessie
 from lakeshare_pipelines.wap.checks import get_types
 from lakeshare_pipelines.wap.serveable import (
     ClientMatrix,
@@ -26,6 +25,7 @@ from lakeshare_pipelines.wap.stage import (
     commit_properties,
     get_landed_run,
     parse_commit_properties,
+    run_properties,
 )
 from lakeshare_pipelines.wap.staged import WHOLE, Lake, Staged, make_staging_prefix
 from lakeshare_server.tables import Stores
@@ -38,23 +38,20 @@ log = logging.getLogger(__name__)
 
 
 def rewrite_until_serveable(
-    spark: "SparkSession",
-    target: str,
-    promised: Collection[str],
-    verdicts: Callable[[], Iterable[Verdict]],
+    spark: "SparkSession", target: str, promised: Collection[str], verdicts: Callable[[], Iterable[Verdict]]
 ) -> tuple[str, ...]:
-    """Rewrite a table, named with its catalog, as long as that helps; returns the reason codes that it took away.
+    """Rewrite a table (`catalog.namespace.table`) until promised clients can read it; returns the codes it removed.
 
-    `verdicts` reads the table's newest state. A table of several troubles may show the second only when the first is
-    gone; none is tried twice.
+    `verdicts` reads the table's newest state. A second problem may show only when the first is gone; each code is
+    tried once.
     """
     tried: frozenset[str] = frozenset()
-    while new := (found := find_solvable_codes(promised, verdicts())) - tried:
+    while new := (codes := find_solvable_codes(promised, verdicts())) - tried:
         _rewrite(spark, target, plan_rewrite(new), new)
         tried |= new
-    if found:
-        log.warning("%s was rewritten, and still has %s", target, ", ".join(sorted(found)))
-    return tuple(sorted(str(code) for code in tried - found))
+    if codes:
+        log.warning("%s was rewritten, and still has %s", target, ", ".join(sorted(codes)))
+    return tuple(sorted(str(code) for code in tried - codes))
 
 
 def _rewrite(spark: "SparkSession", target: str, rewrite: Rewrite, codes: Iterable[str]) -> None:
@@ -79,7 +76,7 @@ def _format_pairs(texts: Mapping[str, str], between: str) -> str:
 
 
 class IcebergStaging:
-    """Tables of a set on one Nessie branch."""
+    """The tables of a set on one Nessie branch."""
 
     def __init__(self, lake: Lake, contract: SetContract) -> None:
         self.lake, self.contract = lake, contract
@@ -96,12 +93,7 @@ class IcebergStaging:
         return base
 
     def write(
-        self,
-        ref: str,
-        table: Table,
-        frame: "DataFrame",
-        partitions: Sequence[str],
-        properties: Mapping[str, str],
+        self, ref: str, table: Table, frame: "DataFrame", partitions: Sequence[str], run_id: str
     ) -> None:
         target = self._target(ref, table)
         if self.lake.spark.catalog.tableExists(target):
@@ -109,8 +101,8 @@ class IcebergStaging:
         else:
             self.lake.spark.sql(format_create_table(target, table))
         writer = frame.writeTo(target)
-        for name, value in properties.items():
-            writer = writer.option(f"snapshot-property.{PROPERTY}{name}", value)
+        for name, value in run_properties(self.contract, run_id).items():
+            writer = writer.option(f"snapshot-property.{name}", value)
         writer.overwrite(replaced_rows_filter(table, partitions))
 
     def make_serveable(self, ref: str, table: Table) -> tuple[str, ...]:
@@ -131,9 +123,8 @@ class IcebergStaging:
         return self.lake.nessie().reference(ref).hash
 
     def rows_of_run(self, staged: Staged, table: Table) -> "DataFrame":
-        return self.table_after(staged, table).where(
-            replaced_rows_filter(table, staged.partitions_of(table.name))
-        )
+        replaced = replaced_rows_filter(table, staged.partitions_of(table.name))
+        return self.table_after(staged, table).where(replaced)
 
     def count_written(self, staged: Staged, table: Table) -> int:
         before = self.on_main(staged, table)
@@ -145,23 +136,30 @@ class IcebergStaging:
         return self.lake.table(table.name, staged.ref)
 
     def on_main(self, staged: Staged, table: Table) -> "DataFrame | None":
-        content = self.lake.nessie().content(table.name, f"main@{staged.base}")
-        if content is None:
+        if self.lake.nessie().content(table.name, f"main@{staged.base}") is None:
             return None
-        return self.lake.spark.table(f"{self.lake.catalog('main')}.{_at(table.name, staged.base)}")
+        namespace, name = table.name.rsplit(".", 1)
+        return self.lake.spark.table(f"{self.lake.catalog('main')}.{namespace}.`{name}@main#{staged.base}`")
 
     def definition(self, staged: Staged, table: Table) -> str | None:
         target, name = self._target(staged.ref, table), PROPERTY + DEFINITION
-        found = self.lake.spark.sql(f"SHOW TBLPROPERTIES {target}").collect()
-        return next((str(row["value"]) for row in found if row["key"] == name), None)
+        properties = self.lake.spark.sql(f"SHOW TBLPROPERTIES {target}").collect()
+        return next((str(row["value"]) for row in properties if row["key"] == name), None)
 
     def land(self, staged: Staged, evidence: Mapping[str, object]) -> Landed:
         publisher = self.lake.nessie("publisher")
-        found = publisher.reference(staged.ref).hash
-        if found != staged.head:
-            raise BranchMoved(staged.ref, staged.head, found)
+        head = publisher.reference(staged.ref).hash
+        if head != staged.head:
+            raise BranchMoved(staged.ref, staged.head, head)
         main = publisher.reference("main").hash
-        self._refuse_changed(publisher, staged, main)
+        # Nessie accepts a merge when the merged tables did not change; the audits read every table of the set.
+        changed = [
+            name
+            for name in self.names
+            if publisher.content(name, f"main@{staged.base}") != publisher.content(name, f"main@{main}")
+        ]
+        if changed:
+            raise Conflict(changed, staged.base, main)
         try:
             merge = publisher.merge(
                 staged.ref,
@@ -180,19 +178,19 @@ class IcebergStaging:
         return Landed(staged, evidence, merge.head, {})
 
     def find_incomplete(self, is_known: IsInLedger) -> list[Landed]:
-        found = []
+        incomplete = []
         for commit in self.lake.nessie().history("main"):
             run = get_landed_run(commit.properties, self.contract.name)
             if run is None:
                 continue
             if is_known(run):
                 break
-            found.append(Landed(*parse_commit_properties(commit.properties), commit.hash, {}))
-        return found[::-1]
+            incomplete.append(Landed(*parse_commit_properties(commit.properties), commit.hash, {}))
+        return incomplete[::-1]
 
     def list_unpublished(self) -> list[tuple[str, datetime]]:
         branches = self.lake.nessie().branches(make_staging_prefix(self.contract.name))
-        # A branch without a commit of its own carries main's time; `begun` in records.py knows better.
+        # A branch without a commit of its own carries main's time; the record of the location has the real one.
         return [(branch.name, branch.committed_at or datetime.now(UTC)) for branch in branches]
 
     def discard(self, ref: str) -> None:
@@ -202,16 +200,6 @@ class IcebergStaging:
         except NessieError as error:
             if error.code != "REFERENCE_NOT_FOUND":
                 raise
-
-    def _refuse_changed(self, nessie: Nessie, staged: Staged, main: str) -> None:
-        # Nessie accepts a merge whose own keys did not change; our audits read every table of the set.
-        changed = [
-            name
-            for name in self.names
-            if nessie.content(name, f"main@{staged.base}") != nessie.content(name, f"main@{main}")
-        ]
-        if changed:
-            raise Conflict(changed, staged.base, main)
 
     def _clients(self, table: Table, at: str) -> ClientMatrix:
         content = self.lake.nessie().content(table.name, at)
@@ -223,21 +211,24 @@ class IcebergStaging:
         return f"{self.lake.catalog(ref)}.{table.name}"
 
     def _evolve(self, target: str, table: Table) -> None:
-        """Give the table the contract's new columns, and its wider types; the audit judges what else differs."""
-        there = get_types(self.lake.spark.table(target).schema)
-        new = [column for column in table.columns if column.name.lower() not in there]
+        """Add the contract's new columns and wider types to the table; the audit reports other differences."""
+        existing = get_types(self.lake.spark.table(target).schema)
+        new = [column for column in table.columns if column.name.lower() not in existing]
         if new:
             added = ", ".join(f"`{column.name}` {column.type}" for column in new)
             self.lake.spark.sql(f"ALTER TABLE {target} ADD COLUMNS ({added})")
         for column in table.columns:
-            if can_widen(there.get(column.name.lower(), column.type), column.type):
+            if can_widen(existing.get(column.name.lower(), column.type), column.type):
                 self.lake.spark.sql(f"ALTER TABLE {target} ALTER COLUMN `{column.name}` TYPE {column.type}")
 
 
 def format_create_table(target: str, table: Table) -> str:
-    """The CREATE TABLE of a contract's table. Columns are nullable: required ones are the audit's business."""
+    """The CREATE TABLE of a contract's table. All columns are nullable: the audit checks required ones."""
     columns = ", ".join(f"`{column.name}` {column.type}" for column in table.columns)
-    fields = ", ".join(format_partition_field(column, transform) for column, transform in table.partition_by)
+    fields = ", ".join(
+        f"`{column}`" if transform == "identity" else f"{transform}s(`{column}`)"
+        for column, transform in table.partition_by
+    )
     partitioned = f" PARTITIONED BY ({fields})" if fields else ""
     properties = {"format-version": "2"}
     if table.view is not None:
@@ -246,13 +237,8 @@ def format_create_table(target: str, table: Table) -> str:
     return f"CREATE TABLE {target} ({columns}) USING iceberg{partitioned} TBLPROPERTIES ({table_properties})"
 
 
-def format_partition_field(column: str, transform: str) -> str:
-    """A partition field in Spark's DDL."""
-    return f"`{column}`" if transform == "identity" else f"{transform}s(`{column}`)"
-
-
 def replaced_rows_filter(table: Table, partitions: Sequence[str]) -> "Column":
-    """Which rows of the table a run over `partitions` replaces: its days, or all when it is not partitioned so."""
+    """The rows of the table that a run over `partitions` replaces: those days, or all rows."""
     from pyspark.sql import functions as F
 
     if not table.partition_by or tuple(partitions) == WHOLE:
@@ -260,8 +246,3 @@ def replaced_rows_filter(table: Table, partitions: Sequence[str]) -> "Column":
     column = table.partition_by[0][0]
     kind = next(c.type for c in table.columns if c.name == column)
     return F.col(column).isin([F.lit(key).cast(kind) for key in partitions])
-
-
-def _at(name: str, commit: str) -> str:
-    namespace, table = name.rsplit(".", 1)
-    return f"{namespace}.`{table}@main#{commit}`"

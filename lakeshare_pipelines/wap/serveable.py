@@ -1,6 +1,6 @@
-"""Who will be able to read a staged table once it is published, and whether that is who the contract promises it to.
+"""Which clients can read a staged table once it is published, and which rewrite of its files would help the others.
 
-The server itself is asked, by the code that it publishes with. What can be done about a refusal is in `rewrites.py`.
+Uses the server's own code for serveability, which also publishes.
 """
 
 import logging
@@ -19,19 +19,13 @@ from lakeshare_pipelines.wap.staged import Finding
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.tables import Stores, TableHead, TableSnapshot, read_delta, read_iceberg
 from lakeshare_server.tables.delta.snapshot import find_hindrances
-from lakeshare_server.tables.serveability import (
-    ReasonCode,
-    Refusal,
-    Verdict,
-    judge_serveability,
-    refuse_all_clients,
-)
+from lakeshare_server.tables.serveability import ReasonCode, Verdict, judge_serveability, refuse_all_clients
 
 DELETE_CODES = frozenset(
     {ReasonCode.ROW_LEVEL_DELETES, ReasonCode.EQUALITY_DELETES, ReasonCode.DELETE_FORMAT}
     | {ReasonCode.LARGE_DELETES}
 )
-# Older columns in files: all of them anew, since no procedure knows which files have them.
+# Older columns in files: no procedure selects the affected files, so all are rewritten.
 COLUMN_CODES = frozenset(
     {ReasonCode.RENAMED_COLUMNS, ReasonCode.FILES_WITHOUT_IDS, ReasonCode.WIDENED_TYPES}
     | {ReasonCode.OTHER_TYPES_IN_FILES, ReasonCode.COLUMN_DEFAULTS}
@@ -45,45 +39,42 @@ IN_PARQUET = {"write.format.default": "parquet"}
 DELETES_IN_PARQUET = {"write.delete.format.default": "parquet"}
 
 ALL_FILES = {"rewrite-all": "true"}
-# No file is too small or too large: those without deleted rows stay as they are.
+# Any file size qualifies; files without deleted rows stay as they are.
 FILES_WITH_DELETES = {
     "delete-file-threshold": "1",
     "min-file-size-bytes": "0",
     "max-file-size-bytes": str(2**63 - 1),
 }
-# PyIceberg 0.12 refuses a scan that meets equality deletes, also those that apply to no file any more.
+# PyIceberg 0.12 refuses a scan with equality deletes, also when they apply to no file.
 NO_DELETES_LEFT = {"remove-dangling-deletes": "true"}
 
 
 @dataclass(frozen=True)
 class Rewrite:
-    """A rewrite of data files: the table's properties before it, and the options of Iceberg's procedure."""
+    """A rewrite of data files: table properties to set before it, and options of Iceberg's procedure."""
 
     properties: Mapping[str, str]
     options: Mapping[str, str]
 
 
 def find_solvable_codes(promised: Collection[str], verdicts: Iterable[Verdict]) -> frozenset[str]:
-    """The codes that a rewrite takes away, of promised clients that could read the table then.
-
-    For a client that something else keeps from the table, too, nothing is rewritten.
-    """
+    """The codes that a rewrite removes, for promised clients that could read the table afterwards."""
     of_clients = [[why.code for why in verdict.refused_for] for verdict in verdicts if verdict.id in promised]
     return frozenset(code for codes in of_clients if SOLVABLE.issuperset(codes) for code in codes if code)
 
 
 def plan_rewrite(codes: Collection[str]) -> Rewrite:
-    """The one rewrite that takes away these codes, all of `SOLVABLE`."""
-    found = frozenset(codes)
+    """The one rewrite that removes these codes, all of `SOLVABLE`."""
+    codes = frozenset(codes)
     properties: dict[str, str] = {}
-    # A rewrite of all files leaves no deleted rows either.
-    options = FILES_WITH_DELETES if found <= DELETE_CODES else ALL_FILES
-    if found & DELETE_CODES:
+    # A rewrite of all files also removes deleted rows.
+    options = FILES_WITH_DELETES if codes <= DELETE_CODES else ALL_FILES
+    if codes & DELETE_CODES:
         properties |= COPY_ON_WRITE
         options = options | NO_DELETES_LEFT
-    if ReasonCode.DELETE_FORMAT in found:
+    if ReasonCode.DELETE_FORMAT in codes:
         properties |= DELETES_IN_PARQUET
-    if found & FORMAT_CODES:
+    if codes & FORMAT_CODES:
         properties |= IN_PARQUET
     return Rewrite(properties, options)
 
@@ -93,30 +84,24 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ClientMatrix:
-    """How each client would get a table; `is_refused` when the server could not even publish it."""
+    """How the server would serve a table to each client; `is_refused` if it cannot be published at all."""
 
     verdicts: tuple[Verdict, ...]
     is_refused: bool = False
 
     @classmethod
     def of(cls, table_format: str, head: TableHead) -> Self:
-        """Of a table with this head."""
         return cls(tuple(judge_serveability(table_format, head)))
 
     @classmethod
     def of_refused(cls, why: Unserveable) -> Self:
-        """Of a table that the server refuses to read."""
         return cls(tuple(refuse_all_clients(why)), is_refused=True)
 
 
 def compute_iceberg_matrix(stores: Stores, content: TableContent) -> ClientMatrix:
-    """How each client would get an Iceberg table in this state.
-
-    Raises:
-        Unavailable: the table's store does not answer.
-    """
-    log.info("looking at who can read %s", content.metadata_location)
-    # Large deletion vectors are files, which only a publication is to leave behind.
+    """The matrix of an Iceberg table in this state."""
+    log.info("checking which clients can read %s", content.metadata_location)
+    # Large deletion vectors are files, which only a publication may keep.
     with TemporaryDirectory(prefix="lakeshare-vectors-") as folder:
         try:
             snapshot = read_iceberg(content.metadata_location, content.snapshot_id, Path(folder), stores)
@@ -133,11 +118,11 @@ def compute_delta_matrix(
     column: str | None,
     partitions: Sequence[str],
 ) -> ClientMatrix:
-    """How each client would get a Delta table whose `partitions` of `column`, or all files, the staged ones replace.
+    """The matrix of a Delta table when the staged files replace `partitions` of `column`, or all files (None).
 
-    `version` is the table's own before that, None when there is none.
+    `version` is the table's version before that, None when the table does not exist.
     """
-    log.info("looking at who can read %s", main)
+    log.info("checking which clients can read %s", main)
     try:
         new = read_delta(str(staged), stores=stores)
         if version is None:
@@ -149,73 +134,65 @@ def compute_delta_matrix(
 
 
 def check_serveable(promise: Promise, clients: ClientMatrix, rewritten: Iterable[str]) -> Finding:
-    """Whether all promised clients get the table; `rewritten` are the reason codes that staging took away.
+    """Whether all promised clients can read the table; `rewritten` are the reason codes that staging removed.
 
-    What cannot be published at all blocks, whatever was promised.
+    A table that cannot be published fails whatever was promised.
     """
     observed = {
         "promised": list(promise.clients),
         "rewritten": list(rewritten),
-        "clients": [row for verdict in clients.verdicts for row in _rows(verdict)],
+        "clients": [row for verdict in clients.verdicts for row in _make_rows(verdict)],
     }
     if clients.is_refused:
         reason = f"it cannot be published: {_describe_reasons(clients.verdicts[0])}"
         return Finding(False, {**observed, "reason": reason}, severity="error")
-    missed = [
-        verdict for verdict in clients.verdicts if verdict.id in promise.clients and verdict.served_as is None
-    ]
-    if not missed:
-        return Finding(True, observed)
-    return Finding(False, {**observed, "reason": "; ".join(_group_by_reason(missed))})
+    clients_by_reason: dict[str, list[str]] = {}
+    for verdict in clients.verdicts:
+        if verdict.id in promise.clients and verdict.served_as is None:
+            clients_by_reason.setdefault(_describe_reasons(verdict), []).append(verdict.id)
+    missed = [f"{', '.join(ids)} could not read it: {why}" for why, ids in clients_by_reason.items()]
+    return Finding.of(observed, "; ".join(missed))
 
 
 def _compute_head_after(
     before: TableSnapshot, new: TableSnapshot, column: str | None, partitions: Sequence[str]
 ) -> TableHead:
-    """The head that the commit leaves behind: it changes the files and the schema, and nothing else."""
-    unchanged = _kept(before.files, column, partitions)
+    """The table's head after the commit, which changes only the files and the schema."""
+    unchanged = before.files.slice(0, 0)
+    if column is not None:
+        values = pc.cast(pc.struct_field(before.files.column("partition"), column), pa.string())
+        unchanged = before.files.filter(pc.invert(pc.is_in(values, pa.array(partitions, pa.string()))))
     protocol = {"readerFeatures": before.head.protocol.reader_features}
     metadata = {
         "schemaString": new.schema_string,
         "partitionColumns": new.partition_columns,
         "configuration": before.head.configuration,
     }
-    found = find_hindrances(protocol, metadata, unchanged.column("dv_storage").combine_chunks())
-    return replace(before.head, schema_string=new.schema_string, hindrances=found)
+    hindrances = find_hindrances(protocol, metadata, unchanged.column("dv_storage").combine_chunks())
+    return replace(before.head, schema_string=new.schema_string, hindrances=hindrances)
 
 
-def _kept(files: pa.Table, column: str | None, partitions: Sequence[str]) -> pa.Table:
-    if column is None:
-        return files.slice(0, 0)
-    values = pc.cast(pc.struct_field(files.column("partition"), column), pa.string())
-    return files.filter(pc.invert(pc.is_in(values, pa.array(partitions, pa.string()))))
-
-
-def _rows(verdict: Verdict) -> list[Mapping[str, Any]]:
-    """A client's line of the matrix, or one for each reason why it has none."""
+def _make_rows(verdict: Verdict) -> list[Mapping[str, Any]]:
+    """A client's row of the matrix, or one row for each reason why it is refused."""
     served = {"client": verdict.id, "served as": verdict.served_as or "not"}
     if not verdict.refused_for:
         return [{**served, "needs": ", ".join(verdict.features), "code": "", "reason": "", "fix": ""}]
     return [
-        {**served, "needs": "", "code": one.code or "", "reason": one.reason, "fix": one.fix or ""}
-        for one in verdict.refused_for
+        {
+            **served,
+            "needs": "",
+            "code": refusal.code or "",
+            "reason": refusal.reason,
+            "fix": refusal.fix or "",
+        }
+        for refusal in verdict.refused_for
     ]
 
 
-def _group_by_reason(missed: Iterable[Verdict]) -> list[str]:
-    """One sentence for each reason, with the clients it keeps out."""
-    clients: dict[str, list[str]] = {}
-    for one in missed:
-        clients.setdefault(_describe_reasons(one), []).append(one.id)
-    return [f"{', '.join(ids)} could not read it: {why}" for why, ids in clients.items()]
-
-
 def _describe_reasons(verdict: Verdict) -> str:
-    """The reasons, first those that no rewrite takes away: of a long text only the beginning is told."""
-    lasting_first = sorted(verdict.refused_for, key=lambda one: one.code in SOLVABLE)
-    return " Besides, ".join(_sentence(one) for one in lasting_first)
-
-
-def _sentence(refusal: Refusal) -> str:
-    code = f" [{refusal.code}]" if refusal.code else ""
-    return f"{refusal.reason.rstrip('.')}{code}." + (f" {refusal.fix}" if refusal.fix else "")
+    """The reasons; those that no rewrite removes come first, because long texts are cut at the end."""
+    sentences = []
+    for refusal in sorted(verdict.refused_for, key=lambda refusal: refusal.code in SOLVABLE):
+        code = f" [{refusal.code}]" if refusal.code else ""
+        sentences.append(f"{refusal.reason.rstrip('.')}{code}." + (f" {refusal.fix}" if refusal.fix else ""))
+    return " Besides, ".join(sentences)

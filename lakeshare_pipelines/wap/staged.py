@@ -1,4 +1,4 @@
-"""What travels between write, audit and publish: small records that fit in a run's storage as JSON."""
+"""The records that travel between staging, audit and publication, the lake of a run, and the quarantine table."""
 
 import contextlib
 import dataclasses
@@ -36,11 +36,10 @@ WHOLE = ("all",)
 
 @dataclass(frozen=True)
 class StagedTable:
-    """One table of a staged set: the rows of this run, before anybody judged them.
+    """One table of a staged set, before its audit.
 
-    `rewritten` are the reason codes of what kept promised clients from the table until staging rewrote its files.
-    Of a view `view` is the digest of its definition, and `is_whole` says that the run made it of all that its table
-    has, and not of its own rows alone.
+    `rewritten`: the reason codes that kept promised clients from the table until staging rewrote its files. Of a view,
+    `view` is the digest of its definition; `is_whole`: the run selected it from the whole table, not only its own rows.
     """
 
     table: str
@@ -53,18 +52,17 @@ class StagedTable:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
-        """The table a record was made from; records of earlier versions say nothing of rewrites."""
         lists = {"problems": tuple(record["problems"]), "rewritten": tuple(record.get("rewritten", ()))}
         return cls(**{**record, **lists})
 
 
 @dataclass(frozen=True)
 class Staged:
-    """A set written where nobody reads it.
+    """A set written to a staging location.
 
-    `ref` is the Nessie branch (Iceberg) or the staging folder's name (Delta). `base` is the state of main it
-    was made from: a Nessie hash, or the tables' Delta versions as JSON. `head` is the state to be audited and
-    published: a Nessie hash, or the SHA-256 of the staged logs.
+    `ref` is the Nessie branch (Iceberg) or the staging folder's name (Delta). `base` is the state of main it started
+    from: a Nessie hash, or the tables' Delta versions as JSON. `head` is the state to audit and publish: a Nessie
+    hash, or the SHA-256 of the staged logs.
     """
 
     set_name: str
@@ -80,17 +78,14 @@ class Staged:
 
     @property
     def partition(self) -> str:
-        """The partition's name, or `first...last` of a range."""
         return format_partitions(self.partitions)
 
     @property
     def title(self) -> str:
-        """How messages name it."""
         return f"set {self.set_name}, partition {self.partition}, staged at {self.ref}"
 
     def find_table(self, table: str) -> StagedTable | None:
-        """What was staged of a table; None when nothing was."""
-        return next((one for one in self.tables if one.table == table), None)
+        return next((staged for staged in self.tables if staged.table == table), None)
 
     def partitions_of(self, table: str) -> tuple[str, ...]:
         """The partitions of a table that the run replaces."""
@@ -98,17 +93,14 @@ class Staged:
         return WHOLE if record is not None and record.is_whole else self.partitions
 
     def as_record(self) -> dict[str, Any]:
-        """JSON-able form; `from_record` reads it back."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
-        """The staged set a record was made from."""
         tables = tuple(StagedTable.from_record(table) for table in record["tables"])
         return cls(**{**record, "partitions": tuple(record["partitions"]), "tables": tables})
 
     def as_json(self) -> str:
-        """`as_record` as compact text, for commit metadata."""
         return json.dumps(self.as_record(), separators=(",", ":"), sort_keys=True)
 
 
@@ -118,14 +110,13 @@ def format_partitions(partitions: tuple[str, ...]) -> str:
 
 
 def make_staging_name(set_name: str, partitions: tuple[str, ...], run_id: str, attempt: int) -> str:
-    """`wap-<set>-<partition>-<run>`, with `-r<n>` for the n-th replay; without `/`, which Nessie's paths forbid."""
+    """`wap-<set>-<partition>-<run>`, with `-r<n>` for the n-th replay; Nessie's paths allow no `/`."""
     label = re.sub(r"[^0-9A-Za-z._-]", "_", format_partitions(partitions).replace("...", "_"))
     replay = f"-r{attempt}" if attempt else ""
     return f"{make_staging_prefix(set_name)}{label}-{run_id[:8]}{replay}"
 
 
 def make_staging_prefix(set_name: str) -> str:
-    """How the staging places of a set begin."""
     return f"wap-{set_name}-"
 
 
@@ -140,20 +131,24 @@ MIN_SHOWN_FRACTION = 0.0001
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found, before it has a name. `observed["reason"]` says in a sentence why it failed.
-
-    `severity` is given where the finding weighs more than its check.
-    """
+    """The result of a check. `observed["reason"]` explains a failure in a sentence; `severity` replaces the check's."""
 
     passed: bool
     observed: Mapping[str, Any] = field(default_factory=dict)
     samples: tuple[Mapping[str, Any], ...] = ()
     severity: Severity | None = None
 
+    @classmethod
+    def of(
+        cls, observed: Mapping[str, Any], reason: str, samples: tuple[Mapping[str, Any], ...] = ()
+    ) -> Self:
+        """A failure for `reason`; passed when the reason is empty."""
+        return cls(False, {**observed, "reason": reason}, samples) if reason else cls(True, observed)
+
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer to one check. `observed` holds counts, fractions and what was expected and found."""
+    """The result of one check of a staged set. `observed` holds counts, fractions, and expected and found values."""
 
     table: str
     check: str
@@ -164,13 +159,12 @@ class Verdict:
     samples: tuple[Mapping[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
-        # A verdict read back from its record must equal the one that was written, whatever Spark put into it.
+        # A verdict read back from its record must equal the one that was written, with any values from Spark.
         object.__setattr__(self, "observed", to_json_value(self.observed))
         object.__setattr__(self, "samples", tuple(to_json_value(row) for row in self.samples))
 
     @property
     def name(self) -> str:
-        """How messages name it: `flights.departures: required__carrier`."""
         return f"{self.table}: {self.check}"
 
     @property
@@ -186,7 +180,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """Every verdict on one staged state of a set. They speak of `head` and of no other state."""
+    """All verdicts on the state `head` of a staged set."""
 
     staged_ref: str
     head: str
@@ -195,32 +189,27 @@ class Verdicts:
 
     @property
     def green(self) -> bool:
-        """Whether the state may be published: it was judged, and no check of severity error failed."""
+        """Whether the state may be published: it was audited, and no check of severity error failed."""
         return bool(self.verdicts) and not any(verdict.blocks for verdict in self.verdicts)
 
     @property
     def failed(self) -> tuple[Verdict, ...]:
-        """Failed verdicts, those that block first."""
-        return tuple(
-            sorted((v for v in self.verdicts if not v.passed), key=lambda verdict: not verdict.blocks)
-        )
+        """Failed verdicts, blocking ones first."""
+        return tuple(sorted((v for v in self.verdicts if not v.passed), key=lambda v: not v.blocks))
 
     @property
     def blocking_names(self) -> str:
-        """Names of the failed checks that keep the set from being published, for messages."""
         return ", ".join(verdict.name for verdict in self.failed if verdict.blocks)
 
     @property
     def digest(self) -> str:
         """SHA-256 of the record in canonical JSON."""
-        return hashlib.sha256(to_canonical_json(self.as_record()).encode()).hexdigest()
-
-    def for_table(self, name: str) -> tuple[Verdict, ...]:
-        """The verdicts on one table."""
-        return tuple(verdict for verdict in self.verdicts if verdict.table == name)
+        text = json.dumps(
+            self.as_record(), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+        )
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def as_record(self) -> dict[str, Any]:
-        """JSON-able form; `from_record` reads it back."""
         return {
             "staged_ref": self.staged_ref,
             "head": self.head,
@@ -230,14 +219,13 @@ class Verdicts:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
-        """The verdicts a record was made from."""
         verdicts = tuple(
             Verdict(**{**verdict, "samples": tuple(verdict["samples"])}) for verdict in record["verdicts"]
         )
         return cls(record["staged_ref"], record["head"], verdicts, record["contract_digest"])
 
     def as_evidence(self) -> dict[str, Any]:
-        """What a publication carries in its commit: counts, names of what failed, the digest; under 2 kB."""
+        """The evidence in a publication's commit: counts, names of failed checks, the digest; under 2 kB."""
         return {
             "digest": self.digest,
             "audited": self.head,
@@ -250,44 +238,32 @@ class Verdicts:
 
 
 def format_percentage(part: int, whole: int) -> str:
-    """A part of a whole for people: `12.50%`, and never 0% of what is there."""
+    """A percentage for people: `12.50%`, and never 0% for a part above 0."""
     if 0 < part < whole * MIN_SHOWN_FRACTION:
         return f"less than {MIN_SHOWN_FRACTION:.2%}"
     return f"{part / whole:.2%}" if whole else "none"
 
 
-def to_canonical_json(record: object) -> str:
-    """JSON with one spelling per value."""
-    return json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-
-
 def to_json_value(value: Any) -> Any:
-    """A value of Spark, numpy or Great Expectations as JSON has it; Any because that is what they give."""
+    """A value of Spark, numpy or Great Expectations as JSON; Any, because those have no types."""
     if value is None or isinstance(value, bool | int):
         return value
-    if isinstance(value, str):
-        return value if len(value) <= TEXT_LIMIT else value[: TEXT_LIMIT - 1] + "…"
+    if isinstance(value, str | bytes | bytearray):
+        text = value if isinstance(value, str) else bytes(value).hex()
+        return text if len(text) <= TEXT_LIMIT else text[: TEXT_LIMIT - 1] + "…"
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, datetime | date | time):
         return value.isoformat()
     if isinstance(value, Mapping):
         return {str(key): to_json_value(item) for key, item in value.items()}
-    return _to_json_value_by_type(value)
-
-
-def _to_json_value_by_type(value: Any) -> Any:
-    if isinstance(value, bytes | bytearray):
-        return to_json_value(bytes(value).hex())
     if isinstance(value, set | frozenset):
         return sorted((to_json_value(item) for item in value), key=str)
     if hasattr(value, "asDict"):
         return to_json_value(value.asDict(recursive=True))
     if isinstance(value, list | tuple):
         return [to_json_value(item) for item in value]
-    if hasattr(value, "tolist"):
-        return to_json_value(value.tolist())
-    return to_json_value(str(value))
+    return to_json_value(value.tolist() if hasattr(value, "tolist") else str(value))
 
 
 def _fit_names(names: Iterable[str]) -> list[str]:
@@ -306,7 +282,7 @@ BEGUN, STAGED, VERDICTS = "begun", "staged.json", "verdicts.json"
 
 @dataclass(frozen=True)
 class Attempt:
-    """A staging place as its run left it; `verdicts` is None before its audit."""
+    """The record of a staging location; `verdicts` is None before its audit."""
 
     staged: Staged
     verdicts: Verdicts | None
@@ -321,12 +297,12 @@ class Attempt:
 
 
 def record_begin(settings: LakeSettings, ref: str) -> None:
-    """Note that a staging place is about to be made: its age counts from here, not from main's last commit."""
+    """Record that a staging location is about to be created: its age counts from now, not from main's last commit."""
     (_folder(settings, ref) / BEGUN).touch(0o600)
 
 
 def get_begin_time(settings: LakeSettings, ref: str) -> datetime | None:
-    """When a staging place was made; None when that was not noted in this state folder."""
+    """When a staging location was created; None when this state folder has no record of it."""
     try:
         return datetime.fromtimestamp((settings.runs_dir / ref / BEGUN).stat().st_mtime, UTC)
     except FileNotFoundError:
@@ -334,7 +310,7 @@ def get_begin_time(settings: LakeSettings, ref: str) -> datetime | None:
 
 
 def save_attempt(settings: LakeSettings, staged: Staged, verdicts: Verdicts | None = None) -> None:
-    """Write the record of a staging place; a crash leaves the former one or this one, never half of it."""
+    """Write the record of a staging location; after a crash the former record or this one is there, never a part."""
     folder = _folder(settings, staged.ref)
     if verdicts is None:
         (folder / VERDICTS).unlink(missing_ok=True)
@@ -343,42 +319,31 @@ def save_attempt(settings: LakeSettings, staged: Staged, verdicts: Verdicts | No
     _write(folder / STAGED, staged.as_record())
 
 
-def load_attempt(settings: LakeSettings, ref: str) -> Attempt | None:
-    """The record of a staging place; None when there is none."""
-    folder = settings.runs_dir / ref
-    try:
-        staged = Staged.from_record(json.loads((folder / STAGED).read_text(encoding="utf-8")))
-        written_at = datetime.fromtimestamp((folder / STAGED).stat().st_mtime, UTC)
-    except FileNotFoundError:
-        return None
-    verdicts = folder / VERDICTS
-    judged = (
-        Verdicts.from_record(json.loads(verdicts.read_text(encoding="utf-8"))) if verdicts.exists() else None
-    )
-    return Attempt(staged, judged, written_at)
-
-
 def list_attempts(settings: LakeSettings) -> list[Attempt]:
-    """Every record, oldest first."""
-    folders = settings.runs_dir.iterdir() if settings.runs_dir.is_dir() else iter(())
-    found = (load_attempt(settings, folder.name) for folder in folders)
-    return sorted((one for one in found if one is not None), key=lambda one: one.written_at)
+    attempts = []
+    for folder in settings.runs_dir.iterdir() if settings.runs_dir.is_dir() else ():
+        with contextlib.suppress(FileNotFoundError):
+            staged = Staged.from_record(json.loads((folder / STAGED).read_text(encoding="utf-8")))
+            written_at = datetime.fromtimestamp((folder / STAGED).stat().st_mtime, UTC)
+            path = folder / VERDICTS
+            verdicts = Verdicts.from_record(json.loads(path.read_text("utf-8"))) if path.exists() else None
+            attempts.append(Attempt(staged, verdicts, written_at))
+    return sorted(attempts, key=lambda attempt: attempt.written_at)
 
 
 def list_recorded_names(settings: LakeSettings, prefix: str) -> list[tuple[str, datetime]]:
-    """Staging places with a record, even an unfinished one, by name, and when each record was last changed."""
+    """Staging locations with a record, even an unfinished one, and when each record was last changed."""
     folders = settings.runs_dir.glob(f"{prefix}*")
     return [(folder.name, datetime.fromtimestamp(folder.stat().st_mtime, UTC)) for folder in folders]
 
 
 def remove_record(settings: LakeSettings, ref: str) -> None:
-    """Remove the record of a staging place that is published or discarded."""
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(settings.runs_dir / ref)
 
 
 def _folder(settings: LakeSettings, ref: str) -> Path:
-    """The folder of a staging place's record, for its owner only: verdicts hold sample rows."""
+    """Creates the folder of a record, readable by its owner only: verdicts hold sample rows."""
     folder = settings.runs_dir / ref
     make_private(folder)
     return folder
@@ -393,7 +358,7 @@ def _write(path: Path, record: object) -> None:
 
 
 class Lake:
-    """The lake of one run. Spark and Nessie start when first used."""
+    """The lake of one run. Spark and Nessie start at first use."""
 
     def __init__(self, settings: LakeSettings, open_spark: "Callable[[], SparkSession]") -> None:
         self.settings = settings
@@ -401,16 +366,14 @@ class Lake:
 
     @cached_property
     def spark(self) -> "SparkSession":
-        """The run's Spark session."""
         return self._open_spark()
 
     @cached_property
     def endpoint(self) -> NessieEndpoint:
-        """Where Nessie is; the embedded one is started when nobody has."""
         return ensure_nessie(self.settings)
 
     def nessie(self, role: Literal["writer", "publisher"] = "writer") -> Nessie:
-        """A Nessie client. Only the publish step asks for the publisher."""
+        """A Nessie client; only the publish step uses the role `publisher`."""
         return Nessie.connect(self.endpoint, role)
 
     def catalog(self, ref: str) -> str:
@@ -423,11 +386,7 @@ class Lake:
 
 
 def open_lake_without_spark(settings: LakeSettings) -> Lake:
-    """A lake for work on records and catalogs; asking it for Spark is a mistake in the caller.
-
-    Raises:
-        SparkError: when Spark is asked for.
-    """
+    """A lake for work on records and catalogs; its `spark` raises `SparkError`."""
 
     def refuse() -> "SparkSession":
         raise SparkError("this step was given no Spark", "open the lake with `with_spark`")
@@ -437,7 +396,7 @@ def open_lake_without_spark(settings: LakeSettings) -> Lake:
 
 @contextmanager
 def open_lake(settings: LakeSettings) -> Iterator[Lake]:
-    """A lake whose session is started at first use and stopped at the end of the block."""
+    """A lake whose Spark session starts at first use and stops at the end of the block."""
     with ExitStack() as stack:
         yield Lake(settings, lambda: stack.enter_context(spark_session(settings)))
 
@@ -450,20 +409,22 @@ SHOWN_ROWS = 1000
 def write_quarantine(
     lake: "Lake", contract: SetContract, table: Table, read: "TableFrame", run_id: str
 ) -> int:
-    """Keep the rows that did not parse, in place of what this run kept before; returns how many."""
+    """Write the rows that did not parse, replacing those of the same run and table; returns their number."""
     path = quarantine_path(lake.settings, contract.name)
-    # Two runs of a set may keep rows at once; the first of them makes the table.
+    # Two runs of a set may write at once; the first creates the table.
     with hold_lock(
         lake.settings.state_dir / "locks" / f"quarantine-{contract.name}", wait_s=lake.settings.lock_wait_s
     ):
         if read.rejected is None or not read.rejected_rows:
-            _forget(path, table.name, run_id)
+            _delete_from_quarantine(path, table.name, run_id)
             return 0
         if lake.settings.spark_mode == "local":
-            # Rows as they were delivered. Executors on other machines may run as another user.
+            # For the owner only: rows as delivered. Executors on other machines may run as another user.
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.chmod(0o700)
-        _quarantine_write(_record(read.rejected, contract, table, run_id), path, table.name, run_id)
+        rows = _select_quarantine_columns(read.rejected, contract, table, run_id)
+        writer = rows.write.format("delta").mode("overwrite").partitionBy("run_id", "table")
+        writer.option("replaceWhere", _format_partition_filter(table.name, run_id)).save(str(path))
     return read.rejected_rows
 
 
@@ -474,27 +435,28 @@ def read_quarantine(
     table: str | None = None,
     limit: int = SHOWN_ROWS,
 ) -> list[Mapping[str, Any]]:
-    """Rows in quarantine, of one run and one table when given; at most `limit`, by file and line."""
+    """At most `limit` rows of the quarantine, of one run and one table when given, by file and line."""
     from deltalake import DeltaTable
 
     path = quarantine_path(settings, set_name)
     if not DeltaTable.is_deltatable(str(path)):
         return []
-    wanted = [
+    filters = [
         (name, "=", value) for name, value in (("run_id", run_id), ("table", table)) if value is not None
     ]
-    rows = DeltaTable(path).to_pyarrow_table(filters=wanted or None)
+    rows = DeltaTable(path).to_pyarrow_table(filters=filters or None)
     ordered = rows.sort_by([(name, "ascending") for name in ("run_id", "table", "file", "line")])
     shown: list[Mapping[str, Any]] = ordered.slice(0, limit).select(list(COLUMNS)).to_pylist()
     return shown
 
 
 def quarantine_path(settings: LakeSettings, set_name: str) -> Path:
-    """Root folder of a set's quarantine table."""
     return settings.warehouse / FOLDER / set_name
 
 
-def _record(rejected: "DataFrame", contract: SetContract, table: Table, run_id: str) -> "DataFrame":
+def _select_quarantine_columns(
+    rejected: "DataFrame", contract: SetContract, table: Table, run_id: str
+) -> "DataFrame":
     from pyspark.sql import functions as F
 
     # Files are named `<partition>/<file>`.
@@ -512,22 +474,17 @@ def _record(rejected: "DataFrame", contract: SetContract, table: Table, run_id: 
     )
 
 
-def _quarantine_write(rows: "DataFrame", path: Path, table: str, run_id: str) -> None:
-    writer = rows.write.format("delta").mode("overwrite").partitionBy("run_id", "table")
-    writer.option("replaceWhere", _of(table, run_id)).save(str(path))
-
-
-def _forget(path: Path, table: str, run_id: str) -> None:
+def _delete_from_quarantine(path: Path, table: str, run_id: str) -> None:
     from deltalake import DeltaTable
 
     if not DeltaTable.is_deltatable(str(path)):
         return
     quarantine = DeltaTable(path)
     if quarantine.partitions(file_pruning_predicate=[("run_id", "=", run_id), ("table", "=", table)]):
-        quarantine.delete(_of(table, run_id))
+        quarantine.delete(_format_partition_filter(table, run_id))
 
 
-def _of(table: str, run_id: str) -> str:
+def _format_partition_filter(table: str, run_id: str) -> str:
     return " AND ".join(
         f"{name} = '{value.replace(chr(39), chr(39) * 2)}'"
         for name, value in (("run_id", run_id), ("table", table))

@@ -1,4 +1,4 @@
-"""`lakeshare admin`: who administers over the API. Whoever may run this may open the catalog itself."""
+"""`lakeshare admin`, `audit` and `usage`: administrators of the API, and the audit log."""
 
 import csv
 import io
@@ -26,7 +26,7 @@ KEY_FILE = "first-admin.key"
 
 admin_app = typer.Typer(help="Administrators of the API.", no_args_is_help=True)
 key_app = typer.Typer(
-    help="Their API keys. Roles: owner (everything), steward (shares, recipients, grants), auditor (looks only).",
+    help="Their API keys. Roles: owner (everything), steward (shares, recipients, grants), auditor (read only).",
     no_args_is_help=True,
 )
 admin_app.add_typer(key_app, name="key")
@@ -34,32 +34,34 @@ admin_app.add_typer(key_app, name="key")
 
 @key_app.command("add")
 def add_key(
-    name: Annotated[str, typer.Argument(help="Whom the audit log is to know by this key.")],
+    name: Annotated[str, typer.Argument(help="The key's name in the audit log.")],
     role: Annotated[str, typer.Option("--role", help="owner, steward or auditor.")],
     days: Annotated[
-        int | None, typer.Option("--days", min=1, help="The key ends after this many days; never by default.")
+        int | None, typer.Option(min=1, help="Days until the key expires; never by default.")
     ] = None,
 ) -> None:
-    """Make a key and print it; it is nowhere else."""
+    """Create a key and print it; it is stored nowhere."""
     from lakeshare_server.catalog.sharing import editing
     from lakeshare_server.catalog.sharing.credentials import add_admin_key
 
     expires_at = None if days is None else datetime.now(UTC) + timedelta(days=days)
     with editing(open_state_catalog(), operator_name()) as edit:
-        made, key = add_admin_key(edit, name, role, expires_at=expires_at)
-    typer.echo(f"{made.name} administers as {made.role}{_until(made.expires_at)}; the key is shown only now:")
+        added, key = add_admin_key(edit, name, role, expires_at=expires_at)
+    typer.echo(
+        f"{added.name} administers as {added.role}{_until(added.expires_at)}; the key is shown only now:"
+    )
     typer.echo(key)
 
 
 @key_app.command("list")
 def list_keys() -> None:
-    """List the keys: name, role, state, who made them. Never a key itself."""
+    """List the keys: name, role, state, creator; never the keys themselves."""
     from lakeshare_server.catalog.sharing.credentials import read_admin_keys
 
     with open_state_catalog().reading() as session:
-        found = read_admin_keys(session)
+        keys = read_admin_keys(session)
     now = datetime.now(UTC)
-    for key in found:
+    for key in keys:
         valid = f"valid{_until(key.expires_at)}"
         state = "revoked" if key.revoked_at else valid if key.is_valid(now) else "expired"
         typer.echo(
@@ -69,7 +71,7 @@ def list_keys() -> None:
 
 @key_app.command("revoke")
 def revoke_key(name: str) -> None:
-    """End a key at once; its name stays taken."""
+    """Revoke a key at once; its name stays reserved."""
     from lakeshare_server.catalog.sharing import editing
     from lakeshare_server.catalog.sharing.credentials import revoke_admin_key
 
@@ -79,9 +81,9 @@ def revoke_key(name: str) -> None:
 
 
 def print_first_key(catalog_url: str, state_dir: Path) -> None:
-    """Make the first key of a catalog that never had one; it is printed on a terminal, and kept in a file elsewhere.
+    """Create the first key of a catalog that never had one; printed on a terminal, else written to a file.
 
-    What a service prints goes into a log, which others read and which is kept.
+    The output of a service goes into a log, which others read and which is kept.
     """
     from lakeshare_server.catalog import open_catalog
     from lakeshare_server.catalog.sharing.credentials import FIRST_KEY_NAME, create_first_admin_key
@@ -91,20 +93,15 @@ def print_first_key(catalog_url: str, state_dir: Path) -> None:
     catalog.close()
     if key is None:
         return
+    what = "The first key of the admin API, an owner's"
     if sys.stdout.isatty():
-        typer.echo(
-            f"The first key of the admin API, an owner's, is shown only now ({FIRST_KEY_NAME}):\n{key}"
-        )
+        typer.echo(f"{what}, is shown only now ({FIRST_KEY_NAME}):\n{key}")
         return
     path = state_dir / KEY_FILE
     make_private(state_dir)
     with open(path, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.write(f"{key}\n")
-    typer.echo(
-        f"The first key of the admin API, an owner's ({FIRST_KEY_NAME}), is in {path}: keep it somewhere "
-        "safe and remove the "
-        "file."
-    )
+    typer.echo(f"{what} ({FIRST_KEY_NAME}), is in {path}: keep it somewhere safe and remove the file.")
 
 
 def _until(moment: datetime | None) -> str:
@@ -112,8 +109,7 @@ def _until(moment: datetime | None) -> str:
 
 
 audit_app = typer.Typer(
-    help="The audit log: who asked for what, what came of it, who changed what, and whether all of it is still there.",
-    no_args_is_help=True,
+    help="The audit log: search, follow, export, verify and prune requests and changes.", no_args_is_help=True
 )
 FOLLOW_S = 0.5
 USAGE_DAYS = 30
@@ -121,7 +117,7 @@ PROGRESS_EVERY_S = 2.0
 
 
 class Shape(StrEnum):
-    """How rows are printed."""
+    """Output formats of rows."""
 
     TEXT = "text"
     JSON = "json"
@@ -134,25 +130,22 @@ Action = Annotated[
     str | None, typer.Option(help="Only this call or change, like query_table or alter_share.")
 ]
 Object = Annotated[
-    str | None,
-    typer.Option("--object", help="Only this object and what is in it: SHARE, SHARE.SCHEMA.TABLE."),
+    str | None, typer.Option("--object", help="Only SHARE or SHARE.SCHEMA.TABLE, and what is in it.")
 ]
 RequestId = Annotated[str | None, typer.Option("--request", help="Only this request: its x-request-id.")]
 Address = Annotated[str | None, typer.Option("--ip", help="Only from this address.")]
-Refused = Annotated[bool, typer.Option("--refused", help="Only what was refused or failed.")]
+Refused = Annotated[bool, typer.Option("--refused", help="Only refused and failed requests.")]
 Since = Annotated[
-    str | None, typer.Option(help="Only from then on: 2026-03-01, 2026-03-01T12:00Z, or 2h, 30m, 7d ago.")
+    str | None, typer.Option(help="From this time on: 2026-03-01, 2026-03-01T12:00Z, or 2h, 30m, 7d ago.")
 ]
-Until = Annotated[str | None, typer.Option(help="Only from before then; spelt like --since.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Whole events, a line of JSON each.")]
+Until = Annotated[str | None, typer.Option(help="Before this time; formats as for --since.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Whole events, as JSON lines.")]
 
 
 @audit_app.command("tail")
 def tail(
-    lines: Annotated[int, typer.Option("-n", min=0, help="How many of the newest.")] = 20,
-    follow: Annotated[
-        bool, typer.Option("-f", help="Go on with new ones as they come, until Ctrl-C.")
-    ] = False,
+    lines: Annotated[int, typer.Option("-n", min=0, help="Number of events.")] = 20,
+    follow: Annotated[bool, typer.Option("-f", help="Print new events as they come, until Ctrl-C.")] = False,
     recipient: Recipient = None,
     principal: Principal = None,
     action: Action = None,
@@ -160,7 +153,7 @@ def tail(
     refused: Refused = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the newest events, and new ones as they come."""
+    """Print the newest events, and new events as they come."""
     from lakeshare_server.catalog.audit import Search, events_after, newest_event_number, search
 
     catalog = _complete_catalog()
@@ -179,7 +172,7 @@ def tail(
 
 @audit_app.command("search")
 def search_events(
-    limit: Annotated[int, typer.Option(min=1, help="At most so many, the newest.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, help="Number of events, the newest first to be kept.")] = 100,
     recipient: Recipient = None,
     principal: Principal = None,
     action: Action = None,
@@ -191,7 +184,7 @@ def search_events(
     until: Until = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find events: of a recipient, an object, a request, an address, a time.
+    """Search events: of a recipient, an object, a request, an address, a time.
 
     Example: lakeshare audit search --recipient bob --refused --since 7d
     """
@@ -213,7 +206,9 @@ def search_events(
 
 @audit_app.command("export")
 def export_events(
-    file: Annotated[Path, typer.Argument(help="Where they go; .jsonl or .parquet says how.")],
+    file: Annotated[
+        Path, typer.Argument(help="Output file; the suffix .jsonl or .parquet gives the format.")
+    ],
     since: Since = None,
     until: Until = None,
     recipient: Recipient = None,
@@ -233,43 +228,41 @@ def export_events(
 @audit_app.command("verify")
 def verify_chain(
     receipt: Annotated[
-        str | None,
-        typer.Option(help="What an earlier run printed: tells a chain that was made anew, too."),
+        str | None, typer.Option(help="Receipt of an earlier run; detects a chain that was rebuilt, too.")
     ] = None,
 ) -> None:
-    """Tell whether any event was removed, changed or moved. Exit code 1 if so.
+    """Verify that no event was removed, changed or moved. Exit code 1 if one was.
 
-    Keep the receipt that it prints where nobody who can write to the database can change it.
+    Keep the printed receipt where users with write access to the database cannot change it.
     """
     from lakeshare_server.catalog.audit import parse_receipt, verify
 
-    told_at = time.monotonic()
+    printed_at = time.monotonic()
 
-    def progress(done: int, events: int) -> None:
-        nonlocal told_at
-        if done < events and time.monotonic() - told_at > PROGRESS_EVERY_S:
-            told_at = time.monotonic()
+    def print_progress(done: int, events: int) -> None:
+        nonlocal printed_at
+        if done < events and time.monotonic() - printed_at > PROGRESS_EVERY_S:
+            printed_at = time.monotonic()
             typer.echo(f"{done} of {events} events", err=True)
 
-    found = verify(_complete_catalog(), None if receipt is None else parse_receipt(receipt), progress)
-    for finding in found.findings:
+    result = verify(_complete_catalog(), None if receipt is None else parse_receipt(receipt), print_progress)
+    for finding in result.findings:
         typer.echo(f"{finding.kind}\t{finding.said}")
-    if found.unchained:
-        typer.echo(f"{found.unchained} events are from before the chain, and cannot be verified")
-    if not found.is_sound:
-        typer.echo(f"{found.events} events, {len(found.findings)} findings: the log is not as it was written")
+    if result.unchained:
+        typer.echo(f"{result.unchained} events are from before the chain, and cannot be verified")
+    if not result.is_sound:
+        typer.echo(
+            f"{result.events} events, {len(result.findings)} findings: the log is not as it was written"
+        )
         raise typer.Exit(1)
-    typer.echo(f"{found.events} events, none removed, changed or moved")
-    typer.echo(f"receipt: {found.head}")
+    typer.echo(f"{result.events} events, none removed, changed or moved")
+    typer.echo(f"receipt: {result.head}")
 
 
 @audit_app.command("prune")
 def prune_events(
     days: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Keep the events of so many days; LAKESHARE_AUDIT_RETENTION_DAYS by default."
-        ),
+        int | None, typer.Option(min=1, help="Days to keep; LAKESHARE_AUDIT_RETENTION_DAYS by default.")
     ] = None,
 ) -> None:
     """Remove old events. The rest can be verified as before, and usage stays."""
@@ -285,31 +278,28 @@ def prune_events(
 
 
 def usage(
-    days: Annotated[int, typer.Option(min=1, help="Of so many days, today included.")] = USAGE_DAYS,
+    days: Annotated[int, typer.Option(min=1, help="Number of days, including today.")] = USAGE_DAYS,
     recipient: Recipient = None,
     table: Annotated[str | None, typer.Option(help="Only of this table: SHARE.SCHEMA.TABLE.")] = None,
     by: Annotated[
         list[str] | None,
-        typer.Option("--by", help="Counts by recipient, table, version or day; repeat for more."),
+        typer.Option("--by", help="Group by recipient, table, version or day; repeat for more."),
     ] = None,
-    shape: Annotated[Shape, typer.Option("--as", help="How it is printed.")] = Shape.TEXT,
+    shape: Annotated[Shape, typer.Option("--as", help="Output format.")] = Shape.TEXT,
 ) -> None:
-    """Count what recipients asked for: requests, queries, files and bytes signed for, refusals, versions read.
-
-    Example: lakeshare usage --days 7 --by recipient --by table --as csv
-    """
-    from lakeshare_server.catalog.audit import group_usage
-    from lakeshare_server.catalog.audit import read_usage as usage_of
+    """Count the requests of recipients: requests, queries, signed files and bytes, refusals, versions read."""
+    from lakeshare_server.catalog.audit import group_usage, read_usage
     from lakeshare_server.catalog.audit.maintenance import COUNTS, DIMENSIONS
     from lakeshare_server.errors import BadRequest
 
-    chosen = list(dict.fromkeys(by or ["recipient", "table"]))
-    for name in chosen:
+    dimensions = list(dict.fromkeys(by or ["recipient", "table"]))
+    for name in dimensions:
         if name not in DIMENSIONS:
             raise BadRequest("--by", name, f"It is one of {', '.join(DIMENSIONS)}.")
     today = datetime.now(UTC).date()
-    found = usage_of(_complete_catalog(), today - timedelta(days=days - 1), today, recipient, table)
-    typer.echo(_format_rows(group_usage(found, chosen), [*chosen, *COUNTS, "versions"], shape), nl=False)
+    counted = read_usage(_complete_catalog(), today - timedelta(days=days - 1), today, recipient, table)
+    rows = group_usage(counted, dimensions)
+    typer.echo(_format_rows(rows, [*dimensions, *COUNTS, "versions"], shape), nl=False)
 
 
 def _format_rows(rows: "list[dict[str, Any]]", names: list[str], shape: Shape) -> str:
@@ -350,11 +340,7 @@ def _print_events(events: "Iterable[ChainedEvent]", *, as_json: bool) -> None:
 
 
 def _moment(option: str, text: str | None) -> datetime | None:
-    """A time as people give it.
-
-    Raises:
-        BadRequest: it is none.
-    """
+    """A time in ISO 8601, or as an age like `2h`; raises `BadRequest` for anything else."""
     from lakeshare_server.errors import BadRequest
 
     if text is None:
@@ -372,7 +358,7 @@ def _moment(option: str, text: str | None) -> datetime | None:
 
 
 def _complete_catalog() -> "Catalog":
-    """The catalog, with what ended processes have left in their journals."""
+    """The catalog, with the events in the journals of ended processes."""
     from lakeshare_server.catalog.audit import import_orphans
     from lakeshare_server.settings import StateSettings
 

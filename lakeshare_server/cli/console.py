@@ -1,4 +1,4 @@
-"""What every command needs: the catalog of this machine's settings, who sits in front of it, and their yes."""
+"""Shared by the commands: the catalog of this machine's settings, the operator, confirmation, and parsers."""
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +25,6 @@ def open_state_catalog() -> "Catalog":
 
 
 def open_versions(catalog: "Catalog") -> "Versions":
-    """The versions of the lake's tables, which rules are held against."""
     from lakeshare_server.settings import ServerSettings
     from lakeshare_server.storage import Stores
     from lakeshare_server.versions import Versions
@@ -36,10 +35,10 @@ def open_versions(catalog: "Catalog") -> "Versions":
 
 @contextmanager
 def edit_share(share: str, tables: Iterable[str] = (), *, writes_rule: bool) -> "Iterator[Edit]":
-    """One transaction of whoever sits there, on a share and tables of the lake that come to it.
+    """One transaction on a share, and on tables of the lake that it gets.
 
     Raises:
-        BadRequest: a rule is none, or partitions do not decide it.
+        BadRequest: a rule is invalid, or is not decided by partitions.
     """
     from lakeshare_server.access.rules import require_decidable_rules
     from lakeshare_server.catalog.sharing import editing
@@ -54,32 +53,26 @@ def edit_share(share: str, tables: Iterable[str] = (), *, writes_rule: bool) -> 
 
 
 def operator_name() -> str:
-    """Who runs the command, as the audit log names them."""
+    """The operator's name for the audit log."""
     from lakeshare_server.sql.statements import operating_system_user
 
     return operating_system_user()
 
 
 def confirm(question: str, otherwise: str = "give --yes.") -> None:
-    """Go on when whoever sits there says yes.
+    """Ask on the terminal whether to go on.
 
     Raises:
-        BadRequest: nobody sits there.
-        typer.Abort: they say no.
+        BadRequest: there is no terminal.
+        typer.Abort: the answer is no.
     """
-    from lakeshare_server.errors import BadRequest
-
     if not sys.stdin.isatty():
-        raise BadRequest("--yes", "not given", f"{question} Nobody can be asked here: {otherwise}")
+        raise BadRequest("--yes", "not given", f"{question} This is not a terminal: {otherwise}")
     typer.confirm(question, abort=True, err=True)
 
 
 def parse_moment(option: str, text: str | None) -> datetime | None:
-    """A time with its zone, as ISO 8601 writes it.
-
-    Raises:
-        BadRequest: it is none, or has no zone.
-    """
+    """A time with its zone in ISO 8601; raises `BadRequest` for anything else."""
     if text is None:
         return None
     try:
@@ -92,26 +85,18 @@ def parse_moment(option: str, text: str | None) -> datetime | None:
 
 
 def parse_properties(option: str, pairs: Sequence[str]) -> dict[str, str]:
-    """`key=value` texts by their keys.
-
-    Raises:
-        BadRequest: a text has no `=`.
-    """
-    found = {}
+    """A dictionary of `key=value` texts; raises `BadRequest` for a text without `=`."""
+    properties = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key:
             raise BadRequest(option, pair, "Give key=value, like region=EU.")
-        found[key] = value
-    return found
+        properties[key] = value
+    return properties
 
 
 def parse_table_path(option: str, text: str) -> tuple[str, str]:
-    """The schema and the name in `schema.table`.
-
-    Raises:
-        BadRequest: it is something else.
-    """
+    """The schema and the name in `schema.table`; raises `BadRequest` for anything else."""
     schema, dot, name = text.partition(".")
     if not dot or not schema or not name or "." in name:
         raise BadRequest(option, text, "Give schema.table, like sales.orders.")
@@ -119,11 +104,7 @@ def parse_table_path(option: str, text: str) -> tuple[str, str]:
 
 
 def parse_shared_path(option: str, text: str) -> tuple[str, str, str]:
-    """The share, the schema and the name in `share.schema.table`.
-
-    Raises:
-        BadRequest: it is something else.
-    """
+    """The share, the schema and the name in `share.schema.table`; raises `BadRequest` for anything else."""
     names = text.split(".")
     if len(names) != 3 or not all(names):
         raise BadRequest(option, text, "Give share.schema.table, like partners.sales.orders.")

@@ -1,47 +1,213 @@
-"""The commands of `lakeshare as RECIPIENT`."""
+"""`lakeshare as RECIPIENT`: requests in the name of a recipient, served by the same routes as its own, in process."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from urllib.parse import quote
 
 import typer
 
+from lakeshare_server.cli.console import parse_shared_path
+from lakeshare_server.errors import BadRequest, LakeshareError
+
 if TYPE_CHECKING:
-    from lakeshare_server.cli.impersonated_requests import ImpersonatingClient
+    import httpx
+
+    from lakeshare_server.settings import ServerSettings
 
 T = TypeVar("T")
 
+ALL_CAPABILITIES = "everything"
+"""The client that reads both formats and every feature that some client reads."""
+FILE_KINDS = ("add", "cdf", "cdc", "remove")
+
 as_app = typer.Typer(
-    help="See as a recipient: its shares, tables, versions, files and rows, by the routes that answer it.",
+    help="Impersonate a recipient: list and read its shares, tables, versions, files and rows.",
     no_args_is_help=True,
 )
 
 Table = Annotated[
-    str, typer.Argument(metavar="SHARE.SCHEMA.TABLE", help="The table as the recipient calls it.")
+    str, typer.Argument(metavar="SHARE.SCHEMA.TABLE", help="The recipient's name of the table.")
 ]
 Version = Annotated[int | None, typer.Option(min=0, help="The version; the latest by default.")]
 ClientId = Annotated[
-    str,
-    typer.Option(
-        "--client", help="What it reads with: python-parquet, python-delta, spark, or everything of these."
-    ),
+    str, typer.Option("--client", help="Client: python-parquet, python-delta, spark, or everything of these.")
 ]
-Lines = Annotated[bool, typer.Option("--lines", help="Print the answer's lines as they are, URLs included.")]
-ALL_CAPABILITIES = "everything"
+Lines = Annotated[bool, typer.Option("--lines", help="Print the lines of the response, URLs included.")]
+
+
+class AccessRefused(LakeshareError):
+    """The server refused the recipient's request."""
+
+    def __init__(self, recipient: str, response: "httpx.Response") -> None:
+        try:
+            body = response.json()
+            text = f"{body['errorCode']}: {body['message']}"
+        except (ValueError, KeyError, TypeError):
+            text = response.text
+        super().__init__(f"{recipient} gets {response.status_code} {text}")
+        self.status = response.status_code
+
+
+@dataclass(frozen=True)
+class ImpersonatingClient:
+    """Sends requests as a recipient that uses one of the known clients; paths are below the protocol's root.
+
+    A request that fails raises `AccessRefused`.
+    """
+
+    recipient: str
+    client: "httpx.AsyncClient"
+    capabilities: str
+
+    async def get(self, path: str, **query: Any) -> "httpx.Response":
+        from lakeshare_server.protocol.lines import HEADER
+
+        return _require_success(
+            self.recipient,
+            await self.client.get(path, params=_drop_none(query), headers={HEADER: self.capabilities}),
+        )
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> "httpx.Response":
+        from lakeshare_server.protocol.lines import HEADER
+
+        return _require_success(
+            self.recipient,
+            await self.client.post(path, json=_drop_none(body), headers={HEADER: self.capabilities}),
+        )
+
+    async def in_portal(self, path: str, **query: Any) -> dict[str, Any]:
+        """The response of the portal's API."""
+        from lakeshare_server.pages.portal import API
+
+        url = self.client.base_url.join(f"{API}/{path}")
+        response = await self.client.get(url, params=_drop_none(query))
+        fields: dict[str, Any] = _require_success(self.recipient, response).json()
+        return fields
+
+    async def items(self, path: str) -> list[dict[str, Any]]:
+        """All items of a listing, from all of its pages."""
+        items: list[dict[str, Any]] = []
+        token = None
+        while True:
+            page = (await self.get(path, pageToken=token)).json()
+            items += page.get("items", ())
+            token = page.get("nextPageToken")
+            if not token:
+                return items
+
+
+def _drop_none(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _require_success(recipient: str, response: "httpx.Response") -> "httpx.Response":
+    if not response.is_success:
+        raise AccessRefused(recipient, response)
+    return response
+
+
+@asynccontextmanager
+async def impersonate(
+    settings: "ServerSettings", recipient: str, principal: str, client_id: str
+) -> AsyncIterator[ImpersonatingClient]:
+    """A client of a server with these settings, in this process; its audit rows are written at the end.
+
+    Raises:
+        BadRequest: the client is unknown.
+        NotFound, Unauthenticated: the recipient does not exist, or has no access.
+    """
+    from lakeshare_server.app import create_app
+    from lakeshare_server.routes.context import impersonating_client, make_impersonation
+
+    capabilities = capabilities_of(client_id)
+    app = create_app(settings)
+    lifespan = app.router.lifespan_context(app)
+    await lifespan.__aenter__()
+    try:
+        impersonation = make_impersonation(app.state.app_state.catalog, recipient, principal)
+        # The host has no effect: nothing leaves the process.
+        url = "http://lakeshare" + settings.endpoint.rstrip("/")
+        async with impersonating_client(app, impersonation, url) as client:
+            yield ImpersonatingClient(impersonation.reader.name, client, capabilities)
+    finally:
+        # Also after an error: the shutdown writes the last audit rows.
+        await lifespan.__aexit__(None, None, None)
+
+
+def capabilities_of(client_id: str) -> str:
+    """The capabilities that a known client announces; raises `BadRequest` for others."""
+    from lakeshare_server.tables.serveability import CLIENTS
+
+    known = {client.id: (client.response_format, client.features) for client in CLIENTS}
+    all_features = frozenset[str]().union(*(features for _, features in known.values()))
+    known[ALL_CAPABILITIES] = ("delta,parquet", all_features)
+    if client_id not in known:
+        raise BadRequest("--client", client_id, f"Known are: {', '.join(known)}.")
+    formats, features = known[client_id]
+    return f"responseformat={formats};readerfeatures={','.join(sorted(features))}"
+
+
+def table_url_path(table: str) -> str:
+    """The path of `share.schema.table` below the protocol's root."""
+    share, schema, name = (quote(part, safe="") for part in parse_shared_path("TABLE", table))
+    return f"shares/{share}/schemas/{schema}/tables/{name}"
+
+
+@dataclass(frozen=True)
+class FileTotals:
+    """Number, bytes and rows of files; rows are None when a file has no row count."""
+
+    files: int = 0
+    size_bytes: int = 0
+    rows: int | None = 0
+
+    def add(self, action: Mapping[str, Any]) -> "FileTotals":
+        """The totals with one more file."""
+        rows = json.loads(action["stats"]).get("numRecords") if action.get("stats") else None
+        deleted = int((action.get("deletionVector") or {}).get("cardinality") or 0)
+        total = None if rows is None or self.rows is None else self.rows + rows - deleted
+        return FileTotals(self.files + 1, self.size_bytes + int(action.get("size") or 0), total)
+
+
+def sum_files(response: "httpx.Response") -> dict[tuple[int | None, str], FileTotals]:
+    """Totals of the files of a response, by version and kind, in the order of the response."""
+    totals: dict[tuple[int | None, str], FileTotals] = {}
+    for version, kind, action in _list_files(json.loads(line) for line in response.text.splitlines()):
+        key = version, "cdf" if kind == "cdc" else kind
+        totals[key] = totals.get(key, FileTotals()).add(action)
+    return totals
+
+
+def _list_files(lines: Iterable[dict[str, Any]]) -> Iterator[tuple[int | None, str, dict[str, Any]]]:
+    for line in lines:
+        file = line.get("file")
+        if file is None:
+            for kind in FILE_KINDS:
+                if kind in line:
+                    yield line[kind].get("version"), kind, line[kind]
+        elif "deltaSingleAction" in file:
+            for kind, action in file["deltaSingleAction"].items():
+                if kind in FILE_KINDS:
+                    yield file.get("version"), kind, action
+        else:
+            yield file.get("version"), "add", file
 
 
 @as_app.callback()
 def see_as(
-    context: typer.Context,
-    recipient: Annotated[str, typer.Argument(help="Whose eyes: the name of a recipient.")],
+    context: typer.Context, recipient: Annotated[str, typer.Argument(help="Recipient to impersonate.")]
 ) -> None:
-    """See as RECIPIENT. The audit log says that it was looked, not that the recipient asked."""
+    """Impersonate RECIPIENT. The audit log records the requests as impersonated, not as the recipient's."""
     context.obj = recipient
 
 
 @as_app.command("shares")
 def shares(context: typer.Context) -> None:
-    """List the shares it may read now."""
+    """List the shares that the recipient may read now."""
     for share in _run_as_recipient(context, lambda client: client.items("shares")):
         typer.echo(f"{share['name']}\t{share.get('comment', '')}".rstrip())
 
@@ -51,16 +217,14 @@ def tables(
     context: typer.Context,
     share: Annotated[str | None, typer.Argument(help="Of this share; of all by default.")] = None,
 ) -> None:
-    """List the tables it may read now."""
+    """List the tables that the recipient may read now."""
 
-    async def look(client: "ImpersonatingClient") -> list[str]:
-        from urllib.parse import quote
+    async def list_tables(client: ImpersonatingClient) -> list[str]:
+        names = [share] if share is not None else [item["name"] for item in await client.items("shares")]
+        listings = [await client.items(f"shares/{quote(name, safe='')}/all-tables") for name in names]
+        return [f"{item['share']}.{item['schema']}.{item['name']}" for items in listings for item in items]
 
-        names = [share] if share is not None else [one["name"] for one in await client.items("shares")]
-        found = [await client.items(f"shares/{quote(name, safe='')}/all-tables") for name in names]
-        return [f"{item['share']}.{item['schema']}.{item['name']}" for items in found for item in items]
-
-    for name in _run_as_recipient(context, look):
+    for name in _run_as_recipient(context, list_tables):
         typer.echo(name)
 
 
@@ -68,29 +232,29 @@ def tables(
 def versions(
     context: typer.Context,
     table: Table,
-    limit: Annotated[int, typer.Option(min=1, help="How many, newest first.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="Number of versions, newest first.")] = 20,
 ) -> None:
-    """List the versions it may read, when they were published, and what each changed."""
-    from lakeshare_server.cli.impersonated_requests import table_url_path
+    """List the versions that the recipient may read, when they were published, and what each changed."""
     from lakeshare_server.protocol.requests import format_iso
 
-    async def look(client: "ImpersonatingClient") -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
+    async def list_versions(client: ImpersonatingClient) -> list[dict[str, Any]]:
+        listed: list[dict[str, Any]] = []
         before = None
-        while len(found) < limit:
+        while len(listed) < limit:
             page = await client.in_portal(f"{table_url_path(table)}/versions", before=before)
-            found += page["versions"]
+            listed += page["versions"]
             before = page["before"]
             if before is None:
                 break
-        return found[:limit]
+        return listed[:limit]
 
     typer.echo("VERSION\tPUBLISHED\tFILES ADDED\tFILES REMOVED\tROWS MORE\tREMARK")
-    for one in _run_as_recipient(context, look):
-        changed = one["changes"] or {}
-        counts = [changed.get(name) for name in ("filesAdded", "filesRemoved", "rows")]
+    for version in _run_as_recipient(context, list_versions):
+        changes = version["changes"] or {}
+        counts = [changes.get(name) for name in ("filesAdded", "filesRemoved", "rows")]
         cells = ["" if count is None else str(count) for count in counts]
-        line = [str(one["version"]), format_iso(one["publishedAt"]), *cells, changed.get("refusal", "")]
+        published = format_iso(version["publishedAt"])
+        line = [str(version["version"]), published, *cells, changes.get("refusal", "")]
         typer.echo("\t".join(line).rstrip())
 
 
@@ -98,45 +262,39 @@ def versions(
 def metadata(
     context: typer.Context, table: Table, version: Version = None, client: ClientId = ALL_CAPABILITIES
 ) -> None:
-    """Print the lines with protocol, schema and properties that it gets."""
-    from lakeshare_server.cli.impersonated_requests import table_url_path
-
-    answer = _run_as_recipient(
-        context,
-        lambda impersonating: impersonating.get(f"{table_url_path(table)}/metadata", version=version),
-        client,
-    )
-    typer.echo(answer.text, nl=False)
+    """Print the lines with protocol, schema and properties that the recipient gets."""
+    path = f"{table_url_path(table)}/metadata"
+    response = _run_as_recipient(context, lambda reader: reader.get(path, version=version), client)
+    typer.echo(response.text, nl=False)
 
 
 @as_app.command("query")
 def query(
     context: typer.Context,
     table: Table,
-    where: Annotated[
-        str | None, typer.Option(help="A predicate in SQL, as a client hints it: predicateHints.")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=0, help="Rows the client wants: limitHint.")] = None,
+    where: Annotated[str | None, typer.Option(help="A predicate in SQL: predicateHints.")] = None,
+    limit: Annotated[int | None, typer.Option(min=0, help="Number of rows: limitHint.")] = None,
     version: Version = None,
     client: ClientId = ALL_CAPABILITIES,
     lines: Lines = False,
 ) -> None:
-    """Ask for the files of a table; tell how many they are, or print the very lines.
+    """Query a table; print the totals of its files, or the lines of the response.
 
     Example: lakeshare as bob query partners.sales.orders --where "day >= '2024-03-01'"
     """
-    from lakeshare_server.cli.impersonated_requests import list_files, parse_lines, sum_files, table_url_path
-
+    path = f"{table_url_path(table)}/query"
     body = {"predicateHints": where and [where], "limitHint": limit, "version": version}
-    answer = _run_as_recipient(
-        context, lambda impersonating: impersonating.post(f"{table_url_path(table)}/query", body), client
-    )
+    response = _run_as_recipient(context, lambda reader: reader.post(path, body), client)
     if lines:
-        typer.echo(answer.text, nl=False)
+        typer.echo(response.text, nl=False)
         return
-    found = sum_files(list_files(parse_lines(answer)))
-    number = answer.headers["Delta-Table-Version"]
-    typer.echo(f"version {number}: {found.files} files, {found.size_bytes} bytes, {_rows(found.rows)}")
+    totals = list(sum_files(response).values())
+    rows = [total.rows for total in totals if total.rows is not None]
+    count = f"{sum(rows)} rows" if len(rows) == len(totals) else "row count unknown"
+    files, size_bytes = sum(total.files for total in totals), sum(total.size_bytes for total in totals)
+    typer.echo(
+        f"version {response.headers['Delta-Table-Version']}: {files} files, {size_bytes} bytes, {count}"
+    )
 
 
 @as_app.command("changes")
@@ -150,22 +308,15 @@ def changes(
     client: ClientId = ALL_CAPABILITIES,
     lines: Lines = False,
 ) -> None:
-    """Ask for the change data feed; tell its files by version, or print the very lines."""
-    from lakeshare_server.cli.impersonated_requests import list_files, parse_lines, sum_files, table_url_path
-
+    """Query the change data feed; print its files by version, or the lines of the response."""
+    path = f"{table_url_path(table)}/changes"
     parameters = {"startingVersion": start, "endingVersion": end}
-    answer = _run_as_recipient(
-        context,
-        lambda impersonating: impersonating.get(f"{table_url_path(table)}/changes", **parameters),
-        client,
-    )
+    response = _run_as_recipient(context, lambda reader: reader.get(path, **parameters), client)
     if lines:
-        typer.echo(answer.text, nl=False)
+        typer.echo(response.text, nl=False)
         return
-    found = list(list_files(parse_lines(answer)))
     typer.echo("VERSION\tKIND\tFILES\tBYTES\tROWS")
-    for version, kind in dict.fromkeys((one.version, one.kind) for one in found):
-        totals = sum_files(one for one in found if (one.version, one.kind) == (version, kind))
+    for (version, kind), totals in sum_files(response).items():
         rows = "" if totals.rows is None else totals.rows
         typer.echo(f"{version}\t{kind}\t{totals.files}\t{totals.size_bytes}\t{rows}")
 
@@ -174,36 +325,27 @@ def changes(
 def preview(
     context: typer.Context,
     table: Table,
-    rows: Annotated[int, typer.Option(min=1, max=500, help="How many rows.")] = 10,
+    rows: Annotated[int, typer.Option(min=1, max=500, help="Number of rows.")] = 10,
     version: Version = None,
 ) -> None:
-    """Print the first rows it reads, as its portal shows them."""
-    from lakeshare_server.cli.impersonated_requests import table_url_path
-
-    async def look(client: "ImpersonatingClient") -> dict[str, Any]:
-        return await client.in_portal(f"{table_url_path(table)}/preview", limit=rows, version=version)
-
-    found = _run_as_recipient(context, look)
-    typer.echo("\t".join(column["name"] for column in found["columns"]))
-    for row in found["rows"]:
+    """Print the first rows that the recipient reads, as in its portal."""
+    path = f"{table_url_path(table)}/preview"
+    page = _run_as_recipient(context, lambda client: client.in_portal(path, limit=rows, version=version))
+    typer.echo("\t".join(column["name"] for column in page["columns"]))
+    for row in page["rows"]:
         typer.echo("\t".join("" if value is None else " ".join(value.split()) for value in row))
 
 
 def _run_as_recipient(
     context: typer.Context,
-    request: "Callable[[ImpersonatingClient], Awaitable[T]]",
+    request: Callable[[ImpersonatingClient], Awaitable[T]],
     client: str = ALL_CAPABILITIES,
 ) -> T:
     from lakeshare_server.catalog.recipients import LOCAL_OPERATOR
-    from lakeshare_server.cli.impersonated_requests import impersonate
     from lakeshare_server.settings import ServerSettings
 
-    async def seen() -> T:
+    async def run() -> T:
         async with impersonate(ServerSettings(), context.obj, LOCAL_OPERATOR, client) as impersonating:
             return await request(impersonating)
 
-    return asyncio.run(seen())
-
-
-def _rows(count: int | None) -> str:
-    return "rows are not told" if count is None else f"{count} rows"
+    return asyncio.run(run())

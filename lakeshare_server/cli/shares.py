@@ -1,4 +1,4 @@
-"""Commands about shares: what can be granted, and to whom it is."""
+"""Commands for shares, for declared files (`apply`, `diff`, `export`) and for SQL."""
 
 import json
 import sys
@@ -36,24 +36,38 @@ share_app = typer.Typer(help="Shares: what can be granted, and to whom it is.", 
 
 ShareName = Annotated[str, typer.Argument(metavar="SHARE", help="The share's name.")]
 TablePath = Annotated[
-    str, typer.Argument(metavar="SHARE.SCHEMA.TABLE", help="What recipients call the table.")
+    str, typer.Argument(metavar="SHARE.SCHEMA.TABLE", help="The recipients' name of the table.")
 ]
-Comment = Annotated[str | None, typer.Option(help="What it is, for whoever reads the list.")]
+Comment = Annotated[str | None, typer.Option(help="A description.")]
+DisplayName = Annotated[str | None, typer.Option(help="A name for people.")]
+Properties = Annotated[
+    list[str] | None, typer.Option("--property", help="key=value; replaces all properties; repeat for more.")
+]
+StartVersion = Annotated[int | None, typer.Option(min=0, help="The first version that recipients may read.")]
 Rule = Annotated[
     str | None,
     typer.Option(
-        "--where",
-        help="Which partitions are read: a predicate on partition columns, like \"region = 'EU'\"; '' for all.",
+        "--where", help="A predicate on partition columns, like \"region = 'EU'\"; '' for all rows."
     ),
 ]
 Recipient = Annotated[str | None, typer.Option("--recipient", help="The recipient that may read it.")]
 Group = Annotated[str | None, typer.Option("--group", help="The group whose members may read it.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Files = Annotated[
+    list[Path], typer.Option("--file", "-f", help="A YAML file, or a folder of them; repeat for more.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+SHOWN_FIELDS = ("comment", "start_version", "rule", "publication", "directory_access", "declared", "applied")
+DIFFERS_EXIT_CODE = 2
+COLORS = {"+": typer.colors.GREEN, "~": typer.colors.YELLOW, "-": typer.colors.RED, "?": typer.colors.CYAN}
+REFUSED, NOT_SQL = 1, 2
+STDIN = Path("-")
 
 
 @share_app.command("list")
 def list_shares() -> None:
-    """List what is shared under which name, and which publication recipients read."""
+    """List shared tables with their names in the share and in the lake, and the publication that recipients read."""
     from lakeshare_server.catalog import Ledger
     from lakeshare_server.catalog.listings import list_all_shared_tables
 
@@ -67,7 +81,7 @@ def list_shares() -> None:
 
 @share_app.command("show")
 def show_share(name: ShareName) -> None:
-    """Show a share: its fields, its tables, and who may read it from when until when."""
+    """Show a share: its fields, its tables, and its grants with their start and end."""
     from lakeshare_server.catalog.sharing import states
 
     with open_state_catalog().reading() as session:
@@ -75,11 +89,11 @@ def show_share(name: ShareName) -> None:
         grants = states.list_grants_on(session, name)
     for field, value in share.as_json().items():
         typer.echo(f"{field}\t{value}")
-    for one in objects:
-        fields = {**one.as_json(), "history": one.history}
+    for shared in objects:
+        fields = {**shared.as_json(), "history": shared.history}
         remarks = [f"{field}={fields[field]}" for field in SHOWN_FIELDS if fields.get(field)]
-        remarks += [] if one.history else ["no history"]
-        typer.echo("\t".join([one.kind.lower(), one.path, one.table, ", ".join(remarks)]).rstrip())
+        remarks += [] if shared.history else ["no history"]
+        typer.echo("\t".join([shared.kind.lower(), shared.path, shared.table, ", ".join(remarks)]).rstrip())
     for grant in grants:
         reader = f"recipient {grant.recipient}" if grant.recipient is not None else f"group {grant.group}"
         end = "further notice" if grant.ends_at is None else f"{grant.ends_at:%Y-%m-%d %H:%MZ}"
@@ -91,42 +105,36 @@ def show_share(name: ShareName) -> None:
 def create(
     name: ShareName,
     comment: Comment = None,
-    display_name: Annotated[str | None, typer.Option(help="A name for people.")] = None,
-    owner: Annotated[
-        str | None, typer.Option(help="Who answers for it; whoever makes it by default.")
-    ] = None,
-    property_: Annotated[
-        list[str] | None, typer.Option("--property", help="key=value; repeat for more.")
-    ] = None,
+    display_name: DisplayName = None,
+    owner: Annotated[str | None, typer.Option(help="The person responsible; by default its creator.")] = None,
+    property_: Properties = None,
 ) -> None:
-    """Make an empty share.
+    """Create an empty share.
 
     Example: lakeshare share create partners --comment "Orders of the last year"
     """
     from lakeshare_server.catalog.sharing import create_share, editing
 
-    said = parse_properties("--property", property_ or [])
+    properties = parse_properties("--property", property_ or [])
     with editing(open_state_catalog(), operator_name()) as edit:
-        made = create_share(
-            edit, name, comment=comment, display_name=display_name, owner=owner, properties=said
+        share = create_share(
+            edit, name, comment=comment, display_name=display_name, owner=owner, properties=properties
         )
-    typer.echo(f"{made.name} is there: lakeshare share add {made.name} LAKE.TABLE")
+    typer.echo(f"{share.name} is there: lakeshare share add {share.name} LAKE.TABLE")
 
 
 @share_app.command("set")
 def set_(
     name: ShareName,
     comment: Comment = None,
-    display_name: Annotated[str | None, typer.Option(help="A name for people.")] = None,
-    owner: Annotated[str | None, typer.Option(help="Who answers for it.")] = None,
+    display_name: DisplayName = None,
+    owner: Annotated[str | None, typer.Option(help="The person responsible.")] = None,
     rename: Annotated[
-        str | None, typer.Option(help="The new name; recipients find it under that only.")
+        str | None, typer.Option(help="The new name; the old name ends for recipients.")
     ] = None,
-    property_: Annotated[
-        list[str] | None, typer.Option("--property", help="key=value; replaces all; repeat for more.")
-    ] = None,
+    property_: Properties = None,
 ) -> None:
-    """Change what is given of a share; an empty text takes a comment or display name away."""
+    """Change the given fields of a share; an empty text removes a comment or display name."""
     from lakeshare_server.catalog.sharing import UNCHANGED, alter_share, editing
 
     with editing(open_state_catalog(), operator_name()) as edit:
@@ -152,10 +160,9 @@ def drop(name: ShareName, yes: Yes = False) -> None:
         share = states.get_share(session, name)
         tables, grants = len(states.list_objects(session, name)), len(states.list_grants_on(session, name))
     if not yes:
-        question = f"Drop {share.name} with {tables} shared tables and {grants} grants?"
-        confirm(question)
+        confirm(f"Drop {share.name} with {tables} shared tables and {grants} grants?")
     with editing(catalog, operator_name()) as edit:
-        # Of the revision that was asked about: whoever adds to it meanwhile is not overruled.
+        # Only at the revision of the question: additions made meanwhile are not dropped unseen.
         drop_share(edit, name, revision=share.revision)
     typer.echo(f"{share.name} is gone")
 
@@ -167,15 +174,13 @@ def add(
         str, typer.Argument(metavar="LAKE.TABLE", help="The lake's table, like flights.departures.")
     ],
     as_: Annotated[
-        str | None, typer.Option("--as", help="What recipients call it: schema.table; the same by default.")
+        str | None, typer.Option("--as", help="The recipients' name: schema.table; the same by default.")
     ] = None,
     comment: Comment = None,
     history: Annotated[bool, typer.Option(help="Recipients may read earlier versions and changes.")] = True,
-    start_version: Annotated[
-        int | None, typer.Option(min=0, help="The first version recipients may read.")
-    ] = None,
+    start_version: StartVersion = None,
     rule: Rule = None,
-    view: Annotated[bool, typer.Option("--view", help="It is a view.")] = False,
+    view: Annotated[bool, typer.Option("--view", help="The table is a view.")] = False,
 ) -> None:
     """Add a table of the lake to a share.
 
@@ -202,20 +207,18 @@ def add(
 @share_app.command("change")
 def change(
     path: TablePath,
-    as_: Annotated[str | None, typer.Option("--as", help="What recipients call it from now on.")] = None,
+    as_: Annotated[str | None, typer.Option("--as", help="The new name: schema.table.")] = None,
     comment: Comment = None,
     history: Annotated[
         bool | None, typer.Option("--history/--no-history", help="Whether earlier versions may be read.")
     ] = None,
-    start_version: Annotated[
-        int | None, typer.Option(min=0, help="The first version recipients may read.")
-    ] = None,
+    start_version: StartVersion = None,
     rule: Rule = None,
     publication: Annotated[
-        int | None, typer.Option(min=-1, help="The number that is served; -1 for the latest.")
+        int | None, typer.Option(min=-1, help="The publication to serve; -1 for the latest.")
     ] = None,
 ) -> None:
-    """Change what is given of a shared table; an empty text takes a comment or rule away."""
+    """Change the given fields of a shared table; an empty text removes a comment or rule."""
     from lakeshare_server.catalog.sharing import UNCHANGED, alter_table
 
     schema, alias = parse_table_path("--as", as_) if as_ else (UNCHANGED, UNCHANGED)
@@ -237,13 +240,12 @@ def change(
 
 @share_app.command("remove")
 def remove(path: TablePath) -> None:
-    """Share a table no more; the share and the grants on it stay."""
+    """Remove a table from its share; the share and the grants on it stay."""
     from lakeshare_server.catalog.sharing import editing, remove_table
 
+    names = parse_shared_path("SHARE.SCHEMA.TABLE", path)
     with editing(open_state_catalog(), operator_name()) as edit:
-        typer.echo(
-            f"{remove_table(edit, *parse_shared_path('SHARE.SCHEMA.TABLE', path)).path} is shared no more"
-        )
+        typer.echo(f"{remove_table(edit, *names).path} is shared no more")
 
 
 @share_app.command("grant")
@@ -252,23 +254,21 @@ def grant_share(
     recipient: Recipient = None,
     group: Group = None,
     from_: Annotated[
-        str | None,
-        typer.Option("--from", help="From when on, like 2027-01-01T00:00:00Z; at once by default."),
+        str | None, typer.Option("--from", help="Start, like 2027-01-01T00:00:00Z; at once by default.")
     ] = None,
     until: Annotated[
-        str | None,
-        typer.Option("--until", help="Until when, like 2027-12-31T00:00:00+01:00; for good by default."),
+        str | None, typer.Option(help="End, like 2027-12-31T00:00:00+01:00; never by default.")
     ] = None,
     rule: Rule = None,
 ) -> None:
-    """Let a recipient or the members of a group read a share; again, it replaces the grant that is there.
+    """Grant a share to a recipient or to the members of a group; replaces an existing grant.
 
     Example: lakeshare share grant partners --recipient acme --until 2027-01-01T00:00:00Z
     """
     from lakeshare_server.catalog.sharing import grant
 
     with edit_share(name, writes_rule=bool(rule)) as edit:
-        made = grant(
+        granted = grant(
             edit,
             name,
             recipient=recipient,
@@ -277,12 +277,12 @@ def grant_share(
             ends_at=parse_moment("--until", until),
             rule=rule or None,
         )
-    typer.echo(f"{made.recipient or made.group} may read {made.share}")
+    typer.echo(f"{granted.recipient or granted.group} may read {granted.share}")
 
 
 @share_app.command("revoke")
 def revoke_share(name: ShareName, recipient: Recipient = None, group: Group = None) -> None:
-    """Let a recipient or the members of a group read a share no more, at once."""
+    """Revoke the grant of a share to a recipient or group, at once."""
     from lakeshare_server.catalog.sharing import editing, revoke
 
     with editing(open_state_catalog(), operator_name()) as edit:
@@ -290,37 +290,23 @@ def revoke_share(name: ShareName, recipient: Recipient = None, group: Group = No
     typer.echo(f"{ended.recipient or ended.group} may read {ended.share} no more by this grant")
 
 
-SHOWN_FIELDS = ("comment", "start_version", "rule", "publication", "directory_access", "declared", "applied")
-
-
-DIFFERS_EXIT_CODE = 2
-COLORS = {"+": typer.colors.GREEN, "~": typer.colors.YELLOW, "-": typer.colors.RED, "?": typer.colors.CYAN}
-
-Files = Annotated[
-    list[Path], typer.Option("--file", "-f", help="A YAML file, or a folder of them; repeat for more.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Tell it as JSON.")]
-
-
 def apply(
     files: Files,
     plan: Annotated[
-        bool,
-        typer.Option("--plan", help="Only show what would be done: exit code 0 for nothing, 2 for changes."),
+        bool, typer.Option("--plan", help="Only show the changes: exit code 0 without changes, else 2.")
     ] = False,
     prune: Annotated[
-        bool, typer.Option("--prune", help="Also remove what files made and no file names any more.")
+        bool,
+        typer.Option("--prune", help="Also remove objects that files created and no file names any more."),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    expect: Annotated[
-        str | None, typer.Option("--expect", help="Do nothing but the plan of this digest.")
-    ] = None,
+    yes: Yes = False,
+    expect: Annotated[str | None, typer.Option(help="Apply only the plan with this digest.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make followed tables, shares, recipients, groups and grants what files say, all of it or nothing.
+    """Make followed tables, shares, recipients, groups and grants equal to files, all changes or none.
 
-    Twice changes nothing. Files say everything about the objects they name, and never a secret. What contracts declare,
-    and what was made by hand and is in no file, stays. Tables that files follow are read before anything is changed.
+    Idempotent. Files define all fields of the objects they name, and never a secret. Objects of contracts, and those
+    created by hand that are in no file, stay. Tables that files follow are read before anything is changed.
 
     Example: lakeshare apply -f shares/ --plan
 
@@ -330,33 +316,34 @@ def apply(
     from lakeshare_server.provider.following import FollowPrefetch
     from lakeshare_server.settings import ServerSettings
 
-    desired, catalog = _read(files), open_state_catalog()
+    desired, catalog = _read_files(files), open_state_catalog()
     versions = open_versions(catalog)
     with FollowPrefetch(ServerSettings(), versions) as ahead:
-        found = plan_changes(catalog, desired, prune=prune)
-        desired = ahead.read(desired, found.steps)
-        check = _check_of_rules(catalog, versions, ahead, desired, found)
+        changes = plan_changes(catalog, desired, prune=prune)
+        desired = ahead.read(desired, changes.steps)
+        check = _make_rule_check(catalog, versions, ahead, desired, changes)
         if plan:
-            found = dry_run(catalog, desired, operator_name(), prune=prune, check=check)
-            _print_plan(found, as_json=as_json)
-            raise typer.Exit(DIFFERS_EXIT_CODE if found.steps else 0)
+            changes = dry_run(catalog, desired, operator_name(), prune=prune, check=check)
+            _print_plan(changes, as_json=as_json)
+            raise typer.Exit(DIFFERS_EXIT_CODE if changes.steps else 0)
         if yes or expect is not None:
-            found = apply_files(catalog, desired, operator_name(), prune=prune, digest=expect, check=check)
-            _print_plan(found, as_json=as_json)
+            changes = apply_files(catalog, desired, operator_name(), prune=prune, digest=expect, check=check)
+            _print_plan(changes, as_json=as_json)
         else:
-            found = plan_changes(catalog, desired, prune=prune)
-            _print_plan(found, as_json=as_json)
-            if not found.steps:
+            changes = plan_changes(catalog, desired, prune=prune)
+            _print_plan(changes, as_json=as_json)
+            if not changes.steps:
                 return
-            confirm("Do this?", f"give --yes, or --expect {found.digest} for this plan and no other.")
-            apply_files(catalog, desired, operator_name(), prune=prune, digest=found.digest, check=check)
-    if found.steps and not as_json:
-        typer.echo(format_applied(found))
-        _print_missing_tokens(found)
+            confirm("Do this?", f"give --yes, or --expect {changes.digest} for this plan and no other.")
+            digest = changes.digest
+            apply_files(catalog, desired, operator_name(), prune=prune, digest=digest, check=check)
+    if changes.steps and not as_json:
+        typer.echo(format_applied(changes))
+        _print_missing_tokens(changes)
 
 
-def _read(files: list[Path]) -> "dict[Key, DesiredObject]":
-    """What files want, with the tables of the locations that they follow."""
+def _read_files(files: list[Path]) -> "dict[Key, DesiredObject]":
+    """The objects in files, with the tables of location patterns that they follow."""
     from lakeshare_server.catalog.declared import read_files
     from lakeshare_server.provider.following import find_tables
     from lakeshare_server.settings import ServerSettings
@@ -364,14 +351,14 @@ def _read(files: list[Path]) -> "dict[Key, DesiredObject]":
     return read_files(files, partial(find_tables, ServerSettings()))
 
 
-def _check_of_rules(
+def _make_rule_check(
     catalog: "Catalog",
     versions: "Versions",
     ahead: "LakeVersions",
     desired: "Mapping[Key, DesiredObject]",
     plan: "Plan",
 ) -> "Callable[[Edit], None]":
-    """A check that refuses rules that partitions do not decide; followed tables are looked at now, before the edit."""
+    """A check that refuses rules that partitions do not decide; followed tables are read now, before the edit."""
     from lakeshare_server.access.rules import require_decidable_rules
     from lakeshare_server.catalog.sharing.states import list_objects, list_shares_with_rules
     from lakeshare_server.provider.following import prefetch_all_versions
@@ -380,24 +367,28 @@ def _check_of_rules(
     if shares:
         with catalog.reading() as session:
             ruled = list_shares_with_rules(session) | {
-                key[1] for key, one in desired.items() if one.fields.get("rule")
+                key[1] for key, wanted in desired.items() if wanted.fields.get("rule")
             }
-            tables = {one.table for one in list_objects(session) if one.share.lower() in shares & ruled}
-        grants = (one for key, one in desired.items() if key[0] == "table" and key[1] in shares & ruled)
-        prefetch_all_versions(catalog, versions, tables | {str(one.fields.get("table")) for one in grants})
+            tables = {row.table for row in list_objects(session) if row.share.lower() in shares & ruled}
+        tables |= {
+            str(wanted.fields.get("table"))
+            for key, wanted in desired.items()
+            if key[0] == "table" and key[1] in shares & ruled
+        }
+        prefetch_all_versions(catalog, versions, tables)
     return lambda edit: require_decidable_rules(edit, ahead)
 
 
 def diff(files: Files, as_json: AsJson = False) -> None:
-    """Show how the catalog differs from files, what was changed by hand too: exit code 0 for not at all, 2 if it does.
+    """Show how the catalog differs from files, manual changes included: exit code 0 without differences, else 2.
 
     Example: lakeshare diff -f shares/
     """
     from lakeshare_server.catalog.declared import plan_changes
 
-    found = plan_changes(open_state_catalog(), _read(files))
-    _print_plan(found, as_json=as_json)
-    raise typer.Exit(DIFFERS_EXIT_CODE if found.drifted else 0)
+    changes = plan_changes(open_state_catalog(), _read_files(files))
+    _print_plan(changes, as_json=as_json)
+    raise typer.Exit(DIFFERS_EXIT_CODE if changes.drifted else 0)
 
 
 def export(
@@ -405,25 +396,21 @@ def export(
         Path | None, typer.Option("--output", "-o", help="The file to write; standard output by default.")
     ] = None,
     revisions: Annotated[
-        bool,
-        typer.Option(
-            "--revisions",
-            help="With revisions: what was edited meanwhile is not overwritten by it.",
-        ),
+        bool, typer.Option("--revisions", help="Include revisions, so that later edits are not overwritten.")
     ] = False,
     json_schema: Annotated[
-        bool, typer.Option("--json-schema", help="Instead, the JSON Schema of the files, for editors.")
+        bool, typer.Option("--json-schema", help="Print the JSON Schema of the files instead, for editors.")
     ] = False,
 ) -> None:
-    """Write what the catalog shares with whom as a file for `lakeshare apply`; without any secret."""
+    """Write the catalog's shares, recipients and grants as a file for `lakeshare apply`; without any secret."""
     from lakeshare_server.catalog.declared import Document
-    from lakeshare_server.catalog.declared import export as exported
+    from lakeshare_server.catalog.declared import export as export_catalog
 
     if json_schema:
         text = json.dumps(Document.model_json_schema(), indent=2) + "\n"
     else:
         with open_state_catalog().reading() as session:
-            text = exported(session, revisions=revisions)
+            text = export_catalog(session, revisions=revisions)
     if output is None:
         typer.echo(text, nl=False)
     else:
@@ -450,26 +437,19 @@ def _print_missing_tokens(plan: "Plan") -> None:
             typer.echo(f"{step.name} has no token yet: lakeshare recipient rotate {step.name}")
 
 
-REFUSED, NOT_SQL = 1, 2
-PARQUET = "python-parquet"
-STDIN = Path("-")
-
-
 def sql(
     statements: Annotated[
         list[str] | None, typer.Option("--command", "-c", help="Statements; repeat for more, in order.")
     ] = None,
-    file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="A script; `-` reads standard input.")
-    ] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="A script; `-`: standard input.")] = None,
     single_transaction: Annotated[
         bool, typer.Option("--single-transaction", help="All statements take effect, or none.")
     ] = False,
     output: Annotated[str, typer.Option("--output", "-o", help="table, csv or json.")] = "table",
 ) -> None:
-    """Say in SQL what is shared with whom. Without a script: a prompt with history and completion.
+    """Manage shares in SQL. Without a script: a prompt with history and completion.
 
-    Exit codes: 0 all was done, 1 a statement was refused, 2 the script is not SQL and nothing was done.
+    Exit codes: 0 success, 1 a statement was refused, 2 the script is not SQL and nothing was executed.
 
     Example: lakeshare sql -c "GRANT SELECT ON SHARE sales TO RECIPIENT bob UNTIL '2027-01-31'"
     """
@@ -477,24 +457,29 @@ def sql(
         raise typer.BadParameter(f"{output!r} is none of table, csv, json", param_hint="--output")
     if statements and file:
         raise typer.BadParameter("give statements or a file, not both", param_hint="--command, --file")
-    session = _session()
+    session = _open_session()
     if statements and single_transaction:
-        # A `;` on a line of its own, lest a comment at the end of one swallows it.
+        # A `;` on its own line, so that a comment at the end of a statement does not swallow it.
         _execute(session, "\n;\n".join(statements), None, single_transaction, output)
     elif statements:
         for statement in statements:
             _execute(session, statement, None, single_transaction, output)
     elif file is not None or not sys.stdin.isatty():
-        _execute(session, *_script(file or STDIN), single_transaction, output)
+        _execute(session, *_read_script(file or STDIN), single_transaction, output)
     elif single_transaction:
         raise typer.BadParameter(
             "a prompt has no end to commit at; give a script", param_hint="--single-transaction"
         )
     else:
-        _run_prompt(session, output)
+        from lakeshare_server.sql.session import prompt_with_history, run_prompt
+
+        history = session.provider.settings.state_dir / "sql_history"
+        typer.echo("SQL for shares, as " + session.principal + ". `help` shows how, Ctrl-D leaves.")
+        prompt = prompt_with_history(session, history)
+        run_prompt(session, prompt, lambda result: _print_result(result, output), _print_error)
 
 
-def _session() -> "SqlSession":
+def _open_session() -> "SqlSession":
     from lakeshare_server.catalog import open_catalog
     from lakeshare_server.settings import ServerSettings
     from lakeshare_server.sql.changes import Provider
@@ -504,32 +489,32 @@ def _session() -> "SqlSession":
     settings = ServerSettings()
     principal = operating_system_user()
     provider = Provider(open_catalog(settings.catalog_url), settings)
-    return SqlSession(provider, principal, partial(_rows_read_by, settings, principal))
+    return SqlSession(provider, principal, partial(_read_rows, settings, principal))
 
 
-def _rows_read_by(
+def _read_rows(
     settings: "ServerSettings", principal: str, recipient: str, path: tuple[str, ...], count: int
 ) -> "tuple[list[str], list[list[str]]]":
-    """The first rows of a table that a recipient reads, by the routes that answer it."""
+    """Columns and first rows of a table as a recipient reads it."""
     import asyncio
 
-    from lakeshare_server.cli.impersonated_requests import impersonate, table_url_path
+    from lakeshare_server.cli.impersonation import impersonate, table_url_path
 
-    async def look() -> tuple[list[str], list[list[str]]]:
-        async with impersonate(settings, recipient, principal, PARQUET) as client:
-            found = await client.in_portal(f"{table_url_path('.'.join(path))}/preview", limit=count)
-        columns = [column["name"] for column in found["columns"]]
-        return columns, [["" if value is None else value for value in row] for row in found["rows"]]
+    async def request_preview() -> tuple[list[str], list[list[str]]]:
+        async with impersonate(settings, recipient, principal, "python-parquet") as client:
+            page = await client.in_portal(f"{table_url_path('.'.join(path))}/preview", limit=count)
+        columns = [column["name"] for column in page["columns"]]
+        return columns, [["" if value is None else value for value in row] for row in page["rows"]]
 
-    return asyncio.run(look())
+    return asyncio.run(request_preview())
 
 
-def _script(file: Path) -> tuple[str, str]:
-    """A script and what messages call it."""
+def _read_script(file: Path) -> tuple[str, str]:
+    """A script and its name in messages."""
     try:
         if file == STDIN:
             return sys.stdin.read(), "stdin"
-        # Editors on Windows begin files with a mark that is no SQL.
+        # Editors on Windows begin files with a byte order mark.
         return file.read_text(encoding="utf-8-sig"), str(file)
     except (OSError, UnicodeDecodeError) as error:
         raise BadRequest("--file", str(file), f"It cannot be read as UTF-8 text: {error}") from error
@@ -541,8 +526,8 @@ def _execute(
     from lakeshare_server.sql.statements import SqlError, StatementRefused
 
     try:
-        for answer in session.run(text, source, single_transaction=single_transaction):
-            _print_result(answer, output)
+        for result in session.run(text, source, single_transaction=single_transaction):
+            _print_result(result, output)
     except StatementRefused as error:
         _print_error(f"{error}\n{error.effect}")
         raise typer.Exit(REFUSED) from error
@@ -551,27 +536,14 @@ def _execute(
         raise typer.Exit(NOT_SQL) from error
 
 
-def _run_prompt(session: "SqlSession", output: str) -> None:
-    from lakeshare_server.sql.session import prompt_with_history, run_prompt
-
-    history = session.provider.settings.state_dir / "sql_history"
-    typer.echo("SQL for shares, as " + session.principal + ". `help` shows how, Ctrl-D leaves.")
-    run_prompt(
-        session,
-        prompt_with_history(session, history),
-        lambda answer: _print_result(answer, output),
-        _print_error,
-    )
-
-
-def _print_result(answer: "StatementResult", output: str) -> None:
+def _print_result(result: "StatementResult", output: str) -> None:
     from lakeshare_server.sql.session import PRINTED
 
-    text = PRINTED[output](answer)  # type: ignore[index]  # checked when the command began
+    text = PRINTED[output](result)  # type: ignore[index]  # checked when the command began
     if text:
         typer.echo(text)
-    elif answer.result.told:
-        typer.echo(answer.result.told, err=True)
+    elif result.result.told:
+        typer.echo(result.result.told, err=True)
 
 
 def _print_error(text: str) -> None:

@@ -1,4 +1,4 @@
-"""Commands about tables: follow one in storage, end that, show what recipients get of one."""
+"""Commands for tables: follow tables in storage, show how tables are served, print snippets."""
 
 import json
 from collections import Counter
@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lakeshare_server.cli.console import open_versions, parse_shared_path
+from lakeshare_server.errors import BadRequest
 from lakeshare_server.snippets import Api, EngineName
 
 if TYPE_CHECKING:
@@ -17,13 +19,13 @@ if TYPE_CHECKING:
     from lakeshare_server.provider.following import FollowOutcome
     from lakeshare_server.provider.serveability import ServedTable
     from lakeshare_server.settings import ServerSettings
-    from lakeshare_server.snippets import TableAccess
-    from lakeshare_server.tables.index import IndexHeader
     from lakeshare_server.tables.serveability import Verdict
-    from lakeshare_server.versions import TableVersions, Versions
+
+SharedPath = Annotated[str, typer.Argument(help="The recipients' name: share.schema.table.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 table_app = typer.Typer(
-    help="Tables: follow one that no pipeline of ours writes, and look at what recipients get.",
+    help="Tables: follow tables that no pipeline of ours writes, and show what recipients get.",
     no_args_is_help=True,
 )
 
@@ -34,38 +36,32 @@ def follow(
         list[str] | None,
         typer.Argument(
             metavar="LOCATION...",
-            help="Where a Delta or Iceberg table is: a folder, a URL like s3://bucket/path (gs://, abfss://), an "
+            help="Location of a Delta or Iceberg table: a folder, a URL like s3://bucket/path (gs://, abfss://), an "
             "Iceberg metadata file, iceberg:CATALOG/NAMESPACE.TABLE or nessie:CATALOG/NAMESPACE.TABLE@BRANCH. With * "
             "for the table, all tables of a folder or a namespace.",
         ),
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(
-            "--as",
-            help="What recipients call a single table: schema.table; by default as its location has it.",
-        ),
+        typer.Option("--as", help="Name of a single table: schema.table; by default its location's."),
     ] = None,
     schema: Annotated[
-        str | None, typer.Option(help="The schema of all tables; by default that of each location.")
+        str | None, typer.Option(help="Schema of all tables; by default each location's.")
     ] = None,
     from_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="A file with one location per line, optionally with a tab and schema.table behind it."
-        ),
+        Path | None, typer.Option(help="A file with a location per line, optionally a tab and schema.table.")
     ] = None,
-    share: Annotated[str, typer.Option(help="The share they go into; made when it is not there.")] = "lake",
+    share: Annotated[str, typer.Option(help="The share to add them to; created if it is missing.")] = "lake",
     check_every: Annotated[
-        float, typer.Option(min=0, help="Look for new versions at most this often, in seconds.")
+        float, typer.Option(min=0, help="Seconds between checks for new versions.")
     ] = 10.0,
     start_version: Annotated[
         int, typer.Option(min=0, help="The first version recipients may read, when history is shared.")
     ] = 0,
     history: Annotated[bool, typer.Option(help="Recipients may read earlier versions and changes.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="The report as JSON, for programs.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Share Delta or Iceberg tables as they are; every version found there becomes an unaudited publication.
+    """Share Delta or Iceberg tables as they are; each new version in storage becomes an unaudited publication.
 
     LOCATION is a folder or a URL like s3://bucket/path (gs://, abfss://), of a Delta table if it has a Delta log, else
     of an Iceberg table; or one Iceberg metadata file; or iceberg:CATALOG/NAMESPACE.TABLE, a table of a catalog; or
@@ -83,13 +79,12 @@ def follow(
     Example: lakeshare table follow 'iceberg:prod/sales.*' --share partners
     """
     from lakeshare_server.catalog.ledger import is_location_pattern
-    from lakeshare_server.errors import BadRequest
     from lakeshare_server.provider.following import Following, FollowRequest
 
-    settings, catalog = _state()
-    open_before = _open_folders(catalog)
+    settings, catalog = _open_state()
+    open_before = _list_open_folders(catalog)
     requested: list[tuple[str, str | None]] = [(location, name) for location in locations or ()]
-    requested += [] if from_file is None else list(_lines_of(from_file))
+    requested += [] if from_file is None else list(_read_locations(from_file))
     if not requested:
         raise BadRequest("LOCATION", "nothing", "Give one location or more, or a file with --from-file.")
     is_single = len(requested) == 1 and from_file is None and not is_location_pattern(requested[0][0])
@@ -97,25 +92,23 @@ def follow(
         hint = "It names a single table. Give --schema for many, or --from-file with a name on each line."
         raise BadRequest("--as", name, hint)
     following = Following.of(catalog, settings)
-    usual = FollowRequest(
+    defaults = FollowRequest(
         share=share, check_every_s=check_every, start_version=start_version, history=history
     )
-    requests = following.requests(requested, usual, schema)
+    requests = following.requests(requested, defaults, schema)
     if is_single and not as_json:
         typer.echo(f"reading {requests[0].location} …", err=True)
-        _show_followed(following.follow(requests[0]))
+        _print_followed(following.follow(requests[0]))
     else:
         typer.echo(f"reading {len(requests)} tables …", err=True)
-        _report(following.follow_all(requests), as_json=as_json)
+        _print_report(following.follow_all(requests), as_json=as_json)
     _print_closed_folders(catalog, open_before)
     if is_single and not as_json:
         typer.echo(f"grant it: lakeshare recipient add NAME --share {share}")
 
 
-def _lines_of(path: Path) -> "Iterator[tuple[str, str | None]]":
-    """The locations in a file; empty lines and those that begin with # are left out."""
-    from lakeshare_server.errors import BadRequest
-
+def _read_locations(path: Path) -> "Iterator[tuple[str, str | None]]":
+    """The locations in a file, without empty lines and lines that begin with #."""
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -126,8 +119,7 @@ def _lines_of(path: Path) -> "Iterator[tuple[str, str | None]]":
             yield location.strip(), name.strip() or None
 
 
-def _show_followed(outcome: "FollowOutcome") -> None:
-    """The table that was followed, which clients can read it, and why the others cannot."""
+def _print_followed(outcome: "FollowOutcome") -> None:
     entry, served = outcome.entry, outcome.served
     if entry is None or served is None:
         raise AssertionError("unreachable: a refusal is raised")
@@ -141,8 +133,8 @@ def _show_followed(outcome: "FollowOutcome") -> None:
             typer.echo(f"{id_}: {verdict}", err=not served.clients)
 
 
-def _report(outcomes: "Iterator[FollowOutcome]", *, as_json: bool) -> None:
-    """A line for each table, and how many there are of each kind; ends with 1 when one was refused."""
+def _print_report(outcomes: "Iterator[FollowOutcome]", *, as_json: bool) -> None:
+    """Prints a line per table and the number per result; exits with 1 when a table was refused."""
     results, counts = [], Counter[str]()
     for outcome in outcomes:
         counts[outcome.result] += 1
@@ -158,120 +150,126 @@ def _report(outcomes: "Iterator[FollowOutcome]", *, as_json: bool) -> None:
 
 @table_app.command("unfollow")
 def unfollow(name: Annotated[str, typer.Argument(help="The table's name: schema.table.")]) -> None:
-    """Stop following a table; recipients find nothing there any more. The table itself is not touched."""
+    """Stop following a table; recipients can no longer read it. The table itself is not changed."""
     from lakeshare_server.catalog import FollowedTables
 
-    _, catalog = _state()
-    open_before = _open_folders(catalog)
+    _, catalog = _open_state()
+    open_before = _list_open_folders(catalog)
     typer.echo(f"{FollowedTables(catalog).remove(name).table} is followed no more")
     _print_closed_folders(catalog, open_before)
 
 
 @table_app.command("list")
 def list_tables() -> None:
-    """List followed tables with their places, how often they are looked at, and their format."""
+    """List followed tables with location, check interval, first version and format."""
     from lakeshare_server.catalog import FollowedTables
 
-    _, catalog = _state()
-    for one in FollowedTables(catalog).list():
-        since = f"from version {one.start_version}" if one.start_version else "whole history"
-        format_ = "delta" if one.iceberg is None else "iceberg"
-        typer.echo(f"{one.table}\t{one.location}\tevery {one.check_every_s:g} s\t{since}\t{format_}")
+    _, catalog = _open_state()
+    for followed in FollowedTables(catalog).list():
+        since = f"from version {followed.start_version}" if followed.start_version else "whole history"
+        format_ = "delta" if followed.iceberg is None else "iceberg"
+        every = f"every {followed.check_every_s:g} s"
+        typer.echo(f"{followed.table}\t{followed.location}\t{every}\t{since}\t{format_}")
 
 
 @table_app.command("show")
-def show(path: Annotated[str, typer.Argument(help="What recipients call it: share.schema.table.")]) -> None:
-    """Show what recipients get of a shared table: version, files, formats, and how else it can be read."""
+def show(path: SharedPath) -> None:
+    """Show how a shared table is served: version, files, formats, and other ways to read it."""
     from lakeshare_server.catalog.listings import find_shared_table
     from lakeshare_server.provider.serveability import TableServeability, provider_view
 
-    settings, catalog = _state()
+    settings, catalog = _open_state()
     entry = find_shared_table(catalog, path, "PATH")
-    view = provider_view(entry, _all_versions(settings, catalog))
+    view = provider_view(entry, open_versions(catalog))
     served = TableServeability.of(catalog, settings).judge(view)
     for name, value in [
-        *_format_state(catalog, entry, view, served),
+        *_describe_version(catalog, entry, view, served),
         ("history", "shared" if entry.history else "not shared"),
-        ("parquet format", _all_reasons(served.verdicts["python-parquet"])),
-        ("delta format", _delta_format(served)),
-        ("Iceberg REST API", _all_reasons(served.iceberg)),
+        ("parquet format", _describe_verdict(served.verdicts["python-parquet"])),
+        ("delta format", _describe_delta_format(served)),
+        ("Iceberg REST API", _describe_verdict(served.iceberg)),
         ("directory access", f"no, {served.no_credentials}" if served.no_credentials else "yes"),
     ]:
         typer.echo(f"{name}\t{value}")
 
 
 @table_app.command("serveability")
-def tell_serveability(
+def print_serveability(
     name: Annotated[str, typer.Argument(help="The table: schema.table of the lake, or share.schema.table.")],
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Tell which clients can read a table's newest version, as what, and if not, why and what to do.
+    """List the clients that can read a table's newest version, in which format, or why not and what to do.
 
     Example: lakeshare table serveability sales.orders
     """
-    settings, catalog = _state()
-    verdicts = _verdicts(settings, catalog, name)
+    settings, catalog = _open_state()
+    verdicts = _judge_clients(settings, catalog, name)
     if as_json:
         typer.echo(json.dumps([verdict.as_json() for verdict in verdicts], ensure_ascii=False, indent=2))
         return
-    for one in verdicts:
-        typer.echo(f"{one.client}\t{one}")
+    for verdict in verdicts:
+        typer.echo(f"{verdict.client}\t{verdict}")
 
 
 @table_app.command("directory-access")
 def directory_access(
-    path: Annotated[str, typer.Argument(help="What recipients call it: share.schema.table.")],
+    path: SharedPath,
     allow: Annotated[
         bool,
         typer.Option("--allow/--forbid", help="Whether recipients may get credentials for the whole folder."),
     ],
 ) -> None:
-    """Let recipients read a table's folder with temporary credentials, whatever else lies in it; or end that."""
+    """Let recipients read a table's whole folder with temporary credentials, other files included; or end that."""
+    from lakeshare_server.access.table_access import directory_refusal
     from lakeshare_server.catalog.shares import allow_directory_access
-    from lakeshare_server.errors import BadRequest
+    from lakeshare_server.errors import Unavailable
+    from lakeshare_server.storage import LocalSigner, Signers, Stores
 
-    names = path.split(".")
-    if len(names) != 3:
-        raise BadRequest("PATH", path, "Give share.schema.table.")
-    settings, catalog = _state()
-    share, schema, table = names
-    entry = allow_directory_access(catalog, share, schema, table, allowed=allow)
-    versions = _versions(settings, catalog, entry.lake_table)
-    refusal = _directory_refusal(settings, entry, versions.index(versions.latest()).header)
+    names = parse_shared_path("PATH", path)
+    settings, catalog = _open_state()
+    entry = allow_directory_access(catalog, *names, allowed=allow)
+    versions = open_versions(catalog).of(entry.lake_table)
+    header = versions.index(versions.latest()).header
+    # Only for the question whether the store can; nothing is signed with this key.
+    signers = Signers(settings, LocalSigner(b"", settings.base_url()), Stores(settings))
+    try:
+        refusal = directory_refusal(entry, header, signers)
+    except Unavailable as error:
+        refusal = str(error)
     typer.echo(f"{entry.path}: directory access {'no, ' + refusal if refusal else 'yes'}")
 
 
-def _verdicts(settings: "ServerSettings", catalog: "Catalog", name: str) -> "list[Verdict]":
-    """The verdicts on a shared table; of a lake table that is shared several times, those of the first place."""
+def _judge_clients(settings: "ServerSettings", catalog: "Catalog", name: str) -> "list[Verdict]":
+    """The verdicts on a table, of its first share if it is shared several times, and on each share's folder access."""
     from lakeshare_server.catalog.listings import list_all_shared_tables
-    from lakeshare_server.errors import BadRequest, NotFound
+    from lakeshare_server.errors import NotFound
     from lakeshare_server.provider.serveability import TableServeability, make_unshared_entry, provider_view
     from lakeshare_server.tables.serveability import directory_verdict
 
     shared = list_all_shared_tables(catalog)
     named = [entry for entry in shared if entry.path.lower() == name.lower()]
     lake_table = named[0].lake_table if named else name
-    places = [entry for entry in shared if entry.lake_table == lake_table]
-    versions, judging = _all_versions(settings, catalog), TableServeability.of(catalog, settings)
-    entry = next(iter([*named, *places]), make_unshared_entry(lake_table))
+    entries = [entry for entry in shared if entry.lake_table == lake_table]
+    versions, judging = open_versions(catalog), TableServeability.of(catalog, settings)
+    first = next(iter([*named, *entries]), make_unshared_entry(lake_table))
     try:
-        served = judging.judge(provider_view(entry, versions))
+        served = judging.judge(provider_view(first, versions))
     except NotFound as error:
-        known = ", ".join(sorted({one.lake_table for one in shared})) or "none"
+        known = ", ".join(sorted({entry.lake_table for entry in shared})) or "none"
         raise BadRequest(
             "NAME", name, f"No version of it is published or followed. Shared are: {known}."
         ) from error
-    others = {
-        place: served if place == entry else judging.judge(provider_view(place, versions)) for place in places
-    }
-    folders = [directory_verdict(one.path, found.no_credentials) for one, found in others.items()]
+    folders = []
+    for entry in entries:
+        judged = served if entry == first else judging.judge(provider_view(entry, versions))
+        folders.append(directory_verdict(entry.path, judged.no_credentials))
     return [*served.verdicts.values(), *folders]
 
 
-def _format_state(
+def _describe_version(
     catalog: "Catalog", entry: "TableEntry", view: "TableView", served: "ServedTable"
 ) -> "Iterator[tuple[str, str]]":
-    """What there is of the newest version: by its index, or by its writer's counts where it has none."""
+    """The newest version, by its file index, else by the counts of its writer."""
     from lakeshare_server.catalog import Ledger
 
     header = served.header
@@ -285,31 +283,29 @@ def _format_state(
         yield "files", f"{counted.files} files, {counted.rows} rows, {counted.size_bytes} bytes"
 
 
-def _delta_format(served: "ServedTable") -> str:
-    """Whether the delta format can carry a table, with the reader features that a client has to announce."""
+def _describe_delta_format(served: "ServedTable") -> str:
+    """Whether the delta format can carry a table, with the reader features that a client must announce."""
     from lakeshare_server.tables.serveability import needed_features
 
     refused = [verdict for verdict in served.verdicts.values() if verdict.id in ("python-delta", "spark")]
     needed = [] if served.header is None else needed_features(served.header.head)
-    unannounced = {one.code for verdict in refused for one in verdict.refused_for}
-    if served.header is None or not unannounced <= {
-        hindrance.code for hindrance in served.header.head.hindrances
-    }:
-        return _all_reasons(refused[0])
+    codes = {refusal.code for verdict in refused for refusal in verdict.refused_for}
+    hindrances = set() if served.header is None else {h.code for h in served.header.head.hindrances}
+    if served.header is None or not codes <= hindrances:
+        return _describe_verdict(refused[0])
     if not needed:
         return "yes"
-    nobody = all(verdict.served_as is None for verdict in refused)
-    return f"yes, needs {', '.join(needed)}" + (", which no known client announces" if nobody else "")
+    is_unread = all(verdict.served_as is None for verdict in refused)
+    return f"yes, needs {', '.join(needed)}" + (", which no known client announces" if is_unread else "")
 
 
-def _all_reasons(verdict: "Verdict") -> str:
-    """Whether a client gets a table, with all reasons why not."""
+def _describe_verdict(verdict: "Verdict") -> str:
     if verdict.served_as is not None:
         return "yes"
-    return "no, " + "; ".join(one.reason.rstrip(".") for one in verdict.refused_for)
+    return "no, " + "; ".join(refusal.reason.rstrip(".") for refusal in verdict.refused_for)
 
 
-def _open_folders(catalog: "Catalog") -> dict[str, str]:
+def _list_open_folders(catalog: "Catalog") -> dict[str, str]:
     """The shared tables with directory access, path by id."""
     from lakeshare_server.catalog.listings import list_all_shared_tables
 
@@ -317,37 +313,13 @@ def _open_folders(catalog: "Catalog") -> dict[str, str]:
 
 
 def _print_closed_folders(catalog: "Catalog", open_before: dict[str, str]) -> None:
-    still_open = _open_folders(catalog)
+    still_open = _list_open_folders(catalog)
     for path in sorted(path for id_, path in open_before.items() if id_ not in still_open):
         again = f"lakeshare table directory-access {path} --allow"
         typer.echo(f"{path}: directory access has ended with the table it was allowed for; again: {again}")
 
 
-def _directory_refusal(settings: "ServerSettings", entry: "TableEntry", header: "IndexHeader") -> str | None:
-    from lakeshare_server.access.table_access import directory_refusal
-    from lakeshare_server.errors import Unavailable
-    from lakeshare_server.storage import LocalSigner, Signers, Stores
-
-    # Only stores are asked; nothing is signed with this key.
-    signers = Signers(settings, LocalSigner(b"", settings.base_url()), Stores(settings))
-    try:
-        return directory_refusal(entry, header, signers)
-    except Unavailable as error:
-        return str(error)
-
-
-def _versions(settings: "ServerSettings", catalog: "Catalog", table: str) -> "TableVersions":
-    return _all_versions(settings, catalog).of(table)
-
-
-def _all_versions(settings: "ServerSettings", catalog: "Catalog") -> "Versions":
-    from lakeshare_server.storage import Stores
-    from lakeshare_server.versions import Versions
-
-    return Versions(catalog, settings, Stores(settings))
-
-
-def _state() -> "tuple[ServerSettings, Catalog]":
+def _open_state() -> "tuple[ServerSettings, Catalog]":
     from lakeshare_server.catalog import open_catalog
     from lakeshare_server.settings import ServerSettings
 
@@ -357,57 +329,42 @@ def _state() -> "tuple[ServerSettings, Catalog]":
 
 def snippet(
     path: Annotated[
-        str, typer.Argument(metavar="SHARE.SCHEMA.TABLE", help="The table as recipients call it.")
+        str, typer.Argument(metavar="SHARE.SCHEMA.TABLE", help="The recipients' name of the table.")
     ],
-    engine: Annotated[EngineName, typer.Option(help="What reads the table.")],
+    engine: Annotated[EngineName, typer.Option(help="The engine that reads the table.")],
     profile: Annotated[
-        Path, typer.Option(help="The recipient's profile file, as the snippet is to find it.")
+        Path, typer.Option(help="Path of the recipient's profile file in the snippet.")
     ] = Path("recipient.share"),
-    door: Annotated[
-        Api | None,
-        typer.Option(
-            help="The Iceberg REST catalog or Delta Sharing; what works from most places by default."
-        ),
+    api: Annotated[
+        Api | None, typer.Option("--door", help="API to use; by default the one that works on most machines.")
     ] = None,
 ) -> None:
     """Print how a recipient reads a shared table with an engine, ready to run; the token stays in the profile.
 
     Example: lakeshare snippet partners.sales.orders --engine polars --profile bob.share > orders.py
     """
-    from lakeshare_server.catalog import open_catalog
     from lakeshare_server.catalog.listings import find_shared_table
-    from lakeshare_server.settings import ServerSettings
-    from lakeshare_server.snippets import ENGINES, make_snippet_table
-    from lakeshare_server.snippets import render_snippet as text_of
+    from lakeshare_server.provider.serveability import TableServeability, provider_view
+    from lakeshare_server.snippets import ENGINES, make_snippet_table, make_table_access, render_snippet
 
-    settings = ServerSettings()
-    catalog = open_catalog(settings.catalog_url)
+    settings, catalog = _open_state()
     entry = find_shared_table(catalog, path, "SHARE.SCHEMA.TABLE")
-    access = _read_access(settings, catalog, entry)
+    view = provider_view(entry, open_versions(catalog))
+    access = make_table_access(TableServeability.of(catalog, settings).judge(view))
     table = make_snippet_table(
         entry,
         access,
         profile=str(profile),
-        iceberg_url=_fill_snippet(profile, "icebergEndpoint", settings.iceberg_url()),
-        sharing_url=_fill_snippet(profile, "endpoint", settings.base_url()),
+        iceberg_url=_read_url(profile, "icebergEndpoint", settings.iceberg_url()),
+        sharing_url=_read_url(profile, "endpoint", settings.base_url()),
     )
-    typer.echo(text_of(ENGINES[engine], table, access, door), nl=False)
+    typer.echo(render_snippet(ENGINES[engine], table, access, api), nl=False)
 
 
-def _read_access(settings: "ServerSettings", catalog: "Catalog", entry: "TableEntry") -> "TableAccess":
-    from lakeshare_server.provider.serveability import TableServeability, provider_view
-    from lakeshare_server.snippets import make_table_access
-    from lakeshare_server.storage import Stores
-    from lakeshare_server.versions import Versions
-
-    view = provider_view(entry, Versions(catalog, settings, Stores(settings)))
-    return make_table_access(TableServeability.of(catalog, settings).judge(view))
-
-
-def _fill_snippet(profile: Path, name: str, own: str) -> str:
-    """Where the profile says a door is, or this server's own when there is no such file here."""
+def _read_url(profile: Path, name: str, default: str) -> str:
+    """The endpoint in the profile; the server's own if the file cannot be read."""
     try:
-        token = json.loads(profile.read_text()).get(name)
+        url = json.loads(profile.read_text()).get(name)
     except (OSError, ValueError, AttributeError):
-        token = None
-    return token if isinstance(token, str) else own
+        url = None
+    return url if isinstance(url, str) else default

@@ -1,6 +1,6 @@
-"""The page behind an activation link. Looking, as mail scanners do, uses nothing up; one form gives the profile, once.
+"""The page of an activation link. GET, as mail scanners send it, changes nothing; one form gives the profile, once.
 
-`lakeshare activate` asks the same paths for JSON.
+`lakeshare activate` requests the same paths as JSON.
 """
 
 import base64
@@ -17,7 +17,6 @@ from lakeshare_server.access.authentication import format_profile, make_profile
 from lakeshare_server.access.rate_limit import require_allowed
 from lakeshare_server.catalog import Catalog, Listings, Reader, TableEntry
 from lakeshare_server.catalog.sharing import (
-    Grant,
     LinkState,
     RecipientState,
     editing,
@@ -42,11 +41,18 @@ from lakeshare_server.settings import ACTIVATION_PATH
 from lakeshare_server.snippets import EngineSnippet
 
 MAX_SHARES, MAX_TABLES = 20, 50
+MAX_BODY_BYTES = 4096
+MAX_NAME_CHARS = 255
+METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+TITLES = {"used": "This link was used already", "expired": "This link has expired"}
+ASK_AGAIN = "Ask your provider for a new link."
+
+router = APIRouter()
 
 
 @dataclass(frozen=True)
 class OfferedShare:
-    """A share with its first tables; it ends when the last grant of it does."""
+    """A share with its first tables; `ends_at` is the end of its last grant."""
 
     name: str
     title: str
@@ -58,30 +64,24 @@ class OfferedShare:
 
 @dataclass(frozen=True)
 class Offer:
-    """A link, its recipient, and what that may read."""
+    """A link, its recipient, and the shares that the recipient may read."""
 
     link: LinkState
     recipient: RecipientState
     shares: Sequence[OfferedShare]
 
     @property
-    def reader(self) -> Reader:
-        """The recipient as whoever it will be with its profile."""
-        return Reader(self.recipient.id, self.recipient.name)
-
-    @property
     def asks_agreement(self) -> bool:
-        """Whether there is an agreement that nobody has accepted yet."""
+        """Whether there is an agreement that was not accepted yet."""
         return self.recipient.agreement is not None and self.recipient.agreement_accepted_at is None
 
     @property
     def profile_ends_at(self) -> datetime | None:
-        """When the profile of this link ends; with the recipient at the latest."""
-        ends = [one for one in (self.link.token_expires_at, self.recipient.expires_at) if one is not None]
+        """The end of the link's profile: the token's or the recipient's, whichever is earlier."""
+        ends = [at for at in (self.link.token_expires_at, self.recipient.expires_at) if at is not None]
         return min(ends, default=None)
 
     def as_json(self) -> Mapping[str, Any]:
-        """The offer for programs."""
         ends = self.profile_ends_at
         return {
             "recipient": self.recipient.name,
@@ -100,9 +100,13 @@ class Offer:
 
 
 def make_offer(catalog: Catalog, link: LinkState, recipient: RecipientState) -> Offer:
-    """What a link offers now: as the recipient's own listings tell it."""
+    """The shares that a link offers now, as in the recipient's own listings."""
+    # The end of each share is that of its last grant; None if one of its grants has no end.
+    ends: dict[str, datetime | None] = {}
     with catalog.reading() as session:
-        ends = _ends(states.list_grants_to(session, recipient.name))
+        for grant in states.list_grants_to(session, recipient.name):
+            before, end = ends.get(grant.share, grant.ends_at), grant.ends_at
+            ends[grant.share] = None if before is None or end is None else max(before, end)
     listings = Listings(catalog, recipient.id)
     offered = []
     for share in listings.shares(0, MAX_SHARES):
@@ -113,28 +117,7 @@ def make_offer(catalog: Catalog, link: LinkState, recipient: RecipientState) -> 
     return Offer(link, recipient, offered)
 
 
-def _ends(grants: Sequence[Grant]) -> dict[str, datetime | None]:
-    """The end of each share: that of its last grant, none if one of them has none."""
-    ends: dict[str, datetime | None] = {}
-    for grant in grants:
-        before = ends.get(grant.share, grant.ends_at)
-        ends[grant.share] = None if before is None or grant.ends_at is None else max(before, grant.ends_at)
-    return ends
-
-
-MAX_BODY_BYTES = 4096
-MAX_NAME_CHARS = 255
-METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
-TITLES = {"used": "This link was used already", "expired": "This link has expired"}
-REPLACED = "This link does not work any more"
-ADDRESS_REFUSED, REQUEST_FAILED = "Not from here", "That did not work"
-LATER = "Open the link again in a moment. If that does not help, ask your provider."
-UNKNOWN = "There is no such link"
-
-router = APIRouter()
-
-
-# One route for all methods and paths: what is asked wrongly is not to leave a link in the audit log either.
+# One route for all methods and paths, so that no malformed request leaves a link in the audit log.
 @router.api_route(f"{ACTIVATION_PATH}/{{code:path}}", methods=METHODS, name="activation")
 async def activation(
     code: str, request: Request, app_state: AppStateDep, audit_record: AuditRecordDep
@@ -152,7 +135,7 @@ async def activation(
             raise MalformedRequest(f"{request.method} is nothing to do with a link", "Open it in a browser.")
         return await run_in_threadpool(_show_offer, code, request, app_state, audit_record, wants_json)
     except LakeshareError as error:
-        return _refused(error, app_state, audit_record, wants_json)
+        return _respond_to_error(error, app_state, audit_record, wants_json)
 
 
 def _show_offer(
@@ -162,15 +145,10 @@ def _show_offer(
     audit_record.recipient = recipient.name
     require_allowed(recipient.name, recipient.ip_allow, client_address(request))
     offer = make_offer(app_state.catalog, link, recipient)
-    if wants_json:
-        return json_response(
-            {
-                "provider": _provider(app_state),
-                "fileName": profile_name(offer.recipient.name),
-                **offer.as_json(),
-            }
-        )
-    return _offer_page(app_state, offer, None)
+    if not wants_json:
+        return _offer_page(app_state, offer, None)
+    provider = app_state.settings.provider_name or app_state.settings.host_name()
+    return json_response({"provider": provider, "fileName": profile_name(recipient.name), **offer.as_json()})
 
 
 def _redeem(
@@ -188,7 +166,7 @@ def _redeem(
     try:
         with editing(app_state.catalog, f"recipient:{recipient.name}"[:MAX_NAME_CHARS]) as edit:
             recipient, issued = redeem_link(edit, code, from_address=address, accepts_agreement=accepts)
-            # Within the transaction: what cannot be given out has not used the link up.
+            # In the transaction: if the profile cannot be made, the link is not used up.
             profile = make_profile(recipient, issued, app_state.settings)
     except BadRequest as error:
         if wants_json:
@@ -228,67 +206,47 @@ def _offer_page(app_state: AppState, offer: Offer, problem: str | None, status: 
 
 
 def _first_code(app_state: AppState, offer: Offer) -> tuple[str | None, list[EngineSnippet]]:
-    """Code for the first table that has something to read."""
+    """The snippets of the first table that can be read."""
+    reader = Reader(offer.recipient.id, offer.recipient.name)
     for share in offer.shares:
         for table in share.tables:
             try:
-                view = app_state.views.table(offer.reader, table.share.name, table.schema, table.name)
+                view = app_state.views.table(reader, table.share.name, table.schema, table.name)
                 return table.path, view_code(app_state, view, offer.recipient)
             except LakeshareError:
-                # Not published yet, or its store does not answer: the profile is given all the same.
+                # Not published yet, or its store does not respond: the profile is given anyway.
                 continue
     return None, []
 
 
-def _refused(
+def _respond_to_error(
     error: LakeshareError, app_state: AppState, audit_record: AuditRecord, wants_json: bool
 ) -> Response:
     status, audit_record.error_code = RESPONSES.get(type(error), (500, "INTERNAL_ERROR"))
     if wants_json:
         return error_response(status, audit_record.error_code, error.for_recipient())
-    return render_page("no_link.html", app_state.settings, status, **_reason(error))
-
-
-def _reason(error: LakeshareError) -> dict[str, Any]:
-    again = "Ask your provider for a new link."
+    title, reason, remedy, used_from = "That did not work", error.for_recipient(), "", None
     match error:
-        case LinkEnded(why=why, at=at, used_from=used_from):
-            where = f" from {used_from}" if used_from else ""
+        case LinkEnded(why=why, at=at):
+            used_from = error.used_from
             verb = "It expired" if why == "expired" else f"It was {why}"
-            title = TITLES.get(why, REPLACED)
-            return {
-                "title": title,
-                "reason": f"{verb} on {format_moment(at)}{where}.",
-                "remedy": again,
-                "used_from": used_from,
-            }
+            title, remedy = TITLES.get(why, "This link does not work any more"), ASK_AGAIN
+            reason = f"{verb} on {format_moment(at)}{f' from {used_from}' if used_from else ''}."
         case NotFound():
+            title, remedy = "There is no such link", ASK_AGAIN
             reason = "Check that you have opened the whole link: mail programs break long ones."
-            return {"title": UNKNOWN, "reason": reason, "remedy": again, "used_from": None}
         case Denied():
+            title = "Not from here"
             remedy = "Open the link from an address that is allowed, or ask your provider to allow this one."
-            return {
-                "title": ADDRESS_REFUSED,
-                "reason": error.for_recipient(),
-                "remedy": remedy,
-                "used_from": None,
-            }
         case _:
-            # It may be open still: what failed is something else.
-            return {
-                "title": REQUEST_FAILED,
-                "reason": error.for_recipient(),
-                "remedy": LATER,
-                "used_from": None,
-            }
+            # The link may still work.
+            remedy = "Open the link again in a moment. If that does not help, ask your provider."
+    fields = {"title": title, "reason": reason, "remedy": remedy, "used_from": used_from}
+    return render_page("no_link.html", app_state.settings, status, **fields)
 
 
 def _accepts(body: bytes, request: Request) -> bool:
-    """Whether the agreement is accepted, by a form or by JSON."""
+    """Whether the agreement is accepted, in a form or in JSON."""
     if request.headers.get("content-type", "").startswith("application/json"):
         return optional_boolean(parse_json_object(body), "acceptsAgreement")
     return parse_qs(body.decode("utf-8", "replace")).get("accept") == ["yes"]
-
-
-def _provider(app_state: AppState) -> str:
-    return app_state.settings.provider_name or app_state.settings.host_name()

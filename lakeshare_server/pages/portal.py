@@ -1,4 +1,4 @@
-"""The recipient's portal: a page without anything of a recipient's, and what it asks for with a profile's token."""
+"""The recipient's portal: a static page, and its API, which the page calls with the token of the profile."""
 
 import asyncio
 import json
@@ -56,102 +56,81 @@ if TYPE_CHECKING:
     from pyroaring import BitMap64
 
 ENDING_SOON = timedelta(days=14)
-
-
-def describe_token(request: RecipientRequest) -> dict[str, Any]:
-    """Whose token it is, its state and its end, as JSON's types."""
-    used = request.audit_record.access.credential_id if request.audit_record.access is not None else None
-    with request.app_state.catalog.reading() as session:
-        tokens = states.get_recipient(session, request.reader.name).tokens
-    # Those of an issuer elsewhere are not ours to tell of.
-    token = next((token for token in tokens if token.id == used), None)
-    ends = request.reader.expires_at
-    now = datetime.now(UTC)
-    is_replaced = token is not None and token.superseded_at is not None
-    state = (
-        "replaced"
-        if is_replaced
-        else "ends soon"
-        if ends is not None and ends - now < ENDING_SOON
-        else "valid"
-    )
-    status = {
-        "recipient": request.reader.name,
-        "state": state,
-        "told": _token_state(ends, is_replaced=is_replaced),
-        "expiresAt": _iso(ends),
-        "createdAt": _iso(token.created_at if token else None),
-        "lastUsedAt": _iso(token.last_used_at if token else None),
-    }
-    return {name: value for name, value in status.items() if value is not None}
-
-
-def _token_state(ends: datetime | None, *, is_replaced: bool) -> str:
-    until = "further notice" if ends is None else f"{ends.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
-    if is_replaced:
-        return f"There is a newer token; this one works until {until}"
-    return f"The token works until {until}"
-
-
-def _iso(at: datetime | None) -> str | None:
-    return None if at is None else at.astimezone(UTC).isoformat()
-
-
 FEATURES = sorted(frozenset[str]().union(*(client.features for client in CLIENTS)))
 CAPABILITIES = f"responseformat=delta;readerfeatures={','.join(FEATURES)}"
 
 
+def describe_token(request: RecipientRequest) -> dict[str, Any]:
+    """The token's recipient, state and end, as JSON types."""
+    used = request.audit_record.access.credential_id if request.audit_record.access is not None else None
+    with request.app_state.catalog.reading() as session:
+        tokens = states.get_recipient(session, request.reader.name).tokens
+    # Tokens of other issuers are not in the list.
+    token = next((token for token in tokens if token.id == used), None)
+    ends = request.reader.expires_at
+    until = "further notice" if ends is None else f"{ends.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+    state, text = "valid", f"The token works until {until}"
+    if token is not None and token.superseded_at is not None:
+        state, text = "replaced", f"There is a newer token; this one works until {until}"
+    elif ends is not None and ends - datetime.now(UTC) < ENDING_SOON:
+        state = "ends soon"
+    status = {
+        "recipient": request.reader.name,
+        "state": state,
+        "told": text,
+        "expiresAt": _format_iso(ends),
+        "createdAt": _format_iso(token.created_at if token else None),
+        "lastUsedAt": _format_iso(token.last_used_at if token else None),
+    }
+    return {name: value for name, value in status.items() if value is not None}
+
+
+def _format_iso(at: datetime | None) -> str | None:
+    return None if at is None else at.astimezone(UTC).isoformat()
+
+
 class LocationSigner(SigningSession):
-    """Names places where others sign URLs: for files that this process itself is to read."""
+    """Returns locations in place of signed URLs, for files that this process reads itself."""
 
     def __init__(self) -> None:
         self.slow_store = None
         self.expires_at_ms = 0
 
     def sign(self, paths: pa.StringArray) -> list[bytes]:
-        # Lines are JSON that nobody escapes any more: URLs need no escapes, so places are made like them.
+        # Lines are not escaped again: locations are quoted like URLs.
         return [quote(path).encode() for path in paths.to_pylist()]
 
 
 class LocationSigners(Signers):
-    """Signers whose sessions only name places."""
+    """Signers whose sessions return locations."""
 
     def session(self, roots: Sequence[str], issue: Callable[[str], str], life_s: int) -> SigningSession:
         return LocationSigner()
 
 
 def local_request(request: TableRequest, signers: LocationSigners) -> TableRequest:
-    """The same request as a client would make it that reads everything; noted is what comes of this one."""
+    """The request of a client that reads every feature, with its own audit record."""
     headers = [
         (name, value) for name, value in request.http_request.scope["headers"] if name != HEADER.encode()
     ]
     headers.append((HEADER.encode(), CAPABILITIES.encode()))
     http_request = Request({**request.http_request.scope, "headers": headers, "query_string": b""})
-    # No URL leaves for what it answers: its files are not counted as those that were signed.
+    # Its URLs are not given out, so its files are not counted as signed.
     app_state, audit_record = replace(request.app_state, signers=signers), replace(request.audit_record)
     return replace(request, http_request=http_request, app_state=app_state, audit_record=audit_record)
 
 
 def query_lines(request: TableRequest, fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The lines of a query with these fields in its body, made while they are taken.
-
-    Raises:
-        LakeshareError: whatever the query is refused with.
-    """
+    """The lines of a query with these fields, produced lazily; raises `LakeshareError` as the query."""
     return parse_lines(respond_to_query(request, parse_query(fields)))
 
 
-def parse_lines(answer: Response) -> Iterator[dict[str, Any]]:
-    """The lines of a table's answer."""
-    pieces = answer.pieces() if isinstance(answer, LinesResponse) else iter([answer.body])
+def parse_lines(response: Response) -> Iterator[dict[str, Any]]:
+    """The lines of a table's response."""
+    pieces = response.pieces() if isinstance(response, LinesResponse) else iter([response.body])
     for piece in pieces:
         for line in bytes(piece).splitlines():
             yield orjson.loads(line)
-
-
-def read_location(line: str) -> str:
-    """The place that a line names."""
-    return unquote(line)
 
 
 BATCH_ROWS = 256
@@ -159,11 +138,12 @@ MAX_TEXT_CHARS = 300
 BINARY_BYTES = 16
 WHOLE_SECONDS = re.compile(r"\.0+(?=Z|$)")
 FIELD_ID = b"PARQUET:field_id"
+BINARY_KINDS = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the schema that recipients see, with the name and id that it has in files."""
+    """A column of the schema for recipients, with its name and id in files."""
 
     name: str
     kind: Any
@@ -172,7 +152,7 @@ class Column:
 
     @classmethod
     def of(cls, field: Mapping[str, Any], mode: str) -> "Column":
-        """The column of a field of a schema, whose columns are mapped in this mode."""
+        """The column of a schema's field, in a column mapping mode."""
         metadata = field.get("metadata") or {}
         name = str(field["name"])
         physical = str(metadata.get("delta.columnMapping.physicalName", name)) if mode != "none" else name
@@ -181,17 +161,13 @@ class Column:
 
 
 class RowReader:
-    """Reads rows of a table's files; the columns and how they are mapped come from its metadata line.
+    """Reads rows of a table's files; its metadata line has the columns and their mapping.
 
-    `folders` are those of the server's own disk that the table has files in.
+    `folders` are the table's folders on the server's disk.
     """
 
     def __init__(
-        self,
-        settings: ServerSettings,
-        stores: Stores,
-        metadata: Mapping[str, Any],
-        folders: Sequence[str],
+        self, settings: ServerSettings, stores: Stores, metadata: Mapping[str, Any], folders: Sequence[str]
     ) -> None:
         self._settings, self._stores, self._folders = settings, stores, folders
         self._mode = (metadata.get("configuration") or {}).get("delta.columnMapping.mode", "none")
@@ -199,68 +175,67 @@ class RowReader:
         self.columns = [Column.of(field, self._mode) for field in fields]
 
     def rows(self, add: Mapping[str, Any], max_rows: int) -> Iterator[list[str | None]]:
-        """At most so many rows of a file, as the delta format's `add` tells of it.
+        """At most `max_rows` rows of a file of the delta format's `add`.
 
         Raises:
-            StoreError, TableFilesMissing: the file is not there, or it is none that can be read.
-            Unavailable: its store does not answer.
+            StoreError, TableFilesMissing: the file is missing, or cannot be read.
         """
-        place = read_location(add["path"])
-        deleted = self._deleted(add.get("deletionVector"))
+        location = unquote(add["path"])
+        deleted = self._read_deleted(add.get("deletionVector"))
         try:
-            with closing(self._opened(place)) as source, pq.ParquetFile(source, buffer_size=1 << 16) as file:
-                for batch, places in self._kept(file, deleted, max_rows):
-                    columns = [self._texts(column, batch, add["partitionValues"]) for column in self.columns]
-                    yield from ([column[place] for column in columns] for place in places)
+            with closing(self._open(location)) as source, pq.ParquetFile(source, buffer_size=1 << 16) as file:
+                for batch, positions in self._select_rows(file, deleted, max_rows):
+                    columns = [self._format(column, batch, add["partitionValues"]) for column in self.columns]
+                    yield from ([column[position] for column in columns] for position in positions)
         except (pa.ArrowException, OSError) as error:
-            raise TableFilesMissing(place, "one of its files is not whole") from error
+            raise TableFilesMissing(location, "one of its files is not whole") from error
 
-    def _opened(self, place: str) -> Any:
-        """A file as recipients may have it: of the local disk by the judgement of the byte endpoint."""
-        if self._stores.place(place).kind != LOCAL:
-            return self._stores.open(place)
-        folder = next(
-            (folder for folder in self._folders if place.startswith(f"{folder.rstrip('/')}/")), None
-        )
-        return open_file(place, folder or posixpath.dirname(place), self._settings).stream
+    def _open(self, location: str) -> Any:
+        """A file; on the local disk with the checks of the byte endpoint."""
+        if self._stores.place(location).kind != LOCAL:
+            return self._stores.open(location)
+        folders = (folder for folder in self._folders if location.startswith(f"{folder.rstrip('/')}/"))
+        return open_file(location, next(folders, posixpath.dirname(location)), self._settings).stream
 
-    def _kept(
+    def _select_rows(
         self, file: Any, deleted: "BitMap64 | None", max_rows: int
     ) -> Iterator[tuple[pa.RecordBatch, list[int]]]:
-        """Batches with the places in them that are shown."""
-        names = [one for one in (self._stored(column, file.schema_arrow) for column in self.columns) if one]
+        """Batches with the positions of their live rows, up to `max_rows`."""
+        stored = (self._find_name(column, file.schema_arrow) for column in self.columns)
+        names = [name for name in stored if name]
         start = 0
-        # Of a file without one of the columns the rows still count.
+        # The rows of a file without any of the columns count, too.
         for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=names or None):
-            places = [
-                place for place in range(batch.num_rows) if deleted is None or start + place not in deleted
-            ][:max_rows]
+            live = (row for row in range(batch.num_rows) if deleted is None or start + row not in deleted)
+            positions = list(islice(live, max_rows))
             start += batch.num_rows
-            max_rows -= len(places)
-            if places:
-                yield batch, places
+            max_rows -= len(positions)
+            if positions:
+                yield batch, positions
             if max_rows <= 0:
                 return
 
-    def _stored(self, column: Column, schema: pa.Schema) -> str | None:
-        """What a column is called in a file; None where the file has none."""
+    def _find_name(self, column: Column, schema: pa.Schema) -> str | None:
+        """The name of a column in a file; None where the file does not have it."""
         if column.field_id is None:
             return column.physical_name if column.physical_name in schema.names else None
         field_id = str(column.field_id).encode()
-        return next((one.name for one in schema if (one.metadata or {}).get(FIELD_ID) == field_id), None)
+        return next(
+            (field.name for field in schema if (field.metadata or {}).get(FIELD_ID) == field_id), None
+        )
 
-    def _texts(
+    def _format(
         self, column: Column, batch: pa.RecordBatch, partition: Mapping[str, str | None]
     ) -> Sequence[str | None]:
         for name in (column.physical_name, column.name):
             if name in partition:
                 return [_shorten(partition[name])] * batch.num_rows
-        stored = self._stored(column, batch.schema)
+        stored = self._find_name(column, batch.schema)
         if stored is None:
             return [None] * batch.num_rows
-        return [_shorten(text) for text in _texts(batch.column(stored), column.kind, self._mode)]
+        return [_shorten(text) for text in _format_values(batch.column(stored), column.kind, self._mode)]
 
-    def _deleted(self, vector: Mapping[str, Any] | None) -> "BitMap64 | None":
+    def _read_deleted(self, vector: Mapping[str, Any] | None) -> "BitMap64 | None":
         """The rows of a file that are deleted (Delta PROTOCOL.md, "Deletion Vectors")."""
         if vector is None:
             return None
@@ -270,8 +245,7 @@ class RowReader:
         if vector["storageType"] == "i":
             content = decode_z85(text)[:size]
         else:
-            place = read_location(text)
-            with closing(self._opened(place)) as source:
+            with closing(self._open(unquote(text))) as source:
                 source.seek(int(vector.get("offset") or 0))
                 (length,) = struct.unpack(">I", source.read(4))
                 content = source.read(length)
@@ -280,59 +254,54 @@ class RowReader:
         return BitMap64.deserialize(content[len(MAGIC) :])
 
 
-def _texts(values: pa.Array, kind: Any, mode: str) -> list[str | None]:
+def _format_values(values: pa.Array, kind: Any, mode: str) -> list[str | None]:
     stored = values.type
     if isinstance(kind, Mapping):
         try:
-            found = values.to_pylist()
+            nested = values.to_pylist()
         except (ValueError, OverflowError):
             # Python has no dates before year 1 and after 9999.
             return ["(cannot be shown)"] * len(values)
-        return [None if one is None else _json(_name_fields(one, kind, mode)) for one in found]
-    if (
-        pa.types.is_binary(stored)
-        or pa.types.is_large_binary(stored)
-        or pa.types.is_fixed_size_binary(stored)
-    ):
-        return [None if value is None else _hex(value) for value in values.to_pylist()]
+        return [None if value is None else _format_json(_name_fields(value, kind, mode)) for value in nested]
+    if any(is_kind(stored) for is_kind in BINARY_KINDS):
+        return [None if value is None else _format_hex(value) for value in values.to_pylist()]
     if pa.types.is_nested(stored):
-        return [f"({kind})" if one else None for one in values.is_valid().to_pylist()]
+        return [f"({kind})" if is_set else None for is_set in values.is_valid().to_pylist()]
     try:
         texts: list[str | None] = pc.cast(values, pa.string()).to_pylist()
     except pa.ArrowNotImplementedError:
-        return [f"({stored})" if one else None for one in values.is_valid().to_pylist()]
-    return (
-        [text and WHOLE_SECONDS.sub("", text) for text in texts] if pa.types.is_timestamp(stored) else texts
-    )
+        return [f"({stored})" if is_set else None for is_set in values.is_valid().to_pylist()]
+    if pa.types.is_timestamp(stored):
+        return [text and WHOLE_SECONDS.sub("", text) for text in texts]
+    return texts
 
 
 def _name_fields(value: Any, kind: Any, mode: str) -> Any:
-    """A nested value with the names that recipients know."""
+    """A nested value with the recipients' names of its fields."""
     if not isinstance(kind, Mapping) or value is None:
         return value
     match kind.get("type"):
         case "struct":
-            columns = [Column.of(field, mode) for field in kind["fields"]]
+            fields = (Column.of(field, mode) for field in kind["fields"])
             return {
-                column.name: _name_fields(value.get(column.physical_name), column.kind, mode)
-                for column in columns
+                field.name: _name_fields(value.get(field.physical_name), field.kind, mode) for field in fields
             }
         case "array":
-            return [_name_fields(one, kind["elementType"], mode) for one in value]
+            return [_name_fields(item, kind["elementType"], mode) for item in value]
         case "map":
-            pairs = ((_name_fields(key, kind["keyType"], mode), one) for key, one in value)
-            return {str(key): _name_fields(one, kind["valueType"], mode) for key, one in pairs}
+            pairs = ((_name_fields(key, kind["keyType"], mode), item) for key, item in value)
+            return {str(key): _name_fields(item, kind["valueType"], mode) for key, item in pairs}
         case _:
             return value
 
 
-def _json(value: Any) -> str:
+def _format_json(value: Any) -> str:
     return json.dumps(
-        value, ensure_ascii=False, default=lambda one: _hex(one) if isinstance(one, bytes) else str(one)
+        value, ensure_ascii=False, default=lambda v: _format_hex(v) if isinstance(v, bytes) else str(v)
     )
 
 
-def _hex(content: bytes) -> str:
+def _format_hex(content: bytes) -> str:
     more = "…" if len(content) > BINARY_BYTES else ""
     return f"0x{content[:BINARY_BYTES].hex()}{more}"
 
@@ -343,34 +312,33 @@ def _shorten(text: str | None) -> str | None:
 
 ROWS = 50
 MAX_ROWS = 500
-# Rows are read into memory, a few files of a few tables at a time.
+# Rows are read into memory, from a few files of a few tables at a time.
 AT_ONCE = 4
 
 
 @dataclass(frozen=True)
 class Previews:
-    """Reads rows for recipients, in the server's place; for many threads."""
+    """Reads rows for recipients in this process; for many threads."""
 
     signers: LocationSigners
     stores: Stores
     _turns: dict[tuple[str, ...], asyncio.Semaphore] = dataclass_field(default_factory=dict)
 
     def turns(self, services: Sequence[str]) -> asyncio.Semaphore:
-        """What previews of tables in these services take turns by: one store that hangs holds up no other's."""
+        """The semaphore for previews of tables in these services, so that a slow store delays no other."""
         return self._turns.setdefault(tuple(services), asyncio.Semaphore(AT_ONCE))
 
     def preview(self, request: TableRequest) -> dict[str, Any]:
-        """The first rows as JSON's types: every value is a text or null.
+        """The first rows as JSON types: every value is a text or null.
 
         Raises:
             BadRequest: a parameter has a value that cannot be used.
-            LakeshareError: whatever the query is refused with, or a file cannot be read.
         """
         query = request.http_request.query_params
         max_rows = optional_integer(query, "limit", low=1, high=MAX_ROWS) or ROWS
         version = optional_integer(query, "version", said="table version")
         local = local_request(request, self.signers)
-        # One row more than is shown says whether there are more.
+        # One row more than is shown, to know whether there are more.
         fields = {"limitHint": max_rows + 1, **({} if version is None else {"version": version})}
         reader: RowReader | None = None
         rows: list[list[str | None]] = []
@@ -384,39 +352,27 @@ class Previews:
                 rows += reader.rows(line["file"]["deltaSingleAction"]["add"], max_rows + 1 - len(rows))
             if len(rows) > max_rows:
                 break
-        request.audit_record.version, request.audit_record.rows = (
-            local.audit_record.version,
-            min(len(rows), max_rows),
-        )
+        request.audit_record.version = local.audit_record.version
+        request.audit_record.rows = min(len(rows), max_rows)
         return {
             "version": request.audit_record.version,
-            "columns": [_column(column.name, column.kind) for column in reader.columns] if reader else [],
+            "columns": [
+                {"name": c.name, "type": c.kind if isinstance(c.kind, str) else str(c.kind["type"])}
+                for c in (reader.columns if reader else ())
+            ],
             "rows": rows[:max_rows],
             "hasMore": len(rows) > max_rows,
         }
 
 
-def _folders(http_request: TableRequest) -> list[str]:
-    """The folders of the server's own disk that the version which was asked for has files in."""
-    version = (
-        http_request.view.latest()
-        if http_request.audit_record.version is None
-        else http_request.view.pinned(http_request.audit_record.version)
-    )
-    header = http_request.view.index(version).header
+def _folders(request: TableRequest) -> list[str]:
+    view, number = request.view, request.audit_record.version
+    header = view.index(view.latest() if number is None else view.pinned(number)).header
     return local_folders(header.location, header.roots)
 
 
-def _column(name: str, kind: Any) -> dict[str, str]:
-    return {"name": name, "type": kind if isinstance(kind, str) else str(kind["type"])}
-
-
 def describe_table(request: TableRequest, signers: LocationSigners) -> dict[str, Any]:
-    """The newest version of a table and its columns, as JSON's types.
-
-    Raises:
-        LakeshareError: whatever the metadata call is refused with.
-    """
+    """The newest version of a table and its columns, as JSON types; raises `LakeshareError` as the metadata call."""
     facts = next(
         line["metaData"]
         for line in parse_lines(respond_with_metadata(local_request(request, signers)))
@@ -440,30 +396,25 @@ def describe_table(request: TableRequest, signers: LocationSigners) -> dict[str,
         "files": facts.get("numFiles"),
         "rows": count_rows(index),
         "columns": [
-            _describe_column(field, field["name"] in partitions)
+            {
+                "name": field["name"],
+                "type": format_type(field["type"]),
+                "nullable": field["nullable"],
+                "partition": field["name"] in partitions,
+                "comment": (field.get("metadata") or {}).get("comment"),
+            }
             for field in json.loads(metadata["schemaString"])["fields"]
         ],
     }
 
 
 def count_rows(index: FileIndex) -> int | None:
-    """The rows of a version; None if a file does not tell how many it has."""
+    """The rows of a version; None if a file has no row count."""
     is_counted = all(batch.column("rows").null_count == 0 for batch in index.batches())
     return index.header.rows if is_counted else None
 
 
-def _describe_column(field: dict[str, Any], is_partition: bool) -> dict[str, Any]:
-    return {
-        "name": field["name"],
-        "type": format_type(field["type"]),
-        "nullable": field["nullable"],
-        "partition": is_partition,
-        "comment": (field.get("metadata") or {}).get("comment"),
-    }
-
-
 def format_type(kind: Any) -> str:
-    """A type of Delta's schemas as people write it in SQL."""
     if isinstance(kind, str):
         return kind
     match kind.get("type"):
@@ -479,64 +430,64 @@ def format_type(kind: Any) -> str:
 
 
 PAGE_VERSIONS = 20
-# Of one page of versions; a version with more changes is told of without their number.
+# Per page of versions; a version with more changes has no counts.
 MAX_LINES = 20_000
-# Indexes of old versions may have to be built first: so long may a page wait for them.
+# Indexes of old versions may have to be built first; a page waits this long for them.
 MAX_COUNTING_S = 2.0
 SIGNS = {"add": 1, "remove": -1}
 
 
 def list_versions(request: TableRequest, signers: LocationSigners) -> dict[str, Any]:
-    """One page of versions as JSON's types; `before` of the answer asks for the next one.
+    """One page of versions as JSON types; `before` of the response requests the next page.
 
     Raises:
-        BadRequest: `before` is no number.
-        NotFound: nothing was published yet.
+        BadRequest: `before` is not a number.
+        NotFound: the table has no publication.
     """
     before = optional_integer(request.http_request.query_params, "before")
-    found = list(islice(_readable(request.view, before), PAGE_VERSIONS + 1))
-    counting = _Counting(local_request(request, signers)) if request.view.entry.history else None
+    page = list(islice(_iterate_versions(request.view, before), PAGE_VERSIONS + 1))
+    counter = _ChangeCounter(local_request(request, signers)) if request.view.entry.history else None
     listed = []
-    for version, earlier in zip_longest(found[:PAGE_VERSIONS], found[1:]):
-        changes = counting.changes(version, earlier) if counting else None
+    for version, earlier in zip_longest(page[:PAGE_VERSIONS], page[1:]):
+        changes = counter.count(version, earlier) if counter else None
         listed.append({"version": version.number, "publishedAt": version.timestamp_ms, "changes": changes})
-    request.audit_record.version = found[0].number if found else None
-    has_more = len(found) > PAGE_VERSIONS
+    request.audit_record.version = page[0].number if page else None
+    has_more = len(page) > PAGE_VERSIONS
     return {
         "history": request.view.entry.history,
         "versions": listed,
-        "before": found[PAGE_VERSIONS - 1].number if has_more else None,
+        "before": page[PAGE_VERSIONS - 1].number if has_more else None,
     }
 
 
-def _readable(view: TableView, before: int | None) -> Iterator[Version]:
+def _iterate_versions(view: TableView, before: int | None) -> Iterator[Version]:
     """The versions below a number, newest first."""
     first, latest = view.first_readable(), view.latest()
-    found: Version | None = latest
+    version: Version | None = latest
     if before is not None and before <= latest.number:
-        found = view.versions.at_or_below(before - 1) if before > first else None
-    while found is not None and found.number >= first:
-        yield found
-        found = view.versions.at_or_below(found.number - 1) if found.number > first else None
+        version = view.versions.at_or_below(before - 1) if before > first else None
+    while version is not None and version.number >= first:
+        yield version
+        version = view.versions.at_or_below(version.number - 1) if version.number > first else None
 
 
-class _Counting:
-    """Counts what the versions of a page changed, within bounds for all of them together."""
+class _ChangeCounter:
+    """Counts the changes of the versions of a page, within bounds for all of them together."""
 
-    def __init__(self, http_request: TableRequest) -> None:
-        self._asked = http_request
+    def __init__(self, request: TableRequest) -> None:
+        self._request = request
         self._lines = MAX_LINES
         self._ends_at = time.monotonic() + MAX_COUNTING_S
 
-    def changes(self, version: Version, earlier: Version | None) -> dict[str, int | str | None] | None:
-        """The files that a version added and removed, and the rows it has more than the one before it.
+    def count(self, version: Version, earlier: Version | None) -> dict[str, int | str | None] | None:
+        """The files that a version added and removed, and the rows it has more than the version before it.
 
-        None stands for more than may be counted, or for rows that files do not tell; a refusal has its reason.
+        None above the bounds; `rows` is None where files have no row counts; a refusal has its reason.
         """
         files, rows, is_counted = Counter[str](), 0, True
         fields = {"startingVersion": version.number, "endingVersion": version.number}
         try:
-            for line in query_lines(self._asked, fields):
+            for line in query_lines(self._request, fields):
                 for word, sign in SIGNS.items():
                     file = line.get("file", {}).get("deltaSingleAction", {}).get(word)
                     if file is None:
@@ -554,19 +505,18 @@ class _Counting:
         return {"filesAdded": files["add"], "filesRemoved": files["remove"], "rows": more}
 
     def _more_rows(self, version: Version, earlier: Version | None) -> int | None:
-        """By the indexes of both versions: the log of a table need not tell the rows of a file that it removes."""
+        """From the indexes of both versions: a log may lack the row counts of the files it removes."""
         if earlier is None or time.monotonic() > self._ends_at:
             return None
-        counts = [count_rows(self._asked.view.index(one)) for one in (version, earlier)]
-        return None if counts[0] is None or counts[1] is None else counts[0] - counts[1]
+        rows, rows_before = (count_rows(self._request.view.index(each)) for each in (version, earlier))
+        return None if rows is None or rows_before is None else rows - rows_before
 
 
 def _count_live_rows(file: dict[str, Any]) -> int | None:
-    """The rows of a file, if its statistics tell."""
+    """The rows of a file, None without statistics."""
     rows = orjson.loads(file["stats"]).get("numRecords") if file.get("stats") else None
-    return (
-        None if rows is None else max(0, rows - ((file.get("deletionVector") or {}).get("cardinality") or 0))
-    )
+    deleted = (file.get("deletionVector") or {}).get("cardinality") or 0
+    return None if rows is None else max(0, rows - deleted)
 
 
 API = f"{PORTAL_PATH}/api"
@@ -578,7 +528,6 @@ router = APIRouter()
 
 
 async def get_previews(http_request: Request) -> Previews:
-    """What reads rows for pages."""
     previews: Previews = http_request.app.state.previews
     return previews
 
@@ -588,7 +537,7 @@ PreviewsDep = Annotated[Previews, Depends(get_previews)]
 
 @router.get("/", name="root")
 def root(app_state: AppStateDep, audit_record: AuditRecordDep) -> Response:
-    """Redirect a person who opens the server in a browser to the portal."""
+    """Redirects browsers to the portal."""
     audit_record.action = "root"
     return RedirectResponse(app_state.settings.root_path() + PORTAL_PATH)
 
@@ -604,14 +553,14 @@ def portal(app_state: AppStateDep, audit_record: AuditRecordDep) -> Response:
 @router.get(f"{STATIC_PATH}/{{name}}", name="page_file")
 def page_file(name: str, http_request: Request, audit_record: AuditRecordDep) -> Response:
     audit_record.action = "page_file"
-    found = static_file(name)
-    if found is None:
+    file = static_file(name)
+    if file is None:
         return error_response(
             404, "RESOURCE_DOES_NOT_EXIST", "There is no such file.", {"Cache-Control": NO_STORE}
         )
-    content, media_type, digest = found
-    is_named = http_request.query_params.get("v") == digest
-    headers = {"Cache-Control": CACHE_FOREVER if is_named else REVALIDATE, "ETag": f'"{digest}"'}
+    content, media_type, digest = file
+    is_versioned = http_request.query_params.get("v") == digest
+    headers = {"Cache-Control": CACHE_FOREVER if is_versioned else REVALIDATE, "ETag": f'"{digest}"'}
     if matches_etag(http_request.headers.get("if-none-match", ""), headers["ETag"]):
         return Response(status_code=304, headers=headers)
     return Response(content, headers=headers, media_type=media_type)
@@ -637,7 +586,7 @@ def portal_versions(request: TableRequestDep, previews: PreviewsDep) -> Response
 
 @router.get(f"{TABLE}/preview", name="portal_preview")
 async def portal_preview(request: TableRequestDep, previews: PreviewsDep) -> Response:
-    # Waiting for its turn it holds none of the threads that answer the others.
+    # A request that waits for its turn holds no thread.
     async with previews.turns(request.view.services):
         return json_response(await request.run(previews.preview, request))
 

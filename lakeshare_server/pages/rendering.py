@@ -1,4 +1,4 @@
-"""Templates and the files beside them: everything a page needs comes from this package."""
+"""Pages: templates, static files, headers, and the snippets of a table."""
 
 import hashlib
 from dataclasses import asdict
@@ -21,7 +21,7 @@ from lakeshare_server.snippets import EngineSnippet, make_snippet_table, make_sn
 
 STATIC_PATH = "/pages"
 
-# Scripts are files of ours, and what they write into a page is text: nothing of a provider's or a recipient's runs.
+# Scripts are our own files, and write only text into a page: no script of a provider or recipient runs.
 CONTENT_SECURITY_POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -39,7 +39,7 @@ CONTENT_SECURITY_POLICY = "; ".join(
 HEADERS = {
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
     "X-Content-Type-Options": "nosniff",
-    # A link is a secret until it was used: no other site is to learn where the reader came from.
+    # A link is a secret until it was used: no other site may learn the reader's address.
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -51,7 +51,7 @@ LOOK_ACTION = "look_at_link"
 
 
 class PageHeaders:
-    """Adds the headers to every answer below the paths of pages, refusals included."""
+    """Adds the headers to every response below the paths of pages, errors included."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -62,7 +62,7 @@ class PageHeaders:
             return
 
         if scope["path"].startswith(f"{ACTIVATION_PATH}/"):
-            # The audit log names the path of what no route takes, and these paths are secrets.
+            # The audit log records the path of unknown routes, and these paths are secrets.
             scope["state"]["audit_record"].action = LOOK_ACTION
 
         async def send_guarded(message: Message) -> None:
@@ -70,7 +70,7 @@ class PageHeaders:
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     headers[name] = value
-                # Files of ours have their own; profiles, links and rows stay in no cache.
+                # Static files have their own; profiles, links and rows are not cached.
                 headers.setdefault("Cache-Control", NO_STORE)
             await send(message)
 
@@ -88,85 +88,65 @@ MEDIA_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+
 
 
 def render_page(template: str, settings: ServerSettings, status: int = 200, **values: Any) -> Response:
-    """A page in HTML; whatever is told is text, never markup."""
-    text = (
-        _templates()
-        .get_template(template)
-        .render(
-            provider=settings.provider_name or settings.host_name(),
-            contact=settings.provider_contact,
-            portal_path=settings.root_path() + PORTAL_PATH,
-            static=lambda name: settings.root_path() + _static_path(name),
-            **values,
-        )
+    """A page in HTML; values are text, never markup."""
+    template_file = _templates().get_template(template)
+    text = template_file.render(
+        provider=settings.provider_name or settings.host_name(),
+        contact=settings.provider_contact,
+        portal_path=settings.root_path() + PORTAL_PATH,
+        # With its digest, an edited file is another file to the browser.
+        static=lambda name: f"{settings.root_path()}{STATIC_PATH}/{name}?v={_static_files()[name][2]}",
+        **values,
     )
-    # Names may hold half a surrogate pair, which has no UTF-8.
+    # Names may contain half a surrogate pair, which has no UTF-8.
     body = text.encode("utf-8", "replace")
     return Response(body, status, media_type="text/html; charset=utf-8")
 
 
 def static_file(name: str) -> tuple[bytes, str, str] | None:
-    """The bytes, media type and digest of a file of pages; None when there is none of that name."""
+    """The bytes, media type and digest of a static file, None if there is none of that name."""
     return _static_files().get(name)
 
 
 @lru_cache(1)
 def _static_files() -> dict[str, tuple[bytes, str, str]]:
-    found = {}
+    files = {}
     for path in STATIC.iterdir():
         if path.suffix in MEDIA_TYPES:
             content = path.read_bytes()
             digest = hashlib.sha256(content).hexdigest()[:16]
-            found[path.name] = content, MEDIA_TYPES[path.suffix], digest
-    return found
+            files[path.name] = content, MEDIA_TYPES[path.suffix], digest
+    return files
 
 
 @lru_cache(1)
 def _templates() -> Environment:
     loader = PackageLoader("lakeshare_server.pages")
-    made = Environment(
+    environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    made.filters.update(moment=format_moment, iso=_format_iso)
-    return made
-
-
-def _static_path(name: str) -> str:
-    """The digest makes an edited file another one to the browser."""
-    return f"{STATIC_PATH}/{name}?v={_static_files()[name][2]}"
+    environment.filters.update(
+        moment=format_moment, iso=lambda at: at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    )
+    return environment
 
 
 def format_moment(at: datetime) -> str:
-    """A time as a person reads it."""
     utc = at.astimezone(UTC)
     return f"{utc.day} {utc:%B %Y, %H:%M} UTC"
 
 
-def _format_iso(at: datetime) -> str:
-    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
 def table_code(request: TableRequest) -> list[dict[str, Any]]:
-    """The snippets of a table as JSON's types.
-
-    Raises:
-        NotFound: nothing was published yet.
-        Unavailable: what tells of credentials is not there now.
-    """
+    """The snippets of a table as JSON types. Raises `NotFound`: the table has no publication."""
     with request.app_state.catalog.reading() as session:
         recipient = states.get_recipient(session, request.reader.name)
-    return [asdict(one) for one in view_code(request.app_state, request.view, recipient)]
+    return [asdict(snippet) for snippet in view_code(request.app_state, request.view, recipient)]
 
 
 def view_code(app_state: AppState, view: TableView, recipient: RecipientState) -> list[EngineSnippet]:
-    """The snippets of a table that a recipient may read.
-
-    Raises:
-        NotFound, Unavailable: as `table_code`.
-    """
-    access = make_table_access(
-        TableServeability(app_state.iceberg_tables, app_state.signers, app_state.settings).judge(view)
-    )
+    """The snippets of a table that a recipient may read; raises as `table_code`."""
+    judging = TableServeability(app_state.iceberg_tables, app_state.signers, app_state.settings)
+    access = make_table_access(judging.judge(view))
     table = make_snippet_table(
         view.entry,
         access,
@@ -174,11 +154,11 @@ def view_code(app_state: AppState, view: TableView, recipient: RecipientState) -
         iceberg_url=app_state.settings.iceberg_url(),
         sharing_url=app_state.settings.base_url(),
     )
-    # Snippets for Iceberg's door read a bearer token from the profile; other profiles have none.
+    # Snippets for the Iceberg REST API read a bearer token from the profile; other profiles have none.
     return make_snippets(table, access, None if recipient.authentication == "TOKEN" else "delta-sharing")
 
 
 def profile_name(recipient: str) -> str:
-    """What a recipient's profile file is called: without characters that files, or URLs of tables, cannot have."""
-    plain = "".join(one if one.isalnum() or one in "-_." else "-" for one in recipient)
+    """The file name of a recipient's profile, without characters that files or URLs of tables cannot have."""
+    plain = "".join(c if c.isalnum() or c in "-_." else "-" for c in recipient)
     return f"{plain.strip('.-')[:100] or 'recipient'}.share"

@@ -1,12 +1,11 @@
-"""Following tables: each is read once, numbered, shared, and judged for its clients; many of them at the same time.
+"""Following tables: each is read once, numbered, shared, and judged for its clients; several at the same time.
 
-The command, SQL and the admin API follow tables by this code. Files of `lakeshare apply` have theirs read by it, before
-their transaction.
+Used by the command, SQL, the admin API, and `lakeshare apply`, which reads the tables before its transaction.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -50,13 +49,13 @@ from lakeshare_server.versions import (
 )
 
 MAX_PARALLEL_READS = 16
-# A table that was read for a file is not looked at again until the file is applied.
+# A table that was read for a file is not read again until the file is applied.
 READ_ONCE_S = 86_400.0
 
 
 @dataclass(frozen=True)
 class FollowRequest:
-    """A table to follow: where it is, and under which `schema.table` it is shared."""
+    """A table to follow, and the `schema.table` that it is shared as."""
 
     location: str = ""
     name: str = ""
@@ -68,7 +67,7 @@ class FollowRequest:
 
 @dataclass(frozen=True)
 class FollowOutcome:
-    """What came of a request: the shared table and how clients get it, or the refusal."""
+    """The result of a request: the shared table and its clients, or the refusal."""
 
     request: FollowRequest
     location: str
@@ -78,14 +77,14 @@ class FollowOutcome:
 
     @property
     def result(self) -> Literal["followed", "unreadable", "refused"]:
-        """Whether the table is followed, and whether some known client can read it."""
+        """Whether the table is followed, and whether a known client can read it."""
         if self.served is None:
             return "refused"
         return "followed" if self.served.clients else "unreadable"
 
     @property
     def remark(self) -> str:
-        """The version and its clients, or why there are none."""
+        """The version and its clients, or the reason why there are none."""
         if self.served is None:
             return str(self.refusal)
         number = f"version {self.served.version.number}, " if self.served.clients else ""
@@ -93,7 +92,7 @@ class FollowOutcome:
 
     @property
     def clients(self) -> str:
-        """The clients that can read the table, or why none can."""
+        """The clients that can read the table, or the reason why none can."""
         if self.served is None:
             return str(self.refusal)
         if not self.served.clients:
@@ -101,7 +100,6 @@ class FollowOutcome:
         return f"served to {', '.join(self.served.clients)}"
 
     def as_json(self) -> dict[str, Any]:
-        """The outcome as JSON's types."""
         served, request = self.served, self.request
         return {
             "result": self.result,
@@ -127,29 +125,28 @@ class Following:
         self._catalog, self._settings, self._stores = catalog, settings, stores
         self._versions, self._serveability = versions, serveability
         self._followed = FollowedTables(catalog)
-        # Shares are made where they are not there yet: one at a time.
+        # One at a time, because shares are created if they are missing.
         self._sharing = Lock()
 
     @classmethod
     def of(cls, catalog: Catalog, settings: ServerSettings) -> "Following":
-        """One for a command."""
+        """For commands."""
         stores = Stores(settings)
         versions = Versions(catalog, settings, stores)
         return cls(catalog, settings, stores, versions, TableServeability.of(catalog, settings))
 
     def requests(
-        self, given: Sequence[tuple[str, str | None]], usual: FollowRequest, schema: str | None = None
+        self, given: Sequence[tuple[str, str | None]], defaults: FollowRequest, schema: str | None = None
     ) -> list[FollowRequest]:
-        """A request for every table of the locations, each with the name that is given for it.
+        """A request for every table of the locations, each of which may have a name.
 
-        What is not said of a table is as in `usual`, whose location and name do not count. Without a name a table is
-        named as its location has it, in the given schema.
+        Other fields are those of `defaults`. The default name is the location's, in the given schema.
 
         Raises:
-            BadRequest: a location is of no known form, or holds no table; or a name is given for many tables.
-            Unserveable, StoreError, Unavailable: as `tables_at`.
+            BadRequest: a location has an unknown form, or no table; or a name is given for several tables.
+            Unserveable, StoreError, Unavailable: as `list_tables_at`.
         """
-        found: dict[str, FollowRequest] = {}
+        requests: dict[str, FollowRequest] = {}
         for location, name in given:
             tables = list_tables_at(location, self._stores, self._settings)
             if name is not None and is_location_pattern(location):
@@ -159,20 +156,18 @@ class Following:
             for table in tables:
                 own = read_table_name(table)
                 named = name or (own if schema is None else f"{schema}.{own.partition('.')[2]}")
-                found.setdefault(table, replace(usual, location=table, name=named))
-        return list(found.values())
+                requests.setdefault(table, replace(defaults, location=table, name=named))
+        return list(requests.values())
 
     def follow(self, request: FollowRequest, by: str = LOCAL_OPERATOR) -> FollowOutcome:
-        """Follow a table and share it; again it changes how often it is checked and where it starts.
+        """Follow a table and share it; for a followed table, changes the check interval and the first version.
 
-        Nothing is written for a table that no API can serve. One that was not followed before is followed no more
-        when it cannot be shared.
+        Nothing is written for a table that no API can serve, or that cannot be shared.
 
         Raises:
             BadRequest: a name, a number or the location cannot be used.
             Unserveable, StoreError: there is no table at the location, or no API can serve it.
             CatalogConflict: the name is taken, or a contract declares the shared table.
-            Unavailable: the store or the catalog does not answer.
         """
         place = normalise_followed_location(request.location, self._settings)
         known = self._followed.get(request.name)
@@ -185,7 +180,7 @@ class Following:
             entry = self._share(request, by)
         except LakeshareError:
             if known is None:
-                # Its name would be taken, and nobody could read it.
+                # Otherwise its name would be taken by a table that is not shared.
                 self._followed.remove(request.name, by)
             raise
         served = self._serveability.judge(provider_view(entry, self._versions))
@@ -194,17 +189,17 @@ class Following:
     def follow_all(
         self, requests: Sequence[FollowRequest], by: str = LOCAL_OPERATOR
     ) -> Iterator[FollowOutcome]:
-        """Follow tables, several at a time; the outcomes in the order of the requests, refusals among them."""
+        """Follow tables, several at a time; the outcomes are in the order of the requests, refusals included."""
         names: dict[str, str] = {}
         with ThreadPoolExecutor(MAX_PARALLEL_READS) as pool:
-            waiting = []
+            outcomes = []
             for request in requests:
                 taken = names.setdefault(request.name.lower(), request.location)
-                waiting.append(pool.submit(self._attempt, request, taken, by))
-            for outcome in waiting:
+                outcomes.append(pool.submit(self._follow_or_refuse, request, taken, by))
+            for outcome in outcomes:
                 yield outcome.result()
 
-    def _attempt(self, request: FollowRequest, taken: str, by: str) -> FollowOutcome:
+    def _follow_or_refuse(self, request: FollowRequest, taken: str, by: str) -> FollowOutcome:
         try:
             if taken != request.location:
                 raise CatalogConflict(
@@ -227,7 +222,7 @@ class Following:
 def find_tables(
     settings: ServerSettings, locations: Sequence[str]
 ) -> list[list[TableLocation] | LakeshareError]:
-    """The tables of locations, several of which are looked into at a time; a refusal in the place of its tables."""
+    """The tables of each location, several locations at a time; a refusal in place of its tables."""
     stores = Stores(settings)
 
     def find(location: str) -> list[TableLocation] | LakeshareError:
@@ -244,8 +239,8 @@ def find_tables(
 class FollowPrefetch:
     """Reads the tables that files are about to follow, before the transaction that writes them.
 
-    They are followed in a catalog of their own that lasts as long as the command: read, numbered and judged by the code
-    that follows tables, with the same refusals, and with nothing written to the real catalog.
+    They are followed in a temporary catalog, by the same code and with the same refusals; nothing is written to the
+    real catalog.
     """
 
     def __init__(self, settings: ServerSettings, versions: Versions) -> None:
@@ -261,10 +256,10 @@ class FollowPrefetch:
         self._open.close()
 
     def read(self, wanted: Mapping[Key, DesiredObject], steps: Iterable[Step]) -> dict[Key, DesiredObject]:
-        """What is wanted, with what was found of each table that the steps are to follow.
+        """The wanted objects, with the result of reading each table that the steps are to follow.
 
         Raises:
-            DocumentError: a table cannot be followed; its `also` holds all further refusals.
+            DocumentError: a table cannot be followed; its `also` holds further refusals.
         """
         new = [
             step.desired
@@ -278,25 +273,26 @@ class FollowPrefetch:
         self._open.callback(catalog.close)
         stores = Stores(self._settings)
         self._ahead = Versions(catalog, self._settings, stores)
-        self._names = frozenset(one.name for one in new)
+        self._names = frozenset(table.name for table in new)
         judging = TableServeability.of(catalog, self._settings)
         following = Following(catalog, self._settings, stores, self._ahead, judging)
         requests = [
-            FollowRequest(str(one.fields["location"]), one.name, check_every_s=READ_ONCE_S) for one in new
+            FollowRequest(str(table.fields["location"]), table.name, check_every_s=READ_ONCE_S)
+            for table in new
         ]
-        found, faults = dict(wanted), []
-        for one, outcome in zip(new, following.follow_all(requests), strict=True):
-            if outcome.refusal is not None and one.origin is not None:
-                problem = f"{outcome.location} cannot be followed as {one.name}: {describe_problem(outcome.refusal)}"
-                faults.append(one.origin.fault(problem, describe_remedy(outcome.refusal)))
-            followed = FollowedTables(catalog).get(one.name)
+        read, faults = dict(wanted), []
+        for table, outcome in zip(new, following.follow_all(requests), strict=True):
+            if outcome.refusal is not None and table.origin is not None:
+                problem = f"{outcome.location} cannot be followed as {table.name}: {describe_problem(outcome.refusal)}"
+                faults.append(table.origin.fault(problem, describe_remedy(outcome.refusal)))
+            followed = FollowedTables(catalog).get(table.name)
             if followed is not None:
-                found[one.key] = replace(one, found=FoundTable(followed.iceberg, outcome.clients))
+                read[table.key] = replace(table, found=FoundTable(followed.iceberg, outcome.clients))
         raise_all(faults)
-        return found
+        return read
 
     def of(self, table: str) -> TableVersions:
-        """The versions of a lake table; also of one that is about to be followed."""
+        """The versions of a lake table, or of a table that is about to be followed."""
         if self._ahead is not None and table in self._names:
             return self._ahead.of(table)
         return self._versions.of(table)
@@ -305,83 +301,78 @@ class FollowPrefetch:
 def prefetch_versions(
     catalog: Catalog, versions: Versions, share: str, tables: Iterable[str], *, writes_rule: bool
 ) -> None:
-    """Find the versions of the tables that rules will be held against: those of the share, and those to come.
-
-    Raises:
-        Unavailable: the catalog or the files of a table cannot be read now.
-    """
+    """Load the versions of the followed tables that rules are checked against: of the share, and of `tables`."""
     with catalog.reading() as session:
         try:
             is_needed = writes_rule or any(grant.rule for grant in list_grants_on(session, share))
-            concerned = {one.table for one in list_objects(session, share)} | set(tables)
+            concerned = {shared.table for shared in list_objects(session, share)} | set(tables)
         except NotFound:
-            # The edit may make it; if not, whoever edits is told so by the operation.
+            # The edit may create the share; if not, the operation reports it.
             is_needed, concerned = writes_rule, set(tables)
         followed = sorted(table for table in concerned if is_needed and is_followed(session, table))
-    _find(versions, followed)
+    _load_versions(versions, followed)
 
 
 def prefetch_all_versions(catalog: Catalog, versions: Versions, tables: Set[str]) -> None:
-    """Find the versions of those of the tables that are followed: any number of tables, in one query.
-
-    Raises:
-        Unavailable: the catalog or the files of a table cannot be read now.
-    """
-    _find(versions, sorted(one.table for one in FollowedTables(catalog).list() if one.table in tables))
+    """Load the versions of those of the tables that are followed; raises as `prefetch_versions`."""
+    followed = FollowedTables(catalog).list()
+    _load_versions(versions, sorted(entry.table for entry in followed if entry.table in tables))
 
 
-def _find(versions: Versions, followed: Iterable[str]) -> None:
+def _load_versions(versions: Versions, followed: Iterable[str]) -> None:
     for table in followed:
-        try:
+        with suppress(NotFound):
             versions.of(table).latest()
-        except NotFound:
-            continue
 
 
-OF_SHARE = ("new_name", "comment", "owner", "display_name", "properties")
+SHARE_FIELDS = ("new_name", "comment", "owner", "display_name", "properties")
 
 
 def update_share(edit: Edit, name: str, wanted: UpdateShare, revision: int | None) -> Share:
-    """Do all that an update of a share asks for.
+    """Apply all fields and table updates of an UpdateShare request.
 
     Raises:
-        NotFound: there is no such share, or no such table in it.
-        BadRequest: a value cannot be used, or does not say which table is meant.
-        CatalogConflict: an alias or the new name is taken, the revision is another, or a contract declares it.
+        NotFound: the share, or a table in it, does not exist.
+        BadRequest: a value cannot be used, or does not identify one table.
+        CatalogConflict: an alias or the new name is taken, the revision differs, or a contract declares the share.
     """
-    fields = {field: getattr(wanted, field) for field in OF_SHARE if wanted.has(field)}
+    fields = {field: getattr(wanted, field) for field in SHARE_FIELDS if wanted.has(field)}
     if fields.get("new_name", "") is None:
         raise BadRequest("new_name", None, "Give a name, or leave it out.")
-    # The first operation compares the revision; those behind it see the edits of those before.
+    # The first operation compares the revision; later ones see the edits of those before.
     if fields:
         name, revision = alter_share(edit, name, **fields, revision=revision).name, None
     for number, update in enumerate(wanted.updates):
-        _Update(edit, name, update.data_object, f"updates.{number}.data_object").do(update.action, revision)
+        update_table = _TableUpdate(edit, name, update.data_object, f"updates.{number}.data_object")
+        update_table.apply(update.action, revision)
         revision = None
     return get_share(edit.session, name)
 
 
 @dataclass(frozen=True)
-class _Update:
+class _TableUpdate:
     edit: Edit
     share: str
     wanted: DataObject
     field: str
 
-    def do(self, action: Literal["ADD", "REMOVE", "UPDATE"], revision: int | None) -> None:
-        """Add, remove or alter the table that is meant."""
+    def apply(self, action: Literal["ADD", "REMOVE", "UPDATE"], revision: int | None) -> None:
         if action == "ADD":
-            add_table(self.edit, self.share, self._new(), revision=revision)
+            add_table(self.edit, self.share, self._make_object(), revision=revision)
             return
-        found = self._found(may_rename=action == "UPDATE")
-        place = self.edit, self.share, found.schema, found.name
+        shared = self._find_object(may_rename=action == "UPDATE")
+        target = self.edit, self.share, shared.schema, shared.name
         if action == "REMOVE":
-            remove_table(*place, revision=revision)
+            remove_table(*target, revision=revision)
         else:
-            alter_table(*place, **self._changes(found), revision=revision)
+            alter_table(*target, **self._changes(shared), revision=revision)
 
-    def _new(self) -> SharedObject:
-        schema, name = self._alias() or self._own_alias()
+    def _make_object(self) -> SharedObject:
+        parts, alias = self.wanted.name.split("."), self._alias()
+        if alias is None and len(parts) < 2:
+            hint = "Name the table as `schema.table`, or give it an alias by shared_as."
+            raise BadRequest(f"{self.field}.name", self.wanted.name, hint)
+        schema, name = alias or (parts[-2], parts[-1])
         return SharedObject(
             schema=schema,
             name=name,
@@ -394,12 +385,12 @@ class _Update:
             publication=self.wanted.publication,
         )
 
-    def _changes(self, found: SharedObject) -> dict[str, Any]:
+    def _changes(self, shared: SharedObject) -> dict[str, Any]:
         wanted = self.wanted
         schema, name = self._alias() or (UNCHANGED, UNCHANGED)
         history = self._history()
-        begins = history is True and not found.history
-        start = self._start_version(found.table, begins=begins)
+        begins = history is True and not shared.history
+        start = self._start_version(shared.table, begins=begins)
         return {
             "new_schema": schema,
             "new_name": name,
@@ -411,19 +402,19 @@ class _Update:
             "publication": wanted.publication if wanted.has("publication") else UNCHANGED,
         }
 
-    def _found(self, *, may_rename: bool) -> SharedObject:
-        """The one shared table that is meant: by its table of the lake, and by its alias where there are several."""
-        of_share = list_objects(self.edit.session, self.share)
-        same = [one for one in of_share if one.table.lower() == self.wanted.name.lower()]
+    def _find_object(self, *, may_rename: bool) -> SharedObject:
+        """The shared table with the given lake table, and with the given alias if there are several."""
+        objects = list_objects(self.edit.session, self.share)
+        same = [shared for shared in objects if shared.table.lower() == self.wanted.name.lower()]
         alias = self.wanted.shared_as
-        named = [one for one in same if alias and f"{one.schema}.{one.name}".lower() == alias.lower()]
-        found = named or (same if may_rename or alias is None else [])
-        if not found:
+        named = [s for s in same if alias and f"{s.schema}.{s.name}".lower() == alias.lower()]
+        candidates = named or (same if may_rename or alias is None else [])
+        if not candidates:
             raise NotFound("Shared table", f"{self.wanted.name} of {self.share}")
-        if len(found) > 1:
-            names = ", ".join(f"{one.schema}.{one.name}" for one in found)
+        if len(candidates) > 1:
+            names = ", ".join(f"{shared.schema}.{shared.name}" for shared in candidates)
             raise BadRequest(f"{self.field}.shared_as", alias, f"The table is shared as {names}: say which.")
-        return found[0]
+        return candidates[0]
 
     def _alias(self) -> tuple[str, str] | None:
         if self.wanted.shared_as is None:
@@ -434,20 +425,13 @@ class _Update:
             raise BadRequest(f"{self.field}.shared_as", self.wanted.shared_as, hint)
         return schema, name
 
-    def _own_alias(self) -> tuple[str, str]:
-        parts = self.wanted.name.split(".")
-        if len(parts) < 2:
-            hint = "Name the table as `schema.table`, or give it an alias by shared_as."
-            raise BadRequest(f"{self.field}.name", self.wanted.name, hint)
-        return parts[-2], parts[-1]
-
     def _history(self) -> bool | None:
         if self.wanted.history_data_sharing_status is not None:
             return self.wanted.history_data_sharing_status == "ENABLED"
         return self.wanted.cdf_enabled
 
     def _start_version(self, table: str, *, begins: bool) -> int | None:
-        """The oldest version that recipients may read: where history begins, the one of today, if no other is named."""
+        """The first version for recipients: the given one, else the newest one when history begins to be shared."""
         if self.wanted.start_version is not None or not begins:
             return self.wanted.start_version
         if is_followed(self.edit.session, table):
@@ -466,7 +450,7 @@ GROUP = "group:"
 
 
 class Reader(TypedDict):
-    """Who reads, as the operations are told: one of the two."""
+    """The reader as arguments of the operations; one of the two is None."""
 
     recipient: str | None
     group: str | None
@@ -475,20 +459,25 @@ class Reader(TypedDict):
 def change_permissions(
     edit: Edit, name: str, changes: Sequence[PermissionsChange], revision: int | None
 ) -> int:
-    """Grant and revoke as asked; revoking what is not granted is no error. Returns the share's revision.
+    """Grant and revoke; revoking a missing grant is no error. Returns the share's revision.
 
     Raises:
-        NotFound: there is no such share, recipient or group.
+        NotFound: the share, a recipient or a group does not exist.
         BadRequest: a change contradicts itself, or a time or rule cannot be used.
-        CatalogConflict: the share's revision is another.
+        CatalogConflict: the share's revision differs.
     """
     for number, change in enumerate(changes):
         if change.add and change.remove:
             raise BadRequest(f"changes.{number}", change.principal, "Add or remove, not both.")
-        reader = _reader(edit, change.principal)
-        is_granted = _is_granted(edit, name, reader)
-        # The first operation compares the revision; those behind it see the edits of those before.
-        if change.add and (_has_extra_terms(change) or not is_granted):
+        reader = _find_reader(edit, change.principal)
+        is_granted = any(
+            (row.recipient, row.group) == (reader["recipient"], reader["group"])
+            for row in list_grants_on(edit.session, name)
+        )
+        # Terms that the Databricks API does not have; a grant without them leaves existing terms as they are.
+        has_terms = change.has("starts_at") or change.has("ends_at") or change.has("rule")
+        # The first operation compares the revision; later ones see the edits of those before.
+        if change.add and (has_terms or not is_granted):
             times = {"starts_at": from_ms(change.starts_at), "ends_at": from_ms(change.ends_at)}
             grant(edit, name, **reader, **times, rule=change.rule or None, revision=revision)
             revision = None
@@ -498,19 +487,7 @@ def change_permissions(
     return get_share(edit.session, name).revision
 
 
-def _has_extra_terms(change: PermissionsChange) -> bool:
-    """Whether it sets what the Databricks API does not know of; granting again without it leaves that as it is."""
-    return change.has("starts_at") or change.has("ends_at") or change.has("rule")
-
-
-def _is_granted(edit: Edit, name: str, reader: Reader) -> bool:
-    return any(
-        (one.recipient, one.group) == (reader["recipient"], reader["group"])
-        for one in list_grants_on(edit.session, name)
-    )
-
-
-def _reader(edit: Edit, principal: str) -> Reader:
+def _find_reader(edit: Edit, principal: str) -> Reader:
     if principal.startswith(GROUP):
         name = find_group_row(edit.session, principal.removeprefix(GROUP)).name
         return {"recipient": None, "group": name}

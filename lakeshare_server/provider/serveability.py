@@ -1,7 +1,7 @@
-"""Which clients can read a shared table from this server, and how: what its state allows, less what settings refuse.
+"""Which clients can read a shared table from this server, and how: the table's state, and the server's settings.
 
-The Delta Sharing verdicts are those of `tables.serveability` after the check of the stores that requests pass too; the
-verdict on the Iceberg REST API is the outcome of loading the table there.
+The Delta Sharing verdicts are those of `tables.serveability` after the check of allowed locations; the verdict on the
+Iceberg REST API is the outcome of loading the table through it.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any
 
 from lakeshare_server.access.allowed_locations import require_own_stores
 from lakeshare_server.access.table_access import TableFolder, TableView, TableViews, directory_refusal
-from lakeshare_server.catalog import Catalog, Reader, Recipients, TableEntry
+from lakeshare_server.catalog import Catalog, Recipients, TableEntry
 from lakeshare_server.catalog.listings import ShareEntry
 from lakeshare_server.errors import BadRequest, LakeshareError, StoreError, Unauthenticated, Unserveable
 from lakeshare_server.iceberg_rest.tables import FileAccess, IcebergTables, choose_file_access
@@ -21,7 +21,7 @@ from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import LocalSigner, ParsedLocation, Signers, Stores, parse_location
 from lakeshare_server.tables.index import FileIndex, IndexHeader
 from lakeshare_server.tables.predicates import Predicate, Unknown, conjuncts
-from lakeshare_server.tables.pruning import Explanation, explain, explained_files
+from lakeshare_server.tables.pruning import explain, explained_files
 from lakeshare_server.tables.serveability import (
     CLIENTS,
     ICEBERG_REST_ID,
@@ -34,13 +34,15 @@ from lakeshare_server.tables.serveability import (
 )
 from lakeshare_server.versions import Version, Versions, VersionsUntil
 
+PREDICATE_FIELDS = ("predicateHints", "jsonPredicateHints")
+
 
 @dataclass(frozen=True)
 class ServedTable:
     """The newest version of a shared table as this server serves it.
 
-    `verdicts` has one for each client; `storage` is how Iceberg clients get at the files, None where they do not;
-    `no_credentials` says why there are no credentials for the folder. `header` is None where there is no index.
+    `verdicts` are by client id; `storage` is how Iceberg clients read the files, None where they cannot;
+    `no_credentials` is the reason why there are no credentials for the folder; `header` is None without an index.
     """
 
     version: Version
@@ -52,24 +54,22 @@ class ServedTable:
 
     @property
     def iceberg(self) -> Verdict:
-        """The verdict on the Iceberg REST API."""
         return self.verdicts[ICEBERG_REST_ID]
 
     @property
     def clients(self) -> list[str]:
-        """The ids of the clients that can read it."""
         return [id_ for id_, verdict in self.verdicts.items() if verdict.served_as is not None]
 
 
 class TableServeability:
-    """Judges shared tables as this server's requests would be answered; for many threads."""
+    """Judges shared tables by the rules of this server's requests; for many threads."""
 
     def __init__(self, iceberg: IcebergTables, signers: Signers, settings: ServerSettings) -> None:
         self._iceberg, self._signers, self._settings = iceberg, signers, settings
 
     @classmethod
     def of(cls, catalog: Catalog, settings: ServerSettings) -> "TableServeability":
-        """One for a command: nothing is signed with its key."""
+        """For commands: nothing is signed with the key."""
         stores = Stores(settings)
         signers = Signers(settings, LocalSigner(b"", settings.base_url()), stores)
         return cls(IcebergTables(catalog, stores), signers, settings)
@@ -78,9 +78,8 @@ class TableServeability:
         """How each client gets the newest version.
 
         Raises:
-            NotFound: nothing was published yet.
-            Unserveable, StoreError: its newest state cannot be found out.
-            Unavailable: a store does not answer now.
+            NotFound: the table has no publication.
+            Unserveable, StoreError: its newest state cannot be determined.
         """
         version = view.latest()
         header: IndexHeader | None = None
@@ -90,29 +89,23 @@ class TableServeability:
             is_for_iceberg = is_read_by_iceberg_clients(error)
             verdicts = refuse_sharing_clients(error) if is_for_iceberg else refuse_all_clients(error)
         else:
-            verdicts = self._within_stores(view, header)
+            verdicts = self._judge_state(view, header)
         by_id = {verdict.id: verdict for verdict in verdicts}
         folder: TableFolder | None = header
         storage: FileAccess | None = None
         if by_id[ICEBERG_REST_ID].served_as is not None:
             try:
                 folder = self._iceberg.folder(view)
-                storage = self._way(view, folder)
+                storage = self._choose_access(view, folder)
             except (Unserveable, StoreError) as error:
                 by_id[ICEBERG_REST_ID] = _refuse(by_id[ICEBERG_REST_ID], error)
         location = view.versions.location() if folder is None else folder.location
+        place = parse_location(location, self._settings.azure_account)
         no_credentials = None if folder is None else directory_refusal(view.entry, folder, self._signers)
-        return ServedTable(
-            version=version,
-            verdicts=by_id,
-            place=parse_location(location, self._settings.azure_account),
-            storage=storage,
-            no_credentials=no_credentials,
-            header=header,
-        )
+        return ServedTable(version, by_id, place, storage, no_credentials, header)
 
-    def _within_stores(self, view: TableView, header: IndexHeader) -> list[Verdict]:
-        """The verdicts of the state; nobody gets URLs of files outside the allowed locations."""
+    def _judge_state(self, view: TableView, header: IndexHeader) -> list[Verdict]:
+        """The verdicts on the state; Delta Sharing serves no files outside the allowed locations."""
         verdicts = judge_serveability(header.table_format, header.head)
         try:
             require_own_stores(view.entry.path, header.location, header.roots, self._settings)
@@ -121,50 +114,45 @@ class TableServeability:
             return [_refuse(verdict, error) if verdict.id in sharing else verdict for verdict in verdicts]
         return verdicts
 
-    def _way(self, view: TableView, folder: TableFolder) -> FileAccess:
-        """How Iceberg clients get at the files, once the table is loaded for them.
-
-        Raises:
-            Unserveable, StoreError: they do not, or the table cannot be loaded.
-        """
+    def _choose_access(self, view: TableView, folder: TableFolder) -> FileAccess:
+        """How Iceberg clients read the files; raises `Unserveable` or `StoreError` if they cannot."""
         self._iceberg.load(view)
-        way = choose_file_access(view, folder, self._signers, self._settings)
-        if way == "signed requests":
+        access = choose_file_access(view, folder, self._signers, self._settings)
+        if access == "signed requests":
             own = parse_location(folder.location, self._settings.azure_account).root
-            others = sorted(
-                {root for root in folder.roots if root != own} - {str(self._settings.vectors_dir)}
-            )
+            others = sorted({*folder.roots} - {own, str(self._settings.vectors_dir)})
             if others:
                 raise Unserveable(
                     f"{view.entry.path} has files in {others[0] or 'the local file system'}, and Iceberg clients get "
                     f"signed requests for {own} only.",
                     "Copy the files into the table's own bucket, or query it by Delta Sharing.",
                 )
-        return way
+        return access
 
 
 def provider_view(entry: TableEntry, versions: Versions) -> TableView:
-    """A shared table as a recipient without restrictions gets it."""
-    found = versions.of(entry.lake_table)
-    return TableView(entry, found if entry.publication is None else VersionsUntil(found, entry.publication))
+    """A shared table for a recipient without restrictions."""
+    versions_of = versions.of(entry.lake_table)
+    pinned = versions_of if entry.publication is None else VersionsUntil(versions_of, entry.publication)
+    return TableView(entry, pinned)
 
 
 def make_unshared_entry(lake_table: str) -> TableEntry:
-    """A table as it would be shared under its own name, by default."""
+    """The entry of a table that is not shared, with the defaults of sharing it."""
     schema, _, name = lake_table.rpartition(".")
     share = ShareEntry(0, "", "not shared", None)
     return TableEntry(0, "", name, schema, share, lake_table, None, history=True)
 
 
 def _refuse(verdict: Verdict, why: LakeshareError) -> Verdict:
-    """The verdict with one more reason; requests are refused with those it had before."""
+    """The verdict with one more reason, after the reasons that requests are refused with."""
     refusal = Refusal(why.reason, why.fix, why.code) if isinstance(why, Unserveable) else Refusal(str(why))
     return replace(verdict, served_as=None, features=(), refused_for=(*verdict.refused_for, refusal))
 
 
 @dataclass(frozen=True)
 class ProfileTable:
-    """A table as clients write it: `PROFILE#share.schema.table`."""
+    """A table in the form of clients: `PROFILE#share.schema.table`."""
 
     profile: Path
     share: str
@@ -173,13 +161,12 @@ class ProfileTable:
 
     @property
     def name(self) -> str:
-        """Share, schema and table."""
         return f"{self.share}.{self.schema}.{self.table}"
 
 
 @dataclass(frozen=True)
 class QueryExplanation:
-    """What is asked of which version by whom, and what comes of it."""
+    """A recipient's query on a version of a table, and which files it reads."""
 
     table: str
     recipient: str
@@ -188,26 +175,21 @@ class QueryExplanation:
     predicate: Predicate
     limit: int | None
 
-    def summary(self) -> Explanation:
-        """What each part of the predicate does."""
-        return explain(self.index, self.predicate, self.limit)
-
     def lines(self) -> Iterator[str]:
-        """The summary for people."""
-        found = self.summary()
-        rows = f"at most {found.rows} rows" if not found.uncounted else f"{found.rows} rows and more"
+        summary = explain(self.index, self.predicate, self.limit)
+        rows = f"at most {summary.rows} rows" if not summary.uncounted else f"{summary.rows} rows and more"
         yield (
             f"{self.table}, version {self.version}, as {self.recipient} reads it: "
-            f"{found.kept} of {found.files} files are kept, {rows}; {found.dropped} are left out"
+            f"{summary.kept} of {summary.files} files are kept, {rows}; {summary.dropped} are left out"
         )
         yield "DROPS\tPART\tREMARK"
-        for part in found.parts:
+        for part in summary.parts:
             yield f"{part.drops}\t{part.text}\t{part.remark or ''}"
         if self.limit is not None:
-            yield f"{found.beyond_limit}\tLIMIT {self.limit}\tafter what the parts above leave"
+            yield f"{summary.beyond_limit}\tLIMIT {self.limit}\tafter what the parts above leave"
 
     def file_lines(self) -> Iterator[str]:
-        """One line for each file: what became of it, its rows, its path, and why."""
+        """One line for each file: kept or dropped, rows, path, and the reason."""
         yield "FILE\tROWS\tPATH\tWHY"
         for file in explained_files(self.index, self.predicate, self.limit):
             rows = "unknown" if file.rows is None else file.rows
@@ -215,11 +197,7 @@ class QueryExplanation:
 
 
 def parse_profile_table(text: str) -> ProfileTable:
-    """The table of `PROFILE#share.schema.table`.
-
-    Raises:
-        BadRequest: it does not look like that.
-    """
+    """The table of `PROFILE#share.schema.table`; raises `BadRequest` for anything else."""
     profile, _, name = text.rpartition("#")
     names = name.split(".")
     if not profile or len(names) != 3 or not all(names):
@@ -228,36 +206,34 @@ def parse_profile_table(text: str) -> ProfileTable:
 
 
 def explain_query(
-    catalog: Catalog, views: TableViews, asked: ProfileTable, fields: Mapping[str, Any]
+    catalog: Catalog, views: TableViews, table: ProfileTable, fields: Mapping[str, Any]
 ) -> QueryExplanation:
-    """What a query with these fields would get from the table.
+    """Which files of the table a query with these fields reads.
 
     Raises:
         BadRequest: the profile or a field cannot be used.
-        Unauthenticated: the profile's token is nobody's here.
+        Unauthenticated: the profile's token is not valid on this server.
         NotFound: the recipient has no such table.
     """
-    reader = _reader(catalog, asked.profile)
-    view = views.table(reader, asked.share, asked.schema, asked.table)
-    request = parse_query(fields)
-    _require_understood(request.predicate, fields)
-    version = view.requested_version(request)
-    return QueryExplanation(
-        asked.name, reader.name, version.number, view.index(version), request.predicate, request.limit
-    )
-
-
-def _reader(catalog: Catalog, profile: Path) -> Reader:
-    found = Recipients(catalog).by_token(_token(profile))
-    if found is None:
+    reader = Recipients(catalog).by_token(_read_token(table.profile))
+    if reader is None:
         raise Unauthenticated(
-            f"The token in {profile} is unknown, expired or revoked in this server's catalog. Run this where the "
+            f"The token in {table.profile} is unknown, expired or revoked in this server's catalog. Run this where the "
             "server runs, with its LAKESHARE_STATE_DIR, and with a profile it wrote."
         )
-    return found
+    view = views.table(reader, table.share, table.schema, table.table)
+    request = parse_query(fields)
+    predicate, given = request.predicate, [name for name in PREDICATE_FIELDS if fields.get(name)]
+    # The server reads an unknown predicate as "all rows", which explains nothing.
+    if given and all(isinstance(part, Unknown) for part in conjuncts(predicate)):
+        hint = "Nothing of it is understood. Compare columns with constants, like day >= '2024-03-01'."
+        raise BadRequest(" and ".join(given), [fields[name] for name in given], hint)
+    version = view.requested_version(request)
+    index = view.index(version)
+    return QueryExplanation(table.name, reader.name, version.number, index, predicate, request.limit)
 
 
-def _token(profile: Path) -> str:
+def _read_token(profile: Path) -> str:
     try:
         fields = json.loads(profile.read_text("utf-8"))
     except (OSError, ValueError) as error:
@@ -269,11 +245,3 @@ def _token(profile: Path) -> str:
     if not isinstance(token, str) or not token:
         raise BadRequest("PROFILE", str(profile), "Give a profile with a bearerToken.")
     return token
-
-
-def _require_understood(predicate: Predicate, fields: Mapping[str, Any]) -> None:
-    """A server takes what it does not understand for "everything"; whoever asks why wants to be told."""
-    given = [name for name in ("predicateHints", "jsonPredicateHints") if fields.get(name)]
-    if given and all(isinstance(part, Unknown) for part in conjuncts(predicate)):
-        hint = "Nothing of it is understood. Compare columns with constants, like day >= '2024-03-01'."
-        raise BadRequest(" and ".join(given), [fields[name] for name in given], hint)

@@ -1,13 +1,30 @@
-"""Which versions of a table recipients can read: the ledger's publications, or those found in storage."""
+"""The readable versions of each table: publications of pipelines, or versions found in storage."""
 
-from lakeshare_server.versions.followed_iceberg import read_unfollowed
+from threading import Lock
+
+from lakeshare_server.catalog import (
+    Catalog,
+    FollowedTable,
+    FollowedTables,
+    GenerationCache,
+    IcebergIdentity,
+    Ledger,
+)
+from lakeshare_server.settings import ServerSettings
+from lakeshare_server.storage import Stores
+from lakeshare_server.tables.delta.changes import segment_cache
+from lakeshare_server.tables.index import IndexCache
+from lakeshare_server.versions.followed_delta import FollowedLog, FollowedVersions
+from lakeshare_server.versions.followed_iceberg import FollowedSnapshots, read_unfollowed
+from lakeshare_server.versions.iceberg_history import LatestObservation
 from lakeshare_server.versions.metadata_sources import (
     list_tables_at,
+    make_source,
     normalise_followed_location,
     read_table_name,
 )
+from lakeshare_server.versions.published import ChangeFiles, PublishedVersions
 from lakeshare_server.versions.version import PinnedSnapshot, TableVersions, Version, VersionsUntil
-from lakeshare_server.versions.versions import Versions
 
 __all__ = [
     "PinnedSnapshot",
@@ -20,3 +37,67 @@ __all__ = [
     "read_table_name",
     "read_unfollowed",
 ]
+
+
+class Versions:
+    """The versions of all tables, with this process's caches."""
+
+    def __init__(self, catalog: Catalog, settings: ServerSettings, stores: Stores) -> None:
+        self._ledger, self._followed = Ledger(catalog), FollowedTables(catalog)
+        self._audited = Ledger(catalog, audited_only=True)
+        self._settings, self._stores = settings, stores
+        self._cache = IndexCache(settings.index_dir / "cache", settings.index_cache_bytes)
+        self._segments = segment_cache(self._cache.folder, settings.index_cache_bytes)
+        self._change_files = ChangeFiles(stores)
+        self._logs: dict[tuple[str, str, float], FollowedLog] = {}
+        self._observations: dict[tuple[str, str, float, IcebergIdentity], LatestObservation] = {}
+        self._opening = Lock()
+        self._known = GenerationCache[TableVersions](catalog)
+
+    def of(self, table: str) -> TableVersions:
+        """The versions of a lake table, in this generation of the catalog."""
+        return self._known.get(table, lambda: self._open(table))
+
+    def _open(self, table: str) -> TableVersions:
+        followed = self._followed.get(table)
+        if followed is not None and followed.iceberg is not None:
+            return FollowedSnapshots(
+                self._ledger,
+                followed,
+                followed.iceberg,
+                self._open_observation(followed, followed.iceberg),
+                self._cache,
+                self._segments,
+                self._change_files,
+                self._stores,
+                self._settings.vectors_dir,
+            )
+        if followed is not None:
+            log = self._open_log(followed)
+            return FollowedVersions(self._ledger, followed, log, self._cache, self._segments)
+        # Without the unaudited versions of a table that is no longer followed.
+        return PublishedVersions(
+            self._audited,
+            table,
+            self._settings.index_dir,
+            self._cache,
+            self._segments,
+            self._stores,
+            self._settings.vectors_dir,
+            self._change_files,
+        )
+
+    def _open_log(self, followed: FollowedTable) -> FollowedLog:
+        key = followed.table, followed.location, followed.check_every_s
+        with self._opening:
+            if key not in self._logs:
+                self._logs[key] = FollowedLog(self._stores, followed.location, followed.check_every_s)
+            return self._logs[key]
+
+    def _open_observation(self, followed: FollowedTable, identity: IcebergIdentity) -> LatestObservation:
+        key = followed.table, followed.location, followed.check_every_s, identity
+        with self._opening:
+            if key not in self._observations:
+                source = make_source(followed.location, self._stores, self._settings)
+                self._observations[key] = LatestObservation(source, followed.check_every_s)
+            return self._observations[key]

@@ -1,14 +1,14 @@
-"""Where a followed Iceberg table's current metadata file is told: what each kind of place answers."""
+"""The sources of a followed Iceberg table's current metadata file: one file, a folder, a catalog, a Nessie branch."""
 
 import posixpath
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from urllib.parse import quote
 
 import httpx
@@ -31,12 +31,14 @@ from lakeshare_server.tables.delta.log import LOG
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class Pointer:
-    """The metadata file that is current now; `mark` changes when the file at its place becomes another one.
+    """The current metadata file; `mark` changes when another file is at its location.
 
-    `commit` is the Nessie commit that was looked at, None of all other sources.
+    `commit` is the Nessie commit it was read at, None for other sources.
     """
 
     metadata_location: str
@@ -46,7 +48,7 @@ class Pointer:
 
 @dataclass(frozen=True)
 class BranchState:
-    """A state that a table was in on a Nessie branch: when, by which commit, and what that commit said of it."""
+    """An earlier state of a table on a Nessie branch: the commit, its time, and the table in it."""
 
     commit: str
     at_ms: int
@@ -55,80 +57,70 @@ class BranchState:
 
 
 class MetadataSource(Protocol):
-    """One table's place. Errors are for the operator: they name places and catalogs.
+    """The source of one table. Errors are for the operator: they name locations and catalogs.
 
-    Everything raises Unserveable, StoreError or BadRequest for what lasts, Unavailable for what passes.
+    All methods raise Unserveable, StoreError or BadRequest for permanent errors, Unavailable for temporary ones.
     """
 
     @property
     def root(self) -> str | None:
-        """The folder that the table must say it is in; None where the source tells no folder."""
-        ...
+        """The folder that the metadata must have as its location; None for sources without a folder."""
 
     def current(self, known: Pointer | None) -> Pointer:
-        """The current metadata file; `known` is what the last look found, and makes this one cheaper."""
-        ...
+        """The current metadata file; `known` is the last result, which saves requests."""
 
     def states_since(self, commit: str | None, until: Pointer) -> Sequence[BranchState] | None:
-        """The states after a commit, oldest first; None where the metadata's own snapshot log tells them."""
-        ...
+        """The states after a commit, oldest first; None where the metadata has its own snapshot log."""
 
 
 METADATA = "metadata"
 HINT = "version-hint.text"
 ENDINGS = (".metadata.json", ".gz.metadata.json")
-# Writers of the first years put the codec behind.
+# Early writers put the codec last.
 OLD_ENDING = ".metadata.json.gz"
-# Some catalogs take times in nanoseconds for numbers.
+# Some catalogs use times in nanoseconds as numbers.
 OF_HADOOP = re.compile(r"v([0-9]{1,20})(?:\.gz)?\.metadata\.json(?:\.gz)?")
 OF_CATALOG = re.compile(r"([0-9]{1,20})-[\w-]{36}(?:\.gz)?\.metadata\.json(?:\.gz)?")
 OF_HINT = re.compile(r"[\w.-]{1,250}")
 # Names of metadata files without their endings.
 STEM = re.compile(r"v[0-9]{1,20}|[0-9]{1,20}-[\w-]{36}")
-# A hint that has a slash names a place.
+# A hint with a slash names a location.
 PLACE_IN_HINT = re.compile(r"[!-~]{0,1000}/[!-~]{0,1000}")
-# So many files are named in a refusal.
+# Number of files in an error message.
 NAMED = 5
-# Higher numbers are not in the order of their names, or followed by numbers that are not.
+# Higher numbers are not in the order of their names, or precede numbers that are not.
 IN_ORDER_OF_NAMES = 90_000
-# A catalog that takes over a table gives its first files the lowest numbers.
+# A catalog that takes over a table begins with the lowest numbers.
 FIRST_OF_CATALOG = "0"
 BEHIND_FIRST_OF_CATALOG = "0001"
 
 
 def is_metadata_file(location: str) -> bool:
-    """Whether a location is of one metadata file, not of a folder."""
     return location.endswith((*ENDINGS, OLD_ENDING))
 
 
 class FixedMetadata:
-    """One metadata file."""
-
     root: str | None = None
 
     def __init__(self, stores: Stores, location: str) -> None:
         self._stores, self._location = stores, location
 
     def current(self, known: Pointer | None) -> Pointer:
-        """The file as it is now."""
-        found = self._stores.head(self._location)
-        if found is None:
+        file = self._stores.head(self._location)
+        if file is None:
             raise StoreMissing(self._location)
-        return _pointer(found)
+        return _pointer(file)
 
     def states_since(self, commit: str | None, until: Pointer) -> Sequence[BranchState] | None:
-        """None: the file tells them."""
         return None
 
 
 class MetadataFolder:
-    """The `metadata` folder of a table."""
-
     def __init__(self, stores: Stores, root: str) -> None:
         self._stores = stores
         self.root: str | None = root.rstrip("/")
         self._folder = f"{self.root}/{METADATA}"
-        # The number in the hint from which the last look came to its file.
+        # The number in the hint that led to the last result.
         self._hinted: int | None = None
 
     def current(self, known: Pointer | None) -> Pointer:
@@ -136,38 +128,37 @@ class MetadataFolder:
 
         Raises:
             TableFilesMissing: there is none.
-            Unserveable: it cannot be told which one it is.
+            Unserveable: the newest file is ambiguous.
         """
         hinted, self._hinted = self._hinted, None
-        found = self._found(known, hinted)
-        if found is None:
+        file = self._find_newest(known, hinted)
+        if file is None:
             raise TableFilesMissing(str(self.root), "there is no Iceberg metadata in its folder")
-        return _pointer(found)
+        return _pointer(file)
 
     def states_since(self, commit: str | None, until: Pointer) -> Sequence[BranchState] | None:
-        """None: the metadata tells them."""
         return None
 
-    def _found(self, known: Pointer | None, hinted_before: int | None) -> StoredObject | None:
-        hint = self._hint()
+    def _find_newest(self, known: Pointer | None, hinted_before: int | None) -> StoredObject | None:
+        hint = self._read_hint()
         number = int(hint) if hint is not None and hint.isdigit() else None
-        if hint is not None and number is None and (named := self._named(hint)) is not None:
+        if hint is not None and number is None and (named := self._find_named(hint)) is not None:
             return named
-        kept = None if known is None else self._kept(known)
+        kept = None if known is None else self._stores.head(known.metadata_location)
+        if kept is not None and _pointer(kept) != known:
+            kept = None
         if number is not None:
-            found = self._newest_of_hadoop(number, kept if number == hinted_before else None)
-            if found is not None:
-                self._require_no_catalog(is_first_look=kept is None or hinted_before is None)
+            newest = self._find_newest_of_hadoop(number, kept if number == hinted_before else None)
+            if newest is not None:
+                self._require_no_catalog(is_first_time=kept is None or hinted_before is None)
                 self._hinted = number
-                return found
-        return self._listed(0 if kept is None else self._number_in_order(kept), number)
+                return newest
+        # Files of a catalog are listed from the known one on, while their names are in the order of their numbers.
+        kept_number = 0 if kept is None else self._read_number(kept, OF_CATALOG)
+        return self._find_in_listing(kept_number if kept_number < IN_ORDER_OF_NAMES else 0, number)
 
-    def _hint(self) -> str | None:
-        """What the hint says: a number, or the name of a file with or without its ending.
-
-        Raises:
-            Unserveable: it names a place.
-        """
+    def _read_hint(self) -> str | None:
+        """The content of the hint: a number, or the name of a file with or without its ending."""
         try:
             hint = self._stores.read(f"{self._folder}/{HINT}").strip()
         except StoreMissing:
@@ -177,85 +168,67 @@ class MetadataFolder:
             raise self._unclear(f"a hint that names {text}, which is no file of its folder")
         return text if OF_HINT.fullmatch(text) else None
 
-    def _named(self, hint: str) -> StoredObject | None:
-        """The file that the hint names; None when it names none.
-
-        Raises:
-            Unserveable: it is not there.
-        """
+    def _find_named(self, hint: str) -> StoredObject | None:
+        """The file that the hint names; None if it is not a file name."""
         is_whole = is_metadata_file(hint)
-        found = self._stores.head(f"{self._folder}/{hint}") if is_whole else self._with_ending(hint)
-        if found is None and (is_whole or STEM.fullmatch(hint)):
+        file = self._stores.head(f"{self._folder}/{hint}") if is_whole else self._find_with_ending(hint)
+        if file is None and (is_whole or STEM.fullmatch(hint)):
             raise self._unclear(f"a hint that names {hint}, which is not there")
-        return found
+        return file
 
-    def _kept(self, known: Pointer) -> StoredObject | None:
-        """The file of an earlier look; None when it is not what it was."""
-        here = self._stores.head(known.metadata_location)
-        return here if here is not None and _pointer(here) == known else None
+    def _read_number(self, file: StoredObject, pattern: re.Pattern[str]) -> int:
+        """The number in a file's name; 0 for other names."""
+        match = pattern.fullmatch(self._name(file.location))
+        return 0 if match is None else int(match[1])
 
-    def _number_in_order(self, file: StoredObject) -> int:
-        """The number of a file whose followers all have names behind its own; 0 for other files."""
-        number = self._number(file, OF_CATALOG)
-        return number if number < IN_ORDER_OF_NAMES else 0
-
-    def _number(self, file: StoredObject, of_kind: re.Pattern[str]) -> int:
-        """The number in a file's name; 0 where the name is of another kind."""
-        found = of_kind.fullmatch(self._name(file.location))
-        return 0 if found is None else int(found[1])
-
-    def _newest_of_hadoop(self, number: int, kept: StoredObject | None) -> StoredObject | None:
-        """The file of this number or of the last of those that follow it without a gap: hints may lag behind.
-
-        `kept` is one of them that the same hint has led to before.
-        """
+    def _find_newest_of_hadoop(self, number: int, kept: StoredObject | None) -> StoredObject | None:
+        """The last file that follows this number, or `kept`, without a gap: hints may lag behind."""
         newest = None
         if kept is not None:
-            newest, number = kept, self._number(kept, OF_HADOOP) + 1
-        while (found := self._with_ending(f"v{number}")) is not None:
-            newest, number = found, number + 1
+            newest, number = kept, self._read_number(kept, OF_HADOOP) + 1
+        while (file := self._find_with_ending(f"v{number}")) is not None:
+            newest, number = file, number + 1
         return newest
 
-    def _with_ending(self, stem: str) -> StoredObject | None:
-        """The metadata file of this name without an ending, as Iceberg's Java classes look for it."""
+    def _find_with_ending(self, stem: str) -> StoredObject | None:
+        """The metadata file with this name and any ending, in the order of Iceberg's Java classes."""
         names = (f"{self._folder}/{stem}{ending}" for ending in (*ENDINGS, OLD_ENDING))
-        return next((found for name in names if (found := self._head(name)) is not None), None)
+        return next((file for name in names if (file := self._head(name)) is not None), None)
 
-    def _require_no_catalog(self, *, is_first_look: bool) -> None:
-        """Refuse a hint's file where a catalog writes, too: what takes over a table leaves its old hint behind.
+    def _require_no_catalog(self, *, is_first_time: bool) -> None:
+        """Refuses a hint's file where a catalog writes, too: a catalog that takes over a table leaves the old hint.
 
-        Later looks go through the first names only.
+        Later calls list the first names only.
         """
         after = f"{self._folder}/{FIRST_OF_CATALOG}"
         for file in self._stores.list(self._folder, after):
             name = self._name(file.location)
-            if name > BEHIND_FIRST_OF_CATALOG and not is_first_look:
+            if name > BEHIND_FIRST_OF_CATALOG and not is_first_time:
                 break
             if OF_CATALOG.fullmatch(name):
                 raise self._unclear(f"a hint that gives a number, and metadata files of a catalog ({name})")
 
     def _head(self, location: str) -> StoredObject | None:
-        """The file at a location; None when there is none."""
         try:
             return self._stores.head(location)
         except StoreDenied:
-            # Stores that know Iceberg (SeaweedFS's table buckets) refuse names that they would not write.
+            # Stores that know Iceberg (SeaweedFS's table buckets) refuse names that Iceberg does not write.
             folder, _, name = location.rpartition("/")
             after = f"{folder}/{name.partition('.')[0]}."
             if any(file.location == location for file in self._stores.list(folder, after)):
                 raise
             return None
 
-    def _listed(self, from_number: int, hinted: int | None = None) -> StoredObject | None:
+    def _find_in_listing(self, from_number: int, hinted: int | None = None) -> StoredObject | None:
         numbered: list[tuple[int, bool, StoredObject]] = []
         others: list[str] = []
-        for name, file in self._metadata_files(from_number):
-            of_hadoop, of_catalog = OF_HADOOP.fullmatch(name), OF_CATALOG.fullmatch(name)
-            found = of_hadoop or of_catalog
-            if found is None:
+        for name, file in self._list_metadata_files(from_number):
+            of_hadoop = OF_HADOOP.fullmatch(name)
+            match = of_hadoop or OF_CATALOG.fullmatch(name)
+            if match is None:
                 others.append(name)
             else:
-                numbered.append((int(found[1]), of_hadoop is not None, file))
+                numbered.append((int(match[1]), of_hadoop is not None, file))
         if others:
             names = ", ".join(sorted(others)[:NAMED]) + (", …" if len(others) > NAMED else "")
             raise self._unclear(f"metadata files whose names have no order ({names})")
@@ -271,12 +244,11 @@ class MetadataFolder:
             raise self._unclear(f"{len(newest)} metadata files of number {highest}")
         return newest[0]
 
-    def _metadata_files(self, from_number: int) -> Iterator[tuple[str, StoredObject]]:
-        """Those of any name, less those of lower numbers."""
+    def _list_metadata_files(self, from_number: int) -> Iterator[tuple[str, StoredObject]]:
         after = f"{self._folder}/{from_number:05d}-" if from_number else None
         for file in self._stores.list(self._folder, after):
             name = self._name(file.location)
-            # Checksums of Hadoop's file system are hidden files, which are nobody's metadata.
+            # Hidden files are checksums of Hadoop's file system.
             if is_metadata_file(name) and "/" not in name and not name.startswith("."):
                 yield name, file
 
@@ -302,8 +274,6 @@ CONFIGURE = (
 
 
 class CatalogTable:
-    """One table of a catalog."""
-
     root: str | None = None
 
     def __init__(
@@ -314,96 +284,90 @@ class CatalogTable:
         self._opened: Catalog | None = None
 
     def current(self, known: Pointer | None) -> Pointer:
-        """The metadata file that the catalog names.
+        """The metadata file in the catalog.
 
         Raises:
-            BadRequest: the catalog is not configured, or not as it has to be.
-            Unserveable: it has no such table, or refuses us.
-            Unavailable: it does not answer.
+            BadRequest: the catalog is not configured, or wrongly.
+            Unserveable: it has no such table, or refuses the credentials.
         """
-        location = self._service.call(self._current_location)
+        location = self._service.call(lambda: self._translate_errors(self._read_location))
         return Pointer(location, location)
 
     def states_since(self, commit: str | None, until: Pointer) -> Sequence[BranchState] | None:
-        """None: the metadata tells them."""
         return None
 
-    def _metadata_location(self) -> str:
-        opened = self._opened = self._opened or self._open()
-        # Glue names the file in the table's parameters; pyiceberg would go on and read it.
-        glue = getattr(opened, "glue", None)
+    def _read_location(self, catalog: "Catalog") -> str:
+        # Glue has the file in the table's parameters; pyiceberg would also read the file.
+        glue = getattr(catalog, "glue", None)
         if glue is not None:
-            return self._told_by_glue(glue)
-        location = opened.load_table(self._identifier).metadata_location
+            return self._read_from_glue(glue)
+        location = catalog.load_table(self._identifier).metadata_location
         if not location:
-            raise self._lasting("has no metadata file")
+            raise self._permanent("has no metadata file")
         return location
 
-    def _told_by_glue(self, glue: Any) -> str:
+    def _read_from_glue(self, glue: Any) -> str:
         from pyiceberg.exceptions import NoSuchTableError
 
         *namespace, table = self._identifier
         try:
-            found = glue.get_table(DatabaseName=".".join(namespace), Name=table)["Table"]
+            table_input = glue.get_table(DatabaseName=".".join(namespace), Name=table)["Table"]
         except glue.exceptions.EntityNotFoundException as error:
             raise NoSuchTableError(".".join(self._identifier)) from error
-        location: str | None = found.get("Parameters", {}).get("metadata_location")
+        location: str | None = table_input.get("Parameters", {}).get("metadata_location")
         if not location:
-            raise self._lasting("is no Iceberg table")
+            raise self._permanent("is no Iceberg table")
         return location
 
-    def _open(self) -> "Catalog":
+    def _translate_errors(self, call: "Callable[[Catalog], T]") -> T:
         from pyiceberg.catalog import load_catalog
 
-        properties = {**_usual(self._settings), **catalog_configuration(self._name)}
-        # Botocore wants a number, and variables of the environment are texts.
-        properties[GLUE_RETRIES] = int(properties[GLUE_RETRIES])
-        return load_catalog(self._name, **properties)
-
-    def _current_location(self) -> str:
         try:
-            return self._metadata_location()
-        except Exception as error:  # every catalog has errors of its own, of which only the kind is told
-            raise self._told(error) from error
+            if self._opened is None:
+                properties = {**_default_properties(self._settings), **catalog_configuration(self._name)}
+                # Botocore expects a number; environment variables are texts.
+                properties[GLUE_RETRIES] = int(properties[GLUE_RETRIES])
+                self._opened = load_catalog(self._name, **properties)
+            return call(self._opened)
+        except Exception as error:  # each catalog has its own errors
+            raise self._translate(error) from error
 
-    def _told(self, error: Exception) -> LakeshareError:
+    def _translate(self, error: Exception) -> LakeshareError:
         from pyiceberg import exceptions
 
         if isinstance(error, LakeshareError):
             return error
         if isinstance(error, exceptions.NoSuchTableError | exceptions.NoSuchNamespaceError):
-            return self._lasting("is not in its catalog")
-        # A connection that is made anew may do what the old one could not.
+            return self._permanent("is not in its catalog")
+        # A new connection may succeed where the old one did not.
         self._opened = None
         refusals = exceptions.ForbiddenError, exceptions.UnauthorizedError, exceptions.OAuthError
         if isinstance(error, refusals) or _code(error) in REFUSED:
-            return self._lasting(f"is refused to our credentials ({type(error).__name__} {_code(error)})")
+            return self._permanent(f"is refused to our credentials ({type(error).__name__} {_code(error)})")
         if isinstance(error, exceptions.NotInstalledError):
             return BadRequest("LOCATION", f"iceberg:{self._name}", f"{error}.")
-        # The words of others may show what they were given: passwords, too.
+        # The messages of other libraries may contain passwords.
         if isinstance(error, ValueError | TypeError):
             hint = (
                 f"pyiceberg cannot use what is configured ({type(error).__name__}). {_configure(self._name)}"
             )
             return BadRequest("LOCATION", f"iceberg:{self._name}", hint)
-        return self._passing(f"{type(error).__name__} {_code(error)}".rstrip())
-
-    def _lasting(self, what: str) -> Unserveable:
-        # All of the place in one word, which recipients are not told.
-        return Unserveable(
-            f"iceberg:{self._name}/{'.'.join(self._identifier)} {what}.",
-            "Check the table's name, and the catalog's configuration where the server runs.",
-        )
-
-    def _passing(self, why: str) -> Unavailable:
+        why = f"{type(error).__name__} {_code(error)}".rstrip()
         return Unavailable(
             f"the Iceberg catalog {self._name} cannot be asked ({why})",
             f"Try again. {_configure(self._name)}",
         )
 
+    def _permanent(self, what: str) -> Unserveable:
+        # The location is one word, which is removed for recipients.
+        return Unserveable(
+            f"iceberg:{self._name}/{'.'.join(self._identifier)} {what}.",
+            "Check the table's name, and the catalog's configuration where the server runs.",
+        )
+
 
 class CatalogNamespace(CatalogTable):
-    """A namespace of a catalog, for the names of its tables."""
+    """A namespace of a catalog, to list its tables."""
 
     def __init__(
         self, name: str, namespace: tuple[str, ...], settings: StoreSettings, service: Service
@@ -411,45 +375,33 @@ class CatalogNamespace(CatalogTable):
         super().__init__(name, (*namespace, "*"), settings, service)
 
     def tables(self) -> list[str]:
-        """The names of the tables, without those of namespaces inside it.
+        """The names of the tables, without those of nested namespaces; raises as `CatalogTable.current`."""
 
-        Raises:
-            BadRequest, Unserveable, Unavailable: as `CatalogTable.current`.
-        """
-        return sorted(self._service.call(self._list_names))
+        def list_names(catalog: "Catalog") -> list[str]:
+            return [identifier[-1] for identifier in catalog.list_tables(self._identifier[:-1])]
 
-    def _list_names(self) -> list[str]:
-        try:
-            opened = self._opened = self._opened or self._open()
-            return [identifier[-1] for identifier in opened.list_tables(self._identifier[:-1])]
-        except Exception as error:  # every catalog has errors of its own, of which only the kind is told
-            raise self._told(error) from error
+        return sorted(self._service.call(lambda: self._translate_errors(list_names)))
 
 
 def catalog_configuration(name: str) -> dict[str, Any]:
-    """What pyiceberg's configuration says of a catalog now.
-
-    Raises:
-        BadRequest: it is not configured.
-    """
+    """The present configuration of a catalog in pyiceberg; raises `BadRequest` when it has none."""
     from pyiceberg.utils.config import Config
 
     config = Config()
     try:
-        found = config.get_catalog_config(name)
+        configured = config.get_catalog_config(name)
         known = ", ".join(sorted(config.get_known_catalogs())) or "none"
     except ValueError as error:
         raise BadRequest("LOCATION", name, f"pyiceberg's configuration cannot be used: {error}") from error
-    if found is None:
+    if configured is None:
         hint = f"No Iceberg catalog of this name is configured; known are: {known}. {_configure(name)}"
         raise BadRequest("LOCATION", name, hint)
-    return cast(dict[str, Any], dict(found))
+    return cast(dict[str, Any], dict(configured))
 
 
-def _usual(settings: StoreSettings) -> Mapping[str, str]:
-    """What the server's own settings say for catalogs that do not say it themselves."""
+def _default_properties(settings: StoreSettings) -> Mapping[str, str]:
     configured = {"s3.endpoint": settings.s3_endpoint, "s3.region": settings.s3_region}
-    # Ten attempts, pyiceberg's own number, take twenty seconds.
+    # pyiceberg's default of ten attempts takes twenty seconds.
     return {GLUE_RETRIES: "2"} | {name: value for name, value in configured.items() if value}
 
 
@@ -458,22 +410,20 @@ def _configure(name: str) -> str:
 
 
 def _code(error: Exception) -> str:
-    """The code in an error of AWS, which has one class for all."""
+    """The code in an error of AWS, which has one class for all errors."""
     response = getattr(error, "response", None)
     return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
 
 
-ANSWER_S = 20
+REQUEST_TIMEOUT_S = 20
 PAGE = 200
-# A look back over more commits than these is given up: what they showed is not told.
+# States before so many commits are not searched for.
 MAX_COMMITS = 10_000
 ICEBERG = "ICEBERG_TABLE"
 NESSIE_REFUSED = (401, 403)
 
 
 class NessieTable:
-    """One table of a Nessie catalog, on one branch."""
-
     root: str | None = None
 
     def __init__(self, name: str, identifier: tuple[str, ...], branch: str, service: Service) -> None:
@@ -481,16 +431,15 @@ class NessieTable:
         self._service = service
 
     def current(self, known: Pointer | None) -> Pointer:
-        """The metadata file that the branch's head has.
+        """The metadata file at the branch's head.
 
         Raises:
             BadRequest: the catalog is not configured.
-            Unserveable: the branch or the table is not there, is no Iceberg table, or the catalog refuses us.
-            Unavailable: it does not answer.
+            Unserveable: the branch or the Iceberg table does not exist, or the catalog refuses the token.
         """
         key = quote(".".join(self._identifier), safe="")
         reference = self._get(f"/trees/{quote(self._branch, safe='')}/contents/{key}", {})
-        with self._understood():
+        with self._check_response():
             content, commit = reference["content"], str(reference["effectiveReference"]["hash"])
             if content["type"] != ICEBERG:
                 raise self._refusal(f"is no Iceberg table but a {content['type']}")
@@ -498,21 +447,20 @@ class NessieTable:
             return Pointer(location, location, commit)
 
     def states_since(self, commit: str | None, until: Pointer) -> Sequence[BranchState] | None:
-        """What the branch showed after a commit; nothing if the commit is none of the branch's any more."""
+        """The states of the branch after a commit; none if the commit is no longer in the branch."""
         if commit is None or commit == until.commit:
             return ()
-        found: list[BranchState] = []
-        with self._understood():
-            for count, entry in enumerate(self._commits(str(until.commit))):
+        states: list[BranchState] = []
+        with self._check_response():
+            for count, entry in enumerate(self._iterate_commits(str(until.commit))):
                 if entry["commitMeta"]["hash"] == commit:
-                    return found[::-1]
+                    return states[::-1]
                 if count >= MAX_COMMITS:
                     break
-                found += self._states_of(entry)
+                states += self._read_states(entry)
         return ()
 
-    def _commits(self, until: str) -> Iterator[dict[str, Any]]:
-        """The branch's commits with what they did, the newest first."""
+    def _iterate_commits(self, until: str) -> Iterator[dict[str, Any]]:
         path = f"/trees/{quote(self._branch, safe='')}@{until}/history"
         parameters = {"fetch": "ALL", "max-records": str(PAGE)}
         while True:
@@ -522,19 +470,15 @@ class NessieTable:
                 return
             parameters = {**parameters, "page-token": page["token"]}
 
-    def _states_of(self, entry: dict[str, Any]) -> Iterator[BranchState]:
+    def _read_states(self, entry: dict[str, Any]) -> Iterator[BranchState]:
         meta = entry["commitMeta"]
         for operation in entry.get("operations") or ():
             content = operation.get("content") or {}
             is_ours = operation["key"]["elements"] == list(self._identifier)
             if is_ours and operation["type"] == "PUT" and content.get("type") == ICEBERG:
-                at = datetime.fromisoformat(meta["commitTime"])
-                yield BranchState(
-                    meta["hash"],
-                    int(at.timestamp() * 1000),
-                    content["metadataLocation"],
-                    int(content["snapshotId"]),
-                )
+                at_ms = int(datetime.fromisoformat(meta["commitTime"]).timestamp() * 1000)
+                location, snapshot_id = content["metadataLocation"], int(content["snapshotId"])
+                yield BranchState(meta["hash"], at_ms, location, snapshot_id)
 
     def _get(self, path: str, parameters: dict[str, str]) -> dict[str, Any]:
         configured = catalog_configuration(self._name)
@@ -544,35 +488,32 @@ class NessieTable:
             raise BadRequest("LOCATION", self._name, hint)
         token = configured.get("token")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        return self._service.call(lambda: self._answer(uri + path, headers, parameters))
+        return self._service.call(lambda: self._request(uri + path, headers, parameters))
 
-    def _answer(self, url: str, headers: dict[str, str], parameters: dict[str, str]) -> dict[str, Any]:
+    def _request(self, url: str, headers: dict[str, str], parameters: dict[str, str]) -> dict[str, Any]:
         try:
-            with httpx.Client(timeout=ANSWER_S, headers=headers) as client:
-                answer = client.get(url, params=parameters)
-            if answer.is_success:
-                body: dict[str, Any] = answer.json()
+            with httpx.Client(timeout=REQUEST_TIMEOUT_S, headers=headers) as client:
+                response = client.get(url, params=parameters)
+            if response.is_success:
+                body: dict[str, Any] = response.json()
                 return body
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             raise self._unreachable(type(error).__name__) from error
-        raise self._refused(answer.status_code)
+        if response.status_code in NESSIE_REFUSED:
+            raise self._refusal(f"is refused to our token ({response.status_code})")
+        if response.status_code == httpx.codes.NOT_FOUND:
+            raise self._refusal("is not there")
+        raise self._unreachable(f"status {response.status_code}")
 
     @contextmanager
-    def _understood(self) -> Iterator[None]:
+    def _check_response(self) -> Iterator[None]:
         try:
             yield
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise self._unreachable(f"it answers otherwise than Nessie, {type(error).__name__}") from error
 
-    def _refused(self, status: int) -> LakeshareError:
-        if status in NESSIE_REFUSED:
-            return self._refusal(f"is refused to our token ({status})")
-        if status == httpx.codes.NOT_FOUND:
-            return self._refusal("is not there")
-        return self._unreachable(f"status {status}")
-
     def _refusal(self, what: str) -> Unserveable:
-        # All of the place in one word, which recipients are not told.
+        # The location is one word, which is removed for recipients.
         return Unserveable(
             f"nessie:{self._name}/{'.'.join(self._identifier)}@{self._branch} {what}.",
             "Check table and branch, and uri and token in the catalog's configuration where the server runs.",
@@ -586,29 +527,25 @@ class NessieTable:
 
 
 class NessieNamespace(NessieTable):
-    """A namespace of a Nessie catalog on one branch, for the names of its Iceberg tables."""
+    """A namespace of a Nessie catalog on one branch, to list its Iceberg tables."""
 
     def __init__(self, name: str, namespace: tuple[str, ...], branch: str, service: Service) -> None:
         super().__init__(name, (*namespace, "*"), branch, service)
 
     def tables(self) -> list[str]:
-        """The names of the tables, without those of namespaces inside it.
-
-        Raises:
-            BadRequest, Unserveable, Unavailable: as `NessieTable.current`.
-        """
+        """The names of the tables, without those of nested namespaces; raises as `NessieTable.current`."""
         path = f"/trees/{quote(self._branch, safe='')}/entries"
-        found: list[str] = []
+        names: list[str] = []
         parameters = {"max-records": str(PAGE)}
         while True:
             page = self._get(path, parameters)
-            with self._understood():
+            with self._check_response():
                 for entry in page["entries"]:
                     *namespace, table = entry["name"]["elements"]
                     if entry["type"] == ICEBERG and tuple(namespace) == self._identifier[:-1]:
-                        found.append(table)
+                        names.append(table)
                 if not page.get("hasMore"):
-                    return sorted(found)
+                    return sorted(names)
                 parameters = {**parameters, "page-token": page["token"]}
 
 
@@ -620,48 +557,46 @@ SPELLINGS = (
     "pyiceberg's configuration."
 )
 MAIN = "main"
-# Folders that are looked into at a time.
-READERS = 16
+MAX_PARALLEL_READS = 16
 
 
 def normalise_followed_location(location: str, settings: StoreSettings) -> str:
-    """The location as it is kept: absolute, in our own spelling; nothing is read but pyiceberg's configuration.
+    """The location in normal form: absolute, in our own spelling; reads only pyiceberg's configuration.
 
     Raises:
-        BadRequest: it is of no known form, or names a catalog that is not configured.
+        BadRequest: it has an unknown form, or names a catalog that is not configured.
     """
     if not location.startswith(IN_CATALOGS):
         is_path = not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", location)
         return normalise_location(
             str(Path(location).expanduser().absolute()) if is_path else location, settings.azure_account
         )
-    found = IN_CATALOG.fullmatch(location)
-    if found is None:
+    match = IN_CATALOG.fullmatch(location)
+    if match is None:
         raise BadRequest("LOCATION", location, SPELLINGS)
-    if found["branch"] and found["kind"] != "nessie":
+    if match["branch"] and match["kind"] != "nessie":
         raise BadRequest("LOCATION", location, f"Only Nessie has branches. {SPELLINGS}")
-    catalog_configuration(found["catalog"])
+    catalog_configuration(match["catalog"])
     return location
 
 
 def list_tables_at(location: str, stores: Stores, settings: StoreSettings) -> list[str]:
-    """The tables that a location with a star for the table stands for; every other location is one table.
+    """The tables of a location with a star for the table; other locations are one table.
 
-    Folders whose names begin with an underscore or a dot hold no tables of their own, as in Spark.
+    Folders whose names begin with an underscore or a dot are left out, as in Spark.
 
     Raises:
-        BadRequest: it is of no known form, or names a catalog that is not configured.
-        Unserveable, StoreError: the namespace or the folder is not there, or its store or catalog refuses us.
-        Unavailable: the store or the catalog does not answer.
+        BadRequest: it has an unknown form, or names a catalog that is not configured.
+        Unserveable, StoreError: the namespace or folder does not exist, or the store or catalog refuses it.
     """
     if not location.startswith(IN_CATALOGS):
         if not location.endswith("/*"):
             return [normalise_followed_location(location, settings)]
-        return _folders(normalise_followed_location(location[:-2] or "/", settings), stores)
+        return _list_table_folders(normalise_followed_location(location[:-2] or "/", settings), stores)
     before, star, branch = location.partition(".*")
     if not star or (branch and not branch.startswith("@")):
         return [normalise_followed_location(location, settings)]
-    # A table of any name has the form that is judged.
+    # Checks the form with any table name.
     normalise_followed_location(f"{before}.t{branch}", settings)
     kind, _, path = before.partition(":")
     catalog, _, namespace = path.partition("/")
@@ -675,54 +610,50 @@ def list_tables_at(location: str, stores: Stores, settings: StoreSettings) -> li
 
 
 def read_table_name(location: str) -> str:
-    """The name of a table as its location has it, `schema.table`: the last two folders, or namespace and table."""
-    found = IN_CATALOG.fullmatch(location)
-    if found is not None:
-        *levels, table = found["table"].split(".")
+    """The default name of a table, `schema.table`: the last two folders, or namespace and table."""
+    match = IN_CATALOG.fullmatch(location)
+    if match is not None:
+        *levels, table = match["table"].split(".")
         return f"{'_'.join(levels)}.{table}"
     folder = posixpath.dirname(posixpath.dirname(location)) if is_metadata_file(location) else location
     above, _, name = folder.rstrip("/").rpartition("/")
     return f"{above.rpartition('/')[2]}.{name}"
 
 
-def _folders(location: str, stores: Stores) -> list[str]:
-    """The folders in a folder that hold a Delta log or Iceberg metadata."""
+def _list_table_folders(location: str, stores: Stores) -> list[str]:
+    """The folders in a folder that have a Delta log or Iceberg metadata."""
     root = location.rstrip("/")
     folders = [f"{root}/{name}" for name in stores.folders(location) if not name.startswith(("_", "."))]
-    with ThreadPoolExecutor(READERS) as pool:
-        held = list(pool.map(lambda folder: _holds_table(folder, stores), folders))
-    return [folder for folder, is_table in zip(folders, held, strict=True) if is_table]
 
+    def has_table(folder: str) -> bool:
+        return any(next(iter(stores.list(f"{folder}/{name}")), None) for name in (LOG, METADATA))
 
-def _holds_table(folder: str, stores: Stores) -> bool:
-    return any(next(iter(stores.list(f"{folder}/{name}")), None) for name in (LOG, METADATA))
+    with ThreadPoolExecutor(MAX_PARALLEL_READS) as pool:
+        return [
+            folder for folder, is_table in zip(folders, pool.map(has_table, folders), strict=True) if is_table
+        ]
 
 
 def is_delta(location: str, stores: Stores) -> bool:
-    """Whether a Delta log is there; a table that is Iceberg's as well (UniForm) is taken for what writes it."""
+    """Whether the location has a Delta log; also for a Delta table with Iceberg metadata (UniForm)."""
     if location.startswith(IN_CATALOGS) or is_metadata_file(location):
         return False
     return next(iter(stores.list(f"{location.rstrip('/')}/{LOG}")), None) is not None
 
 
 def make_source(location: str, stores: Stores, settings: StoreSettings) -> MetadataSource:
-    """Where the current metadata of the Iceberg table at a location is told.
-
-    Raises:
-        BadRequest: it is of no known form.
-    """
-    found = IN_CATALOG.fullmatch(location)
-    if found is None:
+    match = IN_CATALOG.fullmatch(location)
+    if match is None:
         is_file = is_metadata_file(location)
         return FixedMetadata(stores, location) if is_file else MetadataFolder(stores, location)
-    identifier = tuple(found["table"].split("."))
+    identifier = tuple(match["table"].split("."))
     service = stores.services.of(str(catalog_service(location)))
-    if found["kind"] == "nessie":
-        return NessieTable(found["catalog"], identifier, found["branch"] or MAIN, service)
-    return CatalogTable(found["catalog"], identifier, settings, service)
+    if match["kind"] == "nessie":
+        return NessieTable(match["catalog"], identifier, match["branch"] or MAIN, service)
+    return CatalogTable(match["catalog"], identifier, settings, service)
 
 
 def catalog_service(location: str) -> str | None:
-    """The catalog of a location, by its name as a service; None where the location is in storage."""
-    found = IN_CATALOG.fullmatch(location)
-    return None if found is None else f"{found['kind']}:{found['catalog']}"
+    """The service name of the catalog in a location; None for locations in storage."""
+    match = IN_CATALOG.fullmatch(location)
+    return None if match is None else f"{match['kind']}:{match['catalog']}"

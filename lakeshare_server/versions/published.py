@@ -1,4 +1,4 @@
-"""The versions of a table with a pipeline: its publications, and nothing else that lies in storage."""
+"""The versions of a table with a pipeline: its publications, and no other state in storage."""
 
 import json
 import logging
@@ -6,6 +6,7 @@ import posixpath
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -60,27 +61,27 @@ _log = logging.getLogger(__name__)
 
 
 class ChangeFiles:
-    """Looks whether the change files of publications are still there; what was found whole is believed for a while."""
+    """Checks whether the change files of publications still exist; a positive result is cached for a while."""
 
     def __init__(self, stores: Stores) -> None:
         self._stores = stores
         self._seen: OrderedDict[str, float] = OrderedDict()
         self._looking = Lock()
 
-    def are_there(self, digest: str, segment: Segment, version: int) -> bool:
-        """Whether the store has all files that an index of changes names.
-
-        Raises:
-            Unavailable: the store does not answer.
-        """
+    def exist(self, digest: str, segment: Segment, version: int) -> bool:
+        """Whether the store has all files in an index of changes."""
         now = time.monotonic()
         with self._looking:
             checked = self._seen.get(digest)
         if checked is not None and now - checked < CHECK_EVERY_S:
             return True
         files = change_files_of(segment, version)
-        found = self._below(posixpath.commonprefix(list(files)).rpartition("/")[0]) if files else {}
-        if any(found.get(path) != size for path, size in files.items()):
+        listed: dict[str, int] = {}
+        if files:
+            folder = posixpath.commonprefix(list(files)).rpartition("/")[0]
+            with suppress(StoreError):
+                listed = {file.location: file.size_bytes for file in self._stores.list(folder)}
+        if any(listed.get(path) != size for path, size in files.items()):
             return False
         with self._looking:
             self._seen[digest] = now
@@ -88,17 +89,11 @@ class ChangeFiles:
                 self._seen.popitem(last=False)
         return True
 
-    def _below(self, folder: str) -> dict[str, int]:
-        try:
-            return {one.location: one.size_bytes for one in self._stores.list(folder)}
-        except StoreError:
-            return {}
-
 
 class PublishedChanges:
-    """Reads the changes of one table's publications; `index` opens the files of one.
+    """The changes of one table's publications; `index` opens the files of a publication.
 
-    `unrecorded` says of those without an index of changes why their files are all that is known.
+    `unrecorded` is the reason why publications without an index of changes have only their files.
     """
 
     def __init__(
@@ -114,233 +109,218 @@ class PublishedChanges:
         self._stores, self._index, self._unrecorded = stores, index, unrecorded
 
     def window(self, publications: Sequence[Publication], before: Publication | None) -> list[VersionChanges]:
-        """What each of some publications in a row changed; `before` is the one before the first of them.
+        """The changes of consecutive publications; `before` is the one before the first of them.
 
-        They go out under one set of partition columns: where these differ, with none.
+        They have the same partition columns: none, if those of the publications differ.
 
         Raises:
-            TableFilesMissing: the files of one of them are not known any more; tells from which number on they are.
-            Unavailable: a store does not answer.
+            TableFilesMissing: the files of a publication are lost; contains the first readable number.
         """
-        return self._whole(_unify_heads(self._all(publications, before, feed=False), []), feed=False)
+        changes = _unify_heads(self._read_all(publications, before, feed=False), [])
+        return self._require_columns(changes, feed=False)
 
     def feed(
         self, publications: Sequence[Publication], before: Publication | None, schema_at: Publication | None
     ) -> list[VersionChanges]:
-        """The same as the feed tells it: under the head of `told_at`, or each under its own.
-
-        Raises:
-            TableFilesMissing, Unavailable: as `window`.
-        """
-        changes = self._all(publications, before, feed=True)
+        """The changes for the feed: under the head of `schema_at`, or each under its own; raises as `window`."""
+        changes = self._read_all(publications, before, feed=True)
         if schema_at is None:
-            changes = _unify_heads([_as_rows(one) for one in changes], [])
+            changes = _unify_heads([_to_plain_head(change) for change in changes], [])
         elif [publication.version for publication in publications] == [schema_at.version]:
-            changes = [_as_rows(one) for one in changes]
+            changes = [_to_plain_head(change) for change in changes]
         else:
             changes = _unify_heads(changes, [self._index(schema_at).header.head])
-        return self._whole(changes, feed=True)
+        return self._require_columns(changes, feed=True)
 
-    def _whole(self, changes: list[VersionChanges], *, feed: bool) -> list[VersionChanges]:
-        """The changes, if recipients read all columns of their files.
-
-        Raises:
-            Unserveable: a file lacks a column whose values were partition values at one of the versions only.
-            Unavailable: a store does not answer.
-        """
-        for one in changes:
-            if one.head.left_to_files:
-                column = _lacking(self._stores, _data_paths(one, feed=feed), one.head.left_to_files)
+    def _require_columns(self, changes: list[VersionChanges], *, feed: bool) -> list[VersionChanges]:
+        """Raises `Unserveable` when a file lacks a column that was a partition column at some of the versions."""
+        for change in changes:
+            if change.head.left_to_files:
+                paths = _list_data_paths(change, feed=feed)
+                column = _find_lacking(self._stores, paths, change.head.left_to_files)
                 if column is not None:
                     code = ReasonCode.PARTITION_VALUES_NOT_IN_FILES
-                    what = f"Files of version {one.version} lack column {column}, which is a partition column only of "
                     raise Unserveable(
-                        f"{what}some of the versions whose changes were asked for.", code.fix, code
+                        f"Files of version {change.version} lack column {column}, which is a partition column only of "
+                        "some of the versions whose changes were asked for.",
+                        code.fix,
+                        code,
                     )
         return changes
 
-    def _all(
+    def _read_all(
         self, publications: Sequence[Publication], before: Publication | None, *, feed: bool
     ) -> list[VersionChanges]:
         pairs = list(zip([before, *publications[:-1]], publications, strict=True))
-        # The newest one that is lost says where the readable ones begin.
-        return [self._told(*pair, feed=feed) for pair in reversed(pairs)][::-1]
+        # Newest first, so that the error for a lost publication names the first readable one.
+        return [self._read(*pair, feed=feed) for pair in reversed(pairs)][::-1]
 
-    def _told(self, before: Publication | None, one: Publication, *, feed: bool) -> VersionChanges:
-        made_of = "" if before is None else before.index_digest, one.index_digest
-        segment = self._recorded(one, made_of)
-        if segment is None or one.changes_digest is None:
-            return _changes(self._compared(before, one, made_of), one, None)
-        # Windows tell of no change files.
-        is_whole = not feed or self._change_files.are_there(one.changes_digest, segment, one.version)
-        return _changes(segment, one, None if is_whole else FILES_MISSING)
+    def _read(self, before: Publication | None, row: Publication, *, feed: bool) -> VersionChanges:
+        digests = "" if before is None else before.index_digest, row.index_digest
+        segment = self._open_recorded(row, digests)
+        if segment is None or row.changes_digest is None:
+            return _make_changes(self._compare(before, row, digests), row, None)
+        # Windows have no change files.
+        is_whole = not feed or self._change_files.exist(row.changes_digest, segment, row.version)
+        return _make_changes(segment, row, None if is_whole else FILES_MISSING)
 
-    def _recorded(self, one: Publication, made_of: tuple[str, str]) -> Segment | None:
-        if one.changes_digest is None:
+    def _open_recorded(self, row: Publication, digests: tuple[str, str]) -> Segment | None:
+        if row.changes_digest is None:
             return None
-        segment = _opened_changes(index_path(self._index_dir, one.changes_digest), one.version, made_of)
+        segment = _open_changes(index_path(self._index_dir, row.changes_digest), row.version, digests)
         if segment is None:
-            _opened_changes.cache_clear()
+            _open_changes.cache_clear()
             _log.error(
-                "publication %s of %s has lost its index of changes %s: recipients are told as much as its files tell. "
+                "publication %s of %s has lost its index of changes %s: recipients get only the changes in its files. "
                 "Restore the index folder from its backup.",
-                *(one.version, one.table, one.changes_digest),
+                *(row.version, row.table, row.changes_digest),
             )
         return segment
 
-    def _compared(self, before: Publication | None, one: Publication, made_of: tuple[str, str]) -> Segment:
-        is_lost = one.changes_digest is not None
-        pins = [
-            None if row is None else (row.table_id, row.snapshot_id, _schema(row)) for row in (before, one)
-        ]
-        identity = "iceberg changes", LAYOUT, one.table, one.version, made_of, is_lost, *pins
+    def _compare(self, before: Publication | None, row: Publication, digests: tuple[str, str]) -> Segment:
+        is_lost = row.changes_digest is not None
+        pins = [None if p is None else (p.table_id, p.snapshot_id, _schema_key(p)) for p in (before, row)]
+        identity = "iceberg changes", LAYOUT, row.table, row.version, digests, is_lost, *pins
         return self._segments.get(
-            identity, lambda path: write_changes(self._change(before, one, is_lost), made_of, path)
+            identity, lambda path: write_changes(self._make_change(before, row, is_lost), digests, path)
         )
 
-    def _change(self, before: Publication | None, one: Publication, is_lost: bool) -> StateChange:
+    def _make_change(self, before: Publication | None, row: Publication, is_lost: bool) -> StateChange:
         try:
-            was, now = None if before is None else self._index(before), self._index(one)
+            was, now = None if before is None else self._index(before), self._index(row)
         except TableFilesMissing as error:
-            first = one.version + 1
-            what = f"the changes of version {one.version} are not readable any more: {error.what}. The first version "
-            raise TableFilesMissing(one.location, f"{what}whose changes are readable is {first}") from error
+            raise TableFilesMissing(
+                row.location,
+                f"the changes of version {row.version} are not readable any more: {error.what}. The first version "
+                f"whose changes are readable is {row.version + 1}",
+            ) from error
         return StateChange(
-            version=one.version,
+            version=row.version,
             before=was,
             after=now,
-            changed_at_ms=_time_ms(one),
-            keeps_rows=before is not None and _keeps_rows(self._stores, before, one),
-            brings_back_columns=before is not None and _brings_back_columns(self._stores, before, one),
+            changed_at_ms=_time_ms(row),
+            keeps_rows=before is not None and _keeps_rows(self._stores, before, row),
+            brings_back_columns=before is not None and _restores_columns(self._stores, before, row),
             fault=INDEX_MISSING if is_lost else self._unrecorded,
         )
 
 
 def unlike_columns(stores: Stores, publications: Sequence[Publication]) -> str | None:
-    """Why one schema does not tell the columns of all these publications' files by name; None when it does.
-
-    Raises:
-        Unavailable: the store of their metadata does not answer.
-    """
-    of_schema = {_schema(publication): publication for publication in publications}
-    if len(of_schema) < 2:
+    """Why one schema does not fit the columns in all these publications' files by name; None when it does."""
+    by_schema = {_schema_key(publication): publication for publication in publications}
+    if len(by_schema) < 2:
         return None
     try:
-        column = column_conflict([_columns(stores, one) for one in of_schema.values()])
+        column = column_conflict([_columns_at(stores, *_pins(row)) for row in by_schema.values()])
     except Unserveable:
         return "what the columns were at one of the versions is not known any more"
     return column and f"column {column} had another name or type at one of the versions"
 
 
-def _columns(stores: Stores, one: Publication) -> ColumnsById:
-    return _columns_at(stores, *_pinned_by(one))
-
-
-# What a metadata file says never changes.
+# Metadata files do not change.
 @lru_cache(OPEN_CHANGES)
 def _columns_at(stores: Stores, metadata_location: str, snapshot_id: int) -> ColumnsById:
     return columns_by_id(stores, metadata_location, snapshot_id)
 
 
-def _keeps_rows(stores: Stores, before: Publication, one: Publication) -> bool:
-    if one.metadata_location is None or one.snapshot_id is None or before.snapshot_id is None:
+def _keeps_rows(stores: Stores, before: Publication, row: Publication) -> bool:
+    if row.metadata_location is None or row.snapshot_id is None or before.snapshot_id is None:
         return False
     try:
-        return keeps_rows(stores, one.metadata_location, one.snapshot_id, before.snapshot_id)
+        return keeps_rows(stores, row.metadata_location, row.snapshot_id, before.snapshot_id)
     except Unserveable:
         return False
 
 
-def _brings_back_columns(stores: Stores, before: Publication, one: Publication) -> bool:
-    if _schema(before) == _schema(one):
+def _restores_columns(stores: Stores, before: Publication, row: Publication) -> bool:
+    if _schema_key(before) == _schema_key(row):
         return False
     try:
-        return restores_columns(stores, _pinned_by(before), _pinned_by(one))
+        return restores_columns(stores, _pins(before), _pins(row))
     except Unserveable:
-        # Then files do not tell what else a change of columns did.
+        # Unknown: files do not show the other effects of a changed column.
         return True
 
 
-def _schema(one: Publication) -> str | int:
-    """What tells its columns from those of others: of what was only followed, Iceberg's own id."""
-    return one.schema_string if one.schema_id is None else one.schema_id
+def _schema_key(row: Publication) -> str | int:
+    """The schema: Iceberg's id for followed tables, whose rows have no schema string."""
+    return row.schema_string if row.schema_id is None else row.schema_id
 
 
-def _pinned_by(one: Publication) -> tuple[str, int]:
-    if one.metadata_location is None or one.snapshot_id is None:
+def _pins(row: Publication) -> tuple[str, int]:
+    if row.metadata_location is None or row.snapshot_id is None:
         raise Unserveable("It pins no snapshot.", "Publish the table again.")
-    return one.metadata_location, one.snapshot_id
+    return row.metadata_location, row.snapshot_id
 
 
-def _changes(segment: Segment, publication: Publication, fault: str | None) -> VersionChanges:
-    one = segment.note.versions[publication.version]
-    if one.head is None:
+def _make_changes(segment: Segment, publication: Publication, fault: str | None) -> VersionChanges:
+    version = segment.note.versions[publication.version]
+    if version.head is None:
         raise TableFilesMissing(publication.location, "its index of changes is not whole")
     return VersionChanges(
-        version=one.version,
+        version=version.version,
         timestamp_ms=_time_ms(publication),
         tells_time=True,
-        head=TableHead.from_json(json.loads(one.head)),
-        metadata_text=one.metadata,
-        protocol_text=one.protocol,
-        window_rows=one.window_rows,
-        cdc_rows=one.cdc_rows,
-        feed_rows=one.feed_rows,
-        window_bytes=one.window_bytes,
-        feed_bytes=one.feed_bytes,
-        first_row=one.first_row,
+        head=TableHead.from_json(json.loads(version.head)),
+        metadata_text=version.metadata,
+        protocol_text=version.protocol,
+        window_rows=version.window_rows,
+        cdc_rows=version.cdc_rows,
+        feed_rows=version.feed_rows,
+        window_bytes=version.window_bytes,
+        feed_bytes=version.feed_bytes,
+        first_row=version.first_row,
         segment=segment,
-        window_hindrances=(vector_hindrance(one.vectors),) if one.vectors else (),
-        feed_hindrances=(vector_hindrance(one.feed_vectors),) if one.feed_vectors else (),
-        feed_fault=fault or one.feed_fault,
+        window_hindrances=(vector_hindrance(version.vectors),) if version.vectors else (),
+        feed_hindrances=(vector_hindrance(version.feed_vectors),) if version.feed_vectors else (),
+        feed_fault=fault or version.feed_fault,
     )
 
 
 def _unify_heads(changes: Sequence[VersionChanges], others: Sequence[TableHead]) -> list[VersionChanges]:
-    """The changes as one answer tells them, which begins with one of the `others` or with their own heads."""
-    if len({head.partition_columns for head in (*(one.head for one in changes), *others)}) > 1:
-        changes = [_without_partitions(one) for one in changes]
-    heads = share_hindrances([one.head for one in changes])
-    return [replace(one, head=head) for one, head in zip(changes, heads, strict=True)]
+    """The changes for one response, with compatible heads; it begins with one of `others`, or with their own heads."""
+    if len({head.partition_columns for head in (*(change.head for change in changes), *others)}) > 1:
+        changes = [
+            replace(
+                change,
+                head=change.head.without_partitions(),
+                segment=RewrittenSegment(change.segment, without_partition_values),
+            )
+            if change.head.partition_columns
+            else change
+            for change in changes
+        ]
+    heads = share_hindrances([change.head for change in changes])
+    return [replace(change, head=head) for change, head in zip(changes, heads, strict=True)]
 
 
-def _as_rows(one: VersionChanges) -> VersionChanges:
-    """The changes under a plain head, when it has change files only, or none: they need nothing of their readers.
+def _to_plain_head(change: VersionChanges) -> VersionChanges:
+    """The changes under a head without reader features, if they have only change files, or none.
 
-    Partition values of mapped tables go by names that a plain head does not have.
+    A plain head does not have the names that partition values of mapped tables use.
     """
-    is_mapped = mapping_mode(one.head.configuration) != "none"
-    if one.feed_rows != one.cdc_rows or (is_mapped and one.head.partition_columns):
-        return one
-    head = head_of_rows(one.head)
-    return replace(
-        one,
-        head=head,
-        metadata_text=f"{head.schema_string} {head.partition_columns}",
-        protocol_text=str(head.protocol),
-    )
+    is_mapped = mapping_mode(change.head.configuration) != "none"
+    if change.feed_rows != change.cdc_rows or (is_mapped and change.head.partition_columns):
+        return change
+    head = head_of_rows(change.head)
+    text = f"{head.schema_string} {head.partition_columns}"
+    return replace(change, head=head, metadata_text=text, protocol_text=str(head.protocol))
 
 
-def _without_partitions(one: VersionChanges) -> VersionChanges:
-    if not one.head.partition_columns:
-        return one
-    segment = RewrittenSegment(one.segment, without_partition_values)
-    return replace(one, head=one.head.without_partitions(), segment=segment)
-
-
-def _data_paths(one: VersionChanges, *, feed: bool) -> tuple[str, ...]:
-    """The data files of a version's answer; change files have all columns."""
+def _list_data_paths(change: VersionChanges, *, feed: bool) -> tuple[str, ...]:
+    """The data files in the response for a version; change files have all columns."""
     paths: list[str] = []
-    for batch in one.segment.rows(one.first_row, one.first_row + one.window_rows + one.cdc_rows):
-        is_told = pc.not_equal(batch.column("kind"), CDC)
+    last = change.first_row + change.window_rows + change.cdc_rows
+    for batch in change.segment.rows(change.first_row, last):
+        is_data = pc.not_equal(batch.column("kind"), CDC)
         if feed:
-            is_told = pc.and_(is_told, batch.column("in_feed"))
-        paths += batch.filter(is_told).column("path").to_pylist()
+            is_data = pc.and_(is_data, batch.column("in_feed"))
+        paths += batch.filter(is_data).column("path").to_pylist()
     return tuple(paths)
 
 
 @lru_cache(OPEN_CHANGES)
-def _lacking(stores: Stores, paths: tuple[str, ...], names: tuple[str, ...]) -> str | None:
+def _find_lacking(stores: Stores, paths: tuple[str, ...], names: tuple[str, ...]) -> str | None:
     return find_lacking_column(stores, paths, names)
 
 
@@ -349,8 +329,8 @@ def _time_ms(publication: Publication) -> int:
 
 
 @lru_cache(OPEN_CHANGES)
-def _opened_changes(path: Path, version: int, made_of: tuple[str, str]) -> Segment | None:
-    return open_changes(path, version, made_of)
+def _open_changes(path: Path, version: int, digests: tuple[str, str]) -> Segment | None:
+    return open_changes(path, version, digests)
 
 
 OPEN_INDEXES = 64
@@ -358,7 +338,7 @@ MAX_CACHED_ROWS = 256  # rows of the ledger, each with its schema
 
 
 class PublishedVersions:
-    """Reads the ledger for one lake table; made anew for each generation of the catalog."""
+    """The publications of one table, for one generation of the catalog."""
 
     def __init__(
         self,
@@ -379,60 +359,39 @@ class PublishedVersions:
         self._last: Publication | None = None
 
     def location(self) -> str:
-        """Where the newest publication is.
-
-        Raises:
-            NotFound: nothing was published yet.
-        """
         return self._newest().location
 
     def services(self) -> Sequence[str]:
-        """The store of the newest publication."""
         try:
             return self._stores.services_of(self.location())
         except NotFound:
             return ()
 
     def latest(self) -> Version:
-        """The newest publication.
-
-        Raises:
-            NotFound: nothing was published yet.
-        """
         return _version(self._newest())
 
     def latest_now(self) -> Version | None:
-        """The newest publication, once it was asked for: these versions live for one generation of the catalog."""
+        # This object lives for one generation of the catalog.
         return _optional(self._last)
 
     def oldest(self) -> Version:
-        """The first publication."""
         self._first = self._first or self._ledger.oldest(self._table)
         return _version(self._first or self._newest())
 
     def at(self, number: int) -> Version | None:
-        """The publication with this number."""
-        return _optional(self._seen.get(number) or self._kept(self._ledger.at(self._table, number)))
+        return _optional(self._seen.get(number) or self._keep(self._ledger.at(self._table, number)))
 
     def at_or_below(self, number: int) -> Version | None:
-        """The last publication with this number or a lower one."""
-        return _optional(self._seen.get(number) or self._kept(self._ledger.at_or_below(self._table, number)))
+        return _optional(self._seen.get(number) or self._keep(self._ledger.at_or_below(self._table, number)))
 
     def at_or_before(self, timestamp_ms: int) -> Version | None:
-        """The last publication of that time or earlier."""
-        return _optional(self._kept(self._ledger.at_or_before(self._table, timestamp_ms)))
+        return _optional(self._keep(self._ledger.at_or_before(self._table, timestamp_ms)))
 
     def at_or_after(self, timestamp_ms: int) -> Version | None:
-        """The first publication of that time or later."""
-        return _optional(self._kept(self._ledger.at_or_after(self._table, timestamp_ms)))
+        return _optional(self._keep(self._ledger.at_or_after(self._table, timestamp_ms)))
 
     def index(self, version: Version) -> FileIndex:
-        """The files of a publication; rebuilt from the pinned state when the index is gone or of an older layout.
-
-        Raises:
-            TableFilesMissing: the index is gone, and so is the pinned state.
-            Unavailable: the store of the pinned state does not answer.
-        """
+        """The files of a publication; read again from the pinned state when the index is lost or of an older layout."""
         return self._index(self._publication(version.number))
 
     def _index(self, publication: Publication) -> FileIndex:
@@ -441,98 +400,86 @@ class PublishedVersions:
         except Unavailable:
             if index_path(self._index_dir, publication.index_digest).exists():
                 _open.cache_clear()
-            return self._cache.get(_identity(publication), lambda: self._pinned(publication))
+            identity = "publication", publication.table, publication.version, publication.index_digest
+            return self._cache.get(identity, lambda: self._read_pinned(publication))
 
     def changes(self, first: int, last: int) -> Sequence[VersionChanges]:
-        """What the publications from `first` to `last` changed.
-
-        Raises:
-            Unserveable: somebody else's commits lie between the publications of a Delta table.
-            TableFilesMissing: the changes of one of them are not known any more.
-        """
         if self._publication(last).format == "iceberg":
-            return self._recorded().window(*self._between(first, last))
-        return self._of_log(first, last)
+            return self._published_changes().window(*self._between(first, last))
+        return self._read_log(first, last)
 
     def feed(self, first: int, last: int, schema_at: int | None) -> Sequence[VersionChanges]:
-        """The same, as the change data feed tells it; Delta's log has one answer for both."""
         if self._publication(last).format == "iceberg":
-            told = None if schema_at is None else self._publication(schema_at)
-            return self._recorded().feed(*self._between(first, last), told)
-        return self._of_log(first, last)
+            schema_row = None if schema_at is None else self._publication(schema_at)
+            return self._published_changes().feed(*self._between(first, last), schema_row)
+        return self._read_log(first, last)
 
     def unlike_columns(self, first: int, last: int, schema_at: int) -> str | None:
-        """Why the schema of version `told_at` does not tell the columns of all files from `first` to `last`."""
-        told = self._publication(schema_at)
-        if told.format == "delta" or mapping_mode(self._index(told).header.head.configuration) != "none":
+        row = self._publication(schema_at)
+        if row.format == "delta" or mapping_mode(self._index(row).header.head.configuration) != "none":
             return None
-        return unlike_columns(self._stores, [*self._ledger.between(self._table, first, last), told])
+        return unlike_columns(self._stores, [*self._ledger.between(self._table, first, last), row])
 
     def snapshots(self, first: int, last: int) -> Sequence[PinnedSnapshot]:
-        """What the publications from `first` to `last` pin, in order; nothing of a Delta table."""
         if self._newest().format != "iceberg":
             return ()
         return [
-            PinnedSnapshot(_version(one), one.metadata_location, one.snapshot_id)
-            for one in self._ledger.between(self._table, first, last)
-            if one.metadata_location is not None and one.snapshot_id is not None
+            PinnedSnapshot(_version(row), row.metadata_location, row.snapshot_id)
+            for row in self._ledger.between(self._table, first, last)
+            if row.metadata_location is not None and row.snapshot_id is not None
         ]
 
-    def _recorded(self) -> PublishedChanges:
+    def _published_changes(self) -> PublishedChanges:
         return PublishedChanges(
             self._index_dir, self._segments, self._change_files, self._stores, self._index
         )
 
     def _between(self, first: int, last: int) -> tuple[list[Publication], Publication | None]:
-        """The publications from `first` to `last`, and the one before them."""
-        return self._ledger.between(self._table, first, last), self._ledger.at_or_below(
-            self._table, first - 1
-        )
+        before = self._ledger.at_or_below(self._table, first - 1)
+        return self._ledger.between(self._table, first, last), before
 
-    def _of_log(self, first: int, last: int) -> list[VersionChanges]:
+    def _read_log(self, first: int, last: int) -> list[VersionChanges]:
         publication = self._publication(last)
-        times = {
-            one.version: int(one.published_at.timestamp() * 1000)
-            for one in self._ledger.between(self._table, first, last)
-        }
+        times = {row.version: _time_ms(row) for row in self._ledger.between(self._table, first, last)}
         log = ChangeLog(self._stores, publication.location, publication.table_id)
-        of_log = read_changes(log, self._segments, first, last)
-        return [one.at(times[one.version]) for one in of_log if self._is_told(one, times)]
+        changes = []
+        for change in read_changes(log, self._segments, first, last):
+            if change.version in times:
+                changes.append(change.at(times[change.version]))
+            elif change.has_data_changes:
+                raise Unserveable(
+                    f"Version {change.version} of this table was never published, so its changes are not readable.",
+                    "Read a snapshot of a published version instead.",
+                )
+        return changes
 
-    def _is_told(self, change: VersionChanges, times: dict[int, int]) -> bool:
-        if change.version in times:
-            return True
-        if change.has_data_changes:
-            raise Unserveable(
-                f"Version {change.version} of this table was never published, so its changes are not readable.",
-                "Read a snapshot of a published version instead.",
-            )
-        return False
-
-    # Recipients know tables by the names they are shared under: the lake's own name is in none of the errors.
+    # Recipients know tables by their shared names: errors do not contain the lake's name.
     def _newest(self) -> Publication:
-        self._last = self._last or self._kept(self._ledger.latest(self._table))
+        self._last = self._last or self._keep(self._ledger.latest(self._table))
         if self._last is None:
             raise NotFound("Publication", "latest")
         return self._last
 
     def _publication(self, number: int) -> Publication:
-        publication = self._seen.get(number) or self._kept(self._ledger.at(self._table, number))
+        publication = self._seen.get(number) or self._keep(self._ledger.at(self._table, number))
         if publication is None:
             raise NotFound("Publication", str(number))
         return publication
 
-    def _kept(self, publication: Publication | None) -> Publication | None:
-        """A row that was read, kept as long as these versions live."""
+    def _keep(self, publication: Publication | None) -> Publication | None:
+        """Caches a row as long as this object lives."""
         if publication is not None:
             if len(self._seen) >= MAX_CACHED_ROWS:
                 self._seen.clear()
             self._seen[publication.version] = publication
         return publication
 
-    def _pinned(self, publication: Publication) -> TableSnapshot:
+    def _read_pinned(self, publication: Publication) -> TableSnapshot:
         try:
-            snapshot = self._read_again(publication)
+            if publication.format == "delta":
+                snapshot = read_delta(publication.location, publication.delta_version, self._stores)
+            else:
+                snapshot = read_iceberg(*_pins(publication), self._vectors_dir, self._stores)
         except Unavailable as error:
             _log.warning("publication %s of %s: %s", publication.version, publication.table, error)
             raise Unavailable(
@@ -544,18 +491,9 @@ class PublishedVersions:
             raise _missing_error(publication, "another table is in its place now", snapshot.table_id)
         return snapshot
 
-    def _read_again(self, publication: Publication) -> TableSnapshot:
-        if publication.format == "delta":
-            return read_delta(publication.location, publication.delta_version, self._stores)
-        if publication.metadata_location is None or publication.snapshot_id is None:
-            raise Unserveable("It pins no snapshot.", "Publish the table again.")
-        return read_iceberg(
-            publication.metadata_location, publication.snapshot_id, self._vectors_dir, self._stores
-        )
-
 
 def _missing_error(publication: Publication, why: str, found: object) -> TableFilesMissing:
-    """The refusal of a publication that is lost; what recipients are not told is in the log."""
+    """The error for a lost publication; the log has the details that recipients do not get."""
     _log.error(
         "publication %s of %s at %s has lost its file index, and %s (%s). Restore the index folder from its backup, "
         "or publish the table again.",
@@ -565,19 +503,15 @@ def _missing_error(publication: Publication, why: str, found: object) -> TableFi
     return TableFilesMissing(publication.location, what)
 
 
-def _identity(publication: Publication) -> tuple[object, ...]:
-    return "publication", publication.table, publication.version, publication.index_digest
-
-
 def _version(publication: Publication) -> Version:
-    return Version(publication.version, int(publication.published_at.timestamp() * 1000))
+    return Version(publication.version, _time_ms(publication))
 
 
 def _optional(publication: Publication | None) -> Version | None:
     return None if publication is None else _version(publication)
 
 
-# What is in an index never changes, so an open one serves every request of the process.
+# An index does not change, so an open one serves every request of the process.
 @lru_cache(OPEN_INDEXES)
 def _open(index_dir: Path, digest: str) -> FileIndex:
     return open_index(index_dir, digest)

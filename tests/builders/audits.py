@@ -126,7 +126,7 @@ def stage_rows(
     tables = []
     for table in contract.tables:
         frame = lake.spark.sql(rows[table.short_name])
-        staging.write(ref, table, frame, partitions, {"run": run_id})
+        staging.write(ref, table, frame, partitions, run_id)
         tables.append(StagedTable(table.name, frame.count(), rejected, tuple(problems)))
     return Staged(
         set_name=contract.name,

@@ -59,7 +59,7 @@ def told(
     def sign(paths: pa.StringArray) -> list[bytes]:
         return [url(path).encode() for path in paths.to_pylist()]
 
-    body = b"".join(wanted.parts(lines, heads, sign, progress or Progress()))
+    body = b"".join(wanted.render(lines, heads, sign, progress or Progress()))
     return [json.loads(line) for line in body.splitlines()]
 
 

@@ -112,6 +112,7 @@ def test_a_table_that_cannot_be_read_fails_all_its_checks_and_no_other(lake):
     verdicts = audit(lake, contract, staged)
 
     assert given(verdicts) == announced(contract)
-    assert all(verdict.passed for verdict in verdicts.for_table(contract.table("carriers").name))
+    untouched = contract.table("carriers").name
+    assert all(verdict.passed for verdict in verdicts.verdicts if verdict.table == untouched)
     unanswered = {v.check for v in verdicts.failed if v.reason.startswith("not evaluated because")}
     assert unanswered == {"not_empty", "within_partitions", *(rule.name for rule in RULES)}

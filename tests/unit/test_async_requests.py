@@ -23,7 +23,7 @@ from lakeshare_server.errors import Unavailable
 from lakeshare_server.protocol.requests import FIELDS, QueryRequest, parse_query
 from lakeshare_server.settings import StoreSettings
 from lakeshare_server.storage import Stores
-from lakeshare_server.versions.versions import Versions
+from lakeshare_server.versions import Versions
 from tests.builders.lake_tables import a_delta_table, append_delta, some_rows
 from tests.builders.sharing import (
     FLIGHTS,

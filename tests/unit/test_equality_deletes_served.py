@@ -56,7 +56,10 @@ def test_every_api_serves_a_followed_table_with_equality_deletes(
             "shares/flights/schemas/lake/tables/flights/changes?startingVersion=0",
             headers={"delta-sharing-capabilities": "responseformat=delta;readerfeatures=deletionvectors"},
         )
-        assert (changes.status_code, "nobody records the changed rows" in changes.text) == (400, True)
+        assert (
+            changes.status_code,
+            "the changed rows of a table that is followed are not recorded" in changes.text,
+        ) == (400, True)
 
 
 def planned(client: httpx.Client) -> list[dict[str, Any]]:

@@ -134,11 +134,11 @@ def test_a_catalog_that_does_not_answer_is_named_and_asked_again_when_it_does(ov
     service = Service("iceberg:lake", ANSWER_S)
     table = CatalogTable("lake", ("sales", "orders"), StoreSettings(_env_file=None), service)
 
-    def metadata_location() -> str:
+    def metadata_location(_: object) -> str:
         over.wait()
         return location
 
-    table._metadata_location = metadata_location  # type: ignore[method-assign]
+    table._translate_errors = metadata_location  # type: ignore[method-assign]
     with pytest.raises(Unavailable, match="iceberg:lake does not answer"):
         table.current(None)
     over.set()

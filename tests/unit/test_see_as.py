@@ -17,7 +17,7 @@ from lakeshare_server.catalog.models import AuditRow
 from lakeshare_server.catalog.sharing import alter_recipient, editing, grant
 from lakeshare_server.catalog.sharing.credentials import add_admin_key
 from lakeshare_server.cli import main
-from lakeshare_server.cli.impersonated_requests import ALL_CAPABILITIES, capabilities_of
+from lakeshare_server.cli.impersonation import ALL_CAPABILITIES, capabilities_of
 from lakeshare_server.protocol.lines import HEADER
 from lakeshare_server.routes.context import IMPERSONATION
 from tests.builders.lake_tables import append_delta, some_rows

@@ -132,6 +132,6 @@ def test_nothing_is_dropped_without_a_yes(run: Runner) -> None:
     for command in ("share", "recipient", "group"):
         ended = run.ended(command, "drop", "x")
         assert ended.code == 1
-        assert re.search(r"Drop x.*Nobody can be asked here: give --yes\.", ended.errors)
+        assert re.search(r"Drop x.*This is not a terminal: give --yes\.", ended.errors)
         assert run.answering("n", command, "drop", "x").code == 1
         assert "x is gone" in run.answering("y", command, "drop", "x").output

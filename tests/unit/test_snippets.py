@@ -1,4 +1,4 @@
-"""A printed snippet reads the table as it is printed, by a door that works for it; what cannot be is refused."""
+"""A printed snippet reads the table as it is printed, by an API that works for it; what cannot be is refused."""
 
 import ast
 import json
@@ -160,7 +160,7 @@ def test_the_token_is_never_printed_and_the_profiles_address_is_taken(
         (["Partner's-1.lake.flights", "--engine", "trino"], "on the server's own disk"),
         (
             ["Partner's-1.lake.flights", "--engine", "pandas", "--door", "iceberg"],
-            "does not go through this door",
+            "does not use this API",
         ),
     ],
 )
@@ -180,7 +180,7 @@ def test_what_cannot_be_read_is_refused_in_a_sentence(
     assert said in told.err
 
 
-def doors(storage: Storage | None, **verdicts: Verdict) -> TableAccess:
+def an_access(storage: Storage | None, **verdicts: Verdict) -> TableAccess:
     changed = {**SERVED, **{verdict.client: verdict for verdict in verdicts.values()}}
     place = parse_location(PLACES[storage] if storage else "gs://lake/t")
     return TableAccess(changed, place, storage, None if storage == "credentials" else "they were not allowed")
@@ -199,10 +199,10 @@ def doors(storage: Storage | None, **verdicts: Verdict) -> TableAccess:
         ("pandas", "credentials", "Delta Sharing"),
     ],
 )
-def test_a_snippet_takes_the_door_that_works_from_most_places(
+def test_a_snippet_takes_the_api_that_works_from_most_places(
     engine: EngineName, storage: Storage | None, by: str
 ) -> None:
-    assert f"by {by}" in render_snippet(ENGINES[engine], ORDERS, doors(storage)).replace("by the ", "by ")
+    assert f"by {by}" in render_snippet(ENGINES[engine], ORDERS, an_access(storage)).replace("by the ", "by ")
 
 
 @pytest.mark.parametrize("engine", get_args(EngineName))
@@ -212,23 +212,23 @@ def test_what_nobody_is_served_is_refused_with_the_reason_and_the_fix(engine: En
         client: replace(verdict, served_as=None, refused_for=(odd,)) for client, verdict in SERVED.items()
     }
     with pytest.raises(BadRequest, match=r"it is odd \[C\]\. Make it even\."):
-        render_snippet(ENGINES[engine], ORDERS, replace(doors("credentials"), verdicts=refused))
+        render_snippet(ENGINES[engine], ORDERS, replace(an_access("credentials"), verdicts=refused))
 
 
 @pytest.mark.parametrize("engine", ["pyiceberg", "trino", "duckdb-sql", "snowflake"])
 def test_a_folder_without_credentials_is_refused_with_what_hinders(engine: EngineName) -> None:
     with pytest.raises(BadRequest, match=r"needs credentials for the folder.*they were not allowed"):
-        render_snippet(ENGINES[engine], ORDERS, doors(None))
+        render_snippet(ENGINES[engine], ORDERS, an_access(None))
 
 
 def test_signed_requests_are_left_to_the_reader_that_can_sign() -> None:
     table = replace(ORDERS, storage="signed requests")
     for engine in ("pyiceberg", "polars", "duckdb"):
-        text = render_snippet(ENGINES[engine], table, doors("signed requests"))
+        text = render_snippet(ENGINES[engine], table, an_access("signed requests"))
         assert "pyiceberg.io.fsspec.FsspecFileIO" in text
         assert "s3fs" in text
     with pytest.raises(BadRequest, match="needs credentials"):
-        render_snippet(ENGINES["trino"], table, doors("signed requests"))
+        render_snippet(ENGINES["trino"], table, an_access("signed requests"))
 
 
 @pytest.mark.parametrize("engine", [name for name in get_args(EngineName) if name not in BY_HAND])
@@ -250,7 +250,7 @@ def shape(text: str) -> list[str]:
 
 def test_duckdbs_own_sql_is_sql_of_duckdb_whatever_the_names_are() -> None:
     for table in (ORDERS, SnippetTable("é'\"", 's"', "t'", "p'.share", "http://x/'", "disk", "")):
-        text = render_snippet(ENGINES["duckdb-sql"], table, doors("disk"))
+        text = render_snippet(ENGINES["duckdb-sql"], table, an_access("disk"))
         kinds = [one.type.name for one in duckdb.extract_statements(text)]
         assert kinds == ["LOAD", "LOAD", "SET", "CREATE", "ATTACH", "SELECT"]
 
@@ -259,15 +259,15 @@ def test_duckdbs_own_sql_takes_the_token_from_the_profile(tmp_path: Path) -> Non
     profile = tmp_path / "bo'b.share"
     profile.write_text(json.dumps({"bearerToken": "to'ken", "endpoint": "http://x"}))
     table = replace(ORDERS, profile=str(profile))
-    statements = duckdb.extract_statements(render_snippet(ENGINES["duckdb-sql"], table, doors("disk")))
+    statements = duckdb.extract_statements(render_snippet(ENGINES["duckdb-sql"], table, an_access("disk")))
     connection = duckdb.connect()
     connection.execute(statements[2])
     assert connection.execute("SELECT getvariable('lakeshare_token')").fetchone() == ("to'ken",)
 
 
-def test_trinos_catalog_file_has_the_door_and_no_token() -> None:
+def test_trinos_catalog_file_has_the_address_and_no_token() -> None:
     table = replace(ORDERS, share="é\\:partners")
-    text = render_snippet(ENGINES["trino"], table, doors("credentials"))
+    text = render_snippet(ENGINES["trino"], table, an_access("credentials"))
     lines = [line.split("=", 1) for line in text.splitlines() if not line.startswith("#")]
     assert dict(lines) == {
         "connector.name": "iceberg",
@@ -286,7 +286,7 @@ def test_power_bi_is_asked_for_the_table_whatever_its_names_are(name: str) -> No
     table = SnippetTable(
         name, name, name, "p", "", None, "", sharing_url="https://lake.example/delta-sharing"
     )
-    text = render_snippet(ENGINES["power-bi"], table, doors("disk"))
+    text = render_snippet(ENGINES["power-bi"], table, an_access("disk"))
     program = "\n".join(line for line in text.splitlines() if not line.startswith("//"))
     written = [one.replace('""', '"') for one in re.findall(r'"((?:[^"]|"")*)"', program)]
     # As Power Query reads its literals: `#(lf)` and the like are characters, `#(#)` is the sign itself.
@@ -297,7 +297,7 @@ def test_power_bi_is_asked_for_the_table_whatever_its_names_are(name: str) -> No
 @pytest.mark.parametrize("name", ["orders", HOSTILE])
 def test_snowflake_is_asked_for_the_table_whatever_its_names_are(name: str) -> None:
     table = replace(ORDERS, share=name, schema=name, name=name)
-    found = Snowflake().tokenize(render_snippet(ENGINES["snowflake"], table, doors("credentials")))
+    found = Snowflake().tokenize(render_snippet(ENGINES["snowflake"], table, an_access("credentials")))
     texts = [one.text for one in found if one.token_type == TokenType.STRING]
     names = [one.text for one in found if one.token_type == TokenType.IDENTIFIER]
     assert texts == [

@@ -1,5 +1,5 @@
 // The recipient's portal: a profile is opened here, and its token is sent to this server only. Nothing is kept.
-import { Door } from "./door.js";
+import { PortalClient } from "./client.js";
 import { showTable } from "./table.js";
 
 const main = document.getElementById("content");
@@ -8,7 +8,7 @@ const problem = document.getElementById("opening-problem");
 const drop = document.getElementById("drop");
 const file = document.getElementById("profile-file");
 const table = document.getElementById("table");
-let door = null;
+let client = null;
 let shown = null;
 
 file.addEventListener("change", () => file.files[0] && open(file.files[0]));
@@ -31,10 +31,10 @@ document.getElementById("filter").addEventListener("input", filter);
 async function open(chosen) {
   problem.hidden = true;
   try {
-    const found = await Door.of(await chosen.text(), main.dataset);
+    const found = await PortalClient.of(await chosen.text(), main.dataset);
     const status = await found.status();
     const shares = await found.catalog();
-    door = found;
+    client = found;
     showStatus(status);
     showCatalog(shares);
     opening.hidden = true;
@@ -48,7 +48,7 @@ async function open(chosen) {
 }
 
 function close() {
-  door = shown = null;
+  client = shown = null;
   table.replaceChildren();
   document.getElementById("shares").replaceChildren();
   document.getElementById("filter").value = "";
@@ -113,5 +113,5 @@ async function choose(button, one) {
     other.removeAttribute("aria-current");
   }
   button.setAttribute("aria-current", "true");
-  await showTable(table, door, one, () => button.getAttribute("aria-current") === "true");
+  await showTable(table, client, one, () => button.getAttribute("aria-current") === "true");
 }

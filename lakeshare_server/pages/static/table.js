@@ -10,16 +10,16 @@ const TABS = [
 const NUMBERS = /^(byte|short|integer|long|float|double|decimal)/;
 const number = new Intl.NumberFormat("en");
 
-export async function showTable(place, door, table, isWanted) {
+export async function showTable(place, client, table, isWanted) {
   place.replaceChildren(element("p", "quiet", "Reading…"));
   let facts;
   try {
-    facts = await door.about(table, "about");
+    facts = await client.about(table, "about");
   } catch (error) {
     if (isWanted()) place.replaceChildren(element("h1", "path", pathOf(table)), problem(error));
     return;
   }
-  // Somebody who clicks on is not to see the table before.
+  // After the next click, the table before must not appear.
   if (!isWanted()) return;
   const parts = document.getElementById("table-template").content.cloneNode(true);
   parts.querySelector(".path").textContent = pathOf(facts);
@@ -28,12 +28,12 @@ export async function showTable(place, door, table, isWanted) {
   comment.hidden = !facts.comment;
   parts.querySelector(".restricted").hidden = !facts.restricted;
   parts.querySelector("dl").append(...factsOf(facts));
-  addTabs(parts, (show) => show(door, table, facts));
+  addTabs(parts, (show) => show(client, table, facts));
   place.replaceChildren(parts);
 }
 
 function factsOf(facts) {
-  const told = [
+  const entries = [
     ["Version", String(facts.version)],
     ["Published", time(facts.publishedAt)],
     ["Format", facts.format === "iceberg" ? "Apache Iceberg" : "Delta Lake"],
@@ -42,7 +42,7 @@ function factsOf(facts) {
     ["Files", facts.files === null ? null : number.format(facts.files)],
     ["History", facts.history ? "shared" : "newest version only"],
   ];
-  return told.filter(([, value]) => value !== null).map(([name, value]) => {
+  return entries.filter(([, value]) => value !== null).map(([name, value]) => {
     const pair = document.createElement("div");
     const said = element("dd", "");
     said.append(value);
@@ -98,8 +98,8 @@ function addTabs(parts, load) {
   choose(0);
 }
 
-async function preview(door, table) {
-  const found = await door.about(table, "preview");
+async function preview(client, table) {
+  const found = await client.about(table, "preview");
   if (found.rows.length === 0) return [element("p", "quiet", "There are no rows.")];
   const heads = found.columns.map(({ name, type }) => {
     const head = element("th", NUMBERS.test(type) ? "number" : "", name);
@@ -116,11 +116,11 @@ async function preview(door, table) {
     }),
   );
   const shown = number.format(found.rows.length);
-  const told = found.hasMore ? `The first ${shown} rows of version ${found.version}.` : `All ${shown} rows of version ${found.version}.`;
-  return [element("p", "quiet", told), grid("First rows", "rows", heads, rows)];
+  const summary = found.hasMore ? `The first ${shown} rows of version ${found.version}.` : `All ${shown} rows of version ${found.version}.`;
+  return [element("p", "quiet", summary), grid("First rows", "rows", heads, rows)];
 }
 
-async function columns(_door, _table, facts) {
+async function columns(_client, _table, facts) {
   const hasComments = facts.columns.some((one) => one.comment);
   const heads = ["Column", "Type", "Notes", ...(hasComments ? ["Comment"] : [])].map((name) => heading(name));
   const rows = facts.columns.map((one) => {
@@ -134,16 +134,16 @@ async function columns(_door, _table, facts) {
   return [grid("Columns", "", heads, rows)];
 }
 
-async function versions(door, table) {
-  const told = [element("p", "quiet", "")];
+async function versions(client, table) {
+  const notes = [element("p", "quiet", "")];
   const heads = ["Version", "Published", "Files", "Rows"].map((name, place) => heading(name, place > 1 ? "number" : ""));
   const box = grid("Versions", "", heads, []);
   const more = element("button", "", "Earlier versions");
   more.type = "button";
   let before = null;
   async function load() {
-    const found = await door.about(table, "versions", before === null ? "" : `?before=${before}`);
-    told[0].textContent = found.history
+    const found = await client.about(table, "versions", before === null ? "" : `?before=${before}`);
+    notes[0].textContent = found.history
       ? "Each publication, the newest first, and what it changed."
       : "The history of this table is not shared: you read its newest version.";
     for (const one of found.versions) addRow(box.querySelector("tbody"), versionCells(one));
@@ -152,7 +152,7 @@ async function versions(door, table) {
   }
   more.addEventListener("click", () => load().catch((error) => more.before(problem(error))));
   await load();
-  return [...told, box, more];
+  return [...notes, box, more];
 }
 
 function versionCells(one) {
@@ -173,8 +173,8 @@ function versionCells(one) {
   return [name, published, files, element("td", `number ${rows < 0 ? "removed" : rows > 0 ? "added" : "quiet"}`, net)];
 }
 
-async function code(door, table) {
-  const { snippets } = await door.about(table, "code");
+async function code(client, table) {
+  const { snippets } = await client.about(table, "code");
   return snippets.map(({ title, text, refusal }) => {
     const part = document.createElement("details");
     part.name = "tool";
@@ -225,9 +225,9 @@ function heading(name, kind = "") {
 }
 
 function problem(error) {
-  const told = element("p", "problem", error.message);
-  told.setAttribute("role", "alert");
-  return told;
+  const alert = element("p", "problem", error.message);
+  alert.setAttribute("role", "alert");
+  return alert;
 }
 
 function element(name, kind, text) {

@@ -51,4 +51,4 @@ def test_the_feed_tells_what_files_tell(client: httpx.Client) -> None:
 def test_the_feed_is_refused_from_where_rows_were_rewritten(client: httpx.Client) -> None:
     for params in ({"startingVersion": 3}, {"startingVersion": 0}):
         answer = client.get(f"{FLIGHTS}/changes", params=params)
-        refused(answer, "version 3", "nobody records the changed rows")
+        refused(answer, "version 3", "the changed rows of a table that is followed are not recorded")

@@ -1,6 +1,6 @@
 // The one way from the portal to the server: every request carries the profile's token, and goes to our own paths.
 
-export class Door {
+export class PortalClient {
   #token;
   #endpoint;
   #api;
@@ -25,8 +25,8 @@ export class Door {
     if (profile.endpoint.replace(/\/+$/, "") !== paths.protocol) {
       throw new Error(`This profile is for ${profile.endpoint}, and this is the portal of ${paths.protocol}. Open the portal there.`);
     }
-    if (typeof profile.bearerToken === "string") return new Door(profile.bearerToken, paths);
-    if (typeof profile.clientSecret === "string") return new Door(await accessToken(profile), paths);
+    if (typeof profile.bearerToken === "string") return new PortalClient(profile.bearerToken, paths);
+    if (typeof profile.clientSecret === "string") return new PortalClient(await accessToken(profile), paths);
     throw new Error("This profile has no token that a browser can use. Your tools can use it all the same.");
   }
 
@@ -81,7 +81,7 @@ async function answerOf(ask) {
   } catch {
     throw new Error("The server does not answer. Try again in a moment.");
   }
-  const told = await answer.json().catch(() => ({}));
-  if (!answer.ok) throw new Error(told.message ?? told.error_description ?? `The server answered ${answer.status}.`);
-  return told;
+  const body = await answer.json().catch(() => ({}));
+  if (!answer.ok) throw new Error(body.message ?? body.error_description ?? `The server answered ${answer.status}.`);
+  return body;
 }
