@@ -40,7 +40,7 @@ from lakeshare_pipelines.wap.stage import (
 from lakeshare_pipelines.wap.staged import CUT_SHORT, Lake, Staged, Verdicts
 from lakeshare_server.catalog import Catalog, Lease, Ledger, NewPublication, Publication, lock_set
 from lakeshare_server.tables import Stores, describe_index, read_delta, write_index
-from lakeshare_server.tables.delta.change_index import open_segment
+from lakeshare_server.tables.delta.changes import open_segment
 from lakeshare_server.tables.iceberg.changes import change_files_of
 from lakeshare_server.tables.index import index_path
 

@@ -164,12 +164,12 @@ def _compute_head_after(
         unchanged = before.files.filter(pc.invert(pc.is_in(values, pa.array(partitions, pa.string()))))
     protocol = {"readerFeatures": before.head.protocol.reader_features}
     metadata = {
-        "schemaString": new.schema_string,
-        "partitionColumns": new.partition_columns,
+        "schemaString": new.head.schema_string,
+        "partitionColumns": new.head.partition_columns,
         "configuration": before.head.configuration,
     }
     hindrances = find_hindrances(protocol, metadata, unchanged.column("dv_storage").combine_chunks())
-    return replace(before.head, schema_string=new.schema_string, hindrances=hindrances)
+    return replace(before.head, schema_string=new.head.schema_string, hindrances=hindrances)
 
 
 def _make_rows(verdict: Verdict) -> list[Mapping[str, Any]]:

@@ -40,9 +40,8 @@ from lakeshare_server.tables.iceberg.metadata import NO_SNAPSHOT, open_metadata,
 from lakeshare_server.tables.iceberg.partitions import (
     PartitionTexts,
     bounded_type,
+    column_bounds,
     identity_columns,
-    maxima,
-    minima,
     null_counts,
     partition_columns,
     partition_ranges,
@@ -295,8 +294,8 @@ def _pruning(
     ranges = partition_ranges(table, columns, files, bounded_type)
     structs = {
         "partition": partition_values(table, columns, files, partitioned_by),
-        "min": minima(columns.fields, files, ranges),
-        "max": maxima(columns.fields, files, ranges),
+        "min": column_bounds(columns.fields, files, ranges, is_upper=False),
+        "max": column_bounds(columns.fields, files, ranges, is_upper=True),
         "null_count": null_counts(columns.fields, files, ranges),
     }
     return {name: struct for name, struct in structs.items() if struct.type.num_fields}

@@ -15,8 +15,7 @@ import pyarrow.compute as pc
 
 from lakeshare_server.errors import BadRequest, Unserveable
 from lakeshare_server.storage.locations import texts
-from lakeshare_server.tables.delta.change_index import CDC
-from lakeshare_server.tables.delta.changes import VersionChanges
+from lakeshare_server.tables.delta.changes import CDC, VersionChanges
 from lakeshare_server.tables.index import FileIndex
 from lakeshare_server.tables.predicates import EVERYTHING, Predicate
 from lakeshare_server.tables.pruning import ZERO, count_live_rows, evaluate

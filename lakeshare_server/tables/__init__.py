@@ -4,8 +4,8 @@ Delta logs and Iceberg metadata are read when something is published; requests o
 """
 
 from lakeshare_server.storage import Stores
-from lakeshare_server.tables.delta import read_delta
-from lakeshare_server.tables.iceberg import read_iceberg
+from lakeshare_server.tables.delta.snapshot import read_delta
+from lakeshare_server.tables.iceberg.metadata import read_iceberg
 from lakeshare_server.tables.index import FileIndex, StoredIndex, describe_index, open_index, write_index
 from lakeshare_server.tables.snapshot import TableHead, TableProtocol, TableSnapshot
 

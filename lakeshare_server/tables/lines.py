@@ -1,13 +1,13 @@
-"""The lines of a file in both response formats, rendered at publication but for its URLs and what a request adds.
+"""The lines of a file in both response formats, rendered at publication without URLs and per-request fields.
 
-A line is put together from columns: ids, `common` (what both formats say in the same words), `delta_rest` (what only
-the delta format says), and for deletion vectors in files of their own `dv_rest`, which a second URL completes.
+The columns of a line are the ids, `common` (the same in both formats), `delta_rest` (delta format only), and `dv_rest`,
+which follows the URL of a deletion vector that has a file of its own.
 """
 
 import hashlib
 import json
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -25,13 +25,12 @@ Part: TypeAlias = str | pa.Array
 
 @dataclass(frozen=True)
 class JsonText:
-    """How text is quoted: plainly, or for JSON that itself goes into a JSON string."""
+    """Writes values as JSON; `depth` 2 escapes for JSON inside of a JSON string."""
 
     quote: str
     depth: int
 
     def string(self, values: pa.Array) -> list[Part]:
-        """Each string as a JSON string."""
         if not is_plain(values, without=b'"'):
             different = pc.drop_null(pc.unique(values))
             escaped = pa.array([self.escaped(value) for value in different.to_pylist()], pa.string())
@@ -39,9 +38,9 @@ class JsonText:
         return [self.quote, values, self.quote]
 
     def value(self, values: pa.Array, *, is_upper: bool = False) -> list[Part] | None:
-        """Values the way statistics write them; None for a type that statistics do not carry.
+        """Values as statistics write them; None for a type without statistics.
 
-        Times have milliseconds there (Delta PROTOCOL, "Per-file Statistics"): a lower bound goes down, an upper up.
+        Times have milliseconds (Delta PROTOCOL, "Per-file Statistics"): lower bounds are rounded down, upper ones up.
         """
         kind = values.type
         if pa.types.is_string(kind):
@@ -61,11 +60,12 @@ class JsonText:
         return None
 
     def object(self, members: Sequence[tuple[str, Sequence[Part]]]) -> list[Part]:
-        """An object per row; a member that is null in a row is left out of it."""
+        """An object per row, without the members that are null in the row."""
         parts: list[Part] = []
         for name, value in members:
             named = [f",{self.quote}{self.escaped(name)}{self.quote}:", *value]
-            parts += [pc.fill_null(join_parts(named), "")] if _has_nulls(value) else named
+            has_nulls = any(not isinstance(part, str) and part.null_count for part in value)
+            parts += [pc.fill_null(join_parts(named), "")] if has_nulls else named
         if not parts:
             return ["{}"]
         if isinstance(parts[0], str):
@@ -73,7 +73,6 @@ class JsonText:
         return ["{", pc.ascii_ltrim(join_parts(parts, null=""), ","), "}"]
 
     def escaped(self, value: str) -> str:
-        """A string's characters as they stand between the quotes."""
         for _ in range(self.depth):
             value = json.dumps(value, ensure_ascii=False)[1:-1].replace("\x7f", "\\u007f")
         return value
@@ -84,19 +83,18 @@ NESTED = JsonText('\\"', 2)
 
 
 def join_parts(parts: Sequence[Part], null: str | None = None) -> pa.Array:
-    """The parts as one column; a row with a null part is null, or has `null` in its place."""
+    """Joins the parts row by row; a null part makes the row null, or is replaced by `null`."""
     if null is None:
         return pc.binary_join_element_wise(*parts, "")
     return pc.binary_join_element_wise(*parts, "", null_handling="replace", null_replacement=null)
 
 
 def value_text(values: pa.Array) -> pa.Array:
-    """Values as the protocol writes partition values, without quotes. What it has no text for becomes null."""
+    """Values as the protocol writes partition values, without quotes; null for values without a text."""
     kind = values.type
     if pa.types.is_timestamp(kind):
-        return pc.cast(
-            pc.cast(_common_years(values, pa.int64(), MICROSECONDS), pa.timestamp("us")), pa.string()
-        )
+        common = _common_years(values, pa.int64(), MICROSECONDS)
+        return pc.cast(pc.cast(common, pa.timestamp("us")), pa.string())
     if pa.types.is_date(kind):
         return pc.cast(_common_years(values, pa.int32(), DAYS), pa.string())
     if pa.types.is_binary(kind):
@@ -107,8 +105,8 @@ def value_text(values: pa.Array) -> pa.Array:
 def partition_text(values: pa.Array) -> pa.Array:
     """Partition values as text, null for a value without one.
 
-    Times with a zone have the form that names it (Delta PROTOCOL, "Partition Value Serialization"): in the other form
-    they would be of each client's own zone.
+    Times with a zone have the form that names it (Delta PROTOCOL, "Partition Value Serialization"): clients would read
+    the other form in their own zone.
     """
     text = value_text(values)
     if not pa.types.is_timestamp(values.type) or values.type.tz is None:
@@ -117,40 +115,47 @@ def partition_text(values: pa.Array) -> pa.Array:
 
 
 def _milliseconds(values: pa.Array, *, is_upper: bool) -> pa.Array:
-    """Times in microseconds, rounded to whole milliseconds."""
     numbers = pc.cast(values, pa.int64())
-    # Arrow's division rounds towards zero, and a bound has to go its own way before 1970 too.
+    # Arrow's division rounds towards zero: times before 1970 need a correction.
     part = pc.subtract(numbers, pc.multiply(pc.divide(numbers, 1000), 1000))
     down = pc.subtract(numbers, pc.if_else(pc.less(part, 0), pc.add(part, 1000), part))
     rounded = pc.if_else(pc.greater(numbers, down), pc.add(down, 1000), down) if is_upper else down
     return pc.cast(rounded, values.type)
 
 
-def _has_nulls(parts: Sequence[Part]) -> bool:
-    return any(not isinstance(part, str) and part.null_count for part in parts)
-
-
-def _common_years(values: pa.Array, since: pa.DataType, limits: tuple[int, int]) -> pa.Array:
-    """The values of four-digit years; others have no text that every reader takes."""
-    numbers = pc.cast(values, since)
+def _common_years(values: pa.Array, number_type: pa.DataType, limits: tuple[int, int]) -> pa.Array:
+    """The values in years of four digits: other years have no text that every reader accepts."""
+    numbers = pc.cast(values, number_type)
     ends = pc.min_max(numbers).as_py()
     if ends["min"] is None or (limits[0] <= ends["min"] and ends["max"] <= limits[1]):
         return values
-    common = pc.and_(pc.greater_equal(numbers, limits[0]), pc.less_equal(numbers, limits[1]))
-    return pc.if_else(common, values, None)
+    return pc.if_else(
+        pc.and_(pc.greater_equal(numbers, limits[0]), pc.less_equal(numbers, limits[1])), values, None
+    )
 
 
 def column_of(table: pa.Table, name: str) -> pa.Array:
-    """A column in one piece; what is one already is not copied."""
     column = table.column(name)
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def struct_of(columns: Mapping[str, pa.Array], count: int) -> pa.StructArray:
+    """Returns a struct of `count` rows, with or without columns."""
+    if not columns:
+        return pa.nulls(count, pa.struct([]))
+    return pa.StructArray.from_arrays(list(columns.values()), list(columns))
+
+
+def total(values: pa.Array) -> int:
+    """Returns the sum of numbers or booleans, 0 without values."""
+    return int(pc.sum(values, min_count=0).as_py())
 
 
 LINE_COLUMNS = ("parquet_id", "delta_id", "common", "delta_rest", "dv_path", "dv_file_id", "dv_rest")
 
 
 def render_lines(files: pa.Table, partition_columns: tuple[str, ...]) -> list[pa.Array]:
-    """The columns of `LINE_COLUMNS`, for one chunk of a snapshot's files."""
+    """Returns the columns of `LINE_COLUMNS` for one chunk of a snapshot's files."""
     names = column_of(files, "name")
     return [
         file_ids(names, hashlib.md5),
@@ -162,35 +167,27 @@ def render_lines(files: pa.Table, partition_columns: tuple[str, ...]) -> list[pa
 
 
 def file_ids(names: pa.Array, digest: Callable[..., "hashlib._Hash"]) -> pa.Array:
-    """Ids as the reference server makes them, MD5 for parquet and SHA-256 for delta: of the path as the log has it."""
+    """Returns the ids of the reference server: MD5 (parquet) or SHA-256 (delta) of the path as spelt in the log."""
     digests = [digest(name, usedforsecurity=False).digest() for name in byte_strings(names)]
     width = digest(usedforsecurity=False).digest_size * 2
     return texts_of_width(b"".join(digests).hex().encode(), width)
 
 
 def _common(files: pa.Table, partition_columns: tuple[str, ...]) -> pa.Array:
+    if "partition_values" in files.column_names:
+        texts = column_of(files, "partition_values")
+        values = {field.name: pc.struct_field(texts, [number]) for number, field in enumerate(texts.type)}
+    else:
+        partition = column_of(files, "partition")
+        values = {name: partition_text(pc.struct_field(partition, [name])) for name in partition_columns}
     parts = [
         '"partitionValues":',
-        *_partition_values(files, partition_columns),
+        *PLAIN.object([(name, _nullable_string(texts)) for name, texts in values.items()]),
         ',"size":',
         pc.cast(column_of(files, "size"), pa.string()),
         *(_logged_stats(column_of(files, "stats")) if "stats" in files.column_names else _stats(files)),
     ]
     return join_parts(parts, null="")
-
-
-def _partition_values(files: pa.Table, columns: tuple[str, ...]) -> list[Part]:
-    if "partition_values" in files.column_names:
-        texts = column_of(files, "partition_values")
-        members = [(field.name, pc.struct_field(texts, [place])) for place, field in enumerate(texts.type)]
-        return PLAIN.object([(name, _nullable_string(values)) for name, values in members])
-    partition = column_of(files, "partition")
-    return PLAIN.object(
-        [
-            (column, _nullable_string(partition_text(pc.struct_field(partition, [column]))))
-            for column in columns
-        ]
-    )
 
 
 def _nullable_string(texts: pa.Array) -> list[Part]:
@@ -199,92 +196,91 @@ def _nullable_string(texts: pa.Array) -> list[Part]:
 
 
 def _logged_stats(texts: pa.Array) -> list[Part]:
-    """The log's own text inside a JSON string; nothing for a file without one."""
+    """The log's statistics as a JSON string; nothing for a file without statistics."""
     if texts.null_count == len(texts):
         return []
-    return [pc.fill_null(join_parts([',"stats":"', _quote(texts), '"']), "")]
-
-
-def _quote(texts: pa.StringArray) -> pa.Array:
-    """JSON as the content of a JSON string: with every quote escaped, and whatever else has to be."""
-    if not is_plain(texts):
-        return pa.array(
+    if is_plain(texts):
+        quoted = pc.replace_substring(texts, '"', '\\"')
+    else:
+        quoted = pa.array(
             [None if text is None else PLAIN.escaped(text) for text in texts.to_pylist()], pa.string()
         )
-    return pc.replace_substring(texts, '"', '\\"')
+    return [pc.fill_null(join_parts([',"stats":"', quoted, '"']), "")]
 
 
 def _stats(files: pa.Table) -> list[Part]:
-    """`,"stats":"…"`: a JSON object inside a JSON string; null for a file of which the row count is not known."""
+    """`,"stats":"…"`: a JSON object inside a JSON string; null for a file with an unknown row count."""
     rows = pc.cast(column_of(files, "rows"), pa.string())
-    maxima = "told_max" if "told_max" in files.column_names else "max"
+    maxima = "client_max" if "client_max" in files.column_names else "max"
     members: list[tuple[str, list[Part]]] = [
         ("numRecords", [rows]),
-        ("minValues", _struct(column_of(files, "min"), NESTED)),
-        ("maxValues", _struct(column_of(files, maxima), NESTED, is_upper=True)),
-        ("nullCount", _struct(column_of(files, "null_count"), NESTED)),
-        # Iceberg's writers cut long texts, and clients may answer MIN and MAX from bounds that are not said to be
-        # wide (Delta PROTOCOL, "Per-file Statistics").
+        ("minValues", struct_json(column_of(files, "min"), NESTED)),
+        ("maxValues", struct_json(column_of(files, maxima), NESTED, is_upper=True)),
+        ("nullCount", struct_json(column_of(files, "null_count"), NESTED)),
+        # Iceberg's writers cut long texts, and clients may compute MIN and MAX from bounds that are not marked as wide
+        # (Delta PROTOCOL, "Per-file Statistics").
         ("tightBounds", ["false"]),
     ]
     parts = [',"stats":"', *NESTED.object(members), '"']
     if not rows.null_count:
         return parts
-    # Bounds without a row count are of no use to a reader, and Delta's own readers want the count.
+    # Readers cannot use bounds without a row count, and Delta's own readers require the count.
     return [pc.if_else(pc.is_valid(rows), join_parts(parts, null=""), None)]
 
 
-def _struct(values: pa.StructArray, text: JsonText, *, is_upper: bool = False) -> list[Part]:
+def struct_json(
+    values: pa.StructArray, text: JsonText, *, is_upper: bool = False, with_booleans: bool = False
+) -> list[Part]:
+    """A JSON object per row, nested ones included, without columns of types that statistics do not have."""
     members: list[tuple[str, list[Part]]] = []
     for position, member in enumerate(values.type):
         inner = pc.struct_field(values, [position])
+        value: list[Part] | None
         if pa.types.is_struct(member.type):
-            members.append((member.name, _struct(inner, text, is_upper=is_upper)))
+            value = struct_json(inner, text, is_upper=is_upper, with_booleans=with_booleans)
+        elif with_booleans and pa.types.is_boolean(member.type):
+            value = [pc.cast(inner, pa.string())]
         else:
             value = text.value(inner, is_upper=is_upper)
-            if value is not None:
-                members.append((member.name, value))
+        if value is not None:
+            members.append((member.name, value))
     return text.object(members)
 
 
 def _delta_rest(files: pa.Table) -> pa.Array:
+    def member(name: str, parts: Callable[[pa.Array], list[Part]]) -> list[Part]:
+        """A member for the files that have a value."""
+        values = column_of(files, name) if name in files.column_names else None
+        if values is None or values.null_count == len(values):
+            return []
+        return [pc.fill_null(join_parts(parts(values)), "")]
+
+    def number(key: str) -> Callable[[pa.Array], list[Part]]:
+        return lambda values: [f',"{key}":', pc.cast(values, pa.string())]
+
     parts: list[Part] = [
         ',"modificationTime":',
         pc.cast(pc.fill_null(column_of(files, "modification_time"), 0), pa.string()),
         ',"dataChange":true',
+        *member("base_row_id", number("baseRowId")),
+        *member("default_row_commit_version", number("defaultRowCommitVersion")),
+        *member("tags", lambda values: [',"tags":', values]),
+        *member("clustering_provider", lambda values: [',"clusteringProvider":', *PLAIN.string(values)]),
     ]
-    parts += _optional(files, "base_row_id", lambda ids: [',"baseRowId":', pc.cast(ids, pa.string())])
-    parts += _optional(
-        files,
-        "default_row_commit_version",
-        lambda versions: [',"defaultRowCommitVersion":', pc.cast(versions, pa.string())],
-    )
-    parts += _optional(files, "tags", lambda values: [',"tags":', values])
-    parts += _optional(
-        files, "clustering_provider", lambda values: [',"clusteringProvider":', *PLAIN.string(values)]
-    )
-    parts += _optional(
-        files,
-        "dv_inline",
-        lambda values: [
-            ',"deletionVector":{"storageType":"i","pathOrInlineDv":',
-            *PLAIN.string(values),
-            *_vector_size(files),
-            "}",
-        ],
-    )
+    inline = ',"deletionVector":{"storageType":"i","pathOrInlineDv":'
+    parts += member("dv_inline", lambda values: [inline, *PLAIN.string(values), *_vector_size(files), "}"])
     return join_parts(parts, null="")
 
 
 def _vectors(files: pa.Table) -> list[pa.Array]:
-    """Where deletion vectors are, their ids, and what follows their URL in the line."""
+    """The locations of deletion vectors, their ids, and what follows their URL in the line."""
     count = files.num_rows
     if "dv_path" not in files.column_names or column_of(files, "dv_path").null_count == count:
         return [pa.nulls(count, pa.string())] * 3
     paths = column_of(files, "dv_path")
     in_files = pc.is_valid(paths)
     ids = pa.array(
-        [one and hashlib.sha256(one.encode()).hexdigest() for one in column_of(files, "dv_id").to_pylist()]
+        [name and hashlib.sha256(name.encode()).hexdigest() for name in column_of(files, "dv_id").to_pylist()]
     )
     rest = join_parts(['"', *_vector_size(files), "}"])
     return [paths, pc.if_else(in_files, ids, None), pc.if_else(in_files, rest, None)]
@@ -301,14 +297,6 @@ def _vector_size(files: pa.Table) -> list[Part]:
     ]
 
 
-def _optional(files: pa.Table, name: str, said: Callable[[pa.Array], list[Part]]) -> list[Part]:
-    """A member for the files that have it; nothing at all when none has."""
-    if name not in files.column_names:
-        return []
-    values = column_of(files, name)
-    return [] if values.null_count == len(values) else [pc.fill_null(join_parts(said(values)), "")]
-
-
 ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 DIGIT = {character: value for value, character in enumerate(ALPHABET)}
 # Two digits at a time: a vector of 50,000 bytes is 12,500 numbers of five digits.
@@ -316,19 +304,25 @@ PAIRS = [first + second for first in ALPHABET for second in ALPHABET]
 
 
 def encode_z85(content: bytes) -> str:
-    """The bytes in Z85, filled up with zeros to a multiple of four: their number has to be told beside them."""
+    """Encodes bytes in Z85, padded with zeros to a multiple of four: the reader needs the length from another field."""
     padded = content + bytes(-len(content) % 4)
     return "".join(_five_digits(number) for (number,) in struct.iter_unpack(">I", padded))
 
 
+def _five_digits(number: int) -> str:
+    upper, last = divmod(number, len(PAIRS))
+    first, middle = divmod(upper, len(PAIRS))
+    return ALPHABET[first] + PAIRS[middle] + PAIRS[last]
+
+
 def decode_z85(text: str) -> bytes:
-    """The bytes of a Z85 text.
+    """Decodes a Z85 text.
 
     Raises:
-        KeyError, ValueError, OverflowError: it is none.
+        KeyError, ValueError, OverflowError: the text is not Z85.
     """
     if len(text) % 5:
-        raise ValueError("Z85 comes in fives")
+        raise ValueError("the length of a Z85 text is a multiple of five")
     decoded = bytearray()
     for start in range(0, len(text), 5):
         number = 0
@@ -336,9 +330,3 @@ def decode_z85(text: str) -> bytes:
             number = number * 85 + DIGIT[character]
         decoded += number.to_bytes(4, "big")
     return bytes(decoded)
-
-
-def _five_digits(number: int) -> str:
-    upper, last = divmod(number, len(PAIRS))
-    first, middle = divmod(upper, len(PAIRS))
-    return ALPHABET[first] + PAIRS[middle] + PAIRS[last]

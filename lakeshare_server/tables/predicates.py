@@ -1,11 +1,11 @@
-"""Predicates of recipients as a tree, whichever way they were written.
+"""Predicates of recipients as a tree, for all their notations.
 
-A part that is not understood is `Unknown`: it may be true, false or null for any row, so it never drops a file.
+A part that is not understood is `Unknown`: it may be true, false or null for any row, so it never rules out a file.
 """
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from datetime import UTC, date, datetime, time, timedelta
@@ -20,17 +20,17 @@ from lakeshare_server.tables.snapshot import Field, arrow_type, parse_schema, st
 
 Value = bool | int | float | Decimal | str | date | datetime
 Comparison = OneOf["=", "<", "<=", ">", ">="]
-# A text is a name as JSON predicates write it, dots and all; a tuple has the parts of a name in SQL.
+# A text is a name in a JSON predicate, including dots; a tuple has the parts of a name in SQL.
 ColumnName = str | tuple[str, ...]
 # A comparison with its sides exchanged.
 MIRRORED: dict[Comparison, Comparison] = {"=": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
-# Trees are read and evaluated by recursion; deeper than this, a part of one is Unknown.
+# Trees are parsed and evaluated recursively; deeper parts are Unknown.
 MAX_DEPTH = 100
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """A part of which nothing can be said; `text` is for people."""
+    """A part that is not understood; `text` is for display."""
 
     text: str = dataclass_field(default="", compare=False)
 
@@ -46,8 +46,8 @@ class Constant:
 class Compare:
     """A column compared with a constant.
 
-    `kind` is the type in which the two are compared, in the protocol's words; None in SQL without a cast, where a
-    text stands for a value of the column's own type.
+    `kind` is the protocol's name of the type in which they are compared; None in SQL without a cast, where a text
+    is a value of the column's own type.
     """
 
     column: ColumnName
@@ -58,7 +58,7 @@ class Compare:
 
 @dataclass(frozen=True)
 class IsNull:
-    """Whether a column is null; `kind` is the type the client sees it as, None for its own."""
+    """Whether a column is null; `kind` is the column's type in the client, None for its own."""
 
     column: ColumnName
     kind: str | None = None
@@ -66,21 +66,21 @@ class IsNull:
 
 @dataclass(frozen=True)
 class Not:
-    """The opposite; null stays null."""
+    """The negation; null stays null."""
 
     operand: "Predicate"
 
 
 @dataclass(frozen=True)
 class And:
-    """All of them."""
+    """Conjunction."""
 
     operands: tuple["Predicate", ...]
 
 
 @dataclass(frozen=True)
 class Or:
-    """Any of them."""
+    """Disjunction."""
 
     operands: tuple["Predicate", ...]
 
@@ -92,7 +92,7 @@ EVERYTHING = Constant(True)
 
 
 def rename_columns(predicate: Predicate, column_of: Callable[[ColumnName], ColumnName | None]) -> Predicate:
-    """The predicate with other names for its columns; a part whose column has none is not understood."""
+    """Returns the predicate with renamed columns; a part whose column has no new name becomes `Unknown`."""
     match predicate:
         case Not(operand):
             return Not(rename_columns(operand, column_of))
@@ -108,7 +108,6 @@ def rename_columns(predicate: Predicate, column_of: Callable[[ColumnName], Colum
 
 
 def count_parts(predicate: Predicate) -> int:
-    """How many parts the predicate has: what evaluating it costs."""
     match predicate:
         case Not(operand):
             return 1 + count_parts(operand)
@@ -119,12 +118,10 @@ def count_parts(predicate: Predicate) -> int:
 
 
 def all_of(predicates: Sequence[Predicate]) -> Predicate:
-    """The predicates together; everything when there are none."""
     return And(tuple(predicates)) if predicates else EVERYTHING
 
 
 def conjuncts(predicate: Predicate) -> Iterator[Predicate]:
-    """The parts that must all be true; together they say what the predicate says."""
     if isinstance(predicate, And):
         for operand in predicate.operands:
             yield from conjuncts(operand)
@@ -133,14 +130,14 @@ def conjuncts(predicate: Predicate) -> Iterator[Predicate]:
 
 
 def limit_parts(predicate: Predicate, max_parts: int) -> Predicate:
-    """The predicate, or as many of its conjuncts as `max_parts` allow: looking at files must not cost what it saves."""
+    """Returns the first conjuncts with at most `max_parts` parts: pruning must not cost more than it saves."""
     if count_parts(predicate) <= max_parts:
         return predicate
     kept: list[Predicate] = []
     for part in conjuncts(predicate):
         max_parts -= count_parts(part)
         if max_parts < 0:
-            kept.append(Unknown("more than is looked at"))
+            kept.append(Unknown("more than is evaluated"))
             break
         kept.append(part)
     return all_of(kept)
@@ -153,24 +150,6 @@ def format_predicate(predicate: Predicate) -> str:
     """The predicate in one line, cut when it is long."""
     text = _text(predicate)
     return text if len(text) <= MAX_CHARS else f"{text[: MAX_CHARS - 2]} …"
-
-
-def format_column(column: ColumnName) -> str:
-    """A column's name as it was written."""
-    return column if isinstance(column, str) else ".".join(column)
-
-
-def format_value(value: Value) -> str:
-    """A constant as SQL writes it."""
-    if isinstance(value, bool):
-        return str(value).upper()
-    if isinstance(value, datetime):
-        return f"'{value.isoformat(sep=' ')}'"
-    if isinstance(value, date):
-        return f"'{value.isoformat()}'"
-    if isinstance(value, int | float | Decimal):
-        return str(value)
-    return "'" + value.replace("'", "''").encode("utf-8", "replace").decode() + "'"
 
 
 def _text(predicate: Predicate) -> str:
@@ -193,18 +172,32 @@ def _text(predicate: Predicate) -> str:
             return "(" + " OR ".join(map(_text, operands)) + ")"
 
 
+def format_column(column: ColumnName) -> str:
+    return column if isinstance(column, str) else ".".join(column)
+
+
+def format_value(value: Value) -> str:
+    if isinstance(value, bool):
+        return str(value).upper()
+    if isinstance(value, datetime):
+        return f"'{value.isoformat(sep=' ')}'"
+    if isinstance(value, date):
+        return f"'{value.isoformat()}'"
+    if isinstance(value, int | float | Decimal):
+        return str(value)
+    return "'" + value.replace("'", "''").encode("utf-8", "replace").decode() + "'"
+
+
 Path = tuple[str, ...]
 SCHEMAS_KEPT = 64
-# The narrowest first: what a file index knows of its columns when it has no schema to go by.
-STRUCTS = ("null_count", "min", "partition")
 
 
 @dataclass(frozen=True)
 class Column:
     """A primitive column, in a struct or not.
 
-    `is_binary` is False for texts in a collation, which compare in an order that bounds do not know; `was_float` is
-    True for doubles of which older files have floats.
+    `is_binary` is False for texts in a collation, whose order differs from that of bounds; `was_float` is True for
+    doubles that are floats in older files.
     """
 
     path: Path
@@ -212,39 +205,30 @@ class Column:
     is_binary: bool = True
     was_float: bool = False
 
-    @property
-    def name(self) -> str:
-        """The name as people write it."""
-        return ".".join(self.path)
-
 
 class Columns:
-    """The columns of a table by the names that predicates give them, in any case."""
+    """The columns of a table by their names in predicates, case-insensitive."""
 
     def __init__(self, columns: Sequence[Column], others: Sequence[Path] = ()) -> None:
         self._by_path: dict[Path, Column | None] = {}
         self._by_text: dict[str, Column | None] = {}
-        for path, column in [
-            *((column.path, column) for column in columns),
-            *((path, None) for path in others),
-        ]:
+        known: list[tuple[Path, Column | None]] = [(column.path, column) for column in columns]
+        for path, column in known + [(path, None) for path in others]:
             lower = tuple(part.lower() for part in path)
-            # The second of a name makes it mean neither.
+            # A name of two columns is ambiguous.
             self._by_path[lower] = None if lower in self._by_path else column
             text = ".".join(lower)
             self._by_text[text] = None if text in self._by_text else column
         self._tops = {path[0] for path in self._by_path}
 
     def resolve(self, name: ColumnName) -> Column | None:
-        """The column a predicate means; None when that is not certain."""
+        """Returns the column that a predicate names; None if the name is unknown or ambiguous."""
         if isinstance(name, str):
-            # A column that is really called `a.b` comes before the field b of a.
+            # A column named `a.b` takes precedence over the field b of a.
             lower = (name.lower(),)
             return self._by_path[lower] if lower in self._by_path else self._by_text.get(lower[0])
-        return self._of_sql(tuple(part.lower() for part in name))
-
-    def _of_sql(self, parts: Path) -> Column | None:
-        """What is in front of a column's name may be the table's: only one way of reading it is certain."""
+        parts = tuple(part.lower() for part in name)
+        # The first parts may be the table's name: the column is certain only if a single reading is possible.
         start = next((place for place, part in enumerate(parts) if part in self._tops), None)
         if start is None or any(parts[later:] in self._by_path for later in range(start + 1, len(parts))):
             return None
@@ -252,8 +236,17 @@ class Columns:
 
 
 def columns_of(schema_string: str | None, schema: pa.Schema) -> Columns:
-    """The columns of a table; without its schema, those of which an index has statistics."""
-    return _of_arrow(schema) if schema_string is None else _of_delta(schema_string)
+    """The columns of a table; without its schema, those with statistics in the index."""
+    if schema_string is not None:
+        return _of_delta(schema_string)
+    columns: dict[Path, Column] = {}
+    for struct in ("null_count", "min", "partition"):
+        position = schema.get_field_index(struct)
+        if position >= 0:
+            columns.update(
+                {path: Column(path, kind) for path, kind in _members(schema.field(position).type, ())}
+            )
+    return Columns(list(columns.values()))
 
 
 @lru_cache(SCHEMAS_KEPT)
@@ -265,7 +258,9 @@ def _of_delta(schema_string: str) -> Columns:
         if kind is None:
             others.append(path)
         else:
-            columns.append(Column(path, kind, _is_binary(field.metadata), _was_float(field)))
+            changes = field.metadata.get("delta.typeChanges")
+            was_float = field.type == "double" and isinstance(changes, list) and "float" in str(changes)
+            columns.append(Column(path, kind, "__COLLATIONS" not in field.metadata, was_float))
     return Columns(columns, others)
 
 
@@ -279,24 +274,6 @@ def _primitives(fields: Sequence[Field], above: Path) -> Iterator[tuple[Path, Fi
             yield from _primitives(inside, path)
 
 
-def _is_binary(metadata: Mapping[str, Any]) -> bool:
-    return "__COLLATIONS" not in metadata
-
-
-def _was_float(field: Field) -> bool:
-    changes = field.metadata.get("delta.typeChanges")
-    return field.type == "double" and isinstance(changes, list) and "float" in str(changes)
-
-
-def _of_arrow(schema: pa.Schema) -> Columns:
-    found: dict[Path, Column] = {}
-    for struct in STRUCTS:
-        place = schema.get_field_index(struct)
-        if place >= 0:
-            found.update({path: Column(path, kind) for path, kind in _members(schema.field(place).type, ())})
-    return Columns(list(found.values()))
-
-
 def _members(struct: pa.StructType, above: Path) -> Iterator[tuple[Path, pa.DataType]]:
     for member in struct:
         path = (*above, member.name)
@@ -307,7 +284,7 @@ def _members(struct: pa.StructType, above: Path) -> Iterator[tuple[Path, pa.Data
 
 
 INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
-# A text that is one number in one way: clients compare some texts with numbers as texts.
+# The only text of a number: clients compare some texts with numbers as texts.
 CANONICAL = re.compile(r"0|-?[1-9][0-9]{0,18}")
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?")
 DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
@@ -316,25 +293,23 @@ TIMESTAMP = re.compile(
 )
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 US = timedelta(microseconds=1)
-# Clients cut constants to milliseconds and writers cut statistics, both towards 1970: one millisecond each.
+# Clients truncate constants and writers truncate statistics to milliseconds, both towards 1970.
 CUT_US = 2000
-# A time without a zone is one in the client's zone, which the server does not know. None is a day off.
+# A time without a zone is in the client's unknown zone, which is less than a day from UTC.
 DAY_US = 86_400_000_000
-# Whole numbers below these are the same as floats and doubles.
-FLOAT_WHOLE, DOUBLE_WHOLE = 1 << 24, 1 << 53
-# Half the distance of two floats, as a part of their value: by so much is a bound off that is a float's shortest text.
+# Half the distance of two floats relative to their value: the error of a bound that is the shortest text of a float.
 FLOAT_ERROR = 2.0**-23
 SMALLEST_FLOAT = 2.0**-148
-# Old writers end the upper bounds of cut texts in this character, which is not the last in the order of bytes.
+# Old writers end truncated upper bounds in this character, which is not the last in byte order.
 OLD_LAST_CHARACTER = "\ufffd"
 WIDE = Context(prec=200)
 
 
 @dataclass(frozen=True)
 class Range:
-    """Where a constant lies, from low to high in the type of a column's bounds; None where that end is not known.
+    """A constant as a range in the type of a column's bounds; None where an end is unknown.
 
-    With `hides_nan` a column's values may lie above all bounds, and clients do not agree on how they compare.
+    With `hides_nan` the column may have NaN, which bounds ignore and clients compare differently.
     """
 
     low: pa.Scalar | None
@@ -343,15 +318,13 @@ class Range:
 
     @property
     def is_point(self) -> bool:
-        """Whether it is one value."""
         return self.low is not None and self.low == self.high
 
 
 def constant_range(part: Compare, column: Column, bounds: pa.DataType, *, exact: bool) -> Range | None:
-    """Where the constant lies among the column's values; None when they may compare in another order.
+    """The constant as a range of the column's values; None if they may compare in another order.
 
-    `bounds` is the type in which the column's bounds are kept; `exact` is True for partition values, which are no
-    bounds but the values themselves.
+    `bounds` is the type of the column's bounds; `exact` is True for partition values, which are the values themselves.
     """
     for is_kind, kept_as, kinds, convert in _CONVERSIONS:
         if is_kind(column.type):
@@ -361,12 +334,11 @@ def constant_range(part: Compare, column: Column, bounds: pa.DataType, *, exact:
 
 
 def json_kind(kind: pa.DataType) -> str | None:
-    """The name that JSON predicates have for a type."""
     return next((name for is_kind, name in _OWN if is_kind(kind)), None)
 
 
 def float32(text: str) -> float:
-    """The float nearest to a number; zero or infinite where there is none near."""
+    """The float nearest to a number; zero or infinite if the number is out of range."""
     try:
         return float(pa.scalar(text).cast(pa.float32()).as_py())
     except pa.ArrowInvalid:
@@ -421,14 +393,13 @@ def _decimal(part: Compare, target: _Target) -> Range | None:
         return None
     near = _double(number)
     if pa.types.is_floating(target.bounds):
-        # Such bounds are further apart than the error of this.
+        # Such bounds are further apart than the rounding error.
         return target.range_of(near, near)
     if part.kind is None:
         return _decimal_range(Decimal(number), Decimal(number), target)
     # Compared as doubles, all decimals between the neighbours of a double may be equal to it.
-    return _decimal_range(
-        Decimal(math.nextafter(near, -math.inf)), Decimal(math.nextafter(near, math.inf)), target
-    )
+    below, above = math.nextafter(near, -math.inf), math.nextafter(near, math.inf)
+    return _decimal_range(Decimal(below), Decimal(above), target)
 
 
 def _decimal_range(lowest: Decimal, highest: Decimal, target: _Target) -> Range | None:
@@ -444,7 +415,11 @@ def _decimal_range(lowest: Decimal, highest: Decimal, target: _Target) -> Range 
 
 def _string(part: Compare, target: _Target) -> Range | None:
     value = part.value
-    if not isinstance(value, str) or not _is_text(value):
+    if not isinstance(value, str):
+        return None
+    try:
+        value.encode()
+    except UnicodeEncodeError:
         return None
     text = pa.scalar(value, target.bounds)
     if not target.exact and max(value, default="") >= OLD_LAST_CHARACTER:
@@ -457,7 +432,7 @@ def _boolean(part: Compare, target: _Target) -> Range | None:
 
 
 def _date(part: Compare, target: _Target) -> Range | None:
-    value = _read(part.value, DATE, date.fromisoformat) if isinstance(part.value, str) else part.value
+    value = _parse(part.value, DATE, date.fromisoformat)
     if not isinstance(value, date) or isinstance(value, datetime):
         return None
     return target.range_of(value, value)
@@ -465,26 +440,20 @@ def _date(part: Compare, target: _Target) -> Range | None:
 
 def _timestamp(part: Compare, target: _Target) -> Range | None:
     is_cast_to_date = part.kind == "date"
-    moment = _moment(part.value, DATE if is_cast_to_date else TIMESTAMP)
-    if moment is None:
-        return None
+    moment = _parse(part.value, DATE if is_cast_to_date else TIMESTAMP, datetime.fromisoformat)
+    if not isinstance(moment, datetime):
+        if not isinstance(moment, date):
+            return None
+        moment = datetime.combine(moment, time())
     if target.column.type.tz is None:
         is_certain = moment.tzinfo is None and part.kind != "timestamp"
     else:
-        # The text of a partition value has no zone: each client takes its own.
+        # The text of a partition value has no zone: each client uses its own.
         is_certain = moment.tzinfo is not None and not target.exact
     us = (moment.replace(tzinfo=moment.tzinfo or UTC) - EPOCH) // US
     slack = CUT_US if is_certain else CUT_US + DAY_US
-    # What was cast to a date may have been any time of that day.
+    # A date stands for any time of that day.
     return target.range_of(us - slack, us + slack + (DAY_US if is_cast_to_date else 0))
-
-
-def _moment(value: Value, form: re.Pattern[str]) -> datetime | None:
-    if isinstance(value, str):
-        value = _read(value, form, datetime.fromisoformat)
-    if isinstance(value, datetime):
-        return value
-    return datetime.combine(value, time()) if isinstance(value, date) else None
 
 
 def _number(value: Value) -> int | float | Decimal | None:
@@ -504,50 +473,34 @@ def _widen(number: float, by: int) -> float:
     return number + by * (abs(number) * FLOAT_ERROR + SMALLEST_FLOAT)
 
 
-def _is_text(value: str) -> bool:
+def _parse(value: Value, form: re.Pattern[str], parse: Callable[[str], Any]) -> Any:
+    """A text as a value, None if it has another form; other values unchanged."""
+    if not isinstance(value, str):
+        return value
     try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _read(text: str, form: re.Pattern[str], read: Callable[[str], Any]) -> Any:
-    try:
-        return read(text) if form.fullmatch(text) else None
+        return parse(value) if form.fullmatch(value) else None
     except ValueError:
         return None
 
 
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_floating(kind) or pa.types.is_decimal(kind))
-
-
 # A cast to a wider integer changes no value.
 _WIDTHS = {"int": 32, "long": 64}
-_WHOLE = {"float": FLOAT_WHOLE, "double": DOUBLE_WHOLE}
+# Whole numbers below these are the same as floats and doubles.
+_WHOLE = {"float": 1 << 24, "double": 1 << 53}
 _Test = Callable[[pa.DataType], bool]
-# For a type of columns: how its bounds are kept, in which types it may be compared, what a constant comes to then.
-_CONVERSIONS: tuple[tuple[_Test, _Test, frozenset[str], Callable[[Compare, _Target], Range | None]], ...] = (
-    (
-        pa.types.is_signed_integer,
-        pa.types.is_signed_integer,
-        frozenset({"int", "long", "float", "double"}),
-        _integer,
-    ),
-    (pa.types.is_string, pa.types.is_string, frozenset({"string"}), _string),
-    (pa.types.is_boolean, pa.types.is_boolean, frozenset({"bool"}), _boolean),
-    (pa.types.is_date32, pa.types.is_date32, frozenset({"date"}), _date),
-    (
-        pa.types.is_timestamp,
-        pa.types.is_timestamp,
-        frozenset({"timestamp", "timestamp_ntz", "date"}),
-        _timestamp,
-    ),
-    (pa.types.is_float32, pa.types.is_floating, frozenset({"float", "double"}), _float),
-    (pa.types.is_float64, pa.types.is_floating, frozenset({"double"}), _float),
-    (pa.types.is_decimal, _is_number, frozenset({"double"}), _decimal),
+# For a type of columns: a test of the type of its bounds, the types it may be compared in, and the conversion.
+# fmt: off
+_CONVERSIONS: tuple[tuple[_Test, _Test, set[str], Callable[[Compare, _Target], Range | None]], ...] = (
+    (pa.types.is_signed_integer, pa.types.is_signed_integer, {"int", "long", "float", "double"}, _integer),
+    (pa.types.is_string, pa.types.is_string, {"string"}, _string),
+    (pa.types.is_boolean, pa.types.is_boolean, {"bool"}, _boolean),
+    (pa.types.is_date32, pa.types.is_date32, {"date"}, _date),
+    (pa.types.is_timestamp, pa.types.is_timestamp, {"timestamp", "timestamp_ntz", "date"}, _timestamp),
+    (pa.types.is_float32, pa.types.is_floating, {"float", "double"}, _float),
+    (pa.types.is_float64, pa.types.is_floating, {"double"}, _float),
+    (pa.types.is_decimal, lambda kind: pa.types.is_floating(kind) or pa.types.is_decimal(kind), {"double"}, _decimal),
 )
+# fmt: on
 _OWN: tuple[tuple[_Test, str], ...] = (
     (pa.types.is_int32, "int"),
     (pa.types.is_int64, "long"),

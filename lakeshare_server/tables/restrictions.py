@@ -1,22 +1,23 @@
-"""Files that hold nothing but rows which a restriction allows: what a grant that is restricted may hand out.
+"""Files in which a rule is true for every row: the files that a restricted grant may give out.
 
-Pruning asks which files may have a wanted row, this asks which can have no other. Only partition values are believed:
-they are the same in all rows of a file, while statistics are what some writer noted. Nothing is guessed of how clients
-compare: a value is compared in the column's own type, or not at all.
+Pruning keeps files that may contain a matching row; a restriction keeps files that contain no other. Only partition
+values count, because they apply to all rows of a file, and only in the column's own type: clients compare differently.
 """
 
+import operator
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import date, datetime
 from decimal import Decimal
-from functools import lru_cache
+from functools import lru_cache, partial, reduce
 from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeshare_server.tables.index import FileIndex
+from lakeshare_server.tables.lines import total
 from lakeshare_server.tables.predicates import (
     DATE,
     And,
@@ -32,6 +33,7 @@ from lakeshare_server.tables.predicates import (
     Unknown,
     Value,
     columns_of,
+    format_column,
     json_kind,
 )
 from lakeshare_server.tables.pruning import batch_columns, count_live_rows
@@ -41,13 +43,13 @@ SPEC_PARTITION = "partition of spec "
 WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 DECIMAL = re.compile(r"[+-]?[0-9]{1,38}(\.[0-9]{1,38})?")
 LONGS = range(-(1 << 63), 1 << 63)
-BOOLEANS = {"true": True, "false": False}
+# For Arrow's values and for Python's.
 COMPARISONS = {
-    "=": pc.equal,
-    "<": pc.less,
-    "<=": pc.less_equal,
-    ">": pc.greater,
-    ">=": pc.greater_equal,
+    "=": (pc.equal, operator.eq),
+    "<": (pc.less, operator.lt),
+    "<=": (pc.less_equal, operator.le),
+    ">": (pc.greater, operator.gt),
+    ">=": (pc.greater_equal, operator.ge),
 }
 # True, false or null for each file.
 Truth: TypeAlias = pa.BooleanArray
@@ -62,135 +64,111 @@ class Undecided:
 
 
 def only_within(rule: Predicate, batch: pa.RecordBatch) -> pa.BooleanArray:
-    """For each file of a batch, whether the rule is true for every row it may have.
+    """For each file of a batch, whether the rule is true for every row of the file.
 
-    What the rule does not understand, names no partition column of the file or has a null is not true for it. The batch
-    has the columns rows and spec_id, and those of `OWN_PARTITION`.
+    Parts that are not understood, name no partition column of the file or are null are not true. The batch has the
+    columns rows and spec_id, and those of `SPEC_PARTITION`.
     """
-    found = pa.repeat(pa.scalar(False), batch.num_rows)
+    result = pa.repeat(pa.scalar(False), batch.num_rows)
     for spec_id in pc.unique(batch.column("spec_id")).to_pylist():
         if f"{SPEC_PARTITION}{spec_id}" in batch.schema.names:
             partition = batch.column(f"{SPEC_PARTITION}{spec_id}")
-            own = pa.record_batch({"partition": partition})
-            is_own = pc.equal(batch.column("spec_id"), spec_id)
-            found = pc.if_else(is_own, is_within(rule, partition, batch_columns(own)), found)
-    return found
+            columns = batch_columns(pa.record_batch({"partition": partition}))
+            is_in_spec = pc.equal(batch.column("spec_id"), spec_id)
+            result = pc.if_else(is_in_spec, is_within(rule, partition, columns), result)
+    return result
 
 
 def is_within(rule: Predicate, partition: pa.StructArray, columns: Columns) -> pa.BooleanArray:
     """For each file with these partition values, whether the rule is true for all of its rows."""
-    return pc.fill_null(_Truths(partition, columns).of(rule), False)
+    return pc.fill_null(_truth(rule, partition, columns), False)
+
+
+def _truth(rule: Predicate, partition: pa.StructArray, columns: Columns) -> Truth:
+    constant = partial(_repeat, len(partition))
+    match rule:
+        case Constant(value):
+            return constant(value)
+        case Not(operand):
+            return pc.invert(_truth(operand, partition, columns))
+        case And(operands):
+            return reduce(
+                pc.and_kleene, (_truth(one, partition, columns) for one in operands), constant(True)
+            )
+        case Or(operands):
+            return reduce(
+                pc.or_kleene, (_truth(one, partition, columns) for one in operands), constant(False)
+            )
+        case Compare() | IsNull():
+            column = columns.resolve(rule.column)
+            if column is None or _why_undecided(rule, column, partition.type) is not None:
+                return constant(None)
+            values = pc.struct_field(partition, [column.path[0]])
+            if isinstance(rule, IsNull):
+                return pc.is_null(values)
+            return _compare(values, rule, _convert_constant(rule.value, column))
+        case _:
+            return constant(None)
+
+
+def _repeat(count: int, value: bool | None) -> Truth:
+    return pa.repeat(pa.scalar(value, pa.bool_()), count)
+
+
+def _compare(values: pa.Array, part: Compare, constant: Any) -> Truth:
+    compare, compare_in_python = COMPARISONS[part.operator]
+    if pa.types.is_integer(values.type):
+        return compare(pc.cast(values, pa.int64()), pa.scalar(constant, pa.int64()))
+    if not pa.types.is_decimal(values.type):
+        return compare(values, pa.scalar(constant, values.type))
+    # The constant can have any precision and scale; few values are distinct.
+    encoded = values.dictionary_encode()
+    truths = [compare_in_python(value, constant) for value in encoded.dictionary.to_pylist()]
+    return pc.take(pa.array(truths, pa.bool_()), encoded.indices)
 
 
 def find_undecided(rule: Predicate, partition: pa.DataType, columns: Columns) -> Undecided | None:
-    """The first part of the rule that a partition of these columns does not decide; None when it decides all."""
-    return next(_undecided(rule, partition, columns), None)
+    """The first part of the rule that a partition of these columns does not decide; None if it decides all."""
+    for part in _leaves(rule):
+        if isinstance(part, Unknown):
+            return Undecided(part.text, "it is not understood")
+        if isinstance(part, Compare | IsNull):
+            reason = _why_undecided(part, columns.resolve(part.column), partition)
+            if reason is not None:
+                return Undecided(format_column(part.column), reason)
+    return None
 
 
-def list_columns(rule: Predicate) -> Iterator[ColumnName]:
-    """The columns that a rule names."""
+def _leaves(rule: Predicate) -> Iterator[Predicate]:
     match rule:
         case Not(operand):
-            yield from list_columns(operand)
+            yield from _leaves(operand)
         case And(operands) | Or(operands):
             for operand in operands:
-                yield from list_columns(operand)
-        case Compare(name) | IsNull(name):
-            yield name
+                yield from _leaves(operand)
+        case _:
+            yield rule
 
 
-def column_text(name: ColumnName) -> str:
-    """A column's name for people."""
-    return name if isinstance(name, str) else ".".join(name)
-
-
-def convert_constant(value: Value, column: Column) -> Any:
-    """The constant as a value of the column's own type, a text read as one; None when it is none."""
-    kind = column.type
-    if pa.types.is_string(kind):
-        return value if isinstance(value, str) and column.is_binary else None
-    read = next((read for is_kind, read in _READERS if is_kind(kind)), None)
-    return None if read is None else read(value)
-
-
-def _undecided(rule: Predicate, partition: pa.DataType, columns: Columns) -> Iterator[Undecided]:
-    match rule:
-        case Not(operand):
-            yield from _undecided(operand, partition, columns)
-        case And(operands) | Or(operands):
-            for operand in operands:
-                yield from _undecided(operand, partition, columns)
-        case Compare(name) | IsNull(name):
-            found = _undecided_column(rule, columns.resolve(name), partition)
-            if found is not None:
-                yield Undecided(column_text(name), found)
-        case Unknown(text):
-            yield Undecided(text, "it is not understood")
-
-
-def _undecided_column(part: Compare | IsNull, column: Column | None, partition: pa.DataType) -> str | None:
+def _why_undecided(part: Compare | IsNull, column: Column | None, partition: pa.DataType) -> str | None:
     if column is None:
         return "the table has no such column"
     if len(column.path) != 1 or partition.get_field_index(column.path[0]) < 0:
         return "not every file has one value of it that its partition states"
     if part.kind not in (None, json_kind(column.type)):
         return f"its type, {column.type}, is not {part.kind}"
-    if isinstance(part, Compare) and convert_constant(part.value, column) is None:
+    if isinstance(part, Compare) and _convert_constant(part.value, column) is None:
         return f"{part.value!r} is no value of its type, {column.type}, or such values are not compared"
     return None
 
 
-class _Truths:
-    """What rules come to for files with these partition values."""
-
-    def __init__(self, partition: pa.StructArray, columns: Columns) -> None:
-        self._partition, self._columns = partition, columns
-
-    def of(self, rule: Predicate) -> Truth:
-        """True, false or null."""
-        match rule:
-            case Constant(value):
-                return self._all(value)
-            case Not(operand):
-                return pc.invert(self.of(operand))
-            case And(operands):
-                found = self._all(True)
-                for operand in operands:
-                    found = pc.and_kleene(found, self.of(operand))
-                return found
-            case Or(operands):
-                found = self._all(False)
-                for operand in operands:
-                    found = pc.or_kleene(found, self.of(operand))
-                return found
-            case Compare() | IsNull():
-                return self._of_column(rule)
-            case _:
-                return self._all(None)
-
-    def _of_column(self, part: Compare | IsNull) -> Truth:
-        column = self._columns.resolve(part.column)
-        if column is None or _undecided_column(part, column, self._partition.type) is not None:
-            return self._all(None)
-        values = pc.struct_field(self._partition, [column.path[0]])
-        if isinstance(part, IsNull):
-            return pc.is_null(values)
-        return _compared(values, part, convert_constant(part.value, column))
-
-    def _all(self, value: bool | None) -> Truth:
-        return pa.repeat(pa.scalar(value, pa.bool_()), len(self._partition))
-
-
-def _compared(values: pa.Array, part: Compare, constant: Any) -> Truth:
-    compare = COMPARISONS[part.operator]
-    if pa.types.is_integer(values.type):
-        return compare(pc.cast(values, pa.int64()), pa.scalar(constant, pa.int64()))
-    if not pa.types.is_decimal(values.type):
-        return compare(values, pa.scalar(constant, values.type))
-    # Of any precision and scale, and few are different.
-    encoded = values.dictionary_encode()
-    truths = [_PYTHON[part.operator](one, constant) for one in encoded.dictionary.to_pylist()]
-    return pc.take(pa.array(truths, pa.bool_()), encoded.indices)
+def _convert_constant(value: Value, column: Column) -> Any:
+    """The constant in the column's own type, parsed if it is a text; None if it has no value of that type."""
+    kind = column.type
+    if pa.types.is_string(kind):
+        return value if isinstance(value, str) and column.is_binary else None
+    read = next((read for is_kind, read in _READERS if is_kind(kind)), None)
+    return None if read is None else read(value)
 
 
 def _whole(value: Value) -> int | None:
@@ -209,7 +187,7 @@ def _decimal(value: Value) -> Decimal | None:
 
 def _boolean(value: Value) -> bool | None:
     if isinstance(value, str):
-        return BOOLEANS.get(value.lower())
+        return {"true": True, "false": False}.get(value.lower())
     return value if isinstance(value, bool) else None
 
 
@@ -222,21 +200,13 @@ def _date(value: Value) -> date | None:
     return value if isinstance(value, date) and not isinstance(value, datetime) else None
 
 
-# Floats have NaN and two zeros, and times no zone that all writers mean alike: they are not decided by.
+# Not floats, which have NaN and two zeros, nor times, whose zone depends on the writer.
 _READERS = (
     (pa.types.is_integer, _whole),
     (pa.types.is_decimal, _decimal),
     (pa.types.is_boolean, _boolean),
     (pa.types.is_date32, _date),
 )
-_PYTHON = {
-    "=": lambda one, other: one == other,
-    "<": lambda one, other: one < other,
-    "<=": lambda one, other: one <= other,
-    ">": lambda one, other: one > other,
-    ">=": lambda one, other: one >= other,
-}
-
 
 MAX_CACHED_PARTS = 64
 ID = "delta.columnMapping.id"
@@ -244,7 +214,7 @@ NO_PARTITION = pa.struct([])
 
 
 class RestrictedIndex(FileIndex):
-    """Some files of an open index, cut out as they are read."""
+    """The files of an open index for which a rule is true."""
 
     def __init__(self, whole: FileIndex, rule: Predicate) -> None:
         self.schema = whole.schema
@@ -253,68 +223,20 @@ class RestrictedIndex(FileIndex):
         self._masks = [is_within(rule, _partition(batch), columns) for batch in whole.batches()]
         files = size_bytes = rows = 0
         for mask, batch in zip(self._masks, whole.batches(), strict=True):
-            files += _sum(mask)
-            size_bytes += _sum(batch.column("size").filter(mask))
-            rows += _sum(count_live_rows(batch).filter(mask))
+            files += total(mask)
+            size_bytes += total(batch.column("size").filter(mask))
+            rows += total(count_live_rows(batch).filter(mask))
         head = without_counts(whole.header.head)
         self.header = replace(whole.header, head=head, rows=rows, files=files, size_bytes=size_bytes)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The files in batches, in the order of their paths."""
         for mask, batch in zip(self._masks, self._whole.batches(), strict=True):
             part = batch.filter(mask)
             self._whole.give_back(batch)
             yield part
 
     def give_back(self, batch: pa.RecordBatch) -> None:
-        """Nothing is mapped for a batch that was cut out."""
-
-
-def restrict_index(index: FileIndex, rule: Predicate) -> RestrictedIndex:
-    """The files of an index of which the rule is true for every row."""
-    # 1 and True are equal, but not the same constant: what they are tells them apart.
-    return _part_of(index, rule, repr(rule))
-
-
-def find_undecided_in_index(index: FileIndex, rule: Predicate) -> Undecided | None:
-    """The first part of the rule that the partitions of an index do not decide; None when they decide all."""
-    if not index.header.files:
-        return None
-    place = index.schema.get_field_index("partition")
-    partition = NO_PARTITION if place < 0 else index.schema.field(place).type
-    return find_undecided(rule, partition, columns_of(index.header.head.schema_string, index.schema))
-
-
-def find_renamed_column(rule: Predicate, head: TableHead, latest: TableHead) -> Undecided | None:
-    """The first column of a rule that was another one than at the latest version, by the ids of mapped columns."""
-    then, today = _ids(head.schema_string), _ids(latest.schema_string)
-    for name in list_columns(rule):
-        key = column_text(name).lower()
-        if key in then and key in today and then[key] != today[key]:
-            return Undecided(column_text(name), "it was the name of another column then")
-    return None
-
-
-def without_counts(head: TableHead) -> TableHead:
-    """The head without numbers of files that not everybody may know of."""
-    told = (
-        replace(hindrance, reason="has deletion vectors")
-        if hindrance.feature == "deletionVectors"
-        else hindrance
-        for hindrance in head.hindrances
-    )
-    return replace(head, hindrances=tuple(dict.fromkeys(told)))
-
-
-@lru_cache(MAX_CACHED_PARTS)
-def _ids(schema_string: str) -> dict[str, int]:
-    fields = parse_schema(schema_string)
-    return {field.name.lower(): field.metadata[ID] for field in fields if ID in field.metadata}
-
-
-@lru_cache(MAX_CACHED_PARTS)
-def _part_of(index: FileIndex, rule: Predicate, _as_text: str) -> RestrictedIndex:
-    return RestrictedIndex(index, rule)
+        """Does nothing: a filtered batch is not mapped."""
 
 
 def _partition(batch: pa.RecordBatch) -> pa.StructArray:
@@ -323,5 +245,50 @@ def _partition(batch: pa.RecordBatch) -> pa.StructArray:
     return pa.nulls(batch.num_rows, NO_PARTITION)
 
 
-def _sum(values: pa.Array) -> int:
-    return int(pc.sum(values, min_count=0).as_py())
+def restrict_index(index: FileIndex, rule: Predicate) -> RestrictedIndex:
+    # `repr` distinguishes the constants 1 and True, which are equal.
+    return _restrict(index, rule, repr(rule))
+
+
+@lru_cache(MAX_CACHED_PARTS)
+def _restrict(index: FileIndex, rule: Predicate, _as_text: str) -> RestrictedIndex:
+    return RestrictedIndex(index, rule)
+
+
+def find_undecided_in_index(index: FileIndex, rule: Predicate) -> Undecided | None:
+    """The first part of the rule that the partitions of an index do not decide; None if they decide all."""
+    if not index.header.files:
+        return None
+    position = index.schema.get_field_index("partition")
+    partition = NO_PARTITION if position < 0 else index.schema.field(position).type
+    return find_undecided(rule, partition, columns_of(index.header.head.schema_string, index.schema))
+
+
+def find_renamed_column(rule: Predicate, head: TableHead, latest: TableHead) -> Undecided | None:
+    """The first column of a rule that was another column than at the latest version, by ids of mapped columns."""
+    then, today = _ids(head.schema_string), _ids(latest.schema_string)
+    names: Iterator[ColumnName] = (
+        part.column for part in _leaves(rule) if isinstance(part, Compare | IsNull)
+    )
+    for name in map(format_column, names):
+        key = name.lower()
+        if key in then and key in today and then[key] != today[key]:
+            return Undecided(name, "it was the name of another column then")
+    return None
+
+
+@lru_cache(MAX_CACHED_PARTS)
+def _ids(schema_string: str) -> dict[str, int]:
+    fields = parse_schema(schema_string)
+    return {field.name.lower(): field.metadata[ID] for field in fields if ID in field.metadata}
+
+
+def without_counts(head: TableHead) -> TableHead:
+    """The head without numbers of files that the recipient may not see."""
+    hindrances = (
+        replace(hindrance, reason="has deletion vectors")
+        if hindrance.feature == "deletionVectors"
+        else hindrance
+        for hindrance in head.hindrances
+    )
+    return replace(head, hindrances=tuple(dict.fromkeys(hindrances)))

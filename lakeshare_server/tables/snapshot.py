@@ -1,4 +1,4 @@
-"""One state of one table as its own metadata tells it: the input of the file index, whatever the table's format."""
+"""One state of a table, whatever its format: the input of the file index."""
 
 import json
 import re
@@ -13,7 +13,7 @@ import pyarrow as pa
 
 @dataclass(frozen=True)
 class TableProtocol:
-    """What readers and writers of the table must know, in Delta's terms; features None below versions 3 and 7."""
+    """The protocol of a Delta table; the features are None below the versions 3 and 7."""
 
     min_reader_version: int = 1
     min_writer_version: int = 2
@@ -23,7 +23,7 @@ class TableProtocol:
 
 @dataclass(frozen=True)
 class Hindrance:
-    """Why the parquet response format cannot carry a table: the reader feature that is needed, if one is it.
+    """Why the parquet response format cannot carry a table; `feature` is the reader feature that would help, if any.
 
     `code` is one of `ReasonCode`; indexes of earlier versions have none.
     """
@@ -36,12 +36,12 @@ class Hindrance:
 
 @dataclass(frozen=True, kw_only=True)
 class TableHead:
-    """Protocol and metadata as recipients may see them, whatever the format of the table.
+    """Protocol and metadata of a table as recipients see them.
 
-    `commit_times_since` is the first version whose time stands in its commit, None when files' times count.
+    `commit_times_since` is the first version with an in-commit timestamp, None when file times count.
     `is_catalog_managed`: commits of the Delta table can be valid before they are in its log.
-    `left_to_files` are columns that were partition columns at one of several states, and are read from the files in an
-    answer about all of them.
+    `left_to_files` are columns that are partition columns in only some of the states in one response: recipients read
+    them from the files.
     """
 
     table_id: str
@@ -58,7 +58,7 @@ class TableHead:
     left_to_files: tuple[str, ...] = ()
 
     def without_partitions(self, *others: Sequence[str]) -> "TableHead":
-        """The same for files that are all read without partition values; `others` are those of other states."""
+        """Returns the head without partition columns; `others` are the partition columns of other states."""
         left = dict.fromkeys(chain(self.left_to_files, self.partition_columns, *others))
         return replace(self, partition_columns=(), left_to_files=tuple(left))
 
@@ -69,26 +69,23 @@ class TableHead:
 
     @property
     def has_iceberg_metadata(self) -> bool:
-        """Whether writers of a Delta table convert it to Iceberg's format too (Delta, UniForm)."""
+        """Whether writers of the Delta table also write Iceberg metadata (Delta UniForm)."""
         formats = self.configuration.get("delta.universalFormat.enabledFormats", "").lower()
-        return "iceberg" in [one.strip() for one in formats.split(",")]
+        return "iceberg" in [name.strip() for name in formats.split(",")]
 
     def as_json(self) -> dict[str, Any]:
-        """The head as JSON's types; `from_json` reads it back."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "TableHead":
-        """A head that `as_json` wrote."""
-        read = {key: _tuple(value) for key, value in fields.items()}
-        read["protocol"] = TableProtocol(**{key: _tuple(value) for key, value in fields["protocol"].items()})
-        read["hindrances"] = tuple(Hindrance(**field) for field in fields["hindrances"])
-        return cls(**read)
+        values = _lists_to_tuples(fields)
+        values["protocol"] = TableProtocol(**_lists_to_tuples(fields["protocol"]))
+        values["hindrances"] = tuple(Hindrance(**hindrance) for hindrance in fields["hindrances"])
+        return cls(**values)
 
 
-def _tuple(value: Any) -> Any:
-    """JSON's lists as the tuples they were."""
-    return tuple(value) if isinstance(value, list) else value
+def _lists_to_tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
 
 
 PRIMITIVES: dict[str, pa.DataType] = {
@@ -105,15 +102,15 @@ PRIMITIVES: dict[str, pa.DataType] = {
     "timestamp": pa.timestamp("us", "UTC"),
     "timestamp_ntz": pa.timestamp("us"),
 }
-# Metadata of columns that recipients of the parquet format need: comments, and what changes how Spark compares strings.
-# The lengths of CHAR and VARCHAR decide about padding, collations about equality and order.
+# Column metadata for recipients of the parquet format: comments, the lengths of CHAR and VARCHAR, which decide about
+# padding, and collations, which decide about equality and order.
 READER_METADATA = ("comment", "__CHAR_VARCHAR_TYPE_STRING", "__COLLATIONS")
 DECIMAL = re.compile(r"decimal\((\d+),\s*(-?\d+)\)")
 
 
 @dataclass(frozen=True)
 class Field:
-    """A column; `type` is a name of the protocol for primitives, else the JSON object of a nested type."""
+    """A column; `type` is the protocol's name of a primitive type or the JSON object of a nested type."""
 
     name: str
     type: str | Mapping[str, Any]
@@ -122,46 +119,47 @@ class Field:
 
 
 def parse_schema(schema_string: str) -> tuple[Field, ...]:
-    """The columns of a struct type in Delta's JSON form."""
-    return _struct_fields(json.loads(schema_string))
+    return _members(json.loads(schema_string))
 
 
 def struct_fields(field: Field) -> tuple[Field, ...] | None:
-    """The columns inside a struct column; None for any other type."""
-    if isinstance(field.type, str) or field.type["type"] != "struct":
-        return None
-    return _struct_fields(field.type)
+    """Returns the columns inside a struct column; None for any other type."""
+    return None if isinstance(field.type, str) or field.type["type"] != "struct" else _members(field.type)
 
 
-def arrow_type(type_name: str) -> pa.DataType | None:
-    """The Arrow type of a primitive; None for a type of which nothing is known."""
-    decimal = DECIMAL.fullmatch(type_name)
-    if decimal:
-        return pa.decimal128(int(decimal[1]), int(decimal[2]))
-    return PRIMITIVES.get(type_name)
-
-
-def parquet_format_schema(schema_string: str) -> str:
-    """The schema as it goes over the wire, with the metadata that recipients need and no other."""
-    return json.dumps(_for_readers(json.loads(schema_string)), separators=(",", ":"), ensure_ascii=False)
-
-
-def primitive_types(schema_string: str) -> Iterator[tuple[str, str]]:
-    """`(column path, type name)` of every primitive in the schema, inside arrays and maps too."""
-    for field in parse_schema(schema_string):
-        yield from _primitives(field.name, field.type)
-
-
-def has_metadata(schema_string: str, key: str) -> bool:
-    """Whether any column, at any depth, carries this metadata key."""
-    return f'"{key}"' in schema_string and key in _metadata_keys(json.loads(schema_string))
-
-
-def _struct_fields(struct: Mapping[str, Any]) -> tuple[Field, ...]:
+def _members(struct: Mapping[str, Any]) -> tuple[Field, ...]:
     return tuple(
         Field(member["name"], member["type"], member.get("nullable", True), member.get("metadata") or {})
         for member in struct["fields"]
     )
+
+
+def arrow_type(type_name: str) -> pa.DataType | None:
+    decimal = DECIMAL.fullmatch(type_name)
+    return pa.decimal128(int(decimal[1]), int(decimal[2])) if decimal else PRIMITIVES.get(type_name)
+
+
+def parquet_format_schema(schema_string: str) -> str:
+    """Returns the schema as recipients of the parquet format get it, with the metadata in `READER_METADATA` only."""
+    return json.dumps(_for_readers(json.loads(schema_string)), separators=(",", ":"), ensure_ascii=False)
+
+
+def _for_readers(node: Any) -> Any:
+    if isinstance(node, list):
+        return [_for_readers(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    kept = {key: _for_readers(value) for key, value in node.items() if key != "metadata"}
+    if "metadata" in node:
+        metadata = node["metadata"] or {}
+        kept["metadata"] = {key: metadata[key] for key in READER_METADATA if key in metadata}
+    return kept
+
+
+def primitive_types(schema_string: str) -> Iterator[tuple[str, str]]:
+    """Yields `(column path, type name)` of every primitive column, including those in arrays and maps."""
+    for field in parse_schema(schema_string):
+        yield from _primitives(field.name, field.type)
 
 
 def _primitives(path: str, kind: Any) -> Iterator[tuple[str, str]]:
@@ -177,16 +175,9 @@ def _primitives(path: str, kind: Any) -> Iterator[tuple[str, str]]:
         yield from _primitives(f"{path}.value", kind["valueType"])
 
 
-def _for_readers(node: Any) -> Any:
-    if isinstance(node, list):
-        return [_for_readers(item) for item in node]
-    if not isinstance(node, dict):
-        return node
-    kept = {key: _for_readers(value) for key, value in node.items() if key != "metadata"}
-    if "metadata" in node:
-        metadata = node["metadata"] or {}
-        kept["metadata"] = {key: metadata[key] for key in READER_METADATA if key in metadata}
-    return kept
+def has_metadata(schema_string: str, key: str) -> bool:
+    """Whether a column at any depth has this metadata key."""
+    return f'"{key}"' in schema_string and key in _metadata_keys(json.loads(schema_string))
 
 
 def _metadata_keys(node: Any) -> set[str]:
@@ -202,11 +193,11 @@ def _metadata_keys(node: Any) -> set[str]:
 class TableSnapshot:
     """A table at one version or snapshot.
 
-    `files` has one row per data file: path (absolute, not encoded), name (the path as the metadata spells it),
-    size (bytes), modification_time (ms), rows, and the structs partition, min, max and null_count, whose fields
-    are columns. A missing value means unknown. Where bounds leave out NaN, told_max has those that recipients may go
-    by. Files of a Delta log also have what is passed on as it is there: partition_values and stats (texts), tags, row
-    tracking, and the columns of the deletion vector (dv_…).
+    `files` has one row per data file: path (absolute, not encoded), name (the path as spelt in the metadata), size
+    (bytes), modification_time (ms), rows, and the structs partition, min, max and null_count, whose fields are columns.
+    Null means unknown. If bounds ignore NaN, client_max has the upper bounds that recipients may use. Files of a Delta
+    log also have columns that are passed on unchanged: partition_values and stats (texts), tags, row tracking, and the
+    deletion vector (dv_…).
     """
 
     format: str
@@ -217,21 +208,5 @@ class TableSnapshot:
     files: pa.Table
 
     @property
-    def table_id(self) -> str:
-        """The table's own id."""
-        return self.head.table_id
-
-    @property
-    def schema_string(self) -> str:
-        """The schema in Delta's JSON form."""
-        return self.head.schema_string
-
-    @property
-    def partition_columns(self) -> tuple[str, ...]:
-        """Columns whose value is the same in all rows of a file."""
-        return self.head.partition_columns
-
-    @property
     def fields(self) -> tuple[Field, ...]:
-        """The table's columns."""
-        return parse_schema(self.schema_string)
+        return parse_schema(self.head.schema_string)

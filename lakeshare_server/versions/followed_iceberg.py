@@ -273,7 +273,7 @@ class FollowedSnapshots:
 
     def _read(self, metadata_location: str, snapshot_id: int) -> TableSnapshot:
         snapshot = read_iceberg(metadata_location, snapshot_id, self._vectors_dir, self._stores)
-        if snapshot.table_id != self._identity.table_id:
+        if snapshot.head.table_id != self._identity.table_id:
             raise Unserveable(f"{metadata_location} is of another table now.", "Restore the table.")
         return snapshot
 

@@ -18,9 +18,11 @@ from lakeshare_server.catalog import Ledger, Publication
 from lakeshare_server.errors import NotFound, StoreError, TableFilesMissing, Unavailable, Unserveable
 from lakeshare_server.storage import Stores
 from lakeshare_server.tables import read_delta, read_iceberg
-from lakeshare_server.tables.delta.change_index import CDC, RewrittenSegment, Segment
 from lakeshare_server.tables.delta.changes import (
+    CDC,
     ChangeLog,
+    RewrittenSegment,
+    Segment,
     SegmentCache,
     VersionChanges,
     read_changes,
@@ -487,8 +489,8 @@ class PublishedVersions:
             ) from error
         except (Unserveable, StoreError) as error:
             raise _missing_error(publication, "what it was made of cannot be read any more", error) from error
-        if snapshot.table_id != publication.table_id:
-            raise _missing_error(publication, "another table is in its place now", snapshot.table_id)
+        if snapshot.head.table_id != publication.table_id:
+            raise _missing_error(publication, "another table is in its place now", snapshot.head.table_id)
         return snapshot
 
 

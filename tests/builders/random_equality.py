@@ -12,9 +12,9 @@ from typing import Any
 
 from lakeshare_server.storage import Stores
 from lakeshare_server.tables.iceberg.deletes import deletion_vectors, targets_of
+from lakeshare_server.tables.iceberg.equality_deletes import rows_deleted_by_equality
 from lakeshare_server.tables.iceberg.manifests import live_files
 from lakeshare_server.tables.iceberg.metadata import open_metadata
-from lakeshare_server.tables.iceberg.snapshot import rows_deleted_by_equality
 from tests.builders.deletion_vector import positions
 from tests.builders.equality_tables import Column, EqualityTable, statistics_of
 

@@ -29,7 +29,7 @@ from lakeshare_server.catalog import (
     apply_shares,
 )
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.tables.delta.change_index import open_segment
+from lakeshare_server.tables.delta.changes import open_segment
 from lakeshare_server.tables.iceberg.changes import change_files_of
 from lakeshare_server.tables.index import index_path
 from tests.builders.applied_changes import applied

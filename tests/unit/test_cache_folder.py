@@ -54,9 +54,9 @@ def test_what_was_built_is_not_built_again(tmp_path: Path) -> None:
 
 def test_only_what_is_there_is_found(tmp_path: Path) -> None:
     texts = Texts(tmp_path)
-    assert texts.folder.found(("a",)) is None
+    assert texts.folder.find(("a",)) is None
     texts.get("a")
-    assert texts.folder.found(("a",)) == "a"
+    assert texts.folder.find(("a",)) == "a"
     assert texts.written == ["a"]
 
 
@@ -65,7 +65,7 @@ def test_keys_are_told_apart_by_every_part(tmp_path: Path) -> None:
     keys: list[tuple[object, ...]] = [("a", 1), ("a", "1"), ("a1",), ("a",), ("a", 1, None), ("a", None, 1)]
     for place, key in enumerate(keys):
         texts.folder.get(key, lambda path, place=place: path.write_text(str(place)) and None)
-    assert [texts.folder.found(key) for key in keys] == [str(place) for place in range(len(keys))]
+    assert [texts.folder.find(key) for key in keys] == [str(place) for place in range(len(keys))]
 
 
 def test_many_threads_build_once(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_what_was_used_longest_ago_makes_room(tmp_path: Path) -> None:
     Texts(tmp_path).get("a")
     texts.get("d")
     assert kept(tmp_path) == {"a", "c", "d"}
-    assert Texts(tmp_path).folder.found(("b",)) is None
+    assert Texts(tmp_path).folder.find(("b",)) is None
 
 
 def test_what_is_in_use_is_not_what_was_used_longest_ago(

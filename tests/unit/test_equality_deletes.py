@@ -14,8 +14,7 @@ from lakeshare_server.errors import Unserveable
 from lakeshare_server.settings import ServerSettings, StoreSettings
 from lakeshare_server.storage import Stores
 from lakeshare_server.tables import read_iceberg
-from lakeshare_server.tables.iceberg import equality_keys
-from lakeshare_server.tables.iceberg import snapshot as equality_deletes
+from lakeshare_server.tables.iceberg import equality_deletes
 from lakeshare_server.versions.followed_iceberg import hide_locations
 from tests.builders.campaign import campaign_size
 from tests.builders.equality_tables import (
@@ -296,8 +295,7 @@ def test_after_its_seconds_an_attempt_is_refused_and_the_next_goes_on(
     slow = ReadFiles(state_dir=tmp_path / "state", equality_delete_s=5)
     # One file after the other, and a clock that counts them.
     monkeypatch.setattr(equality_deletes, "SMALL_VALUES", 0)
-    for module in (equality_deletes, equality_keys):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: len(slow.opened)))
+    monkeypatch.setattr(equality_deletes, "time", SimpleNamespace(monotonic=lambda: len(slow.opened)))
     with pytest.raises(Unserveable, match=r"LAKESHARE_EQUALITY_DELETE_S is 5 seconds.*EQUALITY_DELETES"):
         deleted_rows(location, slow)
     monkeypatch.undo()
@@ -366,7 +364,7 @@ def test_random_tables_lose_the_rows_that_the_model_deletes(
     for seed in range(campaign_size(in_ci=12, in_campaign=2000)):
         dice = random.Random(seed)
         monkeypatch.setattr(equality_deletes, "KEYS_BYTES", dice.choice([1, 200, 1 << 20]))
-        monkeypatch.setattr(equality_keys, "BATCH_ROWS", dice.choice([3, 1 << 19]))
+        monkeypatch.setattr(equality_deletes, "BATCH_ROWS", dice.choice([3, 1 << 19]))
         monkeypatch.setattr(equality_deletes, "LOOKUP_BYTES", dice.choice([1, 300, 1 << 20]))
         monkeypatch.setattr(equality_deletes, "SMALL_VALUES", dice.choice([0, 10, 1 << 20]))
         table = a_random_table(dice, tmp_path / str(seed))

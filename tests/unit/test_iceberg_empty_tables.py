@@ -108,7 +108,7 @@ def test_an_empty_table_may_not_be_read_from_metadata_with_a_snapshot(table: Ice
     from lakeshare_server.errors import Unserveable
 
     empty = read_iceberg(table.table.metadata_location, NO_SNAPSHOT)
-    assert (empty.files.num_rows, empty.partition_columns) == (0, ("day",))
+    assert (empty.files.num_rows, empty.head.partition_columns) == (0, ("day",))
     table.append(pa.Table.from_pylist(some_rows().to_pylist(), some_rows().schema))
     with pytest.raises(Unserveable, match="has no snapshot -1"):
         read_iceberg(table.table.metadata_location, NO_SNAPSHOT)

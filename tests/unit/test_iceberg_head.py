@@ -41,7 +41,7 @@ def written_again(table: IcebergTable, folder: Path, change: Any) -> str:
 
 
 def by_name(snapshot: TableSnapshot) -> dict[str, Any]:
-    return {field["name"]: field for field in json.loads(snapshot.schema_string)["fields"]}
+    return {field["name"]: field for field in json.loads(snapshot.head.schema_string)["fields"]}
 
 
 def told_file(snapshot: TableSnapshot, folder: Path) -> dict[str, Any]:

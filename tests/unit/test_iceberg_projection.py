@@ -66,7 +66,7 @@ def test_a_value_that_files_lack_is_in_their_lines(
     table.add_file([{"n": 1, "c": value}], ["c"])
     table.add_file([{"n": 2, "c": value}])
     snapshot = read(table)
-    assert snapshot.partition_columns == ("c",)
+    assert snapshot.head.partition_columns == ("c",)
     for common in render_lines(snapshot.files, ("c",))[LINE_COLUMNS.index("common")].to_pylist():
         assert json.loads(f"{{{common}}}")["partitionValues"] == {"c": text}
 
@@ -78,7 +78,7 @@ def test_what_all_files_have_or_is_null_is_left_to_them(tmp_path: Path, kind: st
     table = a_table(tmp_path, kind)
     table.add_file([{"n": 1, "c": value}])
     table.add_file([{"n": 2, "c": None}], ["c"])
-    assert read(table).partition_columns == ()
+    assert read(table).head.partition_columns == ()
 
 
 def test_a_file_that_is_not_partitioned_by_a_column_and_lacks_it_is_null_in_it(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_file_that_is_not_partitioned_by_a_column_and_lacks_it_is_null_in_it(t
     table.partition_by(without=["p0"])
     table.add_file([{"n": 2, "c": None}], ["c"])
     snapshot = read(table)
-    assert snapshot.partition_columns == ("c",)
+    assert snapshot.head.partition_columns == ("c",)
     assert snapshot.files.sort_by("path").column("partition").to_pylist() == [{"c": "x"}, {"c": None}]
 
 
@@ -95,7 +95,7 @@ def test_a_file_that_is_not_partitioned_by_a_column_and_lacks_it_is_null_in_it(t
 def test_a_value_without_a_text_that_clients_read_is_refused(tmp_path: Path, kind: str, value: Any) -> None:
     table = a_table(tmp_path, kind)
     table.add_file([{"n": 1, "c": value}])
-    assert read(table).partition_columns == ()
+    assert read(table).head.partition_columns == ()
     table.add_file([{"n": 2, "c": value}], ["c"])
     require_refusal(table, f"value of the type {kind} that clients do not read")
 
@@ -104,7 +104,7 @@ def test_a_column_inside_of_another_is_refused_when_a_file_lacks_it(tmp_path: Pa
     inside = StructType(NestedField(3, "day", DateType()), NestedField(4, "s", StringType()))
     table = ProjectedTable(tmp_path, Schema(NestedField(1, "st", inside)), [("st.day", "identity")])
     table.add_file([{"st": {"day": date(2024, 1, 1), "s": "x"}}])
-    assert read(table).partition_columns == ()
+    assert read(table).head.partition_columns == ()
     table.add_file([{"st": {"day": date(2024, 1, 1), "s": "x"}}], ["st.day"])
     require_refusal(table, "without the partition column st.day: it is inside of another column")
 
@@ -126,7 +126,7 @@ def test_a_table_that_is_read_by_field_ids_is_refused_when_a_file_lacks_a_partit
     table = a_table(tmp_path, "int")
     table.add_file([{"n": 1, "c": 7}])
     table.rename("n", "m")
-    assert read(table).partition_columns == ()
+    assert read(table).head.partition_columns == ()
     table.add_file([{"m": 1, "c": 7}], ["c"])
     require_refusal(table, "columns are read by field ids")
 

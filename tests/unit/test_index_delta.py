@@ -117,7 +117,7 @@ def test_what_parquet_cannot_carry_is_refused(tmp_path: Path, case: str) -> None
     protocol, metadata, reason = REFUSED[case]
     rows = some_rows().drop_columns(["crew"])
     location = a_delta_table(tmp_path / "table", rows)
-    schema = json.loads(read_delta(str(location)).schema_string)
+    schema = json.loads(read_delta(str(location)).head.schema_string)
     for number, field in enumerate(schema["fields"], 1):
         name = {"delta.columnMapping.id": number, "delta.columnMapping.physicalName": field["name"]}
         field["metadata"] = name if case == "column mapping" else {}

@@ -110,7 +110,7 @@ def test_a_column_without_nan_keeps_its_upper_bound() -> None:
 
 def test_identity_partitions_are_the_protocols_partitions(tmp_path: Path) -> None:
     snapshot = read(an_iceberg_table(tmp_path))
-    assert snapshot.partition_columns == ("day",)
+    assert snapshot.head.partition_columns == ("day",)
     assert [values["day"] for values in columns(snapshot, "partition")] == [
         date(2013, 1, d) for d in (1, 2, 3)
     ]
@@ -126,7 +126,7 @@ def test_other_transforms_are_left_to_statistics(tmp_path: Path) -> None:
     pq.write_table(some_rows(), file)
     table.table.add_files([str(file)])
     snapshot = read(table)
-    assert snapshot.partition_columns == ()
+    assert snapshot.head.partition_columns == ()
     assert columns(snapshot, "partition") == [None]
     assert columns(snapshot, "min")[0]["day"] == date(2013, 1, 1)
 
@@ -138,14 +138,14 @@ def test_a_partition_that_came_later_is_an_ordinary_column(tmp_path: Path) -> No
     table.append(some_rows(days=2))
     snapshot = read(table)
     assert snapshot.files.num_rows == 3
-    assert snapshot.partition_columns == ()
+    assert snapshot.head.partition_columns == ()
 
 
 def test_a_column_with_empty_partition_texts_is_left_to_the_files(tmp_path: Path) -> None:
     rows = pa.table({"s": ["", None, "x"], "n": [1, 2, 3]})
-    assert read(an_iceberg_table(tmp_path / "a", rows, partitioned_by=("s",))).partition_columns == ()
+    assert read(an_iceberg_table(tmp_path / "a", rows, partitioned_by=("s",))).head.partition_columns == ()
     kept = an_iceberg_table(tmp_path / "b", rows.slice(1), partitioned_by=("s",))
-    assert read(kept).partition_columns == ("s",)
+    assert read(kept).head.partition_columns == ("s",)
 
 
 def test_equality_deletes_that_are_gone_are_refused(tmp_path: Path) -> None:

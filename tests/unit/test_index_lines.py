@@ -169,7 +169,7 @@ def logged_adds(location: Path) -> dict[str, Any]:
 def test_lines_of_a_real_table_repeat_its_log(tmp_path: Path, response_format: ResponseFormat) -> None:
     location = a_delta_table(tmp_path / "table", partitioned_by=("day", "carrier"))
     snapshot = read_delta(str(location))
-    found = lines_of(snapshot.files.combine_chunks(), snapshot.partition_columns, response_format)
+    found = lines_of(snapshot.files.combine_chunks(), snapshot.head.partition_columns, response_format)
     adds = logged_adds(location)
     assert len(found) == len(adds)
     for name, line in zip(snapshot.files.column("name").to_pylist(), found, strict=True):
@@ -217,7 +217,7 @@ def test_deletion_vectors_are_sent_where_clients_find_them(tmp_path: Path) -> No
     snapshot = read_delta(str(location))
     found = {
         json.dumps(line["deltaSingleAction"]["add"]["partitionValues"]): line
-        for line in lines_of(snapshot.files.combine_chunks(), snapshot.partition_columns, "delta")
+        for line in lines_of(snapshot.files.combine_chunks(), snapshot.head.partition_columns, "delta")
     }
     inline, relative, absolute, later, plain = (found[day] for day in sorted(found))
     assert inline["deltaSingleAction"]["add"]["deletionVector"] == VECTORS["inline"]
@@ -245,7 +245,7 @@ def test_a_file_whose_log_has_no_time_has_a_line_all_the_same(tmp_path: Path) ->
 
 def deltas(location: Path) -> list[dict[str, Any]]:
     snapshot = read_delta(str(location))
-    found = lines_of(snapshot.files.combine_chunks(), snapshot.partition_columns, "delta")
+    found = lines_of(snapshot.files.combine_chunks(), snapshot.head.partition_columns, "delta")
     return [line["deltaSingleAction"]["add"] for line in found]
 
 

@@ -1,15 +1,19 @@
-"""What the versions of a Delta table changed, from an index of changes: a thousand versions are a dozen files.
+"""The changes of each version of a Delta table, from an index: segments of some dozen versions in Arrow IPC files.
 
-The index is cut into aligned segments, built on first use. Only the newest segment of a range may be short, and is
-kept under its last version.
+Segments are aligned and built on first use; only the newest of a range may be short, under its last version. The last
+batch of a segment is one row with its footer, which is complete only after all versions were read.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+import hashlib
+import json
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from dataclasses import field as dataclass_field
-from functools import lru_cache
-from itertools import groupby
+from functools import cached_property, lru_cache
+from itertools import chain, groupby
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pyarrow as pa
@@ -17,38 +21,537 @@ import pyarrow.compute as pc
 
 from lakeshare_server.errors import TableFilesMissing, Unserveable
 from lakeshare_server.storage import Stores
-from lakeshare_server.tables.delta.change_index import (
-    CDC,
-    HeadTexts,
-    RewrittenSegment,
-    Segment,
-    SegmentVersion,
-    SegmentWriter,
-    open_segment,
+from lakeshare_server.storage.locations import find_outside_files, find_roots, resolve_names
+from lakeshare_server.tables.delta.files import (
+    WITH_EMPTY_VALUES,
+    Action,
+    mapping_mode,
+    parse_partition_values,
+    partition_types,
+    physical_name,
+    vector_id,
+    vector_paths,
 )
-from lakeshare_server.tables.delta.files import mapping_mode, parse_partition_values, physical_name
-from lakeshare_server.tables.delta.log import NOT_AS_SPECIFIED, LogListing, list_log
+from lakeshare_server.tables.delta.log import (
+    NOT_AS_SPECIFIED,
+    Commit,
+    LogFile,
+    LogListing,
+    head_actions,
+    list_log,
+    read_commits,
+    replay,
+)
 from lakeshare_server.tables.delta.snapshot import make_delta_head, require_known
 from lakeshare_server.tables.index import CacheFolder
+from lakeshare_server.tables.lines import LINE_COLUMNS, file_ids, struct_of, total
 from lakeshare_server.tables.predicates import Predicate, columns_of
 from lakeshare_server.tables.restrictions import Undecided, find_undecided, is_within, without_counts
 from lakeshare_server.tables.snapshot import Hindrance, TableHead, parse_schema
 
-LAYOUT = 5
-LENGTHS = (100, 10)
-HEADS_KEPT = 256
-VECTORS = '"deletionVectors"'
+ADD, REMOVE, CDC = 0, 1, 2
+COLUMNS = (
+    *(("version", pa.int64()), ("kind", pa.int8()), ("in_feed", pa.bool_())),
+    *(("path", pa.string()), ("size", pa.int64())),
+    *((name, pa.string()) for name in LINE_COLUMNS),
+)
+FOOTER_KEY = "note"
+SCHEMA = pa.schema([*COLUMNS, (FOOTER_KEY, pa.string())])
+BATCH_ROWS = 16_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentVersion:
+    """A version in a segment; `protocol` and `metadata` are JSON of the log, in force after its commit.
+
+    `own_time_ms` is the in-commit timestamp; `fault` says why the changes are unknown. A version of an Iceberg table
+    has a `head` for recipients, in JSON, and `feed_fault` if its changed rows are unknown.
+    """
+
+    version: int
+    protocol: str
+    metadata: str
+    modified_ms: int
+    own_time_ms: int | None
+    first_row: int
+    window_rows: int
+    cdc_rows: int
+    feed_rows: int
+    window_bytes: int
+    feed_bytes: int
+    vectors: int
+    lacks_row_ids: bool
+    fault: str | None = None
+    head: str | None = None
+    feed_vectors: int = 0
+    feed_fault: str | None = None
+
+
+@dataclass(frozen=True)
+class SegmentFooter:
+    """The versions of a segment that the log has, and the roots of their files (see `storage.locations`).
+
+    For an Iceberg table, `made_of` has the layout and the digests of the two file indexes that were compared.
+    """
+
+    versions: dict[int, SegmentVersion] = dataclass_field(default_factory=dict)
+    roots: tuple[str, ...] = ()
+    made_of: tuple[str, ...] = ()
+
+    def as_json(self) -> str:
+        texts: dict[str, int] = {}
+        versions = []
+        for version in self.versions.values():
+            numbers = [texts.setdefault(text, len(texts)) for text in (version.protocol, version.metadata)]
+            versions.append({**asdict(version), "protocol": numbers[0], "metadata": numbers[1]})
+        fields = {"texts": list(texts), "versions": versions, "roots": self.roots, "made_of": self.made_of}
+        return json.dumps(fields)
+
+    @classmethod
+    def from_json(cls, text: str) -> "SegmentFooter":
+        footer = json.loads(text)
+        versions = {}
+        for fields in footer["versions"]:
+            texts = {name: footer["texts"][fields[name]] for name in ("protocol", "metadata")}
+            versions[fields["version"]] = SegmentVersion(**{**fields, **texts})
+        return cls(versions, tuple(footer["roots"]), tuple(footer["made_of"]))
+
+
+class Segment:
+    """An open segment. Batches are views into the mapped file."""
+
+    def __init__(self, source: pa.MemoryMappedFile) -> None:
+        self._reader = pa.ipc.open_file(source)
+        last = self._reader.num_record_batches - 1
+        self.note = SegmentFooter.from_json(self._reader.get_batch(last).column(FOOTER_KEY)[0].as_py())
+        self._starts = [0]
+        for number in range(last):
+            self._starts.append(self._starts[-1] + self._reader.get_batch(number).num_rows)
+
+    def rows(self, start: int, stop: int) -> Iterator[pa.RecordBatch]:
+        """The rows from `start` to before `stop`, in batches."""
+        number = bisect_right(self._starts, start) - 1
+        while start < stop:
+            begin, end = self._starts[number], min(self._starts[number + 1], stop)
+            yield self._reader.get_batch(number).slice(start - begin, end - start)
+            start, number = end, number + 1
+
+
+class RewrittenSegment(Segment):
+    """A segment whose batches are rewritten when they are read."""
+
+    def __init__(self, segment: Segment, rewrite: Callable[[pa.RecordBatch], pa.RecordBatch]) -> None:
+        self.note = segment.note
+        self.original, self._rewrite = segment, rewrite
+
+    def rows(self, start: int, stop: int) -> Iterator[pa.RecordBatch]:
+        """The rows from `start` to before `stop`, in batches."""
+        return map(self._rewrite, self.original.rows(start, stop))
+
+
+def open_segment(path: Path) -> Segment:
+    return Segment(pa.memory_map(str(path)))
+
 
 SegmentCache = CacheFolder[Segment]
 
 
+def segment_cache(folder: Path, max_bytes: int) -> SegmentCache:
+    """Segments in a folder of bounded size, which other indexes may share."""
+    return CacheFolder(folder, "changes", max_bytes, open_segment)
+
+
+class SegmentFile:
+    """Writes a segment: rows in batches, then the footer."""
+
+    def __init__(self, path: Path) -> None:
+        self._sink = pa.OSFile(str(path), "wb")
+        self._writer = pa.ipc.new_file(self._sink, SCHEMA)
+        self._waiting: list[pa.Table] = []
+
+    def __enter__(self) -> "SegmentFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._writer.close()
+        self._sink.close()
+
+    def add(self, rows: pa.Table) -> None:
+        self._waiting.append(rows)
+        if sum(table.num_rows for table in self._waiting) >= BATCH_ROWS:
+            self._flush()
+
+    def close(self, footer: SegmentFooter) -> None:
+        self._flush()
+        row: dict[str, Any] = {name: pa.nulls(1, kind) for name, kind in COLUMNS}
+        row[FOOTER_KEY] = pa.array([footer.as_json()], pa.string())
+        self._writer.write_table(pa.table(row, schema=SCHEMA))
+
+    def _flush(self) -> None:
+        if self._waiting:
+            rows = pa.concat_tables(self._waiting)
+            rows = rows.append_column(FOOTER_KEY, pa.nulls(rows.num_rows, pa.string())).combine_chunks()
+            self._writer.write_table(rows, max_chunksize=BATCH_ROWS)
+            self._waiting = []
+
+
+@dataclass(frozen=True)
+class FileChange:
+    """One action of a commit; `in_feed`: it is part of the change data feed."""
+
+    version: int
+    kind: int
+    in_feed: bool
+    action: Action
+    committed_ms: int
+
+
+def list_file_changes(commit: Commit, removes: Sequence[Action]) -> Iterator[FileChange]:
+    """The data changes of a commit; `removes` are its removes, completed from the log."""
+    counts = ("numTargetRowsInserted", "numTargetRowsUpdated", "numTargetRowsDeleted")
+    metrics = commit.info.get("operationMetrics") or {}
+    # A MERGE that rewrote files without changing a row (protocol §1.8) has no rows in the feed.
+    is_noop = commit.info.get("operation") == "MERGE" and all(metrics.get(name) == "0" for name in counts)
+    for kind, actions in ((ADD, commit.adds), (REMOVE, removes)):
+        for action in actions:
+            if _has_data_change(action):
+                in_feed = not commit.cdc and not is_noop
+                yield FileChange(commit.last, kind, in_feed, action, commit.modified_ms)
+    for action in commit.cdc:
+        yield FileChange(commit.last, CDC, True, action, commit.modified_ms)
+
+
+def _has_data_change(action: Action) -> bool:
+    """Whether rows change with a file: OPTIMIZE rewrites files with the same rows."""
+    return action.get("dataChange") is not False
+
+
+def make_change_table(
+    root: str, changes: Sequence[FileChange], partition_types: Mapping[str, str]
+) -> pa.Table:
+    """The rows of the changes; `partition_types` are by the names in the log."""
+    names = pa.array([change.action["path"] for change in changes], pa.string())
+    if names.null_count:
+        raise ValueError("a file without a path")
+    vectors = [change.action.get("deletionVector") or {} for change in changes]
+    described = pa.table(
+        {
+            "dv_storage": pa.array([vector.get("storageType") for vector in vectors], pa.string()),
+            "dv_path": pa.array([vector.get("pathOrInlineDv") for vector in vectors], pa.string()),
+        }
+    )
+    stored = [vector if vector and vector["storageType"] != "i" else None for vector in vectors]
+    columns = [
+        pa.array([change.version for change in changes], pa.int64()),
+        pa.array([change.kind for change in changes], pa.int8()),
+        pa.array([change.in_feed for change in changes], pa.bool_()),
+        resolve_names(root, names),
+        pa.array([change.action["size"] for change in changes], pa.int64()),
+        file_ids(names, hashlib.md5),
+        file_ids(names, hashlib.sha256),
+        pa.array([_common(change, partition_types) for change in changes], pa.string()),
+        pa.array([_rest(change) for change in changes], pa.string()),
+        vector_paths(root, described),
+        pa.array([_vector_file_id(vector) for vector in stored], pa.string()),
+        # What follows the URL of a deletion vector, with the closing quote of the URL.
+        pa.array(
+            [None if vector is None else '",' + _members(_vector_size(vector)) + "}" for vector in stored],
+            pa.string(),
+        ),
+    ]
+    return pa.Table.from_arrays(columns, schema=pa.schema(list(COLUMNS)))
+
+
+def _common(change: FileChange, partition_types: Mapping[str, str]) -> str:
+    action = change.action
+    # Spark omits nulls in some actions; all clients accept explicit nulls.
+    logged = action.get("partitionValues") or {}
+    values = {
+        column: None if logged.get(column) == "" and kind not in WITH_EMPTY_VALUES else logged.get(column)
+        for column, kind in partition_types.items()
+    }
+    fields: Action = {"partitionValues": values, "size": action["size"]}
+    stats = action.get("stats")
+    if change.kind == ADD and stats and _counts_rows(stats):
+        fields["stats"] = stats
+    return _members(fields)
+
+
+def _counts_rows(stats: str) -> bool:
+    """Whether readers can use statistics; as in snapshots, those without a row count are left out."""
+    try:
+        rows = orjson.loads(stats)["numRecords"]
+    except (orjson.JSONDecodeError, KeyError, TypeError, IndexError):
+        return False
+    return isinstance(rows, int) and rows >= 0
+
+
+def _rest(change: FileChange) -> str:
+    action = change.action
+    fields: Action = {"dataChange": change.kind != CDC}
+    if change.kind == ADD:
+        fields["modificationTime"] = action.get("modificationTime", change.committed_ms)
+    elif change.kind == REMOVE:
+        fields["deletionTimestamp"] = action.get("deletionTimestamp", change.committed_ms)
+        fields["extendedFileMetadata"] = True
+    for name in ("baseRowId", "defaultRowCommitVersion", "tags", "clusteringProvider"):
+        if action.get(name) is not None:
+            fields[name] = action[name]
+    vector = action.get("deletionVector")
+    if vector and vector["storageType"] == "i":
+        inline = {"storageType": "i", "pathOrInlineDv": vector["pathOrInlineDv"], **_vector_size(vector)}
+        fields["deletionVector"] = inline
+    return "," + _members(fields)
+
+
+def _vector_file_id(vector: Action | None) -> str | None:
+    unique = vector_id(vector)
+    return None if unique is None else hashlib.sha256(unique.encode()).hexdigest()
+
+
+def _vector_size(vector: Action) -> Action:
+    offset = vector.get("offset")
+    size: Action = {} if offset is None else {"offset": offset}
+    return {**size, "sizeInBytes": vector["sizeInBytes"], "cardinality": vector["cardinality"]}
+
+
+def _members(fields: Action) -> str:
+    return orjson.dumps(fields).decode()[1:-1].replace("\x7f", "\\u007f")
+
+
+class RemovedFiles:
+    """Completes removes, commit by commit; reads the table's files only if a remove lacks fields."""
+
+    def __init__(self, stores: Stores, listing: LogListing) -> None:
+        self._stores, self._listing = stores, listing
+        # The files before the first such remove, and the files added since.
+        self._before: pa.Table | None = None
+        self._since: dict[str, Action] = {}
+
+    def of(self, commit: Commit, is_partitioned: bool) -> list[Action]:
+        """The removes of a commit, each with its size and partition values."""
+
+        def is_lacking(remove: Action) -> bool:
+            return remove.get("size") is None or (is_partitioned and remove.get("partitionValues") is None)
+
+        lacking = {
+            remove["path"] for remove in commit.removes if _has_data_change(remove) and is_lacking(remove)
+        }
+        if lacking and self._before is None:
+            self._before = replay(self._stores, self._listing, commit.first - 1).adds
+        known = self._describe(sorted(lacking))
+        complete = [
+            # The remove's own values take precedence, but not nulls.
+            {
+                **remove,
+                **{k: v if remove.get(k) is None else remove[k] for k, v in known[remove["path"]].items()},
+            }
+            if remove["path"] in lacking
+            else remove
+            for remove in commit.removes
+        ]
+        if self._before is not None:
+            for add in commit.adds:
+                values = add.get("partitionValues") or {}
+                self._since[add["path"]] = {"size": add["size"], "partitionValues": values}
+        return complete
+
+    def _describe(self, paths: Sequence[str]) -> dict[str, Action]:
+        known = {path: self._since[path] for path in paths if path in self._since}
+        left = [path for path in paths if path not in known]
+        if left and self._before is not None:
+            before = self._before.filter(pc.is_in(self._before.column("path"), pa.array(left, pa.string())))
+            for row in before.select(["path", "size", "partition_values"]).to_pylist():
+                known[row["path"]] = {"size": row["size"], "partitionValues": row["partition_values"] or {}}
+        unknown = [path for path in left if path not in known]
+        if unknown:
+            raise TableFilesMissing(
+                self._listing.root, f"its log removes {unknown[0]} without a size, and never added it"
+            )
+        return known
+
+
+# Limits of the commits parsed at once: a commit may be of any size.
+BYTES_AT_ONCE = 32_000_000
+COMMITS_AT_ONCE = 100
+
+
+@dataclass(frozen=True)
+class HeadTexts:
+    """Protocol and metadata of the log as JSON, normalized: the same text from commits and from checkpoints."""
+
+    protocol: str
+    metadata: str
+
+    @cached_property
+    def partition_types(self) -> dict[str, str]:
+        return partition_types(orjson.loads(self.metadata))
+
+    def after(self, commit: Commit) -> "HeadTexts":
+        if commit.protocol is None and commit.metadata is None:
+            return self
+        return HeadTexts(
+            self.protocol if commit.protocol is None else _text(commit.protocol),
+            self.metadata if commit.metadata is None else _text(commit.metadata),
+        )
+
+
+# In force before the first version.
+NO_HEAD = HeadTexts("", "")
+
+
+def _text(action: Action) -> str:
+    return orjson.dumps(_without_empty(action), option=orjson.OPT_SORT_KEYS).decode()
+
+
+def _without_empty(value: Any) -> Any:
+    """The value without null and empty members: commits and checkpoints differ in them."""
+    if not isinstance(value, dict):
+        return value
+    members = {name: _without_empty(member) for name, member in value.items()}
+    return {name: member for name, member in members.items() if member is not None and member != {}}
+
+
+class SegmentWriter:
+    """Writes the segment of the versions from `begin` to `end` whose commits the log has.
+
+    `before` is the head in force before `begin`, None if unknown.
+    """
+
+    def __init__(
+        self, stores: Stores, listing: LogListing, begin: int, end: int, before: HeadTexts | None
+    ) -> None:
+        self._stores, self._listing, self._root = stores, listing, listing.root
+        self.begin, self.end, self._before = begin, end, before
+        self._removed = RemovedFiles(stores, listing)
+        self._versions: dict[int, SegmentVersion] = {}
+        self._roots: set[str] = set()
+        self._rows = 0
+
+    def write(self, path: Path, versions: Collection[int]) -> None:
+        """Writes the file, which has to contain `versions`."""
+        commits = self._listing.commits
+        for version in sorted(versions):
+            if version not in commits:
+                oldest = min(commits, default=None)
+                kept = "it has no commits at all"
+                if oldest is not None:
+                    kept = f"its oldest commit is that of version {oldest}"
+                raise TableFilesMissing(
+                    self._root, f"the log has lost the commit of version {version}; {kept}"
+                )
+        # Runs of existing versions without a gap.
+        runs: list[list[int]] = []
+        for version in range(self.begin, self.end + 1):
+            if version in commits:
+                if version - 1 not in commits or not runs:
+                    runs.append([])
+                runs[-1].append(version)
+        with SegmentFile(path) as file:
+            for run in runs:
+                readable, heads = self._readable(run, versions)
+                self._write_run(file, readable, heads)
+            file.close(SegmentFooter(self._versions, tuple(sorted(self._roots))))
+
+    def _readable(self, run: Sequence[int], versions: Collection[int]) -> tuple[Sequence[int], HeadTexts]:
+        """The versions of a run from the first with a known head, and the head before them."""
+        if run[0] == 0:
+            return run, NO_HEAD
+        if run[0] == self.begin and self._before is not None:
+            return run, self._before
+        for number, version in enumerate(run):
+            if number == 0 or version in versions or version in self._listing.checkpoints:
+                try:
+                    # Of the version itself: the one before may be gone, and the commit repeats changes of the head.
+                    protocol, metadata = head_actions(self._stores, self._listing, version)
+                except TableFilesMissing:
+                    if version in versions:
+                        raise
+                else:
+                    return run[number:], HeadTexts(_text(protocol), _text(metadata))
+        return [], NO_HEAD
+
+    def _write_run(self, file: SegmentFile, run: Sequence[int], heads: HeadTexts) -> None:
+        for files in _group_by_size([(version, version, self._listing.commits[version]) for version in run]):
+            for commit in read_commits(self._stores, self._root, files):
+                heads = heads.after(commit)
+                if not heads.protocol or not heads.metadata:
+                    raise TableFilesMissing(self._root, "its log has no protocol or no metadata")
+                try:
+                    self._write_commit(file, commit, heads)
+                except NOT_AS_SPECIFIED as error:
+                    raise TableFilesMissing(
+                        self._root, f"an entry of version {commit.last} in its log is not whole"
+                    ) from error
+
+    def _write_commit(self, file: SegmentFile, commit: Commit, heads: HeadTexts) -> None:
+        fault = None
+        try:
+            removes = self._removed.of(commit, bool(heads.partition_types))
+            changes = list(list_file_changes(commit, removes))
+        except TableFilesMissing as error:
+            # Raised only for requests of this version.
+            fault, changes = error.what, []
+        self._versions[commit.last] = _describe_version(commit, heads, changes, self._rows, fault)
+        if changes:
+            table = make_change_table(self._root, changes, heads.partition_types)
+            self._rows += table.num_rows
+            self._roots |= find_roots(self._root, find_outside_files(self._root, table))
+            file.add(table)
+
+
+def _group_by_size(files: Sequence[LogFile]) -> Iterator[list[LogFile]]:
+    """The files in groups that fit into memory together."""
+    group: list[LogFile] = []
+    size_bytes = 0
+    for file in files:
+        if group and (size_bytes + file[2].size_bytes > BYTES_AT_ONCE or len(group) == COMMITS_AT_ONCE):
+            yield group
+            group, size_bytes = [], 0
+        group.append(file)
+        size_bytes += file[2].size_bytes
+    if group:
+        yield group
+
+
+def _describe_version(
+    commit: Commit, heads: HeadTexts, changes: Sequence[FileChange], first_row: int, fault: str | None
+) -> SegmentVersion:
+    window = [change for change in changes if change.kind != CDC]
+    feed = [change for change in changes if change.in_feed]
+    configuration = orjson.loads(heads.metadata).get("configuration") or {}
+    time_ms = None
+    if configuration.get("delta.enableInCommitTimestamps") == "true":
+        time_ms = commit.info.get("inCommitTimestamp")
+    return SegmentVersion(
+        version=commit.last,
+        protocol=heads.protocol,
+        metadata=heads.metadata,
+        modified_ms=commit.modified_ms,
+        own_time_ms=time_ms if isinstance(time_ms, int) and not isinstance(time_ms, bool) else None,
+        first_row=first_row,
+        window_rows=len(window),
+        cdc_rows=len(changes) - len(window),
+        feed_rows=len(feed),
+        window_bytes=sum(change.action["size"] for change in window),
+        feed_bytes=sum(change.action["size"] for change in feed),
+        vectors=sum(bool(change.action.get("deletionVector")) for change in changes),
+        lacks_row_ids=any(change.action.get("baseRowId") is None for change in window),
+        fault=fault,
+    )
+
+
+LAYOUT = 5
+LENGTHS = (100, 10)
+
+
 @dataclass(frozen=True, kw_only=True)
 class VersionChanges:
-    """What one version changed.
+    """The changes of one version.
 
-    `head` is in force after its commit; its hindrances are those of the whole range that was read. `tells_time` says
-    that the time stands in the commit; others come from files, and whoever knows better uses `at`. Of Iceberg tables,
-    windows and the feed can have hindrances of their own, and `feed_fault` says why the feed cannot be told.
+    `head` is in force after its commit; its hindrances are those of the whole range that was read. `tells_time`: the
+    time is an in-commit timestamp; other times come from files and can be replaced with `at`. The window and the feed
+    of an Iceberg table can have hindrances of their own, and `feed_fault` says why the feed is unknown.
     """
 
     version: int
@@ -70,29 +573,26 @@ class VersionChanges:
 
     @property
     def has_data_changes(self) -> bool:
-        """Whether rows changed, as far as the log tells."""
         return bool(self.window_rows or self.cdc_rows)
 
     @property
     def end_row(self) -> int:
-        """Behind the last of its rows in the segment."""
         return self.first_row + self.window_rows + self.cdc_rows
 
     @property
     def roots(self) -> tuple[str, ...]:
-        """The stores that its files are in, and maybe others; of local files elsewhere, the folders."""
+        """The stores of its files, or folders of local files outside of the table; possibly more."""
         return self.segment.note.roots
 
     def at(self, timestamp_ms: int) -> "VersionChanges":
-        """The same changes, with another time."""
         return replace(self, timestamp_ms=timestamp_ms)
 
 
 @dataclass(frozen=True)
 class ChangeLog:
-    """Where a table's log is; `table_id` tells it from another that was made at the same place before.
+    """The log of a table; `table_id` distinguishes it from an earlier table at the same path.
 
-    A listing that is at hand saves listing again, and its commits tell the table apart, too.
+    A `listing` saves listing again, and its commits distinguish tables, too.
     """
 
     stores: Stores
@@ -101,39 +601,50 @@ class ChangeLog:
     listing: LogListing | None = None
 
 
-def segment_cache(folder: Path, max_bytes: int) -> SegmentCache:
-    """Segments in a folder of bounded size, which other indexes may share."""
-    return CacheFolder(folder, "changes", max_bytes, open_segment)
-
-
 def read_changes(log: ChangeLog, cache: SegmentCache, first: int, last: int) -> list[VersionChanges]:
-    """What the versions from `first` to `last` changed, in order.
+    """Returns the changes of the versions from `first` to `last`, in order.
 
     Raises:
-        TableFilesMissing: the log does not have one of them any more, or it is not whole.
-        Unserveable: a version needs a reader feature that this server does not know.
+        TableFilesMissing: the log no longer has one of them, or it is damaged.
+        Unserveable: a version needs an unknown reader feature.
         Unavailable: the cache folder cannot be written, or the store does not answer.
     """
-    found = list(_segments(log, cache, first, last))
-    versions = [(version, segment) for segment in found for version in segment.note.versions.values()]
-    times = _times([one for one, _ in versions])
-    asked = [
-        (one, segment, time_ms)
-        for (one, segment), time_ms in zip(versions, times, strict=True)
-        if first <= one.version <= last
-    ]
-    for one, _, _ in asked:
-        if one.fault is not None:
-            raise TableFilesMissing(log.root, one.fault)
-    heads = _heads(log.root, [one for one, _, _ in asked])
+    segments = list(_segments(log, cache, first, last))
+    versions = [(version, segment) for segment in segments for version in segment.note.versions.values()]
+    requested = []
+    times: list[int] = []
+    for version, segment in versions:
+        # Times of files increase with the versions, regardless of clocks and copies.
+        file_time_ms = max(version.modified_ms, times[-1] + 1) if times else version.modified_ms
+        times.append(file_time_ms if version.own_time_ms is None else version.own_time_ms)
+        if first <= version.version <= last:
+            requested.append((version, segment, times[-1]))
+    for version, _, _ in requested:
+        if version.fault is not None:
+            raise TableFilesMissing(log.root, version.fault)
+    heads = _heads(log.root, [version for version, _, _ in requested])
     return [
-        _changes(one, segment, time_ms, head)
-        for (one, segment, time_ms), head in zip(asked, heads, strict=True)
+        VersionChanges(
+            version=version.version,
+            timestamp_ms=time_ms,
+            tells_time=version.own_time_ms is not None,
+            head=head,
+            metadata_text=version.metadata,
+            protocol_text=version.protocol,
+            window_rows=version.window_rows,
+            cdc_rows=version.cdc_rows,
+            feed_rows=version.feed_rows,
+            window_bytes=version.window_bytes,
+            feed_bytes=version.feed_bytes,
+            first_row=version.first_row,
+            segment=segment,
+        )
+        for (version, segment, time_ms), head in zip(requested, heads, strict=True)
     ]
 
 
 def list_spans(first: int, last: int) -> Iterator[tuple[int, int]]:
-    """The segments that hold the versions of a range: whole ones of the greatest length, the last one short."""
+    """The segments of a range of versions: as long as possible, the last one short."""
     begin = first - first % LENGTHS[0]
     while begin <= last:
         whole = (begin + length - 1 for length in LENGTHS if begin % length == 0)
@@ -148,19 +659,24 @@ def _segments(log: ChangeLog, cache: SegmentCache, first: int, last: int) -> Ite
     before: Segment | None = None
     for begin, end in list_spans(first, last):
         versions = range(max(begin, first), end + 1)
-        segment = cache.found(_identity(log, begin, end))
+        segment = cache.find(_identity(log, begin, end))
         if segment is None or not _has(segment, versions):
             listing = listing or list_log(log.stores, log.root)
-            before = before or _segment_before(log, cache, begin)
-            writer = SegmentWriter(log.stores, listing, begin, end, _heads_at(before, begin - 1))
-            segment = _build_segment(log, cache, writer, versions)
+            if before is None and begin:
+                length = LENGTHS[0] if begin % LENGTHS[0] == 0 else LENGTHS[1]
+                before = cache.find(_identity(log, begin - length, begin - 1))
+            known = None if before is None else before.note.versions.get(begin - 1)
+            heads = None if known is None else HeadTexts(known.protocol, known.metadata)
+            segment = _build_segment(
+                log, cache, SegmentWriter(log.stores, listing, begin, end, heads), versions
+            )
         before = segment
         yield segment
 
 
 def _build_segment(log: ChangeLog, cache: SegmentCache, writer: SegmentWriter, versions: range) -> Segment:
     identity = _identity(log, writer.begin, writer.end)
-    return cache.get(identity, lambda path: writer.write(path, versions), lambda there: _has(there, versions))
+    return cache.get(identity, lambda path: writer.write(path, versions), lambda built: _has(built, versions))
 
 
 def _identity(log: ChangeLog, begin: int, end: int) -> tuple[object, ...]:
@@ -170,40 +686,17 @@ def _identity(log: ChangeLog, begin: int, end: int) -> tuple[object, ...]:
 
 
 def _has(segment: Segment, versions: range) -> bool:
-    """Whether a segment tells the versions: a fault may be gone from the log since, so it is looked for again."""
-    found = [segment.note.versions.get(version) for version in versions]
-    return all(one is not None and one.fault is None for one in found)
-
-
-def _segment_before(log: ChangeLog, cache: SegmentCache, begin: int) -> Segment | None:
-    """The segment that ends where another begins, if it was built."""
-    length = LENGTHS[0] if begin % LENGTHS[0] == 0 else LENGTHS[1]
-    return cache.found(_identity(log, begin - length, begin - 1)) if begin else None
-
-
-def _heads_at(segment: Segment | None, version: int) -> HeadTexts | None:
-    known = None if segment is None else segment.note.versions.get(version)
-    return None if known is None else HeadTexts(known.protocol, known.metadata)
-
-
-def _times(versions: Sequence[SegmentVersion]) -> list[int]:
-    """When each version came about: times of files grow with the versions, whatever clocks and copies did to them."""
-    times: list[int] = []
-    for version in versions:
-        if version.own_time_ms is not None:
-            times.append(version.own_time_ms)
-        else:
-            times.append(max(version.modified_ms, times[-1] + 1) if times else version.modified_ms)
-    return times
+    """Whether a segment has the versions without a fault: faulty ones are read again, the log may be repaired."""
+    known = [segment.note.versions.get(version) for version in versions]
+    return all(version is not None and version.fault is None for version in known)
 
 
 def _heads(root: str, versions: Sequence[SegmentVersion]) -> list[TableHead]:
-    vectors = sum(one.vectors for one in versions)
-    lacks_row_ids = any(one.lacks_row_ids for one in versions)
-    # Versions before the feature was switched on have a protocol without it, which the protocol's history shows.
-    supporting = {one.protocol for one in versions if VECTORS in one.protocol} or {
-        one.protocol for one in versions
-    }
+    vectors = sum(version.vectors for version in versions)
+    lacks_row_ids = any(version.lacks_row_ids for version in versions)
+    # Versions before the feature was enabled have a protocol without it, which the protocol's history shows.
+    protocols = {version.protocol for version in versions}
+    supporting = {protocol for protocol in protocols if '"deletionVectors"' in protocol} or protocols
     try:
         heads = [
             _head(one.protocol, one.metadata, vectors if one.protocol in supporting else 0, lacks_row_ids)
@@ -214,9 +707,9 @@ def _heads(root: str, versions: Sequence[SegmentVersion]) -> list[TableHead]:
     return share_hindrances(heads)
 
 
-@lru_cache(HEADS_KEPT)
+@lru_cache(256)
 def _head(protocol_text: str, metadata_text: str, vectors: int, lacks_row_ids: bool) -> TableHead:
-    """What recipients are told at a version, given what the files of the range have and lack."""
+    """The head at a version, given deletion vectors and row ids of the files in the range."""
     protocol, metadata = orjson.loads(protocol_text), orjson.loads(metadata_text)
     require_known(protocol)
     rows = max(vectors, 1)
@@ -228,31 +721,11 @@ def _head(protocol_text: str, metadata_text: str, vectors: int, lacks_row_ids: b
 
 
 def share_hindrances(heads: Sequence[TableHead]) -> list[TableHead]:
-    """The heads with whatever hinders one of them: an answer has one format from its first line to its last."""
+    """Returns the heads, each with the hindrances of all: all lines of a response have one format."""
     different = {id(head): head for head in heads}
-    hindrances = tuple(
-        dict.fromkeys(hindrance for head in different.values() for hindrance in head.hindrances)
-    )
-    whole = {key: replace(head, hindrances=hindrances) for key, head in different.items()}
-    return [whole[id(head)] for head in heads]
-
-
-def _changes(one: SegmentVersion, segment: Segment, timestamp_ms: int, head: TableHead) -> VersionChanges:
-    return VersionChanges(
-        version=one.version,
-        timestamp_ms=timestamp_ms,
-        tells_time=one.own_time_ms is not None,
-        head=head,
-        metadata_text=one.metadata,
-        protocol_text=one.protocol,
-        window_rows=one.window_rows,
-        cdc_rows=one.cdc_rows,
-        feed_rows=one.feed_rows,
-        window_bytes=one.window_bytes,
-        feed_bytes=one.feed_bytes,
-        first_row=one.first_row,
-        segment=segment,
-    )
+    hindrances = tuple(dict.fromkeys(chain.from_iterable(head.hindrances for head in different.values())))
+    shared = {key: replace(head, hindrances=hindrances) for key, head in different.items()}
+    return [shared[id(head)] for head in heads]
 
 
 PARTITION_VALUES = r'(?s)^"partitionValues":(?P<values>\{.*\}),"size":\d'
@@ -260,123 +733,105 @@ ADVICE = "Ask the provider to share a view of these rows."
 
 
 class RestrictedSegment(Segment):
-    """Some rows of a segment, as if it had no others."""
+    """The rows of a segment with these numbers."""
 
-    def __init__(self, segment: Segment, places: pa.Int64Array) -> None:
+    def __init__(self, segment: Segment, numbers: pa.Int64Array) -> None:
         self.note = segment.note
-        self._segment, self._places = segment, places
+        self._segment, self._numbers = segment, numbers
 
     def rows(self, start: int, stop: int) -> Iterator[pa.RecordBatch]:
-        """The rows from one place among the chosen to another, in batches."""
-        places = self._places.slice(start, stop - start)
-        if not len(places):
+        """The chosen rows from `start` to before `stop`, in batches."""
+        numbers = self._numbers.slice(start, stop - start)
+        if not len(numbers):
             return
-        begin, end = places[0].as_py(), places[-1].as_py() + 1
+        begin, end = numbers[0].as_py(), numbers[-1].as_py() + 1
         for batch in self._segment.rows(begin, end):
-            is_here = pc.and_(pc.greater_equal(places, begin), pc.less(places, begin + batch.num_rows))
-            here = pc.subtract(places.filter(is_here), begin)
+            is_inside = pc.and_(pc.greater_equal(numbers, begin), pc.less(numbers, begin + batch.num_rows))
+            inside = pc.subtract(numbers.filter(is_inside), begin)
             begin += batch.num_rows
-            if len(here):
-                yield batch.take(here)
+            if len(inside):
+                yield batch.take(inside)
 
 
 def restrict_changes(changes: Sequence[VersionChanges], rule: Predicate) -> list[VersionChanges]:
-    """What of the changes a rule allows to be told.
-
-    Raises:
-        Unserveable: the rule is not decided by the partitions of a version's files.
-    """
-    found: list[VersionChanges] = []
-    for _, versions in groupby(changes, key=lambda one: id(one.segment)):
-        found += _of_segment(list(versions), rule)
-    return found
-
-
-@dataclass(frozen=True)
-class _RestrictedVersion:
-    """The rows of one version that may be told."""
-
-    places: pa.Int64Array
-    cdc_rows: int
-    feed_rows: int
-    window_bytes: int
-    feed_bytes: int
+    """Returns the part of the changes that a rule allows."""
+    restricted: list[VersionChanges] = []
+    for _, group in groupby(changes, key=lambda version: id(version.segment)):
+        versions = [_restrict_version(version, rule) for version in group]
+        segment = RestrictedSegment(versions[0][0].segment, pa.concat_arrays([rows for _, rows in versions]))
+        first_row = 0
+        for version, rows in versions:
+            restricted.append(replace(version, first_row=first_row, segment=segment))
+            first_row += len(rows)
+    return restricted
 
 
-def _of_segment(versions: Sequence[VersionChanges], rule: Predicate) -> Iterator[VersionChanges]:
-    chosen = [_restrict_version(version, rule) for version in versions]
-    segment = RestrictedSegment(versions[0].segment, pa.concat_arrays([one.places for one in chosen]))
-    first_row = 0
-    for one, its in zip(versions, chosen, strict=True):
-        yield replace(
-            one,
-            head=without_counts(one.head),
-            window_hindrances=without_counts(replace(one.head, hindrances=one.window_hindrances)).hindrances,
-            feed_hindrances=without_counts(replace(one.head, hindrances=one.feed_hindrances)).hindrances,
-            window_rows=len(its.places) - its.cdc_rows,
-            cdc_rows=its.cdc_rows,
-            feed_rows=its.feed_rows,
-            window_bytes=its.window_bytes,
-            feed_bytes=its.feed_bytes,
-            first_row=first_row,
-            segment=segment,
-        )
-        first_row += len(its.places)
-
-
-def _restrict_version(one: VersionChanges, rule: Predicate) -> _RestrictedVersion:
-    segment = one.segment.original if isinstance(one.segment, RewrittenSegment) else one.segment
-    places: list[pa.Array] = [pa.array([], pa.int64())]
+def _restrict_version(version: VersionChanges, rule: Predicate) -> tuple[VersionChanges, pa.Int64Array]:
+    """The version with the totals of its allowed rows, and the numbers of these rows."""
+    segment = version.segment.original if isinstance(version.segment, RewrittenSegment) else version.segment
+    numbers: list[pa.Array] = [pa.array([], pa.int64())]
     cdc_rows = feed_rows = window_bytes = feed_bytes = 0
-    begin = one.first_row
-    batches = segment.rows(one.first_row, one.end_row) if one.end_row > one.first_row else ()
+    begin = version.first_row
+    batches = segment.rows(version.first_row, version.end_row) if version.end_row > version.first_row else ()
     for batch in batches:
-        mask = _mask(one, batch, rule)
-        places.append(pc.add(pc.indices_nonzero(mask).cast(pa.int64()), begin))
+        mask = _mask(version, batch, rule)
+        numbers.append(pc.add(pc.indices_nonzero(mask).cast(pa.int64()), begin))
         begin += batch.num_rows
         kept = batch.select(["kind", "in_feed", "size"]).filter(mask)
         is_cdc = pc.equal(kept.column("kind"), CDC)
-        cdc_rows += _sum(is_cdc)
-        feed_rows += _sum(kept.column("in_feed"))
-        window_bytes += _sum(kept.column("size").filter(pc.invert(is_cdc)))
-        feed_bytes += _sum(kept.column("size").filter(kept.column("in_feed")))
-    return _RestrictedVersion(pa.concat_arrays(places), cdc_rows, feed_rows, window_bytes, feed_bytes)
+        cdc_rows += total(is_cdc)
+        feed_rows += total(kept.column("in_feed"))
+        window_bytes += total(kept.column("size").filter(pc.invert(is_cdc)))
+        feed_bytes += total(kept.column("size").filter(kept.column("in_feed")))
+    rows = pa.concat_arrays(numbers)
+    restricted = replace(
+        version,
+        head=without_counts(version.head),
+        window_hindrances=_without_counts(version.head, version.window_hindrances),
+        feed_hindrances=_without_counts(version.head, version.feed_hindrances),
+        window_rows=len(rows) - cdc_rows,
+        cdc_rows=cdc_rows,
+        feed_rows=feed_rows,
+        window_bytes=window_bytes,
+        feed_bytes=feed_bytes,
+    )
+    return restricted, rows
 
 
-def _mask(one: VersionChanges, batch: pa.RecordBatch, rule: Predicate) -> pa.BooleanArray:
-    said = pc.extract_regex(batch.column("common"), pattern=PARTITION_VALUES)
-    texts = pc.struct_field(said, [0]).dictionary_encode()
+def _without_counts(head: TableHead, hindrances: tuple[Hindrance, ...]) -> tuple[Hindrance, ...]:
+    return without_counts(replace(head, hindrances=hindrances)).hindrances
+
+
+def _mask(version: VersionChanges, batch: pa.RecordBatch, rule: Predicate) -> pa.BooleanArray:
+    values = pc.extract_regex(batch.column("common"), pattern=PARTITION_VALUES)
+    texts = pc.struct_field(values, [0]).dictionary_encode()
     if texts.indices.null_count:
-        raise _refusal(one.version, Undecided("", "a file of it does not tell its partition"))
-    partition = _partition(one.head, [orjson.loads(text) for text in texts.dictionary.to_pylist()])
-    columns = columns_of(one.head.schema_string, batch.schema)
-    found = find_undecided(rule, partition.type, columns)
-    if found is not None:
-        raise _refusal(one.version, found)
+        raise _refusal(version.version, Undecided("", "a file of the version has no partition values"))
+    partition = _partition(version.head, [orjson.loads(text) for text in texts.dictionary.to_pylist()])
+    columns = columns_of(version.head.schema_string, batch.schema)
+    undecided = find_undecided(rule, partition.type, columns)
+    if undecided is not None:
+        raise _refusal(version.version, undecided)
     return pc.take(is_within(rule, partition, columns), texts.indices)
 
 
-def _partition(head: TableHead, said: Sequence[dict[str, str | None]]) -> pa.StructArray:
-    """The values that the texts state, under the table's own names; what one of them leaves out is missing."""
+def _partition(head: TableHead, files: Sequence[dict[str, str | None]]) -> pa.StructArray:
+    """The partition values of files under the table's own names; a column that a file lacks is left out."""
     is_mapped = mapping_mode(head.configuration) != "none"
-    arrays, columns = [], []
+    texts: dict[str, pa.Array] = {}
+    columns: list[tuple[str, str]] = []
     for field in parse_schema(head.schema_string):
         name = physical_name({"name": field.name, "metadata": field.metadata}) if is_mapped else field.name
-        if said and isinstance(field.type, str) and all(name in values for values in said):
-            arrays.append(pa.array([values[name] for values in said], pa.string()))
+        if files and isinstance(field.type, str) and all(name in values for values in files):
+            texts[field.name] = pa.array([values[name] for values in files], pa.string())
             columns.append((field.name, field.type))
-    if not arrays:
-        return pa.nulls(len(said), pa.struct([]))
-    return parse_partition_values(pa.StructArray.from_arrays(arrays, [name for name, _ in columns]), columns)
+    return parse_partition_values(struct_of(texts, len(files)), columns)
 
 
-def _refusal(version: int, found: Undecided) -> Unserveable:
+def _refusal(version: int, undecided: Undecided) -> Unserveable:
+    column = undecided.column + ": " if undecided.column else ""
     return Unserveable(
-        f"What you may read of the changes of version {version} cannot be told from partitions: "
-        f"{found.column + ': ' if found.column else ''}{found.reason}.",
+        f"What you may read of the changes of version {version} cannot be decided from partitions: "
+        f"{column}{undecided.reason}.",
         ADVICE,
     )
-
-
-def _sum(values: pa.Array) -> int:
-    return int(pc.sum(values, min_count=0).as_py())

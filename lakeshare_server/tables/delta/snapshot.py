@@ -1,7 +1,8 @@
-"""A Delta table at one version, ready to be indexed."""
+"""A Delta table at one version, as input of the file index."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -14,7 +15,6 @@ from lakeshare_server.storage.locations import from_uri
 from lakeshare_server.tables.delta.files import mapping_mode, snapshot_files
 from lakeshare_server.tables.delta.log import (
     NOT_AS_SPECIFIED,
-    LogListing,
     TableState,
     list_for_latest,
     list_log,
@@ -39,20 +39,21 @@ CATALOG_MANAGED = frozenset(
     {"catalogManaged", "catalogOwned-preview", "coordinatedCommits-preview", "managedCommit-preview"}
 )
 COORDINATOR_PROPERTIES = ("delta.coordinatedCommits.", "delta.managedCommits.")
-# Recipients get files, never the log: how it is kept, and by whom, makes no difference to them.
+# Features of the log only: recipients read files, never the log.
 LOG_ONLY = CATALOG_MANAGED | {
     *("v2Checkpoint", "vacuumProtocolCheck", "inCommitTimestamp", "inCommitTimestamp-preview"),
     *("checkpointProtection", "checkpointProtection-experimental"),
 }
-# Their entries in the configuration would speak of a log that recipients do not have.
-LOG_ONLY_PROPERTIES = (
+LOG_ONLY_PROPERTIES = {
     "delta.checkpointPolicy",
     "delta.enableInCommitTimestamps",
     "delta.inCommitTimestampEnablementVersion",
     "delta.inCommitTimestampEnablementTimestamp",
     "delta.requireCheckpointProtectionBeforeVersion",
-)
+    *(f"delta.feature.{feature}" for feature in LOG_ONLY),
+}
 ROW_TRACKING = "delta.enableRowTracking"
+# Feature, reason, fix and code of types that need a reader feature.
 BY_TYPE = {
     "timestamp_ntz": (
         *("timestampNtz", "has timestamps without a time zone", "Store them as timestamp."),
@@ -63,13 +64,12 @@ BY_TYPE = {
         ReasonCode.VARIANTS,
     ),
 }
-# They have to be in the lists of readers and of writers.
+# Features that have to be in the lists of readers and of writers.
 READER_WRITER = frozenset(
     {"columnMapping", "deletionVectors", "timestampNtz", "typeWidening", "typeWidening-preview"}
     | {"variantType", "variantType-preview", "variantShredding", "variantShredding-preview"}
     | {"geospatial", "geospatial-preview"}
 )
-KNOWN = LOG_ONLY | READER_WRITER
 # With the writer version that implies each of them.
 LEGACY_FEATURES = (
     *(("appendOnly", 2), ("invariants", 2), ("checkConstraints", 3), ("changeDataFeed", 4)),
@@ -77,14 +77,64 @@ LEGACY_FEATURES = (
 )
 
 
-def require_known(protocol: Mapping[str, Any]) -> None:
-    """Refuse a table whose log means something this reader does not know.
+def read_delta(location: str, version: int | None = None, stores: Stores | None = None) -> TableSnapshot:
+    """Reads the table at a path, `file:` URL or store URL; `version` None means the latest.
 
     Raises:
-        Unserveable: names the features or the version.
+        Unserveable: there is no such table or version, its log needs an unknown feature, or the latest version was
+            requested and may not be in the log yet.
+        StoreError: the store lacks a file of the log, or denies access.
+        Unavailable: the store does not answer.
     """
+    stores = stores or Stores(ServerSettings())
+    root = from_uri(location).rstrip("/")
+    try:
+        listing = list_for_latest(stores, root) if version is None else list_log(stores, root)
+        latest = listing.latest
+    except (TableFilesMissing, StoreMissing) as error:
+        raise Unserveable(f"There is no Delta table at {root}.", "Check the table's location.") from error
+    requested = latest if version is None else version
+    if requested > latest:
+        raise _no_such_version(root, requested, f"its latest is {latest}")
+    try:
+        try:
+            state = replay(stores, listing, requested)
+        except TableFilesMissing:
+            if not listing.since:
+                raise
+            # The checkpoint that the listing starts with is unreadable; the version may be readable from earlier files.
+            state = replay(stores, list_log(stores, root), requested)
+        snapshot = snapshot_of(root, state)
+    except TableFilesMissing as error:
+        raise _no_such_version(root, requested, error.what) from error
+    if version is None and snapshot.head.is_catalog_managed:
+        require_published(stores, root, requested)
+    return snapshot
+
+
+def _no_such_version(root: str, version: int, why: str) -> Unserveable:
+    return Unserveable(
+        f"The Delta table at {root} cannot be read at version {version}: {why}.",
+        "Check that the version exists and that its log is whole.",
+    )
+
+
+def snapshot_of(root: str, state: TableState) -> TableSnapshot:
+    """Returns the snapshot of a replayed log."""
+    try:
+        require_known(state.protocol)
+        head = make_delta_head(state.protocol, state.metadata, state.adds)
+        files = snapshot_files(root, state.metadata, state.adds)
+    except NOT_AS_SPECIFIED as error:
+        raise TableFilesMissing(root, "the protocol or the metadata in its log is not whole") from error
+    return TableSnapshot(format="delta", location=root, head=head, version=state.version, files=files)
+
+
+def require_known(protocol: Mapping[str, Any]) -> None:
+    """Refuses a table whose log needs unknown features."""
     version = int(protocol.get("minReaderVersion", 1))
-    unknown = sorted(set(protocol.get("readerFeatures") or ()) - KNOWN) if version == 3 else []
+    known = LOG_ONLY | READER_WRITER
+    unknown = sorted(set(protocol.get("readerFeatures") or ()) - known) if version == 3 else []
     if unknown:
         names = ", ".join(unknown)
         raise Unserveable(f"The table needs the reader features {names}.", f"Share a copy without {names}.")
@@ -96,64 +146,69 @@ def require_known(protocol: Mapping[str, Any]) -> None:
 
 
 def make_delta_head(protocol: Mapping[str, Any], metadata: Mapping[str, Any], adds: pa.Table) -> TableHead:
-    """What recipients are told of a table with this protocol and metadata, and these files.
+    """Returns the head for recipients of a table with this protocol, metadata and files.
 
     Raises:
         Unserveable: a column has a type that no client reads.
         AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError: protocol or metadata are not
-            what the specification says.
+            as specified.
     """
-    # A name or a comment with half a surrogate pair can be written into no line.
+    # Raises for half a surrogate pair in a name or a comment: it cannot be encoded.
     parquet_format_schema(metadata["schemaString"]).encode()
-    told, properties = _recipient_protocol(protocol), _recipient_properties(metadata)
+    logged = metadata.get("configuration") or {}
+    properties = {
+        key: value
+        for key, value in ((str(key), str(value)) for key, value in logged.items() if value is not None)
+        if key not in LOG_ONLY_PROPERTIES and not key.startswith(COORDINATOR_PROPERTIES)
+    }
+    shared = TableProtocol(
+        int(protocol.get("minReaderVersion", 1)),
+        int(protocol.get("minWriterVersion", 2)),
+        _without_log_only(protocol.get("readerFeatures")),
+        _without_log_only(protocol.get("writerFeatures")),
+    )
     if properties.get(ROW_TRACKING) == "true" and adds.column("base_row_id").null_count:
-        told, properties = _without_row_tracking(told, properties)
-    hindered = find_hindrances(protocol, metadata, column_of(adds, "dv_storage"))
+        # Row tracking that is announced but missing in a file breaks clients (delta-sharing #840).
+        if shared.writer_features is not None:
+            features = tuple(feature for feature in shared.writer_features if feature != "rowTracking")
+            shared = replace(shared, writer_features=features)
+        properties.pop(ROW_TRACKING)
+    times_since = None
+    if logged.get("delta.enableInCommitTimestamps") == "true":
+        times_since = int(logged.get("delta.inCommitTimestampEnablementVersion") or 0)
+    hindrances = find_hindrances(protocol, metadata, column_of(adds, "dv_storage"))
+    needed = [hindrance.feature for hindrance in hindrances if hindrance.feature is not None]
     return TableHead(
         table_id=str(metadata["id"]),
         name=metadata.get("name"),
         description=metadata.get("description"),
         schema_string=metadata["schemaString"],
         partition_columns=tuple(metadata.get("partitionColumns") or ()),
-        protocol=_with_needed(told, [one.feature for one in hindered if one.feature is not None]),
+        protocol=_with_needed(shared, needed),
         configuration=properties,
         created_time_ms=metadata.get("createdTime"),
-        hindrances=hindered,
-        commit_times_since=_commit_times_since(metadata),
-        is_catalog_managed=is_catalog_managed(protocol, metadata),
+        hindrances=hindrances,
+        commit_times_since=times_since,
+        is_catalog_managed=_is_catalog_managed(protocol, logged),
     )
 
 
-def is_catalog_managed(protocol: Mapping[str, Any], metadata: Mapping[str, Any]) -> bool:
+def _without_log_only(features: list[str] | None) -> tuple[str, ...] | None:
+    return None if features is None else tuple(feature for feature in features if feature not in LOG_ONLY)
+
+
+def _is_catalog_managed(protocol: Mapping[str, Any], properties: Mapping[str, Any]) -> bool:
     """Whether commits can be valid before they are in the log ("Catalog-managed tables")."""
     features = {*(protocol.get("readerFeatures") or ()), *(protocol.get("writerFeatures") or ())}
-    properties = metadata.get("configuration") or {}
     return bool(features & CATALOG_MANAGED) or any(
         name.startswith(COORDINATOR_PROPERTIES) and value for name, value in properties.items()
     )
 
 
-def _commit_times_since(metadata: Mapping[str, Any]) -> int | None:
-    properties = metadata.get("configuration") or {}
-    if properties.get("delta.enableInCommitTimestamps") != "true":
-        return None
-    return int(properties.get("delta.inCommitTimestampEnablementVersion") or 0)
-
-
-def _recipient_protocol(protocol: Mapping[str, Any]) -> TableProtocol:
-    """The protocol as recipients are told it, without what only readers of the log need."""
-    return TableProtocol(
-        int(protocol.get("minReaderVersion", 1)),
-        int(protocol.get("minWriterVersion", 2)),
-        _recipient_features(protocol.get("readerFeatures")),
-        _recipient_features(protocol.get("writerFeatures")),
-    )
-
-
 def merge_protocols(protocols: Iterable[TableProtocol]) -> TableProtocol:
-    """One protocol with the features of all, in the shape that the specification demands ("Table Features").
+    """Returns a protocol with the features of all, in the form that the specification requires ("Table Features").
 
-    Kernels refuse any other shape: a feature of readers is in both lists, or column mapping and implied by version 2.
+    Kernels refuse other forms: a reader feature is in both lists, or is column mapping implied by version 2.
     """
     different = list(dict.fromkeys(protocols))
     reads = max(protocol.min_reader_version for protocol in different)
@@ -172,102 +227,56 @@ def merge_protocols(protocols: Iterable[TableProtocol]) -> TableProtocol:
 
 
 def _with_needed(protocol: TableProtocol, needed: Iterable[str]) -> TableProtocol:
-    """The protocol with the features without which the table cannot be read, where what wrote it left them out."""
+    """The protocol with the features that reading the table needs, if the writer left them out."""
     supported = set(_writer_features(protocol))
     if protocol.min_reader_version >= 3:
         supported &= set(protocol.reader_features or ())
     elif protocol.min_reader_version < 2:
         supported.discard("columnMapping")
     lacking = tuple(dict.fromkeys(feature for feature in needed if feature not in supported))
-    others = [TableProtocol(3, 7, lacking, lacking)] if lacking else []
-    return merge_protocols([protocol, *others])
+    return merge_protocols([protocol, *([TableProtocol(3, 7, lacking, lacking)] if lacking else [])])
 
 
 def _writer_features(protocol: TableProtocol) -> Sequence[str]:
-    """The features of writers, named or implied by a version before 7 ("Writer Version Requirements")."""
+    """The writer features, listed or implied by a version before 7 ("Writer Version Requirements")."""
     if protocol.min_writer_version >= 7:
         return protocol.writer_features or ()
     return [feature for feature, version in LEGACY_FEATURES if version <= protocol.min_writer_version]
 
 
-def _recipient_properties(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """The table's properties as recipients are told them."""
-    logged = metadata.get("configuration") or {}
-    properties = {str(key): str(value) for key, value in logged.items() if value is not None}
-    dropped = {f"delta.feature.{feature}" for feature in LOG_ONLY} | set(LOG_ONLY_PROPERTIES)
-    return {
-        key: value
-        for key, value in properties.items()
-        if key not in dropped and not key.startswith(COORDINATOR_PROPERTIES)
-    }
-
-
-def _without_row_tracking(
-    protocol: TableProtocol, properties: Mapping[str, str]
-) -> tuple[TableProtocol, dict[str, str]]:
-    """Both without row tracking: announced but missing in a file, it fails clients (delta-sharing #840)."""
-    features = protocol.writer_features
-    if features is not None:
-        features = tuple(feature for feature in features if feature != "rowTracking")
-    kept = {key: value for key, value in properties.items() if key != ROW_TRACKING}
-    return (
-        TableProtocol(
-            protocol.min_reader_version, protocol.min_writer_version, protocol.reader_features, features
-        ),
-        kept,
-    )
-
-
 def find_hindrances(
     protocol: Mapping[str, Any], metadata: Mapping[str, Any], storage: pa.Array
 ) -> tuple[Hindrance, ...]:
-    """What keeps the parquet response format from carrying a snapshot; `storage` is of its deletion vectors."""
+    """Why the parquet response format cannot carry a snapshot; `storage` has the types of its deletion vectors."""
     properties = metadata.get("configuration") or {}
-    return (
-        *_column_mapping(properties),
-        *_deletion_vectors(protocol, properties, storage),
-        *_types(metadata["schemaString"], tuple(metadata.get("partitionColumns") or ()), protocol),
-    )
-
-
-def _recipient_features(features: list[str] | None) -> tuple[str, ...] | None:
-    return None if features is None else tuple(feature for feature in features if feature not in LOG_ONLY)
-
-
-def _column_mapping(properties: Mapping[str, str | None]) -> Iterator[Hindrance]:
+    columns = tuple(metadata.get("partitionColumns") or ())
+    hindrances: list[Hindrance] = []
     mode = mapping_mode(properties)
     if mode != "none":
-        yield Hindrance(
-            "columnMapping",
-            f"has column mapping in mode {mode}",
-            "Share a copy without column mapping.",
-            ReasonCode.RENAMED_COLUMNS,
-        )
-
-
-def _deletion_vectors(
-    protocol: Mapping[str, Any], properties: Mapping[str, str | None], storage: pa.Array
-) -> Iterator[Hindrance]:
+        reason, fix = f"has column mapping in mode {mode}", "Share a copy without column mapping."
+        hindrances.append(Hindrance("columnMapping", reason, fix, ReasonCode.RENAMED_COLUMNS))
     files = len(storage) - storage.null_count
-    supported = "deletionVectors" in (protocol.get("readerFeatures") or ())
-    enabled = supported and (properties.get("delta.enableDeletionVectors") or "false").lower() == "true"
-    if files or enabled:
-        yield Hindrance(
-            "deletionVectors",
-            f"has deletion vectors on {files} files" if files else "has deletion vectors switched on",
-            "Run ALTER TABLE … SET TBLPROPERTIES ('delta.enableDeletionVectors'='false'), "
-            "then REORG TABLE … APPLY (PURGE).",
-            ReasonCode.ROW_LEVEL_DELETES,
+    is_supported = "deletionVectors" in (protocol.get("readerFeatures") or ())
+    is_enabled = (properties.get("delta.enableDeletionVectors") or "false").lower() == "true"
+    if files or (is_supported and is_enabled):
+        hindrances.append(
+            Hindrance(
+                "deletionVectors",
+                f"has deletion vectors on {files} files" if files else "has deletion vectors switched on",
+                "Run ALTER TABLE … SET TBLPROPERTIES ('delta.enableDeletionVectors'='false'), "
+                "then REORG TABLE … APPLY (PURGE).",
+                ReasonCode.ROW_LEVEL_DELETES,
+            )
         )
+    return (*hindrances, *_hindrances_of_types(metadata["schemaString"], columns, protocol))
 
 
-def _types(
+def _hindrances_of_types(
     schema_string: str, partition_columns: tuple[str, ...], protocol: Mapping[str, Any]
 ) -> Iterator[Hindrance]:
     if has_metadata(schema_string, "delta.typeChanges"):
-        feature = _spelt("typeWidening", protocol)
         yield Hindrance(
-            feature,
+            _spelt("typeWidening", protocol),
             "has columns whose type was widened",
             "Rewrite the table with its new types.",
             ReasonCode.WIDENED_TYPES,
@@ -285,82 +294,12 @@ def _types(
             reason, code = f"has column {column} of type {json.dumps(kind)}", ReasonCode.UNSUPPORTED_TYPE
             yield Hindrance(_spelt("geospatial", protocol), reason, code.fix, code)
         elif kind not in BY_TYPE and kind not in PRIMITIVES and not DECIMAL.fullmatch(kind):
-            raise _unreadable_type(column, kind)
-
-
-def _unreadable_type(column: str, kind: str) -> Unserveable:
-    """The refusal of a type that the kernels of clients do not parse, so that they fail on the whole table."""
-    code = ReasonCode.VOID_COLUMN if kind == "void" else ReasonCode.UNSUPPORTED_TYPE
-    return Unserveable(f"The table has column {column} of type {json.dumps(kind)}.", code.fix, code)
+            # The kernels of clients do not parse such a type and fail on the whole table.
+            code = ReasonCode.VOID_COLUMN if kind == "void" else ReasonCode.UNSUPPORTED_TYPE
+            raise code.error(f"The table has column {column} of type {json.dumps(kind)}.")
 
 
 def _spelt(feature: str, protocol: Mapping[str, Any]) -> str:
-    """The feature as the table spells it: some have a preview of their own name."""
-    preview = f"{feature}-preview"
-    there = protocol.get("readerFeatures") or ()
-    return preview if preview in there and feature not in there else feature
-
-
-def read_delta(location: str, version: int | None = None, stores: Stores | None = None) -> TableSnapshot:
-    """The table at a path, `file:` URL or store URL; `version` None means the latest.
-
-    Raises:
-        Unserveable: no such table or version, its log needs a feature this reader does not know, or the latest version
-            is asked for and may not be in the log yet.
-        StoreError: the store lacks a file of its log, or refuses it.
-        Unavailable: the store does not answer.
-    """
-    stores = stores or Stores(ServerSettings())
-    root = from_uri(location).rstrip("/")
-    listing = _listing(stores, root, version)
-    requested = listing.latest if version is None else version
-    if requested > listing.latest:
-        raise _no_such_version(root, requested, f"its latest is {listing.latest}")
-    try:
-        snapshot = snapshot_of(root, _replayed(stores, listing, requested))
-    except TableFilesMissing as error:
-        raise _no_such_version(root, requested, error.what) from error
-    if version is None and snapshot.head.is_catalog_managed:
-        require_published(stores, root, requested)
-    return snapshot
-
-
-def snapshot_of(root: str, state: TableState) -> TableSnapshot:
-    """The snapshot of a replayed log.
-
-    Raises:
-        Unserveable, TableFilesMissing: as `read_delta` says.
-    """
-    try:
-        require_known(state.protocol)
-        head = make_delta_head(state.protocol, state.metadata, state.adds)
-        files = snapshot_files(root, state.metadata, state.adds)
-    except NOT_AS_SPECIFIED as error:
-        raise TableFilesMissing(root, "the protocol or the metadata in its log is not whole") from error
-    return TableSnapshot(format="delta", location=root, head=head, version=state.version, files=files)
-
-
-def _replayed(stores: Stores, listing: LogListing, version: int) -> TableState:
-    try:
-        return replay(stores, listing, version)
-    except TableFilesMissing:
-        if not listing.since:
-            raise
-        # The checkpoint that the listing begins with cannot be read: what lies before it may tell the same.
-        return replay(stores, list_log(stores, listing.root), version)
-
-
-def _listing(stores: Stores, root: str, version: int | None) -> LogListing:
-    try:
-        listing = list_for_latest(stores, root) if version is None else list_log(stores, root)
-        listing.latest  # noqa: B018  an empty log is no table
-    except (TableFilesMissing, StoreMissing) as error:
-        raise Unserveable(f"There is no Delta table at {root}.", "Check the table's location.") from error
-    return listing
-
-
-def _no_such_version(root: str, version: int, why: str) -> Unserveable:
-    return Unserveable(
-        f"The Delta table at {root} cannot be read at version {version}: {why}.",
-        "Check that the version exists and that its log is whole.",
-    )
+    """The feature as spelt by the table: the preview of some features has a name of its own."""
+    preview, features = f"{feature}-preview", protocol.get("readerFeatures") or ()
+    return preview if preview in features and feature not in features else feature

@@ -1,5 +1,1 @@
-"""Iceberg metadata and manifests, read into what the file index is made from."""
-
-from lakeshare_server.tables.iceberg.snapshot import read_iceberg
-
-__all__ = ["read_iceberg"]
+"""Iceberg metadata, manifests and deletes, as input of the file index."""

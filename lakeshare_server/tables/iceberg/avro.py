@@ -1,7 +1,7 @@
-"""Avro container files, in which Iceberg keeps manifests: header, codecs, blocks. entries.py knows what is in them.
+"""Avro container files with Iceberg manifests: header, codecs, blocks, and entries decoded into columns.
 
-Decoding is ours: for the same manifests fastavro took twice as long, because it makes objects of every entry and of
-every bound, and pyiceberg's own reader at least half as long again (docs/adr/0014).
+For the same manifests fastavro took twice as long, because it creates an object for every entry and every bound, and
+pyiceberg's own reader three times as long or more (docs/adr/0014).
 """
 
 import json
@@ -14,22 +14,22 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 
 MAGIC = b"Obj\x01"
-# How encrypted files of metadata begin (Iceberg spec, "AES GCM Stream File Format").
+# The magic of encrypted metadata files (Iceberg spec, "AES GCM Stream File Format").
 ENCRYPTED = b"AGS1"
 SYNC_BYTES = 16
 
 
 class AvroError(ValueError):
-    """A file that is cut off, changed, or no Avro at all."""
+    """A file that is truncated, damaged, or no Avro file."""
 
 
 class EncryptedError(AvroError):
-    """A file that only who has the table's keys can read."""
+    """An encrypted file."""
 
 
 @dataclass(frozen=True)
 class AvroBlocks:
-    """A container's schema as text, and its blocks: how many records, and their bytes."""
+    """A container's schema as text, its metadata, and its blocks: the number of records and their bytes."""
 
     schema: bytes
     metadata: Mapping[str, bytes]
@@ -37,10 +37,10 @@ class AvroBlocks:
 
 
 def read_container(content: bytes) -> AvroBlocks:
-    """The blocks of a container file (Avro spec, "Object Container Files").
+    """Reads a container file (Avro spec, "Object Container Files").
 
     Raises:
-        AvroError: it is not whole, or encrypted.
+        AvroError: the file is damaged or encrypted.
     """
     if content.startswith(ENCRYPTED):
         raise EncryptedError("it is encrypted")
@@ -59,7 +59,6 @@ def read_container(content: bytes) -> AvroBlocks:
 
 @lru_cache(32)
 def parse_avro_schema(text: bytes) -> Any:
-    """A container's schema, as JSON's types."""
     try:
         return json.loads(text)
     except ValueError as error:
@@ -67,7 +66,7 @@ def parse_avro_schema(text: bytes) -> Any:
 
 
 def read_long(content: bytes, pos: int) -> tuple[int, int]:
-    """A zigzag-coded number of any length, and the place behind it."""
+    """Reads a zigzag-coded number of any length; also returns the position after it."""
     byte = content[pos]
     pos += 1
     number = byte & 127
@@ -81,7 +80,7 @@ def read_long(content: bytes, pos: int) -> tuple[int, int]:
 
 
 def read_bytes(content: bytes, pos: int) -> tuple[bytes, int]:
-    """Bytes or a text behind their length, and the place behind them."""
+    """Reads bytes or a text after their length; also returns the position after them."""
     length, pos = read_long(content, pos)
     end = pos + length
     if length < 0 or end > len(content):
@@ -111,7 +110,7 @@ def _blocks(
         count, pos = read_long(content, pos)
         packed, pos = read_bytes(content, pos)
         block = decompress(packed)
-        # No record of ours is of no bytes: whatever says otherwise would only fill the memory.
+        # Each record of a manifest has at least one byte: a larger count would only fill the memory.
         if not 0 <= count <= len(block) or content[pos : pos + SYNC_BYTES] != sync:
             raise AvroError("a block is damaged or cut off")
         blocks.append((count, block))
@@ -123,24 +122,27 @@ def _codec(metadata: Mapping[str, bytes]) -> Callable[[bytes], bytes]:
     name = metadata.get("avro.codec", b"null").decode()
     codecs: dict[str, Callable[[bytes], bytes]] = {
         "null": bytes,
-        "deflate": _inflate,
+        "deflate": lambda packed: zlib.decompress(packed, -zlib.MAX_WBITS),
         "snappy": _unsnap,
         "zstandard": _zstandard,
     }
     if name not in codecs:
         raise AvroError(f"it is compressed with {name}; known are {', '.join(codecs)}")
-    return codecs[name]
 
+    def decompress(packed: bytes) -> bytes:
+        try:
+            return codecs[name](packed)
+        except AvroError:
+            raise
+        # pa.ArrowInvalid is a ValueError.
+        except (zlib.error, OSError, ValueError) as error:
+            raise AvroError("a block cannot be decompressed") from error
 
-def _inflate(packed: bytes) -> bytes:
-    try:
-        return zlib.decompress(packed, -zlib.MAX_WBITS)
-    except zlib.error as error:
-        raise AvroError("a block cannot be decompressed") from error
+    return decompress
 
 
 def _unsnap(packed: bytes) -> bytes:
-    """Snappy's text begins with the length it has in full; Avro puts a CRC-32 of that text behind it."""
+    """Snappy data begins with its decompressed length; Avro appends a CRC-32 of the decompressed bytes."""
     import pyarrow as pa
 
     length, shift = 0, 0
@@ -149,10 +151,7 @@ def _unsnap(packed: bytes) -> bytes:
         shift += 7
         if byte < 128:
             break
-    try:
-        block: bytes = pa.Codec("snappy").decompress(packed[:-4], length, asbytes=True)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise AvroError("a block cannot be decompressed") from error
+    block: bytes = pa.Codec("snappy").decompress(packed[:-4], length, asbytes=True)
     if zlib.crc32(block) != int.from_bytes(packed[-4:], "big"):
         raise AvroError("a block does not have its checksum")
     return block
@@ -161,47 +160,29 @@ def _unsnap(packed: bytes) -> bytes:
 def _zstandard(packed: bytes) -> bytes:
     import pyarrow as pa
 
-    try:
-        # The length in full need not stand in the frame: only a stream does without.
-        with pa.CompressedInputStream(pa.BufferReader(packed), "zstd") as stream:
-            block: bytes = stream.read()
-            return block
-    except (OSError, pa.ArrowInvalid) as error:
-        raise AvroError("a block cannot be decompressed") from error
+    # A frame may lack the decompressed length, which only a stream does not need.
+    with pa.CompressedInputStream(pa.BufferReader(packed), "zstd") as stream:
+        block: bytes = stream.read()
+        return block
 
 
 Step: TypeAlias = Callable[[bytes, int, int], int]
-# Of a record: whether it is a union of null and what the step reads. Nearly all are, so that is asked in one place.
+# Whether a member is a union of null and the type of the step, as nearly all are: checked once for speed.
 Member: TypeAlias = tuple[bool, Step]
-# How Avro numbers the second type of a union.
-SAID = 2
+# The zigzag code of the second type of a union.
+SECOND = 2
 
 LONGS = {
-    0: "status",
-    1: "snapshot_id",
-    3: "sequence_number",
-    134: "content",
-    103: "rows",
-    104: "size",
-    142: "first_row_id",
-    144: "content_offset",
-    145: "content_size_in_bytes",
-    501: "length",
-    502: "spec_id",
-    503: "snapshot_id",
-    504: "added",
-    505: "existing",
-    512: "added_rows",
-    513: "existing_rows",
-    515: "sequence_number",
-    517: "content",
-    520: "first_row_id",
-}
+    0: "status", 1: "snapshot_id", 3: "sequence_number", 134: "content", 103: "rows", 104: "size",
+    142: "first_row_id", 144: "content_offset", 145: "content_size_in_bytes", 501: "length", 502: "spec_id",
+    503: "snapshot_id", 504: "added", 505: "existing", 512: "added_rows", 513: "existing_rows",
+    515: "sequence_number", 517: "content", 520: "first_row_id",
+}  # fmt: skip
 TEXTS = {500: "path", 100: "path", 101: "format", 131: "key_metadata", 143: "referenced_data_file"}
 COUNTS = {110: "null_counts", 137: "nan_counts"}
 BOUNDS = {125: "lower", 128: "upper"}
 EQUALITY_IDS, PARTITION = 135, 102
-# For the rare writer that gives its fields no ids.
+# For the rare writer without field ids.
 NAMED = {
     "status": 0, "snapshot_id": 1, "data_file": 2, "sequence_number": 3, "content": 134, "file_path": 100,
     "file_format": 101, "partition": 102, "record_count": 103, "file_size_in_bytes": 104,
@@ -214,7 +195,7 @@ NAMED = {
 
 
 class Padded(dict[Any, list[Any]]):
-    """Columns that are made when a row first has a value for them; rows before and after have None."""
+    """Columns that are created with their first value; other rows have None."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -225,24 +206,23 @@ class Padded(dict[Any, list[Any]]):
         return column
 
     def grow(self, rows: int) -> None:
-        """Make place for so many more rows."""
         self.rows += rows
         more = [None] * rows
         for column in self.values():
             column += more
 
-    def empty(self) -> None:
-        """Take all rows out; the lists stay the same objects."""
+    def remove_rows(self) -> None:
+        """Removes all rows; the lists stay the same objects."""
         self.rows = 0
         for column in self.values():
             column.clear()
 
 
 class Entries:
-    """Entries of any number of manifests, as lists: counts and equality ids packed as Avro has them, texts as bytes.
+    """Entries of manifests in columns: counts and equality ids in Avro's encoding, texts as bytes.
 
-    `partition` is by (spec id, partition field id), `partition_kinds` are Avro's names for it; `lower` and `upper` are
-    by column id.
+    `partition` is by (spec id, partition field id), `partition_kinds` has its Avro types; `lower` and `upper` are by
+    column id.
     """
 
     def __init__(self) -> None:
@@ -253,17 +233,12 @@ class Entries:
 
     @property
     def rows(self) -> int:
-        """How many entries there are, deleted ones included."""
         return self.columns.rows
 
     def read(self, manifest: AvroBlocks, spec_id: int) -> None:
-        """Add the entries of one more manifest.
-
-        Raises:
-            AvroError: they are not what the manifest's schema says.
-        """
+        """Adds the entries of a manifest; raises AvroError if they do not match its schema."""
         program, row = self._program(manifest.schema, spec_id), self.rows
-        # Writers differ: all entries in one block, or a block for each.
+        # Some writers write all entries in one block, others a block for each.
         count = sum(count for count, _ in manifest.blocks)
         for columns in (self.columns, self.partition, self.lower, self.upper):
             columns.grow(count)
@@ -278,10 +253,10 @@ class Entries:
                 raise AvroError("a block's entries are longer or shorter than the block")
             row += count
 
-    def empty(self) -> None:
-        """Forget the entries; what is known of how manifests are read stays."""
+    def clear(self) -> None:
+        """Removes the entries; the compiled readers of schemas stay."""
         for columns in (self.columns, self.partition, self.lower, self.upper):
-            columns.empty()
+            columns.remove_rows()
 
     def _program(self, schema: bytes, spec_id: int) -> Step:
         key = (schema, spec_id)
@@ -315,26 +290,22 @@ class Entries:
             return _varints_of(self.columns[COUNTS[field_id]], 2)
         if field_id == EQUALITY_IDS:
             return _varints_of(self.columns["equality_ids"], 1)
-        if field_id in BOUNDS:
-            return _bounds(self.lower if BOUNDS[field_id] == "lower" else self.upper)
-        return None
+        return _bounds(getattr(self, BOUNDS[field_id])) if field_id in BOUNDS else None
 
     def _partition(self, field: Mapping[str, Any], spec_id: int) -> Member:
         key, kind = (spec_id, field["field-id"]), field["type"]
-        [said] = [one for one in kind if one != "null"] if isinstance(kind, list) else [kind]
-        self.partition_kinds[key] = _name(said)
-        return _member(kind, _value(_name(said), said, self.partition[key]))
+        [value] = [branch for branch in kind if branch != "null"] if isinstance(kind, list) else [kind]
+        self.partition_kinds[key] = _name(value)
+        return _member(kind, _value(_name(value), value, self.partition[key]))
 
 
 def unpack_longs(packed: bytes) -> list[int]:
-    """The numbers that stand one after the other."""
-    return [_number(one) for one in VARINT.findall(packed)]
+    return [_number(varint) for varint in VARINT.findall(packed)]
 
 
 def make_skipper(kind: Any) -> Step:
-    """Goes past a value of any type of Avro's."""
     if isinstance(kind, list):
-        branches = [make_skipper(one) for one in kind]
+        branches = [make_skipper(branch) for branch in kind]
         return lambda block, pos, row: branches[block[pos] >> 1](block, pos + 1, row)
     name = _name(kind)
     if name in ("record", "error"):
@@ -378,7 +349,7 @@ def _in_turn(members: Sequence[Member]) -> Step:
                 pos += 1
                 if not branch:
                     continue
-                if branch != SAID:
+                if branch != SECOND:
                     raise IndexError
             pos = step(block, pos, row)
         return pos
@@ -390,16 +361,12 @@ def _is_nullable(kind: Any) -> bool:
     return isinstance(kind, list) and len(kind) == 2 and kind[0] == "null"
 
 
-def _nothing(_block: bytes, pos: int, _row: int) -> int:
-    return pos
-
-
 def _member(kind: Any, step: Step) -> Member:
-    """A record's member, of which the step knows the type without null."""
+    """A member of a record; the step reads its type without null."""
     if _is_nullable(kind) or not isinstance(kind, list):
         return _is_nullable(kind), step
-    branches = [_nothing if one == "null" else step for one in kind]
-    return False, lambda block, pos, row: branches[block[pos] >> 1](block, pos + 1, row)
+    is_null = [branch == "null" for branch in kind]
+    return False, lambda block, pos, row: pos + 1 if is_null[block[pos] >> 1] else step(block, pos + 1, row)
 
 
 def _long(column: list[Any]) -> Step:
@@ -431,7 +398,6 @@ def _fixed(column: list[Any], width: int, decode: Callable[[bytes], Any]) -> Ste
 
 
 def _value(name: str, kind: Any, column: list[Any]) -> Step:
-    """Keeps a partition value."""
     if name in ("int", "long"):
         return _long(column)
     if name in ("bytes", "string"):
@@ -447,12 +413,12 @@ def _value(name: str, kind: Any, column: list[Any]) -> Step:
 
 
 def _varints_of(column: list[Any], each: int) -> Step:
-    """Keeps an array whose items are `each` numbers, packed: most files of a table have the same null counts."""
+    """Stores an array of items of `each` numbers, still encoded: most files of a table have the same null counts."""
 
     def step(block: bytes, pos: int, row: int) -> int:
         count = block[pos]
         if count and not count & 129:
-            # Up to 63 items, all in one block of the array: nearly every array there is.
+            # Up to 63 items in one block of the array, as in nearly all arrays.
             end = _so_many((count >> 1) * each)(block, pos + 1).end()  # type: ignore[union-attr]
             if not block[end]:
                 column[row] = block[pos + 1 : end]
@@ -476,7 +442,7 @@ def _varints_of(column: list[Any], each: int) -> Step:
 
 
 def _bounds(columns: Padded) -> Step:
-    """Keeps a map from column ids to bytes, which Iceberg writes as an array of keys and values."""
+    """Stores a map from column ids to bytes, which Iceberg writes as an array of keys and values."""
 
     def step(block: bytes, pos: int, row: int) -> int:
         count, pos = read_long(block, pos)
@@ -486,7 +452,7 @@ def _bounds(columns: Padded) -> Step:
                 _, pos = read_long(block, pos)
             for _ in range(count):
                 key, length = block[pos], block[pos + 1]
-                # Most ids and lengths are of one byte each; one more function call for each would double the time.
+                # Most ids and lengths have one byte; function calls for each would double the time.
                 if (key | length) < 128 and not (key | length) & 1:
                     pos += 2
                     end = pos + (length >> 1)
@@ -534,7 +500,7 @@ def _skip_items(kind: Mapping[str, Any]) -> Step:
 
 
 def _numbers_in(kind: Any) -> int:
-    """How many numbers an item is made of, 0 when it has something else in it."""
+    """The number of numbers in an item, 0 if it has other parts."""
     if _name(kind) in ("int", "long"):
         return 1
     if _name(kind) != "record":

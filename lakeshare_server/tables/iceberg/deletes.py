@@ -1,7 +1,6 @@
-"""Row-level deletes of an Iceberg snapshot as deletion vectors, one for each data file that has deleted rows.
+"""Row-level deletes of an Iceberg snapshot as deletion vectors, one for each data file with deleted rows.
 
-What cannot be said as a vector is refused, never left out. What applies to what is in delete_targets.py; the bytes are
-read in position_deletes.py and puffin.py.
+Deletes that cannot be expressed as a vector are refused, never left out. Equality deletes are in equality_deletes.py.
 """
 
 import hashlib
@@ -12,8 +11,9 @@ import zlib
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from functools import cached_property
@@ -27,7 +27,7 @@ from lakeshare_server.errors import Unserveable
 from lakeshare_server.settings import make_private
 from lakeshare_server.storage import LASTING, Stores
 from lakeshare_server.tables.iceberg.manifests import DataFiles, DeleteFile, PartitionRecord
-from lakeshare_server.tables.index import remove_abandoned, scratch_file, sync_folder
+from lakeshare_server.tables.index import keep_file, new_file, remove_abandoned
 from lakeshare_server.tables.lines import encode_z85
 from lakeshare_server.tables.serveability import ReasonCode
 from lakeshare_server.tables.snapshot import Hindrance, TableHead, TableProtocol
@@ -37,13 +37,29 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
     from pyroaring import BitMap64
 
+_log = logging.getLogger(__name__)
+
 EVERYWHERE = ""
 """The scope of equality deletes of an unpartitioned spec."""
+READERS = 16
+"""Delete files are small and come from stores with latency: many are requested at once."""
+
+
+@contextmanager
+def reading(file: str) -> Iterator[None]:
+    """Turns errors of reading a file into Unserveable; `file` names it in the message."""
+    try:
+        yield
+    except (*LASTING, OSError, ValueError, KeyError, struct.error, pa.ArrowException) as error:
+        _log.warning("%s cannot be read: %s", file, error)
+        raise Unserveable(
+            f"{file} cannot be read.", "Check that the file is there and whole; publish the table again."
+        ) from error
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A live data file as deletes have to know it; `rows` are all its rows, deleted ones too."""
+    """A live data file; `rows` includes deleted rows."""
 
     path: str
     spec_id: int
@@ -54,7 +70,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Targets:
-    """The live data files of a snapshot, found by what deletes say; a data file's number is its place in `files`."""
+    """The live data files of a snapshot; the number of a data file is its index in `files`."""
 
     files: Sequence[Target]
     unpartitioned: frozenset[int] = dataclass_field(default_factory=frozenset)
@@ -62,25 +78,29 @@ class Targets:
 
     @cached_property
     def by_path(self) -> Mapping[str, int]:
-        """Numbers by the path as the metadata spells it."""
         return {file.path: number for number, file in enumerate(self.files)}
 
     @cached_property
     def _partitions(self) -> "Mapping[_Partition, _Group]":
-        found: dict[_Partition, list[Target]] = defaultdict(list)
+        groups: dict[_Partition, list[Target]] = defaultdict(list)
         for file in self.files:
-            found[_partition(file)].append(file)
-        return {partition: _group(files) for partition, files in found.items()}
+            groups[_partition(file)].append(file)
+        return {
+            partition: _Group(
+                sorted(file.path for file in files), min(file.sequence_number for file in files)
+            )
+            for partition, files in groups.items()
+        }
 
     @cached_property
     def _numbers(self) -> Mapping[str, Sequence[int]]:
-        found: dict[str, list[int]] = defaultdict(list)
+        numbers: dict[str, list[int]] = defaultdict(list)
         for number in range(len(self.files)):
-            found[self.own_scope(number)].append(number)
-        return found
+            numbers[self.own_scope(number)].append(number)
+        return numbers
 
     def near(self, delete: DeleteFile) -> Sequence[str]:
-        """The paths, in order, of all data files that a file of position deletes can speak of: maybe of no more."""
+        """The ordered paths of the data files that a file of position deletes can apply to."""
         path = _only_path(delete)
         if path is not None:
             return [path] if self.number_of(path, delete) is not None else []
@@ -92,12 +112,12 @@ class Targets:
         return group.paths[first : None if high is None else bisect_right(group.paths, high)]
 
     def number_of(self, path: str, delete: DeleteFile) -> int | None:
-        """The data file with this path, when a position delete of this file with this path applies to it."""
+        """The number of the data file with this path, if position deletes of this file apply to it."""
         number = self.by_path.get(path)
         if number is None or self.files[number].sequence_number > delete.sequence_number:
             return None
         only = _only_path(delete)
-        # A file of deletes for one data file is found by the path alone, as Iceberg's own readers do.
+        # A file of deletes for one data file is matched by path only, as in Iceberg's own readers.
         applies = _partition(self.files[number]) == _partition(delete) if only is None else only == path
         return number if applies else None
 
@@ -109,7 +129,7 @@ class Targets:
         return group is not None and group.oldest < delete.sequence_number
 
     def scope(self, delete: DeleteFile) -> str:
-        """A name of the data files that a file of equality deletes applies to if they are older: empty for all."""
+        """A name of the set of data files that a file of equality deletes can apply to: empty for all."""
         return EVERYWHERE if delete.spec_id in self.unpartitioned else repr(_partition(delete))
 
     def own_scope(self, number: int) -> str:
@@ -117,7 +137,6 @@ class Targets:
         return repr(_partition(self.files[number]))
 
     def in_scope(self, delete: DeleteFile) -> Sequence[int]:
-        """The numbers of the data files, of any age, in the scope of a file of equality deletes."""
         scope = self.scope(delete)
         return range(len(self.files)) if scope == EVERYWHERE else self._numbers.get(scope, ())
 
@@ -128,7 +147,6 @@ class Targets:
 
 
 def targets_of(table: "TableMetadata", files: DataFiles) -> Targets:
-    """The data files of a snapshot, in their order."""
     from pyiceberg.transforms import VoidTransform
 
     # Fields that were dropped from a spec of format version 1 stay in it as `void`, which partitions nothing.
@@ -138,28 +156,23 @@ def targets_of(table: "TableMetadata", files: DataFiles) -> Targets:
         if all(isinstance(field.transform, VoidTransform) for field in spec.fields)
     )
     columns = [files.column(name).to_pylist() for name in ("path", "spec_id", "sequence_number", "rows")]
-    records = _records(files)
+    # For each spec its partition fields in the order of their ids, with the values of all files.
+    records: dict[int, list[tuple[int, Sequence[object]]]] = defaultdict(list)
+    for (spec_id, field_id), values in sorted(files.partition.items(), key=lambda entry: entry[0]):
+        records[spec_id].append((field_id, values.to_pylist()))
     return Targets(
         [
             Target(
                 path=path,
                 spec_id=spec_id,
-                partition=tuple((field, values[place]) for field, values in records.get(spec_id, ())),
+                partition=tuple((field, values[row]) for field, values in records.get(spec_id, ())),
                 sequence_number=sequence_number or 0,
                 rows=rows,
             )
-            for place, (path, spec_id, sequence_number, rows) in enumerate(zip(*columns, strict=True))
+            for row, (path, spec_id, sequence_number, rows) in enumerate(zip(*columns, strict=True))
         ],
         unpartitioned,
     )
-
-
-def _records(files: DataFiles) -> Mapping[int, Sequence[tuple[int, Sequence[object]]]]:
-    """For each spec its partition fields in the order of their ids, with the values of all files."""
-    found: dict[int, list[tuple[int, Sequence[object]]]] = defaultdict(list)
-    for (spec_id, field_id), values in sorted(files.partition.items(), key=lambda one: one[0]):
-        found[spec_id].append((field_id, values.to_pylist()))
-    return found
 
 
 _Partition = tuple[int, PartitionRecord]
@@ -167,19 +180,15 @@ _Partition = tuple[int, PartitionRecord]
 
 @dataclass(frozen=True)
 class _Group:
-    """The data files of one partition: their paths in order, and the lowest sequence number."""
+    """The data files of one partition: their ordered paths and the lowest sequence number."""
 
     paths: Sequence[str]
     oldest: int
 
 
-def _group(files: Sequence[Target]) -> _Group:
-    return _Group(sorted(file.path for file in files), min(file.sequence_number for file in files))
-
-
 def _partition(file: Target | DeleteFile) -> _Partition:
     values = file.partition
-    # NaNs of a partition are equal to each other, and the two zeros are not, as Iceberg has it.
+    # As in Iceberg, partition values of NaN are equal and the two zeros differ.
     if any(isinstance(value, float) for _, value in values):
         values = tuple(
             (field_id, repr(value) if isinstance(value, float) else value) for field_id, value in values
@@ -188,7 +197,7 @@ def _partition(file: Target | DeleteFile) -> _Partition:
 
 
 def _only_path(delete: DeleteFile) -> str | None:
-    """The one data file that a file of position deletes speaks of, when its manifest says that there is only one."""
+    """The only data file that a file of position deletes applies to, if its manifest names only one."""
     if delete.referenced_data_file is not None:
         return delete.referenced_data_file
     return delete.lowest_path if delete.lowest_path == delete.highest_path else None
@@ -196,53 +205,49 @@ def _only_path(delete: DeleteFile) -> str | None:
 
 MAGIC = struct.pack("<I", 1681511377)  # the portable 64-bit layout of Roaring bitmaps
 FILE_VERSION = b"\x01"
-# Lines are read whole by clients, and rendered by thousands: 50 KiB are about 64 KiB in Z85.
+# Clients read complete lines, and lines are rendered by thousands: 50 KiB are about 64 KiB in Z85.
 INLINE_BYTES = 50 << 10
-# All lines of a table together: each of its answers has all of these again.
+# For all lines of a table together: each response contains them.
 ALL_INLINE_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
 class Vector:
-    """The deleted rows of one data file: serialised, its magic number in front, and how many they are."""
+    """The deleted rows of one data file: serialised after the magic number, and their number."""
 
     content: bytes
     cardinality: int
 
     def rows(self) -> "BitMap64":
-        """The numbers of the deleted rows."""
         from pyroaring import BitMap64
 
         return BitMap64.deserialize(self.content[len(MAGIC) :])
 
 
 def vector_of(rows: "BitMap64") -> Vector:
-    """The vector of a set of row numbers, as small as it can be."""
     rows.run_optimize()
     return Vector(MAGIC + rows.serialize(), len(rows))
 
 
 def bitmap_of(rows: pa.Array) -> "BitMap64":
-    """A set of row numbers, none of them negative."""
     from pyroaring import BitMap64
 
-    # As they lie in memory.
     numbers = rows.cast(pa.int64())
     return BitMap64(array("Q", bytes(numbers.buffers()[1].slice(numbers.offset * 8, len(numbers) * 8))))
 
 
 def frame_vector(content: bytes) -> bytes:
-    """A vector as it stands in a file: its length before it, its checksum behind it."""
+    """A vector as in a file: between its length and its checksum."""
     return struct.pack(">I", len(content)) + content + struct.pack(">I", zlib.crc32(content))
 
 
 def vector_columns(vectors: Mapping[int, Vector], files: int, folder: Path | None) -> dict[str, pa.Array]:
-    """The columns of a snapshot's deletion vectors, of which `vectors` has those of some rows; none without vectors.
+    """The columns of a snapshot's deletion vectors by row; empty without vectors.
 
-    Large ones are written to `folder`.
+    Large vectors are written to `folder`.
 
     Raises:
-        TooLargeForALine: there is a large one, and no folder.
+        VectorTooLarge: a vector is large, and there is no folder.
     """
     if not vectors:
         return {}
@@ -265,122 +270,92 @@ def vector_columns(vectors: Mapping[int, Vector], files: int, folder: Path | Non
 
 
 class VectorTooLarge(Exception):
-    """A vector that would need a file of its own, where none can be written."""
+    """A vector needs a file of its own, and there is no folder."""
 
 
 def _place_vector(vector: Vector, most: int, folder: Path | None) -> dict[str, str | int | None]:
     size = len(vector.content)
     if size <= most:
         text = encode_z85(vector.content)
-        # Only files of vectors have an id that recipients are told.
+        # Recipients get an id for files of vectors only.
         inline = {"dv_storage": "i", "dv_path": None, "dv_inline": text, "dv_id": None}
         return {**inline, "dv_offset": None, "dv_size": size}
     if folder is None:
         raise VectorTooLarge(f"{size} bytes")
-    path, offset = str(_stored(vector.content, folder)), len(FILE_VERSION)
+    path, offset = str(_store_vector(vector.content, folder)), len(FILE_VERSION)
     stored = {"dv_storage": "p", "dv_path": path, "dv_inline": None, "dv_id": f"p{path}@{offset}"}
     return {**stored, "dv_offset": offset, "dv_size": size}
 
 
-def _stored(content: bytes, folder: Path) -> Path:
-    """The file of a vector, named by the SHA-256 of its bytes; written once, whoever asks for it how often."""
+def _store_vector(content: bytes, folder: Path) -> Path:
+    """Writes a vector to a file named by the SHA-256 of its bytes, unless the file exists."""
     file = FILE_VERSION + frame_vector(content)
     path = folder / f"{hashlib.sha256(file).hexdigest()}.bin"
-    if path.exists():
-        return path
-    scratch = scratch_file(folder)
-    try:
-        with scratch.open("xb") as target:
-            target.write(file)
-            target.flush()
-            os.fsync(target.fileno())
-        scratch.chmod(0o600)
-        scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)
-    sync_folder(folder)
+    if not path.exists():
+        with new_file(folder) as scratch:
+            with scratch.open("xb") as target:
+                target.write(file)
+                target.flush()
+                os.fsync(target.fileno())
+            keep_file(scratch, path)
     return path
 
 
 PATH, POSITION = (2147483546, "file_path"), (2147483545, "pos")
 FIELD_ID = b"PARQUET:field_id"
-# They are small files and come from stores that take their time: many are asked for at once.
-READERS = 16
-
-_log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class PositionFile:
-    """A file of position deletes, and the paths, in order, of the data files of which it may delete rows."""
-
-    delete: DeleteFile
-    near: Sequence[str]
 
 
 def deleted_positions(
-    stores: Stores, targets: Targets, files: Sequence[PositionFile], root: str
+    stores: Stores, targets: Targets, files: Sequence[tuple[DeleteFile, Sequence[str]]], root: str
 ) -> dict[int, Vector]:
-    """The vectors of all data files with deleted rows, by number.
+    """Returns the vectors of all data files with deleted rows, by number; `files` have the paths they may apply to."""
 
-    Raises:
-        Unserveable: a file is missing, cannot be read, or is not what the specification says.
-    """
+    def read(file: tuple[DeleteFile, Sequence[str]]) -> "list[tuple[int, BitMap64]]":
+        with reading(f"The position deletes {file[0].path} of {root}"):
+            return list(_positions(stores, targets, *file))
+
     merged: dict[int, BitMap64] = {}
     with ThreadPoolExecutor(READERS) as pool:
-        for found in pool.map(lambda file: _read(stores, targets, file, root), files):
-            for number, positions in found:
+        for numbered in pool.map(read, files):
+            for number, positions in numbered:
                 if number in merged:
                     merged[number] |= positions
                 else:
                     merged[number] = positions
     for number, positions in merged.items():
-        # What is deleted behind the end was never there, and readers count by what a vector says.
+        # Readers subtract the cardinality of the vector: positions after the end of the file are removed.
         if positions.max() >= targets.files[number].rows:
             positions.remove_range(targets.files[number].rows, positions.max() + 1)
     return {number: vector_of(positions) for number, positions in merged.items() if positions}
 
 
-def _read(stores: Stores, targets: Targets, file: PositionFile, root: str) -> "list[tuple[int, BitMap64]]":
-    path = file.delete.path
-    try:
-        return list(_positions(stores, targets, file))
-    except (*LASTING, OSError, ValueError, KeyError) as error:
-        _log.warning("the deletes %s of %s cannot be read: %s", path, root, error)
-        raise Unserveable(
-            f"The position deletes {path} of {root} cannot be read.",
-            "Check that the file is there and whole; publish the table again.",
-        ) from error
-
-
-def _positions(stores: Stores, targets: Targets, file: PositionFile) -> "Iterator[tuple[int, BitMap64]]":
+def _positions(
+    stores: Stores, targets: Targets, delete: DeleteFile, near: Sequence[str]
+) -> "Iterator[tuple[int, BitMap64]]":
     import pyarrow.parquet as pq
 
-    with stores.open(file.delete.path) as stream:
+    with stores.open(delete.path) as stream:
         footer = pq.read_metadata(stream)
-        columns = [_name_of(footer.schema.to_arrow_schema(), *which) for which in (PATH, POSITION)]
-        # Paths repeat for row after row: as a dictionary each of them is one text.
+        schema = footer.schema.to_arrow_schema()
+        ids = {(field.metadata or {}).get(FIELD_ID): field.name for field in schema}
+        columns = [str(ids.get(b"%d" % field_id, name)) for field_id, name in (PATH, POSITION)]
+        # Consecutive rows have the same path: a dictionary has each path once.
         parquet = pq.ParquetFile(stream, metadata=footer, read_dictionary=columns[:1])
         groups = [
             group
             for group in range(footer.num_row_groups)
-            if _may_name_live_file(footer.row_group(group), columns[0], file.near)
+            if _may_name_live_file(footer.row_group(group), columns[0], near)
         ]
         rows = parquet.read_row_groups(groups, columns=columns, use_threads=False).select(columns)
     for batch in rows.rename_columns(["path", "position"]).to_batches():
         for path, positions in _by_path(batch):
-            number = targets.number_of(path, file.delete)
+            number = targets.number_of(path, delete)
             if number is not None:
                 yield number, positions
 
 
-def _name_of(schema: pa.Schema, field_id: int, name: str) -> str:
-    ids = {(field.metadata or {}).get(FIELD_ID): field.name for field in schema}
-    return str(ids.get(b"%d" % field_id, name))
-
-
 def _may_name_live_file(group: "pq.RowGroupMetaData", column: str, live: Sequence[str]) -> bool:
-    """Whether a row group may name one of the data files: one lies between its first and last path."""
+    """Whether a row group may name one of the data files, by its first and last path."""
     for number in range(group.num_columns):
         chunk = group.column(number)
         if chunk.path_in_schema == column and chunk.statistics is not None and chunk.statistics.has_min_max:
@@ -395,30 +370,23 @@ def _by_path(batch: pa.RecordBatch) -> "Iterator[tuple[str, BitMap64]]":
         raise ValueError("a delete has no path, no position, or one before the file's begin")
     if not pa.types.is_dictionary(paths.type):
         paths = paths.dictionary_encode()
-    names = paths.dictionary.to_pylist()
-    for code, start, end in _runs(paths.indices):
-        yield names[code], bitmap_of(positions.slice(start, end - start))
-
-
-def _runs(codes: pa.Array) -> Iterator[tuple[int, int, int]]:
-    """Stretches of the same code: files are sorted by path, so that there is one for each."""
-    runs: Any = pc.run_end_encode(codes)
-    start = 0
+    names, start = paths.dictionary.to_pylist(), 0
+    # Files are sorted by path, so that each path has one run.
+    runs: Any = pc.run_end_encode(paths.indices)
     for code, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
-        yield code, start, end
+        yield names[code], bitmap_of(positions.slice(start, end - start))
         start = end
 
 
-READERS = 16
-# A length before the vector, a checksum behind it, four bytes each.
+# The length before a vector and the checksum after it have four bytes each.
 FRAME = 4
-# Reading what lies between two vectors is quicker than asking a store once more.
+# Reading the bytes between two vectors is faster than another request.
 GAP_BYTES = 256 << 10
 
 
 @dataclass(frozen=True)
 class VectorBlob:
-    """Where a vector is, how many rows it deletes, and of which data file: its number, and how many rows that has."""
+    """The location and cardinality of a vector, and the number and the rows of its data file."""
 
     path: str
     offset: int
@@ -429,50 +397,36 @@ class VectorBlob:
 
 
 def read_vectors(stores: Stores, blobs: Sequence[VectorBlob], root: str) -> dict[int, Vector]:
-    """The vectors by the numbers of their data files.
+    """Returns the vectors by the numbers of their data files."""
 
-    Raises:
-        Unserveable: a file is missing, cut off or damaged.
-    """
+    def read(path: str) -> list[tuple[int, Vector]]:
+        with reading(f"The deletion vectors {path} of {root}"), stores.open(path) as stream:
+            return [(blob.number, _vector(blob, framed)) for blob, framed in _read_blobs(stream, files[path])]
+
     files: dict[str, list[VectorBlob]] = defaultdict(list)
     for blob in sorted(blobs, key=lambda blob: blob.offset):
         files[blob.path].append(blob)
     vectors: dict[int, Vector] = {}
     with ThreadPoolExecutor(READERS) as pool:
-        for found in pool.map(lambda path: _read_blob(stores, path, files[path], root), files):
-            vectors |= dict(found)
+        for numbered in pool.map(read, files):
+            vectors |= dict(numbered)
     return vectors
 
 
-def _read_blob(stores: Stores, path: str, blobs: Sequence[VectorBlob], root: str) -> list[tuple[int, Vector]]:
-    try:
-        with stores.open(path) as stream:
-            return [(blob.number, _vector(blob, framed)) for blob, framed in _stretches(stream, blobs)]
-    except (*LASTING, OSError, ValueError, struct.error) as error:
-        _log.warning("the deletion vectors %s of %s cannot be read: %s", path, root, error)
-        raise Unserveable(
-            f"The deletion vectors {path} of {root} cannot be read.",
-            "Check that the file is there and whole; publish the table again.",
-        ) from error
-
-
-def _stretches(stream: Any, blobs: Sequence[VectorBlob]) -> Iterator[tuple[VectorBlob, bytes]]:
-    """Each vector's bytes; neighbours are read in one go."""
-    stretch: list[VectorBlob] = []
+def _read_blobs(stream: Any, blobs: Iterable[VectorBlob]) -> Iterator[tuple[VectorBlob, bytes]]:
+    """Each vector's bytes; close vectors are read together."""
+    stretches: list[list[VectorBlob]] = []
     for blob in blobs:
-        if stretch and blob.offset > stretch[-1].offset + stretch[-1].size + GAP_BYTES:
-            yield from _stretch(stream, stretch)
-            stretch = []
-        stretch.append(blob)
-    yield from _stretch(stream, stretch)
-
-
-def _stretch(stream: Any, blobs: Sequence[VectorBlob]) -> Iterator[tuple[VectorBlob, bytes]]:
-    start, end = blobs[0].offset, max(blob.offset + blob.size for blob in blobs)
-    stream.seek(start)
-    content = stream.read(end - start)
-    for blob in blobs:
-        yield blob, content[blob.offset - start : blob.offset - start + blob.size]
+        last = stretches[-1][-1] if stretches else None
+        if last is None or blob.offset > last.offset + last.size + GAP_BYTES:
+            stretches.append([])
+        stretches[-1].append(blob)
+    for stretch in stretches:
+        start, end = stretch[0].offset, max(blob.offset + blob.size for blob in stretch)
+        stream.seek(start)
+        content = stream.read(end - start)
+        for blob in stretch:
+            yield blob, content[blob.offset - start : blob.offset - start + blob.size]
 
 
 def _vector(blob: VectorBlob, framed: bytes) -> Vector:
@@ -506,19 +460,31 @@ def deletion_vectors(
     root: str,
     by_equality: "Mapping[int, BitMap64] | None" = None,
 ) -> dict[int, Vector]:
-    """The vectors of the data files with deleted rows, by number.
+    """Returns the vectors of the data files with deleted rows, by number.
 
-    `by_equality` has the rows that equality deletes delete. Deletes whose data file is gone, or whose position is
-    behind its end, delete nothing.
+    `by_equality` has the rows deleted by equality deletes. Deletes without a live data file, or with a position after
+    its end, are ignored.
 
     Raises:
-        Unserveable: there are equality deletes, and no `by_equality`, or a file of deletes cannot be read.
+        Unserveable: there are equality deletes and no `by_equality`, or a file of deletes cannot be read.
     """
     if by_equality is None:
         require_no_equality_deletes(targets, deletes, root)
     blobs = _vector_blobs(targets, deletes, root)
-    positions = deleted_positions(stores, targets, _position_files(targets, deletes, root), root)
-    # A vector has taken over all that there was before it.
+    files = []
+    for delete in deletes:
+        near = targets.near(delete) if delete.content == "position" and delete.format != "PUFFIN" else ()
+        if near and delete.format != "PARQUET":
+            raise Unserveable(
+                f"{root} has position deletes in {delete.format}, which this server does not read: {delete.path}.",
+                "Set write.delete.format.default to parquet and run CALL system.rewrite_position_delete_files("
+                "table => '…', options => map('rewrite-all', 'true')).",
+                ReasonCode.DELETE_FORMAT,
+            )
+        if near:
+            files.append((delete, near))
+    positions = deleted_positions(stores, targets, files, root)
+    # A vector replaces all earlier position deletes.
     vectors = positions | read_vectors(stores, list(blobs.values()), root)
     for number, rows in (by_equality or {}).items():
         own = vectors.get(number)
@@ -527,24 +493,22 @@ def deletion_vectors(
 
 
 def require_no_equality_deletes(targets: Targets, deletes: Sequence[DeleteFile], root: str) -> None:
-    """Refuse deletes whose rows were not looked for.
-
-    Raises:
-        Unserveable: there are some that apply to a data file.
-    """
-    found = [delete for delete in deletes if delete.content == "equality" and targets.has_equal_rows(delete)]
-    if found:
+    """Raises Unserveable if equality deletes apply to a data file."""
+    applied = [
+        delete for delete in deletes if delete.content == "equality" and targets.has_equal_rows(delete)
+    ]
+    if applied:
         raise Unserveable(
-            f"{root} has {len(found)} files of equality deletes, the first is {found[0].path}, which are not applied "
-            "to this kind of table.",
+            f"{root} has {len(applied)} files of equality deletes, the first is {applied[0].path}, which are not "
+            "applied to this kind of table.",
             f"Run {COMPACTION}, and publish the table again.",
             ReasonCode.EQUALITY_DELETES,
         )
 
 
 def _vector_blobs(targets: Targets, deletes: Sequence[DeleteFile], root: str) -> dict[int, VectorBlob]:
-    """Where the vector of each data file is that has one; a file has one at most."""
-    found: dict[int, VectorBlob] = {}
+    """The vectors in Puffin files by the numbers of their data files; a data file has one at most."""
+    blobs: dict[int, VectorBlob] = {}
     for delete in deletes:
         if delete.format != "PUFFIN":
             continue
@@ -556,31 +520,10 @@ def _vector_blobs(targets: Targets, deletes: Sequence[DeleteFile], root: str) ->
         number = targets.by_path.get(path)
         if number is None:
             continue
-        if number in found or targets.number_of(path, delete) is None:
+        if number in blobs or targets.number_of(path, delete) is None:
             raise _malformed_error(root, f"{path} has two deletion vectors, or one that is older than itself")
-        found[number] = VectorBlob(delete.path, offset, size, delete.rows, number, targets.files[number].rows)
-    return found
-
-
-def _position_files(targets: Targets, deletes: Sequence[DeleteFile], root: str) -> list[PositionFile]:
-    found = []
-    for delete in deletes:
-        if delete.content == "position" and delete.format != "PUFFIN":
-            near = targets.near(delete)
-            if near:
-                _require_parquet(delete, root)
-                found.append(PositionFile(delete, near))
-    return found
-
-
-def _require_parquet(delete: DeleteFile, root: str) -> None:
-    if delete.format != "PARQUET":
-        raise Unserveable(
-            f"{root} has position deletes in {delete.format}, which this server does not read: {delete.path}.",
-            "Set write.delete.format.default to parquet and run CALL system.rewrite_position_delete_files("
-            "table => '…', options => map('rewrite-all', 'true')).",
-            ReasonCode.DELETE_FORMAT,
-        )
+        blobs[number] = VectorBlob(delete.path, offset, size, delete.rows, number, targets.files[number].rows)
+    return blobs
 
 
 def _malformed_error(root: str, what: str) -> Unserveable:
@@ -598,11 +541,7 @@ def vectors_of(
     root: str,
     vectors_dir: Path | None,
 ) -> dict[str, pa.Array]:
-    """The columns of the deletion vectors, one row for each live data file; none when no row is deleted.
-
-    Raises:
-        Unserveable: the deletes cannot be read, or cannot be said as vectors.
-    """
+    """The columns of the deletion vectors, one row for each live data file; empty if no row is deleted."""
     vectors = deletion_vectors(stores, targets, deletes, root, by_equality) if deletes else {}
     try:
         return vector_columns(vectors, len(targets.files), vectors_dir)
@@ -615,31 +554,28 @@ def vectors_of(
 
 
 def add_vector_feature(head: TableHead, vectors: Mapping[str, pa.Array]) -> TableHead:
-    """The head of a table with these columns of vectors: readers have to know of them, and parquet cannot say them."""
+    """The head of a table with these columns of vectors: readers need the feature, and parquet cannot carry them."""
     if not vectors:
         return head
     files = pc.count(vectors["dv_storage"], mode="only_valid").as_py()
+    # Table features need these versions; the earlier reader version 2 meant column mapping.
+    before = ("columnMapping",) if head.protocol.min_reader_version == 2 else ()
+    reader = dict.fromkeys((*(head.protocol.reader_features or before), FEATURE))
+    writer = dict.fromkeys((*(head.protocol.writer_features or ()), *reader))
+    protocol = TableProtocol(3, 7, tuple(reader), tuple(writer))
     return replace(
         head,
-        protocol=_with_feature(head.protocol),
+        protocol=protocol,
         configuration={**head.configuration, "delta.enableDeletionVectors": "true"},
         hindrances=(*head.hindrances, vector_hindrance(files)),
     )
 
 
 def vector_hindrance(files: int) -> Hindrance:
-    """Why parquet cannot carry files with vectors, of which there are so many."""
+    """Why parquet cannot carry a table with vectors on this number of files."""
     return Hindrance(
         FEATURE,
         f"has deletion vectors on {files} files",
         f"Run {COMPACTION}; or write copy-on-write.",
         ReasonCode.ROW_LEVEL_DELETES,
     )
-
-
-def _with_feature(protocol: TableProtocol) -> TableProtocol:
-    # Table features are of these versions; a lower reader version of 2 meant column mapping.
-    before = ("columnMapping",) if protocol.min_reader_version == 2 else ()
-    reader = dict.fromkeys((*(protocol.reader_features or before), FEATURE))
-    writer = dict.fromkeys((*(protocol.writer_features or ()), *reader))
-    return TableProtocol(3, 7, tuple(reader), tuple(writer))

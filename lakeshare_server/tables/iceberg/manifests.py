@@ -1,14 +1,13 @@
-"""The live files of a snapshot: its manifest list, and the manifests of data and of deletes.
+"""The live files of a snapshot, from its manifest list and its manifests of data and of deletes.
 
-Manifests come from object stores, so many are under way at once; the time it takes goes with the live files, not with
-the table's history.
+Many manifests are requested from the store at once; the time depends on the live files, not on the table's history.
 """
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import pyarrow as pa
@@ -59,9 +58,9 @@ class DataFiles:
 
     `columns` has path (as the manifest spells it), format (upper case), rows, size (bytes), spec_id, snapshot_id that
     added it, sequence_number, first_row_id (v3) and key_metadata (of encrypted files). `lower` and `upper` are bounds
-    in Iceberg's single-value form, `null_counts` and `nan_counts` numbers, all by column id; a column of which no file
-    says anything is missing. `partition` is by (spec id, partition field id), null for files of another spec: dates
-    and times are integers in it, decimals and UUIDs bytes.
+    in Iceberg's single-value form, `null_counts` and `nan_counts` numbers, all by column id; a column without any value
+    is missing. `partition` is by (spec id, partition field id), null for files of another spec: dates and times are
+    integers, decimals and UUIDs bytes.
     """
 
     columns: pa.Table
@@ -72,32 +71,29 @@ class DataFiles:
     partition: Mapping[tuple[int, int], pa.Array]
 
     def __len__(self) -> int:
-        """How many files there are."""
         files: int = self.columns.num_rows
         return files
 
     def column(self, name: str) -> pa.Array:
-        """One of `columns`, in one piece."""
         return self.columns.column(name).combine_chunks()
 
+    @property
+    def formats(self) -> set[str]:
+        return set(pc.unique(self.column("format")).to_pylist())
+
     def in_spec(self, spec_id: int) -> pa.BooleanArray:
-        """Which files were written under a partition spec."""
         return pc.equal(self.column("spec_id"), spec_id)
 
     def filtered(self, kept: pa.BooleanArray) -> "DataFiles":
-        """Some of the files."""
-        return DataFiles(
-            columns=self.columns.filter(kept),
-            lower={key: values.filter(kept) for key, values in self.lower.items()},
-            upper={key: values.filter(kept) for key, values in self.upper.items()},
-            null_counts={key: values.filter(kept) for key, values in self.null_counts.items()},
-            nan_counts={key: values.filter(kept) for key, values in self.nan_counts.items()},
-            partition={key: values.filter(kept) for key, values in self.partition.items()},
-        )
+        maps = ("lower", "upper", "null_counts", "nan_counts", "partition")
+        changes: dict[str, Any] = {
+            name: {key: values.filter(kept) for key, values in getattr(self, name).items()} for name in maps
+        }
+        return replace(self, columns=self.columns.filter(kept), **changes)
 
 
 def arrow_chunk(entries: Entries) -> pa.Table:
-    """The live ones of the entries read so far, in columns that `data_files` puts together."""
+    """The live entries read so far, as columns for `data_files`."""
     arrays = {name: _array(entries.columns[name], kind) for name, kind in COLUMNS.items()}
     arrays |= {name: pa.array(entries.columns[name], pa.binary()) for name in COUNTS}
     for which, columns in (("lower", entries.lower), ("upper", entries.upper)):
@@ -107,50 +103,40 @@ def arrow_chunk(entries: Entries) -> pa.Table:
         arrays[f"partition:{key[0]}:{key[1]}"] = _array(column, kind)
     status = entries.columns["status"]
     chunk = pa.table(arrays)
-    return chunk.filter(pa.array([one != DELETED for one in status])) if DELETED in status else chunk
+    return chunk.filter(pa.array([code != DELETED for code in status])) if DELETED in status else chunk
 
 
 def data_files(chunks: list[pa.Table]) -> DataFiles:
-    """The files of all chunks."""
     if not chunks:
         chunks = [pa.table({name: pa.nulls(0, kind) for name, kind in COLUMNS.items()})]
     whole = pa.concat_tables(chunks, promote_options="default").combine_chunks()
     columns = whole.select(list(COLUMNS))
     formats = pc.utf8_upper(columns.column("format"))
+    by_kind: dict[str, dict[tuple[int, ...], pa.Array]] = {"lower": {}, "upper": {}, "partition": {}}
+    for name in whole.column_names:
+        kind, *ids = name.split(":")
+        if ids:
+            by_kind[kind][tuple(map(int, ids))] = whole.column(name).combine_chunks()
     return DataFiles(
         columns=columns.set_column(columns.schema.get_field_index("format"), "format", formats),
-        lower=dict(_numbered(whole, "lower")),
-        upper=dict(_numbered(whole, "upper")),
+        lower={field_id: values for (field_id,), values in by_kind["lower"].items()},
+        upper={field_id: values for (field_id,), values in by_kind["upper"].items()},
         null_counts=_counts(whole, "null_counts"),
         nan_counts=_counts(whole, "nan_counts"),
-        partition={
-            (int(name.split(":")[1]), int(name.split(":")[2])): _whole(whole, name)
-            for name in whole.column_names
-            if name.startswith("partition:")
-        },
+        partition={(spec_id, field_id): one for (spec_id, field_id), one in by_kind["partition"].items()},
     )
 
 
 def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
-    # Texts come as bytes; the cast finds what is no UTF-8.
+    # Texts are bytes; the cast refuses invalid UTF-8.
     return pa.array(values, pa.binary()).cast(kind) if pa.types.is_string(kind) else pa.array(values, kind)
 
 
-def _whole(table: pa.Table, name: str) -> pa.Array:
-    return table.column(name).combine_chunks()
-
-
-def _numbered(table: pa.Table, which: str) -> Iterator[tuple[int, pa.Array]]:
-    for name in table.column_names:
-        if name.startswith(f"{which}:"):
-            yield int(name.removeprefix(f"{which}:")), _whole(table, name)
-
-
 def _counts(table: pa.Table, name: str) -> dict[int, pa.Array]:
-    """The packed counts by column id; each different text of counts is unpacked once."""
+    """The packed counts by column id; each different value is unpacked once."""
     if name not in table.column_names:
         return {}
-    packed = _whole(table, name).dictionary_encode()
+    packed = table.column(name).combine_chunks().dictionary_encode()
     unpacked = [unpack_longs(text) for text in packed.dictionary.to_pylist()]
     by_id = [dict(zip(numbers[::2], numbers[1::2], strict=True)) for numbers in unpacked]
     ids = sorted({key for counts in by_id for key in counts})
@@ -162,13 +148,13 @@ def _counts(table: pa.Table, name: str) -> dict[int, pa.Array]:
 
 _log = logging.getLogger(__name__)
 
-# So many manifests are read at once, and no more than that are in memory before their turn.
+# Manifests that are read at once, and that are in memory before their turn.
 READERS, READ_AHEAD = 16, 32
-# Entries become Arrow columns by so many: enough for a column at a time, little for the memory.
+# Entries per Arrow conversion: large enough for columnar speed, small enough for the memory.
 CHUNK_ROWS = 8_192
 ADDED = 1
 EQUALITY = 2
-# The column of position delete files that has the paths of data files (Iceberg spec, "Reserved Field IDs").
+# The column of position delete files with the paths of data files (Iceberg spec, "Reserved Field IDs").
 FILE_PATH_ID = 2_147_483_546
 LISTED = (
     "path", "length", "spec_id", "content", "sequence_number", "snapshot_id", "first_row_id", "added", "existing",
@@ -179,17 +165,17 @@ DELETE_FIELDS = (
     "content_offset", "content_size_in_bytes", "equality_ids", "key_metadata",
 )  # fmt: skip
 
-# The values a file was written under, by partition field id. Dates and times are integers, decimals and UUIDs bytes.
+# Partition values of a file by field id: dates and times are integers, decimals and UUIDs bytes.
 PartitionRecord: TypeAlias = tuple[tuple[int, object], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeleteFile:
-    """A file of row-level deletes, as its manifest tells it (Iceberg spec, "Manifests" and "Delete Formats").
+    """A file of row-level deletes in a manifest (Iceberg spec, "Manifests" and "Delete Formats").
 
-    `format` is upper case: PARQUET, AVRO, ORC, or PUFFIN for a deletion vector, which alone has `content_offset` and
-    `content_size_in_bytes`. `lowest_path` and `highest_path` bound the data files that position deletes speak of;
-    they may be cut. `rows` of a deletion vector is its cardinality.
+    `format` is upper case: PARQUET, AVRO, ORC, or PUFFIN for a deletion vector, which has `content_offset` and
+    `content_size_in_bytes`. `lowest_path` and `highest_path` bound the data files of position deletes and may be
+    truncated. `rows` of a deletion vector is its cardinality.
     """
 
     content: Literal["position", "equality"]
@@ -211,7 +197,7 @@ class DeleteFile:
 
 @dataclass(frozen=True)
 class LiveFiles:
-    """The data files and delete files that a snapshot's readers have to know."""
+    """The live data files and delete files of a snapshot."""
 
     data: DataFiles
     deletes: list[DeleteFile]
@@ -219,9 +205,9 @@ class LiveFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What the manifest list says of a manifest; `files` and `rows` are None where an old writer did not count.
+    """An entry of a manifest list; `files` and `rows` are None if an old writer did not count.
 
-    Of one that no list has, `spec_id` is None: it says that itself.
+    `spec_id` is None for a manifest that is in no list: its own metadata has the id.
     """
 
     path: str
@@ -236,10 +222,10 @@ class Manifest:
 
 
 def live_files(stores: Stores, snapshot: "Snapshot", root: str) -> LiveFiles:
-    """All live files of a snapshot.
+    """Reads all live files of a snapshot.
 
     Raises:
-        Unserveable: the manifest list or a manifest is missing, cut off, damaged, or has other files than it should.
+        Unserveable: the manifest list or a manifest is missing, truncated, damaged, or has unexpected files.
     """
     name = listing = snapshot.manifest_list or "list of the metadata file"
     try:
@@ -255,11 +241,11 @@ def live_files(stores: Stores, snapshot: "Snapshot", root: str) -> LiveFiles:
         return LiveFiles(data, reading.deletes)
     except (*LASTING, ValueError, OverflowError) as error:
         _log.warning("%s of snapshot %s of %s: %s", name, snapshot.snapshot_id, root, error)
-        # Nothing of what the store says goes out: it may name places of the server.
-        said = str(error) if isinstance(error, AvroError) else "it is missing or not readable"
+        # Not the store's message: it may contain locations of the server.
+        why = str(error) if isinstance(error, AvroError) else "it is missing or not readable"
         code = ReasonCode.ENCRYPTED_FILES if isinstance(error, EncryptedError) else None
         raise Unserveable(
-            f"The manifest {local_path(name)} of snapshot {snapshot.snapshot_id} of {root} cannot be read: {said}.",
+            f"The manifest {local_path(name)} of snapshot {snapshot.snapshot_id} of {root} cannot be read: {why}.",
             code.fix
             if code
             else "Check that the table's metadata folder is whole, or publish another snapshot.",
@@ -268,7 +254,7 @@ def live_files(stores: Stores, snapshot: "Snapshot", root: str) -> LiveFiles:
 
 
 def _manifests(stores: Stores, snapshot: "Snapshot") -> list[Manifest]:
-    """Those of the manifest list, or those that a snapshot of the oldest tables names itself."""
+    """The manifests of the manifest list, or those that a snapshot of the oldest tables names itself."""
     inside: list[str] | None = getattr(snapshot, "manifest_paths", None)
     if inside is not None:
         return [Manifest(path=path, snapshot_id=snapshot.snapshot_id) for path in inside]
@@ -280,31 +266,27 @@ def _manifests(stores: Stores, snapshot: "Snapshot") -> list[Manifest]:
 
 
 def _require_all_manifests(snapshot: "Snapshot", files: DataFiles) -> None:
-    """Refuse a list of manifests that was cut off between two blocks: nothing but the totals tells that."""
+    """Refuses a manifest list that was truncated between two blocks: only the totals show that."""
     summary = getattr(snapshot, "summary", None)
-    told = "" if summary is None else str(summary.get("total-data-files"))
-    if told.isdecimal() and len(files) < int(told):
-        raise AvroError(f"its manifests have {len(files)} data files, the snapshot's summary says {told}")
+    total = "" if summary is None else str(summary.get("total-data-files"))
+    if total.isdecimal() and len(files) < int(total):
+        raise AvroError(f"its manifests have {len(files)} data files, the snapshot's summary says {total}")
 
 
 def delete_files(manifest: Manifest, content: bytes) -> list[DeleteFile]:
-    """The live files of a manifest of deletes.
-
-    Raises:
-        ValueError: it is not whole.
-    """
+    """Reads the live files of a manifest of deletes; raises ValueError if it is damaged."""
     reading = _Reading()
     reading.add(manifest, read_container(content))
     return reading.deletes
 
 
 class _Reading:
-    """Takes manifests one after the other."""
+    """Collects the entries of manifests."""
 
     def __init__(self) -> None:
         self.deletes: list[DeleteFile] = []
         self._entries, self._chunks = Entries(), list[pa.Table]()
-        # Of delete files other things are kept, and there are few: they become objects.
+        # Delete files need other fields and are few: they become objects.
         self._delete_entries = Entries()
 
     def add(self, manifest: Manifest, blocks: AvroBlocks) -> None:
@@ -318,7 +300,7 @@ class _Reading:
         _inherit(entries, first, manifest)
         if manifest.has_deletes:
             self.deletes += _delete_files(entries)
-            entries.empty()
+            entries.clear()
         elif entries.rows >= CHUNK_ROWS:
             self._flush()
 
@@ -329,15 +311,11 @@ class _Reading:
     def _flush(self) -> None:
         if self._entries.rows:
             self._chunks.append(arrow_chunk(self._entries))
-            self._entries.empty()
+            self._entries.clear()
 
 
 def parse_manifest_list(content: bytes) -> list[Manifest]:
-    """The manifests of a manifest list; in v1 it has neither deletes nor sequence numbers, and need not have counts.
-
-    Raises:
-        ValueError: it is not whole.
-    """
+    """Reads a manifest list; in v1 it has no deletes and sequence numbers, and counts are optional."""
     return _listed(read_container(content))
 
 
@@ -364,7 +342,7 @@ def _sum(added: int | None, existing: int | None) -> int | None:
     return None if added is None or existing is None else added + existing
 
 
-def _rows(entries: Entries, names: Iterable[str]) -> list[dict[str, Any]]:
+def _rows(entries: Entries, names: Sequence[str]) -> list[dict[str, Any]]:
     columns = {name: entries.columns[name] for name in names}
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
@@ -372,20 +350,19 @@ def _rows(entries: Entries, names: Iterable[str]) -> list[dict[str, Any]]:
 def _in_order(
     pool: ThreadPoolExecutor, stores: Stores, manifests: list[Manifest]
 ) -> Iterator[tuple[Manifest, Future[AvroBlocks]]]:
+    def fetch(manifest: Manifest) -> AvroBlocks:
+        content = stores.read(manifest.path)
+        # Without counts, only the length shows that a manifest was truncated between two blocks.
+        if manifest.files is None and len(content) < manifest.size_bytes:
+            raise AvroError(f"it has {len(content)} bytes, its manifest list says {manifest.size_bytes}")
+        return read_container(content)
+
     ahead: deque[tuple[Manifest, Future[AvroBlocks]]] = deque()
     for manifest in manifests:
-        ahead.append((manifest, pool.submit(_fetch, stores, manifest)))
+        ahead.append((manifest, pool.submit(fetch, manifest)))
         if len(ahead) > READ_AHEAD:
             yield ahead.popleft()
     yield from ahead
-
-
-def _fetch(stores: Stores, manifest: Manifest) -> AvroBlocks:
-    content = stores.read(manifest.path)
-    # Where files were not counted, a manifest cut off between two blocks is noticed by its length only.
-    if manifest.files is None and len(content) < manifest.size_bytes:
-        raise AvroError(f"it has {len(content)} bytes, its manifest list says {manifest.size_bytes}")
-    return read_container(content)
 
 
 def _require_all_files(entries: Entries, first: int, manifest: Manifest) -> None:
@@ -402,29 +379,23 @@ def _require_all_files(entries: Entries, first: int, manifest: Manifest) -> None
 
 
 def _inherit(entries: Entries, first: int, manifest: Manifest) -> None:
-    """What entries leave to their manifest (Iceberg spec, "Sequence Number Inheritance" and "Row Lineage")."""
+    """Sets the values that entries inherit (Iceberg spec, "Sequence Number Inheritance" and "Row Lineage")."""
     columns = entries.columns
-    snapshots, numbers = columns["snapshot_id"], columns["sequence_number"]
+    statuses, snapshots, numbers = columns["status"], columns["snapshot_id"], columns["sequence_number"]
     if None in snapshots[first:]:
-        snapshots[first:] = [
-            manifest.snapshot_id if snapshot is None else snapshot for snapshot in snapshots[first:]
-        ]
+        snapshots[first:] = [manifest.snapshot_id if one is None else one for one in snapshots[first:]]
     if None in numbers[first:]:
-        statuses = columns["status"]
         for row in range(first, entries.rows):
             is_own = statuses[row] == ADDED or not manifest.sequence_number
             if numbers[row] is None and is_own:
                 numbers[row] = manifest.sequence_number
-    if manifest.first_row_id is not None:
-        _number_rows(entries, first, manifest.first_row_id)
-
-
-def _number_rows(entries: Entries, first: int, row_id: int) -> None:
-    ids, rows, statuses = (entries.columns[name] for name in ("first_row_id", "rows", "status"))
-    for row in range(first, entries.rows):
-        if ids[row] is None and statuses[row] != DELETED:
-            ids[row] = row_id
-            row_id += rows[row]
+    row_id = manifest.first_row_id
+    if row_id is not None:
+        ids, rows = columns["first_row_id"], columns["rows"]
+        for row in range(first, entries.rows):
+            if ids[row] is None and statuses[row] != DELETED:
+                ids[row] = row_id
+                row_id += rows[row]
 
 
 def _delete_files(entries: Entries) -> list[DeleteFile]:
@@ -435,35 +406,33 @@ def _delete_files(entries: Entries) -> list[DeleteFile]:
             path=row["path"].decode(),
             format=row["format"].decode().upper(),
             spec_id=row["spec_id"],
-            partition=_partition_of(entries, row["spec_id"], place),
+            partition=_partition_of(entries, row["spec_id"], number),
             sequence_number=row["sequence_number"] or 0,
             rows=row["rows"],
             size_bytes=row["size"],
-            lowest_path=_text(lowest[place]),
-            highest_path=_text(highest[place]),
+            lowest_path=_text(lowest[number]),
+            highest_path=_text(highest[number]),
             referenced_data_file=_text(row["referenced_data_file"]),
             content_offset=row["content_offset"],
             content_size_in_bytes=row["content_size_in_bytes"],
             equality_ids=tuple(unpack_longs(row["equality_ids"] or b"")),
             is_encrypted=row["key_metadata"] is not None,
         )
-        for place, row in enumerate(_rows(entries, DELETE_FIELDS))
+        for number, row in enumerate(_rows(entries, DELETE_FIELDS))
         if row["status"] != DELETED
     ]
 
 
-def _partition_of(entries: Entries, spec_id: int, place: int) -> PartitionRecord:
-    found = {field: column[place] for (spec, field), column in entries.partition.items() if spec == spec_id}
-    texts = [
-        field
-        for (spec, field), kind in entries.partition_kinds.items()
-        if spec == spec_id and kind == "string"
-    ]
-    return tuple((field, _text(value) if field in texts else value) for field, value in sorted(found.items()))
+def _partition_of(entries: Entries, spec_id: int, row: int) -> PartitionRecord:
+    values = {key: column[row] for key, column in entries.partition.items() if key[0] == spec_id}
+    return tuple(
+        (key[1], _text(value) if entries.partition_kinds[key] == "string" else value)
+        for key, value in sorted(values.items(), key=lambda entry: entry[0])
+    )
 
 
 def _text(value: bytes | None) -> str | None:
-    # A bound may be cut inside a character: what cannot be read bounds nothing.
+    # A bound may be truncated inside a character: then it is unknown.
     try:
         return None if value is None else value.decode()
     except UnicodeDecodeError:

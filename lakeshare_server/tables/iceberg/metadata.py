@@ -1,76 +1,210 @@
-"""A table's metadata file: the snapshot that is meant, and the columns that its readers get."""
+"""An Iceberg table at one snapshot: its metadata file, parsed by pyiceberg, and the input of the file index.
+
+What no client can read is refused with a reason and a fix, never approximated.
+"""
 
 import logging
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
 import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_serializer, model_validator
 from pyiceberg.exceptions import ValidationError as MalformedType
+from pyiceberg.schema import Schema
+from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.types import IcebergType, PrimitiveType
 
 from lakeshare_server.errors import Unserveable
+from lakeshare_server.settings import StoreSettings
 from lakeshare_server.storage import LASTING, Stores
-
-if TYPE_CHECKING:
-    from pyiceberg.schema import Schema
-    from pyiceberg.table.metadata import TableMetadata
-    from pyiceberg.table.snapshots import Snapshot
+from lakeshare_server.storage.locations import local_path
+from lakeshare_server.tables.iceberg import partitions
+from lakeshare_server.tables.iceberg.deletes import Targets, add_vector_feature, targets_of, vectors_of
+from lakeshare_server.tables.iceberg.equality_deletes import rows_deleted_by_equality
+from lakeshare_server.tables.iceberg.manifests import DataFiles, LiveFiles, live_files
+from lakeshare_server.tables.iceberg.schema import (
+    columns_in_files,
+    delta_schema_string,
+    iceberg_head,
+    require_known_types,
+)
+from lakeshare_server.tables.serveability import ReasonCode
+from lakeshare_server.tables.snapshot import TableSnapshot
 
 GZIP = b"\x1f\x8b"
 FORMAT_VERSIONS = (1, 2, 3)
 OPERATIONS = ("append", "replace", "overwrite", "delete")
 NOT_WHOLE = "it is no JSON, or cut off"
-# Five times what a hundred thousand commits leave behind; as Python's objects it is some gigabytes.
+# Five times the metadata of a hundred thousand commits; some gigabytes as Python objects.
 MAX_METADATA_BYTES = 512 << 20
-# They grow with the table's history, and no reader of one snapshot looks at them.
+# These fields grow with the table's history and are not needed to read one snapshot.
 OF_HISTORY = ("snapshot-log", "metadata-log", "refs", "statistics", "partition-statistics")
-# Of a snapshot. Summaries of many commits are most of a large file; of all but one only the operation is looked at.
+# The fields kept of other snapshots: of their summaries, which are most of a large file, only the operation.
 OF_SNAPSHOTS = (
     "snapshot-id", "parent-snapshot-id", "timestamp-ms", "schema-id", "manifest-list", "manifests", "sequence-number",
 )  # fmt: skip
-# What taking apart does to content that is JSON, but no table's metadata.
+# Errors of reducing and parsing JSON that is no table metadata.
 PARSE_ERRORS = (ValueError, TypeError, KeyError, AttributeError, IndexError, StopIteration)
+NO_SNAPSHOT = -1
+
+_log = logging.getLogger(__name__)
+
+
+def read_iceberg(
+    metadata_location: str, snapshot_id: int, vectors_dir: Path | None = None, stores: Stores | None = None
+) -> TableSnapshot:
+    """Reads the table of a metadata file at one of its snapshots.
+
+    Deletion vectors that are too large for a line are written to `vectors_dir`; without it they are refused.
+
+    Raises:
+        Unserveable: the metadata cannot be read, or no client can read the table.
+        Unavailable: the store does not answer.
+    """
+    stores = stores or Stores(StoreSettings())
+    table, snapshot = open_metadata(stores, metadata_location, snapshot_id)
+    root = local_path(table.location)
+    schema = schema_at(table, snapshot)
+    # First what no client can read, then what only the Delta Sharing API cannot carry: READ_BY_ICEBERG_CLIENTS.
+    require_known_types(schema, table.format_version, root)
+    live = live_files(stores, snapshot, root)
+    files = live.data
+    unknown = sorted(set(pc.unique(files.column("spec_id")).to_pylist()) - table.specs().keys())
+    if unknown:
+        raise Unserveable(
+            f"{root} has manifests of the partition spec {unknown[0]}, which its metadata does not have.",
+            "Check that the table's metadata folder is whole, or publish another snapshot.",
+        )
+    _require_no_encryption(live, root)
+    delta_schema_string(schema, root)
+    _require_each_file_once(files, root)
+    # Without deletes, no list of the data files is needed.
+    targets = targets_of(table, files) if live.deletes else Targets(())
+    by_equality = rows_deleted_by_equality(stores, table, snapshot, files, targets, live.deletes, root)
+    vectors = vectors_of(stores, targets, live.deletes, by_equality, root, vectors_dir)
+    others = files.formats - {"PARQUET"}
+    if others:
+        raise ReasonCode.FILE_FORMAT.error(
+            f"{root} has data files in {min(others)}, recipients read Parquet only."
+        )
+    known = partitions.partition_columns(table, schema, files)
+    ids = {schema.find_field(name).field_id for name in known}
+    identities = partitions.identity_columns(table, schema, files)
+    in_files = columns_in_files(stores, table, schema, files, root, identities, ids)
+    in_lines = partitions.columns_in_lines(table, schema, files, known, in_files, root)
+    head = add_vector_feature(iceberg_head(table, schema, root, in_lines, in_files), vectors)
+    ranges = partitions.partition_ranges(table, schema, files, partitions.bounded_type)
+    upper = partitions.column_bounds(schema.fields, files, ranges, is_upper=True)
+    paths = names = files.column("path")
+    if pc.any(pc.starts_with(names, "file:"), min_count=0).as_py():
+        paths = pa.array([local_path(name) for name in names.to_pylist()], pa.string())
+    # When each file's snapshot was committed, in milliseconds; for an expired snapshot, the time of the one read.
+    times = {one.snapshot_id: one.timestamp_ms for one in table.snapshots}
+    added_by = files.column("snapshot_id").dictionary_encode()
+    added_ms = [times.get(one, snapshot.timestamp_ms) for one in added_by.dictionary.to_pylist()]
+    modified_ms = pc.take(pa.array(added_ms, pa.int64()), added_by.indices)
+    columns = {
+        "path": paths,
+        "name": names,
+        "size": files.column("size"),
+        "modification_time": pc.fill_null(modified_ms, snapshot.timestamp_ms),
+        "rows": files.column("rows"),
+        # Pruning also uses values that are not in lines.
+        "partition": partitions.partition_values(table, schema, files, in_lines or known),
+        "min": partitions.column_bounds(schema.fields, files, ranges, is_upper=False),
+        "max": upper,
+        "client_max": partitions.client_maxima(upper, schema.fields, files),
+        "null_count": partitions.null_counts(schema.fields, files, ranges),
+        **vectors,
+    }
+    return TableSnapshot(
+        format="iceberg", location=root, head=head, snapshot_id=snapshot_id, files=pa.table(columns)
+    )
+
+
+def _require_no_encryption(live: LiveFiles, root: str) -> None:
+    keys = live.data.column("key_metadata")
+    what = "data files" if keys.null_count < len(keys) else None
+    if any(delete.is_encrypted for delete in live.deletes):
+        what = what or "files of deletes"
+    if what is not None:
+        code = ReasonCode.ENCRYPTED_FILES
+        raise code.error(f"{root} has encrypted {what}.")
+
+
+def _require_each_file_once(files: DataFiles, root: str) -> None:
+    """Iceberg's readers read a file as often as it is listed, Delta's once."""
+    paths = files.column("path")
+    if pc.count_distinct(paths).as_py() == len(paths):
+        return
+    counts = pc.value_counts(paths)
+    [twice, *_] = counts.field("values").filter(pc.greater(counts.field("counts"), 1)).to_pylist()
+    code = ReasonCode.DUPLICATE_FILES
+    raise code.error(f"{root} lists {local_path(twice)} more than once.")
 
 
 class MetadataError(ValueError):
-    """Metadata that is not whole, or says what Iceberg does not; the text is fit for the provider."""
+    """Metadata that is truncated or not as Iceberg specifies; the text is for the provider."""
 
 
 class MetadataTooLarge(MetadataError):
-    """Metadata of more bytes than are read."""
+    """Metadata of more bytes than the limit."""
 
     def __init__(self, longest_bytes: int) -> None:
         super().__init__(f"it is longer than {longest_bytes >> 20} MiB; expire snapshots")
 
 
-def parse_metadata(content: bytes, snapshot_id: int) -> "TableMetadata":
-    """The metadata in a file's bytes, plain or in gzip, whatever its name says; the wanted snapshot is told whole.
+def open_metadata(stores: Stores, metadata_location: str, snapshot_id: int) -> tuple[TableMetadata, Snapshot]:
+    """Reads the metadata of a table, and one of its snapshots.
+
+    If the table has no snapshot, `NO_SNAPSHOT` gives a snapshot without files.
 
     Raises:
-        MetadataError: says which part of it cannot be read.
+        Unserveable: the file cannot be read, or has no such snapshot.
+        Unavailable: its store does not answer.
     """
-    from pyiceberg.exceptions import ValidationError
-    from pyiceberg.table.metadata import TableMetadataUtil
-
-    metadata = _json(content)
-    version = metadata.get("format-version")
-    if version not in FORMAT_VERSIONS:
-        raise MetadataError(f"its format version is {_format_version(version)}, this server knows 1 to 3")
     try:
-        return TableMetadataUtil.parse_obj(_readable(metadata, snapshot_id))
-    except (*PARSE_ERRORS, ValidationError) as error:
-        raise MetadataError(_describe_error(error)) from error
+        table = parse_metadata(stores.read(metadata_location), snapshot_id)
+    except (*LASTING, MetadataError) as error:
+        _log.warning("%s cannot be read: %s", metadata_location, error)
+        reason = f": {error}" if isinstance(error, MetadataError) else ""
+        raise Unserveable(
+            f"The Iceberg metadata {metadata_location} cannot be read{reason}.",
+            "Check that the file is there and whole.",
+        ) from error
+    if snapshot_id == NO_SNAPSHOT and table.current_snapshot_id is None:
+        fields = {"snapshot-id": NO_SNAPSHOT, "timestamp-ms": table.last_updated_ms, "manifests": []}
+        return table, OldestSnapshot.model_validate({**fields, "schema-id": table.current_schema_id})
+    snapshot = table.snapshot_by_id(snapshot_id)
+    if snapshot is None:
+        raise Unserveable(
+            f"The Iceberg metadata {metadata_location} has no snapshot {snapshot_id}.",
+            "It may have been expired; publish a newer one.",
+        )
+    return table, snapshot
+
+
+def read_metadata_text(stores: Stores, location: str) -> bytes:
+    """Reads the JSON of a metadata file, decompressed if necessary (Iceberg spec, Appendix F).
+
+    Raises:
+        MetadataError: the file is compressed and truncated, or too long.
+        StoreError, Unavailable, BadRequest: as in `Stores.read`.
+    """
+    return decompress_metadata(stores.read(location), MAX_METADATA_BYTES)
 
 
 def decompress_metadata(content: bytes, longest_bytes: int) -> bytes:
-    """The text of a metadata file, plain or in gzip, whatever its name says (Iceberg spec, Appendix F).
+    """Returns the text of a metadata file, plain or gzip, regardless of its name (Iceberg spec, Appendix F).
 
     Raises:
-        MetadataError: it is compressed and cut off.
-        TooLong: it is; no more than `longest_bytes` are unpacked to tell.
+        MetadataError: the content is compressed and truncated.
+        MetadataTooLarge: it is longer than `longest_bytes`; no more than that is decompressed.
     """
     if content.startswith(GZIP):
         unpacking = zlib.decompressobj(zlib.MAX_WBITS | 16)
@@ -85,7 +219,12 @@ def decompress_metadata(content: bytes, longest_bytes: int) -> bytes:
     return content
 
 
-def _json(content: bytes) -> dict[str, Any]:
+def parse_metadata(content: bytes, snapshot_id: int) -> TableMetadata:
+    """Parses a metadata file, plain or gzip; only the snapshot with this id is complete.
+
+    Raises:
+        MetadataError: says which part cannot be read.
+    """
     try:
         metadata = orjson.loads(decompress_metadata(content, MAX_METADATA_BYTES))
     except MetadataError:
@@ -94,27 +233,30 @@ def _json(content: bytes) -> dict[str, Any]:
         raise MetadataError(NOT_WHOLE) from error
     if not isinstance(metadata, dict):
         raise MetadataError("it is no JSON object")
-    return metadata
+    version = metadata.get("format-version")
+    if version not in FORMAT_VERSIONS:
+        name = str(version) if isinstance(version, int) else "not said"
+        raise MetadataError(f"its format version is {name}, this server knows 1 to 3")
+    try:
+        fields = {name: value for name, value in metadata.items() if name not in OF_HISTORY}
+        if "schemas" in fields:
+            fields["schemas"] = [with_foreign_types(schema) for schema in fields["schemas"]]
+        if "schema" in fields:
+            fields["schema"] = with_foreign_types(fields["schema"])
+        fields["snapshots"] = [_reduce_snapshot(one, snapshot_id) for one in fields.get("snapshots") or ()]
+        return TableMetadataUtil.parse_obj(fields)
+    except (*PARSE_ERRORS, MalformedType) as error:
+        raise MetadataError(_describe_error(error)) from error
 
 
-def _readable(metadata: Mapping[str, Any], snapshot_id: int) -> dict[str, Any]:
-
-    fields = {name: value for name, value in metadata.items() if name not in OF_HISTORY}
-    if "schemas" in fields:
-        fields["schemas"] = [with_foreign_types(schema) for schema in fields["schemas"]]
-    if "schema" in fields:
-        fields["schema"] = with_foreign_types(fields["schema"])
-    fields["snapshots"] = [_snapshot(one, snapshot_id) for one in fields.get("snapshots") or ()]
-    return fields
-
-
-def _snapshot(snapshot: Any, snapshot_id: int) -> Any:
-
+def _reduce_snapshot(snapshot: Any, snapshot_id: int) -> Any:
     if not isinstance(snapshot, dict):
         return snapshot
-    if snapshot.get("snapshot-id") != snapshot_id:
-        snapshot = {name: snapshot[name] for name in OF_SNAPSHOTS if name in snapshot} | _operation(snapshot)
     summary = snapshot.get("summary")
+    if snapshot.get("snapshot-id") != snapshot_id:
+        snapshot = {name: snapshot[name] for name in OF_SNAPSHOTS if name in snapshot}
+        if isinstance(summary, dict):
+            snapshot["summary"] = summary = {"operation": summary.get("operation")}
     if isinstance(summary, dict) and summary.get("operation") not in OPERATIONS:
         snapshot = {**snapshot, "summary": {**summary, "operation": "overwrite"}}
     if snapshot.get("manifest-list") is None and isinstance(snapshot.get("manifests"), list):
@@ -122,128 +264,45 @@ def _snapshot(snapshot: Any, snapshot_id: int) -> Any:
     return snapshot
 
 
-def _operation(snapshot: Mapping[str, Any]) -> dict[str, Any]:
-    summary = snapshot.get("summary")
-    return {"summary": {"operation": summary.get("operation")}} if isinstance(summary, dict) else {}
-
-
 def _describe_error(error: Exception) -> str:
-    """The field that pydantic stumbled over; its own words may have the whole text."""
-    from pydantic import ValidationError
-
+    """The field that pydantic refuses; pydantic's own message may contain the whole text."""
     cause = error if isinstance(error, ValidationError) else error.__cause__
     if not isinstance(cause, ValidationError):
         return "it lacks a part, or has one of another type than Iceberg says"
     first = cause.errors(include_url=False, include_context=False, include_input=False)[0]
-    place = ".".join(str(step) for step in first["loc"])
+    field = ".".join(str(step) for step in first["loc"])
     return (
-        f"its field {place} is missing or not what Iceberg says"
-        if place
+        f"its field {field} is missing or not what Iceberg says"
+        if field
         else "its parts contradict each other"
     )
 
 
-def _format_version(version: object) -> str:
-    return str(version) if isinstance(version, int) else "not said"
-
-
-NO_SNAPSHOT = -1
-
-_log = logging.getLogger(__name__)
-
-
-def read_metadata_text(stores: Stores, location: str) -> bytes:
-    """The JSON of a metadata file, which may be compressed, whatever its name says (Iceberg spec, Appendix F).
-
-    Raises:
-        MetadataError: it is compressed and not whole, or too long.
-        StoreError, Unavailable, BadRequest: as `Stores.read` says.
-    """
-    return decompress_metadata(stores.read(location), MAX_METADATA_BYTES)
-
-
-def open_metadata(
-    stores: Stores, metadata_location: str, snapshot_id: int
-) -> "tuple[TableMetadata, Snapshot]":
-    """What a metadata file says of its table, and one of its snapshots.
-
-    Of a table without one, `NO_SNAPSHOT` gives a snapshot without files.
-
-    Raises:
-        Unserveable: the file cannot be read, or has no such snapshot.
-        Unavailable: its store does not answer.
-    """
-    table = _open(stores, metadata_location, snapshot_id)
-    if snapshot_id == NO_SNAPSHOT and table.current_snapshot_id is None:
-        return table, _without_files(table)
-    snapshot = table.snapshot_by_id(snapshot_id)
-    if snapshot is None:
-        raise Unserveable(
-            f"The Iceberg metadata {metadata_location} has no snapshot {snapshot_id}.",
-            "It may have been expired; publish a newer one.",
-        )
-    return table, snapshot
-
-
-def schema_at(table: "TableMetadata", snapshot: "Snapshot") -> "Schema":
-    """The columns that readers of a snapshot get."""
+def schema_at(table: TableMetadata, snapshot: Snapshot) -> Schema:
     schemas = {schema.schema_id: schema for schema in table.schemas}
     is_newest = snapshot.snapshot_id == table.current_snapshot_id
+    today, known = table.current_schema_id, schemas.keys()
     return schemas[
-        readers_schema_id(
-            is_newest=is_newest,
-            written_with=snapshot.schema_id,
-            today=table.current_schema_id,
-            known=schemas.keys(),
-        )
+        readers_schema_id(is_newest=is_newest, written_with=snapshot.schema_id, today=today, known=known)
     ]
 
 
 def readers_schema_id(
     *, is_newest: bool, written_with: int | None, today: int, known: Collection[int]
 ) -> int:
-    """The id of the schema that readers of a snapshot get.
-
-    Readers of a table's newest snapshot get today's columns, also those that changed since it was written.
-    """
-    if is_newest or written_with is None or written_with not in known:
-        return today
-    return written_with
-
-
-def _without_files(table: "TableMetadata") -> "Snapshot":
-
-    return OldestSnapshot.model_validate(
-        {
-            "snapshot-id": NO_SNAPSHOT,
-            "timestamp-ms": table.last_updated_ms,
-            "schema-id": table.current_schema_id,
-            "manifests": [],
-        }
-    )
-
-
-def _open(stores: Stores, location: str, snapshot_id: int) -> "TableMetadata":
-    try:
-        return parse_metadata(stores.read(location), snapshot_id)
-    except (*LASTING, MetadataError) as error:
-        _log.warning("%s cannot be read: %s", location, error)
-        reason = f": {error}" if isinstance(error, MetadataError) else ""
-        raise Unserveable(
-            f"The Iceberg metadata {location} cannot be read{reason}.",
-            "Check that the file is there and whole.",
-        ) from error
+    """Returns the id of the schema for readers of a snapshot: today's for the newest one, even if it changed since."""
+    return today if is_newest or written_with is None or written_with not in known else written_with
 
 
 class OldestSnapshot(Snapshot):
-    """A snapshot without a manifest list: it names its manifests itself (Iceberg spec, "Snapshots", `manifests`)."""
+    """A snapshot without a manifest list, which names its manifests (Iceberg spec, "Snapshots", `manifests`)."""
 
     manifest_list: str = Field(alias="manifest-list", default="")
     manifest_paths: list[str] = Field(alias="manifests")
 
 
 class ForeignType(PrimitiveType):
-    """A type of a column that is known by its name only."""
+    """A column type that pyiceberg does not know."""
 
     root: str = Field()
 
@@ -253,12 +312,10 @@ class ForeignType(PrimitiveType):
     @model_validator(mode="wrap")
     @classmethod
     def handle_primitive_type(cls, v: Any, handler: ModelWrapValidatorHandler[Any]) -> Any:
-        """Take any name; pyiceberg's own types refuse those that it does not know."""
         return handler(v)
 
     @model_serializer
     def ser_model(self) -> str:
-        """The name, as metadata has it."""
         return self.root
 
     def __getnewargs__(self) -> tuple[str]:
@@ -266,58 +323,52 @@ class ForeignType(PrimitiveType):
 
 
 def with_foreign_types(kind: Any) -> Any:
-    """A type of a schema in Iceberg's JSON form, in which each name that pyiceberg cannot parse is a `ForeignType`."""
+    """Returns a type in Iceberg's JSON form, with a `ForeignType` for each name that pyiceberg cannot parse."""
     if isinstance(kind, str):
-        return kind if _is_known(kind) else ForeignType(kind)
+        try:
+            IcebergType.model_validate(kind)
+        except (ValidationError, ValueError, MalformedType):
+            return ForeignType(kind)
+        return kind
     if not isinstance(kind, dict):
         return kind
     if isinstance(kind.get("fields"), list):
-        return {**kind, "fields": [_with_type(field, "type") for field in kind["fields"]]}
+        return {**kind, "fields": [_with_foreign_type(field, "type") for field in kind["fields"]]}
     for part in ("element", "key", "value"):
-        kind = _with_type(kind, part)
+        kind = _with_foreign_type(kind, part)
     return kind
 
 
-def _with_type(field: Any, part: str) -> Any:
-    return (
-        {**field, part: with_foreign_types(field[part])}
-        if isinstance(field, dict) and part in field
-        else field
-    )
+def _with_foreign_type(field: Any, part: str) -> Any:
+    if not isinstance(field, dict) or part not in field:
+        return field
+    return {**field, part: with_foreign_types(field[part])}
 
 
-def _is_known(name: str) -> bool:
-    try:
-        IcebergType.model_validate(name)
-    except (ValidationError, ValueError, MalformedType):
-        return False
-    return True
-
-
-REPLACE = "replace"
 ColumnsById = Mapping[int, tuple[str, str]]
 
 
 def keeps_rows(stores: Stores, metadata_location: str, snapshot_id: int, before_id: int) -> bool:
-    """Whether every snapshot from one to the other only replaced files by others with the same rows, as compaction
-    does (Iceberg's specification, "Snapshots": operation `replace`).
+    """Whether all snapshots after `before_id` up to this one only replaced files by others with the same rows, as
+    compaction does (Iceberg spec, "Snapshots": operation `replace`).
 
     Raises:
         Unserveable: the metadata cannot be read.
         Unavailable: its store does not answer.
     """
     table, _ = open_metadata(stores, metadata_location, snapshot_id)
-    for ancestor, operation in _ancestors(table, snapshot_id):
-        if ancestor == before_id:
-            return True
-        if operation != REPLACE:
+    ancestor: int | None = snapshot_id
+    while ancestor is not None and ancestor != before_id:
+        snapshot = table.snapshot_by_id(ancestor)
+        if snapshot is None or snapshot.summary is None or snapshot.summary.operation.value != "replace":
             return False
-    return False
+        ancestor = snapshot.parent_snapshot_id
+    return ancestor is not None and table.snapshot_by_id(ancestor) is not None
 
 
 def restores_columns(stores: Stores, before: tuple[str, int], after: tuple[str, int]) -> bool:
-    """Whether a later state, given by metadata location and snapshot id, has a column that the table had before, but
-    not at the earlier state: files of both then tell other rows in each. Rolling back over a dropped column does that.
+    """Whether a later state, given by metadata location and snapshot id, has a column that the table had before the
+    earlier state, but not in it, such as after a rollback: files of both states then have different rows in each.
 
     Raises:
         Unserveable: the metadata cannot be read.
@@ -330,12 +381,7 @@ def restores_columns(stores: Stores, before: tuple[str, int], after: tuple[str, 
 
 
 def columns_by_id(stores: Stores, metadata_location: str, snapshot_id: int) -> ColumnsById:
-    """The name and the type of each column of a snapshot, those inside of others too, by field id.
-
-    Raises:
-        Unserveable: the metadata cannot be read.
-        Unavailable: its store does not answer.
-    """
+    """Returns the name and the type of each column of a snapshot, also nested ones, by field id."""
     table, snapshot = open_metadata(stores, metadata_location, snapshot_id)
     schema = schema_at(table, snapshot)
     names = {field_id: schema.find_column_name(field_id) or "" for field_id in schema.field_ids}
@@ -346,7 +392,7 @@ def columns_by_id(stores: Stores, metadata_location: str, snapshot_id: int) -> C
 
 
 def column_conflict(versions: Iterable[ColumnsById]) -> str | None:
-    """A column that has another name, another type, or is another one in some version; None when there is none."""
+    """Returns a column whose name, type or id differs between versions; None without one."""
     by_id: dict[int, tuple[str, str]] = {}
     by_name: dict[str, int] = {}
     for columns in versions:
@@ -356,15 +402,3 @@ def column_conflict(versions: Iterable[ColumnsById]) -> str | None:
             if by_name.setdefault(name.lower(), field_id) != field_id:
                 return name
     return None
-
-
-def _ancestors(table: "TableMetadata", snapshot_id: int) -> Iterator[tuple[int, str | None]]:
-    """The snapshot and those it came from, the newest first, with what made them."""
-    at: int | None = snapshot_id
-    while at is not None:
-        snapshot = table.snapshot_by_id(at)
-        if snapshot is None:
-            return
-        summary = snapshot.summary
-        yield at, None if summary is None else summary.operation.value
-        at = snapshot.parent_snapshot_id

@@ -1,8 +1,7 @@
-"""Partition columns of an Iceberg table that recipients are told of, and their values in each file.
+"""Partition values and bounds of an Iceberg table's files, in the types of the columns and in JSON.
 
 A column that a data file lacks has the value of an identity partition field (Iceberg spec, "Column Projection"). Files
-adopted from Hive lack their partition columns, so recipients get these values in the lines of the files; a value that
-has no text there is refused.
+imported from Hive lack their partition columns: recipients get the values in the lines of the files.
 """
 
 import math
@@ -21,13 +20,12 @@ from lakeshare_server.errors import Unserveable
 from lakeshare_server.storage.locations import byte_strings
 from lakeshare_server.tables.iceberg.manifests import DataFiles
 from lakeshare_server.tables.iceberg.schema import SAME_MEANING, InFiles, delta_type
-from lakeshare_server.tables.lines import partition_text
+from lakeshare_server.tables.lines import partition_text, struct_of
 from lakeshare_server.tables.predicates import WIDE
 from lakeshare_server.tables.serveability import ReasonCode
 from lakeshare_server.tables.snapshot import arrow_type
 
 if TYPE_CHECKING:
-    from pyiceberg.partitioning import PartitionField
     from pyiceberg.schema import Schema
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.types import NestedField, PrimitiveType
@@ -39,45 +37,43 @@ AS_TEXTS = {"date", "timestamp", "timestamptz", "binary"}
 
 
 def always_has_text(kind: str) -> bool:
-    """Whether each value of a type, as Iceberg spells it, has a form: NaN and the infinities have none."""
+    """Whether each value of an Iceberg type has a JSON form: NaN and the infinities have none."""
     return kind in AS_THEY_ARE | AS_TEXTS or kind.startswith(("decimal", "fixed"))
 
 
 class PartitionTexts:
-    """The values of one table's files; `told` is the schema that clients bind its specs to."""
+    """The partition values of one table's files in JSON; clients bind the specs to `client_schema`."""
 
     def __init__(self, table: "TableMetadata", client_schema: "Schema", root: str) -> None:
         self._root = root
-        self._fields = {
-            spec_id: [
-                (field.field_id, _result(client_schema, field.source_id, field.transform))
-                for field in spec.fields
-            ]
-            for spec_id, spec in table.specs().items()
-        }
+        self._fields: dict[int, list[tuple[int, str | None]]] = {}
+        for spec_id, spec in table.specs().items():
+            self._fields[spec_id] = []
+            for field in spec.fields:
+                kind = None
+                # Clients do not know the type for a dropped column.
+                if field.source_id in client_schema.field_ids and str(field.transform) != "void":
+                    kind = str(field.transform.result_type(client_schema.find_type(field.source_id)))
+                self._fields[spec_id].append((field.field_id, kind))
 
     def values(self, spec_id: int, partition: Mapping[int, object]) -> list[Any]:
-        """The list of one file.
-
-        Raises:
-            Unserveable: a value has no such form.
-        """
+        """The list of one file; raises Unserveable if a value has no JSON form."""
         return [self._value(kind, partition.get(field_id)) for field_id, kind in self._fields[spec_id]]
 
     def of(self, files: DataFiles) -> Iterator[str]:
-        """The lists of all data files as JSON; each different one is made once."""
+        """The lists of all data files as JSON; each different one is rendered once."""
         columns = {key: values.to_pylist() for key, values in files.partition.items()}
         in_spec = {
             spec_id: [(field_id, columns[spec_id, field_id]) for spec, field_id in columns if spec == spec_id]
             for spec_id in self._fields
         }
-        made: dict[tuple[object, ...], str] = {}
-        for place, spec_id in enumerate(files.column("spec_id").to_pylist()):
-            record = {field_id: values[place] for field_id, values in in_spec[spec_id]}
+        texts: dict[tuple[object, ...], str] = {}
+        for row, spec_id in enumerate(files.column("spec_id").to_pylist()):
+            record = {field_id: values[row] for field_id, values in in_spec[spec_id]}
             key = spec_id, *record.values()
-            if key not in made:
-                made[key] = orjson.dumps(self.values(spec_id, record)).decode()
-            yield made[key]
+            if key not in texts:
+                texts[key] = orjson.dumps(self.values(spec_id, record)).decode()
+            yield texts[key]
 
     def _value(self, kind: str | None, value: Any) -> Any:
         if value is None or kind is None:
@@ -92,11 +88,7 @@ class PartitionTexts:
 
 
 def json_value(kind: str, value: Any) -> Any:
-    """A value as manifests have it (dates and times as numbers, decimals big-endian), in JSON's types.
-
-    Raises:
-        ValueError, OverflowError, TypeError: it has no such form.
-    """
+    """Converts a value of a manifest (dates and times as numbers, decimals big-endian) to JSON types."""
     if kind in AS_THEY_ARE:
         return value
     if kind in ("float", "double"):
@@ -117,20 +109,9 @@ def json_value(kind: str, value: Any) -> Any:
 
 
 def timestamp_text(micros: int, *, has_zone: bool) -> str:
-    """A time, given in microseconds since 1970.
-
-    Raises:
-        OverflowError: it is outside of the years 1 to 9999.
-    """
+    """Formats microseconds since 1970; raises OverflowError outside of the years 1 to 9999."""
     text = (START + timedelta(microseconds=micros)).isoformat(timespec="microseconds")
     return text if has_zone else text.removesuffix("+00:00")
-
-
-def _result(client_schema: "Schema", source_id: int, transform: Any) -> str | None:
-    """The type of a partition field; None where clients cannot tell, since its column was dropped."""
-    if source_id not in client_schema.field_ids or str(transform) == "void":
-        return None
-    return str(transform.result_type(client_schema.find_type(source_id)))
 
 
 DECIMAL_BYTES = 16
@@ -140,26 +121,28 @@ NARROWER = {pa.int64(): pa.int32(), pa.float64(): pa.float32()}
 
 
 def decode_bounds(values: pa.BinaryArray, kind: pa.DataType, *, is_upper: bool) -> pa.Array:
-    """Bounds in the type that values of their column are kept in."""
     if pa.types.is_string(kind):
-        return _texts(values, is_upper=is_upper)
+        try:
+            return values.cast(pa.string())
+        except pa.ArrowInvalid:
+            return pa.array([_text(value, is_upper=is_upper) for value in values.to_pylist()], pa.string())
     if pa.types.is_decimal(kind):
         return _decimals(values, kind)
     if pa.types.is_boolean(kind):
         return pc.not_equal(_of_width(values, pa.uint8()), 0)
     numbers = _numbers(values, kind)
-    # Old writers let NaN into bounds; it is in no order with anything.
+    # Old writers wrote NaN as a bound; it has no order.
     return pc.if_else(pc.is_nan(numbers), None, numbers) if pa.types.is_floating(kind) else numbers
 
 
 def _numbers(values: pa.BinaryArray, kind: pa.DataType) -> pa.Array:
     if pa.types.is_timestamp(kind):
         exact = _of_width(values, pa.int64())
-        # A date that became a timestamp (v3) has its bounds in days.
-        days = (
-            pc.multiply(_of_width(values, pa.int32()).cast(pa.int64()), DAY_US) if kind.tz is None else None
-        )
-        return (exact if days is None else pc.coalesce(exact, days)).cast(kind)
+        if kind.tz is None:
+            # A date that became a timestamp (v3) has its bounds in days.
+            days = _of_width(values, pa.int32()).cast(pa.int64())
+            exact = pc.coalesce(exact, pc.multiply(days, DAY_US))
+        return exact.cast(kind)
     own = _of_width(values, kind)
     if kind not in NARROWER or not own.null_count:
         return own
@@ -167,46 +150,35 @@ def _numbers(values: pa.BinaryArray, kind: pa.DataType) -> pa.Array:
 
 
 def _of_width(values: pa.BinaryArray, kind: pa.DataType) -> pa.Array:
-    """Little-endian values of as many bytes as the type has; null for those of other lengths."""
+    """Little-endian values with the width of the type; null for other lengths."""
     width = kind.bit_width // 8
     fits = pc.equal(pc.binary_length(values), width)
     is_plain = not values.null_count and pc.all(fits, min_count=0).as_py()
     if not is_plain:
         values = pc.if_else(pc.fill_null(fits, False), values, bytes(width))
-    _, _, content = values.buffers()
+    _, offsets, content = values.buffers()
     if content is None:
         return pa.nulls(len(values), kind)
-    numbers = pa.Array.from_buffers(kind, len(values), [None, content.slice(_start(values))])
+    start = memoryview(offsets).cast("i")[values.offset]
+    numbers = pa.Array.from_buffers(kind, len(values), [None, content.slice(start)])
     return numbers if is_plain else pc.if_else(pc.fill_null(fits, False), numbers, None)
 
 
-def _start(values: pa.BinaryArray) -> int:
-    start: int = memoryview(values.buffers()[1]).cast("i")[values.offset]
-    return start
-
-
 def _decimals(values: pa.BinaryArray, kind: pa.DataType) -> pa.Array:
-    """Two's complement, the highest byte first and as few as it takes; Arrow has sixteen, the lowest first."""
+    """Big-endian two's complement of minimal length; Arrow has sixteen bytes, little-endian."""
     different = values.dictionary_encode()
-    said = byte_strings(different.dictionary)
+    texts = byte_strings(different.dictionary)
     content = b"".join(
         value[::-1].ljust(DECIMAL_BYTES, b"\xff" if value[:1] > b"\x7f" else b"\x00")[:DECIMAL_BYTES]
-        for value in said
+        for value in texts
     )
-    numbers = pa.Array.from_buffers(kind, len(said), [None, pa.py_buffer(content)])
-    fits = pa.array([0 < len(value) <= DECIMAL_BYTES for value in said], pa.bool_())
+    numbers = pa.Array.from_buffers(kind, len(texts), [None, pa.py_buffer(content)])
+    fits = pa.array([0 < len(value) <= DECIMAL_BYTES for value in texts], pa.bool_())
     return pc.take(pc.if_else(fits, numbers, None), different.indices)
 
 
-def _texts(values: pa.BinaryArray, *, is_upper: bool) -> pa.StringArray:
-    try:
-        return values.cast(pa.string())
-    except pa.ArrowInvalid:
-        return pa.array([_text(value, is_upper=is_upper) for value in values.to_pylist()], pa.string())
-
-
 def _text(value: bytes | None, *, is_upper: bool) -> str | None:
-    """A text that may be cut inside a character: what comes before it is as low, but not as high."""
+    """A text that may be truncated inside a character: the rest is a lower bound, but not an upper one."""
     try:
         return None if value is None else value.decode()
     except UnicodeDecodeError as error:
@@ -215,40 +187,31 @@ def _text(value: bytes | None, *, is_upper: bool) -> str | None:
 
 HOUR_US = 3_600_000_000
 EPOCH_DATE = date(1970, 1, 1)
-# What a partition value bounds: the least and the greatest it may stand for, None where there is no end.
+# The least and the greatest value that a partition value stands for, None without an end.
 Span: TypeAlias = tuple[Any, Any]
 
 
 @dataclass(frozen=True)
 class Range:
-    """Of one column in all files: bounds, and the number of nulls; each null where partitions do not tell."""
+    """Bounds and null counts of one column in all files; null where partitions do not determine them."""
 
     low: pa.Array
     high: pa.Array
     nulls: pa.Array
 
-    def together(self, other: "Range") -> "Range":
-        """What both know."""
+    def intersect(self, other: "Range") -> "Range":
         return Range(
-            greater_bound(self.low, other.low),
-            lesser_bound(self.high, other.high),
+            tighter_bound(self.low, other.low, is_upper=False),
+            tighter_bound(self.high, other.high, is_upper=True),
             pc.coalesce(self.nulls, other.nulls),
         )
 
 
-def greater_bound(one: pa.Array, other: pa.Array) -> pa.Array:
-    """The greater of two lower bounds in each row; one that is unknown counts for nothing."""
-    # Arrow's max_element_wise takes neither times with a zone nor booleans.
-    return pc.if_else(_is_bound(one, pc.greater(other, one)), other, one)
-
-
-def lesser_bound(one: pa.Array, other: pa.Array) -> pa.Array:
-    """The lesser of two upper bounds in each row; one that is unknown counts for nothing."""
-    return pc.if_else(_is_bound(one, pc.less(other, one)), other, one)
-
-
-def _is_bound(one: pa.Array, other_says_more: pa.BooleanArray) -> pa.BooleanArray:
-    return pc.or_(pc.is_null(one), pc.fill_null(other_says_more, False))
+def tighter_bound(one: pa.Array, other: pa.Array, *, is_upper: bool) -> pa.Array:
+    """The lesser of two upper or the greater of two lower bounds in each row; an unknown bound is ignored."""
+    # Arrow's max_element_wise supports neither times with a zone nor booleans.
+    is_tighter = pc.less(other, one) if is_upper else pc.greater(other, one)
+    return pc.if_else(pc.or_(pc.is_null(one), pc.fill_null(is_tighter, False)), other, one)
 
 
 def partition_ranges(
@@ -257,44 +220,29 @@ def partition_ranges(
     files: DataFiles,
     type_of: "Callable[[PrimitiveType], pa.DataType | None]",
 ) -> dict[int, Range]:
-    """What is known of columns by the partitions of the files, by column id; `type_of` is None for types unbounded."""
+    """Bounds and null counts of columns by the files' partitions, by column id; `type_of` gives None without bounds."""
+    from pyiceberg.types import PrimitiveType
+
     found: dict[int, Range] = {}
     for spec_id in pc.unique(files.column("spec_id")).to_pylist():
         is_in_spec = files.in_spec(spec_id)
-        for field, kind, spanned in _bounding(table, schema, spec_id, type_of):
+        for field in table.specs()[spec_id].fields:
             values = files.partition.get((spec_id, field.field_id))
-            if values is None:
+            # A dropped column is not in the schema, but in partitions.
+            source = schema.find_type(field.source_id) if field.source_id in schema.field_ids else None
+            kind = type_of(source) if isinstance(source, PrimitiveType) else None
+            span = None if kind is None else _span_of(str(field.transform), str(source))
+            if values is None or kind is None or span is None:
                 continue
             nulls = pc.if_else(is_in_spec, pc.if_else(pc.is_valid(values), 0, files.column("rows")), None)
-            known = Range(*_bounds(values, kind, spanned), nulls)
+            known = Range(*_bounds(values, kind, span), nulls)
             earlier = found.get(field.source_id)
-            found[field.source_id] = known if earlier is None else earlier.together(known)
+            found[field.source_id] = known if earlier is None else earlier.intersect(known)
     return found
 
 
-def _bounding(
-    table: "TableMetadata",
-    schema: "Schema",
-    spec_id: int,
-    type_of: "Callable[[PrimitiveType], pa.DataType | None]",
-) -> "Iterator[tuple[PartitionField, pa.DataType, Callable[[Any], Span]]]":
-    from pyiceberg.types import PrimitiveType
-
-    for field in table.specs()[spec_id].fields:
-        # A column that was dropped is not in the schema; its partitions stay.
-        if field.source_id not in schema.field_ids:
-            continue
-        source = schema.find_type(field.source_id)
-        if not isinstance(source, PrimitiveType):
-            continue
-        kind = type_of(source)
-        spanned = None if kind is None else _span_of(str(field.transform), str(source))
-        if kind is not None and spanned is not None:
-            yield field, kind, spanned
-
-
 def _span_of(transform: str, source: str) -> Callable[[Any], Span] | None:
-    """What one value of the transform stands for, in the numbers that its column is kept in."""
+    """Returns the span of a partition value, in the numbers of its column."""
     is_date = source == "date"
     if transform == "identity" and source not in ("float", "double"):
         return lambda value: (value, value)
@@ -313,7 +261,7 @@ def _span_of(transform: str, source: str) -> Callable[[Any], Span] | None:
 
 def _time(start: Callable[[int, int], int | None], per_day: int, value: int) -> Span:
     end = start(value + 1, per_day)
-    # Before 0.10 Iceberg rounded times before 1970 towards it: their value is one too high.
+    # Iceberg before 0.10 rounded times before 1970 up: their value is one too high.
     return start(value - 1 if value <= 0 else value, per_day), None if end is None else end - 1
 
 
@@ -337,7 +285,7 @@ def _prefix(width: int, value: str) -> Span:
 
 
 def text_after_prefix(prefix: str) -> str | None:
-    """The least text that is greater than all that begin with the prefix."""
+    """Returns the least text that is greater than all texts with the prefix."""
     kept = prefix.rstrip("\U0010ffff")
     if not kept:
         return None
@@ -346,26 +294,19 @@ def text_after_prefix(prefix: str) -> str | None:
     return kept[:-1] + chr(0xE000 if following == 0xD800 else following)
 
 
-def _bounds(values: pa.Array, kind: pa.DataType, spanned: Callable[[Any], Span]) -> tuple[pa.Array, pa.Array]:
-    """The bounds in each file; each different value is looked at once."""
+def _bounds(values: pa.Array, kind: pa.DataType, span: Callable[[Any], Span]) -> tuple[pa.Array, pa.Array]:
+    """The bounds in each file; each different value is converted once."""
     different = values.dictionary_encode()
-    spans = [spanned(value) for value in _plain(different.dictionary, kind)]
-    low, high = (
-        pc.take(cast_values([span[end] for span in spans], kind), different.indices) for end in (0, 1)
-    )
+    plain = different.dictionary.to_pylist()
+    if pa.types.is_decimal(kind):
+        plain = [int.from_bytes(value, "big", signed=True) for value in plain]
+    spans = list(map(span, plain))
+    low, high = (pc.take(cast_values([one[end] for one in spans], kind), different.indices) for end in (0, 1))
     return low, high
 
 
-def _plain(values: pa.Array, kind: pa.DataType) -> list[Any]:
-    """Values as numbers and texts: those of decimals are not scaled, dates and times are numbers already."""
-    said = values.to_pylist()
-    return (
-        [int.from_bytes(value, "big", signed=True) for value in said] if pa.types.is_decimal(kind) else said
-    )
-
-
 def cast_values(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """Numbers and texts, as partitions have them, in the type of their column; null for what it cannot hold."""
+    """Converts numbers and texts of partitions to the type of their column; null if out of range."""
     if pa.types.is_decimal(kind):
         limit = 10**kind.precision
         packed = [
@@ -378,8 +319,8 @@ def cast_values(values: list[Any], kind: pa.DataType) -> pa.Array:
     if not pa.types.is_temporal(kind) and not pa.types.is_integer(kind):
         return pa.array(values, kind)
     limit = 1 << (kind.bit_width - 1)
-    held = [None if value is None or not -limit <= value < limit else value for value in values]
-    numbers = pa.array(held, pa.int64() if kind.bit_width == 64 else pa.int32())
+    fitting = [None if value is None or not -limit <= value < limit else value for value in values]
+    numbers = pa.array(fitting, pa.int64() if kind.bit_width == 64 else pa.int32())
     return cast("pa.Array", numbers.cast(kind))
 
 
@@ -388,36 +329,35 @@ WITH_BOUNDS = {
 }  # fmt: skip
 
 
-def minima(fields: Sequence["NestedField"], files: DataFiles, ranges: Mapping[int, Range]) -> pa.StructArray:
-    """The lower bounds of all files, as a struct of the table's columns."""
+def column_bounds(
+    fields: Sequence["NestedField"], files: DataFiles, ranges: Mapping[int, Range], *, is_upper: bool
+) -> pa.StructArray:
+    """The lower or upper bounds of all files, as a struct of the table's columns."""
+    by_id = files.upper if is_upper else files.lower
 
     def column(field: "NestedField", kind: "PrimitiveType") -> pa.Array | None:
-        found = _bound(files, files.lower, field, kind, is_upper=False)
-        known = ranges.get(field.field_id)
-        return found if found is None or known is None else greater_bound(found, known.low)
-
-    return _struct(fields, column, len(files))
-
-
-def maxima(fields: Sequence["NestedField"], files: DataFiles, ranges: Mapping[int, Range]) -> pa.StructArray:
-    """The upper bounds of all files, as a struct of the table's columns."""
-
-    def column(field: "NestedField", kind: "PrimitiveType") -> pa.Array | None:
-        found = _bound(files, files.upper, field, kind, is_upper=True)
-        known = ranges.get(field.field_id)
-        return found if found is None or known is None else lesser_bound(found, known.high)
+        arrow_kind, known = bounded_type(kind), ranges.get(field.field_id)
+        if arrow_kind is None:
+            return None
+        if field.field_id in by_id:
+            bounds = decode_bounds(by_id[field.field_id], arrow_kind, is_upper=is_upper)
+        else:
+            bounds = pa.nulls(len(files), arrow_kind)
+        if known is None:
+            return bounds
+        return tighter_bound(bounds, known.high if is_upper else known.low, is_upper=is_upper)
 
     return _struct(fields, column, len(files))
 
 
 def client_maxima(known: pa.StructArray, fields: Sequence["NestedField"], files: DataFiles) -> pa.StructArray:
-    """The upper bounds that recipients may go by: NaN, which bounds leave out, is for them greater than all numbers."""
+    """The upper bounds for recipients: bounds ignore NaN, which recipients order above all numbers."""
     from pyiceberg.types import StructType
 
     by_name = {field.name: field for field in fields}
     arrays: list[pa.Array] = []
-    for place, member in enumerate(known.type):
-        field, values = by_name[member.name], pc.struct_field(known, [place])
+    for position, member in enumerate(known.type):
+        field, values = by_name[member.name], pc.struct_field(known, [position])
         if isinstance(field.field_type, StructType):
             values = client_maxima(values, field.field_type.fields, files)
         elif pa.types.is_floating(member.type):
@@ -432,7 +372,7 @@ def client_maxima(known: pa.StructArray, fields: Sequence["NestedField"], files:
 def null_counts(
     fields: Sequence["NestedField"], files: DataFiles, ranges: Mapping[int, Range]
 ) -> pa.StructArray:
-    """How many nulls each file has, as a struct of the table's columns; null where nobody knows."""
+    """The null counts of all files, as a struct of the table's columns; null if unknown."""
 
     def column(field: "NestedField", _kind: "PrimitiveType") -> pa.Array:
         counts = files.null_counts.get(field.field_id, pa.nulls(len(files), pa.int64()))
@@ -443,7 +383,6 @@ def null_counts(
 
 
 def column_type(kind: "PrimitiveType") -> pa.DataType:
-    """The Arrow type in which values of a primitive column are kept."""
     name = str(kind)
     found = arrow_type(SAME_MEANING.get(name, name.replace(" ", "")))
     if found is None:
@@ -452,7 +391,7 @@ def column_type(kind: "PrimitiveType") -> pa.DataType:
 
 
 def bounded_type(kind: "PrimitiveType") -> pa.DataType | None:
-    """The Arrow type of a column's bounds; None where nothing goes by bounds of its type."""
+    """Returns the Arrow type of a column's bounds; None if bounds of its type are not used."""
     return column_type(kind) if str(kind).split("(")[0] in WITH_BOUNDS else None
 
 
@@ -472,34 +411,16 @@ def _struct(
             values = column(field, kind)
             if values is not None:
                 arrays[field.name] = values
-    if not arrays:
-        return pa.nulls(count, pa.struct([]))
-    return pa.StructArray.from_arrays(list(arrays.values()), list(arrays))
-
-
-def _bound(
-    files: DataFiles,
-    bounds: Mapping[int, pa.Array],
-    field: "NestedField",
-    kind: "PrimitiveType",
-    *,
-    is_upper: bool,
-) -> pa.Array | None:
-    as_kept = bounded_type(kind)
-    if as_kept is None:
-        return None
-    if field.field_id not in bounds:
-        return pa.nulls(len(files), as_kept)
-    return decode_bounds(bounds[field.field_id], as_kept, is_upper=is_upper)
+    return struct_of(arrays, count)
 
 
 FROM_FILES = {"timestamp", "timestamptz"}
 
 
 def partition_columns(table: "TableMetadata", schema: "Schema", files: DataFiles) -> tuple[str, ...]:
-    """Columns whose value each file has in its partition, in a text that all clients read: no file is looked at.
+    """The columns with a partition value in each file, in a text that all clients read; reads no file.
 
-    Without any file they are those of the table's own spec, so that rules by partitions can be decided.
+    Without files, the columns of the table's own spec, so that rules by partitions can be decided.
     """
     identities = [_identities(table, files, spec) for spec in _specs(files)]
     if not identities:
@@ -517,16 +438,14 @@ def partition_columns(table: "TableMetadata", schema: "Schema", files: DataFiles
 def identity_columns(
     table: "TableMetadata", schema: "Schema", files: DataFiles
 ) -> dict[int, pa.BooleanArray]:
-    """Columns by id, and which files are partitioned by their values."""
+    """The columns, by id, that files are partitioned by, and whether each file is."""
     found: dict[int, pa.BooleanArray] = {}
     for spec_id in _specs(files):
         for field_id in _identities(table, files, spec_id):
-            # The column may have been dropped since.
+            # The column may have been dropped.
             if field_id in schema.field_ids:
-                known = found.get(field_id)
-                found[field_id] = (
-                    files.in_spec(spec_id) if known is None else pc.or_(known, files.in_spec(spec_id))
-                )
+                in_spec = files.in_spec(spec_id)
+                found[field_id] = pc.or_(found[field_id], in_spec) if field_id in found else in_spec
     return found
 
 
@@ -538,11 +457,7 @@ def columns_in_lines(
     in_files: InFiles,
     root: str,
 ) -> tuple[str, ...]:
-    """The columns whose values are in the lines of files: the `known` ones, and others that some file lacks.
-
-    Raises:
-        Unserveable: a file lacks a column, and its value cannot be in the file's line.
-    """
+    """The columns with values in the lines of files: the `known` ones, and others that some file lacks."""
     ids = [schema.find_field(name).field_id for name in known]
     for field_id, lacking in in_files.files_lacking.items():
         values = _partition_values(table, files, field_id)
@@ -553,7 +468,7 @@ def columns_in_lines(
         if problem is not None:
             code = ReasonCode.PARTITION_VALUES_NOT_IN_FILES
             what = f"{root} has files without the partition column {schema.find_column_name(field_id)}"
-            raise Unserveable(f"{what}: {problem}.", code.fix, code)
+            raise code.error(f"{what}: {problem}.")
         if field_id not in ids:
             ids.append(field_id)
     # The kernel of the Python client (delta-kernel-rust-sharing-wrapper 0.3.3) fails on partition columns of a table
@@ -564,17 +479,14 @@ def columns_in_lines(
 def partition_values(
     table: "TableMetadata", schema: "Schema", files: DataFiles, columns: tuple[str, ...]
 ) -> pa.StructArray:
-    """The values of these columns in each file."""
-    if not columns:
-        return pa.nulls(len(files), pa.struct([]))
-    arrays = [_typed_values(table, schema, files, schema.find_field(column).field_id) for column in columns]
-    return pa.StructArray.from_arrays(arrays, list(columns))
+    arrays = {name: _typed_values(table, schema, files, schema.find_field(name).field_id) for name in columns}
+    return struct_of(arrays, len(files))
 
 
 def _problem(
     table: "TableMetadata", schema: "Schema", files: DataFiles, field_id: int, in_files: InFiles
 ) -> str | None:
-    """Why the values of a column cannot be in the lines of files."""
+    """Why the values of a column cannot be in the lines of files; None if they can."""
     if in_files.renamed:
         return "columns are read by field ids, with which not all clients read partition values"
     if field_id not in {field.field_id for field in schema.fields}:
@@ -582,7 +494,7 @@ def _problem(
     if not _has_text(table, schema, files, field_id):
         return f"it has a value of the type {schema.find_type(field_id)} that clients do not read from a text"
     is_partitioned = identity_columns(table, schema, files)[field_id]
-    # In a file that lacks it and is not partitioned by it, it is null.
+    # A file that lacks the column and is not partitioned by it has nulls.
     if not pc.all(pc.or_(is_partitioned, in_files.files_lacking[field_id]), min_count=0).as_py():
         return "other files have many values of it, and recipients read a column either from all files or from none"
     return None
@@ -594,7 +506,7 @@ def _specs(files: DataFiles) -> list[int]:
 
 
 def _identities(table: "TableMetadata", files: DataFiles, spec_id: int) -> dict[int, int]:
-    """`{source column id: partition field id}` of a spec's identity fields that its manifests have values of."""
+    """`{source column id: partition field id}` of a spec's identity fields with values in its manifests."""
     return {
         source_id: field_id
         for source_id, field_id in _identity_fields(table, spec_id).items()
@@ -613,8 +525,8 @@ def _identity_fields(table: "TableMetadata", spec_id: int) -> dict[int, int]:
 
 
 def _has_text(table: "TableMetadata", schema: "Schema", files: DataFiles, field_id: int) -> bool:
-    """Whether clients read each value of a column from its text: for them an empty one means null."""
-    # The Python client refuses partitions of bytes, and kernels take the text for UTF-8.
+    """Whether clients can read each value of a column from its text: an empty text means null."""
+    # The Python client refuses partitions of bytes, and kernels decode the text as UTF-8.
     if delta_type(schema.find_type(field_id)) in (None, "binary"):
         return False
     values = _typed_values(table, schema, files, field_id)
@@ -626,21 +538,20 @@ def _has_text(table: "TableMetadata", schema: "Schema", files: DataFiles, field_
 
 def _typed_values(table: "TableMetadata", schema: "Schema", files: DataFiles, field_id: int) -> pa.Array:
     kind = column_type(cast("PrimitiveType", schema.find_type(field_id)))
-    return _in_type(_partition_values(table, files, field_id), kind) if len(files) else pa.nulls(0, kind)
+    if not len(files):
+        return pa.nulls(0, kind)
+    values = _partition_values(table, files, field_id)
+    if pa.types.is_decimal(kind):
+        return decode_bounds(values, kind, is_upper=True)
+    # Arrow makes dates of 32-bit days only.
+    return values.cast(pa.int32()).cast(kind) if pa.types.is_date32(kind) else values.cast(kind)
 
 
 def _partition_values(table: "TableMetadata", files: DataFiles, field_id: int) -> pa.Array:
-    """A column's values as manifests have them, null for files that are not partitioned by them."""
+    """A column's values as in manifests, null for files that are not partitioned by it."""
     by_spec = [
         files.partition[spec, identities[field_id]]
         for spec in _specs(files)
         if field_id in (identities := _identities(table, files, spec))
     ]
     return reduce(pc.coalesce, by_spec)
-
-
-def _in_type(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    if pa.types.is_decimal(kind):
-        return decode_bounds(values, kind, is_upper=True)
-    # Dates are kept as 32 bits of days, and Arrow makes dates of these only.
-    return values.cast(pa.int32()).cast(kind) if pa.types.is_date32(kind) else values.cast(kind)

@@ -1,4 +1,4 @@
-"""Iceberg's types in Delta's words, for recipients that know only those."""
+"""The schema of an Iceberg table as a Delta schema, and how the columns of its live files differ from it."""
 
 import json
 import re
@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
-from functools import reduce
+from functools import partial, reduce
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def older_type(in_file: pa.DataType, today: pa.DataType) -> str | None:
-    """The type in a file, in Delta's words; None unless readers widen it to today's."""
+    """Returns Delta's name of the type in a file if readers widen it to today's, else None."""
     if pa.types.is_int32(in_file) and pa.types.is_int64(today):
         return "integer"
     if pa.types.is_float32(in_file) and pa.types.is_float64(today):
@@ -39,20 +39,15 @@ def older_type(in_file: pa.DataType, today: pa.DataType) -> str | None:
     return None
 
 
-def widest_last(types: Collection[str]) -> tuple[str, ...]:
-    """The older types of one column in the order in which it had them: of several, all are decimals."""
-    return tuple(sorted(types, key=lambda name: (len(name), name)))
-
-
 FIELD_ID = b"PARQUET:field_id"
-# What a variant is made of (Parquet's "Variant Binary Encoding"), and what shredding adds to it.
+# The members of a variant (Parquet's "Variant Binary Encoding"), and the one that shredding adds.
 VARIANT = pa.struct([("metadata", pa.binary()), ("value", pa.binary())])
 SHREDDED = "typed_value"
 
 
 @dataclass(frozen=True)
 class FileColumn:
-    """A column or a group of them; `name` is the path to it, `field_id` None where the file has none."""
+    """A column or group of a file; `name` is its path, `field_id` None if the file has no id for it."""
 
     name: str
     field_id: int | None
@@ -60,20 +55,10 @@ class FileColumn:
     is_shredded: bool = False
 
     @property
-    def is_variant(self) -> bool:
-        """Whether it is a variant; what that is made of are no columns."""
-        return bool(self.type == VARIANT)
-
-    @property
-    def is_leaf(self) -> bool:
-        """Whether it holds values itself."""
-        return not pa.types.is_nested(self.type)
-
-    @property
     def shape(self) -> str:
-        """The type with the spellings that mean the same to a reader folded into one."""
+        """The type, with the same name for types that are the same to a reader."""
         if pa.types.is_struct(self.type):
-            return "variant" if self.is_variant else "struct"
+            return "variant" if self.type == VARIANT else "struct"
         if pa.types.is_map(self.type):
             return "map"
         if pa.types.is_nested(self.type):
@@ -82,41 +67,36 @@ class FileColumn:
             return "timestamp with zone" if self.type.tz else "timestamp"
         return str(self.type).removeprefix("large_")
 
-    def mapped(self, ids: Mapping[str, int]) -> "FileColumn":
-        """The column with the id that a name mapping has for its name."""
-        return replace(self, field_id=ids.get(self.name))
-
 
 def columns_of(schema: pa.Schema) -> list[FileColumn]:
-    """All columns and groups of a footer."""
     return [column for field in schema for column in _columns(field.name, field)]
 
 
 def columns_of_table(schema: "Schema") -> dict[str, FileColumn]:
-    """The same of a table, by their paths; what is in a nested type is not told with it."""
-    found = (
+    """Returns all columns and groups of a table by their paths; the types of groups are empty."""
+    columns = (
         column
         for field in schema.fields
-        for column in _list_columns_of(field.name, field.field_id, field.field_type)
+        for column in _columns_of_type(field.name, field.field_id, field.field_type)
     )
-    return {column.name: column for column in found}
+    return {column.name: column for column in columns}
 
 
-def _list_columns_of(path: str, field_id: int, kind: "IcebergType") -> Iterator[FileColumn]:
+def _columns_of_type(path: str, field_id: int, kind: "IcebergType") -> Iterator[FileColumn]:
     from pyiceberg.io.pyarrow import schema_to_pyarrow
     from pyiceberg.types import ListType, MapType, StructType
 
     if isinstance(kind, StructType):
         yield FileColumn(path, field_id, pa.struct([]))
         for field in kind.fields:
-            yield from _list_columns_of(f"{path}.{field.name}", field.field_id, field.field_type)
+            yield from _columns_of_type(f"{path}.{field.name}", field.field_id, field.field_type)
     elif isinstance(kind, MapType):
         yield FileColumn(path, field_id, pa.map_(pa.string(), pa.null()))
-        yield from _list_columns_of(f"{path}.key", kind.key_id, kind.key_type)
-        yield from _list_columns_of(f"{path}.value", kind.value_id, kind.value_type)
+        yield from _columns_of_type(f"{path}.key", kind.key_id, kind.key_type)
+        yield from _columns_of_type(f"{path}.value", kind.value_id, kind.value_type)
     elif isinstance(kind, ListType):
         yield FileColumn(path, field_id, pa.list_(pa.null()))
-        yield from _list_columns_of(f"{path}.element", kind.element_id, kind.element_type)
+        yield from _columns_of_type(f"{path}.element", kind.element_id, kind.element_type)
     elif str(kind) == "variant":
         yield FileColumn(path, field_id, VARIANT)
     else:
@@ -130,8 +110,8 @@ def _columns(path: str, field: pa.Field) -> Iterator[FileColumn]:
         return
     yield FileColumn(path, None if field_id is None else int(field_id), kind)
     if pa.types.is_struct(kind):
-        for place in range(kind.num_fields):
-            inner = kind.field(place)
+        for number in range(kind.num_fields):
+            inner = kind.field(number)
             yield from _columns(f"{path}.{inner.name}", inner)
     elif pa.types.is_map(kind):
         yield from _columns(f"{path}.key", kind.key_field)
@@ -141,31 +121,30 @@ def _columns(path: str, field: pa.Field) -> Iterator[FileColumn]:
 
 
 def _is_variant(kind: pa.DataType) -> bool:
-    """Whether a group is a variant: Arrow keeps nothing of that annotation, but only variants have no ids inside."""
+    """Whether a group is a variant: Arrow loses the annotation, but only variants have no ids inside."""
     if not pa.types.is_struct(kind):
         return False
-    members = [kind.field(place) for place in range(kind.num_fields)]
+    members = [kind.field(number) for number in range(kind.num_fields)]
     names = {member.name for member in members}
     has_ids = any(FIELD_ID in (member.metadata or {}) for member in members)
     return not has_ids and {"metadata"} < names <= {"metadata", "value", SHREDDED}
 
 
 READERS = 16
-# So many are fetched before the first is compared: few are in vain when a file is refused.
+# Footers that are fetched before they are compared: few are fetched in vain if a file is refused.
 READ_AHEAD = 256
-# Other names are spelt in another way in files, as Avro would need it: `a b` is `a_x20b` there.
+# Files have other names escaped as Avro requires: `a b` is `a_x20b`.
 SAME_CASE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True)
 class InFiles:
-    """Where the columns of live files are not the table's.
+    """How the columns of live files differ from the table's.
 
-    `renamed` says which column goes by another name in a file, or means another column there; with `is_spelt_otherwise`
-    a column's name of today is one that files cannot have. `widened` has the older types of columns, in Delta's words
-    and the narrowest first, by field id. `files_lacking` has the files that lack a column, by its id: of the columns
-    that files are partitioned by, and of the files that were looked at. `shredded` names a column of variants of which
-    a file has parts in columns of their own.
+    `renamed` describes a column that has another name in a file, or whose name is another column's there; with
+    `is_spelt_otherwise` today's name of a column is escaped in files. `widened` has the older types of columns by field
+    id, as Delta's names, the narrowest first. `files_lacking` has the files that lack a column, by its id: of partition
+    columns, and of the files that were read. `shredded` names a column of variants that a file has shredded.
     """
 
     renamed: str | None = None
@@ -187,65 +166,73 @@ def columns_in_files(
     constants: Mapping[int, pa.BooleanArray],
     in_lines: Collection[int] = (),
 ) -> InFiles:
-    """What the live files' columns are, compared with the table's.
+    """Compares the columns of live files with the table's.
 
-    `constants` are columns by id that files are partitioned by, and which files those are: a file need not have them.
-    Files are looked at for those whose values are not `in_lines` of the files.
+    `constants` are the columns by id that files are partitioned by, and these files: a file can lack them. The footers
+    of these files are read unless the values are `in_lines`.
 
     Raises:
-        Unserveable: a file has columns that no client would read as Iceberg does; names the column and the file.
+        Unserveable: a file has columns that no client reads as Iceberg does; names the column and the file.
     """
     compared = _Compared(table, schema, root, constants)
     paths = files.column("path").to_pylist()
-    is_first = [True] * len(paths)
+    first: Sequence[int] = range(len(paths))
     if not _needs_footers(table, schema):
         watched = [is_in for field_id, is_in in constants.items() if field_id not in in_lines]
         is_first = reduce(pc.or_, watched, pa.repeat(pa.scalar(False), len(paths))).to_pylist()
-    first = [number for number, is_one in enumerate(is_first) if is_one]
-    _compare_files(stores, compared, paths, first)
+        first = [number for number, is_one in enumerate(is_first) if is_one]
+    for number, footer in _footers(stores, paths, first):
+        compared.add(number, local_path(paths[number]), footer)
     if compared.lacks_constants:
-        # Whether the others have the columns says whether their values can be in the lines of all files.
-        _compare_files(stores, compared, paths, sorted(set(range(len(paths))).difference(first)))
-    return compared.found()
+        # The values can be in the lines of all files only if no other file has the columns.
+        others = sorted(set(range(len(paths))).difference(first))
+        for number, footer in _footers(stores, paths, others):
+            compared.add(number, local_path(paths[number]), footer)
+    return compared.result()
 
 
-def _compare_files(
-    stores: Stores, compared: "_Compared", paths: Sequence[str], numbers: Sequence[int]
-) -> None:
+def _footers(stores: Stores, paths: Sequence[str], numbers: Sequence[int]) -> Iterator[tuple[int, pa.Schema]]:
     with ThreadPoolExecutor(READERS) as pool:
         for start in range(0, len(numbers), READ_AHEAD):
             some = numbers[start : start + READ_AHEAD]
-            footers = pool.map(lambda number: _footer(stores, paths[number]), some)
-            for number, footer in zip(some, footers, strict=True):
-                compared.add(number, local_path(paths[number]), footer)
+            yield from zip(
+                some, pool.map(partial(_footer, stores), [paths[one] for one in some]), strict=True
+            )
+
+
+def _footer(stores: Stores, path: str) -> pa.Schema:
+    import pyarrow.parquet as pq
+
+    try:
+        with stores.open(path) as stream:
+            return pq.read_schema(stream)
+    except (*LASTING, OSError, pa.ArrowInvalid) as error:
+        raise Unserveable(
+            f"The footer of {local_path(path)} cannot be read.",
+            "Check that the table's data files are whole.",
+        ) from error
 
 
 def find_lacking_column(stores: Stores, paths: Sequence[str], names: Collection[str]) -> str | None:
-    """One of these columns that some file does not have by its name; None when all files have all of them.
+    """Returns one of these columns that some file lacks by name; None if all files have all.
 
     Raises:
         Unserveable: a file cannot be read.
         Unavailable: its store does not answer.
     """
-    with ThreadPoolExecutor(READERS) as pool:
-        for start in range(0, len(paths), READ_AHEAD):
-            for footer in pool.map(lambda path: _footer(stores, path), paths[start : start + READ_AHEAD]):
-                there = {name.lower() for name in footer.names}
-                found = next((name for name in names if name.lower() not in there), None)
-                if found is not None:
-                    return found
+    for _, footer in _footers(stores, paths, range(len(paths))):
+        present = {name.lower() for name in footer.names}
+        lacking = next((name for name in names if name.lower() not in present), None)
+        if lacking is not None:
+            return lacking
     return None
 
 
 class _Compared:
-    """The columns of one live file after the other, beside those of the table."""
+    """Compares the columns of live files with those of the table, file by file."""
 
     def __init__(
-        self,
-        table: "TableMetadata",
-        schema: "Schema",
-        root: str,
-        constants: Mapping[int, pa.BooleanArray],
+        self, table: "TableMetadata", schema: "Schema", root: str, constants: Mapping[int, pa.BooleanArray]
     ) -> None:
         self._root = root
         self._constants = {field_id: files.to_pylist() for field_id, files in constants.items()}
@@ -254,7 +241,11 @@ class _Compared:
         self._now = columns_of_table(schema)
         self._names = {column.field_id: column.name for column in self._now.values()}
         self._ids = {column.name.lower(): column.field_id for column in self._now.values()}
-        self._defaults = {one: name for one, name in self._names.items() if _has_default(schema, one)}
+        self._defaults = {
+            field_id: name
+            for field_id, name in self._names.items()
+            if field_id is not None and schema.find_field(field_id).initial_default is not None
+        }
         self._is_spelt_otherwise = not _is_spelt_alike(schema)
         self._seen: dict[tuple[bytes, frozenset[int]], frozenset[int]] = {}
         self._renamed: str | None = None
@@ -264,29 +255,30 @@ class _Compared:
 
     @property
     def lacks_constants(self) -> bool:
-        """Whether a file lacks a column that it is partitioned by."""
         return any(lacking & constants for (_, constants), lacking in self._seen.items())
 
     def add(self, number: int, path: str, footer: pa.Schema) -> None:
-        """Take one more file into account; most are like one that was seen before."""
+        """Compares one more file; most have the columns of an earlier one."""
         shape = footer.remove_metadata().serialize().to_pybytes()
-        constants = frozenset(one for one, files in self._constants.items() if files[number])
+        constants = frozenset(field_id for field_id, files in self._constants.items() if files[number])
         if (shape, constants) not in self._seen:
             self._seen[shape, constants] = self._compare_all(path, columns_of(footer), constants)
         for field_id in self._files_lacking.keys() & self._seen[shape, constants]:
             self._files_lacking[field_id][number] = True
 
-    def found(self) -> InFiles:
-        """What all of them come to."""
+    def result(self) -> InFiles:
         if self._renamed and self._without_ids:
             self._refuse(
                 ReasonCode.FILES_WITHOUT_IDS,
                 f"{self._without_ids} has no field ids, and another file {self._renamed}",
             )
-        widened = {field_id: widest_last(types) for field_id, types in self._widened.items()}
         return InFiles(
             self._renamed,
-            widened,
+            # Several older types of a column are all decimals: the longest name is the widest.
+            {
+                field_id: tuple(sorted(types, key=lambda name: (len(name), name)))
+                for field_id, types in self._widened.items()
+            },
             {field_id: pa.array(files, pa.bool_()) for field_id, files in self._files_lacking.items()},
             self._shredded,
             self._is_spelt_otherwise,
@@ -297,17 +289,17 @@ class _Compared:
     ) -> frozenset[int]:
         """The columns that the file lacks."""
         has_ids = any(column.field_id is not None for column in columns)
-        # A name mapping is for files without any ids (Iceberg's specification, "Column Projection").
-        known = columns if has_ids else [column.mapped(self._mapped) for column in columns]
         if not has_ids:
+            # A name mapping applies to files without any ids (Iceberg spec, "Column Projection").
+            columns = [replace(column, field_id=self._mapped.get(column.name)) for column in columns]
             self._without_ids = self._without_ids or path
-        for column in known:
+        for column in columns:
             self._compare(path, column, has_ids=has_ids)
-        there = {column.field_id for column in known}
-        lacking = frozenset(name for name in self._names if name is not None and name not in there)
+        present = {column.field_id for column in columns}
+        lacking = frozenset(one for one in self._names if one is not None and one not in present)
         for field_id, name in self._defaults.items():
-            # Before a default comes the value that a file is partitioned by.
-            if field_id not in there and field_id not in constants:
+            # The value that a file is partitioned by precedes a default.
+            if field_id not in present and field_id not in constants:
                 self._refuse(
                     ReasonCode.COLUMN_DEFAULTS, f"{path} lacks column {name}, which has a default for that"
                 )
@@ -316,14 +308,15 @@ class _Compared:
     def _compare(self, path: str, column: FileColumn, *, has_ids: bool) -> None:
         name, field_id = column.name, column.field_id
         if field_id is None:
-            if not column.is_leaf or (not has_ids and self._mapped and name not in self._now):
+            is_unmapped = not has_ids and self._mapped and name not in self._now
+            if pa.types.is_nested(column.type) or is_unmapped:
                 return
             self._refuse(ReasonCode.FILES_WITHOUT_IDS, f"{path} has column {name} without a field id")
         problem = self._other_name(name, field_id)
         if problem and not has_ids:
             self._refuse(ReasonCode.FILES_WITHOUT_IDS, f"{path} has no field ids, and {problem}")
         if problem:
-            # Without the file's name: hindrances are told to recipients.
+            # Without the file's name: recipients see hindrances.
             self._renamed = self._renamed or problem
         if field_id in self._names:
             self._compare_types(path, column, self._now[self._names[field_id]])
@@ -350,7 +343,7 @@ class _Compared:
             self._widened.setdefault(today.field_id, set()).add(older)
 
     def _refuse(self, code: ReasonCode, what: str) -> None:
-        raise Unserveable(f"{self._root}: {what}.", code.fix, code)
+        raise code.error(f"{self._root}: {what}.")
 
 
 def _needs_footers(table: "TableMetadata", schema: "Schema") -> bool:
@@ -365,33 +358,28 @@ def _needs_footers(table: "TableMetadata", schema: "Schema") -> bool:
 
 
 def _is_spelt_alike(schema: "Schema") -> bool:
-    return all(SAME_CASE.fullmatch(schema.find_field(one).name) for one in schema.field_ids)
+    return all(SAME_CASE.fullmatch(schema.find_field(field_id).name) for field_id in schema.field_ids)
 
 
 def _has_ambiguous_history(table: "TableMetadata") -> bool:
-    said = [
-        (field_id, schema.find_column_name(field_id), _kind(schema, field_id))
-        for schema in table.schemas
-        for field_id in schema.field_ids
-    ]
-    ids = {field_id for field_id, _, _ in said}
-    # Spark's readers by name take names in any case.
-    names = {name and name.lower() for _, name, _ in said}
-    is_one_to_one = len(ids) == len(names) == len(set(said))
+    columns = set()
+    for schema in table.schemas:
+        for field_id in schema.field_ids:
+            kind = schema.find_type(field_id)
+            # Columns inside a struct, list or map are compared individually.
+            type_name = str(kind) if kind.is_primitive else type(kind).__name__
+            columns.add((field_id, schema.find_column_name(field_id), type_name))
+    # Spark's readers by name ignore case.
+    names = {name and name.lower() for _, name, _ in columns}
+    is_one_to_one = len({field_id for field_id, _, _ in columns}) == len(names) == len(columns)
     return not is_one_to_one
 
 
-def _kind(schema: "Schema", field_id: int) -> str:
-    """A column's type, without what is in a struct, a list or a map: columns inside are looked at by themselves."""
-    kind = schema.find_type(field_id)
-    return str(kind) if kind.is_primitive else type(kind).__name__
-
-
 def _lacks_schemas(table: "TableMetadata") -> bool:
-    """Whether schemas are gone from the metadata: expiring snapshots with `clean_expired_metadata` removes them.
+    """Whether schemas were removed from the metadata, by expiring snapshots with `clean_expired_metadata`.
 
-    Schemas and columns are numbered one after the other, so a number that nobody has was one of theirs. Only a change
-    that was taken back leaves none: a column renamed, named back, and all snapshots in between expired.
+    Schemas and columns have consecutive numbers, so a missing number shows a removed one. Only a reverted change leaves
+    no gap: a column renamed, renamed back, and all snapshots in between expired.
     """
     schemas = {schema.schema_id: schema for schema in table.schemas}
     columns = {field_id for schema in schemas.values() for field_id in schema.field_ids}
@@ -399,12 +387,8 @@ def _lacks_schemas(table: "TableMetadata") -> bool:
     return len(schemas) <= max(schemas) or not used <= schemas.keys() or len(columns) < table.last_column_id
 
 
-def _has_default(schema: "Schema", field_id: int | None) -> bool:
-    return field_id is not None and schema.find_field(field_id).initial_default is not None
-
-
 def mapped_ids(table: "TableMetadata") -> dict[str, int]:
-    """Ids of files that carry none, by name, as the table's name mapping gives them."""
+    """Returns the ids for files without ids, by column name, from the table's name mapping."""
     mapping = table.name_mapping()
     return {} if mapping is None else dict(_mapped("", mapping.root))
 
@@ -415,19 +399,6 @@ def _mapped(parent: str, fields: "Sequence[MappedField]") -> Iterator[tuple[str,
             if field.field_id is not None:
                 yield parent + name, field.field_id
             yield from _mapped(f"{parent}{name}.", field.fields)
-
-
-def _footer(stores: Stores, path: str) -> pa.Schema:
-    import pyarrow.parquet as pq
-
-    try:
-        with stores.open(path) as stream:
-            return pq.read_schema(stream)
-    except (*LASTING, OSError, pa.ArrowInvalid) as error:
-        raise Unserveable(
-            f"The footer of {local_path(path)} cannot be read.",
-            "Check that the table's data files are whole.",
-        ) from error
 
 
 SAME_MEANING = {
@@ -443,7 +414,7 @@ SAME_MEANING = {
     "binary": "binary",
     "variant": "variant",
 }
-# Primitive types of Iceberg's specification, without their parameters, and those that format version 3 adds.
+# Primitive types of Iceberg's specification without parameters, and those added in format version 3.
 TYPES = frozenset({*SAME_MEANING, "decimal", "time", "uuid", "fixed"})
 TYPES_OF_V3 = frozenset({"timestamp_ns", "timestamptz_ns", "unknown", "geometry", "geography"})
 FIXES = {
@@ -457,64 +428,49 @@ FIXES = {
 
 
 def delta_schema_string(schema: "Schema", table: str, in_files: InFiles = NAMES_OF_TODAY) -> str:
-    """The schema in Delta's JSON form; with column mapping and type changes where the live files need them.
-
-    Raises:
-        Unserveable: a column has a type or a name that Delta's schema cannot say.
-    """
-    fields = _Words(table, in_files).fields(schema.fields, "")
+    """Returns the schema in Delta's JSON form, with column mapping and type changes if the live files need them."""
+    fields = _DeltaSchema(table, in_files).fields(schema.fields, "")
     return json.dumps({"type": "struct", "fields": fields}, separators=(",", ":"), ensure_ascii=False)
 
 
 def require_known_types(schema: "Schema", format_version: int, table: str) -> None:
-    """Refuse a column whose type Iceberg's specification does not define: no client knows how to read it.
-
-    Raises:
-        Unserveable: names the column and its type.
-    """
+    """Raises Unserveable for a column whose type Iceberg's specification does not define: no client can read it."""
     known = TYPES | TYPES_OF_V3 if format_version >= 3 else TYPES
     for field_id in schema.field_ids:
         kind = schema.find_type(field_id)
         if kind.is_primitive and re.split(r"[\[(]", str(kind))[0].strip() not in known:
-            raise Unserveable(
+            raise ReasonCode.UNKNOWN_TYPE.error(
                 f"Column {schema.find_column_name(field_id)} of {table} has the type {kind}, which Iceberg's "
-                f"specification does not define for format version {format_version}.",
-                ReasonCode.UNKNOWN_TYPE.fix,
-                ReasonCode.UNKNOWN_TYPE,
+                f"specification does not define for format version {format_version}."
             )
 
 
 def physical_name(field_id: int) -> str:
-    """The name of a mapped column in statistics and partition values.
+    """Returns the name of a mapped column in statistics and partition values.
 
-    It must be in no file: the kernel of the Python client takes a column of that name for one whose id it does not
-    find. Iceberg's writers make no such name, a hyphen becomes `_x2D` in their files.
+    No file may have it: the kernel of the Python client uses a column of that name if it does not find the id.
+    Iceberg's writers escape hyphens, as `_x2D`.
     """
     return f"col-{field_id}"
 
 
 @dataclass(frozen=True)
-class _Words:
-    """One table's columns being put into words."""
+class _DeltaSchema:
+    """Converts one table's columns."""
 
     table: str
     in_files: InFiles
 
     def fields(self, fields: "tuple[NestedField, ...]", above: str) -> list[dict[str, Any]]:
-        self._require_different(fields, above)
-        return [self._field(field, above + field.name) for field in fields]
-
-    def _require_different(self, fields: "tuple[NestedField, ...]", above: str) -> None:
         seen: dict[str, str] = {}
         for field in fields:
             other = seen.setdefault(field.name.lower(), field.name)
             if other != field.name:
-                raise Unserveable(
+                raise ReasonCode.NAMES_DIFFER_BY_CASE.error(
                     f"{self.table} has columns {above}{other} and {above}{field.name}, whose names differ only by "
-                    "case.",
-                    ReasonCode.NAMES_DIFFER_BY_CASE.fix,
-                    ReasonCode.NAMES_DIFFER_BY_CASE,
+                    "case."
                 )
+        return [self._field(field, above + field.name) for field in fields]
 
     def _field(self, field: "NestedField", path: str) -> dict[str, Any]:
         metadata: dict[str, Any] = {"comment": field.doc} if field.doc else {}
@@ -546,19 +502,19 @@ class _Words:
                 "valueType": self._type(kind.value_type, f"{path}.value"),
                 "valueContainsNull": not kind.value_required,
             }
-        said = delta_type(kind)
-        if said is None:
+        type_name = delta_type(kind)
+        if type_name is None:
             name = str(kind)
             raise Unserveable(
-                f"Column {path} of {self.table} has the type {name}, which recipients cannot be told of.",
+                f"Column {path} of {self.table} has the type {name}, which the protocol does not have.",
                 FIXES.get(name.partition("[")[0], ReasonCode.UNSUPPORTED_TYPE.fix),
                 ReasonCode.UNSUPPORTED_TYPE,
             )
-        return said
+        return type_name
 
 
 def delta_type(kind: "IcebergType") -> str | None:
-    """The protocol's name of a primitive type; None for a type it does not have."""
+    """Returns the protocol's name of a primitive type; None if the protocol does not have it."""
     from pyiceberg.types import DecimalType
 
     if isinstance(kind, DecimalType):
@@ -569,54 +525,39 @@ def delta_type(kind: "IcebergType") -> str | None:
 def _type_changes(
     kind: "IcebergType", field_id: int, path: str, widened: Mapping[int, tuple[str, ...]]
 ) -> Iterator[dict[str, str]]:
-    """What the field around a type says of it (PROTOCOL.md, "Type Change Metadata"); structs' fields say theirs."""
+    """The type changes in a field's metadata (PROTOCOL.md, "Type Change Metadata"), without those of inner structs."""
     from pyiceberg.types import ListType, MapType, StructType
 
     if isinstance(kind, ListType):
-        yield from _type_changes(kind.element_type, kind.element_id, _below(path, "element"), widened)
+        yield from _type_changes(kind.element_type, kind.element_id, f"{path}.element", widened)
     elif isinstance(kind, MapType):
-        yield from _type_changes(kind.key_type, kind.key_id, _below(path, "key"), widened)
-        yield from _type_changes(kind.value_type, kind.value_id, _below(path, "value"), widened)
+        yield from _type_changes(kind.key_type, kind.key_id, f"{path}.key", widened)
+        yield from _type_changes(kind.value_type, kind.value_id, f"{path}.value", widened)
     elif not isinstance(kind, StructType):
         steps = [*widened.get(field_id, ()), delta_type(kind) or ""]
         for older, newer in pairwise(steps):
-            yield {"fromType": older, "toType": newer, **({"fieldPath": path} if path else {})}
-
-
-def _below(path: str, step: str) -> str:
-    return f"{path}.{step}" if path else step
+            yield {"fromType": older, "toType": newer, **({"fieldPath": path[1:]} if path else {})}
 
 
 PROPERTIES = {
     "columnMapping": ("delta.columnMapping.mode", "id"),
     "typeWidening": ("delta.enableTypeWidening", "true"),
 }
-# Types that only readers with a feature know.
+# Types that need a reader feature.
+WITHOUT_ZONE = "has timestamps without a time zone"
 NEEDED_BY_TYPE = (
-    (
-        *("timestamp_ntz", "timestampNtz"),
-        ReasonCode.TIMESTAMPS_WITHOUT_ZONE,
-        "has timestamps without a time zone",
-    ),
+    ("timestamp_ntz", "timestampNtz", ReasonCode.TIMESTAMPS_WITHOUT_ZONE, WITHOUT_ZONE),
     ("variant", "variantType", ReasonCode.VARIANTS, "has variants"),
 )
 
 
 def iceberg_head(
-    table: "TableMetadata",
-    schema: "Schema",
-    root: str,
-    partition_columns: tuple[str, ...],
-    in_files: InFiles,
+    table: "TableMetadata", schema: "Schema", root: str, partition_columns: tuple[str, ...], in_files: InFiles
 ) -> TableHead:
-    """The head of one state of a table, but for what its deleted rows add to it: see `vectors.with_vectors`.
-
-    Raises:
-        Unserveable: a column has a type or a name that recipients cannot be told of.
-    """
+    """Returns the head of one state of a table, without deletion vectors: see `deletes.add_vector_feature`."""
     schema_string = delta_schema_string(schema, root, in_files)
-    found = tuple(_hindrances(schema_string, in_files))
-    features = tuple(one.feature for one in found if one.feature is not None)
+    hindrances = tuple(_hindrances(schema_string, in_files))
+    features = tuple(one.feature for one in hindrances if one.feature is not None)
     configuration = dict(PROPERTIES[feature] for feature in features if feature in PROPERTIES)
     if in_files.renamed:
         configuration["delta.columnMapping.maxColumnId"] = str(table.last_column_id)
@@ -626,7 +567,7 @@ def iceberg_head(
         partition_columns=partition_columns,
         protocol=TableProtocol(3, 7, features, features) if features else TableProtocol(),
         configuration=configuration,
-        hindrances=found,
+        hindrances=hindrances,
     )
 
 

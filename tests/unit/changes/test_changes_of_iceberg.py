@@ -74,7 +74,8 @@ def written(provider: Provider, change: StateChange) -> tuple[Any, list[dict[str
     segment = open_changes(index_path(provider.settings.index_dir, digest), change.version, STATES)
     assert segment is not None
     one = segment.note.versions[change.version]
-    batches = segment.rows(0, one.rows) if one.rows else ()
+    count = one.window_rows + one.cdc_rows
+    batches = segment.rows(0, count) if count else ()
     return one, [row for batch in batches for row in batch.to_pylist()]
 
 
