@@ -1,7 +1,7 @@
-"""What is backed up where, how and for how long: the YAML of backups, and the default when there is none."""
+"""The declaration of backups in YAML, and the default backup without one."""
 
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,20 +14,20 @@ from lakeshare_pipelines.settings import LakeSettings
 
 GIB = 1024**3
 COPY_LIMIT_BYTES = 5 * GIB
-"""What one CopyObject request takes at most (5,368,709,120 bytes)."""
+"""The largest object that one CopyObject request copies (5,368,709,120 bytes)."""
 
 
-class _Part(BaseModel):
+class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class ListingSource(_Part):
+class ListingSource(_Section):
     """Where the listing comes from."""
 
     kind: Literal["generator", "s3_inventory", "s3_metadata", "manifest_csv"] = Field(
         "generator",
         description="generator: lakeshare lists the source itself. s3_inventory: the store's own reports. s3_metadata: "
-        "its tables. manifest_csv: only what a manifest names (bucket,key[,version], keys URL-encoded).",
+        "its tables. manifest_csv: only the objects of a manifest (bucket,key[,version], keys URL-encoded).",
     )
     location: str | None = Field(
         None,
@@ -37,23 +37,21 @@ class ListingSource(_Part):
     )
     store: StoreAddress | None = Field(
         None,
-        description="How `location` is reached, where not as the source is; its `url` is the bucket or folder.",
+        description="The store of `location` (its `url` is the bucket or folder); the source by default.",
     )
     journal: str | None = Field(
         None,
-        description="s3_metadata: the journal table, told as `location` is; with it the listing is of the day's end.",
+        description="s3_metadata: the journal table, given like `location`; with it the listing is of the day's end.",
     )
     lag_days: int = Field(
         2, ge=0, description="Days after the day itself before a report's scan may begin: reports are late."
     )
-    wait_hours: int = Field(
-        36, ge=0, description="How long to wait for a report, before the generator lists."
-    )
+    wait_hours: int = Field(36, ge=0, description="How long to wait for a report before the generator lists.")
     versions: bool = Field(False, description="List all versions, to heal from older ones.")
 
 
-class Prices(_Part):
-    """US dollars, for estimates only; today's are on the store's price page."""
+class Prices(_Section):
+    """US dollars, for estimates only; see the price page of the store."""
 
     per_million_copies: float = Field(5.0, ge=0, description="COPY and PUT requests of the target's class.")
     per_million_listed: float = Field(0.0025, ge=0, description="Objects of an inventory report.")
@@ -64,8 +62,8 @@ class Prices(_Part):
     per_gib_thawed: float = Field(0.0025, ge=0, description="Retrieval from an archive.")
 
 
-class Bounds(_Part):
-    """What a plan must not exceed: it is refused before anything is copied. None: no bound."""
+class Bounds(_Section):
+    """Limits of a plan; a larger plan is refused before anything is copied. None: no limit."""
 
     objects: int | None = Field(None, ge=0)
     bytes: int | None = Field(None, ge=0)
@@ -73,8 +71,8 @@ class Bounds(_Part):
     minutes: float | None = Field(None, ge=0)
 
 
-class Retention(_Part):
-    """How many points of each kind stay (grandfather, father, son)."""
+class Retention(_Section):
+    """How many points of each kind are kept (grandfather, father, son)."""
 
     daily: int = Field(7, ge=1)
     weekly: int = Field(5, ge=0)
@@ -82,11 +80,11 @@ class Retention(_Part):
     yearly: int = Field(3, ge=0)
 
 
-class Scrub(_Part):
+class Scrub(_Section):
     """How often copies are read again and compared with what was backed up."""
 
     within_days: int = Field(
-        30, ge=1, description="Every copy is read again within so many days, as far as the two budgets allow."
+        30, ge=1, description="Every copy is read again within so many days, if the two budgets allow it."
     )
     bytes_per_scrub: int = Field(
         100 * GIB,
@@ -96,54 +94,61 @@ class Scrub(_Part):
     bytes_per_run: int = Field(
         10 * GIB,
         ge=0,
-        description="What each run reads again of the copies in a folder that earlier points hold, before it calls a "
-        "table verified; those first that were not read for the longest time.",
+        description="What each run reads at most, before it calls a table verified, of the copies in a folder that "
+        "earlier points hold; first those that were not read for the longest time.",
     )
 
 
-class Lock(_Part):
-    """Object Lock of the copies; the target bucket must have been made with it."""
+class Lock(_Section):
+    """Object Lock of the copies; the target bucket must have been created with it."""
 
     mode: Literal["governance", "compliance"] = Field(
-        description="governance: who may bypass it can delete. compliance: nobody can, not even the account's owner."
+        description="governance: users with the permission to bypass it can delete. compliance: no user can, not even "
+        "the account's owner."
     )
 
 
-class Batch(_Part):
+class Batch(_Section):
     """S3 Batch Operations, for the engine `aws_batch`."""
 
     account: Annotated[str, Field(pattern=r"^\d{12}$", description="The account jobs run in: the target's.")]
-    role_arn: Annotated[str, Field(pattern=r"^arn:[a-z-]+:iam::\d{12}:role/.+", description="Who copies.")]
+    role_arn: Annotated[
+        str, Field(pattern=r"^arn:[a-z-]+:iam::\d{12}:role/.+", description="The role that copies.")
+    ]
     endpoint: str | None = Field(None, description="URL of s3control, for a stand-in; AWS by default.")
     priority: int = Field(10, ge=0, le=2**31 - 1)
-    confirm: bool = Field(False, description="Let jobs wait until a person confirms them.")
+    confirm: bool = Field(False, description="Jobs wait until a person confirms them.")
     storage_class: (
         Literal["STANDARD", "STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING", "GLACIER_IR"] | None
     ) = Field(None, description="Storage class of the copies; the target's own default by default.")
 
 
-class Backup(_Part):
-    """One backup: a source, a target, and how."""
+class Backup(_Section):
+    """One backup: a source, a target and options."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,39}$")
-    source: StoreAddress = Field(description="What is backed up.")
+    source: StoreAddress = Field(description="The store that is backed up.")
     target: StoreAddress = Field(description="Where copies and points are kept.")
     listing: ListingSource = ListingSource()
     engine: Literal["local", "spark", "aws_batch"] = Field(
         "local",
-        description="Who copies: local: this host. spark: Spark's executors. aws_batch: S3 Batch Operations.",
+        description="local: this host copies. spark: Spark's executors copy. aws_batch: S3 Batch Operations copies.",
     )
     layout: Literal["incremental", "dated"] = Field(
         "incremental",
-        description="incremental: each object once, every point a whole by reference. dated: a full copy a day, in a "
-        "bucket or folder of its own: the target's URL then has {day} in it.",
+        description="incremental: each object is copied once, every point refers to all its objects. dated: a full "
+        "copy a day, in a separate bucket or folder: the target's URL then contains {day}.",
     )
-    first_day: dt.date = Field(dt.date(2026, 1, 1), description="The first day there can be a point of.")
-    copy_limit_bytes: int = Field(COPY_LIMIT_BYTES, ge=5 * 1024**2, description="Larger ones go in parts.")
+    first_day: dt.date = Field(
+        dt.date(2026, 1, 1), description="The first day of which there can be a point."
+    )
+    copy_limit_bytes: int = Field(
+        COPY_LIMIT_BYTES, ge=5 * 1024**2, description="Larger objects are copied in parts."
+    )
     in_flight: int = Field(64, ge=1, le=1024, description="Copy requests at a time, per process, at most.")
     external: Literal["follow", "refuse"] = Field(
         "refuse",
-        description="What tables tell of outside the source: copied as well, or the table is degraded.",
+        description="Files of tables outside the source. follow: copied too. refuse: the table is degraded.",
     )
     retention: Retention = Retention()
     scrub: Scrub = Scrub()
@@ -152,17 +157,16 @@ class Backup(_Part):
     prices: Prices = Prices()
     bounds: Bounds = Bounds()
     drill_weights: Mapping[str, float] = Field(
-        default_factory=dict,
-        description="How often a table is drilled, by its root; 1 where nothing is said.",
+        default_factory=dict, description="How often a table is drilled, by its root; 1 by default."
     )
 
     def target_of(self, day: str) -> StoreAddress:
-        """Where a point's copies are: with layout `dated` a place of the day's own."""
+        """The store of a point's copies; with layout `dated` a separate one for each day."""
         return self.target.model_copy(update={"url": self.target.url.replace("{day}", day)})
 
     @property
     def records(self) -> StoreAddress:
-        """Where the points' own records are: the target, or with layout `dated` the part of it before the day."""
+        """The store of the points' records: the target, or with layout `dated` the part of it before the day."""
         if self.layout == "incremental":
             return self.target
         url = self.target.url.split("{day}")[0].rstrip("-/")
@@ -170,14 +174,10 @@ class Backup(_Part):
 
 
 def load_backups(settings: LakeSettings) -> tuple[Backup, ...]:
-    """The declared backups; the warehouse into `backups` in the state folder, when nothing is declared.
-
-    Raises:
-        BackupError: the file cannot be read, or says what cannot be.
-    """
-    if settings.backups_file is None:
-        return (make_embedded_backup(settings),)
+    """The declared backups, by default the warehouse into the state folder. Raises BackupError if they are invalid."""
     path = settings.backups_file
+    if path is None:
+        return (make_embedded_backup(settings),)
     try:
         document = yaml.safe_load(path.read_text())
     except (OSError, yaml.YAMLError) as error:
@@ -186,11 +186,11 @@ def load_backups(settings: LakeSettings) -> tuple[Backup, ...]:
         ) from error
     if not isinstance(document, dict) or not isinstance(document.get("backups"), dict):
         raise BackupError(str(path), "it has no `backups`", "Begin with `backups:` and one name below it.")
-    return tuple(_backup(path, str(name), one) for name, one in document["backups"].items())
+    return tuple(_parse_backup(path, str(name), fields) for name, fields in document["backups"].items())
 
 
 def make_embedded_backup(settings: LakeSettings) -> Backup:
-    """The warehouse of this host into a folder beside it."""
+    """The backup of this host's warehouse into a folder beside it."""
     return Backup(
         name="lake",
         source=StoreAddress(url=str(settings.warehouse)),
@@ -200,23 +200,19 @@ def make_embedded_backup(settings: LakeSettings) -> Backup:
 
 
 def find_backup(settings: LakeSettings, name: str | None) -> Backup:
-    """The backup of a name; the only one, when there is no name.
-
-    Raises:
-        BackupError: there is none, or more than one and no name.
-    """
-    found = {backup.name: backup for backup in load_backups(settings)}
-    if name is None and len(found) == 1:
-        return next(iter(found.values()))
-    if name not in found:
-        names = ", ".join(found)
+    """The backup of a name, without a name the only one. Raises BackupError if there is none, or no single one."""
+    backups = {backup.name: backup for backup in load_backups(settings)}
+    if name is None and len(backups) == 1:
+        return next(iter(backups.values()))
+    if name not in backups:
+        names = ", ".join(backups)
         raise BackupError(
             f"backup {name or '(no name)'}", f"the declared ones are {names}", "Name one of them."
         )
-    return found[name]
+    return backups[name]
 
 
-def _backup(path: Path, name: str, fields: object) -> Backup:
+def _parse_backup(path: Path, name: str, fields: object) -> Backup:
     try:
         backup = Backup.model_validate({"name": name, **(fields if isinstance(fields, dict) else {})})
     except ValidationError as error:
@@ -229,32 +225,21 @@ def _backup(path: Path, name: str, fields: object) -> Backup:
     return backup
 
 
-def _find_contradictions(backup: Backup) -> list[tuple[str, str]]:
-    found = []
-    if (backup.layout == "dated") != ("{day}" in backup.target.url):
-        found.append(("target.url", "{day} belongs into it with layout `dated`, and only then"))
-    if backup.engine == "aws_batch" and (
-        backup.batch is None or "folder" in (backup.source.kind, backup.target.kind)
+def _find_contradictions(backup: Backup) -> Iterator[tuple[str, str]]:
+    source, target, listing = backup.source, backup.target, backup.listing
+    if (backup.layout == "dated") != ("{day}" in target.url):
+        yield "target.url", "it must contain {day} with layout `dated`, and only then"
+    if backup.engine == "aws_batch" and (backup.batch is None or "folder" in (source.kind, target.kind)):
+        yield "engine", "aws_batch needs `batch`, and buckets at both ends"
+    if listing.kind != "generator" and listing.location is None:
+        yield "listing.location", f"{listing.kind} needs it"
+    if listing.kind in ("s3_inventory", "manifest_csv") and not str(listing.location).startswith(
+        ("/", "s3://")
     ):
-        found.append(("engine", "aws_batch needs `batch`, and buckets at both ends"))
-    if backup.listing.kind != "generator" and backup.listing.location is None:
-        found.append(("listing.location", f"{backup.listing.kind} needs it"))
-    if backup.listing.kind in ("s3_inventory", "manifest_csv") and not _is_location(backup.listing.location):
-        found.append(("listing.location", "give an absolute path or s3://bucket/prefix"))
-    if backup.target.endpoint == backup.source.endpoint and _target_is_separate(backup):
-        found.append(
-            ("target.url", "copies would lie among the source's objects; give them a prefix of their own")
-        )
-    if backup.lock is not None and backup.target.kind == "folder":
-        found.append(("lock", "a folder has no Object Lock"))
-    return found
-
-
-def _target_is_separate(backup: Backup) -> bool:
-    """The target is the source, or begins (with the day) in the midst of it: what is copied would be listed again."""
-    source = backup.source.url.rstrip("/")
-    return backup.target.url.split("{day}")[0].rstrip("/") == source
-
-
-def _is_location(location: str | None) -> bool:
-    return location is None or location.startswith(("/", "s3://"))
+        yield "listing.location", "give an absolute path or s3://bucket/prefix"
+    # Copies in the root of the source would be listed again.
+    is_same_url = target.url.split("{day}")[0].rstrip("/") == source.url.rstrip("/")
+    if target.endpoint == source.endpoint and is_same_url:
+        yield "target.url", "copies would lie among the source's objects; give them a prefix of their own"
+    if backup.lock is not None and target.kind == "folder":
+        yield "lock", "a folder has no Object Lock"

@@ -1,4 +1,4 @@
-"""What each step of a backup says of itself: small records, kept as JSON in the workspace and in the point."""
+"""Records of each step of a backup, kept as JSON in the workspace and the point; schemas of the row files."""
 
 import datetime as dt
 import shutil
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 Status = Literal["verified", "verified_with_fallback", "degraded", "failed"]
 GOOD_STATUSES: tuple[Status, ...] = ("verified", "verified_with_fallback")
-"""Only these count: for retention, for drills, for the age of a backup."""
+"""Only these statuses count for retention, drills and the age of a backup."""
 
 
 class _Record(BaseModel):
@@ -32,13 +32,13 @@ class ListingRecord(_Record):
     rows: int
     size_bytes: int
     is_late: bool = False
-    """No report came in time, and the generator listed instead, or a later report was taken."""
+    """The report is a later one, or did not arrive in time and the generator listed instead."""
     warnings: tuple[str, ...] = ()
-    """Sentences for people: reports that were passed over, objects of a manifest that are not there, …"""
+    """Sentences for the operator: unusable reports, missing objects of a manifest, …"""
 
 
 class FoundTable(_Record):
-    """A table that a listing shows: the key of its root has no slash at its end."""
+    """A table in a listing; the key of its root has no slash at its end."""
 
     bucket: str
     root: str
@@ -48,7 +48,7 @@ class FoundTable(_Record):
 
 
 class Estimate(_Record):
-    """What a plan will take, told before anything is copied."""
+    """The cost of a plan, before anything is copied."""
 
     objects: int
     size_bytes: int
@@ -58,7 +58,7 @@ class Estimate(_Record):
     usd: float
     minutes: float
     by_lane: dict[str, int]
-    """Objects of each lane (backup/rows.py, LANES)."""
+    """Objects of each lane (LANES)."""
 
 
 class PlanRecord(_Record):
@@ -67,17 +67,17 @@ class PlanRecord(_Record):
     day: str
     as_of: dt.datetime
     previous: str | None
-    """The day of the point that `held` rows come from."""
+    """The day of the point of the `held` rows."""
     tables: tuple[FoundTable, ...]
     estimate: Estimate
     left_out: dict[str, int]
-    """Objects that are not copied, by reason: "delete marker", "after as_of", "mutable", "own backup"."""
+    """Objects that are not copied, by reason: "delete marker", "after as_of", "mutable", "own backup", …"""
     warnings: tuple[str, ...] = ()
-    """Sentences for people: a vacuum that is shorter than the lag, locations outside the source, …"""
+    """Sentences for the operator: a vacuum that is shorter than the lag, locations outside the source, …"""
 
 
 class CopyRecord(_Record):
-    """What an engine did: rows of schema DONE in the workspace's folder `done`, one for each row to copy."""
+    """Result of an engine: rows of COPY_RESULTS in the workspace's folder `done`, one for each row to copy."""
 
     engine: str
     succeeded: int
@@ -87,18 +87,18 @@ class CopyRecord(_Record):
     reports: tuple[str, ...]
     """Locations of reports in AWS's layout (their manifest.json)."""
     capabilities: dict[str, bool] = {}
-    """What the stores were found to support, as the engine probed them."""
+    """Features that the target supports, as the engine probed them."""
 
 
 class TableProof(_Record):
-    """What is proved of one table in a point."""
+    """Verification of one table in a point."""
 
     table: FoundTable
     status: Status
     version: int | None = None
-    """Delta version, or Iceberg's last sequence number, that the copy opens at: v*."""
+    """Delta version, or Iceberg's last sequence number, at which the copy opens: v*."""
     wanted_version: int | None = None
-    """The newest one before as_of; another than `version` where a fallback was needed."""
+    """The newest version before as_of; another than `version` if a fallback was needed."""
     snapshot_id: int | None = None
     """Iceberg's snapshot."""
     metadata_key: str | None = None
@@ -109,28 +109,28 @@ class TableProof(_Record):
     files: int = 0
     size_bytes: int = 0
     rows: int | None = None
-    """Of the table at `version`, as its independent reader counted."""
+    """Rows of the table at `version`, counted by the independent reader."""
     level: int = 0
-    """The highest level that everything the table needs has reached: 4 where a reader read all of its data files and
-    every copy was compared with its digest within `scrub.within_days`, else the lowest level of its copies."""
+    """4 if a reader read all data files and every copy was compared with its digest within `scrub.within_days`,
+    else the lowest level of its copies."""
     compared_at: dt.datetime | None = None
-    """The copy that was compared longest ago was compared then, when it was made or since."""
+    """When the copy that was compared longest ago was compared."""
     opened_by: str | None = None
     """Name and version of the independent reader."""
     mount: str | None = None
-    """Location at which the copy opens as it is; for Iceberg that of a metadata.json."""
+    """Location at which the copy opens; for Iceberg that of a metadata.json."""
     mount_digest: str | None = None
-    """Of the metadata that was written for an Iceberg mount (Points.mount_digest)."""
+    """Digest of the metadata that was written for an Iceberg mount (Points.mount_digest)."""
     missing: tuple[str, ...] = ()
-    """Keys (the first hundred) that the table needs and that are nowhere."""
+    """Keys (the first hundred) that the table needs and that do not exist."""
     missing_count: int = 0
     healed: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
-    """Sentences: why it is not `verified`, and what to do."""
+    """Sentences: why the table is not `verified`, and the remedy."""
 
 
 class Verification(_Record):
-    """What is proved of a day's copies: rows of schema HELD in the workspace's folder `held`."""
+    """Verification of a day's copies: rows of POINT_COPIES in the workspace's folder `held`."""
 
     status: Status
     tables: tuple[TableProof, ...]
@@ -139,7 +139,7 @@ class Verification(_Record):
     accounted_for: bool
     """L0: every planned object is reported, as succeeded or as failed."""
     failed_objects: int
-    """Objects of no table that could not be copied; those of tables are in their proofs."""
+    """Objects outside tables that could not be copied; those of tables are in their proofs."""
     reasons: tuple[str, ...] = ()
 
 
@@ -156,7 +156,7 @@ class CatalogRecord(_Record):
 
 
 class DamagedCopy(_Record):
-    """A copy that a point holds and that is not what was backed up."""
+    """A copy of a point that differs from what was backed up."""
 
     key: str
     stored_key: str
@@ -165,7 +165,7 @@ class DamagedCopy(_Record):
 
 
 class Damage(_Record):
-    """What was found damaged of a point's copies after the point was written, and could not be repaired."""
+    """Copies of a point that were found damaged after the point was written and could not be repaired."""
 
     found_at: dt.datetime
     count: int
@@ -174,11 +174,11 @@ class Damage(_Record):
     tables: tuple[str, ...]
     """Roots of all tables that hold damaged copies."""
     record: str | None = None
-    """Why the point cannot tell which copies it holds, where that is so: then all tables are lost with it."""
+    """Why the list of the point's copies cannot be read, if so: then all its tables are lost."""
 
 
 class Point(_Record):
-    """One backup point: what is backed up of one moment, and what was proved of it."""
+    """One backup point: the copies of one moment and their verification."""
 
     backup: str
     day: str
@@ -187,7 +187,7 @@ class Point(_Record):
     layout: Literal["incremental", "dated"]
     status: Status
     target: str
-    """URL of the store the copies are in."""
+    """URL of the store of the copies."""
     listing: ListingRecord
     plan: PlanRecord
     copied: CopyRecord
@@ -196,27 +196,25 @@ class Point(_Record):
     retention_class: Literal["daily", "weekly", "monthly", "yearly"] = "daily"
     locked_until: dt.datetime | None = None
     held_digests: dict[str, str] = {}
-    """SHA-256 of each file of the rows that the point holds; points of earlier releases have none."""
+    """SHA-256 of each file of the point's rows; points of earlier releases have none."""
     digest: str | None = None
     """SHA-256 of this record without this field; points of earlier releases have none."""
     damage: Damage | None = None
-    """Not in the record itself: what was found since it was written."""
+    """Found since the record was written; not stored in it."""
     status_when_made: Status | None = None
-    """Not in the record itself: `status` before damage was found."""
+    """`status` before damage was found; not stored in the record."""
 
     def downgraded(self, damage: Damage | None) -> "Point":
-        """The point as it is after this damage: tables with damaged copies, and the point, are degraded."""
+        """The point after this damage: tables with damaged copies, and the point, are degraded."""
         if damage is None or not damage.count:
             return self
-        tables = tuple(_downgrade(proof, damage) for proof in self.verification.tables)
-        lost = [one for one in damage.copies if one.table_root is None]
-        reasons = tuple(f"{one.key}: {one.problem}." for one in lost)
+        reasons = [f"{copy.key}: {copy.problem}." for copy in damage.copies if copy.table_root is None]
         if damage.record is not None:
-            reasons = (*reasons, f"{damage.record}.")
+            reasons.append(f"{damage.record}.")
         verification = self.verification.model_copy(
             update={
                 "status": "degraded",
-                "tables": tables,
+                "tables": tuple(_downgrade(proof, damage) for proof in self.verification.tables),
                 "reasons": (*self.verification.reasons, *reasons),
             }
         )
@@ -233,30 +231,29 @@ class Point(_Record):
 def _downgrade(proof: TableProof, damage: Damage) -> TableProof:
     if proof.table.root not in damage.tables:
         return proof
+    copies = [copy for copy in damage.copies if copy.table_root == proof.table.root]
+    first = f", the first is {copies[0].key}: {copies[0].problem}" if copies else ""
+    reason = f"{len(copies) or 'Some'} of its copies were found damaged on {damage.found_at:%Y-%m-%d %H:%M} UTC{first}."
     if damage.record is not None:
-        reason = f"The point cannot tell which copies it holds: {damage.record}."
-        return proof.model_copy(
-            update={"status": "degraded", "level": 0, "reasons": (*proof.reasons, reason)}
-        )
-    mine = [copy for copy in damage.copies if copy.table_root == proof.table.root]
-    named = f", the first is {mine[0].key}: {mine[0].problem}" if mine else ""
-    reason = f"{len(mine) or 'Some'} of its copies were found damaged on {damage.found_at:%Y-%m-%d %H:%M} UTC{named}."
+        reason = f"The list of the point's copies cannot be read: {damage.record}."
     return proof.model_copy(update={"status": "degraded", "level": 0, "reasons": (*proof.reasons, reason)})
 
 
-_TIME = pa.timestamp("ms", tz="UTC")
+def _required(name: str, kind: pa.DataType) -> pa.Field:
+    return pa.field(name, kind, nullable=False)
+
 
 LISTING = pa.schema(
     [
-        pa.field("bucket", pa.string(), nullable=False),
-        pa.field("key", pa.string(), nullable=False),
-        # Null for the null version, and where there are no versions.
+        _required("bucket", pa.string()),
+        _required("key", pa.string()),
+        # Null for the null version, and in stores without versions.
         pa.field("version_id", pa.string()),
-        pa.field("is_latest", pa.bool_(), nullable=False),
-        pa.field("is_delete_marker", pa.bool_(), nullable=False),
+        _required("is_latest", pa.bool_()),
+        _required("is_delete_marker", pa.bool_()),
         # Null for delete markers, as are the columns below.
         pa.field("size_bytes", pa.int64()),
-        pa.field("last_modified", _TIME),
+        pa.field("last_modified", pa.timestamp("ms", tz="UTC")),
         pa.field("etag", pa.string()),
         pa.field("storage_class", pa.string()),
         pa.field("is_multipart", pa.bool_()),
@@ -267,88 +264,85 @@ LISTING = pa.schema(
 """A normalised listing: one row per version of a key; a listing of current objects has one row per key."""
 
 LANES = ("held", "small", "large", "archived", "external")
-"""held: the target has it already. small, large: below and above the limit of one copy request. archived: to be
-thawed first. external: outside the source, told of by a table."""
+"""held: the target has the object already. small, large: up to and above the limit of one copy request. archived: to
+be thawed first. external: a file of a table outside the source."""
 
 PLAN = pa.schema(
     [
         *LISTING,
         # One of LANES.
-        pa.field("lane", pa.string(), nullable=False),
-        # Where the copy is, or will be: the key in the target.
-        pa.field("stored_key", pa.string(), nullable=False),
-        # Key of the table's root without a slash at its end; null for what belongs to no table.
+        _required("lane", pa.string()),
+        # The key of the copy in the target.
+        _required("stored_key", pa.string()),
+        # Key of the table's root without a slash at its end; null for objects outside tables.
         pa.field("table_root", pa.string()),
-        # The day of the point that copied it first.
-        pa.field("first_point", pa.string(), nullable=False),
+        # The day of the point that copied the object first.
+        _required("first_point", pa.string()),
     ]
 )
-"""What a point will hold: every object once, with its way there."""
+"""The objects that a point will hold, each once."""
 
 COPY_RESULTS = pa.schema(
     [
-        pa.field("bucket", pa.string(), nullable=False),
-        pa.field("key", pa.string(), nullable=False),
+        _required("bucket", pa.string()),
+        _required("key", pa.string()),
         pa.field("version_id", pa.string()),
-        pa.field("stored_key", pa.string(), nullable=False),
+        _required("stored_key", pa.string()),
         # "succeeded" or "failed".
-        pa.field("status", pa.string(), nullable=False),
-        # S3's error code ("NoSuchKey", "PreconditionFailed", …), HTTP status and words; null where it succeeded.
+        _required("status", pa.string()),
+        # S3's error code ("NoSuchKey", "PreconditionFailed", …), HTTP status and message; null on success.
         pa.field("error_code", pa.string()),
         pa.field("http_status", pa.int32()),
         pa.field("message", pa.string()),
-        # Of the copy, as far as the engine was told.
+        # Of the copy, if the engine knows them.
         pa.field("stored_etag", pa.string()),
         pa.field("stored_version_id", pa.string()),
-        # "sha256:…" or "crc64nvme:…" of the content that was copied, where the engine knows it.
+        # "sha256:…" or "crc64nvme:…" of the copied content, if the engine knows it.
         pa.field("checksum", pa.string()),
         pa.field("size_bytes", pa.int64()),
     ]
 )
-"""What became of each object of a plan: rows of an engine's ledger, and of any report in AWS's layout."""
+"""The result of each object of a plan: rows of an engine's ledger, and of any report in AWS's layout."""
 
 POINT_COPIES = pa.schema(
     [
         *(
             LISTING.field(name)
-            for name in ("bucket", "key", "version_id", "size_bytes", "last_modified", "etag")
+            for name in (
+                "bucket", "key", "version_id", "size_bytes", "last_modified", "etag", "storage_class",
+            )
         ),
-        LISTING.field("storage_class"),
-        PLAN.field("stored_key"),
-        PLAN.field("table_root"),
-        PLAN.field("first_point"),
-        COPY_RESULTS.field("stored_etag"),
-        COPY_RESULTS.field("stored_version_id"),
-        COPY_RESULTS.field("checksum"),
-        # What was proved of the copy: 0 reported, 1 present with its size, 2 same ETag, 3 same checksum (levels L0-L3).
-        pa.field("level", pa.int8(), nullable=False),
-        # True where the copy was made again, or of an older version, while the point was verified.
-        pa.field("is_healed", pa.bool_(), nullable=False),
+        *(PLAN.field(name) for name in ("stored_key", "table_root", "first_point")),
+        *(COPY_RESULTS.field(name) for name in ("stored_etag", "stored_version_id", "checksum")),
+        # Verification level: 0 reported, 1 present with its size, 2 same ETag, 3 same checksum (levels L0-L3).
+        _required("level", pa.int8()),
+        # Whether the copy was made again, or of an older version, by the verification.
+        _required("is_healed", pa.bool_()),
     ]
-)
-"""What a point holds, object by object: enough to find, to compare with the next listing, and to restore."""
+)  # fmt: skip
+"""The objects that a point holds: enough to find, to compare with the next listing, and to restore each."""
 
 ROWS_A_FILE = 1_000_000
 ROWS_A_BATCH = 32_768
-"""Few enough that a batch takes the memory of the one before: touching new memory costs as much as reading."""
+"""Small batches reuse memory: touching new memory costs as much as reading."""
 
 
 def write_rows(folder: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch | pa.Table]) -> int:
-    """Write rows as Parquet files `part-00000.parquet`, … into a new folder that appears when it is whole.
+    """Write rows as Parquet files `part-00000.parquet`, … into a folder, which appears when it is complete.
 
-    What a step that broke off left of it is replaced. Returns how many rows there are.
+    Replaces the folder and remains of an aborted write. Returns the number of rows.
     """
-    making = folder.with_name(f".{folder.name}.part")
-    for left in (making, folder):
+    unfinished = folder.with_name(f".{folder.name}.part")
+    for left in (unfinished, folder):
         if left.exists():
             shutil.rmtree(left)
-    making.mkdir(parents=True)
+    unfinished.mkdir(parents=True)
     rows, writer, number = 0, None, 0
     try:
         for batch in batches:
             table = batch if isinstance(batch, pa.Table) else pa.Table.from_batches([batch])
             if writer is None:
-                path = making / f"part-{number:05}.parquet"
+                path = unfinished / f"part-{number:05}.parquet"
                 writer = pq.ParquetWriter(path, schema, compression="zstd")
             writer.write_table(table.select(schema.names).cast(schema))
             rows += table.num_rows
@@ -356,29 +350,58 @@ def write_rows(folder: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch
                 writer.close()
                 writer, number = None, rows // ROWS_A_FILE
         if writer is None and number == 0:
-            pq.write_table(schema.empty_table(), making / "part-00000.parquet")
+            pq.write_table(schema.empty_table(), unfinished / "part-00000.parquet")
     finally:
         if writer is not None:
             writer.close()
-    making.rename(folder)
+    unfinished.rename(folder)
     return rows
 
 
+def make_listing_batch(columns: dict[str, pa.Array], count: int) -> pa.RecordBatch:
+    """Rows of schema LISTING; by default they are latest versions and no delete markers, other columns are null."""
+    for name, default in (("is_latest", True), ("is_delete_marker", False)):
+        column = columns.get(name, pa.nulls(count, pa.bool_()))
+        columns[name] = pc.fill_null(column, default)
+    arrays = [columns.get(field.name, pa.nulls(count, field.type)) for field in LISTING]
+    return pa.RecordBatch.from_arrays(arrays, schema=LISTING)
+
+
 def read_rows(folder: Path, columns: "list[str] | None" = None) -> Iterator[pa.RecordBatch]:
-    """The rows of a folder, in the order they were written."""
     for path in sorted(folder.glob("*.parquet")):
         with pq.ParquetFile(path) as file:
             yield from file.iter_batches(ROWS_A_BATCH, columns=columns)
 
 
 def select_rows_to_copy(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows of a plan that are an engine's: all but those the target has. `lane` is among their columns."""
+    """The rows of a plan that an engine copies: all but lane `held`. `lane` must be among the columns."""
     for batch in batches:
-        wanted = batch.filter(pc.field("lane") != "held")
-        if wanted.num_rows:
-            yield wanted
+        selected = batch.filter(pc.field("lane") != "held")
+        if selected.num_rows:
+            yield selected
+
+
+def group_batches(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[list[pa.RecordBatch]]:
+    """Groups of batches with at least `rows` rows together; the last group may have fewer."""
+    pending, count = list[pa.RecordBatch](), 0
+    for batch in batches:
+        pending.append(batch)
+        count += batch.num_rows
+        if count >= rows:
+            yield pending
+            pending, count = [], 0
+    if count:
+        yield pending
+
+
+def count_rows(batches: Iterable[pa.RecordBatch]) -> tuple[int, int]:
+    """Number of rows, and the sum of their `size_bytes`."""
+    rows = size_bytes = 0
+    for batch in batches:
+        rows += batch.num_rows
+        size_bytes += pc.sum(batch["size_bytes"]).as_py() or 0
+    return rows, size_bytes
 
 
 def read_table(folder: Path, schema: pa.Schema) -> pa.Table:
-    """All rows of a folder in memory."""
     return pa.Table.from_batches(list(read_rows(folder)), schema)

@@ -1,12 +1,13 @@
-"""The plan of a day: cut the listing, find its tables, compare with the point before, place, estimate, bound.
+"""The plan of a day: cut the listing, find its tables, compare with the previous point, assign stored keys, estimate.
 
-Memory is bounded by what changed, not by what there is; rows wait in the workspace between the passes.
+Memory is bounded by the changes, not by the size of the source; rows are in the workspace between the passes.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from shutil import rmtree
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,6 @@ from lakeshare_pipelines.backup.model import (
     LISTING,
     PLAN,
     POINT_COPIES,
-    CopyRecord,
     Estimate,
     ListingRecord,
     PlanRecord,
@@ -31,12 +31,12 @@ from lakeshare_pipelines.backup.model import (
     write_rows,
 )
 from lakeshare_pipelines.backup.plan_tables import (
-    Format,
     ListingCut,
     LogFiles,
     RootIndex,
     StoredKeys,
     TableRoots,
+    add_log_files,
     find_retention_races,
     find_taken_keys,
     make_stored_keys,
@@ -50,42 +50,30 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 ARCHIVE_CLASSES = ("GLACIER", "DEEP_ARCHIVE")
-"""Storage classes that cannot be read before they are thawed; GLACIER_IR can."""
-
-
-def assign_lanes(objects: pa.RecordBatch, copy_limit_bytes: int) -> pa.Array:
-    """The lane of each row of schema LISTING that is to be copied.
-
-    An archived object may be above the limit of one copy request as well.
-    """
-    is_archived = pc.is_in(objects["storage_class"], pa.array(ARCHIVE_CLASSES))
-    is_large = pc.fill_null(pc.greater(objects["size_bytes"], copy_limit_bytes), False)
-    return pc.if_else(is_archived, "archived", pc.if_else(is_large, "large", "small"))
-
-
+"""Storage classes that must be thawed before they can be read; GLACIER_IR is not one of them."""
 PART_BYTES = 64 * 1024**2
-"""Size of a part, where the source's own parts are not known yet; never more than 10,000 parts."""
+"""Assumed size of a part; never more than 10,000 parts."""
 MAX_PARTS = 10_000
 AROUND_PARTS = 3
-"""Requests around the parts: HEAD, CreateMultipartUpload, CompleteMultipartUpload."""
+"""Requests besides the parts: HEAD, CreateMultipartUpload, CompleteMultipartUpload."""
 
 MILLION = 1_000_000
 S3_COPY_S = 0.05
-"""How long one copy request of a small object takes, where nothing was measured yet."""
+"""Assumed duration of one copy request of a small object."""
 S3_COPIES_A_S = 3_500
-"""Copies that S3 takes a second below one prefix."""
+"""Copies per second that S3 accepts below one prefix."""
 S3_BYTES_A_S = 40 * 1024**2
-"""Bytes a second of one request that copies inside a store."""
+"""Bytes per second of one request that copies inside a store."""
 LOCAL_FILES_A_S = 500
 LOCAL_BYTES_A_S = 150 * 1024**2
-"""Of copies through this host, from or to a folder or between two endpoints."""
+"""For copies through this host, from or to a folder or between two endpoints."""
 MEASURED_OBJECTS = 1_000
-"""An earlier copy of so many objects tells more than the figures above."""
+"""The speed of an earlier copy of so many objects replaces the assumptions above."""
 
 
 @dataclass
 class Tally:
-    """Sums over the rows of a plan, batch by batch."""
+    """Sums over the rows of a plan."""
 
     copy_limit_bytes: int
     objects: Counter[str] = field(default_factory=Counter)
@@ -93,13 +81,11 @@ class Tally:
     part_requests: int = 0
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Count rows of schema PLAN."""
         sums = pa.table({"lane": rows["lane"], "size": rows["size_bytes"]}).group_by("lane")
-        for one in sums.aggregate([("size", "sum"), ("lane", "count")]).to_pylist():
-            self.objects[one["lane"]] += one["lane_count"]
-            self.size_bytes[one["lane"]] += one["size_sum"] or 0
-        copied = rows.filter(pc.not_equal(rows["lane"], "held"))
-        sizes = copied["size_bytes"]
+        for row in sums.aggregate([("size", "sum"), ("lane", "count")]).to_pylist():
+            self.objects[row["lane"]] += row["lane_count"]
+            self.size_bytes[row["lane"]] += row["size_sum"] or 0
+        sizes = rows.filter(pc.not_equal(rows["lane"], "held"))["size_bytes"]
         sizes = sizes.filter(pc.greater(sizes, self.copy_limit_bytes))
         parts = pc.ceil(pc.divide(pc.cast(sizes, pa.float64()), PART_BYTES))
         parts = pc.min_element_wise(parts, MAX_PARTS)
@@ -107,42 +93,20 @@ class Tally:
 
     @property
     def copied(self) -> int:
-        """Objects to copy."""
         return self.objects.total() - self.objects["held"]
 
     @property
     def copied_bytes(self) -> int:
-        """Their bytes."""
         return self.size_bytes.total() - self.size_bytes["held"]
 
     @property
     def requests(self) -> int:
-        """A copy each, parts of large ones, and a request to thaw each archived one."""
+        """One per copy, parts of large objects, and one to thaw each archived object."""
         return self.copied + self.part_requests + self.objects["archived"]
 
 
-def estimate_plan(
-    backup: Backup, tally: Tally, listing: ListingRecord, jobs: int, previous: Point | None
-) -> Estimate:
-    """The estimate of a plan; `jobs` is how many stored prefixes there are, each a Batch Operations job."""
-    return Estimate(
-        objects=tally.copied,
-        size_bytes=tally.copied_bytes,
-        held_objects=tally.objects["held"],
-        held_bytes=tally.size_bytes["held"],
-        requests=tally.requests,
-        usd=round(_estimate_usd(backup, tally, listing, jobs), 4),
-        minutes=round(_estimate_minutes(backup, tally, None if previous is None else previous.copied), 2),
-        by_lane={lane: tally.objects[lane] for lane in LANES if tally.objects[lane]},
-    )
-
-
 def require_within_bounds(backup: Backup, day: str, estimate: Estimate) -> None:
-    """Refuse a plan that is beyond what the backup allows.
-
-    Raises:
-        BackupError: it names each bound with what the plan takes.
-    """
+    """Raises BackupError with each bound that the plan exceeds."""
     takes = {
         "objects": estimate.objects,
         "bytes": estimate.size_bytes,
@@ -158,12 +122,12 @@ def require_within_bounds(backup: Backup, day: str, estimate: Estimate) -> None:
         raise BackupError(
             f"backup {backup.name}, point {day}",
             f"its plan takes {', '.join(beyond)}; nothing was copied",
-            f"Look at it with `lakeshare backup plan {backup.name} --day {day}`, then raise `bounds`, or back up less.",
+            f"Check it with `lakeshare backup plan {backup.name} --day {day}`, then raise `bounds`, or back up less.",
         )
 
 
 def estimate_usd_per_month(backup: Backup, estimate: Estimate) -> float:
-    """What keeping the new copies costs a month."""
+    """Storage price of the new copies per month."""
     is_paid = backup.target.kind != FOLDER
     return estimate.size_bytes / GIB * backup.prices.per_gib_month if is_paid else 0.0
 
@@ -183,12 +147,14 @@ def _estimate_usd(backup: Backup, tally: Tally, listing: ListingRecord, jobs: in
     return usd
 
 
-def _estimate_minutes(backup: Backup, tally: Tally, before: CopyRecord | None) -> float:
-    """The slower of the two: requests, and bytes. Thawing takes hours by itself and is not in it."""
+def _estimate_minutes(backup: Backup, tally: Tally, previous: Point | None) -> float:
+    """The longer of the times for requests and for bytes. Does not include thawing, which takes hours."""
+    source, target = backup.source, backup.target
+    before = None if previous is None else previous.copied
     if before is not None and before.succeeded >= MEASURED_OBJECTS and before.seconds > 0:
         requests_a_s = before.succeeded / before.seconds
         bytes_a_s = max(before.size_bytes / before.seconds, 1.0)
-    elif _is_inside_one_store(backup):
+    elif source.kind == target.kind != FOLDER and source.endpoint == target.endpoint:
         requests_a_s = min(backup.in_flight / S3_COPY_S, S3_COPIES_A_S)
         bytes_a_s = float(backup.in_flight * S3_BYTES_A_S)
     else:
@@ -196,17 +162,10 @@ def _estimate_minutes(backup: Backup, tally: Tally, before: CopyRecord | None) -
     return max(tally.requests / requests_a_s, tally.copied_bytes / bytes_a_s) / 60
 
 
-def _is_inside_one_store(backup: Backup) -> bool:
-    return (
-        backup.source.kind == backup.target.kind != FOLDER
-        and backup.source.endpoint == backup.target.endpoint
-    )
-
-
 SPARK_FROM_ROWS = 60_000_000
-"""Both sides together: from there on the join spills most of them; below, starting Spark takes longer than it saves."""
+"""Rows of both sides. DuckDB's join of more rows spills most of them; with fewer, starting Spark takes too long."""
 MEMORY_BYTES = 4 * 1024**3
-"""Enough for ten million rows on each side without spilling; at most half of what is free is taken."""
+"""Enough for ten million rows on each side without spilling; at most half of the free memory is used."""
 ROWS_AT_ONCE = 100_000
 BROADCAST_ROWS = 3_000_000
 GONE = pa.schema([POINT_COPIES.field("key")])
@@ -219,27 +178,29 @@ OpenSpark = Callable[[], "SparkSession"]
 def write_difference(
     listed: Path, stored: Path, fresh: Path, gone: Path, spark: OpenSpark | None = None
 ) -> None:
-    """Write rows of LISTING that are not held into `fresh`, keys of HELD that are not listed into `gone`.
+    """Write rows of LISTING that are not stored into `fresh`, keys of POINT_COPIES that are not listed into `gone`.
 
-    A key that changed is in both. What has no ETag is never the same as anything. All four are folders of rows;
-    a key is once in `listed` and once in `held`. With Spark, the folders must be where its executors can reach them.
+    A changed key is in both; a row without ETag counts as changed. All four are folders of rows, with each key at
+    most once in `listed` and in `stored`. Spark's executors must have access to the folders.
     """
-    if spark is not None and _rows(listed) + _rows(stored) >= SPARK_FROM_ROWS:
+    files = (path for side in (listed, stored) for path in side.glob("*.parquet"))
+    if spark is not None and sum(pq.read_metadata(path).num_rows for path in files) >= SPARK_FROM_ROWS:
         write_difference_by_spark(listed, stored, fresh, gone, spark())
     else:
         write_difference_by_duckdb(listed, stored, fresh, gone)
 
 
 def write_difference_by_duckdb(listed: Path, stored: Path, fresh: Path, gone: Path) -> None:
-    """The difference by one full join of both sides; rows come in order of their keys."""
+    """The difference by one full join of both sides; rows are ordered by key."""
     memory = min(MEMORY_BYTES, psutil.virtual_memory().available // 2)
-    with TemporaryDirectory(dir=fresh.parent, prefix=".spilled-") as spilled, duckdb.connect() as on:
-        on.execute("SET memory_limit = ?", [f"{memory}B"])
-        on.execute("SET temp_directory = ?", [spilled])
+    with TemporaryDirectory(dir=fresh.parent, prefix=".spilled-") as spilled, duckdb.connect() as database:
+        database.execute("SET memory_limit = ?", [f"{memory}B"])
+        database.execute("SET temp_directory = ?", [spilled])
         for side, folder in (("listed", listed), ("held", stored)):
-            on.read_parquet([str(path) for path in sorted(folder.glob("*.parquet"))]).create_view(side)
-        # A missing ETag equals none, so that its row is in neither of two.
-        on.execute(
+            files = [str(path) for path in sorted(folder.glob("*.parquet"))]
+            database.read_parquet(files).create_view(side)
+        # A missing ETag equals no other: such rows are never in both sides.
+        database.execute(
             "CREATE TEMP TABLE odd AS SELECT l.*, h.key AS gone FROM listed l FULL JOIN held h "
             "ON l.key = h.key AND l.etag = h.etag AND l.size_bytes IS NOT DISTINCT FROM h.size_bytes "
             "WHERE l.key IS NULL OR h.key IS NULL"
@@ -248,50 +209,55 @@ def write_difference_by_duckdb(listed: Path, stored: Path, fresh: Path, gone: Pa
             (fresh, LISTING, "SELECT * EXCLUDE (gone) FROM odd WHERE key IS NOT NULL ORDER BY key"),
             (gone, GONE, "SELECT gone AS key FROM odd WHERE gone IS NOT NULL ORDER BY gone"),
         ):
-            write_rows(into, schema, on.sql(rows).to_arrow_reader(ROWS_AT_ONCE))
+            write_rows(into, schema, database.sql(rows).to_arrow_reader(ROWS_AT_ONCE))
 
 
 def write_difference_by_spark(
     listed: Path, stored: Path, fresh: Path, gone: Path, spark: "SparkSession"
 ) -> None:
-    """The difference by one hash aggregate over both sides, then the few odd rows fetched by their hashes.
+    """The difference by one hash aggregate over both sides; the few odd rows are then selected by their hashes.
 
-    128 bits of hash stand for a row: among 100 million rows no two are taken for each other, but once in 10^22 runs.
-    Nothing is sorted, and no key is shuffled.
+    128 bits of hash stand for a row: with 100 million rows a collision happens once in 10^22 runs. Nothing is sorted,
+    and no key is shuffled.
     """
     from pyspark.sql import functions as sql
 
-    ours = _add_hashes(spark.read.parquet(str(listed)), "listed")
-    theirs = _add_hashes(spark.read.parquet(str(stored)), "held")
-    sides = ours.select("h1", "h2", sql.lit(LISTED).alias("side")).unionAll(
-        theirs.select("h1", "h2", sql.lit(STORED).alias("side"))
+    listed_rows = _add_hashes(spark.read.parquet(str(listed)), "listed")
+    stored_rows = _add_hashes(spark.read.parquet(str(stored)), "held")
+    sides = listed_rows.select("h1", "h2", sql.lit(LISTED).alias("side")).unionAll(
+        stored_rows.select("h1", "h2", sql.lit(STORED).alias("side"))
     )
     odd = sides.groupBy("h1", "h2").agg(sql.bit_or("side").alias("side")).where(sql.col("side") != BOTH)
     odd = odd.persist()
     try:
         hint = "broadcast" if odd.count() <= BROADCAST_ROWS else "shuffle_hash"
-        for rows, side, schema, into in ((ours, LISTED, LISTING, fresh), (theirs, STORED, GONE, gone)):
-            those = odd.where(sql.col("side") == side).select("h1", "h2").hint(hint)
-            _write(rows.join(those, ["h1", "h2"], "left_semi"), schema, into)
+        for rows, side, schema, into in (
+            (listed_rows, LISTED, LISTING, fresh),
+            (stored_rows, STORED, GONE, gone),
+        ):
+            hashes = odd.where(sql.col("side") == side).select("h1", "h2").hint(hint)
+            _write_spark_rows(rows.join(hashes, ["h1", "h2"], "left_semi"), schema, into)
     finally:
         odd.unpersist()
 
 
 def _add_hashes(rows: "DataFrame", side: str) -> "DataFrame":
-    """With two independent hashes of what makes rows the same."""
+    """Adds two independent hashes of the columns that identify a version of an object."""
     from pyspark.sql import functions as sql
 
-    same: list[Column] = [
+    identity: list[Column] = [
         sql.col("key"),
-        # A missing ETag is another on each side.
+        # A missing ETag differs on both sides.
         sql.coalesce(sql.col("etag"), sql.lit(f"\0{side}")),
         sql.col("size_bytes"),
     ]
-    return rows.select("*", sql.xxhash64(*same).alias("h1"), sql.xxhash64(sql.lit(1), *same).alias("h2"))
+    return rows.select(
+        "*", sql.xxhash64(*identity).alias("h1"), sql.xxhash64(sql.lit(1), *identity).alias("h2")
+    )
 
 
-def _write(rows: "DataFrame", schema: pa.Schema, into: Path) -> None:
-    """Write rows as the other form does; times go as milliseconds, for Spark's own have another unit."""
+def _write_spark_rows(rows: "DataFrame", schema: pa.Schema, into: Path) -> None:
+    """Writes rows like `write_rows`; times as milliseconds, because Spark's type has another unit."""
     from pyspark.sql import functions as sql
 
     columns = [
@@ -300,20 +266,12 @@ def _write(rows: "DataFrame", schema: pa.Schema, into: Path) -> None:
     ]
     raw = into.with_name(f".{into.name}.spark")
     rows.select(*columns).write.mode("overwrite").parquet(str(raw))
-    found = pq.ParquetDataset(raw).fragments
-    write_rows(into, schema, (batch for one in found for batch in one.to_batches()))
-    for path in (*raw.iterdir(), raw):
-        path.rmdir() if path.is_dir() else path.unlink()
-
-
-def _rows(folder: Path) -> int:
-    return sum(pq.read_metadata(path).num_rows for path in folder.glob("*.parquet"))
+    fragments = pq.ParquetDataset(raw).fragments
+    write_rows(into, schema, (batch for fragment in fragments for batch in fragment.to_batches()))
+    rmtree(raw)
 
 
 ReportMessage = Callable[[str], None]
-
-BETWEEN = ("cut", "before", "followed", "fresh", "gone")
-"""Folders of rows that only the passes of a plan need."""
 
 
 def make_plan(
@@ -324,12 +282,12 @@ def make_plan(
     day: str,
     spark: OpenSpark | None = None,
 ) -> PlanRecord:
-    """Write rows of schema PLAN into the workspace's folder `plan`: what a point of the day will hold.
+    """Write rows of schema PLAN, the objects of the day's point, into the workspace's folder `plan`.
 
-    Spark is opened only where there are millions of rows.
+    Spark is opened only for many millions of rows.
 
     Raises:
-        BackupError: the plan is beyond the backup's bounds; or there is no listing, or nothing in it.
+        BackupError: the plan exceeds the backup's bounds; or there is no listing, or it has nothing of the day.
     """
     plan = draft_plan(backup, workspace, listing, points, day, spark)
     require_within_bounds(backup, day, plan.estimate)
@@ -345,16 +303,11 @@ def draft_plan(
     spark: OpenSpark | None = None,
     report_message: ReportMessage = lambda sentence: None,
 ) -> PlanRecord:
-    """The same, whatever its bounds.
-
-    Raises:
-        BackupError: there is no listing, or nothing in it that belongs to the day.
-    """
-    drawing = _PlanDraft(backup, workspace, listing, points, day, spark, report_message)
+    """Like `make_plan`, without checking the bounds."""
     try:
-        return drawing.plan()
+        return _PlanDraft(backup, workspace, listing, points, day, spark, report_message).plan()
     finally:
-        for name in BETWEEN:
+        for name in ("cut", "before", "followed", "fresh", "gone"):
             workspace.clear(name)
 
 
@@ -367,157 +320,154 @@ class _PlanDraft:
     day: str
     spark: OpenSpark | None
     report_message: ReportMessage
+    roots: TableRoots = field(default_factory=TableRoots)
+    logs: LogFiles = field(default_factory=lambda: LogFiles(list))
 
     def plan(self) -> PlanRecord:
-        cut, found, logs = ListingCut(self.backup, get_point_time(self.day)), TableRoots(), LogFiles()
-        self.report_message("cutting the listing at the day's end")
-        rows = write_rows(self.workspace.clear("cut"), LISTING, self._cut(cut, found, logs))
-        self._require_some(rows, cut)
-        tables = found.tables()
-        places, previous = self._places(RootIndex(tables))
-        self.report_message(f"{rows:,} objects, {len(tables):,} tables; comparing with the point before")
-        fresh = self._compare(previous, tables)
-        self._move(places, fresh, previous)
+        cut = ListingCut(self.backup, get_point_time(self.day))
+        self.report_message("selecting the objects of the day from the listing")
+        rows = write_rows(self.workspace.clear("cut"), LISTING, self._cut(cut))
+        if not rows:
+            reasons = ", ".join(f"{count:,} {reason}" for reason, count in cut.left_out.items())
+            raise BackupError(
+                f"backup {self.backup.name}, point {self.day}",
+                f"nothing in the listing belongs to it ({reasons or 'it is empty'})",
+                "Check that the listing is of the right store and day: an empty point would be of no use.",
+            )
+        tables = self.roots.tables()
+        previous = self.points.latest(before=self.day) if self.backup.layout == "incremental" else None
+        self.stored = make_stored_keys(self.backup, self.day, RootIndex(tables), previous)
+        self.report_message(f"{rows:,} objects, {len(tables):,} tables; comparing with the previous point")
+        self._write_previous(previous, pa.array(sorted(tables), pa.string()))
+        self.fresh = self.workspace.rows("cut")
+        if previous is None:
+            write_rows(self.workspace.clear("gone"), GONE, ())
+        else:
+            self.fresh, gone = self.workspace.clear("fresh"), self.workspace.clear("gone")
+            write_difference(
+                self.workspace.rows("cut"), self.workspace.rows("before"), self.fresh, gone, self.spark
+            )
+        if self.backup.layout == "incremental":
+            self._move_conflicts(previous)
         tally, prefixes = Tally(self.backup.copy_limit_bytes), set[str]()
-        write_rows(self.workspace.clear("plan"), PLAN, self._counted(places, fresh, tally, prefixes))
-        estimate = estimate_plan(self.backup, tally, self.listing, len(prefixes), previous)
+        write_rows(self.workspace.clear("plan"), PLAN, self._count_rows(tally, prefixes))
+        minutes = round(_estimate_minutes(self.backup, tally, previous), 2)
+        races = []
+        # With versions, a removed file is still there as an older version.
+        if not self.listing.has_versions:
+            self.report_message("reading how long tables keep removed files")
+            source = open_store(self.backup.source)
+            races = find_retention_races(self.backup, source, tables, self.logs, minutes)
         return PlanRecord(
             day=self.day,
             as_of=cut.as_of,
             previous=None if previous is None else previous.day,
-            tables=places.found(self.backup.source.bucket, tables),
-            estimate=estimate,
-            left_out=dict(cut.left_out),
-            warnings=(
-                *found.warnings(),
-                *_describe_moves(places),
-                *self._races(tables, logs, estimate.minutes),
+            tables=self.stored.locate_tables(self.backup.source.bucket, tables),
+            estimate=Estimate(
+                objects=tally.copied,
+                size_bytes=tally.copied_bytes,
+                held_objects=tally.objects["held"],
+                held_bytes=tally.size_bytes["held"],
+                requests=tally.requests,
+                # Each stored prefix is a Batch Operations job.
+                usd=round(_estimate_usd(self.backup, tally, self.listing, len(prefixes)), 4),
+                minutes=minutes,
+                by_lane={lane: tally.objects[lane] for lane in LANES if tally.objects[lane]},
             ),
+            left_out=dict(cut.left_out),
+            warnings=(*self.roots.warnings(), *_describe_moves(self.stored), *races),
         )
 
-    def _cut(self, cut: ListingCut, found: TableRoots, logs: LogFiles) -> Iterator[pa.RecordBatch]:
+    def _cut(self, cut: ListingCut) -> Iterator[pa.RecordBatch]:
         folder = self.workspace.rows("listing")
         for batch in cut.select_rows(lambda: read_rows(folder), has_versions=self.listing.has_versions):
-            found.look_at(batch["key"])
-            logs.look_at(batch)
+            self.roots.add(batch["key"])
+            add_log_files(self.logs, batch)
             yield batch
 
-    def _races(self, tables: dict[str, Format], logs: LogFiles, minutes: float) -> list[str]:
-        if self.listing.has_versions:
-            return []  # What is removed meanwhile is there as an older version.
-        self.report_message("asking how long tables keep removed files")
-        return find_retention_races(self.backup, open_store(self.backup.source), tables, logs, minutes)
+    def _write_previous(self, previous: Point | None, tables: pa.Array) -> None:
+        """Writes the previous point's rows into `before`; rows of listed tables outside the source into `followed`."""
+        outside: list[pa.RecordBatch] = []
 
-    def _require_some(self, rows: int, cut: ListingCut) -> None:
-        if rows:
-            return
-        why = ", ".join(f"{count:,} {reason}" for reason, count in cut.left_out.items()) or "it is empty"
-        raise BackupError(
-            f"backup {self.backup.name}, point {self.day}",
-            f"nothing in the listing belongs to it ({why})",
-            "Look whether the listing is of the right store and day: an empty point would be of no use.",
-        )
+        def select_source() -> Iterator[pa.RecordBatch]:
+            for batch in () if previous is None else self.points.read_copies(previous):
+                is_source = pc.equal(batch["bucket"], self.backup.source.bucket)
+                yield batch.filter(is_source)
+                if not pc.all(is_source).as_py():
+                    outside.append(batch.filter(pc.invert(is_source)))
 
-    def _places(self, roots: RootIndex) -> tuple[StoredKeys, Point | None]:
-        previous = None
-        if self.backup.layout == "incremental":
-            previous = self.points.latest(before=self.day)
-        return make_stored_keys(self.backup, self.day, roots, previous), previous
+        write_rows(self.workspace.clear("before"), POINT_COPIES, select_source())
+        # No listing has files outside the source.
+        followed = outside if self.backup.external == "follow" else []
+        rows = (batch.filter(pc.is_in(batch["table_root"], tables)) for batch in followed)
+        write_rows(self.workspace.clear("followed"), POINT_COPIES, rows)
 
-    def _compare(self, previous: Point | None, tables: Collection[str]) -> Path:
-        """Leave keys that are held and no more in `gone`; returns the folder of rows of LISTING that are new."""
-        work = self.workspace
-        point_copies = () if previous is None else self.points.read_copies(previous)
-        followed: list[pa.RecordBatch] = []
-        write_rows(work.clear("before"), POINT_COPIES, self._of_source(point_copies, followed))
-        write_rows(work.clear("followed"), POINT_COPIES, self._still_followed(followed, tables))
-        gone = work.clear("gone")
-        if previous is None:
-            write_rows(gone, GONE, ())
-            return work.rows("cut")
-        fresh = work.clear("fresh")
-        write_difference(work.rows("cut"), work.rows("before"), fresh, gone, self.spark)
-        return fresh
-
-    def _of_source(
-        self, point_copies: Iterable[pa.RecordBatch], followed: list[pa.RecordBatch]
-    ) -> Iterator[pa.RecordBatch]:
-        for batch in point_copies:
-            is_ours = pc.equal(batch["bucket"], self.backup.source.bucket)
-            yield batch.filter(is_ours)
-            if not pc.all(is_ours).as_py():
-                followed.append(batch.filter(pc.invert(is_ours)))
-
-    def _still_followed(
-        self, followed: Iterable[pa.RecordBatch], tables: Collection[str]
-    ) -> Iterator[pa.RecordBatch]:
-        """What tables had outside the source, of tables that are still there: no listing tells of it."""
-        for batch in followed if self.backup.external == "follow" else ():
-            yield batch.filter(pc.is_in(batch["table_root"], pa.array(sorted(tables), pa.string())))
-
-    def _move(self, places: StoredKeys, fresh: Path, previous: Point | None) -> None:
-        """Let move what would be copied over what a point holds, or would come to lie apart from its table."""
-        if self.backup.layout == "dated":
-            return
-        was = self._gone_keys()
-        for batch in read_rows(fresh, ["key"]):
-            places.move(batch["key"].filter(pc.is_in(batch["key"], was)))
-        for batch in self._same():
-            places.move(places.misplaced(batch["key"], batch["stored_key"]))
+    def _move_conflicts(self, previous: Point | None) -> None:
+        """Moves what would overwrite copies of a point, or would be separated from the rest of its table."""
+        stored, gone = self.stored, self._read_gone_keys()
+        for batch in read_rows(self.fresh, ["key"]):
+            stored.move(batch["key"].filter(pc.is_in(batch["key"], gone)))
+        for batch in self._read_unchanged():
+            stored.move(stored.find_misplaced(batch["key"], batch["stored_key"]))
         days = [day for day in self.points.days() if previous is None or day != previous.day]
-        if days:
-            self.report_message(
-                f"comparing with {len(days)} more points, so that nothing they hold is copied over"
-            )
-            wanted = [
-                _read_rows_to_copy(batch, places) for batch in read_rows(fresh, ["key", "etag", "size_bytes"])
-            ]
-            if wanted:
-                places.move(find_taken_keys(self.points, days, pa.concat_tables(wanted)))
+        if not days:
+            return
+        self.report_message(
+            f"comparing with {len(days)} more points, so that none of their copies is overwritten"
+        )
+        wanted = []
+        for batch in read_rows(self.fresh, ["key", "etag", "size_bytes"]):
+            rows = batch.filter(pc.invert(stored.is_moved(batch["key"])))
+            columns = {name: rows[name] for name in ("key", "etag", "size_bytes")}
+            wanted.append(pa.table({**columns, "stored_key": stored.stored_keys(rows["key"])}))
+        if wanted:
+            stored.move(find_taken_keys(self.points, days, pa.concat_tables(wanted)))
 
-    def _counted(
-        self, places: StoredKeys, fresh: Path, tally: Tally, prefixes: set[str]
-    ) -> Iterator[pa.RecordBatch]:
-        for batch in self._planned(places, fresh):
+    def _count_rows(self, tally: Tally, prefixes: set[str]) -> Iterator[pa.RecordBatch]:
+        for batch in self._make_rows():
             tally.add(batch)
             copied = batch.filter(pc.not_equal(batch["lane"], "held"))["key"]
-            prefixes.update(pc.unique(places.prefixes(copied)).to_pylist())
+            prefixes.update(pc.unique(self.stored.prefixes(copied)).to_pylist())
             yield batch
 
-    def _planned(self, places: StoredKeys, fresh: Path) -> Iterator[pa.RecordBatch]:
-        for batch in self._same():
-            stays = batch.filter(pc.invert(places.is_moved(batch["key"])))
-            yield _make_held_rows(stays, places.roots.nearest(stays["key"]))
+    def _make_rows(self) -> Iterator[pa.RecordBatch]:
+        stored = self.stored
+        for batch in self._read_unchanged():
+            held = batch.filter(pc.invert(stored.is_moved(batch["key"])))
+            yield _make_held_rows(held, stored.roots.nearest(held["key"]))
         for batch in read_rows(self.workspace.rows("followed")):
             yield _make_held_rows(batch, batch["table_root"])
-        for batch in read_rows(fresh):
-            yield self._to_copy(batch.filter(pc.invert(places.is_moved(batch["key"]))), places)
-        for batch in read_rows(self.workspace.rows("cut")) if places.moved else ():
-            yield self._to_copy(batch.filter(places.is_moved(batch["key"])), places)
+        for batch in read_rows(self.fresh):
+            yield self._make_rows_to_copy(batch.filter(pc.invert(stored.is_moved(batch["key"]))))
+        for batch in read_rows(self.workspace.rows("cut")) if stored.moved else ():
+            yield self._make_rows_to_copy(batch.filter(stored.is_moved(batch["key"])))
 
-    def _same(self) -> Iterator[pa.RecordBatch]:
-        """Rows of HELD that the listing has too."""
-        gone = self._gone_keys()
+    def _read_unchanged(self) -> Iterator[pa.RecordBatch]:
+        """Yields rows of the previous point that are still listed."""
+        gone = self._read_gone_keys()
         for batch in read_rows(self.workspace.rows("before")):
             yield batch.filter(pc.invert(pc.is_in(batch["key"], gone)))
 
-    def _gone_keys(self) -> pa.Array:
+    def _read_gone_keys(self) -> pa.Array:
         keys = [batch["key"] for batch in read_rows(self.workspace.rows("gone"), ["key"])]
         return pa.chunked_array(keys, pa.string()).combine_chunks()
 
-    def _to_copy(self, objects: pa.RecordBatch, places: StoredKeys) -> pa.RecordBatch:
-        return _plan_rows(
+    def _make_rows_to_copy(self, objects: pa.RecordBatch) -> pa.RecordBatch:
+        # An archived object may be above the limit of one copy request as well.
+        is_archived = pc.is_in(objects["storage_class"], pa.array(ARCHIVE_CLASSES))
+        is_large = pc.fill_null(pc.greater(objects["size_bytes"], self.backup.copy_limit_bytes), False)
+        return _make_plan_rows(
             objects,
-            lane=assign_lanes(objects, self.backup.copy_limit_bytes),
-            stored_key=places.stored_keys(objects["key"]),
-            table_root=places.roots.nearest(objects["key"]),
+            lane=pc.if_else(is_archived, "archived", pc.if_else(is_large, "large", "small")),
+            stored_key=self.stored.stored_keys(objects["key"]),
+            table_root=self.stored.roots.nearest(objects["key"]),
             first_point=pa.repeat(pa.scalar(self.day), objects.num_rows),
         )
 
 
 def _make_held_rows(rows: pa.RecordBatch, table_root: pa.Array) -> pa.RecordBatch:
     count = rows.num_rows
-    return _plan_rows(
+    return _make_plan_rows(
         rows,
         lane=pa.repeat(pa.scalar("held"), count),
         table_root=table_root,
@@ -526,32 +476,19 @@ def _make_held_rows(rows: pa.RecordBatch, table_root: pa.Array) -> pa.RecordBatc
     )
 
 
-def _plan_rows(rows: pa.RecordBatch, **columns: pa.Array) -> pa.RecordBatch:
-    """Rows of schema PLAN of these columns, those that `rows` has, and nulls."""
-    had = {name: rows[name] for name in rows.schema.names} | columns
+def _make_plan_rows(rows: pa.RecordBatch, **columns: pa.Array) -> pa.RecordBatch:
+    """Rows of schema PLAN from `columns`, the columns of `rows`, and nulls."""
+    known = {name: rows[name] for name in rows.schema.names} | columns
     nulls = pa.nulls(rows.num_rows)
-    return pa.record_batch([had.get(one.name, nulls).cast(one.type) for one in PLAN], PLAN)
+    return pa.record_batch([known.get(column.name, nulls).cast(column.type) for column in PLAN], PLAN)
 
 
-def _read_rows_to_copy(fresh: pa.RecordBatch, places: StoredKeys) -> pa.Table:
-    rows = fresh.filter(pc.invert(places.is_moved(fresh["key"])))
-    return pa.table(
-        {
-            "key": rows["key"],
-            "stored_key": places.stored_keys(rows["key"]),
-            "etag": rows["etag"],
-            "size_bytes": rows["size_bytes"],
-        }
-    )
-
-
-def _describe_moves(places: StoredKeys) -> list[str]:
-    """What people should know of what is copied again."""
-    if not places.moved:
+def _describe_moves(stored: StoredKeys) -> list[str]:
+    if not stored.moved:
         return []
-    named = ", ".join(sorted(places.moved)[:3])
-    more = f" and {len(places.moved) - 3} more" if len(places.moved) > 3 else ""
+    named = ", ".join(sorted(stored.moved)[:3])
+    more = f" and {len(stored.moved) - 3} more" if len(stored.moved) > 3 else ""
     return [
-        f"{named}{more}: files of the same name are others than at an earlier point, as of a table that was dropped "
-        f"and made anew; all of it is copied to {places.remade}, and the earlier point stays as it is."
+        f"{named}{more}: files of the same name differ from those of an earlier point, as after a table was dropped "
+        f"and created again; all files are copied to {stored.remade}, and the earlier point stays unchanged."
     ]

@@ -510,7 +510,7 @@ def generate(
 ) -> None:
     """List all objects of a bucket or folder, in parallel ranges of keys, into a report like S3 Inventory's."""
     from lakeshare_pipelines.backup.inventory.configuration import resolve_address
-    from lakeshare_pipelines.backup.inventory.generate import ReportDestination, generate_report
+    from lakeshare_pipelines.backup.inventory.reports import ReportDestination, generate_report
     from lakeshare_pipelines.spark.session import spark_session
 
     report_format = _parse_format(file_format)

@@ -1,13 +1,15 @@
 """Backups whose source is a bucket that only its reports tell of, and what a listing of it says."""
 
 import datetime as dt
+from collections.abc import Iterator
 from pathlib import Path
 
 from lakeshare_pipelines.backup.config import Backup, ListingSource
+from lakeshare_pipelines.backup.inventory.reports import Report, list_arrivals, read_report
 from lakeshare_pipelines.backup.inventory.sources import make_listing
 from lakeshare_pipelines.backup.model import LISTING, ListingRecord, read_table
 from lakeshare_pipelines.backup.points import Workspace
-from lakeshare_pipelines.backup.stores import StoreAddress, open_store
+from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, open_store
 from tests.builders.backup_inventory import InventoryReports, Stored
 
 DAY = "2026-11-20"
@@ -19,6 +21,12 @@ def reports_in(folder: Path, source_bucket: str = "lake") -> InventoryReports:
     """Reports that go to a folder, as if it were their destination bucket."""
     store = open_store(StoreAddress(url=str(folder)))
     return InventoryReports(store.put, source_bucket)
+
+
+def read_reports(store: BackupStore, location: str) -> Iterator[Report]:
+    """The reports that have arrived at a location, oldest scan first."""
+    for arrival in list_arrivals(store, location):
+        yield read_report(store, location, arrival)
 
 
 def a_backup(folder: Path, source: str = "s3://lake", **listing: object) -> Backup:

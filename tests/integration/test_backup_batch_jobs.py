@@ -265,7 +265,7 @@ def test_who_may_not_make_jobs_is_told_what_to_allow(
     task = copies.task(copies.rows())
     engine = stand.engine(copies)
     monkeypatch.setattr(
-        "lakeshare_pipelines.backup.copy.batch_jobs.make_s3_client",
+        "lakeshare_pipelines.backup.copy.aws_batch.make_s3_client",
         lambda address, service: _client_of_a_stranger(stand, address.endpoint, service),
     )
     with pytest.raises(BackupError, match=r"create_job in account 222222222222: the service refused"):

@@ -13,9 +13,9 @@ import pytest
 from lakeshare_pipelines.backup.config import Backup, ListingSource
 from lakeshare_pipelines.backup.inventory import list_objects
 from lakeshare_pipelines.backup.inventory.configuration import FORMATS, ReportFormat
-from lakeshare_pipelines.backup.inventory.generate import ReportDestination, generate_report, list_source
 from lakeshare_pipelines.backup.inventory.list_objects import PAGES_BEFORE_CUT, BucketListing
-from lakeshare_pipelines.backup.inventory.reports import read_listed_rows, read_reports
+from lakeshare_pipelines.backup.inventory.reports import ReportDestination, generate_report, read_listed_rows
+from lakeshare_pipelines.backup.inventory.sources import list_source
 from lakeshare_pipelines.backup.model import LISTING, read_table
 from lakeshare_pipelines.backup.points import Workspace
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
@@ -25,6 +25,7 @@ from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.wap.staged import Lake
 from tests.builders.backup_batch import keys_of
 from tests.builders.backup_keys import put_keys
+from tests.builders.backup_listings import read_reports
 from tests.integration.ministack import running_ministack
 from tests.integration.s3_server import REGION, S3Server, running_s3
 

@@ -10,11 +10,8 @@ import pytest
 
 from lakeshare_pipelines.backup.config import Backup, ListingSource
 from lakeshare_pipelines.backup.inventory import reports as inventory
-from lakeshare_pipelines.backup.inventory.configuration import (
-    InventoryOptions,
-    log_message,
-    put_configuration,
-)
+from lakeshare_pipelines.backup.inventory.configuration import InventoryOptions, put_configuration
+from lakeshare_pipelines.backup.inventory.list_objects import log_message
 from lakeshare_pipelines.backup.inventory.sources import make_listing
 from lakeshare_pipelines.backup.model import LISTING, ListingRecord, read_table
 from lakeshare_pipelines.backup.points import Workspace

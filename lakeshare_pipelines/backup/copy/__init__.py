@@ -1,1 +1,1 @@
-"""Copying what a plan says, with one of several engines, and the report of it."""
+"""Engines that copy the objects of a plan, and their reports."""

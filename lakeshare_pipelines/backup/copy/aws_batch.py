@@ -1,40 +1,37 @@
-"""Copying by S3 Batch Operations: manifests into the target, jobs made once, watched, and judged by their reports.
+"""The engine `aws_batch`: S3 Batch Operations jobs with manifests in the target, judged by their reports.
 
-What a job cannot do (objects over its limit, places of other names) goes through another engine beside it.
+Another engine copies what no job can: objects above its limit, and keys that a job cannot name.
 """
 
+import datetime as dt
 import io
 import logging
+import re
 import shutil
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from itertools import chain
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import BaseModel
 
-from lakeshare_pipelines.backup.config import Backup
-from lakeshare_pipelines.backup.copy.batch_jobs import (
-    ROWS_A_JOB,
-    BatchJob,
-    JobRows,
-    JobService,
-    divide_into_jobs,
-    is_for_batch,
-)
+from lakeshare_pipelines.backup.config import Backup, Batch
 from lakeshare_pipelines.backup.copy.engine import (
-    MANIFESTS,
-    CopyEngine,
+    REPORT_FORMAT,
     CopyTask,
     Progress,
     ReportProgress,
     ReportRow,
     compute_plan_digest,
-    read_report,
+    find_report,
+    read_results,
 )
 from lakeshare_pipelines.backup.copy.local import LocalEngine
 from lakeshare_pipelines.backup.model import (
@@ -45,72 +42,460 @@ from lakeshare_pipelines.backup.model import (
     select_rows_to_copy,
     write_rows,
 )
-from lakeshare_pipelines.backup.stores import BackupStore, open_store
+from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, open_store
+from lakeshare_pipelines.backup.stores.store import make_s3_client
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
 
+if TYPE_CHECKING:
+    from botocore.model import ServiceModel, Shape
+
+log = logging.getLogger(__name__)
+
+BATCH_LANES = ("small", "archived")
+ROWS_A_JOB = 1_000_000
+"""A job's manifest and report fit into memory; the price of a job is then 4 % of that of its copies."""
+NULL_VERSION = "null"
+"""The null version in a manifest; an empty version id fails its task."""
+
+COPIED = ("bucket", "key", "version_id", "size_bytes", "stored_key")
+ROWS = pa.schema(
+    [PLAN.field(name) for name in COPIED]
+    + [pa.field("asked_version", pa.string()), pa.field("asked_key", pa.string(), nullable=False)]
+)
+"""The rows of a job; `asked_key` and `asked_version` are spelt as in its manifest."""
+
+
+@dataclass(frozen=True)
+class JobKind:
+    """Common to all rows of a job; `stored_prefix` has no slash at its end and may be empty."""
+
+    bucket: str
+    stored_prefix: str
+    has_versions: bool
+
+
+@dataclass
+class JobRows:
+    """The rows of one job."""
+
+    kind: JobKind
+    table: pa.Table
+
+    @property
+    def size_bytes(self) -> int:
+        return int(pc.sum(self.table["size_bytes"]).as_py() or 0)
+
+    def manifest(self) -> bytes:
+        """A CSV without header: bucket, key and, in a job with versions, version id."""
+        names = ["bucket", "asked_key"] + (["asked_version"] if self.kind.has_versions else [])
+        lines = pc.binary_join_element_wise(*(self.table[name] for name in names), ",")
+        return "".join(f"{line}\n" for line in lines.to_pylist()).encode()
+
+
+def find_stored_prefix(key: str, stored_key: str) -> str | None:
+    """The TargetKeyPrefix from a key to its stored key, may be empty; None if a job cannot write that key."""
+    if stored_key == key:
+        return ""
+    prefix = stored_key.removesuffix(f"/{key}")
+    return prefix if prefix and prefix != stored_key else None
+
+
+def divide_into_jobs(batches: Iterable[pa.RecordBatch], rows_a_job: int = ROWS_A_JOB) -> Iterator[JobRows]:
+    pending: defaultdict[JobKind, list[tuple[str | int | None, ...]]] = defaultdict(list)
+
+    def make_job(kind: JobKind) -> JobRows:
+        rows, pending[kind] = pending[kind], []
+        columns = zip(*rows, strict=True)
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, ROWS, strict=True)]
+        return JobRows(kind, pa.Table.from_arrays(arrays, schema=ROWS))
+
+    for batch in batches:
+        columns = [batch[name].to_pylist() for name in (*COPIED, "is_latest", "lane")]
+        for bucket, key, version_id, size_bytes, stored_key, is_latest, lane in zip(*columns, strict=True):
+            prefix = find_stored_prefix(key, stored_key)
+            if lane not in BATCH_LANES or prefix is None:
+                continue
+            version = version_id if version_id or is_latest else NULL_VERSION
+            kind = JobKind(bucket, prefix, version is not None)
+            pending[kind].append(
+                (bucket, key, version_id, size_bytes, stored_key, version, quote(key, safe="/"))
+            )
+            if len(pending[kind]) >= rows_a_job:
+                yield make_job(kind)
+    for kind, rows in pending.items():
+        if rows:
+            yield make_job(kind)
+
+
+# Members of a request or response by name; boto3 has no types.
+Fields = dict[str, Any]
+
+
+def check_request(operation: str, request: Mapping[str, Any]) -> None:
+    """Raises BackupError with all faults of a request to s3control by the service's model, before it is sent."""
+    from botocore.validate import ParamValidator
+
+    shape = _load_model().operation_model(operation).input_shape
+    report = ParamValidator().validate(request, shape).generate_report()
+    faults = [*report.splitlines(), *_find_limit_faults("", shape, request)]
+    if operation == "CreateJob":
+        faults += _find_job_faults(request)
+    if faults:
+        raise BackupError(
+            f"s3control.{operation}",
+            f"the request is not valid: {'; '.join(faults)}",
+            "Correct the backup's `batch`, `target` or account.",
+        )
+
+
+@cache
+def _load_model() -> "ServiceModel":
+    import botocore.session
+
+    return botocore.session.get_session().get_service_model("s3control")
+
+
+def _find_limit_faults(path: str, shape: "Shape", value: Any) -> Iterator[str]:
+    """Yields faults that botocore does not check: enums, patterns and maxima."""
+    limits = shape.metadata
+    if "enum" in limits and value not in limits["enum"]:
+        yield f"{path} is {value!r}, none of {', '.join(limits['enum'])}"
+    if "pattern" in limits and not re.fullmatch(limits["pattern"], str(value)):
+        yield f"{path} is {value!r}, not like {limits['pattern']}"
+    size, unit = (len(value), " long") if isinstance(value, str | list) else (value, "")
+    if "max" in limits and isinstance(size, int) and size > limits["max"]:
+        yield f"{path} is {size}{unit}, at most {limits['max']}"
+    if shape.type_name == "structure" and isinstance(value, Mapping):
+        for name in (name for name in value if name in shape.members):
+            yield from _find_limit_faults(f"{path}.{name}".lstrip("."), shape.members[name], value[name])
+    elif shape.type_name == "list" and isinstance(value, list):
+        for number, element in enumerate(value):
+            yield from _find_limit_faults(f"{path}[{number}]", shape.member, element)
+
+
+def _find_job_faults(request: Mapping[str, Any]) -> Iterator[str]:
+    """Yields faults that the service refuses although its model allows them."""
+    if len(request.get("Operation", {})) != 1:
+        yield "Operation needs exactly one operation"
+    if ("Manifest" in request) == ("ManifestGenerator" in request):
+        yield "exactly one of Manifest and ManifestGenerator is needed"
+    location = request.get("Manifest", {}).get("Location", {})
+    if '"' in str(location.get("ETag", "")):
+        yield "Manifest.Location.ETag has quotes"
+    report = request.get("Report", {})
+    if report.get("Enabled") and not {"Bucket", "Format", "ReportScope"} <= set(report):
+        yield "Report needs Bucket, Format and ReportScope where it is enabled"
+
+
+def make_copy_request(
+    batch: Batch,
+    target: StoreAddress,
+    kind: JobKind,
+    as_of: dt.datetime,
+    manifest: tuple[str, str],
+    report_prefix: str,
+    token: str,
+    description: str,
+) -> Fields:
+    """A CreateJob request that copies the objects of a manifest, given by its key in the target and its ETag.
+
+    An object that was modified after `as_of` is a failed task (UnModifiedSinceConstraint): jobs have no condition on
+    ETags. No ACL is sent: the target bucket enforces its owner.
+    """
+    # The ARN's partition (`aws`, `aws-cn`, …) is that of the role.
+    bucket_arn = f"arn:{batch.role_arn.split(':')[1]}:s3:::{target.bucket}"
+    operation: Fields = {
+        "TargetResource": bucket_arn,
+        "MetadataDirective": "COPY",
+        "UnModifiedSinceConstraint": as_of,
+    }
+    if kind.stored_prefix:
+        operation["TargetKeyPrefix"] = kind.stored_prefix
+    if batch.storage_class:
+        operation["StorageClass"] = batch.storage_class
+    report: Fields = {
+        "Bucket": bucket_arn,
+        "Format": REPORT_FORMAT,
+        "Enabled": True,
+        "Prefix": report_prefix,
+        "ReportScope": "AllTasks",
+    }
+    if target.account:
+        report["ExpectedBucketOwner"] = target.account
+    key, etag = manifest
+    request: Fields = {
+        "AccountId": batch.account,
+        "ConfirmationRequired": batch.confirm,
+        "Operation": {"S3PutObjectCopy": operation},
+        "Report": report,
+        "ClientRequestToken": token,
+        "Manifest": {
+            "Spec": {
+                "Format": "S3BatchOperations_CSV_20180820",
+                "Fields": ["Bucket", "Key", *(["VersionId"] if kind.has_versions else [])],
+            },
+            "Location": {"ObjectArn": f"{bucket_arn}/{key}", "ETag": etag},
+        },
+        "Description": description[:256],
+        "Priority": batch.priority,
+        "RoleArn": batch.role_arn,
+    }
+    check_request("CreateJob", request)
+    return request
+
+
+class BatchJob(BaseModel):
+    """One job and its last known state. Keys are those of the target."""
+
+    number: int
+    bucket: str
+    stored_prefix: str
+    has_versions: bool
+    objects: int
+    size_bytes: int
+    token: str
+    manifest_key: str
+    manifest_etag: str
+    rows_key: str
+    """Parquet file of its rows, of schema ROWS."""
+    report_prefix: str
+    job_id: str | None = None
+    """None until the service has confirmed the job."""
+    status: str = "Unsent"
+    succeeded: int = 0
+    failed: int = 0
+    reasons: tuple[str, ...] = ()
+    """The service's messages for a job that failed, was cancelled or waits."""
+
+    @property
+    def has_ended(self) -> bool:
+        return self.status in {"Complete", "Failed", "Cancelled"}
+
+    @property
+    def may_run(self) -> bool:
+        """Whether the service has the job, and its last known state is not final."""
+        return self.job_id is not None and not self.has_ended
+
+    @property
+    def kind(self) -> JobKind:
+        return JobKind(self.bucket, self.stored_prefix, self.has_versions)
+
+
+class _TokenUsed(BackupError):
+    """The token was used before, for a different request."""
+
+
+class _UnknownJob(BackupError):
+    """The service has no such job."""
+
+
+RUN_AGAIN = "jobs that run are found again."
+REMEDIES = {
+    **dict.fromkeys(
+        ("AccessDenied", "AccessDeniedException", "403"),
+        "Allow these credentials s3:CreateJob, s3:DescribeJob, s3:ListJobs, s3:UpdateJobStatus and iam:PassRole: "
+        "`lakeshare backup policies` writes the policies.",
+    ),
+    **dict.fromkeys(
+        ("TooManyRequestsException", "TooManyRequests", "SlowDown"), f"Run it again later; {RUN_AGAIN}"
+    ),
+    "IdempotencyException": "Cancel the backup and run it again.",
+}
+ERRORS: Mapping[str, type[BackupError]] = {
+    "IdempotencyException": _TokenUsed,
+    **dict.fromkeys(("NotFoundException", "NoSuchJob", "NotFound"), _UnknownJob),
+}
+
+
+@dataclass
+class JobService:
+    """S3 Batch Operations for one backup; methods raise BackupError when it refuses or does not answer."""
+
+    batch: Batch
+    store: BackupStore
+    """The target."""
+
+    @cached_property
+    def _client(self) -> Any:
+        """boto3's client of s3control in the target's region, where jobs must be made; it has no types."""
+        address = self.store.address.model_copy(update={"endpoint": self.batch.endpoint})
+        client = make_s3_client(address, "s3control")
+        if self.batch.endpoint:
+
+            def remove_account(request: Any, **_: object) -> None:
+                # boto3 always adds the account to the host name; the account is also in a header.
+                request.url = request.url.replace(f"://{self.batch.account}.", "://", 1)
+
+            client.meta.events.register("before-sign.s3-control", remove_account)
+        return client
+
+    def submit(self, job: BatchJob, as_of: dt.datetime, description: str, *, may_exist: bool) -> str:
+        """Make a job exactly once, by its token; returns its id.
+
+        With `may_exist`, the existing jobs are searched first: how long the service keeps a token is not documented.
+        """
+        if may_exist and (job_id := self.find(job.token)):
+            return job_id
+        request = make_copy_request(
+            self.batch,
+            self.store.address,
+            job.kind,
+            as_of,
+            (job.manifest_key, job.manifest_etag),
+            job.report_prefix,
+            job.token,
+            f"{description}, token {job.token}",
+        )
+        try:
+            return str(self._call("create_job", request)["JobId"])
+        except _TokenUsed:
+            # The job exists, with another priority or role.
+            if job_id := self.find(job.token):
+                return job_id
+            raise
+
+    def find(self, token: str) -> str | None:
+        """The id of the job whose description ends with a token, among the jobs of the last 90 days."""
+        request: Fields = {"AccountId": self.batch.account, "MaxResults": 1000}
+        while True:
+            page = self._call("list_jobs", request)
+            for job in page.get("Jobs") or ():
+                if job.get("Description", "").endswith(f"token {token}"):
+                    return str(job["JobId"])
+            if not page.get("NextToken"):
+                return None
+            request["NextToken"] = page["NextToken"]
+
+    def refresh(self, job: BatchJob) -> BatchJob:
+        try:
+            description = self._call("describe_job", self._identify(job))["Job"]
+        except _UnknownJob:
+            # The service keeps a job for 90 days; the report may exist.
+            return job.model_copy(
+                update={"status": "Failed", "reasons": ("the service no longer has the job",)}
+            )
+        summary = description.get("ProgressSummary") or {}
+        reasons = [
+            f"{reason.get('FailureCode', '')} {reason.get('FailureReason', '')}".strip()
+            for reason in description.get("FailureReasons") or ()
+        ]
+        names = ["StatusUpdateReason", *(["SuspendedCause"] if description["Status"] == "Suspended" else [])]
+        reasons += [description[name] for name in names if description.get(name)]
+        return job.model_copy(
+            update={
+                "status": description["Status"],
+                "succeeded": summary.get("NumberOfTasksSucceeded", 0),
+                "failed": summary.get("NumberOfTasksFailed", 0),
+                "reasons": tuple(reasons),
+            }
+        )
+
+    def confirm(self, job: BatchJob) -> None:
+        self._update("UpdateJobStatus", job, RequestedJobStatus="Ready")
+
+    def cancel(self, job: BatchJob, reason: str) -> BatchJob:
+        """Cancel a job unless it is ending; returns its state before. Finished copies stay."""
+        current = self.refresh(job)
+        if not current.has_ended and current.status not in {"Cancelling", "Failing", "Completing"}:
+            self._update(
+                "UpdateJobStatus", job, RequestedJobStatus="Cancelled", StatusUpdateReason=reason[:256]
+            )
+        return current
+
+    def set_priority(self, job: BatchJob, priority: int) -> None:
+        """Change the priority of a job; higher ones go first."""
+        self._update("UpdateJobPriority", job, Priority=priority)
+
+    def _update(self, operation: str, job: BatchJob, **changes: str | int) -> None:
+        from botocore import xform_name
+
+        request = {**self._identify(job), **changes}
+        check_request(operation, request)
+        self._call(xform_name(operation), request)
+
+    def _identify(self, job: BatchJob) -> Fields:
+        return {"AccountId": self.batch.account, "JobId": job.job_id}
+
+    def _call(self, method: str, request: Fields) -> Fields:
+        from botocore.exceptions import BotoCoreError, ClientError, NoRegionError
+
+        subject = f"S3 Batch Operations, {method} in account {self.batch.account}"
+        try:
+            response: Fields = getattr(self._client, method)(**request)
+        except NoRegionError as error:
+            raise BackupError(
+                subject,
+                "jobs are made in the target's region, and none is declared",
+                "Give the target's `region`.",
+            ) from error
+        except ClientError as error:
+            details = error.response.get("Error", {})
+            code = str(details.get("Code"))
+            reason = f"the service refused: {code}, {str(details.get('Message')).rstrip('.')}"
+            fix = REMEDIES.get(code, f"Correct the backup's `batch`; {RUN_AGAIN}")
+            raise ERRORS.get(code, BackupError)(subject, reason, fix) from error
+        except BotoCoreError as error:
+            raise BackupError(
+                subject,
+                f"the service cannot be reached: {str(error).rstrip('.')}",
+                f"Check the network, `batch.endpoint` and the credentials; run again: {RUN_AGAIN}",
+            ) from error
+        return response
+
+
 NOT_REPORTED = "NotReported"
-"""Error code of rows that a report does not tell of."""
+"""Error code of rows that are missing in the report."""
 OBJECT_ERRORS = {"NoSuchKey", "NoSuchVersion", "PreconditionFailed", "InvalidObjectState", NOT_REPORTED}
-"""Failures that say nothing of the target or the role: the object went, changed, or is archived."""
+"""Failures with the object as their cause, not the target or the role: it is gone, changed, or archived."""
 FEW = 10
-"""So many failures, and nothing copied at all, are no accident of some objects."""
-
-SHOWN = 3
-
-
-def join_report(rows: pa.Table, report: pa.Table) -> pa.Table:
-    """A job's rows (schema ROWS) with what its report tells (columns of DONE, keys as it spells them): schema DONE."""
-    index = _find_report_rows(rows, report)
-    found = {name: report[name].take(index) for name in REPORT_COLUMNS}
-    is_missing = pc.is_null(found["status"])
-    missing = {
-        "status": "failed",
-        "error_code": NOT_REPORTED,
-        "message": "the job's report does not tell of it",
-    }
-    columns = {
-        name: pc.if_else(is_missing, missing[name], column) if name in missing else column
-        for name, column in found.items()
-    }
-    for name in COPY_RESULTS.names:
-        if name in rows.column_names:
-            columns[name] = rows[name]
-    return pa.table([columns[name] for name in COPY_RESULTS.names], schema=COPY_RESULTS)
-
-
-REPORT_COLUMNS = tuple(
-    name
-    for name in COPY_RESULTS.names
-    if name not in {"bucket", "key", "version_id", "stored_key", "size_bytes"}
+"""From so many failures on, without any success, the cause is not the objects."""
+MAX_NAMED = 3
+REPORT_COLUMNS = (
+    "status",
+    "error_code",
+    "http_status",
+    "message",
+    "stored_etag",
+    "stored_version_id",
+    "checksum",
 )
 
 
-def _find_report_rows(rows: pa.Table, report: pa.Table) -> pa.ChunkedArray:
-    """For each row its place in the report, null where there is none."""
-    names = _ids(report, "key", "version_id").combine_chunks()
-    ways = [
-        pc.index_in(_ids(rows, "asked_key", "asked_version"), value_set=names),
-        pc.index_in(_ids(rows, "key", "asked_version"), value_set=names),
+def join_report(rows: pa.Table, report: pa.Table) -> pa.Table:
+    """A job's rows (schema ROWS) with their results in its report (columns of COPY_RESULTS): schema COPY_RESULTS."""
+    names = _join_ids(report, "key", "version_id").combine_chunks()
+    # Reports spell keys like the manifest, or decoded.
+    matches = [
+        pc.index_in(_join_ids(rows, key, "asked_version"), value_set=names) for key in ("asked_key", "key")
     ]
-    return min(ways, key=lambda way: way.null_count)
+    index = min(matches, key=lambda match: match.null_count)
+    columns = {name: report[name].take(index) for name in REPORT_COLUMNS}
+    is_missing = pc.is_null(columns["status"])
+    missing = {
+        "status": "failed",
+        "error_code": NOT_REPORTED,
+        "message": "the job's report does not contain it",
+    }
+    columns |= {name: pc.if_else(is_missing, value, columns[name]) for name, value in missing.items()}
+    columns |= {name: rows[name] for name in COPIED}
+    return pa.table([columns[name] for name in COPY_RESULTS.names], schema=COPY_RESULTS)
 
 
-def _ids(table: pa.Table, key: str, version: str) -> pa.ChunkedArray:
+def _join_ids(table: pa.Table, key: str, version: str) -> pa.ChunkedArray:
     return pc.binary_join_element_wise(table[key], pc.fill_null(table[version], ""), "\0")
 
 
 def count_failures(done: pa.Table) -> Counter[str]:
-    """How often each error code is among the rows."""
     codes = done.filter(pc.field("status") == "failed")["error_code"]
     return Counter(pc.fill_null(codes, "unknown").to_pylist())
 
 
 def explain_broken_job(job: BatchJob, failed: Mapping[str, int], succeeded: int) -> str | None:
-    """Why a job that has ended is not to be accepted; None where its rows, failed ones too, are a result.
+    """Why the results of a job that has ended are not accepted; None if they are, including failed rows.
 
-    That it is Complete is not asked: a job that copied nothing for reasons that are not its objects' was refused.
+    A Complete job is not accepted if it copied nothing for reasons other than its objects.
     """
-    most = ", ".join(f"{count} {code}" for code, count in Counter(failed).most_common(SHOWN))
+    most = ", ".join(f"{count} {code}" for code, count in Counter(failed).most_common(MAX_NAMED))
     reasons = "; ".join([*job.reasons, *([most] if most else [])])
     if job.status != "Complete":
         return f"job {job.job_id} is {job.status}: {reasons or 'the service gave no reason'}"
@@ -120,11 +505,8 @@ def explain_broken_job(job: BatchJob, failed: Mapping[str, int], succeeded: int)
     return None
 
 
-KMS = "aws:kms"
-
-
 class Attempt(BaseModel):
-    """All jobs of one attempt; `broken` says why another is needed."""
+    """All jobs of one attempt; `broken` is the reason for another attempt."""
 
     number: int
     jobs: list[BatchJob]
@@ -139,11 +521,6 @@ class Attempts(BaseModel):
     attempts: list[Attempt] = []
 
 
-def get_attempts_folder(task: CopyTask) -> str:
-    """Where in the target the attempts of all plans of a task are."""
-    return f"{task.work_prefix}batch/"
-
-
 @dataclass(frozen=True)
 class AttemptStore:
     """The attempts of one task, in its target."""
@@ -151,65 +528,54 @@ class AttemptStore:
     store: BackupStore
     task: CopyTask
 
+    @property
+    def _folder(self) -> str:
+        return f"{self.task.work_prefix}batch/"
+
     def all(self) -> Iterator[Attempts]:
-        """Of every plan there was for the task."""
-        for one in self.store.list(get_attempts_folder(self.task)):
-            if one.key.endswith("/jobs.json"):
-                yield Attempts.model_validate_json(self.store.read(one.key))
+        for file in self.store.list(self._folder):
+            if file.key.endswith("/jobs.json"):
+                yield Attempts.model_validate_json(self.store.read(file.key))
 
     def load(self, plan: str) -> Attempts:
-        """Of the plan with a digest; none yet, when nothing is recorded."""
         try:
-            return Attempts.model_validate_json(self.store.read(self._key(plan)))
+            return Attempts.model_validate_json(self.store.read(f"{self._folder}{plan}/jobs.json"))
         except ObjectMissing:
             return Attempts(plan=plan)
 
     def save(self, attempts: Attempts) -> None:
-        """Keep the record, whole."""
-        self.store.put(self._key(attempts.plan), attempts.model_dump_json(indent=1).encode())
+        content = attempts.model_dump_json(indent=1).encode()
+        self.store.put(f"{self._folder}{attempts.plan}/jobs.json", content)
 
     def prepare(self, attempts: Attempts, jobs: Iterable[JobRows]) -> Attempt:
-        """A new attempt: manifests and rows of its jobs are written, then it is recorded; nothing is submitted.
-
-        Raises:
-            BackupError: the target encrypts with KMS by default: the service reads no such manifest.
-        """
-        prepared = [self._prepared(attempts, place, one) for place, one in enumerate(jobs)]
+        """Write a new attempt's manifests, then record it. Raises BackupError if the target encrypts by KMS."""
+        prepared = [self._prepare_job(attempts, number, rows) for number, rows in enumerate(jobs)]
         attempt = Attempt(number=len(attempts.attempts), jobs=prepared)
         attempts.attempts.append(attempt)
         self.save(attempts)
         return attempt
 
     def done(self, job: BatchJob) -> pa.Table:
-        """What became of a job's rows, by its report; schema DONE, in the order of `rows`."""
-        results = read_report(self.store, f"{job.report_prefix}/", job.job_id) if job.job_id else None
-        return join_report(self.rows(job), _make_results_table(results or iter(())))
+        """The results of a job's rows, by its report; schema COPY_RESULTS, in the order of `rows`."""
+        key = self.find_report(job)
+        return join_report(self.rows(job), _make_results_table(read_results(self.store, key) if key else ()))
 
     def rows(self, job: BatchJob) -> pa.Table:
-        """The rows of a job."""
         return pq.read_table(io.BytesIO(self.store.read(job.rows_key)))
 
-    def left_of(self, attempt: Attempt) -> Iterator[JobRows]:
-        """The rows of an attempt that it did not copy, for another one."""
+    def select_missing(self, attempt: Attempt) -> Iterator[JobRows]:
+        """The rows of an attempt that were not copied, for another attempt."""
         for job in attempt.jobs:
             rows = self.rows(job).filter(pc.not_equal(self.done(job)["status"], "succeeded"))
             if rows.num_rows:
                 yield JobRows(job.kind, rows)
 
-    def report_key(self, job: BatchJob) -> str | None:
-        """The key of a job's report, under either name that AWS's documents give it; None when there is none."""
-        for name in MANIFESTS:
-            key = f"{job.report_prefix}/job-{job.job_id}/{name}"
-            if job.job_id and self.store.head(key):
-                return key
-        return None
+    def find_report(self, job: BatchJob) -> str | None:
+        return find_report(self.store, f"{job.report_prefix}/", job.job_id) if job.job_id else None
 
-    def _key(self, plan: str) -> str:
-        return f"{get_attempts_folder(self.task)}{plan}/jobs.json"
-
-    def _prepared(self, attempts: Attempts, number: int, rows: JobRows) -> BatchJob:
+    def _prepare_job(self, attempts: Attempts, number: int, rows: JobRows) -> BatchJob:
         attempt = len(attempts.attempts)
-        folder = f"{get_attempts_folder(self.task)}{attempts.plan}/{attempt}/"
+        folder = f"{self._folder}{attempts.plan}/{attempt}/"
         manifest_key, rows_key = f"{folder}manifest-{number:05}.csv", f"{folder}rows-{number:05}.parquet"
         content = io.BytesIO()
         pq.write_table(rows.table, content, compression="zstd")
@@ -218,7 +584,7 @@ class AttemptStore:
         head = self.store.head(manifest_key)
         if head is None:
             raise ObjectMissing(self.store.address.location(manifest_key))
-        if (head.encryption or "").startswith(KMS):
+        if (head.encryption or "").startswith("aws:kms"):
             raise BackupError(
                 self.store.address.location(manifest_key),
                 "the bucket encrypts it with KMS, and S3 Batch Operations reads no such manifest",
@@ -226,9 +592,7 @@ class AttemptStore:
             )
         return BatchJob(
             number=number,
-            bucket=rows.kind.bucket,
-            stored_prefix=rows.kind.stored_prefix,
-            has_versions=rows.kind.has_versions,
+            **vars(rows.kind),
             objects=rows.table.num_rows,
             size_bytes=rows.size_bytes,
             token=f"{self.task.token(attempt)}-{attempts.plan[:8]}-{number}",
@@ -239,33 +603,28 @@ class AttemptStore:
         )
 
 
-def _make_results_table(results: Iterator[ReportRow]) -> pa.Table:
-    """A report's rows as columns of schema DONE, as far as a report tells them."""
+def _make_results_table(results: Iterable[ReportRow]) -> pa.Table:
+    """A report's rows as columns of COPY_RESULTS; null in columns that reports do not have."""
     rows = list(results)
     columns: dict[str, list[object]] = {
-        "bucket": [row.bucket for row in rows],
-        "key": [row.key for row in rows],
-        "version_id": [row.version_id for row in rows],
-        "status": ["succeeded" if row.is_success else "failed" for row in rows],
-        "error_code": [None if row.is_success else row.error_code for row in rows],
-        "http_status": [None if row.is_success else row.http_status for row in rows],
-        "message": [None if row.is_success else row.message for row in rows],
+        name: [getattr(row, name) for row in rows] for name in ("bucket", "key", "version_id")
     }
+    for name in ("error_code", "http_status", "message"):
+        columns[name] = [None if row.is_success else getattr(row, name) for row in rows]
+    columns["status"] = ["succeeded" if row.is_success else "failed" for row in rows]
     return pa.table(
         [pa.array(columns.get(field.name, [None] * len(rows)), field.type) for field in COPY_RESULTS],
         names=COPY_RESULTS.names,
     )
 
 
-log = logging.getLogger(__name__)
-
 POLL_S = 15.0
 
 
 class AwsBatchEngine:
-    """The engine `aws_batch` of one backup; all it knows of a task is in the target, so any process goes on with it.
+    """The engine `aws_batch` of one backup; its whole state is in the target, so that any process can continue.
 
-    `beside` copies what no job can; `wait` is called between two looks at the jobs.
+    `wait` is called between two polls of the jobs.
     """
 
     name = "aws_batch"
@@ -276,49 +635,61 @@ class AwsBatchEngine:
         *,
         poll_s: float = POLL_S,
         rows_a_job: int = ROWS_A_JOB,
-        beside: CopyEngine | None = None,
         wait: Callable[[float], None] = time.sleep,
     ) -> None:
         if backup.batch is None:
             raise BackupError(f"backup {backup.name}", "engine aws_batch needs `batch`", "Declare it.")
         self._backup, self._batch = backup, backup.batch
         self._poll_s, self._rows_a_job, self._wait = poll_s, rows_a_job, wait
-        self._beside: CopyEngine = beside or LocalEngine()
+        # Copies what no job can.
+        self._beside = LocalEngine()
 
     def copy(self, task: CopyTask, report_progress: ReportProgress) -> CopyRecord:
-        """See CopyEngine. Jobs of an earlier process are found again; after an error that a job broke, the next call
-        makes new jobs of what is missing.
-
-        Raises:
-            BackupError: the service refuses, a job failed or was cancelled, or its many tasks copied nothing.
-        """
+        """See CopyEngine. Continues the jobs of an earlier process, after a broken job (BackupError) with new ones."""
         began = time.monotonic()
         store = AttemptStore(open_store(task.target), task)
         attempts = store.load(compute_plan_digest(read_rows(task.plan)))
         if not attempts.attempts:
-            # The plan may have been made anew: jobs of a former one copy what nobody wants.
+            # The plan may have been made again: the copies of an earlier plan's jobs are not needed.
             self._cancel(store, f"another plan for backup {self._backup.name}")
-        attempt = self._submitted(store, attempts)
-        progress = _JobProgress(report_progress, attempt, began)
-        others = self._copy_others(task, progress)
+        progress = _JobProgress(report_progress, self._submit(store, attempts), began)
+        others = _make_task_of_others(task)
+        shutil.rmtree(others.plan.parent, ignore_errors=True)
+        others.plan.parent.mkdir(parents=True)
+        others_record: CopyRecord | None = None
+        if write_rows(others.plan, PLAN, _select_others(read_rows(task.plan))):
+            others_record = self._beside.copy(others, progress.report_others)
         self._watch(store, attempts, progress.report_jobs)
-        self._require_whole(store, attempts)
-        return self._finished(store, attempts, others, began)
+        self._require_accepted(store, attempts)
+        counts: Counter[str] = Counter()
+        beside = read_rows(others.done) if others_record else iter(())
+        results = chain(_read_results_of_jobs(store, attempts), beside)
+        write_rows(task.done, COPY_RESULTS, _count_results(results, counts))
+        keys = [store.find_report(job) for attempt in attempts.attempts for job in attempt.jobs]
+        reports = [task.target.location(key) for key in keys if key]
+        return CopyRecord(
+            engine=self.name,
+            succeeded=counts["succeeded"],
+            failed=counts["failed"],
+            size_bytes=counts["size_bytes"],
+            seconds=time.monotonic() - began,
+            reports=(*reports, *(others_record.reports if others_record else ())),
+            capabilities=others_record.capabilities if others_record else {},
+        )
 
     def cancel(self, task: CopyTask) -> None:
-        """Cancel all jobs of a task that have not ended; what is copied stays, the next `copy` makes new jobs."""
+        """Cancel the unfinished jobs of a task; finished copies stay, the next `copy` makes new jobs."""
         self._cancel(AttemptStore(open_store(task.target), task), f"backup {self._backup.name} was cancelled")
         self._beside.cancel(_make_task_of_others(task))
 
     def jobs(self, task: CopyTask) -> list[BatchJob]:
-        """All jobs of a task as they are now, oldest first."""
+        """All jobs of a task with their current state, oldest first."""
         store = AttemptStore(open_store(task.target), task)
         service = JobService(self._batch, store.store)
         known = [job for plan in store.all() for attempt in plan.attempts for job in attempt.jobs]
         return [service.refresh(job) if job.may_run else job for job in known]
 
     def confirm(self, task: CopyTask) -> int:
-        """Let the jobs of a task begin that wait for a person; returns how many did."""
         service = JobService(self._batch, open_store(task.target))
         waiting = [job for job in self.jobs(task) if job.status == "Suspended"]
         for job in waiting:
@@ -326,142 +697,108 @@ class AwsBatchEngine:
         return len(waiting)
 
     def set_priority(self, task: CopyTask, priority: int) -> int:
-        """Change how urgent the unfinished jobs of a task are; returns how many were changed."""
+        """Change the priority of the unfinished jobs of a task; returns how many."""
         service = JobService(self._batch, open_store(task.target))
         unfinished = [job for job in self.jobs(task) if job.may_run]
         for job in unfinished:
             service.set_priority(job, priority)
         return len(unfinished)
 
-    def _submitted(self, store: AttemptStore, attempts: Attempts) -> Attempt:
-        """The attempt to go on with, all its jobs made: the last one, or another after it when that broke."""
+    def _submit(self, store: AttemptStore, attempts: Attempts) -> Attempt:
+        """The attempt to continue, with all its jobs made: the last one, or a new one if that is broken."""
         last = attempts.attempts[-1] if attempts.attempts else None
         is_new = last is None or last.broken is not None
         if last is None:
             last = store.prepare(attempts, divide_into_jobs(read_rows(store.task.plan), self._rows_a_job))
         elif last.broken:
-            # Cancelled jobs take a while to end, and tell only then what they copied.
+            # Cancelled jobs take a while to end, and write their reports only then.
             self._watch(store, attempts, lambda: None)
-            last = store.prepare(attempts, store.left_of(last))
+            last = store.prepare(attempts, store.select_missing(last))
         service = JobService(self._batch, store.store)
         for place, job in enumerate(last.jobs):
             if job.job_id is None:
                 text = f"lakeshare backup {self._backup.name}: {job.objects} objects, attempt {last.number}"
-                job_id = service.submit(job, store.task.as_of, text, may_be_there=not is_new)
+                job_id = service.submit(job, store.task.as_of, text, may_exist=not is_new)
                 last.jobs[place] = job.model_copy(update={"job_id": job_id, "status": "New"})
                 store.save(attempts)
         return last
 
-    def _copy_others(self, task: CopyTask, job_progress: "_JobProgress") -> CopyRecord | None:
-        """Copy what no job can; None where there is nothing of the kind."""
-        others = _make_task_of_others(task)
-        shutil.rmtree(others.plan.parent, ignore_errors=True)
-        others.plan.parent.mkdir(parents=True)
-        if not write_rows(others.plan, PLAN, _select_others(read_rows(task.plan))):
-            return None
-        return self._beside.copy(others, job_progress.report_others)
-
     def _watch(self, store: AttemptStore, attempts: Attempts, report_state: Callable[[], None]) -> None:
-        """Look at the last attempt's jobs until all that were made have ended; `say` is called after each look."""
+        """Polls the last attempt's jobs until all have ended; calls `report_state` after each poll."""
         service, attempt = JobService(self._batch, store.store), attempts.attempts[-1]
         while True:
             before = [job.status for job in attempt.jobs]
             attempt.jobs = [service.refresh(job) if job.may_run else job for job in attempt.jobs]
-            now = [job.status for job in attempt.jobs]
-            if now != before:
+            if [job.status for job in attempt.jobs] != before:
                 store.save(attempts)
-                _log_waiting(attempt.jobs, before)
+                for job, status in zip(attempt.jobs, before, strict=True):
+                    if job.status == "Suspended" != status:
+                        text = "job %s of %d objects waits to be confirmed: `lakeshare backup jobs NAME DAY --confirm`"
+                        log.warning(text, job.job_id, job.objects)
             report_state()
             if not any(job.may_run for job in attempt.jobs):
                 return
             self._wait(self._poll_s)
 
-    def _require_whole(self, store: AttemptStore, attempts: Attempts) -> None:
+    def _require_accepted(self, store: AttemptStore, attempts: Attempts) -> None:
         attempt = attempts.attempts[-1]
         for job in attempt.jobs:
             done = store.done(job)
             failed = count_failures(done)
-            broken = explain_broken_job(job, failed, done.num_rows - failed.total())
-            if broken:
-                attempt.broken = broken
+            attempt.broken = explain_broken_job(job, failed, done.num_rows - failed.total())
+            if attempt.broken:
                 store.save(attempts)
                 raise BackupError(
                     f"backup {self._backup.name}, {job.objects} objects of {job.bucket}",
-                    broken,
-                    "Put right what they tell of and run it again: new jobs copy what is missing.",
+                    attempt.broken,
+                    "Remove the cause and run it again: new jobs copy what is missing.",
                 )
 
-    def _finished(
-        self, store: AttemptStore, attempts: Attempts, others: CopyRecord | None, began: float
-    ) -> CopyRecord:
-        counts: Counter[str] = Counter()
-        beside = read_rows(_make_task_of_others(store.task).done) if others else iter(())
-        write_rows(
-            store.task.done,
-            COPY_RESULTS,
-            _count_rows(chain(_read_done_rows(store, attempts), beside), counts),
-        )
-        keys = [store.report_key(job) for attempt in attempts.attempts for job in attempt.jobs]
-        return CopyRecord(
-            engine=self.name,
-            succeeded=counts["succeeded"],
-            failed=counts["failed"],
-            size_bytes=counts["size_bytes"],
-            seconds=time.monotonic() - began,
-            reports=(
-                *(store.task.target.location(key) for key in keys if key),
-                *(others.reports if others else ()),
-            ),
-            capabilities=others.capabilities if others else {},
-        )
-
-    def _cancel(self, store: AttemptStore, why: str) -> None:
+    def _cancel(self, store: AttemptStore, reason: str) -> None:
         service = JobService(self._batch, store.store)
         for attempts in store.all():
             last = attempts.attempts[-1]
             if all(job.has_ended for job in last.jobs):
                 continue
             for place, job in enumerate(last.jobs):
-                # Without an id: it was made, or not, by a process that died before it could note it.
+                # A process may have died after it made the job and before it recorded the id.
                 job_id = job.job_id or service.find(job.token)
                 if job_id and not job.has_ended:
-                    last.jobs[place] = service.cancel(job.model_copy(update={"job_id": job_id}), why)
-            last.broken = last.broken or why
+                    last.jobs[place] = service.cancel(job.model_copy(update={"job_id": job_id}), reason)
+            last.broken = last.broken or reason
             store.save(attempts)
 
 
 @dataclass
 class _JobProgress:
-    """How far jobs and the engine beside them are, as one."""
+    """Progress of jobs and of the engine beside them, as a sum."""
 
     report_progress: ReportProgress
     attempt: Attempt
     began: float
-    others: Progress | None = None
+    others: Progress = field(default_factory=lambda: Progress(0, 0, 0, 0, 0, 0.0))
 
     def report_others(self, progress: Progress) -> None:
         self.others = progress
         self.report_jobs()
 
     def report_jobs(self) -> None:
-        """A job tells objects only: its bytes are told in proportion."""
+        """Reports the sum; a job counts objects only, its bytes are in proportion."""
         jobs, others = self.attempt.jobs, self.others
-        all_bytes = sum(job.size_bytes for job in jobs)
         done_bytes = sum(job.size_bytes * (job.succeeded + job.failed) // job.objects for job in jobs)
         self.report_progress(
             Progress(
-                objects=sum(job.succeeded + job.failed for job in jobs) + (others.objects if others else 0),
-                objects_of=sum(job.objects for job in jobs) + (others.objects_of if others else 0),
-                size_bytes=done_bytes + (others.size_bytes if others else 0),
-                size_bytes_of=all_bytes + (others.size_bytes_of if others else 0),
-                failed=sum(job.failed for job in jobs) + (others.failed if others else 0),
+                objects=sum(job.succeeded + job.failed for job in jobs) + others.objects,
+                objects_of=sum(job.objects for job in jobs) + others.objects_of,
+                size_bytes=done_bytes + others.size_bytes,
+                size_bytes_of=sum(job.size_bytes for job in jobs) + others.size_bytes_of,
+                failed=sum(job.failed for job in jobs) + others.failed,
                 seconds=time.monotonic() - self.began,
             )
         )
 
 
 def _make_task_of_others(task: CopyTask) -> CopyTask:
-    """The part of a task that is copied beside its jobs."""
     folder = task.done.with_name(f"{task.done.name}-beside-jobs")
     return replace(
         task, plan=folder / "plan", done=folder / "done", work_prefix=f"{task.work_prefix}beside-jobs/"
@@ -471,13 +808,16 @@ def _make_task_of_others(task: CopyTask) -> CopyTask:
 def _select_others(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in select_rows_to_copy(batches):
         columns = (batch[name].to_pylist() for name in ("lane", "key", "stored_key"))
-        is_selected = [not is_for_batch(*values) for values in zip(*columns, strict=True)]
+        is_selected = [
+            lane not in BATCH_LANES or find_stored_prefix(key, stored_key) is None
+            for lane, key, stored_key in zip(*columns, strict=True)
+        ]
         if any(is_selected):
             yield batch.filter(pa.array(is_selected))
 
 
-def _read_done_rows(store: AttemptStore, attempts: Attempts) -> Iterator[pa.RecordBatch]:
-    """What became of every row: as the last attempt tells, or as the one that copied it."""
+def _read_results_of_jobs(store: AttemptStore, attempts: Attempts) -> Iterator[pa.RecordBatch]:
+    """Yields one result of every row: a success of any attempt, or the last attempt's."""
     for attempt in attempts.attempts:
         is_last = attempt is attempts.attempts[-1]
         for job in attempt.jobs:
@@ -485,20 +825,10 @@ def _read_done_rows(store: AttemptStore, attempts: Attempts) -> Iterator[pa.Reco
             yield from (done if is_last else done.filter(pc.field("status") == "succeeded")).to_batches()
 
 
-def _count_rows(batches: Iterable[pa.RecordBatch], counts: "Counter[str]") -> Iterator[pa.RecordBatch]:
+def _count_results(batches: Iterable[pa.RecordBatch], counts: "Counter[str]") -> Iterator[pa.RecordBatch]:
     for batch in batches:
         copied = batch.filter(pc.field("status") == "succeeded")
         counts["succeeded"] += copied.num_rows
         counts["failed"] += batch.num_rows - copied.num_rows
         counts["size_bytes"] += pc.sum(copied["size_bytes"]).as_py() or 0
         yield batch
-
-
-def _log_waiting(jobs: Sequence[BatchJob], before: Sequence[str]) -> None:
-    for job, status in zip(jobs, before, strict=True):
-        if job.status == "Suspended" != status:
-            log.warning(
-                "job %s of %d objects waits to be confirmed: `lakeshare backup jobs NAME DAY --confirm`",
-                job.job_id,
-                job.objects,
-            )

@@ -1,19 +1,18 @@
-"""The engine `local`: one event loop of this host copies, from and to buckets and folders; no Spark.
+"""The engine `local`: one event loop of this host copies from and to buckets and folders, without Spark.
 
-A run that broke off goes on by its ledger; what is told of there is not copied again.
+A run continues after a crash by its ledger; what the ledger has is not copied again.
 """
 
 import asyncio
 import errno
 import os
-import shutil
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 from uuid import uuid4
@@ -43,6 +42,7 @@ from lakeshare_pipelines.backup.copy.objects import (
     MemoryBudget,
     PartsCopier,
     ServerSideCopier,
+    Source,
     SourceObject,
     StreamedCopier,
     Uploads,
@@ -52,144 +52,87 @@ from lakeshare_pipelines.backup.copy.objects import (
 from lakeshare_pipelines.backup.model import (
     COPY_RESULTS,
     CopyRecord,
+    count_rows,
     read_rows,
     select_rows_to_copy,
     write_rows,
 )
 from lakeshare_pipelines.backup.stores import BackupStore, open_store
-from lakeshare_pipelines.backup.stores.async_s3 import PREFIX_PER_S, AsyncS3, Pace, Response, quote_path
+from lakeshare_pipelines.backup.stores.async_s3 import PREFIX_PER_S, AsyncS3, Pace, quote_path
 from lakeshare_pipelines.backup.stores.store import (
     CREDENTIALS,
     FOLDER,
-    REFUSALS,
+    FREE_SPACE,
     UNFINISHED,
     FolderStore,
-    StoreAddress,
     compute_etag,
+    make_refusal,
     move_into_place,
 )
 from lakeshare_pipelines.errors import BackupError, NoResponse, ObjectMissing
 
 FAILURES_COUNT_FROM = 1000
 MAX_FAILED_FRACTION = 0.5
-FREE_SPACE = "Free space there, or give the backup another target; what is copied already stays."
-ENDS = {
-    "InvalidAccessKeyId": CREDENTIALS,
-    "InvalidToken": CREDENTIALS,
-    "SignatureDoesNotMatch": CREDENTIALS,
+"""As in Batch Operations: after so many objects, a greater share of failures ends the copy."""
+FATAL_CODES = {
+    **dict.fromkeys(("InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch"), CREDENTIALS),
+    **dict.fromkeys(("QuotaExceeded", "InsufficientStorage", "XMinioStorageFull", "HTTP507"), FREE_SPACE),
     "RequestTimeTooSkewed": "Set the clock of this host.",
-    "QuotaExceeded": FREE_SPACE,
-    "InsufficientStorage": FREE_SPACE,
-    "XMinioStorageFull": FREE_SPACE,
-    "HTTP507": FREE_SPACE,
 }
-"""What holds for every other object too, and what to do about it."""
-"""As Batch Operations has it: after so many objects, a greater share of failures ends the copying."""
-
-
-async def copy_all(
-    copier: Copier,
-    rows: Iterable[CopyItem],
-    in_flight: int,
-    writer: LedgerWriter,
-    on_outcome: Callable[[Outcome], None],
-) -> None:
-    """Copy all rows, at most `in_flight` at a time; each outcome goes to the ledger and to `told`.
-
-    Raises:
-        BackupError: nothing more can be copied, or `told` had enough; what was done is in the ledger.
-    """
-    left = iter(rows)
-
-    async def work() -> None:
-        for wanted in left:
-            await writer.begin()
-            outcome = await try_copy(copier, wanted)
-            writer.add(outcome)
-            on_outcome(outcome)
-
-    async def all_of_it() -> None:
-        async with writer, asyncio.TaskGroup() as group:
-            for _ in range(in_flight):
-                group.create_task(work())
-
-    await run_with_background(all_of_it(), writer.keep())
+"""Error codes that every other object would have too, and their remedies."""
 
 
 async def run_with_background(
-    work: Coroutine[object, object, None], *beside: Coroutine[object, object, None]
+    work: Coroutine[object, object, None], *background: Coroutine[object, object, None]
 ) -> None:
-    """Do `work`; what runs beside it without an end is ended with it, and ends it by a fault of its own.
-
-    Raises:
-        Exception: the first fault of either.
-    """
-    tasks = [asyncio.create_task(one) for one in (work, *beside)]
+    """Run `work`; endless background tasks end with it. The first fault of any ends all and is raised."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in (work, *background)]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             if task.done():
                 task.result()
     except* Exception as faults:
-        raise _first(faults) from None
+        first: BaseException = faults
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise first from None
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def try_copy(copier: Copier, item: CopyItem) -> Outcome:
-    """What became of an object; that it cannot be copied is an outcome too.
-
-    Raises:
-        BackupError: nothing can be copied.
-    """
-    try:
-        return await copier.copy(item)
-    except NotCopied as reason:
-        return reason.outcome(item)
-    except NoResponse as silence:
-        return NotCopied("RequestTimeout", None, silence.reason).outcome(item)
-
-
 class FailureBound:
-    """Ends a copying of which most fails: `told` of each outcome."""
+    """Ends a copy of which most objects fail."""
 
     def __init__(self, target: str) -> None:
         self._target, self._seen, self._failed = target, 0, Counter[str]()
-        self._words: dict[str, str] = {}
+        self._messages: dict[str, str] = {}
 
     def count_outcome(self, outcome: Outcome) -> None:
-        """Count one.
-
-        Raises:
-            BackupError: it is too many.
-        """
+        """Count an outcome. Raises BackupError if too many copies failed, or the fault affects all objects."""
         self._seen += 1
-        if outcome.error_code is None:
+        code = outcome.error_code
+        if code is None:
             return
-        if outcome.error_code in ENDS:
-            reason = f"nothing more can be copied: {(outcome.message or outcome.error_code).rstrip('.')}"
-            raise BackupError(self._target, reason, ENDS[outcome.error_code])
-        self._failed[outcome.error_code] += 1
-        self._words[outcome.error_code] = outcome.message or ""
+        if code in FATAL_CODES:
+            reason = f"nothing more can be copied: {(outcome.message or code).rstrip('.')}"
+            raise BackupError(self._target, reason, FATAL_CODES[code])
+        self._failed[code] += 1
+        self._messages[code] = outcome.message or ""
         failed = self._failed.total()
         if self._seen >= FAILURES_COUNT_FROM and failed > MAX_FAILED_FRACTION * self._seen:
             code, times = self._failed.most_common(1)[0]
             raise BackupError(
                 self._target,
-                f"{failed} of {self._seen} copies failed, {times} of them with {code} ({self._words[code]})",
+                f"{failed} of {self._seen} copies failed, {times} of them with {code} ({self._messages[code]})",
                 "Remove the cause and run it again: what is copied already stays.",
             )
 
 
-def _first(faults: BaseExceptionGroup[Exception]) -> Exception:
-    first = faults.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first
-
-
 class CopyRun:
-    """One run of a task, which others can find and stop."""
+    """One run of a task, which other processes can find and cancel."""
 
     def __init__(self, store: BackupStore, task: CopyTask) -> None:
         self._store, self._task, self.id = store, task, uuid4().hex
@@ -197,19 +140,14 @@ class CopyRun:
 
     @staticmethod
     def cancel(store: BackupStore, task: CopyTask) -> None:
-        """Ask the newest run to stop; nothing where there is none."""
         try:
             run = store.read(f"{task.work_prefix}run")
         except ObjectMissing:
             return
         store.put(f"{task.work_prefix}cancelled", run)
 
-    def require_wanted(self) -> None:
-        """Go on only if nobody stopped this run.
-
-        Raises:
-            BackupError: somebody did.
-        """
+    def require_not_cancelled(self) -> None:
+        """Raises BackupError if this run was cancelled."""
         try:
             cancelled = self._store.read(f"{self._task.work_prefix}cancelled").decode()
         except ObjectMissing:
@@ -223,119 +161,72 @@ class CopyRun:
 
 
 class CopyCounter:
-    """How far a copy is."""
+    """Counts the objects of a task and reports the progress."""
 
-    def __init__(self, task: CopyTask, report_progress: ReportProgress) -> None:
-        self._task, self._tell, self._began = task, report_progress, time.monotonic()
+    def __init__(self, task: CopyTask, report: ReportProgress) -> None:
+        self._task, self._report, self._began = task, report, time.monotonic()
         self.objects = self.size_bytes = self.failed = 0
-        self.objects_of = self.size_bytes_of = 0
-        for batch in select_rows_to_copy(read_rows(task.plan, ["lane", "size_bytes"])):
-            self.objects_of += batch.num_rows
-            self.size_bytes_of += pc.sum(batch.column("size_bytes")).as_py() or 0
+        rows = select_rows_to_copy(read_rows(task.plan, ["lane", "size_bytes"]))
+        self.objects_of, self.size_bytes_of = count_rows(rows)
 
-    def left(self, before: set[bytes]) -> Iterator[CopyItem]:
-        """The objects of the task that are still to be copied; the others, whose digests are told, count as done."""
-        for wanted in read_items(read_rows(self._task.plan, COPY_ITEM_COLUMNS)):
-            if before and wanted.digest in before:
+    def select_items(self, copied: set[bytes]) -> Iterator[CopyItem]:
+        """The objects of the task that are not copied yet; the others, whose digests are given, count as done."""
+        for item in read_items(read_rows(self._task.plan, COPY_ITEM_COLUMNS)):
+            if copied and item.digest in copied:
                 self.objects += 1
-                self.size_bytes += wanted.size_bytes
+                self.size_bytes += item.size_bytes
             else:
-                yield wanted
+                yield item
 
     def add(self, outcome: Outcome) -> None:
-        """Count one."""
         self.objects += 1
         self.failed += not outcome.is_success
-        self.size_bytes += outcome.wanted.size_bytes if outcome.is_success else 0
+        self.size_bytes += outcome.item.size_bytes if outcome.is_success else 0
 
     @property
     def seconds(self) -> float:
-        """Since the run began."""
         return time.monotonic() - self._began
 
     def report_progress(self) -> None:
-        """Say how far it is."""
-        sizes = (self.size_bytes, self.size_bytes_of)
-        self._tell(Progress(self.objects, self.objects_of, *sizes, self.failed, self.seconds))
-
-
-def finish_copy(
-    store: BackupStore,
-    task: CopyTask,
-    engine: str,
-    ledger: Ledger,
-    capabilities: dict[str, bool],
-    seconds: float,
-) -> CopyRecord:
-    """Write the report and the rows of a copy that is done, from its ledger.
-
-    Raises:
-        BackupError: the ledger does not tell of every row of the plan.
-    """
-    planned = {
-        digest for batch in select_rows_to_copy(read_rows(task.plan)) for digest in compute_digests(batch)
-    }
-    objects = len(planned)
-    for left in (task.done, task.done.with_name(f".{task.done.name}.part")):
-        if left.exists():
-            shutil.rmtree(left)
-    write_rows(task.done, COPY_RESULTS, ledger.done(planned))
-    report = write_report(store, task.work_prefix, task.token(), read_rows(task.done))
-    succeeded = size_bytes = 0
-    for batch in read_rows(task.done):
-        done = batch.filter(pc.equal(batch.column("status"), "succeeded"))
-        succeeded += done.num_rows
-        size_bytes += pc.sum(done.column("size_bytes")).as_py() or 0
-    return CopyRecord(
-        engine=engine,
-        succeeded=succeeded,
-        failed=objects - succeeded,
-        size_bytes=size_bytes,
-        seconds=seconds,
-        reports=(report,),
-        capabilities=capabilities,
-    )
+        counts = (self.objects, self.objects_of, self.size_bytes, self.size_bytes_of, self.failed)
+        self._report(Progress(*counts, self.seconds))
 
 
 CONTENT = b"lakeshare asks what this store can"
 
 
 class Capabilities(BaseModel):
-    """What a store does; recorded in CopyRecord."""
+    """Features of a store; recorded in CopyRecord."""
 
     model_config = ConfigDict(frozen=True)
 
     copies_on_condition: bool = True
-    """A copy whose source has another ETag than asked for is refused."""
+    """Refuses a copy whose source has another ETag than requested."""
     copies_parts: bool = True
-    """Ranges are copied into parts, and the part's ETag is told."""
+    """Copies ranges into parts and returns the part's ETag."""
     writes_on_condition: bool = True
-    """A write that is to overwrite nothing is refused where the key is taken."""
+    """Refuses a write with `if-none-match: *` to an existing key."""
     checks_checksums: bool = True
-    """A body that is not what its checksum says is refused."""
+    """Refuses a body that does not match its checksum."""
     versions: bool = False
     locks: bool = False
 
 
 async def probe_capabilities(target: AsyncS3, work_prefix: str) -> Capabilities:
-    """What a bucket does.
-
-    Raises:
-        BackupError: it takes nothing from us.
-    """
+    """The features of a bucket. Raises BackupError if it refuses a write."""
     source, copy = f"{work_prefix}probe/source", f"{work_prefix}probe/copy"
     written = await target.request("PUT", source, body=CONTENT)
     if not written.is_success:
-        raise make_refusal(target, source, written)
-    from_there = {"x-amz-copy-source": f"/{target.address.bucket}/{quote_path(source)}"}
-    other = {**from_there, "x-amz-copy-source-if-match": f'"{"0" * 32}"'}
+        raise make_refusal(target.address.location(source), written.code, written.message)
+    copy_source = {"x-amz-copy-source": f"/{target.address.bucket}/{quote_path(source)}"}
+    other_etag = {**copy_source, "x-amz-copy-source-if-match": f'"{"0" * 32}"'}
     wrong_sum = {"x-amz-checksum-sha256": "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="}
     on_condition, again, checked, locked, parts = await asyncio.gather(
-        target.request("PUT", copy, headers=other, attempts=1),
+        target.request("PUT", copy, headers=other_etag, attempts=1),
         target.request("PUT", source, headers={"if-none-match": "*"}, body=CONTENT, attempts=1),
         target.request("PUT", f"{work_prefix}probe/checked", headers=wrong_sum, body=CONTENT, attempts=1),
         target.request("GET", query={"object-lock": ""}, attempts=1),
-        _probe_part_copies(target, f"{work_prefix}probe/parts", from_there),
+        _probe_part_copies(target, f"{work_prefix}probe/parts", copy_source),
     )
     return Capabilities(
         copies_on_condition=on_condition.status == 412,
@@ -347,43 +238,27 @@ async def probe_capabilities(target: AsyncS3, work_prefix: str) -> Capabilities:
     )
 
 
-async def _probe_part_copies(target: AsyncS3, key: str, source: dict[str, str]) -> bool:
+async def _probe_part_copies(target: AsyncS3, key: str, copy_source: dict[str, str]) -> bool:
     begun = await target.request("POST", key, {"uploads": ""}, attempts=1)
     upload = begun.text("UploadId")
     if not begun.is_success or not upload:
         return False
-    part = await target.request(
-        "PUT",
-        key,
-        {"partNumber": "1", "uploadId": upload},
-        {**source, "x-amz-copy-source-range": f"bytes=0-{len(CONTENT) - 1}"},
-        attempts=1,
-    )
+    query = {"partNumber": "1", "uploadId": upload}
+    headers = {**copy_source, "x-amz-copy-source-range": f"bytes=0-{len(CONTENT) - 1}"}
+    part = await target.request("PUT", key, query, headers, attempts=1)
     await target.request("DELETE", key, {"uploadId": upload}, attempts=1)
     return part.is_success and bool(part.text("ETag"))
-
-
-def make_refusal(target: AsyncS3, key: str, response: Response) -> BackupError:
-    """A sentence for a store that takes nothing from us."""
-    reason, fix = REFUSALS.get(
-        response.code, (f"the store refused: {response.message}", "What is copied already stays.")
-    )
-    return BackupError(target.address.location(key), reason, fix)
 
 
 CHUNK_BYTES = 1 << 20
 PIECE_BYTES = 16 * 1024**2
 DISK_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 S3_CODES = {
-    errno.ENOENT: ("NoSuchKey", 404),
-    errno.ENOTDIR: ("NoSuchKey", 404),
-    errno.EISDIR: ("NoSuchKey", 404),
-    errno.ELOOP: ("NoSuchKey", 404),
+    **dict.fromkeys((errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP), ("NoSuchKey", 404)),
     errno.ENAMETOOLONG: ("KeyTooLongError", 400),
-    errno.EACCES: ("AccessDenied", 403),
-    errno.EPERM: ("AccessDenied", 403),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), ("AccessDenied", 403)),
 }
-"""S3's words for what a disk says of one file."""
+"""S3 error codes of errors of the file system that concern one file."""
 
 Result = TypeVar("Result")
 
@@ -395,54 +270,50 @@ class FolderCopier:
         self._source, self._target, self._terms = source, target, terms
 
     async def copy(self, item: CopyItem) -> Outcome:
-        """Copy one."""
         return await run_in_thread(lambda: self._copy(item))
 
     def _copy(self, item: CopyItem) -> Outcome:
-        place = get_file_path(self._target, item.stored_key)
-        there = None if self._terms.overwrite else find_same_file(place, item)
-        if there is not None:
-            return there
+        path = get_file_path(self._target, item.stored_key)
+        if not self._terms.overwrite:
+            with suppress(FileNotFoundError):
+                # An existing copy of the file has its time and size.
+                if compute_etag(path.stat()) != item.etag:
+                    raise make_key_taken_error(str(path))
+                return make_file_outcome(item, path, None)
         digest = sha256()
-        # It gets its name after the source was looked at again.
+        # The copy gets its name after the source was checked again.
         with (
-            write_file(place, self._terms) as writing,
-            open_as_listed(self._source, item, self._terms) as (file, found),
+            write_file(path, self._terms) as unfinished,
+            open_as_listed(self._source, item, self._terms) as (file, status),
         ):
-            writing.modified_ns = found.st_mtime_ns
+            unfinished.modified_ns = status.st_mtime_ns
             while chunk := file.read(CHUNK_BYTES):
                 digest.update(chunk)
-                writing.file.write(chunk)
-        return make_file_outcome(item, place, f"sha256:{digest.hexdigest()}")
+                unfinished.file.write(chunk)
+        return make_file_outcome(item, path, f"sha256:{digest.hexdigest()}")
 
 
 class FolderSource:
-    """Files read piece by piece."""
+    """Files, as a source of uploads."""
 
     def __init__(self, store: FolderStore, terms: CopyTerms) -> None:
         self._store, self._terms = store, terms
 
-    async def opened(self, item: CopyItem) -> SourceObject:
-        def look() -> SourceObject:
-            with open_as_listed(self._store, item, self._terms) as (_, found):
-                return _make_source_object(found)
-
-        return await run_in_thread(look)
+    async def describe(self, item: CopyItem) -> SourceObject:
+        return (await run_in_thread(lambda: self._read(item, 0, 0)))[0]
 
     async def whole(self, item: CopyItem) -> tuple[SourceObject, bytes]:
-        def read() -> tuple[SourceObject, bytes]:
-            with open_as_listed(self._store, item, self._terms) as (file, found):
-                return _make_source_object(found), file.read()
-
-        return await run_in_thread(read)
+        return await run_in_thread(lambda: self._read(item, 0, -1))
 
     async def piece(self, item: CopyItem, start: int, end: int) -> bytes:
-        def read() -> bytes:
-            with open_as_listed(self._store, item, self._terms) as (file, _):
-                file.seek(start)
-                return file.read(end - start)
+        return (await run_in_thread(lambda: self._read(item, start, end - start)))[1]
 
-        return await run_in_thread(read)
+    def _read(self, item: CopyItem, start: int, size: int) -> tuple[SourceObject, bytes]:
+        with open_as_listed(self._store, item, self._terms) as (file, status):
+            whole, part = divmod(status.st_mtime_ns, 10**9)
+            described = SourceObject(status.st_size, status.st_mtime_ns, {MTIME: f"{whole}.{part:09}"})
+            file.seek(start)
+            return described, file.read(size)
 
 
 class FetchingCopier:
@@ -452,115 +323,88 @@ class FetchingCopier:
         self._source, self._target, self._terms = source, target, terms
 
     async def copy(self, item: CopyItem) -> Outcome:
-        """Copy one; larger ones piece by piece."""
-        place = get_file_path(self._target, item.stored_key)
-        if not self._terms.overwrite and place.exists():
-            return await self._compared(item, place)
+        path = get_file_path(self._target, item.stored_key)
+        if not self._terms.overwrite and path.exists():
+            return await self._compare(item, path)
         if item.size_bytes <= PIECE_BYTES:
-            opened, content = await self._source.whole(item)
-            return await run_in_thread(lambda: self._write(item, place, opened, content))
-        opened, digest = await self._source.opened(item), sha256()
-        with translate_disk_errors(), write_file(place, self._terms) as writing:
-            writing.modified_ns = opened.modified_ns
+            described, content = await self._source.whole(item)
+            return await run_in_thread(lambda: self._write(item, path, described, content))
+        described, digest = await self._source.describe(item), sha256()
+        with translate_disk_errors(), write_file(path, self._terms) as unfinished:
+            unfinished.modified_ns = described.modified_ns
             for start, end in split_ranges(item.size_bytes, PIECE_BYTES):
                 content = await self._source.piece(item, start, end)
                 digest.update(content)
-                await run_in_thread(partial(writing.file.write, content))
-        return make_file_outcome(item, place, f"sha256:{digest.hexdigest()}")
+                await run_in_thread(partial(unfinished.file.write, content))
+        return make_file_outcome(item, path, f"sha256:{digest.hexdigest()}")
 
-    def _write(self, item: CopyItem, place: Path, opened: SourceObject, content: bytes) -> Outcome:
-        with write_file(place, self._terms) as writing:
-            writing.modified_ns = opened.modified_ns
-            writing.file.write(content)
-        return make_file_outcome(item, place, f"sha256:{sha256(content).hexdigest()}")
+    def _write(self, item: CopyItem, path: Path, described: SourceObject, content: bytes) -> Outcome:
+        with write_file(path, self._terms) as unfinished:
+            unfinished.modified_ns = described.modified_ns
+            unfinished.file.write(content)
+        return make_file_outcome(item, path, f"sha256:{sha256(content).hexdigest()}")
 
-    async def _compared(self, item: CopyItem, place: Path) -> Outcome:
-        """What is there may be this very object, of a run that broke off: its content tells."""
-        size = (await run_in_thread(place.stat)).st_size
+    async def _compare(self, item: CopyItem, path: Path) -> Outcome:
+        """Accepts an existing file with the same content, for example of an aborted run."""
+        size = (await run_in_thread(path.stat)).st_size
         if size != item.size_bytes:
-            raise make_key_taken_error(str(place))
-        here, stored = sha256(), sha256()
+            raise make_key_taken_error(str(path))
+        digest = sha256()
         for start, end in split_ranges(size, PIECE_BYTES):
-            stored.update(await self._source.piece(item, start, end) if size else b"")
-            here.update(await run_in_thread(partial(_read_bytes, place, start, end)))
-        if here.digest() != stored.digest():
-            raise make_key_taken_error(str(place))
-        return make_file_outcome(item, place, f"sha256:{here.hexdigest()}")
+            digest.update(await self._source.piece(item, start, end) if size else b"")
+        if await run_in_thread(lambda: _compute_sha256(path)) != digest.digest():
+            raise make_key_taken_error(str(path))
+        return make_file_outcome(item, path, f"sha256:{digest.hexdigest()}")
 
 
 @contextmanager
 def open_as_listed(
     store: FolderStore, item: CopyItem, terms: CopyTerms
 ) -> Iterator[tuple[BinaryIO, os.stat_result]]:
-    """A file, open, that is what was listed both before and after it was read.
-
-    Raises:
-        NotCopied: it is not.
-    """
-    place = get_file_path(FolderStore(store.address.at(item.bucket)), item.key)
-    with place.open("rb") as file:
-        found = os.fstat(file.fileno())
-        if item.etag is None and found.st_mtime > terms.as_of.timestamp():
-            raise NotCopied.changed(f"{place} was modified after {terms.as_of:%Y-%m-%d %H:%M:%S} UTC")
-        listed = item.etag or compute_etag(found)
-        if compute_etag(found) != listed:
-            raise NotCopied.changed(f"{place} changed since it was listed")
-        yield file, found
-        if compute_etag(os.fstat(file.fileno())) != listed or compute_etag(place.stat()) != listed:
-            raise NotCopied.changed(f"{place} changed while it was copied")
+    """An open file; raises NotCopied unless it is the listed one both before and after it was read."""
+    path = get_file_path(FolderStore(store.address.at(item.bucket)), item.key)
+    with path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        if item.etag is None and status.st_mtime > terms.as_of.timestamp():
+            raise NotCopied.changed(f"{path} was modified after {terms.as_of:%Y-%m-%d %H:%M:%S} UTC")
+        listed = item.etag or compute_etag(status)
+        if compute_etag(status) != listed:
+            raise NotCopied.changed(f"{path} changed since it was listed")
+        yield file, status
+        if compute_etag(os.fstat(file.fileno())) != listed or compute_etag(path.stat()) != listed:
+            raise NotCopied.changed(f"{path} changed while it was copied")
 
 
 @dataclass
-class FileInProgress:
-    """A file that is being written, and the time it is to have."""
+class UnfinishedFile:
+    """A file that is being written, and its future modification time."""
 
     file: BinaryIO
     modified_ns: int = 0
 
 
 @contextmanager
-def write_file(place: Path, terms: CopyTerms) -> Iterator[FileInProgress]:
-    """A file that gets its name when it is whole, with the time of what it is a copy of.
-
-    Raises:
-        NotCopied: nothing is to be overwritten, and the name is taken.
-    """
-    unfinished = place.with_name(f"{UNFINISHED}{uuid4().hex}")
-    place.parent.mkdir(parents=True, exist_ok=True)
+def write_file(path: Path, terms: CopyTerms) -> Iterator[UnfinishedFile]:
+    """A file that gets its name and time when it is complete. Raises NotCopied if the name must not be overwritten."""
+    temporary = path.with_name(f"{UNFINISHED}{uuid4().hex}")
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with unfinished.open("xb") as file:
-            writing = FileInProgress(file)
-            yield writing
-        os.utime(unfinished, ns=(writing.modified_ns, writing.modified_ns))
-        if not move_into_place(unfinished, place, if_absent=not terms.overwrite):
-            raise make_key_taken_error(str(place))
+        with temporary.open("xb") as file:
+            unfinished = UnfinishedFile(file)
+            yield unfinished
+        os.utime(temporary, ns=(unfinished.modified_ns, unfinished.modified_ns))
+        if not move_into_place(temporary, path, if_absent=not terms.overwrite):
+            raise make_key_taken_error(str(path))
     finally:
-        with suppress(FileNotFoundError):
-            unfinished.unlink()
+        temporary.unlink(missing_ok=True)
 
 
-def find_same_file(place: Path, item: CopyItem) -> Outcome | None:
-    """The copy of a file that is there already, known by its time and size; None where the name is free.
-
-    Raises:
-        NotCopied: something else has the name.
-    """
-    try:
-        found = place.stat()
-    except FileNotFoundError:
-        return None
-    if compute_etag(found) != item.etag:
-        raise make_key_taken_error(str(place))
-    return make_file_outcome(item, place, None)
-
-
-def make_file_outcome(item: CopyItem, place: Path, checksum: str | None) -> Outcome:
-    """The row of a copy that is a file."""
-    return Outcome(item, stored_etag=compute_etag(place.stat()), checksum=checksum)
+def make_file_outcome(item: CopyItem, path: Path, checksum: str | None) -> Outcome:
+    return Outcome(item, stored_etag=compute_etag(path.stat()), checksum=checksum)
 
 
 def get_file_path(store: FolderStore, key: str) -> Path:
-    """The file of a key. Raises NotCopied where no file can have such a name."""
+    """The file of a key. Raises NotCopied if no file can have such a name."""
     try:
         return store.path(key)
     except BackupError as error:
@@ -568,12 +412,7 @@ def get_file_path(store: FolderStore, key: str) -> Path:
 
 
 async def run_in_thread(work: Callable[[], Result]) -> Result:
-    """Do what waits for the disk in a thread.
-
-    Raises:
-        NotCopied: the disk refused one file.
-        BackupError: it takes nothing more.
-    """
+    """Run file operations in a thread, with their errors translated."""
 
     def run() -> Result:
         with translate_disk_errors():
@@ -584,32 +423,25 @@ async def run_in_thread(work: Callable[[], Result]) -> Result:
 
 @contextmanager
 def translate_disk_errors() -> Iterator[None]:
-    """What a disk says, in S3's words."""
+    """Raises NotCopied for errors that concern one file, BackupError if the disk accepts nothing more."""
     try:
         yield
     except OSError as error:
         reason, where = error.strerror or str(error), str(error.filename or error.filename2 or "the disk")
         if error.errno in DISK_FULL_ERRNOS:
-            fix = "Free space there, or give the backup another target; what is copied already stays."
-            raise BackupError(where, f"the disk takes nothing more: {reason}", fix) from error
+            raise BackupError(where, f"the disk takes nothing more: {reason}", FREE_SPACE) from error
         code, status = S3_CODES.get(error.errno or 0, ("InternalError", 500))
         raise NotCopied(code, status, f"{where}: {reason}") from error
 
 
-def _make_source_object(found: os.stat_result) -> SourceObject:
-    whole, part = divmod(found.st_mtime_ns, 10**9)
-    return SourceObject(found.st_size, found.st_mtime_ns, {MTIME: f"{whole}.{part:09}"})
-
-
-def _read_bytes(place: Path, start: int, end: int) -> bytes:
-    with place.open("rb") as file:
-        file.seek(start)
-        return file.read(end - start)
+def _compute_sha256(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file_digest(file, sha256).digest()
 
 
 @dataclass(frozen=True)
 class CopySession:
-    """An open way; for the event loop that opened it."""
+    """A copier with open connections, for one event loop."""
 
     copier: Copier
     capabilities: Mapping[str, bool]
@@ -621,60 +453,42 @@ class CopySession:
 async def open_copy_session(
     task: CopyTask,
     *,
-    in_flight: int | None = None,
     capabilities: Capabilities | None = None,
     prefix_per_s: float = PREFIX_PER_S,
 ) -> AsyncIterator[CopySession]:
-    """The way of a task until the end of the block.
+    """The copier of a task until the end of the block.
 
-    `in_flight` and `prefix_per_s` are the share of one process where several copy side by side; `capabilities` are
-    those that another process found, else the target is probed.
-
-    Raises:
-        BackupError: there are no credentials, or the target takes nothing.
+    `prefix_per_s` is this process's share of the requests to a prefix. Without `capabilities` the target is probed.
     """
-    in_flight = in_flight or task.in_flight
+    terms = CopyTerms(
+        as_of=task.as_of, copy_limit_bytes=task.copy_limit_bytes, overwrite=task.overwrite, source=task.source
+    )
+    is_from_folder = task.source.kind == FOLDER
+    copier: Copier
     async with AsyncExitStack() as stack:
         if task.target.kind == FOLDER:
-            yield await _open_folder_session(stack, task, in_flight)
+            folder = FolderStore(task.target)
+            if is_from_folder:
+                copier = FolderCopier(FolderStore(task.source), folder, terms)
+            else:
+                source = await stack.enter_async_context(AsyncS3(task.source, task.in_flight))
+                copier = FetchingCopier(BucketSource(source), folder, terms)
+            yield CopySession(copier, {}, None)
             return
-        pace = Pace(in_flight, prefix_per_s)
-        target = await stack.enter_async_context(AsyncS3(task.target, in_flight, pace=pace))
+        pace = Pace(task.in_flight, prefix_per_s)
+        target = await stack.enter_async_context(AsyncS3(task.target, task.in_flight, pace=pace))
         known = capabilities or await probe_capabilities(target, task.work_prefix)
-        terms = CopyTerms(
-            as_of=task.as_of,
-            copy_limit_bytes=task.copy_limit_bytes,
-            overwrite=task.overwrite,
-            source=task.source,
-            is_conditional=known.copies_on_condition,
-            copies_parts=known.copies_parts,
-        )
         uploads, memory = Uploads(target, task.work_prefix, terms), MemoryBudget()
-        if task.source.kind == FOLDER:
-            files = FolderSource(FolderStore(task.source), terms)
-            yield CopySession(StreamedCopier(files, target, terms, uploads, memory), known.model_dump(), pace)
-            return
-        source = await stack.enter_async_context(AsyncS3(task.source, in_flight))
-        streamed = StreamedCopier(BucketSource(source), target, terms, uploads, memory)
-        if not is_one_store(task.source, task.target):
-            yield CopySession(streamed, known.model_dump(), pace)
-            return
-        larger = PartsCopier(source, target, terms, uploads) if terms.copies_parts else streamed
-        yield CopySession(ServerSideCopier(source, target, terms, larger), known.model_dump(), pace)
-
-
-def is_one_store(source: StoreAddress, target: StoreAddress) -> bool:
-    """Whether the store itself can copy from one to the other; who writes the target then must read the source too."""
-    return source.kind == target.kind and source.endpoint == target.endpoint
-
-
-async def _open_folder_session(stack: AsyncExitStack, task: CopyTask, in_flight: int) -> CopySession:
-    terms = CopyTerms(as_of=task.as_of, overwrite=task.overwrite)
-    target = FolderStore(task.target)
-    if task.source.kind == FOLDER:
-        return CopySession(FolderCopier(FolderStore(task.source), target, terms), {}, None)
-    source = await stack.enter_async_context(AsyncS3(task.source, in_flight))
-    return CopySession(FetchingCopier(BucketSource(source), target, terms), {}, None)
+        reader: Source = FolderSource(FolderStore(task.source), terms)
+        if not is_from_folder:
+            source = await stack.enter_async_context(AsyncS3(task.source, task.in_flight))
+            reader = BucketSource(source)
+        copier = StreamedCopier(reader, target, terms, uploads, memory)
+        # Within one store, the store itself copies; the target's identity must be allowed to read the source.
+        if not is_from_folder and task.source.endpoint == task.target.endpoint:
+            larger = PartsCopier(source, target, terms, uploads) if known.copies_parts else copier
+            copier = ServerSideCopier(source, target, terms, larger, is_conditional=known.copies_on_condition)
+        yield CopySession(copier, known.model_dump(), pace)
 
 
 PROGRESS_S = 1.0
@@ -683,8 +497,7 @@ PROGRESS_S = 1.0
 class LocalEngine:
     """Copies in this process.
 
-    `capabilities` are the target's, where somebody found them out already; `prefix_per_s` is the share of a prefix's
-    requests that this process may make, where others copy beside it.
+    `capabilities` are the target's, if known; `prefix_per_s` is this process's share of the requests to a prefix.
     """
 
     name = "local"
@@ -695,39 +508,69 @@ class LocalEngine:
         self._capabilities, self._prefix_per_s = capabilities, prefix_per_s
 
     def copy(self, task: CopyTask, report_progress: ReportProgress) -> CopyRecord:
-        """Copy all rows of a task (CopyEngine.copy)."""
-        store, count = open_store(task.target), CopyCounter(task, report_progress)
+        store, counter = open_store(task.target), CopyCounter(task, report_progress)
         run, ledger = CopyRun(store, task), Ledger(store, task.work_prefix)
-        capabilities = asyncio.run(self._copied(task, ledger, count, run))
-        run.require_wanted()
-        count.report_progress()
-        return finish_copy(store, task, self.name, ledger, capabilities, count.seconds)
+        capabilities = asyncio.run(self._copy_items(task, ledger, counter, run))
+        run.require_not_cancelled()
+        counter.report_progress()
+        seconds = counter.seconds
+        rows = select_rows_to_copy(read_rows(task.plan))
+        planned = {digest for batch in rows for digest in compute_digests(batch)}
+        objects = len(planned)
+        write_rows(task.done, COPY_RESULTS, ledger.done(planned))
+        report = write_report(store, task.work_prefix, task.token(), read_rows(task.done))
+        succeeded, size_bytes = count_rows(
+            batch.filter(pc.field("status") == "succeeded") for batch in read_rows(task.done)
+        )
+        return CopyRecord(
+            engine=self.name,
+            succeeded=succeeded,
+            failed=objects - succeeded,
+            size_bytes=size_bytes,
+            seconds=seconds,
+            reports=(report,),
+            capabilities=capabilities,
+        )
 
     def cancel(self, task: CopyTask) -> None:
-        """Stop the run of a task, in whichever process it is; it ends within seconds."""
         CopyRun.cancel(open_store(task.target), task)
 
-    async def _copied(
-        self, task: CopyTask, ledger: Ledger, count: CopyCounter, run: CopyRun
+    async def _copy_items(
+        self, task: CopyTask, ledger: Ledger, counter: CopyCounter, run: CopyRun
     ) -> dict[str, bool]:
         bound = FailureBound(str(task.target))
-
-        def on_outcome(outcome: Outcome) -> None:
-            count.add(outcome)
-            bound.count_outcome(outcome)
+        # Copies in a folder must be on disk before the ledger has them.
+        settle = os.sync if task.target.kind == FOLDER else None
+        writer = LedgerWriter(ledger, counter.objects_of, task.in_flight, settle)
 
         async def watch() -> None:
             while True:
-                await asyncio.to_thread(run.require_wanted)
-                count.report_progress()
+                await asyncio.to_thread(run.require_not_cancelled)
+                counter.report_progress()
                 await asyncio.sleep(PROGRESS_S)
 
-        # A folder's copies are to be on the disk before the ledger says so.
-        settle = os.sync if task.target.kind == FOLDER else None
-        writer = LedgerWriter(ledger, count.objects_of, task.in_flight, settle)
         async with open_copy_session(
             task, capabilities=self._capabilities, prefix_per_s=self._prefix_per_s
-        ) as way:
-            rows = count.left(await asyncio.to_thread(ledger.copied))
-            await run_with_background(copy_all(way.copier, rows, task.in_flight, writer, on_outcome), watch())
-            return dict(way.capabilities)
+        ) as session:
+            items = counter.select_items(await asyncio.to_thread(ledger.copied))
+
+            async def work() -> None:
+                for item in items:
+                    await writer.begin()
+                    try:
+                        outcome = await session.copier.copy(item)
+                    except NotCopied as refused:
+                        outcome = refused.outcome(item)
+                    except NoResponse as fault:
+                        outcome = NotCopied("RequestTimeout", None, fault.reason).outcome(item)
+                    writer.add(outcome)
+                    counter.add(outcome)
+                    bound.count_outcome(outcome)
+
+            async def copy_all() -> None:
+                async with writer, asyncio.TaskGroup() as group:
+                    for _ in range(task.in_flight):
+                        group.create_task(work())
+
+            await run_with_background(copy_all(), writer.keep(), watch())
+            return dict(session.capabilities)

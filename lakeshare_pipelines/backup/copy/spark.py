@@ -1,6 +1,6 @@
-"""Copying by Spark: each task copies a portion of the plan with the local engine's core, ledger and report.
+"""Copying by Spark: each task copies a portion of the plan with the local engine, its ledger and its report.
 
-Portions are in the target, so executors need neither the driver's disk nor s3a; only numbers and outcomes travel.
+Portions are stored in the target: executors need neither the driver's disk nor s3a; only numbers and outcomes are sent.
 """
 
 import asyncio
@@ -23,10 +23,12 @@ from pydantic import BaseModel
 
 from lakeshare_pipelines.backup.copy.engine import CopyTask, Progress, ReportProgress, compute_plan_digest
 from lakeshare_pipelines.backup.copy.local import Capabilities, LocalEngine, probe_capabilities
+from lakeshare_pipelines.backup.inventory.list_objects import run_spark_tasks
 from lakeshare_pipelines.backup.model import (
     COPY_RESULTS,
     PLAN,
     CopyRecord,
+    count_rows,
     read_rows,
     read_table,
     select_rows_to_copy,
@@ -47,28 +49,28 @@ BYTES_A_REQUEST = 4 * 1024**2
 MIN_ROWS = 256
 MAX_ROWS = 1_000_000
 PORTIONS_A_WORKER = 3
-"""Several, so that who is done early takes another."""
+"""Several, so that a worker that finishes early takes another."""
 
 
 class Portions(BaseModel):
-    """The portions that a plan was divided into; how many there are stays, whoever goes on with them."""
+    """The portions of a plan; their number stays the same in later runs."""
 
     prefix: str
-    """Of everything that belongs to them, in the target; ends with a slash."""
+    """Prefix in the target of the portions and their results; ends with a slash."""
     count: int
     objects: int
     size_bytes: int
 
     def folder(self, number: int) -> str:
-        """The prefix of what belongs to one portion: its ledger, its report, what became of its rows."""
+        """The prefix of one portion's ledger, report and results."""
         return f"{self.prefix}{number}/"
 
 
 def load_or_make_portions(store: BackupStore, prefix: str, plan: Path, workers: int) -> Portions:
-    """The portions of a plan below a prefix of the target: as they were made once, or made now for so many workers."""
+    """The portions of a plan below a prefix of the target, made now for `workers` if they do not exist."""
     if store.head(f"{prefix}portions.json") is not None:
         return Portions.model_validate_json(store.read(f"{prefix}portions.json"))
-    rows, size_bytes = _sums(select_rows_to_copy(read_rows(plan)))
+    rows, size_bytes = count_rows(select_rows_to_copy(read_rows(plan)))
     portions = Portions(
         prefix=prefix, count=choose_portion_count(rows, workers), objects=rows, size_bytes=size_bytes
     )
@@ -80,61 +82,42 @@ def load_or_make_portions(store: BackupStore, prefix: str, plan: Path, workers: 
     return portions
 
 
-def _sums(batches: Iterable[pa.RecordBatch]) -> tuple[int, int]:
-    rows = size_bytes = 0
-    for batch in batches:
-        rows += batch.num_rows
-        size_bytes += pc.sum(batch["size_bytes"]).as_py() or 0
-    return rows, size_bytes
-
-
 def choose_portion_count(rows: int, workers: int) -> int:
-    """How many portions to make for so many workers: none is tiny, none is more than fits into memory."""
+    """The number of portions for so many workers; no portion is tiny, and each fits into memory."""
     wanted = min(workers * PORTIONS_A_WORKER, -(-rows // MIN_ROWS))
     return max(1, wanted, -(-rows // MAX_ROWS))
 
 
 def estimate_cost(size_bytes: int) -> float:
-    """What one object takes, in requests."""
+    """The cost of copying an object, in requests."""
     return 1 + size_bytes / BYTES_A_REQUEST
 
 
 def write_portions(
-    store: BackupStore,
-    prefix: str,
-    count: int,
-    read: Callable[[], Iterable[pa.RecordBatch]],
-    scratch: Path,
+    store: BackupStore, prefix: str, count: int, read: Callable[[], Iterable[pa.RecordBatch]], scratch: Path
 ) -> None:
-    """Write the rows of a plan as `<prefix>0.parquet`, …, the same every time; heavy rows come first in each.
+    """Write the rows of a plan as `<prefix>0.parquet`, …, with a deterministic assignment, heavy rows first.
 
-    `read` is called twice, and gives rows to copy only. `scratch` is a folder on this host, for rows on their way.
+    `read` returns the rows to copy, and is called twice. `scratch` is a folder for temporary files.
     """
-    writers = [
-        pq.ParquetWriter(scratch / f"{number}.parquet", PLAN, compression="zstd") for number in range(count)
-    ]
+    paths = [scratch / f"{number}.parquet" for number in range(count)]
+    writers = [pq.ParquetWriter(path, PLAN, compression="zstd") for path in paths]
     try:
         _write_heavy(writers, read())
         for batch in read():
             light = batch.filter(pc.invert(_is_heavy(batch)))
-            _write(writers, light, _assign_portions(light, count))
+            numbers = (crc32(key.encode()) % count for key in light["key"].to_pylist())
+            _write(writers, light, np.fromiter(numbers, np.int64, light.num_rows))
     finally:
         for writer in writers:
             writer.close()
-    for number in range(count):
-        path = scratch / f"{number}.parquet"
-        store.put(get_portion_key(prefix, number), path.read_bytes())
+    for number, path in enumerate(paths):
+        store.put(f"{prefix}{number}.parquet", path.read_bytes())
         path.unlink()
 
 
 def read_portion(store: BackupStore, prefix: str, number: int) -> pa.Table:
-    """The rows of one portion."""
-    return pq.read_table(io.BytesIO(store.read(get_portion_key(prefix, number))))
-
-
-def get_portion_key(prefix: str, number: int) -> str:
-    """Where a portion is."""
-    return f"{prefix}{number}.parquet"
+    return pq.read_table(io.BytesIO(store.read(f"{prefix}{number}.parquet")))
 
 
 def _is_heavy(batch: pa.RecordBatch) -> pa.Array:
@@ -142,94 +125,55 @@ def _is_heavy(batch: pa.RecordBatch) -> pa.Array:
 
 
 def _write_heavy(writers: list[pq.ParquetWriter], batches: Iterable[pa.RecordBatch]) -> None:
-    """The largest first, each to the portion that has least (longest processing time first)."""
-    found = [heavy for batch in batches if (heavy := batch.filter(_is_heavy(batch))).num_rows]
-    if not found:
+    """Writes the largest rows first, each to the portion with the lowest cost (longest processing time first)."""
+    heavy = [rows for batch in batches if (rows := batch.filter(_is_heavy(batch))).num_rows]
+    if not heavy:
         return
-    table = pa.Table.from_batches(found).sort_by([("size_bytes", "descending"), ("key", "ascending")])
+    table = pa.Table.from_batches(heavy).sort_by([("size_bytes", "descending"), ("key", "ascending")])
     loads = [(0.0, number) for number in range(len(writers))]
-    places = []
+    numbers = []
     for size_bytes in table["size_bytes"].to_pylist():
         load, number = heapq.heappop(loads)
-        places.append(number)
+        numbers.append(number)
         heapq.heappush(loads, (load + estimate_cost(size_bytes), number))
-    _write(writers, table, np.array(places))
-
-
-def _assign_portions(batch: pa.RecordBatch, count: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
-    return np.fromiter(
-        (crc32(key.encode()) % count for key in batch["key"].to_pylist()), np.int64, batch.num_rows
-    )
+    _write(writers, table, np.array(numbers))
 
 
 def _write(
     writers: list[pq.ParquetWriter],
     rows: pa.RecordBatch | pa.Table,
-    places: "np.ndarray[tuple[int], np.dtype[np.int64]]",
+    numbers: "np.ndarray[tuple[int], np.dtype[np.int64]]",
 ) -> None:
     for number, writer in enumerate(writers):
-        (index,) = np.nonzero(places == number)
+        (index,) = np.nonzero(numbers == number)
         if len(index):
-            chosen = rows.take(pa.array(index))
-            writer.write_table(chosen if isinstance(chosen, pa.Table) else pa.Table.from_batches([chosen]))
-
-
-class Refusal(BaseModel):
-    """A BackupError on its way to the driver."""
-
-    subject: str
-    reason: str
-    fix: str
-
-    def error(self) -> BackupError:
-        """The error again."""
-        return BackupError(self.subject, self.reason, self.fix)
-
-
-class PortionOutcome(BaseModel):
-    """What became of a portion: the record of its copy, or why it was refused."""
-
-    number: int
-    record: CopyRecord | None = None
-    refusal: Refusal | None = None
+            writer.write(rows.take(pa.array(index)))
 
 
 @dataclass(frozen=True)
 class PortionWork:
-    """What is the same for all portions of a task; it travels to executors. Paths in `task` are the driver's."""
+    """The common data of all portions of a task, sent to executors. Paths in `task` are the driver's."""
 
     task: CopyTask
     portions: Portions
     engine: LocalEngine
 
-    def mapped(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        """For Spark's mapInArrow: numbers of portions in, outcomes as JSON out."""
-        for batch in batches:
-            outcomes = [self.copy(number) for number in batch["id"].to_pylist()]
-            yield pa.RecordBatch.from_pydict({"outcome": [outcome.model_dump_json() for outcome in outcomes]})
-
-    def copy(self, number: int) -> PortionOutcome:
-        """Copy one portion, or what is left of it. A refusal is an outcome: who tries again gets the same."""
+    def copy(self, number: int) -> CopyRecord:
+        """Copy the rest of one portion."""
         store = open_store(self.task.target)
-        try:
-            record = read_portion_record(store, self.portions, number)
-            if record is None or record.failed:
-                record = self._copied(store, number)
-        except BackupError as error:
-            refusal = Refusal(subject=error.subject, reason=error.reason, fix=error.fix)
-            return PortionOutcome(number=number, refusal=refusal)
-        return PortionOutcome(number=number, record=record)
+        record = read_portion_record(store, self.portions, number)
+        return self._copy(store, number) if record is None or record.failed else record
 
     def task_of(self, number: int, folder: Path) -> CopyTask:
-        """The task that copies one portion, with rows in a folder of this host."""
         prefix = self.portions.folder(number)
         return replace(self.task, plan=folder / "plan", done=folder / "done", work_prefix=prefix)
 
-    def _copied(self, store: BackupStore, number: int) -> CopyRecord:
+    def _copy(self, store: BackupStore, number: int) -> CopyRecord:
         with tempfile.TemporaryDirectory(prefix="lakeshare-portion-") as scratch:
             task = self.task_of(number, Path(scratch))
             write_rows(task.plan, PLAN, [read_portion(store, self.portions.prefix, number)])
-            record = self.engine.copy(task, _ignore_progress)
+            # The driver reads the progress from the ledgers, including those of executors that died.
+            record = self.engine.copy(task, lambda _: None)
             content = io.BytesIO()
             pq.write_table(read_table(task.done, COPY_RESULTS), content, compression="zstd")
         store.put(f"{task.work_prefix}done.parquet", content.getvalue())
@@ -238,7 +182,6 @@ class PortionWork:
 
 
 def read_portion_record(store: BackupStore, portions: Portions, number: int) -> CopyRecord | None:
-    """The record of a portion that was copied to its end; None while it was not."""
     try:
         return CopyRecord.model_validate_json(store.read(f"{portions.folder(number)}record.json"))
     except ObjectMissing:
@@ -246,25 +189,19 @@ def read_portion_record(store: BackupStore, portions: Portions, number: int) -> 
 
 
 def read_done_rows(store: BackupStore, portions: Portions) -> Iterator[pa.Table]:
-    """What became of the rows of all portions, portion by portion; schema DONE."""
     for number in range(portions.count):
         yield pq.read_table(io.BytesIO(store.read(f"{portions.folder(number)}done.parquet")))
 
 
-def _ignore_progress(_: Progress) -> None:
-    """The driver reads the ledgers instead: it sees all portions, and those of executors that died."""
-
-
 MAX_IN_FLIGHT = 1024
 POLL_S = 2.0
-ENDING_S = 5.0
 
 
 class SparkEngine:
-    """The engine `spark`. `open_spark` gives the session of the run, which stays open.
+    """The engine `spark`. `open_spark` returns the session of the run, which stays open.
 
-    At most `most_in_flight` requests are under way over all workers, and the task's `in_flight` in each of them.
-    `workers`: how many tasks run at a time, where the session cannot tell, as with executors that come and go.
+    At most MAX_IN_FLIGHT requests are concurrent over all workers, and the task's `in_flight` in each of them.
+    `workers`: how many tasks run at a time, if the session does not know it, as with dynamic allocation.
     """
 
     name = "spark"
@@ -273,20 +210,15 @@ class SparkEngine:
         self,
         open_spark: "Callable[[], SparkSession]",
         *,
-        most_in_flight: int = MAX_IN_FLIGHT,
         workers: int | None = None,
         poll_s: float = POLL_S,
     ) -> None:
         self._open_spark = open_spark
-        self._most_in_flight, self._workers, self._poll_s = most_in_flight, workers, poll_s
+        self._workers, self._poll_s = workers, poll_s
         self._running: SparkSession | None = None
 
     def copy(self, task: CopyTask, report_progress: ReportProgress) -> CopyRecord:
-        """See CopyEngine. Portions that are copied whole are left alone, the others go on by their ledgers.
-
-        Raises:
-            BackupError: a portion is refused, or Spark ends before all portions are copied.
-        """
+        """See CopyEngine. Finished portions are skipped, the others continue by their ledgers."""
         began = time.monotonic()
         if next(select_rows_to_copy(read_rows(task.plan)), None) is None:
             # A day without changes needs no Spark.
@@ -294,20 +226,20 @@ class SparkEngine:
             return CopyRecord(engine=self.name, succeeded=0, failed=0, size_bytes=0, seconds=0.0, reports=())
         store, spark = open_store(task.target), self._open_spark()
         workers = self._workers or _count_workers(spark)
-        prefix = f"{_folder_of(task)}{compute_plan_digest(read_rows(task.plan))}/"
+        prefix = f"{_get_prefix(task)}{compute_plan_digest(read_rows(task.plan))}/"
         portions = load_or_make_portions(store, prefix, task.plan, workers)
         at_a_time = min(workers, portions.count)
-        in_flight = max(1, min(task.in_flight, self._most_in_flight // at_a_time))
-        shared = LocalEngine(capabilities=_probe_target(task), prefix_per_s=PREFIX_PER_S / at_a_time)
-        work = PortionWork(replace(task, in_flight=in_flight), portions, shared)
+        in_flight = max(1, min(task.in_flight, MAX_IN_FLIGHT // at_a_time))
+        # A bucket is probed once for all executors.
+        capabilities = None if task.target.kind == FOLDER else asyncio.run(_probe_target(task))
+        engine = LocalEngine(capabilities=capabilities, prefix_per_s=PREFIX_PER_S / at_a_time)
+        work = PortionWork(replace(task, in_flight=in_flight), portions, engine)
+        progress = _PortionProgress(store, portions, report_progress, began)
         self._running = spark
         try:
-            outcomes = _run(
-                spark, task, work, _PortionProgress(store, portions, report_progress, began), self._poll_s
-            )
+            records = _run(spark, task, work, progress, self._poll_s)
         finally:
             self._running = None
-        records = _require_records(outcomes)
         write_rows(task.done, COPY_RESULTS, read_done_rows(store, portions))
         return CopyRecord(
             engine=self.name,
@@ -320,13 +252,13 @@ class SparkEngine:
         )
 
     def cancel(self, task: CopyTask) -> None:
-        """Stop the copying of a task by this engine at once, by others as soon as they look; what is copied stays."""
+        """Stop a task: at once in this engine, soon in other processes; finished copies stay."""
         store, running = open_store(task.target), self._running
         if running is not None:
-            running.interruptTag(_tag(task))
-        for one in store.list(_folder_of(task)):
-            if one.key.endswith("/portions.json"):
-                portions = Portions.model_validate_json(store.read(one.key))
+            running.interruptTag(_get_tag(task))
+        for file in store.list(_get_prefix(task)):
+            if file.key.endswith("/portions.json"):
+                portions = Portions.model_validate_json(store.read(file.key))
                 work = PortionWork(task, portions, LocalEngine())
                 for number in range(portions.count):
                     work.engine.cancel(work.task_of(number, Path(tempfile.gettempdir())))
@@ -334,7 +266,7 @@ class SparkEngine:
 
 @dataclass
 class _PortionProgress:
-    """How far all portions are, by their ledgers, those of earlier runs included."""
+    """Progress of all portions by their ledgers, including those of earlier runs."""
 
     store: BackupStore
     portions: Portions
@@ -346,12 +278,17 @@ class _PortionProgress:
     seen: set[str] = field(default_factory=set)
 
     def poll(self) -> None:
-        """Read what was written since the last look, and tell the sum."""
-        for one in self.store.list(self.portions.prefix):
-            if "/ledger/" in one.key and one.key not in self.seen:
-                self.seen.add(one.key)
-                self._add(one.key)
-        # What failed in an earlier run is told again when it is tried again.
+        """Read the new files of the ledgers and report the sum."""
+        for file in self.store.list(self.portions.prefix):
+            if "/ledger/" in file.key and file.key not in self.seen:
+                self.seen.add(file.key)
+                content = io.BytesIO(self.store.read(file.key))
+                rows = pq.read_table(content, columns=["status", "size_bytes"])
+                copied, size_bytes = count_rows([rows.filter(pc.field("status") == "succeeded")])
+                self.succeeded += copied
+                self.failed += rows.num_rows - copied
+                self.size_bytes += size_bytes
+        # A retry of a failure of an earlier run adds a second row for the object.
         done = min(self.succeeded + self.failed, self.portions.objects)
         self.report_progress(
             Progress(
@@ -364,29 +301,23 @@ class _PortionProgress:
             )
         )
 
-    def _add(self, key: str) -> None:
-        rows = pq.read_table(io.BytesIO(self.store.read(key)), columns=["status", "size_bytes"])
-        copied = rows.filter(pc.field("status") == "succeeded")
-        self.succeeded += copied.num_rows
-        self.failed += rows.num_rows - copied.num_rows
-        self.size_bytes += pc.sum(copied["size_bytes"]).as_py() or 0
-
 
 def _run(
-    spark: "SparkSession", task: CopyTask, work: PortionWork, followed: _PortionProgress, poll_s: float
-) -> list[PortionOutcome]:
-    """Copy all portions, a Spark task each; `followed` is told every `poll_s` and at the end."""
+    spark: "SparkSession", task: CopyTask, work: PortionWork, progress: _PortionProgress, poll_s: float
+) -> list[CopyRecord]:
+    """Copies all portions, one Spark task each; polls the progress every `poll_s` and at the end."""
     count = work.portions.count
-    # Exactly one number in each partition, in every mode of Spark: nothing is shuffled.
-    frame = spark.range(0, count, 1, count).mapInArrow(work.mapped, "outcome string")
-    outcomes: list[str] = []
+    records: list[CopyRecord] = []
     faults: list[Exception] = []
 
     def collect() -> None:
         try:
             # Tags belong to a thread.
-            spark.addTag(_tag(task))
-            outcomes.extend(row.outcome for row in frame.collect())
+            spark.addTag(_get_tag(task))
+            results = run_spark_tasks(
+                spark, count, count, lambda number: [[work.copy(number).model_dump_json()]], BackupError
+            )
+            records.extend(CopyRecord.model_validate_json(text) for (text,) in results)
         except Exception as error:  # raised again below, in the thread of the caller
             faults.append(error)
 
@@ -395,62 +326,44 @@ def _run(
     try:
         while thread.is_alive():
             thread.join(poll_s)
-            followed.poll()
+            progress.poll()
     finally:
         if thread.is_alive():
-            spark.interruptTag(_tag(task))
+            spark.interruptTag(_get_tag(task))
             thread.join()
+    if faults and isinstance(faults[0], BackupError):
+        raise faults[0]
     if faults:
-        raise _make_ended_error(task, faults[0]) from faults[0]
-    return [PortionOutcome.model_validate_json(one) for one in outcomes]
+        # If the driver is gone, its exception has no text.
+        reason = "its driver died"
+        if not has_driver_ended(wait_s=5.0):
+            reason = (str(faults[0]).strip().splitlines() or [type(faults[0]).__name__])[0]
+        raise BackupError(
+            f"copy to {task.target}",
+            f"Spark ended before everything was copied: {reason.rstrip('.')}",
+            "Run it again: it goes on where it was. See `logs/spark.log` in the state folder.",
+        ) from faults[0]
+    return records
 
 
-def _make_ended_error(task: CopyTask, fault: Exception) -> BackupError:
-    # A driver that is gone cannot be asked for the text of its exception.
-    is_gone = has_driver_ended(wait_s=ENDING_S)
-    why = "its driver died" if is_gone else (str(fault).strip().splitlines() or [type(fault).__name__])[0]
-    return BackupError(
-        f"copy to {task.target}",
-        f"Spark ended before everything was copied: {why.rstrip('.')}",
-        "Run it again: it goes on where it was. `logs/spark.log` in the state folder says more.",
-    )
-
-
-def _require_records(outcomes: list[PortionOutcome]) -> list[CopyRecord]:
-    for outcome in outcomes:
-        if outcome.refusal is not None:
-            raise outcome.refusal.error()
-    return [
-        outcome.record
-        for outcome in sorted(outcomes, key=lambda found: found.number)
-        if outcome.record is not None
-    ]
-
-
-def _probe_target(task: CopyTask) -> Capabilities | None:
-    """What the target does, found out once for all executors; a folder is not asked."""
-
-    async def probe() -> Capabilities:
-        async with AsyncS3(task.target, 1) as target:
-            return await probe_capabilities(target, task.work_prefix)
-
-    return None if task.target.kind == FOLDER else asyncio.run(probe())
+async def _probe_target(task: CopyTask) -> Capabilities:
+    async with AsyncS3(task.target, 1) as target:
+        return await probe_capabilities(target, task.work_prefix)
 
 
 def _count_workers(spark: "SparkSession") -> int:
-    """How many tasks the session runs at a time."""
     from pyspark.sql.utils import is_remote
 
     if not is_remote():
         return int(spark.sparkContext.defaultParallelism)
-    # Spark Connect does not tell; it divides a range by default as the driver would.
+    # Spark Connect has no such property, but divides a range by default like the driver.
     partitions = spark.range(1_000_000).selectExpr("spark_partition_id() AS number").distinct()
     return max(1, partitions.count())
 
 
-def _folder_of(task: CopyTask) -> str:
+def _get_prefix(task: CopyTask) -> str:
     return f"{task.work_prefix}spark/"
 
 
-def _tag(task: CopyTask) -> str:
+def _get_tag(task: CopyTask) -> str:
     return f"lakeshare-copy-{task.token()}"

@@ -1,1 +1,1 @@
-"""What a store holds, told by its own inventory or by ours, as one normalised listing."""
+"""Listings of a store, from its own inventory or from ours, in one normalised form."""

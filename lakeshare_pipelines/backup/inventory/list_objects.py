@@ -1,26 +1,28 @@
-"""All of a bucket or folder as batches of a listing, with progress, for whoever writes them down."""
+"""Lists all objects of a bucket or folder as batches of schema LISTING: in one process, or by Spark's tasks."""
 
 import asyncio
+import json
+import logging
 import os
 import re
 import stat
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from html import unescape
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeshare_pipelines.backup.config import GIB
-from lakeshare_pipelines.backup.inventory.configuration import ReportProgress, log_message
-from lakeshare_pipelines.backup.model import LISTING
+from lakeshare_pipelines.backup.model import LISTING, group_batches, make_listing_batch
 from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3
 from lakeshare_pipelines.backup.stores.store import (
@@ -32,21 +34,29 @@ from lakeshare_pipelines.backup.stores.store import (
 )
 from lakeshare_pipelines.errors import BackupError
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger("lakeshare_pipelines.backup.inventory")
+
+ReportProgress = Callable[[str], None]
+
+
+def log_message(sentence: str) -> None:
+    log.info("%s", sentence)
+
+
 THREADS = 8
-"""More gain nothing on a disk of this host; a folder over a network answers as many questions at a time."""
+"""More threads gain nothing on a local disk; a network file system serves as many requests concurrently."""
 SCANNING = 4 * THREADS
-"""Folders at a time that are scanned, or wait for whoever writes them down."""
+"""Folders that are scanned, or whose rows are not consumed yet."""
 
 
 def list_folder_rows(address: StoreAddress) -> Iterator[pa.RecordBatch]:
-    """All files below a folder, a folder at a time, in no order: rows of schema LISTING.
-
-    Raises:
-        BackupError: a folder cannot be read, or a file's name is no UTF-8.
-    """
+    """All files below a folder, unordered. Raises BackupError if a folder cannot be read, or a name is not UTF-8."""
     root = Path(address.url)
     with translate_errors(str(root)):
-        # Of what vanishes below, nothing is told; the folder itself must be there.
+        # A folder below may vanish while it is listed; this one must exist.
         os.scandir(root).close()
     with ThreadPoolExecutor(THREADS, "folders") as pool:
         waiting, scanning = [""], set[Future[tuple[pa.RecordBatch, list[str]]]]()
@@ -55,8 +65,8 @@ def list_folder_rows(address: StoreAddress) -> Iterator[pa.RecordBatch]:
                 while waiting and len(scanning) < SCANNING:
                     scanning.add(pool.submit(_scan_folder, root, waiting.pop()))
                 done, scanning = wait(scanning, return_when=FIRST_COMPLETED)
-                for one in done:
-                    rows, folders = one.result()
+                for future in done:
+                    rows, folders = future.result()
                     waiting += folders
                     if rows.num_rows:
                         yield rows
@@ -65,38 +75,27 @@ def list_folder_rows(address: StoreAddress) -> Iterator[pa.RecordBatch]:
 
 
 def _scan_folder(root: Path, folder: str) -> tuple[pa.RecordBatch, list[str]]:
-    """The files of one folder, and the folders in it: keys, those of folders with a slash at their end."""
+    """The files of one folder, and the keys of the folders in it."""
     files: list[tuple[str, os.stat_result]] = []
     folders: list[str] = []
-    with translate_errors(str(root / folder)):
-        try:
-            entries = os.scandir(root / folder)
-        except FileNotFoundError:
-            return _rows(root, files), folders
-        with entries:
-            for entry in entries:
-                _sort(entry, folder, files, folders)
-    return _rows(root, files), folders
+    # A folder or file may vanish while it is listed.
+    with (
+        translate_errors(str(root / folder)),
+        suppress(FileNotFoundError),
+        os.scandir(root / folder) as entries,
+    ):
+        for entry in entries:
+            if entry.name.startswith(UNFINISHED):
+                continue
+            with suppress(FileNotFoundError):
+                if entry.is_dir():
+                    folders.append(f"{folder}{entry.name}/")
+                elif stat.S_ISREG((status := entry.stat()).st_mode):
+                    files.append((folder + entry.name, status))
+    return _make_folder_rows(root, files), folders
 
 
-def _sort(
-    entry: "os.DirEntry[str]", folder: str, files: list[tuple[str, os.stat_result]], folders: list[str]
-) -> None:
-    if entry.name.startswith(UNFINISHED):
-        return
-    try:
-        if entry.is_dir():
-            folders.append(f"{folder}{entry.name}/")
-            return
-        found = entry.stat()
-    except FileNotFoundError:
-        # What vanishes while it is listed is not there.
-        return
-    if stat.S_ISREG(found.st_mode):
-        files.append((folder + entry.name, found))
-
-
-def _rows(root: Path, files: list[tuple[str, os.stat_result]]) -> pa.RecordBatch:
+def _make_folder_rows(root: Path, files: list[tuple[str, os.stat_result]]) -> pa.RecordBatch:
     count = len(files)
     try:
         keys = pa.array([key for key, _ in files], pa.string())
@@ -105,22 +104,17 @@ def _rows(root: Path, files: list[tuple[str, os.stat_result]]) -> pa.RecordBatch
         raise BackupError(
             f"{root}/{name}", "the name is no UTF-8, and no listing can hold it", "Rename the file."
         ) from error
-    milliseconds = [found.st_mtime_ns // 1_000_000 for _, found in files]
-    found = {
+    milliseconds = [status.st_mtime_ns // 1_000_000 for _, status in files]
+    columns = {
         "bucket": pa.repeat(pa.scalar(str(root), pa.string()), count),
         "key": keys,
-        "version_id": pa.nulls(count, pa.string()),
-        "is_latest": pa.repeat(True, count),
-        "is_delete_marker": pa.repeat(False, count),
-        "size_bytes": pa.array([found.st_size for _, found in files], pa.int64()),
+        "size_bytes": pa.array([status.st_size for _, status in files], pa.int64()),
         "last_modified": pa.array(milliseconds, pa.int64()).cast(LISTING.field("last_modified").type),
-        "etag": pa.array([compute_etag(found) for _, found in files], pa.string()),
+        "etag": pa.array([compute_etag(status) for _, status in files], pa.string()),
         "storage_class": pa.repeat("STANDARD", count),
         "is_multipart": pa.repeat(False, count),
-        "encryption": pa.nulls(count, pa.string()),
-        "checksum_algorithm": pa.nulls(count, pa.string()),
     }
-    return pa.RecordBatch.from_arrays([found[name] for name in LISTING.names], schema=LISTING)
+    return make_listing_batch(columns, count)
 
 
 ENDS = (b"</ListBucketResult>", b"</ListVersionsResult>")
@@ -132,7 +126,7 @@ _FIELDS = {
     "is_latest": re.compile(rb"<IsLatest>([^<]*)</IsLatest>"),
     "size_bytes": re.compile(rb"<Size>([0-9]+)</Size>"),
     "last_modified": re.compile(rb"<LastModified>([^<]*)</LastModified>"),
-    # Quoted as it is, by name or by number.
+    # With quotes that are escaped by name, by number, or not.
     "etag": re.compile(rb'<ETag>(?:"|&quot;|&#34;)?([^<"&]*)'),
     "storage_class": re.compile(rb"<StorageClass>([^<]*)</StorageClass>"),
     "checksum_algorithm": re.compile(rb"<ChecksumAlgorithm>([^<]*)</ChecksumAlgorithm>"),
@@ -140,7 +134,7 @@ _FIELDS = {
 OF_EVERY_OBJECT = ("key", "size_bytes", "last_modified", "etag")
 OF_EVERY_VERSION = (*OF_EVERY_OBJECT, "version_id", "is_latest")
 OF_SOME = ("storage_class", "checksum_algorithm")
-# Escapes that many keys have; the rest costs a step each.
+# Frequent escapes; the others take longer to decode.
 _FREQUENT = ((b"%2F", b"/"), (b"%3D", b"="), (b"%3A", b":"), (b"+", b" "))
 _PREFIX = re.compile(rb"<CommonPrefixes>\s*<Prefix>([^<]*)</Prefix>")
 _NEXT = {
@@ -153,9 +147,9 @@ Column = Sequence[bytes | None]
 
 @dataclass(frozen=True)
 class Page:
-    """Columns of what one answer lists, in its order, spelt as the store spells them but for the keys.
+    """Columns of one response, in its order and spelling, with decoded keys.
 
-    `next` is what the next request adds to its query; empty at the end. `prefixes` are those of a delimiter listing.
+    `next` is added to the query of the next request; empty at the end. `prefixes` are those of a delimiter listing.
     """
 
     keys: list[str]
@@ -165,89 +159,88 @@ class Page:
     next: Mapping[str, str]
 
     def rows(self, bucket: str) -> pa.RecordBatch:
-        """The page as rows of schema LISTING."""
         count = len(self.keys)
-        etags = _text(self.columns["etag"])
-        found = {
+        etags, classes = _make_text(self.columns["etag"]), _make_text(self.columns["storage_class"])
+        is_marker = pa.array(self.is_marker or [False] * count, pa.bool_())
+        if classes.null_count:
+            # S3 lists delete markers without a class, some stores all objects.
+            classes = pc.if_else(is_marker, classes, pc.fill_null(classes, "STANDARD"))
+        columns = {
             "bucket": pa.repeat(pa.scalar(bucket, pa.string()), count),
             "key": pa.array(self.keys, pa.string()),
-            "version_id": _versions(self.columns.get("version_id"), count),
-            "is_latest": _latest(self.columns.get("is_latest"), count),
-            "is_delete_marker": pa.array(self.is_marker or [False] * count, pa.bool_()),
-            "size_bytes": _text(self.columns["size_bytes"]).cast(pa.int64()),
-            "last_modified": _text(self.columns["last_modified"]).cast(LISTING.field("last_modified").type),
+            "is_delete_marker": is_marker,
+            "size_bytes": _make_text(self.columns["size_bytes"]).cast(pa.int64()),
+            "last_modified": _make_text(self.columns["last_modified"]).cast(
+                LISTING.field("last_modified").type
+            ),
             "etag": etags,
-            "storage_class": _classes(self.columns["storage_class"], self.is_marker, count),
-            # A listing does not tell; the ETag of what was uploaded in parts ends in their number.
+            "storage_class": classes,
+            # Not listed; the ETag of an upload in parts ends with their number.
             "is_multipart": pc.match_substring(etags, "-"),
-            "encryption": pa.nulls(count, pa.string()),
-            "checksum_algorithm": _text(self.columns["checksum_algorithm"]),
+            "checksum_algorithm": _make_text(self.columns["checksum_algorithm"]),
         }
-        return pa.RecordBatch.from_arrays([found[name] for name in LISTING.names], schema=LISTING)
+        if versions := self.columns.get("version_id"):
+            columns["version_id"] = _make_text([None if id_ in {b"null", b""} else id_ for id_ in versions])
+        if is_latest := self.columns.get("is_latest"):
+            columns["is_latest"] = pa.array([text == b"true" for text in is_latest], pa.bool_())
+        return make_listing_batch(columns, count)
+
+
+def _make_text(column: Column) -> pa.Array:
+    return pa.array(column, pa.binary()).cast(pa.string())
 
 
 def read_page(body: bytes) -> Page:
-    """Take one answer apart.
-
-    Raises:
-        ValueError: it is no listing, or not a whole one.
-    """
+    """Parse one response. Raises ValueError if it is no listing, or not a complete one."""
     if not body.rstrip().endswith(ENDS):
-        raise ValueError("the answer is no listing, or not a whole one")
+        raise ValueError("the response is no listing, or not a complete one")
     is_encoded = b"<EncodingType>url</EncodingType>" in body
-    columns = _in_step(body) or _by_entry(body)
-    kinds = None
+    columns = _parse_columns(body) or _parse_entries(body)
+    is_marker = None
     if MARKER in body:
-        kinds = [kind == b"DeleteMarker" for kind, _ in _ENTRY.findall(body)]
+        is_marker = [kind == b"DeleteMarker" for kind, _ in _ENTRY.findall(body)]
     keys = _decode_keys([key for key in columns["key"] if key is not None], is_encoded)
     if len(keys) != len(columns["etag"]):
-        raise ValueError("the answer tells of objects without a key")
+        raise ValueError("the response has objects without a key")
     prefixes = _decode_keys(_PREFIX.findall(body), is_encoded)
-    return Page(keys, columns, kinds, prefixes, _next_page(body, is_encoded))
+    return Page(keys, columns, is_marker, prefixes, _parse_next(body, is_encoded))
 
 
-def _next_page(body: bytes, is_encoded: bool) -> dict[str, str]:
+def _parse_next(body: bytes, is_encoded: bool) -> dict[str, str]:
     if b"<IsTruncated>true</IsTruncated>" not in body:
         return {}
-    found = {name: expression.search(body) for name, expression in _NEXT.items()}
-    markers_of_page = {name: match[1] for name, match in found.items() if match and match[1]}
-    if not markers_of_page:
-        raise ValueError("the answer is not the last, but does not tell how to go on")
+    matches = {name: expression.search(body) for name, expression in _NEXT.items()}
+    markers = {name: match[1] for name, match in matches.items() if match and match[1]}
+    if not markers:
+        raise ValueError("the response is not the last page, but has no marker of the next")
     return {
-        name: _decode_keys([value], is_encoded and name == "key-marker")[0]
-        for name, value in markers_of_page.items()
+        name: _decode_keys([value], is_encoded and name == "key-marker")[0] for name, value in markers.items()
     }
 
 
-def _in_step(body: bytes) -> dict[str, Column] | None:
-    """All columns at once, when every entry has every field; None when some differ."""
+def _parse_columns(body: bytes) -> dict[str, Column] | None:
+    """All columns at once, if every entry has every field; None if some differ."""
     if MARKER in body:
         return None
-    objects, versions = body.count(OBJECT), body.count(VERSION)
-    count = objects or versions
-    names = OF_EVERY_OBJECT if versions == 0 else OF_EVERY_VERSION
+    versions = body.count(VERSION)
+    count = body.count(OBJECT) or versions
+    names = OF_EVERY_VERSION if versions else OF_EVERY_OBJECT
     columns: dict[str, Column] = {name: _FIELDS[name].findall(body) for name in names}
     for name in OF_SOME:
-        # A search for what is nowhere is nearly free.
-        found = _FIELDS[name].findall(body)
-        columns[name] = found or [None] * count
+        # The search for a missing field is nearly free.
+        columns[name] = _FIELDS[name].findall(body) or [None] * count
     return columns if all(len(column) == count for column in columns.values()) else None
 
 
-def _by_entry(body: bytes) -> dict[str, Column]:
+def _parse_entries(body: bytes) -> dict[str, Column]:
     entries = [content for _, content in _ENTRY.findall(body)]
-    has_versions = OBJECT not in body
-    names = (*(OF_EVERY_VERSION if has_versions else OF_EVERY_OBJECT), *OF_SOME)
-    return {name: [_first(_FIELDS[name], entry) for entry in entries] for name in names}
-
-
-def _first(expression: re.Pattern[bytes], entry: bytes) -> bytes | None:
-    found = expression.search(entry)
-    return found[1] if found else None
+    names = (*(OF_EVERY_OBJECT if OBJECT in body else OF_EVERY_VERSION), *OF_SOME)
+    matches = {name: [_FIELDS[name].search(entry) for entry in entries] for name in names}
+    return {name: [match[1] if match else None for match in column] for name, column in matches.items()}
 
 
 def _decode_keys(spelt: Sequence[bytes], is_encoded: bool) -> list[str]:
-    """Keys as they are: S3 encodes them like forms (a blank is a plus), or escapes them as XML does."""
+    """Decodes keys: S3 encodes them like forms (a blank is a plus), or escapes them like XML."""
     joined = b"\n".join(spelt)
     is_plain = b"&" not in joined and b"%0A" not in joined and b"%0a" not in joined
     if not spelt or not is_plain or joined.count(b"\n") >= len(spelt):
@@ -265,52 +258,25 @@ def _decode_key(spelt: bytes, is_encoded: bool) -> str:
     return unquote_to_bytes(text.replace("+", " ")).decode() if is_encoded else text
 
 
-def _text(column: Column) -> pa.Array:
-    return pa.array(column, pa.binary()).cast(pa.string())
-
-
-def _versions(column: Column | None, count: int) -> pa.Array:
-    if column is None:
-        return pa.nulls(count, pa.string())
-    return _text([None if one in {b"null", b""} else one for one in column])
-
-
-def _latest(column: Column | None, count: int) -> pa.Array:
-    return pa.array([one == b"true" for one in column] if column else [True] * count, pa.bool_())
-
-
-def _classes(column: Column, is_marker: list[bool] | None, count: int) -> pa.Array:
-    """The classes told; S3 does not tell that of delete markers, and some stores tell none at all."""
-    classes = _text(column)
-    if classes.null_count == 0:
-        return classes
-    markers = pa.array(is_marker or [False] * count, pa.bool_())
-    return pc.if_else(markers, classes, pc.fill_null(classes, "STANDARD"))
-
-
 HIGHEST = "~"
-"""The last character that keys usually have; higher ones are looked for only where a key was seen to have one."""
+"""The highest character of most keys; higher ones are searched only after a key that has one."""
 SURROGATES = range(0xD800, 0xE000)
 
 FIRST_THREE = 3
-"""Names that begin alike: an object's, that of a folder called the same, and in either order one more."""
+"""Names with the same beginning: an object, the folder of the same name, and in either order one more."""
 
+ListNames = Callable[..., Awaitable[list[str]]]
+"""`(prefix, after="", *, most=1, by_folder=False)`: the first keys with a prefix after a key, by one small request.
 
-class ListNames(Protocol):
-    """A few names in a bucket: one small request."""
-
-    async def __call__(
-        self, prefix: str, after: str = "", *, most: int = 1, by_folder: bool = False
-    ) -> list[str]:
-        """The first keys with a prefix after a place; with `by_folder` what is below the next slash is one name."""
-        ...
+With `by_folder`, keys with the same folder below the prefix are one name.
+"""
 
 
 @dataclass(frozen=True)
 class KeyRange:
-    """Keys that begin with `prefix`, lie after `after` and not after `until`.
+    """Keys that begin with `prefix`, are after `after` and not after `until`.
 
-    Python compares texts by code points, which is the order of the bytes of their UTF-8.
+    Python compares strings by code points, which is the order of their UTF-8 bytes.
     """
 
     prefix: str
@@ -318,118 +284,111 @@ class KeyRange:
     until: str | None = None
 
     def is_past(self, key: str) -> bool:
-        """Whether a key lies behind the range."""
         return self.until is not None and key > self.until
 
 
-async def find_cut(look: ListNames, keys: KeyRange, last: str, *, in_any_order: bool = True) -> str | None:
-    """A place about in the middle of what a range has after the key `last`; None where none was found.
+async def find_cut(
+    list_names: ListNames, keys: KeyRange, last: str, *, in_any_order: bool = True
+) -> str | None:
+    """A key near the middle of a range's keys after `last`; None if none is found.
 
-    By bisection: first for the leftmost character of `last` in which a later key differs, then for the highest
-    character that keys have there. Needs some fifteen requests of one key each. With `in_any_order` only a cut will do
-    that stores of either order agree on.
+    Bisection: first for the leftmost character of `last` in which a later key differs, then for the highest character
+    there. Takes about fifteen requests of one key each. With `in_any_order`, the cut divides the keys alike in stores
+    that sort whole keys and in stores that sort by folders.
     """
 
-    async def after(place: str) -> str | None:
-        found = await look(keys.prefix, place)
-        return found[0] if found and not keys.is_past(found[0]) else None
+    async def find_after(place: str) -> str | None:
+        names = await list_names(keys.prefix, place)
+        return names[0] if names and not keys.is_past(names[0]) else None
 
-    position = await _leftmost_change(after, keys.prefix, last)
-    if position is None:
+    # The first position at which some later key has a higher character than `last`.
+    low, high = len(keys.prefix), len(last)
+    while low < high:
+        middle = (low + high) // 2
+        if await find_after(_raise_character(last, middle)) is None:
+            low = middle + 1
+        else:
+            high = middle
+    if low >= len(last):
         return None
-    stem = last[:position]
-    found = await after(_raised(last, position))
-    if found is None or not found.startswith(stem) or len(found) <= position:
+    stem = last[:low]
+    later = await find_after(_raise_character(last, low))
+    if later is None or not later.startswith(stem) or len(later) <= low:
         return None
-    highest = await _highest(after, stem, found[position])
-    middle = (ord(last[position]) + highest + 1) // 2
+    highest = await _find_highest(find_after, stem, later[low])
+    middle = (ord(last[low]) + highest + 1) // 2
     cut = stem + chr(middle if middle not in SURROGATES else SURROGATES.stop)
-    if cut <= last or (in_any_order and not await _is_safe(look, keys.prefix, cut)):
+    if cut <= last or (in_any_order and not await _is_safe(list_names, keys.prefix, cut)):
         return None
     return cut
 
 
-async def _leftmost_change(
-    after: Callable[[str], Awaitable[str | None]], prefix: str, last: str
-) -> int | None:
-    """The first position after the prefix at which some later key has a higher character than `last`."""
-    low, high = len(prefix), len(last)
-    while low < high:
-        middle = (low + high) // 2
-        if await after(_raised(last, middle)) is None:
-            low = middle + 1
-        else:
-            high = middle
-    return low if low < len(last) else None
-
-
-async def _highest(after: Callable[[str], Awaitable[str | None]], stem: str, known: str) -> int:
-    """The code point of the highest character that a key has behind `stem`; some key has `known` there."""
+async def _find_highest(find_after: Callable[[str], Awaitable[str | None]], stem: str, known: str) -> int:
+    """The code point of the highest character after `stem` in a key; some key has `known` there."""
     low, high = ord(known), max(ord(HIGHEST), ord(known))
     while low < high:
         middle = (low + high + 1) // 2
-        found = await after(stem + chr(middle)) if middle not in SURROGATES else None
-        if found is not None and found.startswith(stem):
-            low = max(middle, ord(found[len(stem)]))
+        key = await find_after(stem + chr(middle)) if middle not in SURROGATES else None
+        if key is not None and key.startswith(stem):
+            low = max(middle, ord(key[len(stem)]))
             high = max(low, high)
         else:
             high = middle - 1
     return low
 
 
-def _raised(key: str, position: int) -> str:
+def _raise_character(key: str, position: int) -> str:
     higher = min(ord(key[position]) + 1, 0x10FFFF)
     return key[:position] + chr(higher if higher not in SURROGATES else SURROGATES.stop)
 
 
 def find_enclosing_folders(prefix: str, key: str) -> list[str]:
-    """The folders that come before a key when folders are sorted by their names, and behind it by whole keys."""
+    """Folders that are before a key if folders are sorted by their names, and behind it if whole keys are sorted."""
     return [f"{key[:at]}/" for at in range(len(prefix), len(key)) if key[at] < "/"]
 
 
-async def has_folder(look: ListNames, folder: str) -> bool:
-    """Whether some key begins with a folder's name, which has its slash; true as well where that is not certain.
+async def has_folder(list_names: ListNames, folder: str) -> bool:
+    """Whether some key begins with a folder's name, including the slash; also True if this is not certain.
 
-    Two names are looked at rather than one key below the folder: where there is none, SeaweedFS 4.48 reads all names
-    that begin like the folder's to find that out, which can be most of a bucket.
+    Lists two names instead of one key below the folder: without such a key, SeaweedFS 4.48 would read all names with
+    the same beginning, which can be most of a bucket.
     """
     stem = folder[:-1]
     first, behind = await asyncio.gather(
-        # Where folders are sorted by their names, this one is first of those that begin like it.
-        look(stem, most=FIRST_THREE, by_folder=True),
-        # Where whole keys are sorted, it is first behind all that have a lower character than its slash.
-        look(stem, f"{stem}.{chr(sys.maxunicode)}", by_folder=True),
+        # If folders are sorted by their names, it is the first of the names with the same beginning.
+        list_names(stem, most=FIRST_THREE, by_folder=True),
+        # If whole keys are sorted, it is the first behind all with a character lower than its slash.
+        list_names(stem, f"{stem}.{chr(sys.maxunicode)}", by_folder=True),
     )
     return folder in first or any(name <= folder for name in behind)
 
 
-async def _is_safe(look: ListNames, prefix: str, cut: str) -> bool:
+async def _is_safe(list_names: ListNames, prefix: str, cut: str) -> bool:
     """Whether a cut divides keys alike in both orders.
 
-    It does not where a folder's name ends while the cut goes on below a slash (`a/` and the cut `a-5`), nor where the
-    cut has a slash and other names go on below it (`a-b` and the cut `a/5`).
+    It does not if a folder's name ends where the cut continues below the slash (`a/` and the cut `a-5`), nor if the
+    cut has a slash where other names continue below it (`a-b` and the cut `a/5`).
     """
     slashes = [at for at in range(len(prefix), len(cut)) if cut[at] == "/"]
+    candidates = (*find_enclosing_folders(prefix, cut), f"{cut}/")
     folders, names = await asyncio.gather(
-        asyncio.gather(
-            *(has_folder(look, folder) for folder in (*find_enclosing_folders(prefix, cut), f"{cut}/"))
-        ),
-        # In either order the first three names have one below the slash, if there is any.
-        asyncio.gather(*(look(cut[:at], most=FIRST_THREE, by_folder=True) for at in slashes)),
+        asyncio.gather(*(has_folder(list_names, folder) for folder in candidates)),
+        # In either order, the first three names include one below the slash, if there is any.
+        asyncio.gather(*(list_names(cut[:at], most=FIRST_THREE, by_folder=True) for at in slashes)),
     )
-    found = zip(slashes, names, strict=True)
-    return not any(folders) and not any(name[at:] and name[at] < "/" for at, some in found for name in some)
+    pairs = zip(slashes, names, strict=True)
+    return not any(folders) and not any(name[at:] and name[at] < "/" for at, some in pairs for name in some)
 
 
 PAGE_KEYS = 1000
-"""What S3 answers at most."""
+"""The maximum of S3."""
 RANGES_EACH = 2
-"""Ranges for each request at a time that the first look at the folders aims at."""
+"""Ranges per concurrent request to find in the folders."""
 PAGES_BEFORE_CUT = 8
-"""How long a range is before it is cut: finding a cut takes as many requests as a few pages, though small ones."""
+"""A range of so many pages is cut: finding a cut takes as many requests as a few pages, though small ones."""
 PAGES_AFTER_FAILURE = 32
 WAITING = 4
-"""Pages for each request at a time that wait for whoever writes them down."""
+"""Pages per concurrent request that wait to be consumed."""
 
 
 class BucketListing:
@@ -441,79 +400,79 @@ class BucketListing:
         self.s3, self.in_flight, self.versions = s3, in_flight, versions
         self.page_keys = str(page_keys)
         self.bucket = s3.address.bucket
-        # AWS documents that keys are sorted by their bytes; of the others not all do, nor in all of their listings.
+        # AWS documents that keys are sorted by their bytes; not all other stores do, nor in all of their listings.
         self.sorts_keys = s3.address.endpoint is None
 
     async def ranges(self, prefix: str, wanted: int) -> tuple[list[KeyRange], list[pa.RecordBatch]]:
-        """About `wanted` ranges, if there are so many folders, and the rows of what lies beside the folders."""
+        """About `wanted` ranges, if there are so many folders, and the rows beside the folders."""
         level = [KeyRange(prefix)]
         ranges: list[KeyRange] = []
         beside: list[pa.RecordBatch] = []
         while level and len(level) + len(ranges) < wanted:
-            pages = await asyncio.gather(*(self._folder(one.prefix) for one in level))
+            pages = await asyncio.gather(*(self.page(keys.prefix, {}, delimiter="/") for keys in level))
             below: list[KeyRange] = []
-            for one, page in zip(level, pages, strict=True):
+            for keys, page in zip(level, pages, strict=True):
                 if page.next:
-                    # So many names side by side are cut while they are listed.
-                    ranges.append(one)
+                    # A folder with so many names is cut while it is listed.
+                    ranges.append(keys)
                     continue
-                below += [KeyRange(found) for found in page.prefixes]
+                below += [KeyRange(folder) for folder in page.prefixes]
                 beside.append(page.rows(self.bucket))
             level = below
         return ranges + level, beside
 
     async def rows(self, ranges: list[KeyRange]) -> AsyncGenerator[pa.RecordBatch, None]:
-        """The rows of ranges, page by page as they come.
-
-        Raises:
-            BackupError: the store refused, or lists in an order in which ranges cannot be told apart.
-        """
+        """The rows of ranges in order of arrival. Raises BackupError if the order of keys does not allow ranges."""
         pages: asyncio.Queue[pa.RecordBatch | None] = asyncio.Queue(WAITING * self.in_flight)
         work = _Work(self, ranges, pages)
-        workers = [asyncio.create_task(work.take_part()) for _ in range(self.in_flight)]
-        everybody = asyncio.create_task(_all_done(workers, pages))
+        workers = [asyncio.create_task(work.run_worker()) for _ in range(self.in_flight)]
+
+        async def finish() -> None:
+            try:
+                await asyncio.gather(*workers)
+            except Exception:
+                await pages.put(None)
+                raise
+            await pages.put(None)
+
+        finishing = asyncio.create_task(finish())
         try:
             while (page := await pages.get()) is not None:
                 yield page
-            await everybody
+            await finishing
         finally:
-            for task in (*workers, everybody):
+            for task in (*workers, finishing):
                 task.cancel()
-            await asyncio.gather(*workers, everybody, return_exceptions=True)
+            await asyncio.gather(*workers, finishing, return_exceptions=True)
 
     async def page(self, prefix: str, place: Mapping[str, str], **more: str) -> Page:
-        """One answer of the store's listing, of names with a prefix, after a place."""
+        """One response: names with a prefix, after a place."""
         kind = {"versions": ""} if self.versions else {"list-type": "2"}
         parameters = {"prefix": prefix, "encoding-type": "url", "max-keys": self.page_keys}
-        query = kind | parameters | more | dict(place)
-        response = await self.s3.request("GET", query=query)
+        response = await self.s3.request("GET", query=kind | parameters | more | dict(place))
         where = self.s3.address.location(prefix)
         if not response.is_success:
             raise make_refusal(where, response.code, response.message)
         try:
             return read_page(response.body)
         except ValueError as error:
-            fix = "Check that the endpoint is S3's or of its kind."
+            fix = "Check that the endpoint is that of an S3-compatible store."
             raise BackupError(where, f"its listing cannot be read: {error}", fix) from error
 
-    def after(self, place: str) -> dict[str, str]:
-        """The query for what lies after a place."""
-        return {"key-marker" if self.versions else "start-after": place} if place else {}
+    def after(self, key: str) -> dict[str, str]:
+        """The query for names after a key."""
+        return {"key-marker" if self.versions else "start-after": key} if key else {}
 
     async def list_names(
         self, prefix: str, after: str = "", *, most: int = 1, by_folder: bool = False
     ) -> list[str]:
-        """A few names (ranges.Look)."""
         folder = {"delimiter": "/"} if by_folder else {}
         page = await self.page(prefix, self.after(after), **{"max-keys": str(most)}, **folder)
         return sorted(page.keys + page.prefixes)
 
-    async def _folder(self, prefix: str) -> Page:
-        return await self.page(prefix, {}, delimiter="/")
-
 
 @dataclass(eq=False)
-class _Open:
+class _OpenRange:
     """A range that is being listed."""
 
     keys: KeyRange
@@ -525,64 +484,64 @@ class _Open:
 
 
 class _Work:
-    """What the workers of one listing share: ranges that wait, ranges that are listed."""
+    """The common state of the workers of one listing: waiting and open ranges."""
 
     def __init__(
         self, listing: BucketListing, ranges: list[KeyRange], pages: "asyncio.Queue[pa.RecordBatch | None]"
     ) -> None:
         self.listing, self.pages = listing, pages
         self.waiting = deque(ranges)
-        self.open: set[_Open] = set()
+        self.open: set[_OpenRange] = set()
         self.changed = asyncio.Condition()
-        self.looked_behind: set[str] = set()
+        self.checked_folders: set[str] = set()
 
-    async def take_part(self) -> None:
-        """Be one worker: list what waits, else cut a range that another lists and take the rest of it."""
+    async def run_worker(self) -> None:
+        """List waiting ranges, then the rests of ranges that other workers list."""
         while True:
             if self.waiting:
                 await self._list(self.waiting.popleft())
-            elif longest := self._longest():
+            elif longest := self._find_longest():
                 rest = await self._cut(longest)
                 if rest is not None:
                     await self._list(rest)
             elif self.open:
                 async with self.changed:
-                    # Asked again under the lock: what changed before it was taken is not told again.
-                    if self.open and not self.waiting and not self._longest():
+                    # Checked again under the lock: earlier changes are not notified again.
+                    if self.open and not self.waiting and not self._find_longest():
                         await self.changed.wait()
             else:
                 return
 
     async def _list(self, keys: KeyRange) -> None:
-        one = _Open(keys)
-        self.open.add(one)
+        listed = _OpenRange(keys)
+        self.open.add(listed)
         try:
             place = self.listing.after(keys.after)
             while True:
                 page = await self.listing.page(keys.prefix, place)
                 if page.next and self.listing.versions and not self.listing.sorts_keys:
                     return await self._list_by_folder(keys.prefix)
-                rows, is_past = _within(page, one.keys, self.listing.bucket)
-                one.pages += 1
+                rows, is_past = _select_range(page, listed.keys, self.listing.bucket)
+                listed.pages += 1
                 if page.keys:
-                    one.last = page.keys[-1]
+                    listed.last = page.keys[-1]
                 if rows.num_rows:
                     await self.pages.put(rows)
                 if is_past or not page.next:
                     return
                 place = dict(page.next)
-                if one.pages == one.cut_from:
-                    await self._tell()
+                if listed.pages == listed.cut_from:
+                    await self._notify()
         finally:
-            self.open.discard(one)
-            one.is_over.set()
-            await self._tell()
+            self.open.discard(listed)
+            listed.is_over.set()
+            await self._notify()
 
     async def _list_by_folder(self, prefix: str) -> None:
-        """List the names in a folder; what is in its folders waits for somebody.
+        """Lists the names in a folder; its folders become waiting ranges.
 
-        SeaweedFS 4.48 sorts versions by whole keys, but goes on by folders: behind a page that ends in `a/` it never
-        lists `a-b/`, nor the other way round. Within one folder there is nothing to confuse.
+        SeaweedFS 4.48 sorts versions by whole keys, but continues by folders: after a page that ends in `a/` it never
+        lists `a-b/`, nor the other way round. Within one folder both orders are the same.
         """
         place: dict[str, str] = {}
         while True:
@@ -590,73 +549,75 @@ class _Work:
             if page.keys:
                 await self.pages.put(page.rows(self.listing.bucket))
             self.waiting += [KeyRange(folder) for folder in page.prefixes]
-            await self._tell()
+            await self._notify()
             if not page.next:
                 return
             place = dict(page.next)
-            await self._refuse_confusion(prefix, place["key-marker"])
+            await self._require_unambiguous(prefix, place["key-marker"])
 
-    async def _refuse_confusion(self, prefix: str, marker: str) -> None:
-        """Stop where a page ends between two names that the store may take in either order."""
-        behind = [
-            folder for folder in find_enclosing_folders(prefix, marker) if folder not in self.looked_behind
+    async def _require_unambiguous(self, prefix: str, marker: str) -> None:
+        """Raises BackupError if a page ends between two names that the store may sort in either order."""
+        folders = [
+            folder for folder in find_enclosing_folders(prefix, marker) if folder not in self.checked_folders
         ]
-        self.looked_behind.update(behind)
-        found = await asyncio.gather(*(self.listing.list_names(folder) for folder in behind))
-        confused = [key for keys in found for key in keys]
+        self.checked_folders.update(folders)
+        listed = await asyncio.gather(*(self.listing.list_names(folder) for folder in folders))
+        ambiguous = [key for keys in listed for key in keys]
         if marker.endswith("/"):
             stem = marker.removesuffix("/")
             beside = await self.listing.list_names(stem, most=FIRST_THREE, by_folder=True)
-            confused += [name for name in beside if name[len(stem) :] and name[len(stem)] < "/"]
-        if confused:
+            ambiguous += [name for name in beside if name[len(stem) :] and name[len(stem)] < "/"]
+        if ambiguous:
             raise BackupError(
-                f"{self.listing.bucket}: {marker!r} and {confused[0]!r}",
+                f"{self.listing.bucket}: {marker!r} and {ambiguous[0]!r}",
                 "the store may confuse their order, and lose versions of one of them",
                 "Let the backup list without `versions`, or rename one of the two.",
             )
 
-    def _longest(self) -> _Open | None:
-        found = [one for one in self.open if one.pages >= one.cut_from and not one.is_being_cut]
-        return max(found, key=lambda one: one.pages, default=None)
+    def _find_longest(self) -> _OpenRange | None:
+        candidates = [
+            listed for listed in self.open if listed.pages >= listed.cut_from and not listed.is_being_cut
+        ]
+        return max(candidates, key=lambda listed: listed.pages, default=None)
 
-    async def _cut(self, one: _Open) -> KeyRange | None:
-        """Take the rest of a range; None where it could not be cut, or was listed past the cut meanwhile."""
-        one.is_being_cut = True
-        keys = one.keys
-        looking = asyncio.create_task(
-            find_cut(self.listing.list_names, keys, one.last, in_any_order=not self.listing.sorts_keys)
+    async def _cut(self, listed: _OpenRange) -> KeyRange | None:
+        """Takes the rest of a range; None if it cannot be cut, or was listed past the cut meanwhile."""
+        listed.is_being_cut = True
+        keys = listed.keys
+        search = asyncio.create_task(
+            find_cut(self.listing.list_names, keys, listed.last, in_any_order=not self.listing.sorts_keys)
         )
-        over = asyncio.create_task(one.is_over.wait())
+        over = asyncio.create_task(listed.is_over.wait())
         try:
-            # Nobody waits for a cut of what is listed already.
-            await asyncio.wait((looking, over), return_when=asyncio.FIRST_COMPLETED)
+            # The cut is of no use once the range is listed.
+            await asyncio.wait((search, over), return_when=asyncio.FIRST_COMPLETED)
             if over.done():
                 return None
-            cut = looking.result()
-            if cut is None or one.last >= cut:
-                one.cut_from = one.pages + PAGES_AFTER_FAILURE
+            cut = search.result()
+            if cut is None or listed.last >= cut:
+                listed.cut_from = listed.pages + PAGES_AFTER_FAILURE
                 return None
-            one.keys = KeyRange(keys.prefix, keys.after, cut)
+            listed.keys = KeyRange(keys.prefix, keys.after, cut)
             return KeyRange(keys.prefix, cut, keys.until)
         finally:
-            one.is_being_cut = False
-            looking.cancel()
+            listed.is_being_cut = False
+            search.cancel()
             over.cancel()
-            await asyncio.gather(looking, over, return_exceptions=True)
+            await asyncio.gather(search, over, return_exceptions=True)
 
-    async def _tell(self) -> None:
+    async def _notify(self) -> None:
         async with self.changed:
             self.changed.notify_all()
 
 
-def _within(page: Page, keys: KeyRange, bucket: str) -> tuple[pa.RecordBatch, bool]:
+def _select_range(page: Page, keys: KeyRange, bucket: str) -> tuple[pa.RecordBatch, bool]:
     """The rows of a page that are in the range, and whether the page goes past it."""
     rows = page.rows(bucket)
     outside = next((key for key in page.keys if key <= keys.after), None) if keys.after else None
     if outside is not None:
         raise BackupError(
             f"{bucket}: key {outside!r}",
-            f"the store lists it after {keys.after!r}: ranges of keys cannot be told apart there",
+            f"the store lists it after {keys.after!r}: ranges of keys cannot be listed there",
             "List with one request at a time: `in_flight: 1`.",
         )
     if keys.until is None:
@@ -665,19 +626,8 @@ def _within(page: Page, keys: KeyRange, bucket: str) -> tuple[pa.RecordBatch, bo
     return (rows, False) if all(inside) else (rows.filter(pa.array(inside, pa.bool_())), True)
 
 
-async def _all_done(
-    workers: "list[asyncio.Task[None]]", pages: "asyncio.Queue[pa.RecordBatch | None]"
-) -> None:
-    try:
-        await asyncio.gather(*workers)
-    except Exception:
-        await pages.put(None)
-        raise
-    await pages.put(None)
-
-
 IN_FLIGHT = 32
-"""Listing requests at a time: at a thousand keys each they are bound by the processor long before by the store."""
+"""Concurrent listing requests: with a thousand keys each, the processor is the limit long before the store."""
 ROWS_A_BATCH = 131_072
 PROGRESS_EVERY_S = 1.0
 
@@ -687,94 +637,50 @@ def list_rows(
     *,
     versions: bool = False,
     in_flight: int = IN_FLIGHT,
-    report_progress: ReportProgress = log_message,
+    ranges: list[KeyRange] | None = None,
+    report_progress: ReportProgress | None = log_message,
 ) -> Iterator[pa.RecordBatch]:
-    """Everything below a source, in no order: rows of schema LISTING in batches of about `ROWS_A_BATCH`.
-
-    Raises:
-        BackupError: the store refused, did not answer, or lists in an order that is none.
-    """
+    """All objects of a source, or of ranges of a bucket, unordered: batches of about `ROWS_A_BATCH` rows of LISTING."""
     if source.kind == FOLDER:
-        return merge_batches(_report_rows(list_folder_rows(source), source, report_progress))
-    return merge_batches(
-        _report_rows(_now(_list_bucket_rows(source, versions, in_flight)), source, report_progress)
-    )
-
-
-def list_range_rows(
-    source: StoreAddress, ranges: list[KeyRange], *, versions: bool, in_flight: int = IN_FLIGHT
-) -> Iterator[pa.RecordBatch]:
-    """The same of some ranges of a bucket."""
-    return merge_batches(_now(_list_ranges_rows(source, ranges, versions, in_flight)))
-
-
-def find_first_ranges(
-    source: StoreAddress, wanted: int, *, versions: bool
-) -> tuple[list[KeyRange], list[pa.RecordBatch]]:
-    """Ranges that make up a bucket, `wanted` if it has so many folders, and the rows that are in none of them."""
-
-    async def found() -> tuple[list[KeyRange], list[pa.RecordBatch]]:
-        async with AsyncS3(source, IN_FLIGHT) as s3:
-            return await BucketListing(s3, in_flight=IN_FLIGHT, versions=versions).ranges(
-                source.prefix, wanted
-            )
-
-    return asyncio.run(found())
-
-
-def merge_batches(pages: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Many small batches as few large ones."""
-    pending: list[pa.RecordBatch] = []
-    rows = 0
-    for page in pages:
-        pending.append(page)
-        rows += page.num_rows
-        if rows >= ROWS_A_BATCH:
-            yield pa.concat_batches(pending)
-            pending, rows = [], 0
-    if rows:
-        yield pa.concat_batches(pending)
+        batches = list_folder_rows(source)
+    else:
+        batches = _run_generator(_list_bucket_rows(source, versions, in_flight, ranges))
+    if report_progress is not None:
+        batches = _report_rows(batches, source, report_progress)
+    return (pa.concat_batches(group) for group in group_batches(batches, ROWS_A_BATCH))
 
 
 async def _list_bucket_rows(
-    source: StoreAddress, versions: bool, in_flight: int
+    source: StoreAddress, versions: bool, in_flight: int, ranges: list[KeyRange] | None
 ) -> AsyncGenerator[pa.RecordBatch, None]:
     async with AsyncS3(source, in_flight) as s3:
         listing = BucketListing(s3, in_flight=in_flight, versions=versions)
-        wanted = RANGES_EACH * in_flight if in_flight > 1 else 1
-        ranges, beside = await listing.ranges(source.prefix, wanted)
-        for rows in beside:
-            yield rows
+        if ranges is None:
+            wanted = RANGES_EACH * in_flight if in_flight > 1 else 1
+            ranges, beside = await listing.ranges(source.prefix, wanted)
+            for rows in beside:
+                yield rows
         async for rows in listing.rows(ranges):
             yield rows
 
 
-async def _list_ranges_rows(
-    source: StoreAddress, ranges: list[KeyRange], versions: bool, in_flight: int
-) -> AsyncGenerator[pa.RecordBatch, None]:
-    async with AsyncS3(source, in_flight) as s3:
-        async for rows in BucketListing(s3, in_flight=in_flight, versions=versions).rows(ranges):
-            yield rows
+def _run_generator(pages: AsyncGenerator[pa.RecordBatch, None]) -> Iterator[pa.RecordBatch]:
+    """Yields from an event loop, which stands still while a page is consumed."""
 
+    async def read_next() -> pa.RecordBatch:
+        return await anext(pages)
 
-def _now(pages: AsyncGenerator[pa.RecordBatch, None]) -> Iterator[pa.RecordBatch]:
-    """What comes from a loop of its own, which stands still while the last page is used."""
+    async def close() -> None:
+        await pages.aclose()
+
     with asyncio.Runner() as runner:
         try:
             while True:
-                yield runner.run(_next(pages))
+                yield runner.run(read_next())
         except StopAsyncIteration:
             return
         finally:
-            runner.run(_close_pages(pages))
-
-
-async def _next(pages: AsyncGenerator[pa.RecordBatch, None]) -> pa.RecordBatch:
-    return await anext(pages)
-
-
-async def _close_pages(pages: AsyncGenerator[pa.RecordBatch, None]) -> None:
-    await pages.aclose()
+            runner.run(close())
 
 
 def _report_rows(
@@ -792,3 +698,80 @@ def _report_rows(
                 f"{rows / (reported_at - began):,.0f} a second"
             )
         yield batch
+
+
+RANGES_A_CORE = 16
+TASKS_A_CORE = 4
+"""Tasks differ in the number of objects; the last ones should be short."""
+CORES_OF_CONNECT = 16
+"""Spark Connect does not report the number of cores."""
+SPARK_PROGRESS_EVERY_S = 2.0
+
+
+def list_by_spark(
+    spark: "SparkSession",
+    source: StoreAddress,
+    versions: bool,
+    write: Callable[[Iterable[pa.RecordBatch]], Iterable[Sequence[Any]]],
+    report_progress: ReportProgress,
+) -> list[Any]:
+    """List a bucket by Spark's tasks, which `write` the batches of their ranges; returns the results of `write`."""
+    is_remote = type(spark).__module__.startswith("pyspark.sql.connect.")
+    cores = CORES_OF_CONNECT if is_remote else spark.sparkContext.defaultParallelism
+
+    async def find_ranges() -> tuple[list[KeyRange], list[pa.RecordBatch]]:
+        async with AsyncS3(source, IN_FLIGHT) as s3:
+            listing = BucketListing(s3, in_flight=IN_FLIGHT, versions=versions)
+            return await listing.ranges(source.prefix, RANGES_A_CORE * cores)
+
+    ranges, beside = asyncio.run(find_ranges())
+    tasks = max(1, min(len(ranges), TASKS_A_CORE * cores))
+    report_progress(f"{source}: {len(ranges)} ranges of keys are listed by {tasks} tasks")
+
+    def work(number: int) -> Iterable[Sequence[Any]]:
+        return write(list_rows(source, versions=versions, ranges=ranges[number::tasks], report_progress=None))
+
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(run_spark_tasks, spark, tasks, tasks, work, BackupError)
+        while not wait([future], timeout=SPARK_PROGRESS_EVERY_S).done:
+            if not is_remote:
+                done = _count_done_tasks(spark, tasks)
+                report_progress(f"{done} of {tasks} tasks have listed their ranges")
+        results = future.result()
+    return [*results, *(write(beside) if beside else ())]
+
+
+def _count_done_tasks(spark: "SparkSession", tasks: int) -> int:
+    tracker = spark.sparkContext.statusTracker()
+    stages = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
+    return max((stage.numCompletedTasks for stage in stages if stage and stage.numTasks == tasks), default=0)
+
+
+def run_spark_tasks(
+    spark: "SparkSession",
+    count: int,
+    partitions: int,
+    work: Callable[[int], Iterable[Sequence[Any]]],
+    error: type[BackupError],
+) -> list[Any]:
+    """The results of `work` for the numbers up to `count`, sent as JSON; raises the first `error` of a task.
+
+    A task with an `error` is not retried by Spark. With as many partitions as numbers, each has one, in every mode.
+    """
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch["id"].to_pylist():
+                try:
+                    results: list[Any] = list(work(number))
+                except error as refused:
+                    results = [{"refusal": (refused.subject, refused.reason, refused.fix)}]
+                texts = [json.dumps(result) for result in results]
+                yield pa.RecordBatch.from_arrays([pa.array(texts, pa.string())], ["result"])
+
+    rows = spark.range(0, count, 1, partitions).mapInArrow(run, "result string").collect()
+    results = [json.loads(row.result) for row in rows]
+    for result in results:
+        if isinstance(result, dict):
+            raise error(*result["refusal"])
+    return results

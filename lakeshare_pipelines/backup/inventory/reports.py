@@ -1,39 +1,51 @@
-"""Reports of S3 Inventory: which have arrived, their manifests, and the first that speaks for a day.
+"""Reports in the layout of S3 Inventory: finding, checking, reading and generating them.
 
-A report counts from the arrival of its manifest.checksum, which is written last. Its rows are read in data_files.py.
+A report counts from the arrival of its manifest.checksum, which is written last.
 """
 
 import datetime as dt
+import gzip
 import json
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from functools import cached_property
-from gzip import GzipFile
+from functools import cached_property, partial
 from hashlib import md5
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING
-from urllib.parse import unquote_plus
+from typing import IO, TYPE_CHECKING, NamedTuple, TypeVar
+from urllib.parse import quote, unquote_plus
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.inventory.configuration import (
     LISTED_AS,
+    NEEDED_FIELDS,
+    InventoryColumn,
     ReportFormat,
-    ReportProgress,
     drop_prefixes,
+    format_file_schema,
     own_prefixes,
     parse_file_schema,
     resolve_address,
+    select_report_columns,
 )
-from lakeshare_pipelines.backup.model import LISTING, ListingRecord
+from lakeshare_pipelines.backup.inventory.list_objects import (
+    IN_FLIGHT,
+    ReportProgress,
+    list_by_spark,
+    list_rows,
+    log_message,
+    run_spark_tasks,
+)
+from lakeshare_pipelines.backup.model import LISTING, ListingRecord, group_batches, make_listing_batch
 from lakeshare_pipelines.backup.points import Workspace, get_point_time
 from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, open_store
 from lakeshare_pipelines.backup.stores.store import FOLDER
@@ -42,24 +54,28 @@ from lakeshare_pipelines.errors import BackupError, ObjectMissing, ReportUnusabl
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    OpenSpark = Callable[[], SparkSession]
+
+Result = TypeVar("Result")
 SCAN_TIME = "%Y-%m-%dT%H-%MZ"
-"""How the folder of a report is called: the minute its scan began (S3 User Guide, "Locating your inventory list")."""
+"""The name of a report's folder: the minute its scan began (S3 User Guide, "Locating your inventory list")."""
 NEXT_REPORT = "The next report is taken, or the generator lists when none comes in time."
 _ARRIVED = re.compile(r"(\d{4}-\d\d-\d\dT\d\d-\d\dZ)/manifest\.checksum")
 
 
-@dataclass(frozen=True)
-class ReportFile:
-    """A data file of a report, as the manifest tells it."""
+class ReportFile(BaseModel):
+    """A data file in a manifest."""
+
+    model_config = ConfigDict(frozen=True)
 
     key: str
-    size_bytes: int
-    md5: str
+    size_bytes: int = Field(alias="size")
+    md5: str = Field(alias="MD5checksum")
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A report that is whole by its own account; nothing of it is read yet."""
+    """A report whose manifest.checksum has arrived; nothing of it is read yet."""
 
     folder: str
     """Key prefix of its manifest, with a slash at its end."""
@@ -69,7 +85,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Report:
-    """A report whose manifest is what its checksum says."""
+    """A report whose manifest matches its checksum."""
 
     store: StoreAddress
     location: str
@@ -84,154 +100,75 @@ class Report:
 
     @property
     def has_versions(self) -> bool:
-        """It lists all versions, not the current ones only."""
         return {"version_id", "is_latest"} <= set(self.columns)
 
 
 @dataclass(frozen=True)
 class LateReport:
-    """No report came in time; what there is to say about it."""
+    """No usable report arrived in time."""
 
-    reason: str
+    reasons: tuple[str, ...]
+
+    @property
+    def reason(self) -> str:
+        return " ".join(self.reasons)
 
 
 def open_report_store(backup: Backup) -> BackupStore:
-    """The store that reports of a backup arrive in: the whole bucket, or the folder of the reports."""
-    location = backup.listing.location or ""
-    address = resolve_address(backup, location)
+    """The store of a backup's reports: the whole bucket, or the folder of the reports."""
+    address = resolve_address(backup, backup.listing.location or "")
     return open_store(address if address.kind == FOLDER else address.at(address.bucket))
 
 
 def list_arrivals(store: BackupStore, location: str) -> list[Arrival]:
-    """The reports that have arrived at a location (…/source-bucket/config-id), oldest scan first."""
-    base = _get_key_prefix(location)
-    # Data files, which are many, lie beside the dated folders: no year of a report begins otherwise.
-    found = []
-    for one in store.list(f"{base}2"):
-        match = _ARRIVED.fullmatch(one.key.removeprefix(base))
-        if match is not None:
+    """The reports at a location (…/source-bucket/config-id), oldest scan first."""
+    base = "" if location.startswith("/") else StoreAddress(url=location).prefix
+    arrivals = []
+    # The many data files are beside the dated folders, whose names begin with the year.
+    for listed in store.list(f"{base}2"):
+        if match := _ARRIVED.fullmatch(listed.key.removeprefix(base)):
             began = dt.datetime.strptime(match[1], SCAN_TIME).replace(tzinfo=dt.UTC)
-            found.append(Arrival(one.key.removesuffix("manifest.checksum"), began, one.last_modified))
-    return sorted(found, key=lambda arrival: arrival.scan_started_at)
-
-
-def read_reports(store: BackupStore, location: str) -> Iterator[Report]:
-    """The reports that have arrived at a location, oldest scan first.
-
-    Raises:
-        ReportUnusable: at a report whose manifest is damaged.
-        BackupError: the store cannot be read.
-    """
-    for arrival in list_arrivals(store, location):
-        yield read_report(store, location, arrival)
+            arrivals.append(
+                Arrival(listed.key.removesuffix("manifest.checksum"), began, listed.last_modified)
+            )
+    return sorted(arrivals, key=lambda arrival: arrival.scan_started_at)
 
 
 def read_report(store: BackupStore, location: str, arrival: Arrival) -> Report:
-    """A report's manifest, checked against its checksum.
-
-    Raises:
-        ReportUnusable: it is damaged, or is no manifest.
-    """
+    """A report's manifest, checked against its checksum. Raises ReportUnusable if it is damaged, or is no manifest."""
     key = f"{arrival.folder}manifest.json"
     where = store.address.location(key)
     try:
-        written, checksum = store.read(key), store.read(f"{arrival.folder}manifest.checksum")
+        content, checksum = store.read(key), store.read(f"{arrival.folder}manifest.checksum")
     except ObjectMissing as error:
         raise ReportUnusable(where, "it is gone since it was listed", NEXT_REPORT) from error
-    digest = md5(written, usedforsecurity=False).hexdigest()
+    digest = md5(content, usedforsecurity=False).hexdigest()
     if digest != checksum.decode("ascii", "replace").strip().lower():
-        raise ReportUnusable(where, f"its MD5 is {digest}, manifest.checksum tells another", NEXT_REPORT)
-    manifest = _parse_manifest(written, where)
+        raise ReportUnusable(where, f"its MD5 is {digest}, manifest.checksum has another", NEXT_REPORT)
+    try:
+        manifest = _Manifest.model_validate(json.loads(content), strict=False)
+    except (ValueError, ValidationError) as error:
+        first = str(error).splitlines()[0]
+        raise ReportUnusable(where, f"it is no manifest of an inventory: {first}", NEXT_REPORT) from error
+    try:
+        columns = parse_file_schema(manifest.file_format, manifest.file_schema)
+    except BackupError as error:
+        raise ReportUnusable(where, f"{error.subject}: {error.reason}", NEXT_REPORT) from error
     return Report(
         store.address,
         where,
         manifest.source_bucket,
-        # Seconds are in the manifest only; both are the moment the scan began.
+        # The folder has the same moment without seconds.
         dt.datetime.fromtimestamp(int(manifest.creation_timestamp) / 1000, dt.UTC),
         arrival.arrived_at,
         manifest.file_format,
-        _parse_columns(manifest, where),
+        columns,
         tuple(
-            ReportFile(_resolve_key(store.address, location, file.key), file.size, file.md5)
+            file.model_copy(update={"key": _resolve_key(store.address, location, file.key)})
             for file in manifest.files
         ),
         digest,
     )
-
-
-def compute_earliest_scan(backup: Backup, day: str) -> dt.datetime:
-    """When the scan of a report may begin that speaks for a day: at D+lag 00:00 UTC, and not before the day ends."""
-    as_of = get_point_time(day)
-    if "T" in day:
-        return as_of
-    return as_of + dt.timedelta(days=max(0, backup.listing.lag_days - 1))
-
-
-def compute_deadline(backup: Backup, day: str) -> dt.datetime:
-    """Until when a report of a day is waited for. A point of a moment waits for none."""
-    hours = 0 if "T" in day else backup.listing.wait_hours
-    return compute_earliest_scan(backup, day) + dt.timedelta(hours=hours)
-
-
-def list_candidates(backup: Backup, store: BackupStore, day: str) -> list[Arrival]:
-    """The reports that may speak for a day, by the minute that their folders tell; the first to be taken first."""
-    earliest = compute_earliest_scan(backup, day)
-    found = list_arrivals(store, backup.listing.location or "")
-    return [arrival for arrival in found if arrival.scan_started_at + dt.timedelta(minutes=1) > earliest]
-
-
-def covers_day(backup: Backup, day: str, report: Report) -> bool:
-    """Whether a report's scan began late enough, by the millisecond that its manifest tells."""
-    return report.scan_started_at >= compute_earliest_scan(backup, day)
-
-
-def find_report(backup: Backup, day: str, now: dt.datetime) -> Report | LateReport | None:
-    """The first whole report that may speak for a day; None while it is waited for, Late when that is over.
-
-    Raises:
-        BackupError: the reports are those of another bucket, or their store cannot be read.
-    """
-    store, unusable = open_report_store(backup), []
-    for arrival in list_candidates(backup, store, day):
-        try:
-            report = read_report(store, backup.listing.location or "", arrival)
-            if covers_day(backup, day, report):
-                return require_source(backup, report)
-        except ReportUnusable as error:
-            unusable.append(str(error))
-    if now < compute_deadline(backup, day):
-        return None
-    return LateReport(" ".join([describe_late_reports(backup, day), *unusable]))
-
-
-def describe_late_reports(backup: Backup, day: str) -> str:
-    """A sentence about reports that have not come."""
-    return (
-        f"{backup.listing.location}: no usable report whose scan began at "
-        f"{compute_earliest_scan(backup, day):%Y-%m-%d %H:%M} "
-        f"UTC or later had come by {compute_deadline(backup, day):%Y-%m-%d %H:%M} UTC; the generator lists instead."
-    )
-
-
-def require_source(backup: Backup, report: Report) -> Report:
-    """The report, if it is one of the backup's source.
-
-    Raises:
-        BackupError: it is of another bucket.
-    """
-    if report.source_bucket != backup.source.bucket:
-        raise BackupError(
-            report.location,
-            f"it lists {report.source_bucket}, and backup {backup.name} is of {backup.source.bucket}",
-            "Correct `listing.location`: it ends with the source's bucket and the configuration's id.",
-        )
-    return report
-
-
-class _ManifestFile(BaseModel):
-    key: str
-    size: int
-    md5: str = Field(alias="MD5checksum")
 
 
 class _Manifest(BaseModel):
@@ -240,32 +177,11 @@ class _Manifest(BaseModel):
     creation_timestamp: str = Field(alias="creationTimestamp", pattern=r"^\d{1,15}$")
     file_format: ReportFormat = Field(alias="fileFormat")
     file_schema: str = Field(alias="fileSchema")
-    files: tuple[_ManifestFile, ...]
-
-
-def _parse_manifest(written: bytes, where: str) -> _Manifest:
-    try:
-        return _Manifest.model_validate(json.loads(written), strict=False)
-    except (ValueError, ValidationError) as error:
-        first = str(error).splitlines()[0]
-        raise ReportUnusable(where, f"it is no manifest of an inventory: {first}", NEXT_REPORT) from error
-
-
-def _parse_columns(manifest: _Manifest, where: str) -> tuple[str, ...]:
-    try:
-        return parse_file_schema(manifest.file_format, manifest.file_schema)
-    except BackupError as error:
-        raise ReportUnusable(where, f"{error.subject}: {error.reason}", NEXT_REPORT) from error
-
-
-def _get_key_prefix(location: str) -> str:
-    """What the keys of a location's reports begin with, in the store that `report_store` opens."""
-    prefix = StoreAddress(url=location).prefix
-    return "" if location.startswith("/") else prefix
+    files: tuple[ReportFile, ...]
 
 
 def _resolve_key(address: StoreAddress, location: str, key: str) -> str:
-    """Manifests tell keys of the whole bucket; a store that is a folder begins at the reports themselves."""
+    """The key of a data file: manifests have keys of the whole bucket, a folder begins at the reports."""
     if address.kind != FOLDER:
         return key
     place, parts = PurePosixPath(location).parts, PurePosixPath(key).parts
@@ -275,7 +191,68 @@ def _resolve_key(address: StoreAddress, location: str, key: str) -> str:
     return key
 
 
-SHOWN = 5
+def compute_earliest_scan(backup: Backup, day: str) -> dt.datetime:
+    """The earliest beginning of the scan for a day: at D+lag 00:00 UTC, and not before the day ends."""
+    as_of = get_point_time(day)
+    if "T" in day:
+        return as_of
+    return as_of + dt.timedelta(days=max(0, backup.listing.lag_days - 1))
+
+
+def compute_deadline(backup: Backup, day: str) -> dt.datetime:
+    """The end of the wait for a day's report. A point of a moment does not wait."""
+    hours = 0 if "T" in day else backup.listing.wait_hours
+    return compute_earliest_scan(backup, day) + dt.timedelta(hours=hours)
+
+
+def find_report(backup: Backup, day: str, now: dt.datetime) -> Report | LateReport | None:
+    """The first report with a valid manifest that covers a day; None during the wait, LateReport after it."""
+    return use_first_report(backup, day, now, lambda report, _: report)
+
+
+def use_first_report(
+    backup: Backup,
+    day: str,
+    now: dt.datetime,
+    use: Callable[[Report, list[str]], Result],
+    report_message: ReportProgress = lambda _: None,
+) -> Result | LateReport | None:
+    """The result of `use` for the first report that covers a day and for which `use` does not raise ReportUnusable.
+
+    `use` also gets sentences about the unusable reports before it. None during the wait, LateReport after it. Raises
+    BackupError if the reports are those of another bucket, or their store cannot be read.
+    """
+    store, location = open_report_store(backup), backup.listing.location or ""
+    earliest, deadline = compute_earliest_scan(backup, day), compute_deadline(backup, day)
+    unusable: list[str] = []
+    for arrival in list_arrivals(store, location):
+        # The name of the folder has the minute of the scan, the manifest the millisecond.
+        if arrival.scan_started_at + dt.timedelta(minutes=1) <= earliest:
+            continue
+        try:
+            report = read_report(store, location, arrival)
+            if report.scan_started_at < earliest:
+                continue
+            if report.source_bucket != backup.source.bucket:
+                raise BackupError(
+                    report.location,
+                    f"it lists {report.source_bucket}, and backup {backup.name} is of {backup.source.bucket}",
+                    "Correct `listing.location`: it ends with the source's bucket and the configuration's id.",
+                )
+            return use(report, unusable)
+        except ReportUnusable as error:
+            report_message(str(error))
+            unusable.append(str(error))
+    if now < deadline:
+        return None
+    late = (
+        f"{location}: no usable report whose scan began at {earliest:%Y-%m-%d %H:%M} UTC or later had come by "
+        f"{deadline:%Y-%m-%d %H:%M} UTC; the generator lists instead."
+    )
+    return LateReport((late, *unusable))
+
+
+MAX_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -285,13 +262,13 @@ class ReportStatus:
     scan_started_at: dt.datetime
     arrived_at: dt.datetime
     age: dt.timedelta
-    """Since its scan began: so old is what it tells."""
+    """Since its scan began."""
     day: str
-    """The newest day it may speak for."""
+    """The newest day it may cover."""
     is_in_time: bool
     report: Report | None
     problem: str | None
-    """Why it cannot be used; None when its manifest is whole."""
+    """Why it cannot be used; None if its manifest is valid."""
 
 
 @dataclass(frozen=True)
@@ -302,46 +279,34 @@ class InventoryStatus:
     arrived: int
     due_day: str
     late: LateReport | None
-    """Set when no report came for that day; the generator lists it instead."""
+    """Set if no report came for that day; the generator lists it instead."""
     next_day: str
-    """The day that is waited for next, or whose report may come already."""
+    """The next day whose report is expected, or may have come already."""
     next_from: dt.datetime
     next_until: dt.datetime
 
 
 def get_inventory_status(backup: Backup, now: dt.datetime) -> InventoryStatus:
-    """Look at the reports of a backup of kind s3_inventory; of each shown one the manifest is read and checked.
-
-    Raises:
-        BackupError: their place cannot be read, or they are of another bucket.
-    """
+    """The status of a backup of kind s3_inventory; the manifest of each shown report is read and checked."""
     store, location = open_report_store(backup), backup.listing.location or ""
-    arrived = list_arrivals(store, location)
+    arrivals = list_arrivals(store, location)
     shown = []
-    for arrival in reversed(arrived[-SHOWN:]):
-        day = _newest_day(backup, arrival.scan_started_at)
+    for arrival in reversed(arrivals[-MAX_SHOWN:]):
+        day = _get_newest_day(backup, arrival.scan_started_at)
         report, problem = None, None
         try:
             report = read_report(store, location, arrival)
         except ReportUnusable as error:
             problem = str(error)
-        shown.append(
-            ReportStatus(
-                arrival.scan_started_at,
-                arrival.arrived_at,
-                now - arrival.scan_started_at,
-                day,
-                arrival.arrived_at <= compute_deadline(backup, day),
-                report,
-                problem,
-            )
-        )
-    due = _newest_day(backup, now - dt.timedelta(hours=backup.listing.wait_hours))
+        is_in_time = arrival.arrived_at <= compute_deadline(backup, day)
+        began = arrival.scan_started_at
+        shown.append(ReportStatus(began, arrival.arrived_at, now - began, day, is_in_time, report, problem))
+    due = _get_newest_day(backup, now - dt.timedelta(hours=backup.listing.wait_hours))
     awaited = find_report(backup, due, now) if due >= str(backup.first_day) else None
     following = str(dt.date.fromisoformat(due) + dt.timedelta(days=1))
     return InventoryStatus(
         tuple(shown),
-        len(arrived),
+        len(arrivals),
         due,
         awaited if isinstance(awaited, LateReport) else None,
         following,
@@ -350,141 +315,102 @@ def get_inventory_status(backup: Backup, now: dt.datetime) -> InventoryStatus:
     )
 
 
-def _newest_day(backup: Backup, scan: dt.datetime) -> str:
-    """The newest day that a report may speak for whose scan began then."""
-    day = scan.astimezone(dt.UTC).date() - dt.timedelta(days=max(1, backup.listing.lag_days))
-    return str(day)
+def _get_newest_day(backup: Backup, scan: dt.datetime) -> str:
+    """The newest day that a scan from this moment covers."""
+    return str(scan.astimezone(dt.UTC).date() - dt.timedelta(days=max(1, backup.listing.lag_days)))
 
 
 BATCH_ROWS = 131_072
-CSV_BLOCK_BYTES = 16 * 1024**2
-DIGEST_BLOCK_BYTES = 1024**2
 NEEDED = ("size", "last_modified_date", "e_tag")
-"""Without these a copy has nothing to be compared with."""
-
-
-def require_needed(report: Report) -> None:
-    """Refuse a report that was configured without what a backup needs.
-
-    Raises:
-        ReportUnusable: it lacks a column.
-    """
-    lacking = [name for name in NEEDED if name not in report.columns]
-    if lacking:
-        raise ReportUnusable(
-            report.location,
-            f"it has no {', '.join(lacking)}",
-            "Let `lakeshare inventory configure` ask the store for them; reports from then on have them.",
-        )
+"""Without these, objects cannot be compared."""
 
 
 def read_listed_rows(store: BackupStore, report: Report, file: ReportFile) -> Iterator[pa.RecordBatch]:
-    """The rows of one data file, as batches of schema LISTING.
-
-    Raises:
-        ReportUnusable: the file is not there, is not what the manifest says, or cannot be read as such.
-    """
+    """The rows of one data file. Raises ReportUnusable if it is missing, damaged, or differs from the manifest."""
     where = store.address.location(file.key)
     try:
         content = store.open(file.key)
     except ObjectMissing as error:
         raise ReportUnusable(where, "a data file of the report is not there", NEXT_REPORT) from error
     with content:
-        _require_whole(content, file, where)
+        digest, size = md5(usedforsecurity=False), 0
+        while block := content.read(1024**2):
+            digest.update(block)
+            size += len(block)
+        if digest.hexdigest() != file.md5.lower():
+            actual, expected = f"{digest.hexdigest()} ({size} bytes)", f"{file.md5} ({file.size_bytes})"
+            raise ReportUnusable(where, f"its MD5 is {actual}, the manifest has {expected}", NEXT_REPORT)
+        content.seek(0)
         try:
             for rows in _READERS[report.file_format](content, report.columns):
-                yield _normalize_rows(rows, report, where)
+                yield _normalize_report_rows(rows, report, where)
         except (pa.ArrowException, ValueError, OSError, EOFError, zlib.error) as error:
-            # Not what its schema says, or cut off: Arrow tells the row or the column.
+            # The file differs from its schema, or is cut off.
             raise ReportUnusable(
                 where, f"it cannot be read as {report.file_format}: {error}", NEXT_REPORT
             ) from error
 
 
 def decode_keys(keys: pa.Array) -> pa.Array:
-    """Keys as CSV reports spell them (URL-encoded, a space as `+`), decoded.
-
-    Raises:
-        UnicodeDecodeError: a key is no UTF-8.
-    """
+    """Decodes keys of CSV reports (URL-encoded, a space as `+`). Raises UnicodeDecodeError if one is not UTF-8."""
     is_encoded = pc.match_substring_regex(keys, "[%+]")
     if not pc.any(is_encoded).as_py():
         return keys
-    # Folders repeat from key to key, and are where partitions have their `%3D`.
+    # Folders repeat from key to key, and have the `%3D` of partitions.
     folders: dict[str, str] = {}
 
-    def decoded(key: str) -> str:
+    def decode(key: str) -> str:
         folder, slash, name = key.rpartition("/")
         if folder not in folders:
             folders[folder] = unquote_plus(folder, errors="strict")
         return f"{folders[folder]}{slash}{unquote_plus(name, errors='strict')}"
 
-    return pa.array([decoded(key) for key in keys.to_pylist()], pa.string())
+    return pa.array([decode(key) for key in keys.to_pylist()], pa.string())
 
 
-def _require_whole(content: IO[bytes], file: ReportFile, where: str) -> None:
-    digest, size = md5(usedforsecurity=False), 0
-    while block := content.read(DIGEST_BLOCK_BYTES):
-        digest.update(block)
-        size += len(block)
-    if digest.hexdigest() != file.md5.lower():
-        reason = f"its MD5 is {digest.hexdigest()} ({size} bytes), the manifest tells {file.md5} ({file.size_bytes})"
-        raise ReportUnusable(where, reason, NEXT_REPORT)
-    content.seek(0)
-
-
-def _normalize_rows(rows: pa.RecordBatch, report: Report, where: str) -> pa.RecordBatch:
-    """Rows under a listing's names and types."""
-    names = rows.schema.names
-    lacking = [name for name in ("bucket", "key", *NEEDED) if name not in names]
+def _normalize_report_rows(rows: pa.RecordBatch, report: Report, where: str) -> pa.RecordBatch:
+    lacking = [name for name in ("bucket", "key", *NEEDED) if name not in rows.schema.names]
     if lacking:
-        raise ReportUnusable(
-            where, f"it lacks {', '.join(lacking)}, which its manifest tells of", NEXT_REPORT
-        )
-    columns = {
-        listed: rows.column(names.index(column_name)).cast(LISTING.field(listed).type)
-        for column_name, listed in LISTED_AS.items()
-        if column_name in names
-    }
+        raise ReportUnusable(where, f"it lacks {', '.join(lacking)}, which its manifest has", NEXT_REPORT)
+    columns = select_listed_columns(rows, LISTED_AS)
     if pc.any(pc.not_equal(columns["bucket"], report.source_bucket)).as_py():
         raise ReportUnusable(where, f"it has rows of other buckets than {report.source_bucket}", NEXT_REPORT)
     if report.file_format == "CSV":
         columns["key"] = decode_keys(columns["key"])
-    # A report of current objects tells no versions; markers have neither size nor ETag.
-    for name, otherwise in (("is_latest", True), ("is_delete_marker", False)):
-        columns[name] = (
-            pc.fill_null(columns[name], otherwise) if name in columns else _repeat_value(otherwise, len(rows))
-        )
+    return make_listing_batch(columns, len(rows))
+
+
+def select_listed_columns(rows: pa.RecordBatch, names: Mapping[str, str]) -> dict[str, pa.Array]:
+    """Columns of reports and metadata tables under the names and with the types of LISTING."""
+    columns = {
+        listed: rows[name].cast(LISTING.field(listed).type)
+        for name, listed in names.items()
+        if name in rows.schema.names
+    }
     if "version_id" in columns:
         version = columns["version_id"]
         is_null = pc.fill_null(pc.is_in(version, pa.array(["", "null"])), True)
         columns["version_id"] = pc.if_else(is_null, pa.scalar(None, pa.string()), version)
     if "etag" in columns:
         columns["etag"] = pc.utf8_trim(columns["etag"], characters='"')
-    return pa.RecordBatch.from_arrays(
-        [columns.get(field.name, pa.nulls(len(rows), field.type)) for field in LISTING], schema=LISTING
-    )
+    return columns
 
 
-def _repeat_value(value: bool, rows: int) -> pa.Array:
-    return pa.repeat(pa.scalar(value), rows)
-
-
-def _csv_rows(content: IO[bytes], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def _read_csv(content: IO[bytes], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     from pyarrow import csv
 
-    # A report of no rows may have a file of none, which Arrow calls invalid.
-    if not GzipFile(fileobj=content, mode="rb").read(1):
+    # A report without rows may have an empty file, which Arrow calls invalid.
+    if not gzip.GzipFile(fileobj=content, mode="rb").read(1):
         return
     content.seek(0)
     stream = pa.CompressedInputStream(pa.PythonFile(content, mode="r"), "gzip")
-    wanted = [name for name in LISTED_AS if name in columns]
+    names = [name for name in LISTED_AS if name in columns]
     yield from csv.open_csv(
         stream,
-        read_options=csv.ReadOptions(column_names=list(columns), block_size=CSV_BLOCK_BYTES),
+        read_options=csv.ReadOptions(column_names=list(columns), block_size=16 * 1024**2),
         convert_options=csv.ConvertOptions(
-            include_columns=wanted,
-            column_types={name: LISTING.field(LISTED_AS[name]).type for name in wanted},
+            include_columns=names,
+            column_types={name: LISTING.field(LISTED_AS[name]).type for name in names},
             null_values=[""],
             strings_can_be_null=True,
             quoted_strings_can_be_null=True,
@@ -492,93 +418,74 @@ def _csv_rows(content: IO[bytes], columns: Sequence[str]) -> Iterator[pa.RecordB
     )
 
 
-def _orc_rows(content: IO[bytes], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def _read_orc(content: IO[bytes], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     from pyarrow import orc
 
     file = orc.ORCFile(content)
-    wanted = [name for name in file.schema.names if name in LISTED_AS and name in columns]
+    names = [name for name in file.schema.names if name in LISTED_AS and name in columns]
     for stripe in range(file.nstripes):
-        yield file.read_stripe(stripe, columns=wanted)
+        yield file.read_stripe(stripe, columns=names)
 
 
-def _parquet_rows(content: IO[bytes], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    from pyarrow import parquet
-
-    with parquet.ParquetFile(content) as file:
-        names = file.schema_arrow.names
-        wanted = [name for name in names if name in LISTED_AS and name in columns]
-        yield from file.iter_batches(batch_size=BATCH_ROWS, columns=wanted)
+def _read_parquet(content: IO[bytes], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    with pq.ParquetFile(content) as file:
+        names = [name for name in file.schema_arrow.names if name in LISTED_AS and name in columns]
+        yield from file.iter_batches(batch_size=BATCH_ROWS, columns=names)
 
 
 _READERS: dict[ReportFormat, Callable[[IO[bytes], Sequence[str]], Iterator[pa.RecordBatch]]] = {
-    "CSV": _csv_rows,
-    "ORC": _orc_rows,
-    "Parquet": _parquet_rows,
+    "CSV": _read_csv,
+    "ORC": _read_orc,
+    "Parquet": _read_parquet,
 }
 
 
 SPARK_BYTES = 512 * 1024**2
-"""From this size of its data files on (some ten million rows) a report is read by Spark, where there is one."""
-
+"""Spark reads a report from this size of its data files on (some ten million rows), if there is a session."""
 PROGRESS_EVERY_S = 1.0
-
-
-def _ignore_progress(_: int) -> None:
-    """Who reads on an executor has nobody to tell."""
-
-
-@dataclass(frozen=True)
-class FileResult:
-    """What became of one data file."""
-
-    number: int
-    rows: int = 0
-    size_bytes: int = 0
-    refusal: tuple[str, str, str] | None = None
-    """Subject, reason and remedy of why the report cannot be used."""
 
 
 @dataclass(frozen=True)
 class ReportReader:
-    """One report on its way into a folder of rows; small, goes to Spark's executors."""
+    """Reads the data files of a report into a folder of rows; sent to Spark's executors."""
 
     report: Report
     folder: Path
     prefix: str
-    """Keys that do not begin with it are not of the source."""
+    """Prefix of the source's keys."""
     own: tuple[str, ...]
-    """Keys that begin with one of these are left out."""
+    """Prefixes of keys that are omitted."""
 
     @cached_property
     def store(self) -> BackupStore:
-        """Opened once by whoever reads: a client of boto3 takes as long to make as a small file to read."""
+        """Opened once: making a boto3 client takes as long as reading a small file."""
         return open_store(self.report.store)
 
-    def read(self, number: int, seen: Callable[[int], None] = _ignore_progress) -> FileResult:
-        """Write the rows of one data file as one Parquet file; again, it is written again. `seen` is told of rows."""
+    def read(self, number: int, seen: Callable[[int], None] = lambda _: None) -> tuple[int, int]:
+        """Write the rows of one data file as a Parquet file, or replace it; returns rows and their bytes.
+
+        `seen` is called with the number of rows of each batch. Raises ReportUnusable.
+        """
         path = self.folder / f"part-{number:05}.parquet"
         part = path.with_suffix(".writing")
-        file = self.report.files[number]
         rows = size = 0
         try:
             with pq.ParquetWriter(part, LISTING, compression="zstd") as writer:
-                for batch in self._kept(read_listed_rows(self.store, self.report, file)):
-                    writer.write_batch(batch)
-                    rows += len(batch)
-                    seen(len(batch))
-                    size += pc.sum(batch["size_bytes"]).as_py() or 0
-        except ReportUnusable as error:
+                for batch in read_listed_rows(self.store, self.report, self.report.files[number]):
+                    if self.prefix:
+                        batch = batch.filter(pc.starts_with(batch["key"], self.prefix))
+                    kept = drop_prefixes(batch, self.own)
+                    if not len(kept):
+                        continue
+                    writer.write_batch(kept)
+                    rows += len(kept)
+                    seen(len(kept))
+                    size += pc.sum(kept["size_bytes"]).as_py() or 0
+        except ReportUnusable:
             part.unlink(missing_ok=True)
-            return FileResult(number, refusal=(error.subject, error.reason, error.fix))
+            raise
         part.replace(path)
-        return FileResult(number, rows, size)
-
-    def _kept(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            of_source = batch.filter(pc.starts_with(batch["key"], self.prefix)) if self.prefix else batch
-            filtered = drop_prefixes(of_source, self.own)
-            if len(filtered):
-                yield filtered
+        return rows, size
 
 
 def list_report(
@@ -586,32 +493,42 @@ def list_report(
     report: Report,
     workspace: Workspace,
     report_progress: ReportProgress,
-    spark: "Callable[[], SparkSession] | None" = None,
+    spark: "OpenSpark | None" = None,
 ) -> ListingRecord:
-    """Read a report into the workspace's folder `listing`, which appears when all of it is read.
-
-    Raises:
-        ReportUnusable: a data file is missing, damaged or unreadable, or nothing of the source is listed.
-        BackupError: the store cannot be read.
-    """
-    require_needed(report)
+    """Read a report into the workspace's folder `listing`. Raises ReportUnusable if it is damaged, or has no object."""
+    lacking = [name for name in NEEDED if name not in report.columns]
+    if lacking:
+        raise ReportUnusable(
+            report.location,
+            f"it has no {', '.join(lacking)}",
+            "Let `lakeshare inventory configure` ask the store for them; reports from then on have them.",
+        )
     folder = workspace.clear("listing")
-    making = folder.with_name(f".{folder.name}.part")
-    making.mkdir(parents=True)
-    reading = ReportReader(report, making, backup.source.prefix, own_prefixes(backup))
-    size = sum(file.size_bytes for file in report.files)
-    if spark is not None and size >= SPARK_BYTES:
-        found = _read_by_spark(spark(), reading, report_progress)
+    unfinished = folder.with_name(f".{folder.name}.part")
+    unfinished.mkdir(parents=True)
+    reader = ReportReader(report, unfinished, backup.source.prefix, own_prefixes(backup))
+    files = len(report.files)
+    if spark is not None and sum(file.size_bytes for file in report.files) >= SPARK_BYTES:
+        report_progress(f"Spark reads {files} files of the report")
+        session = spark()
+        partitions = min(files, 4 * session.sparkContext.defaultParallelism)
+        counts = run_spark_tasks(
+            session, files, partitions, lambda number: [reader.read(number)], ReportUnusable
+        )
     else:
-        found = _read_by_threads(reading, report_progress)
-    rows = sum(one.rows for one in found)
+        counts = _read_by_threads(reader, report_progress)
+    rows = sum(count for count, _ in counts)
     if not rows:
         raise ReportUnusable(
             report.location,
             f"it lists no object of {backup.source}",
             "Check the filter of the store's inventory; an empty source needs no backup.",
         )
-    making.rename(folder)
+    unfinished.rename(folder)
+    warning = (
+        f"{report.location} lists current objects only, though backup {backup.name} asks for all versions: "
+        "nothing can be healed from older ones. Configure the store's inventory with all versions."
+    )
     return ListingRecord(
         kind="s3_inventory",
         location=report.location,
@@ -619,73 +536,187 @@ def list_report(
         manifest_md5=report.manifest_md5,
         has_versions=report.has_versions,
         rows=rows,
-        size_bytes=sum(one.size_bytes for one in found),
-        warnings=_warnings(backup, report),
+        size_bytes=sum(size for _, size in counts),
+        warnings=(warning,) if backup.listing.versions and not report.has_versions else (),
     )
 
 
-def _warnings(backup: Backup, report: Report) -> tuple[str, ...]:
-    if backup.listing.versions and not report.has_versions:
-        return (
-            f"{report.location} lists current objects only, though backup {backup.name} asks for all versions: "
-            "nothing can be healed from older ones. Configure the store's inventory with all versions.",
-        )
-    return ()
-
-
-def _read_by_threads(reading: ReportReader, report_progress: ReportProgress) -> list[FileResult]:
-    files, found, seen = len(reading.report.files), list[FileResult](), list[int]()
+def _read_by_threads(reader: ReportReader, report_progress: ReportProgress) -> list[tuple[int, int]]:
+    files, counts, seen = len(reader.report.files), list[tuple[int, int]](), list[int]()
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
-        left = {pool.submit(reading.read, number, seen.append) for number in range(files)}
+        left = {pool.submit(reader.read, number, seen.append) for number in range(files)}
         try:
             while left:
                 done, left = wait(left, PROGRESS_EVERY_S, FIRST_COMPLETED)
-                found += [_require_readable(one.result()) for one in done]
-                report_progress(f"read {len(found)} of {files} files of the report: {sum(seen):,} objects")
+                counts += [future.result() for future in done]
+                report_progress(f"read {len(counts)} of {files} files of the report: {sum(seen):,} objects")
         except BackupError:
             pool.shutdown(cancel_futures=True)
             raise
-    return found
+    return counts
 
 
-def _read_by_spark(
-    spark: "SparkSession", reading: ReportReader, report_progress: ReportProgress
-) -> list[FileResult]:
-    """Each task reads some files and writes their rows itself; the folder is one that all executors see."""
-    files = len(reading.report.files)
-    report_progress(f"Spark reads {files} files of the report")
-    numbers = spark.range(0, files, 1, min(files, 4 * spark.sparkContext.defaultParallelism))
+LISTED_FIELDS = tuple(field for field in NEEDED_FIELDS if field != "EncryptionStatus")
+"""Optional fields that a LIST returns; the others need a HEAD of each object."""
+SUFFIXES = {"CSV": "csv.gz", "ORC": "orc", "Parquet": "parquet"}
+ROWS_A_FILE = 500_000
+_ENCODED_IN_KEYS = r"[^A-Za-z0-9/\-_.~*]"
 
-    def read_some(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch["id"].to_pylist():
-                one = reading.read(number)
-                values = [number, one.rows, one.size_bytes, *(one.refusal or (None, None, None))]
-                yield pa.RecordBatch.from_arrays(
-                    [pa.array([value], kind) for value, kind in zip(values, _RESULT_TYPES, strict=True)],
-                    list(_RESULT_NAMES),
-                )
 
-    answers = numbers.mapInArrow(read_some, _RESULT_DDL).collect()
-    return [
-        _require_readable(
-            FileResult(
-                row.number,
-                row.rows,
-                row.size_bytes,
-                (row.subject, row.reason, row.fix) if row.reason is not None else None,
-            )
+@dataclass(frozen=True)
+class ReportDestination:
+    """Location and format of generated reports; sent to Spark's executors."""
+
+    source: StoreAddress
+    destination: StoreAddress
+    file_format: ReportFormat = "Parquet"
+    versions: bool = False
+    configuration: str = "lakeshare"
+
+    @property
+    def prefix(self) -> str:
+        """Key prefix of the source's reports in the destination: `<prefix>/<source-bucket>/<config-id>/`."""
+        name = PurePosixPath(self.source.url).name if self.source.kind == FOLDER else self.source.bucket
+        return f"{self.destination.prefix}{name}/{self.configuration}/"
+
+    @property
+    def columns(self) -> tuple[InventoryColumn, ...]:
+        return select_report_columns(LISTED_FIELDS, versions=self.versions)
+
+
+class WrittenFile(NamedTuple):
+    """One data file of a generated report."""
+
+    key: str
+    size_bytes: int
+    md5: str
+    rows: int
+    listed_bytes: int
+    """Sum of the listed objects."""
+
+
+@dataclass(frozen=True)
+class GeneratedReport:
+    """A report that was written."""
+
+    location: str
+    """URL of its manifest.json."""
+    scan_started_at: dt.datetime
+    scan_ended_at: dt.datetime
+    files: int
+    rows: int
+    size_bytes: int
+
+
+def generate_report(
+    place: ReportDestination,
+    *,
+    in_flight: int = IN_FLIGHT,
+    spark: "OpenSpark | None" = None,
+    report_progress: ReportProgress = log_message,
+) -> GeneratedReport:
+    """List all of a source and write a report, which exists when its checksum is written.
+
+    Its time is the moment before the listing began: it may or may not include later changes.
+    """
+    started_at = dt.datetime.now(dt.UTC)
+    source, versions = place.source, place.versions
+    if spark is not None and source.kind != FOLDER:
+        values = list_by_spark(spark(), source, versions, partial(write_files, place), report_progress)
+        files = [WrittenFile(*value) for value in values]
+    else:
+        batches = list_rows(source, versions=versions, in_flight=in_flight, report_progress=report_progress)
+        files = list(write_files(place, batches))
+    report = write_manifest(place, files, started_at, dt.datetime.now(dt.UTC))
+    report_progress(f"{report.location}: {report.rows:,} objects in {report.files} files")
+    return report
+
+
+def write_files(
+    place: ReportDestination, batches: Iterable[pa.RecordBatch], rows_a_file: int = ROWS_A_FILE
+) -> Iterator[WrittenFile]:
+    store = open_store(place.destination)
+    columns = {LISTED_AS[column.name]: column for column in place.columns}
+    names = [column.name for column in place.columns]
+    for group in group_batches(batches, rows_a_file):
+        listing = pa.Table.from_batches(group)
+        rows = listing.select(list(columns)).rename_columns(names)
+        content = _FORMATS[place.file_format](rows, place.columns)
+        key = f"{place.prefix}data/{uuid4()}.{SUFFIXES[place.file_format]}"
+        store.put(key, content)
+        digest = md5(content, usedforsecurity=False).hexdigest()
+        size = pc.sum(listing.column("size_bytes")).as_py() or 0
+        yield WrittenFile(key, len(content), digest, listing.num_rows, size)
+
+
+def write_manifest(
+    place: ReportDestination, files: Sequence[WrittenFile], started_at: dt.datetime, ended_at: dt.datetime
+) -> GeneratedReport:
+    """Make a report of data files: the manifest, the links for Hive, and the checksum last."""
+    store, destination = open_store(place.destination), place.destination
+    folder = f"{place.prefix}{started_at.strftime(SCAN_TIME)}/"
+    manifest = {
+        "sourceBucket": place.source.bucket,
+        "destinationBucket": f"arn:aws:s3:::{destination.bucket}",
+        "version": "2016-11-30",
+        "creationTimestamp": str(int(started_at.timestamp() * 1000)),
+        "fileFormat": place.file_format,
+        "fileSchema": format_file_schema(place.file_format, place.columns),
+        "files": [{"key": file.key, "size": file.size_bytes, "MD5checksum": file.md5} for file in files],
+    }
+    content = json.dumps(manifest, indent=2).encode()
+    where = destination.location(f"{folder}manifest.json")
+    if not store.put(f"{folder}manifest.json", content, if_absent=True):
+        raise BackupError(
+            where, "there is a report of this minute already", "Read that one, or generate again in a minute."
         )
-        for row in answers
-    ]
+    scheme = "file://" if destination.kind == FOLDER else ""
+    links = "\n".join(f"{scheme}{destination.location(file.key)}" for file in files)
+    store.put(f"{place.prefix}hive/dt={started_at:%Y-%m-%d-%H-%M}/symlink.txt", links.encode())
+    store.put(f"{folder}manifest.checksum", md5(content, usedforsecurity=False).hexdigest().encode())
+    rows, size = sum(file.rows for file in files), sum(file.listed_bytes for file in files)
+    return GeneratedReport(where, started_at, ended_at, len(files), rows, size)
 
 
-def _require_readable(one: FileResult) -> FileResult:
-    if one.refusal is not None:
-        raise ReportUnusable(*one.refusal)
-    return one
+def _format_csv(rows: pa.Table, columns: Sequence[InventoryColumn]) -> bytes:
+    """Gzip without a time; no header, all fields quoted, keys encoded like forms, nulls empty."""
+    from pyarrow import csv
+
+    texts = []
+    for column in columns:
+        values = rows.column(column.name)
+        if column.kind == "timestamp":
+            values = pc.strftime(values, format="%Y-%m-%dT%H:%M:%SZ")
+        texts.append(pc.fill_null(values.cast(pa.string()), ""))
+    texts[1] = pa.chunked_array([_encode_keys(chunk) for chunk in texts[1].chunks], pa.string())
+    lines = pa.BufferOutputStream()
+    options = csv.WriteOptions(include_header=False, quoting_style="all_valid")
+    csv.write_csv(pa.table(texts, names=[column.name for column in columns]), lines, options)
+    return gzip.compress(lines.getvalue(), mtime=0)
 
 
-_RESULT_DDL = "number long, rows long, size_bytes long, subject string, reason string, fix string"
-_RESULT_NAMES: Sequence[str] = ("number", "rows", "size_bytes", "subject", "reason", "fix")
-_RESULT_TYPES = (pa.int64(), pa.int64(), pa.int64(), pa.string(), pa.string(), pa.string())
+def _encode_keys(keys: pa.Array) -> pa.Array:
+    if not pc.any(pc.match_substring_regex(keys, _ENCODED_IN_KEYS)).as_py():
+        return keys
+    return pa.array([quote(key, safe="/-_.~*").replace("%20", "+") for key in keys.to_pylist()], pa.string())
+
+
+def _format_orc(rows: pa.Table, columns: Sequence[InventoryColumn]) -> bytes:
+    from pyarrow import orc
+
+    # A zone would be another type of ORC than Hive's timestamp; the values are UTC either way.
+    kinds = {"timestamp": pa.timestamp("ms")}
+    schema = pa.schema([(column.name, kinds.get(column.kind, column.arrow_field.type)) for column in columns])
+    sink = pa.BufferOutputStream()
+    orc.write_table(rows.cast(schema), sink, compression="zlib")
+    return bytes(sink.getvalue())
+
+
+def _format_parquet(rows: pa.Table, columns: Sequence[InventoryColumn]) -> bytes:
+    sink = pa.BufferOutputStream()
+    schema = pa.schema([column.arrow_field for column in columns])
+    pq.write_table(rows.cast(schema), sink, compression="snappy")
+    return bytes(sink.getvalue())
+
+
+_FORMATS = {"CSV": _format_csv, "ORC": _format_orc, "Parquet": _format_parquet}

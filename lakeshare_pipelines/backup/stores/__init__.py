@@ -1,4 +1,4 @@
-"""Stores that are backed up and stores that hold backups: a folder of this host, or a bucket of S3 or its relatives."""
+"""Stores that are backed up or hold backups: a folder of this host, or a bucket of S3 or an S3-compatible store."""
 
 from lakeshare_pipelines.backup.stores.store import (
     BackupStore,

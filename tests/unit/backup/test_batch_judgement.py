@@ -6,8 +6,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from lakeshare_pipelines.backup.copy.aws_batch import count_failures, explain_broken_job, join_report
-from lakeshare_pipelines.backup.copy.batch_jobs import BatchJob, divide_into_jobs
+from lakeshare_pipelines.backup.copy.aws_batch import (
+    BatchJob,
+    count_failures,
+    divide_into_jobs,
+    explain_broken_job,
+    join_report,
+)
 from lakeshare_pipelines.backup.model import COPY_RESULTS
 from tests.builders.backup_plan import plan_batch, planned
 from tests.builders.keys import AWKWARD_KEYS

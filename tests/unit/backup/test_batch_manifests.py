@@ -7,7 +7,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from lakeshare_pipelines.backup.copy.batch_jobs import JobKind, JobRows, divide_into_jobs, find_stored_prefix
+from lakeshare_pipelines.backup.copy.aws_batch import JobKind, JobRows, divide_into_jobs, find_stored_prefix
 from lakeshare_pipelines.backup.copy.engine import compute_plan_digest
 from tests.builders.backup_plan import plan_batch, planned
 from tests.builders.keys import AWKWARD_KEYS

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lakeshare_pipelines.backup.copy.engine import Ledger, Progress, read_report
+from lakeshare_pipelines.backup.copy.engine import Ledger, Progress, find_report, read_results
 from lakeshare_pipelines.backup.copy.local import LocalEngine
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
 from lakeshare_pipelines.errors import BackupError
@@ -56,8 +56,10 @@ def test_the_report_tells_of_every_object(tmp_path: Path, source: StoreAddress, 
     Path(source.url, keys[0]).unlink()
     task = a_task(tmp_path, source, target)
     record = LocalEngine().copy(task, lambda _: None)
-    results = read_report(open_store(target), WORK, task.token())
-    assert results is not None
+    store = open_store(target)
+    key = find_report(store, WORK, task.token())
+    assert key is not None
+    results = read_results(store, key)
     assert {one.decoded_key: (one.is_success, one.error_code) for one in results} == {
         key: (True, None) if key != keys[0] else (False, "NoSuchKey") for key in keys
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from lakeshare_pipelines.backup.copy.engine import ReportRow, read_report, read_results, write_report
+from lakeshare_pipelines.backup.copy.engine import ReportRow, find_report, read_results, write_report
 from lakeshare_pipelines.backup.model import COPY_RESULTS
 from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, open_store
 from lakeshare_pipelines.errors import BackupError
@@ -67,13 +67,13 @@ def test_both_orders_of_columns_and_both_names_are_understood(
     store: BackupStore, rows: str, name: str
 ) -> None:
     put_report(store, rows, name)
-    results = read_report(store, "r/", "7")
-    assert results is not None
-    assert list(results) == WANTED
+    key = find_report(store, "r/", "7")
+    assert key is not None
+    assert list(read_results(store, key)) == WANTED
 
 
 def test_a_job_of_which_no_task_ran_has_no_report(store: BackupStore) -> None:
-    assert read_report(store, "r/", "7") is None
+    assert find_report(store, "r/", "7") is None
 
 
 def test_our_own_reports_are_read_back(store: BackupStore) -> None:

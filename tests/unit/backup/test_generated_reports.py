@@ -16,15 +16,14 @@ from typer.testing import CliRunner
 
 from lakeshare_pipelines.backup.config import Backup, ListingSource
 from lakeshare_pipelines.backup.inventory.configuration import FORMATS, ReportFormat
-from lakeshare_pipelines.backup.inventory.generate import (
+from lakeshare_pipelines.backup.inventory.list_objects import list_rows
+from lakeshare_pipelines.backup.inventory.reports import (
     ReportDestination,
     generate_report,
-    list_source,
     write_files,
     write_manifest,
 )
-from lakeshare_pipelines.backup.inventory.list_objects import list_rows
-from lakeshare_pipelines.backup.inventory.sources import make_listing
+from lakeshare_pipelines.backup.inventory.sources import list_source, make_listing
 from lakeshare_pipelines.backup.model import LISTING, ListingRecord, read_table
 from lakeshare_pipelines.backup.points import Workspace
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store

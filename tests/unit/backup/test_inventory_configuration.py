@@ -126,7 +126,7 @@ def test_a_store_that_keeps_nothing_is_told(store: InventoryStore) -> None:
     ("code", "sentence"),
     [
         ("AccessDenied", "GetBucketInventoryConfiguration: access is denied"),
-        ("NotImplemented", "does not know GetBucketInventoryConfiguration.*Use the generator"),
+        ("NotImplemented", "does not support GetBucketInventoryConfiguration.*Use the generator"),
         ("SomethingElse", "the store refused"),
     ],
 )

@@ -12,13 +12,12 @@ from lakeshare_pipelines.backup.inventory.reports import (
     LateReport,
     find_report,
     open_report_store,
-    read_reports,
 )
 from lakeshare_pipelines.backup.inventory.sources import make_listing
 from lakeshare_pipelines.backup.points import Workspace
 from lakeshare_pipelines.errors import BackupError, ReportUnusable
 from tests.builders.backup_inventory import SCAN, Stored
-from tests.builders.backup_listings import DAY, IN_TIME, a_backup, listed, reports_in
+from tests.builders.backup_listings import DAY, IN_TIME, a_backup, listed, read_reports, reports_in
 
 NEXT = SCAN + dt.timedelta(hours=2)
 GOOD = [Stored("good")]
@@ -53,7 +52,7 @@ def replaced(folder: Path, content: bytes) -> None:
 
 DAMAGE: dict[str, tuple[str, Callable[[Path], object]]] = {
     "manifest of another MD5": (
-        "manifest.checksum tells another",
+        "manifest.checksum has another",
         lambda at: manifest(at).write_bytes(manifest(at).read_bytes() + b" "),
     ),
     "no manifest": ("it is gone since it was listed", lambda at: manifest(at).unlink()),
@@ -160,4 +159,4 @@ def test_when_the_wait_is_over_the_damage_is_told(tmp_path: Path) -> None:
     late = find_report(a_backup(tmp_path), DAY, dt.datetime(2026, 11, 23, 12, tzinfo=dt.UTC))
     assert isinstance(late, LateReport)
     assert "the generator lists instead" in late.reason
-    assert "manifest.checksum tells another" in late.reason
+    assert "manifest.checksum has another" in late.reason

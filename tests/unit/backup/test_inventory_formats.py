@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lakeshare_pipelines.backup.inventory.configuration import (
     FORMATS,
     NEEDED_FIELDS,
-    OPTIONAL_COLUMNS,
+    OPTIONAL_FIELDS,
     ReportFormat,
     format_file_schema,
     own_prefixes,
@@ -115,7 +115,7 @@ def test_any_key_is_decoded_to_what_it_was(keys: list[str]) -> None:
 @pytest.mark.parametrize("versions", [False, True])
 @pytest.mark.parametrize("file_format", FORMATS)
 def test_schemas_that_we_write_are_those_that_we_read(file_format: ReportFormat, versions: bool) -> None:
-    every = select_report_columns([column.field for column in OPTIONAL_COLUMNS], versions=versions)
+    every = select_report_columns(OPTIONAL_FIELDS, versions=versions)
     assert parse_file_schema(file_format, format_file_schema(file_format, every)) == tuple(
         column.name for column in every
     )
@@ -125,10 +125,8 @@ def test_the_fields_are_those_that_s3_takes() -> None:
     import boto3
 
     model = boto3.session.Session()._session.get_service_model("s3")
-    assert {column.field for column in OPTIONAL_COLUMNS} == set(
-        model.shape_for("InventoryOptionalField").enum
-    )
-    assert set(NEEDED_FIELDS) <= {column.field for column in OPTIONAL_COLUMNS}
+    assert set(OPTIONAL_FIELDS) == set(model.shape_for("InventoryOptionalField").enum)
+    assert set(NEEDED_FIELDS) <= set(OPTIONAL_FIELDS)
 
 
 @pytest.mark.parametrize(

@@ -87,5 +87,5 @@ def test_a_source_that_cannot_be_read_is_told_once(tmp_path: Path) -> None:
     planner = a_planner(tmp_path, source=source)
     told = planner.plan("2026-11-01", rows).warnings
     assert [
-        sentence.startswith("How long 2 tables keep removed files cannot be told: ") for sentence in told
+        sentence.startswith("How long 2 tables keep removed files cannot be read: ") for sentence in told
     ] == [True]

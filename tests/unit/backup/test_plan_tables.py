@@ -14,7 +14,7 @@ COMMIT = "_delta_log/00000000000000000000.json"
 def found_in(*keys: str) -> TableRoots:
     found = TableRoots()
     for key in keys:
-        found.look_at(pa.array([key]))
+        found.add(pa.array([key]))
     return found
 
 
@@ -49,7 +49,7 @@ def test_people_are_told_of_hudi_and_of_tables_in_two_formats() -> None:
         "h/.hoodie/1.commit", f"u/{COMMIT}", "u/metadata/1.metadata.json", f"d/{COMMIT}"
     ).warnings()
     assert [sentence.split(":")[0] for sentence in told] == ["u", "h"]
-    assert "nobody proves" in told[1]
+    assert "does not verify" in told[1]
 
 
 def test_a_key_belongs_to_the_nearest_root_and_to_the_outermost_family() -> None:
