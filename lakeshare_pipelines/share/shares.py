@@ -93,7 +93,7 @@ def sql(
         catalog.close()
     result = executed[-1].result if executed else Result()
     if not result.columns:
-        rows = [(result.told,)] if result.told else []
+        rows = [(result.message,)] if result.message else []
         return spark.createDataFrame(rows, T.StructType([T.StructField(RESULT_TEXT, T.StringType())]))
     types: dict[type, T.DataType] = {
         str: T.StringType(),

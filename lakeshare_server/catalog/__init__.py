@@ -1,73 +1,41 @@
-"""What was published and what is shared with whom: the state that pipelines and server share.
+"""The state that pipelines and server share: publications, shares, recipients and grants."""
 
-The wire, the signing of URLs and the reading of table formats live elsewhere.
-"""
-
-from lakeshare_server.catalog.async_queries import AsyncQueries, AsyncQuery, Claim
-from lakeshare_server.catalog.audit import AuditEvent, AuditLog, append_events, newest_requests
-from lakeshare_server.catalog.credentials import Access, Allowances, Credentials, Policy, Reader, TokenUses
-from lakeshare_server.catalog.database import Catalog, GenerationCache, open_catalog
-from lakeshare_server.catalog.ledger import (
-    FollowedTable,
-    FollowedTables,
-    IcebergIdentity,
-    Lease,
-    Ledger,
-    NewPublication,
-    NumberedSnapshot,
-    Publication,
-    lock_set,
-)
-from lakeshare_server.catalog.listings import EffectiveGrant, GrantedTable, Listings, ShareEntry, TableEntry
-from lakeshare_server.catalog.recipients import Recipient, Recipients
-from lakeshare_server.catalog.shares import (
-    DeclaredShare,
-    ShareDiff,
-    SharedTable,
-    allow_directory_access,
-    apply_shares,
-    share_table,
-    unshare_table,
-)
-
-__all__ = [
-    "Access",
-    "Allowances",
-    "AsyncQueries",
-    "AsyncQuery",
-    "AuditEvent",
-    "AuditLog",
-    "Catalog",
-    "Claim",
-    "Credentials",
-    "DeclaredShare",
-    "EffectiveGrant",
-    "FollowedTable",
-    "FollowedTables",
-    "GenerationCache",
-    "GrantedTable",
-    "IcebergIdentity",
-    "Lease",
-    "Ledger",
-    "Listings",
-    "NewPublication",
-    "NumberedSnapshot",
-    "Policy",
-    "Publication",
-    "Reader",
-    "Recipient",
-    "Recipients",
-    "ShareDiff",
-    "ShareEntry",
-    "SharedTable",
-    "TableEntry",
-    "TokenUses",
-    "allow_directory_access",
-    "append_events",
-    "apply_shares",
-    "lock_set",
-    "newest_requests",
-    "open_catalog",
-    "share_table",
-    "unshare_table",
-]
+from lakeshare_server.catalog.async_queries import AsyncQueries as AsyncQueries
+from lakeshare_server.catalog.async_queries import AsyncQuery as AsyncQuery
+from lakeshare_server.catalog.async_queries import Claim as Claim
+from lakeshare_server.catalog.audit import AuditEvent as AuditEvent
+from lakeshare_server.catalog.audit import AuditLog as AuditLog
+from lakeshare_server.catalog.audit import append_events as append_events
+from lakeshare_server.catalog.audit import newest_requests as newest_requests
+from lakeshare_server.catalog.credentials import Access as Access
+from lakeshare_server.catalog.credentials import Allowances as Allowances
+from lakeshare_server.catalog.credentials import Credentials as Credentials
+from lakeshare_server.catalog.credentials import Policy as Policy
+from lakeshare_server.catalog.credentials import Reader as Reader
+from lakeshare_server.catalog.credentials import TokenUses as TokenUses
+from lakeshare_server.catalog.database import Catalog as Catalog
+from lakeshare_server.catalog.database import GenerationCache as GenerationCache
+from lakeshare_server.catalog.database import open_catalog as open_catalog
+from lakeshare_server.catalog.declared.apply import DeclaredShare as DeclaredShare
+from lakeshare_server.catalog.declared.apply import ShareDiff as ShareDiff
+from lakeshare_server.catalog.declared.apply import SharedTable as SharedTable
+from lakeshare_server.catalog.declared.apply import allow_directory_access as allow_directory_access
+from lakeshare_server.catalog.declared.apply import apply_shares as apply_shares
+from lakeshare_server.catalog.declared.apply import share_table as share_table
+from lakeshare_server.catalog.declared.apply import unshare_table as unshare_table
+from lakeshare_server.catalog.ledger import FollowedTable as FollowedTable
+from lakeshare_server.catalog.ledger import FollowedTables as FollowedTables
+from lakeshare_server.catalog.ledger import IcebergIdentity as IcebergIdentity
+from lakeshare_server.catalog.ledger import Lease as Lease
+from lakeshare_server.catalog.ledger import Ledger as Ledger
+from lakeshare_server.catalog.ledger import NewPublication as NewPublication
+from lakeshare_server.catalog.ledger import NumberedSnapshot as NumberedSnapshot
+from lakeshare_server.catalog.ledger import Publication as Publication
+from lakeshare_server.catalog.ledger import lock_set as lock_set
+from lakeshare_server.catalog.listings import EffectiveGrant as EffectiveGrant
+from lakeshare_server.catalog.listings import GrantedTable as GrantedTable
+from lakeshare_server.catalog.listings import Listings as Listings
+from lakeshare_server.catalog.listings import ShareEntry as ShareEntry
+from lakeshare_server.catalog.listings import TableEntry as TableEntry
+from lakeshare_server.catalog.sharing.credentials import Recipient as Recipient
+from lakeshare_server.catalog.sharing.credentials import Recipients as Recipients

@@ -1,42 +1,37 @@
-"""Queries that recipients come back for: who asked what, who works on it, what became of it.
+"""Asynchronous queries of recipients: their requests, the workers on them, and their results.
 
-All of it is in the database, so any worker of any server can take a query over, also after a restart.
+All state is in the database: any worker of any server can take a query over, also after a restart.
 """
 
 import hashlib
-import logging
-import threading
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
-from typing import Literal, cast
+from typing import Literal
 
 from sqlalchemy import ColumnElement, delete, func, select, update
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from lakeshare_server.catalog.database import Catalog
+from lakeshare_server.catalog.database import Catalog, heartbeat
 from lakeshare_server.catalog.models import AsyncQueryRow
 from lakeshare_server.errors import BadRequest, NotFound, Unavailable
 
 LIFE_S = 3600.0
 HEARTBEAT_S = 5.0
-# Several beats: one that is late does not make two workers of one.
+# Several heartbeats: a late one does not start a second worker.
 DEAD_AFTER_S = 30.0
-# A query that ends its worker each time is not given to another for ever.
+# Limits the attempts of a query that ends its worker each time.
 MAX_ATTEMPTS = 3
 MAX_PENDING_PER_RECIPIENT = 100
 
 State = Literal["pending", "running", "done", "failed"]
 
-_log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True)
 class AsyncQuery:
-    """A submitted query; `version` is the one its answer has, from the moment that is known."""
+    """A submitted query; `version` is that of its response, once it is known."""
 
     id: str
     recipient_id: str
@@ -53,14 +48,14 @@ class AsyncQuery:
 
 @dataclass(frozen=True)
 class Claim:
-    """The right to work on a query, as long as nobody has a later attempt."""
+    """The right to work on a query, until another worker has a later attempt."""
 
     query: AsyncQuery
     attempt: int
 
     @property
     def is_last(self) -> bool:
-        """Whether nobody may try again after this."""
+        """Whether no attempt follows."""
         return self.attempt >= MAX_ATTEMPTS
 
 
@@ -81,10 +76,10 @@ class AsyncQueries:
         idempotency_key: str,
         version: int | None = None,
     ) -> AsyncQuery:
-        """Take a query in, or find the one that was taken in under this key; `request` is canonical JSON.
+        """Adds a query, or returns the query of this key; `request` is canonical JSON.
 
         Raises:
-            BadRequest: the key cannot be used, or came with another request before.
+            BadRequest: the key cannot be used, or belongs to another request.
             Unavailable: too many queries of this recipient wait.
         """
         if not 0 < len(idempotency_key) <= 255:
@@ -97,7 +92,7 @@ class AsyncQueries:
             kind=kind,
             request=request,
             idempotency_key=idempotency_key,
-            request_digest=_digest(kind, request),
+            request_digest=hashlib.sha256(f"{kind}\n{request}".encode(errors="surrogatepass")).hexdigest(),
             state="pending",
             attempts=0,
             version=version,
@@ -108,16 +103,12 @@ class AsyncQueries:
             with self.catalog.writing(seen=False) as session:
                 return _submitted(session, new)
         except IntegrityError:
-            # The same submission came in twice at the same moment: the other one was first.
+            # The same submission was added at the same time by another worker.
             with self.catalog.writing(seen=False) as session:
                 return _submitted(session, new)
 
     def get(self, query_id: str, recipient_id: str, table_id: str) -> AsyncQuery:
-        """The query as it stands, for who submitted it.
-
-        Raises:
-            NotFound: there is none of this recipient and table, or its time is over.
-        """
+        """Returns a query of a recipient and table; raises NotFound, also if it has expired."""
         known = select(AsyncQueryRow).where(
             AsyncQueryRow.id == query_id,
             AsyncQueryRow.recipient_id == recipient_id,
@@ -131,44 +122,34 @@ class AsyncQueries:
             return _query(row)
 
     def claim(self) -> Claim | None:
-        """The oldest query that nobody works on, or whose worker is dead; None when there is none."""
-        # Workers look often and mostly find nothing: only what is there is worth a writer's turn.
+        """Claims the oldest query without a live worker; None if there is none."""
+        # Workers poll often and find mostly nothing: a read first spares the writer lock.
         with self.catalog.reading() as session:
             if session.scalars(select(AsyncQueryRow.key).where(self._free()).limit(1)).first() is None:
                 return None
         with self.catalog.writing(seen=False) as session:
             oldest = select(AsyncQueryRow).where(self._free()).order_by(AsyncQueryRow.key).limit(1)
             row = session.scalars(oldest.with_for_update(skip_locked=True)).one_or_none()
-            return None if row is None else self._taken(row)
+            return None if row is None else self._take(row)
 
     def beat(self, claim: Claim) -> bool:
-        """Say that the query is still worked on; False when somebody else does, or it is gone."""
+        """Records a heartbeat; False if the claim was lost."""
         return self._change(claim, heartbeat_at=datetime.now(UTC))
 
-    @contextmanager
-    def working(self, claim: Claim) -> Iterator[None]:
-        """Beat during the block, until the claim is lost."""
-        stop = threading.Event()
-        heart = threading.Thread(
-            target=self._keep_beating, args=(claim, stop), name=f"query-{claim.query.id}", daemon=True
-        )
-        heart.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            heart.join()
+    def working(self, claim: Claim) -> AbstractContextManager[None]:
+        """Records heartbeats during the block, until the claim is lost."""
+        return heartbeat(f"query-{claim.query.id}", HEARTBEAT_S, lambda: self.beat(claim))
 
     def finish(self, claim: Claim, version: int) -> bool:
-        """The answer can be fetched, at this version; False when the claim was lost."""
+        """Marks the query as done, at this version; False if the claim was lost."""
         return self._end(claim, state="done", version=version)
 
     def fail(self, claim: Claim, code: str, message: str) -> bool:
-        """There will be no answer; `code` is the error's name. False when the claim was lost."""
+        """Marks the query as failed; `code` is the error's name. False if the claim was lost."""
         return self._end(claim, state="failed", error_code=code, error_message=message)
 
     def purge(self) -> int:
-        """Forget the queries whose time is over; returns how many."""
+        """Deletes the expired queries; returns their number."""
         with self.catalog.writing(seen=False) as session:
             over = AsyncQueryRow.expires_at <= datetime.now(UTC)
             return len(session.scalars(delete(AsyncQueryRow).where(over).returning(AsyncQueryRow.key)).all())
@@ -178,7 +159,7 @@ class AsyncQueries:
         dead = (AsyncQueryRow.state == "running") & (AsyncQueryRow.heartbeat_at < now - self._dead_after)
         return (AsyncQueryRow.expires_at > now) & ((AsyncQueryRow.state == "pending") | dead)
 
-    def _taken(self, row: AsyncQueryRow) -> Claim | None:
+    def _take(self, row: AsyncQueryRow) -> Claim | None:
         now = datetime.now(UTC)
         if row.attempts >= MAX_ATTEMPTS:
             row.state, row.finished_at, row.expires_at = "failed", now, now + self._life
@@ -188,14 +169,6 @@ class AsyncQueries:
         row.state, row.attempts = "running", row.attempts + 1
         row.started_at = row.heartbeat_at = now
         return Claim(_query(row), row.attempts)
-
-    def _keep_beating(self, claim: Claim, stop: threading.Event) -> None:
-        while not stop.wait(HEARTBEAT_S):
-            try:
-                if not self.beat(claim):
-                    return
-            except (SQLAlchemyError, Unavailable) as error:
-                _log.warning("query %s: a heartbeat failed: %s", claim.query.id, error)
 
     def _end(self, claim: Claim, **values: object) -> bool:
         now = datetime.now(UTC)
@@ -224,7 +197,13 @@ def _submitted(session: Session, new: AsyncQueryRow) -> AsyncQuery:
         session.flush()
         existing = None
     if existing is None:
-        _require_room(session, new.recipient_id)
+        waits = (AsyncQueryRow.recipient_id == new.recipient_id) & (AsyncQueryRow.state == "pending")
+        waiting = session.scalar(select(func.count()).select_from(AsyncQueryRow).where(waits)) or 0
+        if waiting >= MAX_PENDING_PER_RECIPIENT:
+            raise Unavailable(
+                f"{waiting} async queries of this recipient wait already",
+                "Fetch their answers, then ask again.",
+            )
         session.add(new)
         session.flush()
         return _query(new)
@@ -234,30 +213,5 @@ def _submitted(session: Session, new: AsyncQueryRow) -> AsyncQuery:
     return _query(existing)
 
 
-def _require_room(session: Session, recipient_id: str) -> None:
-    waits = (AsyncQueryRow.recipient_id == recipient_id) & (AsyncQueryRow.state == "pending")
-    waiting = session.scalar(select(func.count()).select_from(AsyncQueryRow).where(waits)) or 0
-    if waiting >= MAX_PENDING_PER_RECIPIENT:
-        raise Unavailable(
-            f"{waiting} async queries of this recipient wait already", "Fetch their answers, then ask again."
-        )
-
-
-def _digest(kind: str, request: str) -> str:
-    return hashlib.sha256(f"{kind}\n{request}".encode(errors="surrogatepass")).hexdigest()
-
-
 def _query(row: AsyncQueryRow) -> AsyncQuery:
-    return AsyncQuery(
-        id=row.id,
-        recipient_id=row.recipient_id,
-        table_id=row.table_id,
-        kind=row.kind,
-        request=row.request,
-        state=cast("State", row.state),
-        version=row.version,
-        error_code=row.error_code,
-        error_message=row.error_message,
-        created_at=row.created_at,
-        expires_at=row.expires_at,
-    )
+    return AsyncQuery(**{field.name: getattr(row, field.name) for field in fields(AsyncQuery)})

@@ -1,6 +1,6 @@
-"""What recipients get in with, looked up: bearer tokens, client secrets and the policies for tokens of other issuers.
+"""Looks up credentials in force: bearer tokens, client secrets, and policies for tokens of other issuers.
 
-Found here is only what is in force now. Whether an address may use it is for `access` to say.
+`access` checks addresses and limits. Also counts requests and records the last use of tokens.
 """
 
 import hashlib
@@ -29,12 +29,12 @@ TOKEN_BYTES = 32
 
 
 def new_token() -> str:
-    """A fresh URL-safe bearer token of 256 random bits."""
+    """A new URL-safe bearer token of 256 random bits."""
     return secrets.token_urlsafe(TOKEN_BYTES)
 
 
 def token_digest(token: str) -> str:
-    """The SHA-256 of `token` in hex: what the catalog stores and looks up."""
+    """The SHA-256 of a token in hex, which the catalog stores."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
@@ -43,20 +43,20 @@ Network = IPv4Network | IPv6Network
 
 @dataclass(frozen=True)
 class Reader:
-    """The recipient behind a valid token, and when that ends: as much as every request needs."""
+    """The recipient of a valid token, and the token's end."""
 
     id: str
     name: str
     expires_at: datetime | None = field(default=None, compare=False)
 
     def is_valid(self) -> bool:
-        """Whether its token, found valid before, has not ended since."""
+        """Whether its token, which was valid, has not ended since."""
         return self.expires_at is None or self.expires_at > datetime.now(UTC)
 
 
 @dataclass(frozen=True)
 class Access:
-    """A recipient that has proved who it is: by what, until when, and from where and how much it may ask."""
+    """An authenticated recipient: its credential, allowed networks and limits."""
 
     reader: Reader
     credential_id: str
@@ -64,18 +64,18 @@ class Access:
     limits: dict[str, int] = field(default_factory=dict)
 
     def is_valid(self) -> bool:
-        """Whether its credential, found valid before, has not ended since."""
+        """Whether its credential, which was valid, has not ended since."""
         return self.reader.is_valid()
 
     def until(self, end: datetime) -> "Access":
-        """The same, and not beyond that time."""
+        """The same access until `end` at the latest."""
         own = self.reader.expires_at
         return replace(self, reader=replace(self.reader, expires_at=end if own is None else min(own, end)))
 
 
 @dataclass(frozen=True)
 class Policy:
-    """Whose tokens of an issuer are a recipient's."""
+    """The claims of an issuer's tokens that identify a recipient."""
 
     access: Access
     issuer: str
@@ -85,14 +85,14 @@ class Policy:
 
 
 class Credentials:
-    """The credentials that are in force."""
+    """The credentials of the catalog that are in force."""
 
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
 
     def by_token(self, token: str) -> Access | None:
         """The recipient whose bearer token this is."""
-        # Looked up by a digest of 256 random bits: how long it takes tells nothing about another token.
+        # Found by a digest of 256 random bits: the time that this takes reveals nothing about another token.
         return self._one((TokenRow.digest == token_digest(token)) & (TokenRow.kind == "bearer"))
 
     def by_named_token(self, name: str, token: str) -> Access | None:
@@ -105,7 +105,7 @@ class Credentials:
         return _require_name_of(self._one(own), client_id)
 
     def by_client_secret_id(self, credential_id: str) -> Access | None:
-        """The recipient whose client secret has this id: what an access token was given for."""
+        """The recipient whose client secret has this id, which access tokens refer to."""
         return self._one((TokenRow.id == credential_id) & (TokenRow.kind == "client_secret"))
 
     def holder(self, recipient_id: str, credential_id: str | None) -> Reader | None:
@@ -116,32 +116,27 @@ class Credentials:
                 row = session.scalars(select(RecipientRow).where(own, *_recipient_in_force())).one_or_none()
                 return None if row is None else Reader(row.id, row.name, row.expires_at)
             own_token = (TokenRow.id == credential_id) & (RecipientRow.id == recipient_id)
-            found = session.execute(_valid_token(own_token)).one_or_none()
-            if found is not None:
-                return _access(found[0], found[1].id, found[1].expires_at).reader
+            rows = session.execute(_valid_token(own_token)).one_or_none()
+            if rows is not None:
+                return _access(rows[0], rows[1].id, rows[1].expires_at).reader
             own_policy = (FederationPolicyRow.id == credential_id) & (RecipientRow.id == recipient_id)
-            found = session.execute(_in_force(FederationPolicyRow, own_policy)).one_or_none()
-            return None if found is None else _access(found[0], found[1].id, None).reader
+            rows = session.execute(_in_force(FederationPolicyRow, own_policy)).one_or_none()
+            return None if rows is None else _access(rows[0], rows[1].id, None).reader
 
     def policies(self, issuer: str) -> Sequence[Policy]:
-        """Which tokens of an issuer are whose."""
+        """The policies for tokens of an issuer."""
         with self.catalog.reading() as session:
-            found = session.execute(_in_force(FederationPolicyRow, FederationPolicyRow.issuer == issuer))
-            return [
-                Policy(
-                    _access(recipient, policy.id, None),
-                    issuer,
-                    policy.subject_claim,
-                    policy.subject,
-                    tuple(policy.audiences),
-                )
-                for recipient, policy in found
-            ]
+            rows = session.execute(_in_force(FederationPolicyRow, FederationPolicyRow.issuer == issuer))
+            policies = []
+            for recipient, row in rows:
+                claims = issuer, row.subject_claim, row.subject, tuple(row.audiences)
+                policies.append(Policy(_access(recipient, row.id, None), *claims))
+            return policies
 
     def _one(self, condition: ColumnElement[bool]) -> Access | None:
         with self.catalog.reading() as session:
-            found = session.execute(_valid_token(condition)).one_or_none()
-            return None if found is None else _access(found[0], found[1].id, found[1].expires_at)
+            rows = session.execute(_valid_token(condition)).one_or_none()
+            return None if rows is None else _access(rows[0], rows[1].id, rows[1].expires_at)
 
 
 def _valid_token(condition: ColumnElement[bool]) -> Select[Any]:
@@ -171,22 +166,22 @@ def _access(recipient: RecipientRow, credential_id: str, expires_at: datetime | 
     return Access(
         Reader(recipient.id, recipient.name, min(ends, default=None)),
         credential_id,
-        None if recipient.ip_allow is None else tuple(ip_network(one) for one in recipient.ip_allow),
+        None if recipient.ip_allow is None else tuple(map(ip_network, recipient.ip_allow)),
         dict(recipient.limits or {}),
     )
 
 
-def _require_name_of(found: Access | None, name: str) -> Access | None:
-    if found is None or name.lower() not in (found.reader.id, found.reader.name.lower()):
+def _require_name_of(access: Access | None, name: str) -> Access | None:
+    if access is None or name.lower() not in (access.reader.id, access.reader.name.lower()):
         return None
-    return found
+    return access
 
 
 WINDOWS_KEPT_FOR = timedelta(days=2)
 
 
 class Allowances:
-    """The counts of the catalog."""
+    """Permits that recipients and addresses have taken, counted in windows of time."""
 
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
@@ -194,7 +189,7 @@ class Allowances:
     def take(
         self, subject: str, kind: str, window_began_at: datetime, most: int, wanted: int, overdrawn: int = 0
     ) -> int:
-        """Count what is owed, and take as many permits more as are wanted, or as are left of `most`.
+        """Counts `overdrawn` permits, takes up to `wanted` of those left of `most`, and returns their number.
 
         Raises:
             Unavailable: the database does not answer.
@@ -209,24 +204,21 @@ class Allowances:
 
     def _row(self, session: Session, subject: str, kind: str, window_began_at: datetime) -> AllowanceRow:
         own = (AllowanceRow.subject == subject) & (AllowanceRow.kind == kind)
-        found = session.scalars(select(AllowanceRow).where(own).with_for_update()).one_or_none()
-        if found is not None:
-            return found
-        session.execute(delete(AllowanceRow).where(AllowanceRow.window_began_at < _long_ago()))
-        # Another worker may be about to do the same.
+        row = session.scalars(select(AllowanceRow).where(own).with_for_update()).one_or_none()
+        if row is not None:
+            return row
+        expired = AllowanceRow.window_began_at < datetime.now(UTC) - WINDOWS_KEPT_FOR
+        session.execute(delete(AllowanceRow).where(expired))
+        # Another worker may insert the same row at the same time.
         values = {"subject": subject, "kind": kind, "window_began_at": window_began_at, "taken": 0}
         session.execute(insert_statement(session, AllowanceRow, values).on_conflict_do_nothing())
         return session.scalars(select(AllowanceRow).where(own).with_for_update()).one()
 
 
 def insert_statement(session: Session, model: Any, values: Any) -> Any:
-    """An insert that can say what is to be done where a row is there already: each database has its own."""
+    """An insert with ON CONFLICT in the dialect of the database."""
     make = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
     return make(model).values(values)
-
-
-def _long_ago() -> datetime:
-    return datetime.now(UTC) - WINDOWS_KEPT_FOR
 
 
 MAX_ADDRESS_CHARS = 64
@@ -235,7 +227,7 @@ MAX_PENDING_USES = 50_000
 
 
 class TokenUses:
-    """Notes uses at the price of a look into a dictionary, to the minute; safe from any thread."""
+    """Records uses of credentials to the minute, in memory until `write`; safe from any thread."""
 
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
@@ -244,7 +236,7 @@ class TokenUses:
         self._turn = threading.Lock()
 
     def record(self, credential_id: str, address: str | None) -> None:
-        """A token, client secret or policy let somebody in, just now."""
+        """Records that a token, client secret or policy was used now."""
         now = datetime.now(UTC)
         last = self._noted.get(credential_id)
         if last is not None and now - last[0] < ACCURACY and last[1] == address:
@@ -255,10 +247,10 @@ class TokenUses:
             self._noted[credential_id] = self._unwritten[credential_id] = now, address
 
     def write(self) -> None:
-        """Write what was noted since the last time.
+        """Writes the uses since the last call.
 
         Raises:
-            Unavailable: the database does not answer; what was noted is kept.
+            Unavailable: the database does not answer; the uses are kept for the next call.
         """
         with self._turn:
             noted, self._unwritten = self._unwritten, {}
@@ -272,7 +264,7 @@ class TokenUses:
             raise
 
     def _write(self, noted: dict[str, tuple[datetime, str | None]]) -> None:
-        # In one order everywhere: two workers that write the same rows wait for each other, not for ever.
+        # Sorted: two workers that write the same rows in one order cannot deadlock.
         rows = [
             {
                 "token_id": token_id,

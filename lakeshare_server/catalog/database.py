@@ -1,6 +1,6 @@
-"""Opening the catalog: engine, transactions, and its schema brought up to date.
+"""Opens and migrates the catalog's database, and its transactions; a cache that ends with the next write.
 
-Several processes may open the same catalog at once; one of them migrates, the others wait for it.
+Several processes can open the same catalog at once; one of them migrates, the others wait for it.
 """
 
 import logging
@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Connection, Engine, TextClause, UpdateBase, create_engine, event, inspect, text, update
 from sqlalchemy.engine import URL, ExceptionContext, make_url
@@ -60,25 +60,8 @@ NEXT_GENERATION = update(StateRow).values(generation=StateRow.generation + 1)
 CURRENT = "SELECT generation FROM catalog_state"
 
 
-class GenerationReader(Protocol):
-    """Something that reads the generation; safe from any thread."""
-
-    def read(self) -> int:
-        """The generation of the newest committed write."""
-
-    def close(self) -> None:
-        """Give the connections back."""
-
-
-def generation_reader(engine: Engine) -> GenerationReader:
-    """The cheapest way to read the generation of this database."""
-    if engine.dialect.name == "sqlite" and engine.url.database:
-        return SqliteGeneration(engine)
-    return QueriedGeneration(engine)
-
-
 def guard_writes(engine: Engine, allowed: frozenset[str]) -> Engine:
-    """Make every write through this engine but those to the allowed tables an error."""
+    """Refuses every write through this engine, except those to the allowed tables."""
 
     def refuse(_connection: Connection, statement: object, *_: Any) -> None:
         written = getattr(statement.table, "name", None) if isinstance(statement, UpdateBase) else None
@@ -93,12 +76,12 @@ def guard_writes(engine: Engine, allowed: frozenset[str]) -> Engine:
 
 
 class _SqliteConnection:
-    """One thread's own connection, and the generation it saw last."""
+    """The connection of one thread, and the generation that it read last."""
 
     def __init__(self, engine: Engine) -> None:
         fairy = engine.raw_connection()
         fairy.detach()
-        connection: Any = fairy.dbapi_connection  # the driver's own, without a layer's cost
+        connection: Any = fairy.dbapi_connection  # the driver's own, without the cost of a layer
         self.execute: Callable[[str], sqlite3.Cursor] = connection.execute
         self.data_version: int = -1
         self.generation: int = -1
@@ -106,34 +89,33 @@ class _SqliteConnection:
 
 
 class SqliteGeneration:
-    """Asks SQLite whether anything was committed since the last look, and only then for the generation."""
+    """Reads the generation only if SQLite reports a commit since the last read; safe from any thread."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._own = threading.local()
-        self._eyes: weakref.WeakSet[_SqliteConnection] = weakref.WeakSet()
+        self._connections: weakref.WeakSet[_SqliteConnection] = weakref.WeakSet()
 
     def read(self) -> int:
         """The generation of the newest committed write."""
-        eye: _SqliteConnection | None = getattr(self._own, "eye", None)
-        if eye is None or not eye.close.alive:
-            eye = self._own.eye = _SqliteConnection(self._engine)
-            self._eyes.add(eye)
-        # It moves for commits of other connections only; this one never writes.
-        (data_version,) = eye.execute("PRAGMA data_version").fetchone()
-        if data_version != eye.data_version:
-            (eye.generation,) = eye.execute(CURRENT).fetchone()
-            eye.data_version = data_version
-        return eye.generation
+        own: _SqliteConnection | None = getattr(self._own, "connection", None)
+        if own is None or not own.close.alive:
+            own = self._own.connection = _SqliteConnection(self._engine)
+            self._connections.add(own)
+        # This number changes for commits of other connections only; this one never writes.
+        (data_version,) = own.execute("PRAGMA data_version").fetchone()
+        if data_version != own.data_version:
+            (own.generation,) = own.execute(CURRENT).fetchone()
+            own.data_version = data_version
+        return own.generation
 
     def close(self) -> None:
-        """Give the connections back."""
-        for eye in list(self._eyes):
-            eye.close()
+        for connection in list(self._connections):
+            connection.close()
 
 
 class QueriedGeneration:
-    """Asks the database each time, over one connection kept for this."""
+    """Queries the database each time, over one connection of its own; safe from any thread."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
@@ -146,11 +128,10 @@ class QueriedGeneration:
             try:
                 return self._ask()
             except DBAPIError:
-                # The database may have dropped an idle connection: a fresh one decides.
+                # The database may have dropped an idle connection: a new one decides.
                 return self._ask()
 
     def close(self) -> None:
-        """Give the connection back."""
         with self._turn:
             self._drop()
 
@@ -160,7 +141,7 @@ class QueriedGeneration:
         try:
             return int(self._connection.exec_driver_sql(CURRENT).scalar_one())
         except SQLAlchemyError:
-            # Kept, a connection that was cut would refuse every later read.
+            # A cut connection would refuse every later read.
             self._drop()
             raise
 
@@ -185,7 +166,7 @@ NOTICE_LOSS = {
 ENDS_CONNECTION = ("08", "57P")
 # SQLite gives every reader a snapshot of its own; PostgreSQL does when asked.
 READ_OPTIONS = {"postgresql": {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}}
-# Any number, as long as no other program takes the same advisory lock in this database.
+# Any number that no other program uses for an advisory lock in this database.
 MIGRATION_LOCK = 7_161_433
 USABLE_URL = (
     "Give an SQLAlchemy URL of an installed driver, like sqlite:////folder/file.db or postgresql+psycopg://…."
@@ -199,30 +180,26 @@ class Catalog:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        look = READ_OPTIONS.get(engine.dialect.name, {})
-        self._reader = guard_writes(engine.execution_options(**look), frozenset())
+        options = READ_OPTIONS.get(engine.dialect.name, {})
+        self._reader = guard_writes(engine.execution_options(**options), frozenset())
         self._writer = engine.execution_options(**{WRITES: True})
         self._unseen_writer = guard_writes(engine.execution_options(**{WRITES: True}), UNCOUNTED_TABLES)
-        self._generation = generation_reader(engine)
-        # However the catalog is let go, its connections are closed.
+        is_file = engine.dialect.name == "sqlite" and bool(engine.url.database)
+        self._generation = SqliteGeneration(engine) if is_file else QueriedGeneration(engine)
+        # Closes the connections of a catalog without `close`.
         weakref.finalize(self, engine.dispose)
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
-        """One consistent look at the catalog.
-
-        Raises:
-            Unavailable: the database does not answer.
-        """
+        """Opens a read transaction with a consistent snapshot; raises Unavailable if the database does not answer."""
         with self._reachable(), Session(self._reader) as session, session.begin():
             yield session
 
     @contextmanager
     def writing(self, *, seen: bool = True) -> Iterator[Session]:
-        """One transaction that writes: committed at the end, or not at all.
+        """Opens a transaction that writes, and begins the next generation if recipients can see the change (`seen`).
 
-        Begins the next generation, unless told that no recipient can see what is written. Writers that do
-        take turns, on every database: what one has read is still true when it writes.
+        Such writers take turns, on every database: the data that a writer has read is unchanged when it writes.
 
         Raises:
             Unavailable: the database does not answer, or another writer held it for too long.
@@ -236,26 +213,18 @@ class Catalog:
 
     @property
     def reads_generation_at_once(self) -> bool:
-        """Whether `generation` costs microseconds, without a network in between."""
+        """Whether `generation` takes microseconds, without a network."""
         return self.engine.dialect.name == "sqlite"
 
     def generation(self) -> int:
-        """The number of the newest write that recipients can see; cheap enough for every request.
-
-        Raises:
-            Unavailable: the database does not answer.
-        """
+        """The number of the newest write that recipients can see; fast enough for every request. Raises Unavailable."""
         try:
             return self._generation.read()
         except (DBAPIError, PoolTimeout, sqlite3.Error) as error:
             raise self._unavailable(error) from error
 
     def revision(self) -> str | None:
-        """The migration the database is at, or None when it is empty.
-
-        Raises:
-            Unavailable: the database does not answer.
-        """
+        """The migration of the database, None for an empty one; raises Unavailable."""
         try:
             with self.engine.connect() as connection:
                 return _revision(connection)
@@ -277,76 +246,70 @@ class Catalog:
             raise self._unavailable(error) from error
 
     def _unavailable(self, error: Exception) -> Unavailable:
-        # Whoever asks is told nothing of the database: some do without a token.
+        # No details of the database for callers: some have no token.
         _log.error("the catalog at %s does not answer: %s", *_describe_failure(self.engine.url, error))
         return Unavailable("the catalog does not answer", "Try again; the server's log says why.")
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Closes the connections."""
         self._generation.close()
         self.engine.dispose()
 
 
 def open_catalog(url: str) -> Catalog:
-    """Open the catalog at an SQLAlchemy URL, made and migrated when it needs to be.
+    """Opens the catalog at an SQLAlchemy URL; creates and migrates its database if necessary.
 
     Raises:
         BadRequest: the URL cannot be used.
         CatalogConflict: a newer lakeshare has migrated the database.
         Unavailable: the database cannot be reached or written.
     """
-    engine = _engine_at(url)
-    catalog = Catalog(engine)
-    try:
-        with engine.connect() as connection:
+    hint = "Check that the database is there and writable (LAKESHARE_DATABASE_URL, LAKESHARE_STATE_DIR)."
+    catalog = Catalog(_engine_at(url))
+    with _describing_failure(catalog.engine, "opened", hint):
+        with catalog.engine.connect() as connection:
             is_old = _revision(connection) != HEAD
         if is_old:
             _migrate(catalog, HEAD)
-    except DatabaseError as error:
-        engine.dispose()
-        place, cause = _describe_failure(engine.url, error)
-        raise Unavailable(
-            f"the catalog at {place} cannot be opened: {cause}",
-            "Check that the database is there and writable (LAKESHARE_DATABASE_URL, LAKESHARE_STATE_DIR).",
-        ) from error
     return catalog
 
 
 def new_catalog(url: str, revision: str) -> Catalog:
-    """An empty catalog at an SQLAlchemy URL, as the migration `revision` leaves it: for rows that were kept then.
+    """Creates an empty catalog of the migration `revision` at an SQLAlchemy URL, to restore rows of that revision.
 
-    A catalog of that revision that is there already is taken as it is.
+    An existing catalog of that revision is opened as it is.
 
     Raises:
         BadRequest: the URL cannot be used.
         CatalogConflict: there is a catalog of another revision, or this lakeshare does not know the revision.
         Unavailable: the database cannot be reached or written.
     """
-    engine = _engine_at(url)
-    catalog = Catalog(engine)
-    try:
-        with engine.connect() as connection:
-            found = _revision(connection)
-        if found is None:
+    catalog = Catalog(_engine_at(url))
+    with _describing_failure(catalog.engine, "made", USABLE_URL):
+        with catalog.engine.connect() as connection:
+            existing = _revision(connection)
+        if existing is None:
             _migrate(catalog, revision)
-    except DatabaseError as error:
-        engine.dispose()
-        place, cause = _describe_failure(engine.url, error)
-        raise Unavailable(f"the catalog at {place} cannot be made: {cause}", USABLE_URL) from error
-    if found not in {None, revision}:
-        engine.dispose()
+    if existing not in {None, revision}:
+        catalog.engine.dispose()
         raise CatalogConflict(
-            f"there is a catalog of revision {found}, not {revision}", "Give the URL of an empty database."
+            f"there is a catalog of revision {existing}, not {revision}", "Give the URL of an empty database."
         )
     return catalog
 
 
-def database_file(url: str) -> Path | None:
-    """The file of the catalog at an SQLAlchemy URL, None when it is in no file of ours.
+@contextmanager
+def _describing_failure(engine: Engine, action: str, fix: str) -> Iterator[None]:
+    try:
+        yield
+    except DatabaseError as error:
+        engine.dispose()
+        location, cause = _describe_failure(engine.url, error)
+        raise Unavailable(f"the catalog at {location} cannot be {action}: {cause}", fix) from error
 
-    Raises:
-        BadRequest: the URL cannot be used.
-    """
+
+def database_file(url: str) -> Path | None:
+    """The SQLite file of an SQLAlchemy URL, None for other databases; raises BadRequest for an unusable URL."""
     with _usable_url(url):
         parsed = make_url(url)
     if parsed.get_backend_name() != "sqlite" or not parsed.database:
@@ -355,7 +318,7 @@ def database_file(url: str) -> Path | None:
 
 
 def _describe_failure(url: URL, error: Exception) -> tuple[str, str]:
-    """Where the database is and what it said, without the password and the query, which can hold others."""
+    """The URL of the database and its error, without the password and the query, which can hold secrets."""
     cause = str(getattr(error, "orig", None) or error)
     options = (value for values in url.normalized_query.values() for value in values)
     for secret in sorted(filter(None, (url.password, *options)), key=len, reverse=True):
@@ -373,7 +336,7 @@ def _usable_url(url: str) -> Iterator[None]:
     try:
         yield
     except (ArgumentError, ValueError, TypeError, ImportError):
-        # Their words, and all of the URL behind its scheme, may hold the password.
+        # The error, and the URL after its scheme, may hold the password.
         scheme, colon, _ = url.partition(":")
         raise BadRequest("LAKESHARE_DATABASE_URL", f"{scheme}:…" if colon else "…", USABLE_URL) from None
 
@@ -385,7 +348,7 @@ def _engine(url: URL) -> Engine:
         return create_engine(url, pool_pre_ping=True)
     if url.database:
         _make_for_owner(database_file(str(url)))
-    # One connection for each thread of the server's pool, so that none waits for another's.
+    # One connection for each thread of the server's pool.
     engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S}, pool_size=20, max_overflow=60)
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
@@ -393,17 +356,17 @@ def _engine(url: URL) -> Engine:
 
 
 def _make_for_owner(database: Path | None) -> None:
-    """Make the file of a new database: SQLite would let everybody read it. Files beside it get the same mode."""
+    """Creates the file of a new database for its owner only; SQLite gives the files next to it the same mode."""
     if database is None or str(database) == ":memory:":
         return
     make_private(database.parent)
     if not database.exists():
-        with suppress(OSError):  # where it cannot be made, SQLite says so
+        with suppress(OSError):  # SQLite reports a file that cannot be created
             os.close(os.open(database, os.O_WRONLY | os.O_CREAT, 0o600))
 
 
 def _postgresql_engine(url: URL) -> Engine:
-    # A server that is gone without a word is noticed by these; what the URL says itself stands.
+    # They detect a lost server; parameters of the URL take precedence.
     options = {name: value for name, value in NOTICE_LOSS.items() if name not in url.query}
     engine = create_engine(url, pool_pre_ping=True, pool_size=10, max_overflow=20, connect_args=options)
     event.listen(engine, "connect", _prepare_postgresql)
@@ -412,14 +375,14 @@ def _postgresql_engine(url: URL) -> Engine:
 
 
 def _recognise_cut(context: ExceptionContext) -> None:
-    """Have a connection replaced that was cut, though libpq still takes it for a busy one.
+    """Replaces a connection that was cut while libpq reports it as busy.
 
-    SQLAlchemy recognises a cut by libpq's state only. Its ping then fails to reset `autocommit`, which hides the cause
-    ("can't change 'autocommit' now"): whatever a ping fails of, its connection is of no use.
+    SQLAlchemy detects a cut by libpq's state only. Its ping then fails to reset `autocommit`, which hides the cause
+    ("can't change 'autocommit' now"): after any failure of a ping, its connection cannot be used.
     """
     error = context.original_exception
     state = getattr(error, "sqlstate", None)
-    # Without a state it is not the database that refused: the driver lost it.
+    # An error of the database has a state; without one the driver lost the connection.
     is_lost = type(error).__name__ == "OperationalError" and state is None
     if context.is_pre_ping or is_lost or str(state).startswith(ENDS_CONNECTION):
         context.is_disconnect = True
@@ -432,15 +395,11 @@ def _prepare_postgresql(connection: Any, _record: object) -> None:
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
-    # The driver opens transactions late and upgrades them, which deadlocks writers: BEGIN is ours.
+    # The driver opens transactions late and upgrades them, which deadlocks writers: `_begin_sqlite` sends BEGIN.
     connection.isolation_level = None
     connection.execute("PRAGMA foreign_keys=ON")
     connection.execute("PRAGMA synchronous=FULL")
-    _use_wal(connection)
-
-
-def _use_wal(connection: sqlite3.Connection) -> None:
-    # SQLite does not wait for its busy timeout here: of two processes that switch at once one gets "locked".
+    # SQLite ignores its busy timeout here: of two processes that switch to WAL at once, one gets "locked".
     deadline = time.monotonic() + BUSY_TIMEOUT_S
     while True:
         try:
@@ -465,27 +424,47 @@ def _revision(connection: Connection) -> str | None:
 
 
 def _migrate(catalog: Catalog, revision: str) -> None:
-    with catalog.engine.execution_options(**{WRITES: True}).begin() as connection:
-        if connection.dialect.name == "postgresql":
-            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": MIGRATION_LOCK})
-        if _revision(connection) != revision:
-            _upgrade(connection, revision)
-
-
-def _upgrade(connection: Connection, revision: str) -> None:
     from alembic import command
     from alembic.config import Config
     from alembic.util import CommandError
 
-    config = Config(attributes={"connection": connection})
-    config.set_main_option("script_location", str(MIGRATIONS))
+    with catalog.engine.execution_options(**{WRITES: True}).begin() as connection:
+        if connection.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": MIGRATION_LOCK})
+        current = _revision(connection)
+        if current == revision:
+            return
+        config = Config(attributes={"connection": connection})
+        config.set_main_option("script_location", str(MIGRATIONS))
+        try:
+            command.upgrade(config, revision)
+        except CommandError as error:
+            raise CatalogConflict(
+                f"the catalog is at revision {current or revision}, this lakeshare knows up to {HEAD}",
+                "Use the lakeshare version that migrated it, or a newer one.",
+            ) from error
+
+
+@contextmanager
+def heartbeat(name: str, every_s: float, beat: Callable[[], bool]) -> Iterator[None]:
+    """Calls `beat` in a thread during the block, until it returns False; logs errors of the database."""
+    stop = threading.Event()
+
+    def keep_beating() -> None:
+        while not stop.wait(every_s):
+            try:
+                if not beat():
+                    return
+            except (SQLAlchemyError, Unavailable) as error:
+                _log.warning("%s: a heartbeat failed: %s", name, error)
+
+    thread = threading.Thread(target=keep_beating, name=name, daemon=True)
+    thread.start()
     try:
-        command.upgrade(config, revision)
-    except CommandError as error:
-        raise CatalogConflict(
-            f"the catalog is at revision {_revision(connection) or revision}, this lakeshare knows up to {HEAD}",
-            "Use the lakeshare version that migrated it, or a newer one.",
-        ) from error
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 ENTRIES = 4096
@@ -496,53 +475,48 @@ Value = TypeVar("Value")
 class GenerationCache(Generic[Value]):
     """Values by key, all of one generation of the catalog; safe from any thread.
 
-    `generation` is that of `Catalog.generation()` where the caller has asked it already for this request. A value that
-    `is_over` is looked up again.
+    `generation` is the result of `Catalog.generation()` if the caller has it already. A value that `is_over` is loaded
+    again.
     """
 
     def __init__(
-        self, catalog: Catalog, entries: int = ENTRIES, is_over: Callable[[Value], bool] | None = None
+        self, catalog: Catalog, entries: int = ENTRIES, is_over: Callable[[Value], bool] = lambda _: False
     ) -> None:
-        self.catalog, self.entries = catalog, entries
-        self._is_over = is_over or _never
-        # Replaced as a whole: a reader without the lock sees a number and the values that belong to it.
-        self._held: tuple[int, dict[Hashable, Value]] = (-1, {})
+        self.catalog, self.entries, self._is_over = catalog, entries, is_over
+        # Replaced as a whole: a reader without the lock gets a number with its own values.
+        self._values: tuple[int, dict[Hashable, Value]] = (-1, {})
         self._turn = threading.Lock()
 
     def peek(self, key: Hashable, generation: int | None = None) -> Value | None:
-        """The value if it is here and still true; never loads, so it is fit for an event loop."""
+        """The value if it is cached and current; never loads, so an event loop can call it."""
         now = self.catalog.generation() if generation is None else generation
         return self._known(key, now)
 
     def get(self, key: Hashable, load: Callable[[], Value], generation: int | None = None) -> Value:
-        """The value, loaded when it is not here. None is not kept: invented names fill nothing."""
-        # Read before loading: a write in between makes the entry's number old, never its value.
+        """The value, loaded if it is not cached. None is not cached: unknown names fill no memory."""
+        # Read before loading: after a write in between, the entry's number is old, but never its value.
         now = self.catalog.generation() if generation is None else generation
-        found = self._known(key, now)
-        if found is not None:
-            return found
+        known = self._known(key, now)
+        if known is not None:
+            return known
         loaded = load()
         if loaded is not None:
             self._keep(now, key, loaded)
         return loaded
 
     def _known(self, key: Hashable, generation: int) -> Value | None:
-        held, values = self._held
-        found = values.get(key) if held == generation else None
-        return None if found is None or self._is_over(found) else found
+        cached, values = self._values
+        value = values.get(key) if cached == generation else None
+        return None if value is None or self._is_over(value) else value
 
     def _keep(self, generation: int, key: Hashable, value: Value) -> None:
         with self._turn:
-            held, values = self._held
-            if generation < held:
+            cached, values = self._values
+            if generation < cached:
                 return
-            if generation > held:
+            if generation > cached:
                 values = {}
-                self._held = (generation, values)
+                self._values = (generation, values)
             if len(values) >= self.entries and key not in values:
                 del values[next(iter(values))]
             values[key] = value
-
-
-def _never(_value: object) -> bool:
-    return False

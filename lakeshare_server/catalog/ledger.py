@@ -1,17 +1,16 @@
-"""The ledger: all publications of every table, in order. It is appended to, never changed.
+"""The ledger: the publications of every table, in order, append-only; with followed tables and the locks of sets.
 
-Whoever appends for a set holds the set's lock; its fencing token is checked in the same transaction.
+A writer for a set holds the set's lock, whose fencing token is checked in the same transaction.
 """
 
 import logging
 import math
 import os
 import platform
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,7 @@ from sqlalchemy import ColumnElement, Select, func, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from lakeshare_server.catalog.database import Catalog
+from lakeshare_server.catalog.database import Catalog, heartbeat
 from lakeshare_server.catalog.models import (
     MAX_LONG,
     FollowedTableRow,
@@ -29,9 +28,8 @@ from lakeshare_server.catalog.models import (
     SetLockRow,
     SharedTableRow,
 )
-from lakeshare_server.catalog.names import NAME_HINT, is_name
-from lakeshare_server.catalog.recipients import LOCAL_OPERATOR
-from lakeshare_server.catalog.sharing.editing import Edit, editing
+from lakeshare_server.catalog.sharing.editing import LOCAL_OPERATOR, NAME_HINT, Edit, editing, is_name
+from lakeshare_server.catalog.sharing.states import JsonState
 from lakeshare_server.errors import BadRequest, CatalogConflict, NotFound, Unavailable
 
 TableFormat = Literal["iceberg", "delta"]
@@ -39,11 +37,10 @@ TableFormat = Literal["iceberg", "delta"]
 
 @dataclass(frozen=True, kw_only=True)
 class NewPublication:
-    """A publication that has no number yet; `table` is the lake's own name, like `flights.departures`.
+    """A publication without a number yet; `table` is the lake's own name, like `flights.departures`.
 
-    `changes_digest` is that of its index of changes: None for Delta tables, whose log has them, and where none was
-    made.
-    `schema_id` is Iceberg's id of the columns that readers get, of followed tables only.
+    `changes_digest` is that of its index of changes: None for Delta tables and if no index was built. `schema_id` is
+    Iceberg's id of the schema of readers, for followed tables only.
     """
 
     table: str
@@ -72,7 +69,7 @@ class NewPublication:
 
 @dataclass(frozen=True, kw_only=True)
 class Publication(NewPublication):
-    """A publication in the ledger: its number is what recipients see."""
+    """A publication in the ledger; `version` is the number for recipients."""
 
     version: int
     published_at: datetime
@@ -80,7 +77,7 @@ class Publication(NewPublication):
 
 @dataclass(frozen=True)
 class NumberedSnapshot:
-    """What one number of an Iceberg table pins, and the run that gave it."""
+    """The snapshot of an Iceberg table that a number pins, and the run that published it."""
 
     version: int
     table_id: str
@@ -94,17 +91,17 @@ IN_CATALOGS = ("iceberg:", "nessie:")
 
 @dataclass(frozen=True)
 class IcebergIdentity:
-    """What tells an Iceberg table from another one in its place: its UUID, and the folder it says it is in."""
+    """An Iceberg table's UUID and the location in its metadata; another table at the same path has others."""
 
     table_id: str
     location: str
 
 
 @dataclass(frozen=True)
-class FollowedTable:
-    """A followed table; `table` is the lake name that shared tables point to.
+class FollowedTable(JsonState):
+    """A followed table; `table` is the lake name that shared tables refer to.
 
-    `iceberg` says which Iceberg table it is, None of a Delta table. `applied` ones came from a file.
+    `iceberg` is None for a Delta table. `applied`: a file of `lakeshare apply` declares it.
     """
 
     table: str
@@ -116,7 +113,7 @@ class FollowedTable:
     applied: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        """The table for the audit log."""
+        """Its fields for the audit log."""
         return {
             "table": self.table,
             "location": self.location,
@@ -142,23 +139,23 @@ class FollowedTables:
         iceberg: IcebergIdentity | None = None,
         by: str = LOCAL_OPERATOR,
     ) -> FollowedTable:
-        """Follow the table at a location, in a transaction of its own; see `follow_table`."""
+        """Follows a table, in a transaction of its own; see `follow_table`."""
         with editing(self.catalog, by) as edit:
             return follow_table(edit, table, location, check_every_s, start_version, iceberg)
 
     def get(self, table: str) -> FollowedTable | None:
-        """The followed table of this lake name."""
+        """Returns the followed table of this lake name."""
         with self.catalog.reading() as session:
-            row = _followed_row(session, table)
-            return None if row is None else _followed_table_from_row(row)
+            row = _find_followed(session, table)
+            return None if row is None else _followed_from_row(row)
 
     def list(self) -> list[FollowedTable]:
-        """All followed tables by name."""
+        """Lists all followed tables by name."""
         with self.catalog.reading() as session:
             return followed_tables(session)
 
     def remove(self, table: str, by: str = LOCAL_OPERATOR) -> FollowedTable:
-        """Stop following a table, in a transaction of its own; see `unfollow_table`."""
+        """Stops following a table, in a transaction of its own; see `unfollow_table`."""
         with editing(self.catalog, by) as edit:
             return unfollow_table(edit, table)
 
@@ -171,92 +168,73 @@ def follow_table(
     start_version: int = 0,
     iceberg: IcebergIdentity | None = None,
 ) -> FollowedTable:
-    """Follow the table at a location; again it changes how often it is checked and where it starts.
+    """Follows the table at a location, or changes how often it is checked and its first version.
 
     Raises:
-        BadRequest: a name or number that cannot be used.
-        CatalogConflict: the name is published by pipelines, or followed at another location or as another table.
+        BadRequest: the name or a number cannot be used.
+        CatalogConflict: pipelines publish the name, or it is followed at another location or as another table.
     """
     _require_usable(location, check_every_s, start_version)
-    row = _free_row(edit, table, location, iceberg)
-    return _set(edit, row, check_every_s, start_version)
+    published = select(PublicationRow.key).where(PublicationRow.table_name == table, PublicationRow.audited)
+    if edit.session.scalars(published.limit(1)).one_or_none() is not None:
+        raise CatalogConflict(
+            f"{table} is published by pipelines; the ledger numbers its versions",
+            "Follow the table under another name.",
+        )
+    row = _find_followed(edit.session, table)
+    if row is None:
+        return _put_followed(
+            edit, _new_followed(edit, table, location, iceberg), check_every_s, start_version
+        )
+    if row.location != location:
+        raise CatalogConflict(
+            f"{table} is followed at {row.location} already",
+            f"Take another name for {location}, or end it first: lakeshare table unfollow {table}",
+        )
+    if _identity(row) != iceberg:
+        raise CatalogConflict(
+            f"{location} has another table than the one that is followed as {table}",
+            f"To follow this one, end it first: lakeshare table unfollow {table}",
+        )
+    return _put_followed(edit, row, check_every_s, start_version)
 
 
 def alter_followed(edit: Edit, table: str, check_every_s: float, start_version: int) -> FollowedTable:
-    """Change how often a followed table is checked and where it starts.
-
-    Raises:
-        NotFound: no table is followed under this name.
-        BadRequest: a number cannot be used.
-    """
-    row = _known_row(edit.session, table)
+    """Changes how often a followed table is checked, and its first version; raises NotFound and BadRequest."""
+    row = _require_followed_row(edit.session, table)
     _require_usable(row.location, check_every_s, start_version)
-    return _set(edit, row, check_every_s, start_version)
+    return _put_followed(edit, row, check_every_s, start_version)
 
 
 def unfollow_table(edit: Edit, table: str) -> FollowedTable:
-    """Follow a table no more; what shares it stays and answers like a table that was never published.
+    """Stops following a table; its shared tables stay, like those of a table without publications. Raises NotFound.
 
-    Directory access to it ends: the next table of this name may lie in another folder.
-
-    Raises:
-        NotFound: no table is followed under this name.
+    Ends directory access to it: the next table of this name may be in another folder.
     """
-    row = _known_row(edit.session, table)
+    row = _require_followed_row(edit.session, table)
     edit.session.delete(row)
     shared = update(SharedTableRow).where(SharedTableRow.lake_table == table)
     edit.session.execute(shared.values(directory_access=False))
-    found = _followed_table_from_row(row)
-    edit.changed("unfollow_table", table, found.as_json(), None)
-    return found
+    state = _followed_from_row(row)
+    edit.changed("unfollow_table", table, state, None)
+    return state
 
 
 def is_location_pattern(location: str) -> bool:
-    """Whether a location has a star for the table: it stands for all tables of a folder or a namespace."""
+    """Whether a location has `*` for the table, and so is that of all tables of a folder or a namespace."""
     if location.startswith(IN_CATALOGS):
         return location.partition("@")[0].endswith(".*")
     return location.endswith("/*")
 
 
 def followed_tables(session: Session) -> list[FollowedTable]:
-    """All followed tables by name."""
+    """Lists all followed tables by name."""
     rows = session.scalars(select(FollowedTableRow).order_by(FollowedTableRow.table_name))
-    return [_followed_table_from_row(row) for row in rows]
-
-
-def require_not_followed(session: Session, table: str) -> None:
-    """Refuse to publish in this transaction what is followed.
-
-    Raises:
-        CatalogConflict: the table is followed.
-    """
-    row = _followed_row(session, table)
-    if row is not None:
-        raise CatalogConflict(
-            f"{table} is followed at {row.location}, so its versions are found there",
-            f"Publish under another name, or end it first: lakeshare table unfollow {table}",
-        )
-
-
-def require_followed(session: Session, table: str, table_id: str) -> None:
-    """Refuse to number in this transaction what is followed no more, or is another table by now.
-
-    Raises:
-        CatalogConflict: it is not followed as the Iceberg table with this id.
-    """
-    row = _followed_row(session, table)
-    if row is None or row.table_id != table_id:
-        raise CatalogConflict(
-            f"{table} is not followed any more as the table that was found", "Follow it again."
-        )
+    return [_followed_from_row(row) for row in rows]
 
 
 def require_table_name(field: str, table: str) -> None:
-    """Refuse a new name of a followed table that is not `schema.table`, each of them a name that clients can read.
-
-    Raises:
-        BadRequest: says what names may be.
-    """
+    """Refuses with BadRequest a new name of a followed table that is not `schema.table` with usable names."""
     parts = table.split(".")
     if len(parts) != 2 or not all(is_name(part) for part in parts):
         raise BadRequest(field, table, f"Give schema.table, like sales.orders. {NAME_HINT}")
@@ -271,84 +249,54 @@ def _require_usable(location: str, check_every_s: float, start_version: int) -> 
         raise BadRequest("start_version", start_version, "Give a version of the table, 0 or more.")
 
 
-def _set(edit: Edit, row: FollowedTableRow, check_every_s: float, start_version: int) -> FollowedTable:
-    before = _followed_table_from_row(row) if row in edit.session else None
-    row.check_every_s, row.start_version = float(check_every_s), start_version
+def _put_followed(
+    edit: Edit, row: FollowedTableRow, check_every_s: float, start_version: int
+) -> FollowedTable:
+    before = _followed_from_row(row) if row in edit.session else None
     edit.keep(row)
     edit.session.add(row)
-    edit.session.flush()
-    after = _followed_table_from_row(row)
-    if before is None:
-        edit.changed("follow_table", row.table_name, None, after.as_json())
-    elif before != after:
-        edit.changed("alter_followed_table", row.table_name, before.as_json(), after.as_json())
+    edit.update(row, {"check_every_s": float(check_every_s), "start_version": start_version})
+    after = _followed_from_row(row)
+    if before != after:
+        edit.changed("alter_followed_table" if before else "follow_table", row.table_name, before, after)
     return after
 
 
-def _free_row(edit: Edit, table: str, location: str, iceberg: IcebergIdentity | None) -> FollowedTableRow:
-    published = select(PublicationRow.key).where(PublicationRow.table_name == table, PublicationRow.audited)
-    if edit.session.scalars(published.limit(1)).one_or_none() is not None:
-        raise CatalogConflict(
-            f"{table} is published by pipelines; the ledger numbers its versions",
-            "Follow the table under another name.",
-        )
-    row = _followed_row(edit.session, table)
-    if row is None:
-        require_table_name("table", table)
-        _require_format(edit.session, table, "delta" if iceberg is None else "iceberg")
-        return FollowedTableRow(
-            table_name=table,
-            location=location,
-            table_id=None if iceberg is None else iceberg.table_id,
-            table_location=None if iceberg is None else iceberg.location,
-            created_at=edit.at,
-            applied=False,
-        )
-    if row.location != location:
-        raise CatalogConflict(
-            f"{table} is followed at {row.location} already",
-            f"Take another name for {location}, or end it first: lakeshare table unfollow {table}",
-        )
-    if _identity(row) != iceberg:
-        raise CatalogConflict(
-            f"{location} has another table than the one that is followed as {table}",
-            f"To follow this one, end it first: lakeshare table unfollow {table}",
-        )
-    return row
-
-
-def _require_format(session: Session, table: str, table_format: str) -> None:
-    """Refuse a table of another format than the one whose versions are numbered under its name."""
+def _new_followed(edit: Edit, table: str, location: str, iceberg: IcebergIdentity | None) -> FollowedTableRow:
+    require_table_name("table", table)
+    table_format = "delta" if iceberg is None else "iceberg"
     numbered = select(PublicationRow.table_format).where(PublicationRow.table_name == table)
-    known = session.scalars(numbered.order_by(PublicationRow.version.desc()).limit(1)).one_or_none()
+    known = edit.session.scalars(numbered.order_by(PublicationRow.version.desc()).limit(1)).one_or_none()
     if known not in (None, table_format):
         raise CatalogConflict(
             f"{table} has versions in the format {known}, and the table to follow is in the format {table_format}",
             "Follow it under another name: numbers are given once.",
         )
+    return FollowedTableRow(
+        table_name=table,
+        location=location,
+        table_id=None if iceberg is None else iceberg.table_id,
+        table_location=None if iceberg is None else iceberg.location,
+        created_at=edit.at,
+        applied=False,
+    )
 
 
-def _known_row(session: Session, table: str) -> FollowedTableRow:
-    row = _followed_row(session, table)
+def _require_followed_row(session: Session, table: str) -> FollowedTableRow:
+    row = _find_followed(session, table)
     if row is None:
         raise NotFound("Followed table", table)
     return row
 
 
-def _followed_row(session: Session, table: str) -> FollowedTableRow | None:
+def _find_followed(session: Session, table: str) -> FollowedTableRow | None:
     return session.scalars(select(FollowedTableRow).where(FollowedTableRow.table_name == table)).one_or_none()
 
 
-def _followed_table_from_row(row: FollowedTableRow) -> FollowedTable:
-    return FollowedTable(
-        row.table_name,
-        row.location,
-        row.check_every_s,
-        row.start_version,
-        row.created_at,
-        _identity(row),
-        row.applied,
-    )
+def _followed_from_row(row: FollowedTableRow) -> FollowedTable:
+    identity, name = _identity(row), row.table_name
+    every_s, start = row.check_every_s, row.start_version
+    return FollowedTable(name, row.location, every_s, start, row.created_at, identity, row.applied)
 
 
 def _identity(row: FollowedTableRow) -> IcebergIdentity | None:
@@ -362,7 +310,7 @@ PROC = Path("/proc")
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """A process that cannot be mistaken for a later one with the same number."""
+    """A process, distinct from a later one with the same number."""
 
     host: str
     pid: int
@@ -370,11 +318,11 @@ class ProcessIdentity:
 
     @classmethod
     def current(cls) -> "ProcessIdentity":
-        """This process."""
+        """The identity of this process."""
         return cls(_host(), os.getpid(), _start(os.getpid()))
 
     def is_dead(self) -> bool:
-        """Whether the process ran on this very host and is gone. Elsewhere nobody can tell: False."""
+        """Whether the process ran on this host and has ended; False for other hosts, where that is unknown."""
         if self.host != _host():
             return False
         try:
@@ -387,7 +335,7 @@ class ProcessIdentity:
 
 
 def _host() -> str:
-    # Containers on one host share neither process numbers nor, always, names: the namespace tells them apart.
+    # Containers on one host have process numbers of their own, and sometimes the same name: the namespace is in it.
     parts = [platform.node()]
     boot = PROC / "sys/kernel/random/boot_id"
     namespace = PROC / "self/ns/pid"
@@ -397,7 +345,7 @@ def _host() -> str:
 
 
 def _start(pid: int) -> str | None:
-    """The process's start time in ticks; None without a /proc, or for a zombie, which holds nothing."""
+    """The process's start time in ticks; None without a /proc, and for a zombie, which holds no lock."""
     try:
         # The command's name, in parentheses, may itself hold spaces and parentheses.
         fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
@@ -416,7 +364,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Lease:
-    """The right to publish a set, as long as nobody holds a higher token."""
+    """The right to publish a set, until another holder has a higher token."""
 
     set_name: str
     owner: str
@@ -425,38 +373,25 @@ class Lease:
 
 @contextmanager
 def lock_set(catalog: Catalog, set_name: str, owner: str, wait_s: float) -> Iterator[Lease]:
-    """Hold the lock of a set; `owner` is how others will see the holder named.
+    """Holds the lock of a set; `owner` is the holder's name in messages to others.
 
     Raises:
-        CatalogConflict: somebody else held it for all of `wait_s`.
+        CatalogConflict: another holder kept it for all of `wait_s`.
     """
     lease = _acquire(catalog, set_name, owner, wait_s)
-    stop = threading.Event()
-    heart = threading.Thread(
-        target=_keep_alive, args=(catalog, lease, stop), name=f"lock-{set_name}", daemon=True
-    )
-    heart.start()
+
+    def extend() -> bool:
+        until = datetime.now(UTC) + timedelta(seconds=LIFE_S)
+        with catalog.writing(seen=False) as session:
+            session.execute(update(SetLockRow).where(_is_held_by(lease)).values(expires_at=until))
+        return True
+
     try:
-        yield lease
+        # There are several heartbeats within the lock's life; after a lost one, the token decides.
+        with heartbeat(f"lock-{set_name}", HEARTBEAT_S, extend):
+            yield lease
     finally:
-        stop.set()
-        heart.join()
         _release(catalog, lease)
-
-
-def require_held(session: Session, lease: Lease) -> None:
-    """Refuse to go on in this transaction when the lease was lost.
-
-    Raises:
-        CatalogConflict: another holder has taken over.
-    """
-    row = session.get(SetLockRow, lease.set_name, with_for_update=True)
-    if row is None or row.token != lease.token or row.owner is None:
-        holder = "nobody" if row is None or row.owner is None else row.owner
-        raise CatalogConflict(
-            f"{lease.owner} lost the lock of set {lease.set_name}; it is held by {holder} now",
-            "Nothing was written. Run again: it starts from what is published by then.",
-        )
 
 
 def _acquire(catalog: Catalog, set_name: str, owner: str, wait_s: float) -> Lease:
@@ -475,7 +410,7 @@ def _acquire(catalog: Catalog, set_name: str, owner: str, wait_s: float) -> Leas
 
 
 def _try_acquire(catalog: Catalog, set_name: str, owner: str) -> Lease | str:
-    """The lease, or who holds it."""
+    """The lease, or a description of its holder."""
     try:
         with catalog.writing(seen=False) as session:
             row = session.get(SetLockRow, set_name, with_for_update=True)
@@ -484,11 +419,14 @@ def _try_acquire(catalog: Catalog, set_name: str, owner: str) -> Lease | str:
                 session.add(row)
             elif not _is_free(row):
                 return f"{row.owner} (process {row.pid} on {str(row.host).partition('/')[0]})"
-            _take(row, owner)
+            process = ProcessIdentity.current()
+            row.token += 1
+            row.owner, row.host, row.pid, row.process_start = owner, process.host, process.pid, process.start
+            row.expires_at = datetime.now(UTC) + timedelta(seconds=LIFE_S)
             return Lease(set_name, owner, row.token)
     except IntegrityError:
-        # Somebody inserted the row of a set that was never locked before at the same moment.
-        return "somebody who has just taken it"
+        # Another process has just inserted the row of a set that was never locked before.
+        return "a process that has just taken it"
 
 
 def _is_free(row: SetLockRow) -> bool:
@@ -498,38 +436,15 @@ def _is_free(row: SetLockRow) -> bool:
     return row.expires_at < datetime.now(UTC) or holder.is_dead()
 
 
-def _take(row: SetLockRow, owner: str) -> None:
-    me = ProcessIdentity.current()
-    row.token += 1
-    row.owner, row.host, row.pid, row.process_start = owner, me.host, me.pid, me.start
-    row.expires_at = datetime.now(UTC) + timedelta(seconds=LIFE_S)
-
-
-def _keep_alive(catalog: Catalog, lease: Lease, stop: threading.Event) -> None:
-    while not stop.wait(HEARTBEAT_S):
-        until = datetime.now(UTC) + timedelta(seconds=LIFE_S)
-        try:
-            with catalog.writing(seen=False) as session:
-                session.execute(update(SetLockRow).where(_is_held_by(lease)).values(expires_at=until))
-        except (SQLAlchemyError, Unavailable) as error:
-            # A missed beat is survivable: there are several within the lock's life, and the token decides.
-            _log.warning("lock of set %s: heartbeat of %s failed: %s", lease.set_name, lease.owner, error)
-
-
 def _release(catalog: Catalog, lease: Lease) -> None:
-    nobody = dict.fromkeys(("owner", "host", "pid", "process_start", "expires_at"))
+    no_holder = dict.fromkeys(("owner", "host", "pid", "process_start", "expires_at"))
     try:
         with catalog.writing(seen=False) as session:
-            session.execute(update(SetLockRow).where(_is_held_by(lease)).values(nobody))
+            session.execute(update(SetLockRow).where(_is_held_by(lease)).values(no_holder))
     except (SQLAlchemyError, Unavailable) as error:
-        # What was done under the lock, or what it failed of, is the news: the lock ends by itself.
-        _log.warning(
-            "lock of set %s: %s could not free it, it ends within %.0f s: %s",
-            lease.set_name,
-            lease.owner,
-            LIFE_S,
-            error,
-        )
+        # The lock ends by itself: this must not hide the result, or the error, of the block.
+        message = "lock of set %s: %s could not free it, it ends within %.0f s: %s"
+        _log.warning(message, lease.set_name, lease.owner, LIFE_S, error)
 
 
 def _is_held_by(lease: Lease) -> ColumnElement[bool]:
@@ -543,18 +458,27 @@ FIRST, LAST = datetime(1, 1, 3, tzinfo=UTC), datetime(9999, 12, 29, tzinfo=UTC)
 
 
 Written = TypeVar("Written")
+# The columns with another name than their field in `NewPublication`.
+COLUMN_NAMES = {
+    "table": "table_name",
+    "format": "table_format",
+    "rows": "row_count",
+    "files": "file_count",
+    "partition": "partition_key",
+}
+COLUMN_OF_FIELD = {field.name: COLUMN_NAMES.get(field.name, field.name) for field in fields(Publication)}
 
 
 class Ledger:
-    """Publications of the catalog's tables; `audited_only` leaves out what was found while a table was followed."""
+    """Publications of the catalog's tables; `audited_only` leaves out those of followed tables."""
 
     def __init__(self, catalog: Catalog, *, audited_only: bool = False) -> None:
         self.catalog, self._audited_only = catalog, audited_only
 
     def append(self, pubs: Sequence[NewPublication], lease: Lease | None = None) -> list[Publication]:
-        """Number and record the publications of one run: all tables or none.
+        """Numbers and records the publications of one run: all tables or none.
 
-        Appending a run again changes nothing and returns what is there.
+        Appending a run again changes nothing and returns the publications of the first time.
 
         Raises:
             CatalogConflict: the lease was lost, a Delta version is not above the latest one, or a table is followed.
@@ -562,7 +486,7 @@ class Ledger:
 
         def append(session: Session) -> list[Publication]:
             if lease is not None:
-                require_held(session, lease)
+                _require_held(session, lease)
             return [_append(session, new) for new in pubs]
 
         return self._written(append, pubs)
@@ -570,17 +494,16 @@ class Ledger:
     def append_found(
         self, table: str, states: Sequence[NewPublication], at_ms: Sequence[int | None], after: int | None
     ) -> list[Publication] | None:
-        """Number the states that a followed table was found in, in order, if `after` is still its latest number.
+        """Numbers the states in which a followed table was found, in order, if `after` is its latest number.
 
-        None when somebody has numbered another state since: what was found may be older than that one. `at_ms` says
-        when each state came about, None is now; times grow with the numbers and are never in the future.
+        Returns None if it is not: another process has numbered a state that may be newer. `at_ms` is the time of each
+        state, None is now; times grow with the numbers and are never in the future.
 
         Raises:
-            CatalogConflict: the table was published in another format, or is followed no more.
+            CatalogConflict: the table was published in another format, or is no longer followed.
         """
-        return self._written(
-            partial(_append_found, table=table, states=states, at_ms=at_ms, after=after), states
-        )
+        append = partial(_append_found, table=table, states=states, at_ms=at_ms, after=after)
+        return self._written(append, states)
 
     def _written(self, write: Callable[[Session], Written], pubs: Sequence[NewPublication]) -> Written:
         for attempt in range(1, ATTEMPTS + 1):
@@ -588,7 +511,7 @@ class Ledger:
                 with self.catalog.writing() as session:
                     return write(session)
             except IntegrityError as error:
-                # Without a single writer two appends can take one number: one of them comes again.
+                # Without a single writer two appends can take one number: one of them tries again.
                 if attempt == ATTEMPTS:
                     raise CatalogConflict(
                         f"the ledger refused {', '.join(new.table for new in pubs)}: {error.orig}",
@@ -628,30 +551,24 @@ class Ledger:
 
     def between(self, table: str, first: int, last: int) -> list[Publication]:
         """The publications with numbers from `first` to `last`, in order."""
-        return self._all(
-            self._oldest_first(table).where(PublicationRow.version.between(_number(first), _number(last)))
-        )
+        versions = PublicationRow.version.between(_number(first), _number(last))
+        return self._all(self._oldest_first(table).where(versions))
 
     def by_run(self, run_id: str) -> list[Publication]:
-        """What one run published."""
-        return self._all(
-            select(PublicationRow).where(PublicationRow.run_id == run_id).order_by(PublicationRow.key)
-        )
+        """The publications of one run."""
+        rows = select(PublicationRow).where(PublicationRow.run_id == run_id)
+        return self._all(rows.order_by(PublicationRow.key))
 
     def numbered_snapshots(self, table: str) -> list[NumberedSnapshot]:
-        """What every number of an Iceberg table pins, in order."""
-        columns = (
-            PublicationRow.version,
-            PublicationRow.table_id,
-            PublicationRow.snapshot_id,
-            PublicationRow.run_id,
-        )
+        """The snapshots that the numbers of an Iceberg table pin, in order."""
+        row = PublicationRow
+        columns = (row.version, row.table_id, row.snapshot_id, row.run_id)
         rows = select(*columns).where(PublicationRow.table_name == table).order_by(PublicationRow.version)
         with self.catalog.reading() as session:
             return [NumberedSnapshot(*row) for row in session.execute(rows)]
 
     def first_of(self, table: str, table_id: str) -> int:
-        """The number from which on all publications of a name are of the table with this id."""
+        """The first number after which all publications of a name are of the table with this id."""
         others = select(func.max(PublicationRow.version)).where(
             PublicationRow.table_name == table, PublicationRow.table_id != table_id
         )
@@ -660,7 +577,7 @@ class Ledger:
             return 0 if last is None else last + 1
 
     def tables(self) -> list[str]:
-        """Names of all tables that were ever published."""
+        """The names of all tables with a publication."""
         with self.catalog.reading() as session:
             names = select(PublicationRow.table_name).distinct().order_by(PublicationRow.table_name)
             return list(session.scalars(names))
@@ -672,8 +589,7 @@ class Ledger:
         return _rows(table, self._audited_only).order_by(PublicationRow.version)
 
     def _one(self, rows: Select[PublicationRow]) -> Publication | None:
-        found = self._all(rows)
-        return found[0] if found else None
+        return next(iter(self._all(rows)), None)
 
     def _all(self, rows: Select[PublicationRow]) -> list[Publication]:
         with self.catalog.reading() as session:
@@ -686,14 +602,24 @@ def _rows(table: str, audited_only: bool) -> Select[PublicationRow]:
 
 
 def _number(version: int) -> int:
-    """The version, or the last number that a database can compare with."""
+    """The version within the range of database integers."""
     return min(max(version, -MAX_LONG), MAX_LONG)
 
 
 def _moment(timestamp_ms: int) -> datetime:
-    """The time, or the end of time that a database can compare with."""
+    """The time within the range of database times."""
     least, most = int(FIRST.timestamp() * 1000), int(LAST.timestamp() * 1000)
     return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=min(max(timestamp_ms, least), most))
+
+
+def _require_held(session: Session, lease: Lease) -> None:
+    row = session.get(SetLockRow, lease.set_name, with_for_update=True)
+    if row is None or row.token != lease.token or row.owner is None:
+        holder = "no process" if row is None or row.owner is None else row.owner
+        raise CatalogConflict(
+            f"{lease.owner} lost the lock of set {lease.set_name}; it is held by {holder} now",
+            "Nothing was written. Run again: it starts from what is published by then.",
+        )
 
 
 def _append(session: Session, new: NewPublication) -> Publication:
@@ -703,11 +629,14 @@ def _append(session: Session, new: NewPublication) -> Publication:
     existing = session.scalars(same_run).one_or_none()
     if existing is not None:
         return _publication_from_row(existing)
-    rows = _rows(new.table, audited_only=False).order_by(PublicationRow.version.desc())
-    latest = session.scalars(rows.limit(1)).one_or_none()
-    if latest is None and new.audited:
-        # What is found in storage comes unaudited; what pipelines publish must not mix with it.
-        require_not_followed(session, new.table)
+    latest = _latest_row(session, new.table)
+    followed = _find_followed(session, new.table) if latest is None and new.audited else None
+    if followed is not None:
+        # The versions of followed tables are unaudited; publications of pipelines must not mix with them.
+        raise CatalogConflict(
+            f"{new.table} is followed at {followed.location}, so its versions are found there",
+            f"Publish under another name, or end it first: lakeshare table unfollow {new.table}",
+        )
     row = _row(new, _next_version(new, latest), _publication_time(latest))
     session.add(row)
     session.flush()
@@ -722,19 +651,27 @@ def _append_found(
     at_ms: Sequence[int | None],
     after: int | None,
 ) -> list[Publication] | None:
-    rows = _rows(table, audited_only=False).order_by(PublicationRow.version.desc())
-    latest = session.scalars(rows.limit(1)).one_or_none()
+    latest = _latest_row(session, table)
     if (None if latest is None else latest.version) != after:
         return None
+    if states:
+        followed = _find_followed(session, table)
+        if followed is None or {new.table_id for new in states} != {followed.table_id}:
+            raise CatalogConflict(
+                f"{table} is not followed any more as the table that was found", "Follow it again."
+            )
     added = []
-    for table_id in {new.table_id for new in states}:
-        require_followed(session, table, table_id)
-    for new, told_ms in zip(states, at_ms, strict=True):
-        latest = _row(new, _next_version(new, latest), _publication_time(latest, told_ms))
+    for new, state_ms in zip(states, at_ms, strict=True):
+        latest = _row(new, _next_version(new, latest), _publication_time(latest, state_ms))
         session.add(latest)
         added.append(latest)
     session.flush()
     return [_publication_from_row(row) for row in added]
+
+
+def _latest_row(session: Session, table: str) -> PublicationRow | None:
+    rows = _rows(table, audited_only=False).order_by(PublicationRow.version.desc())
+    return session.scalars(rows.limit(1)).one_or_none()
 
 
 def _next_version(new: NewPublication, latest: PublicationRow | None) -> int:
@@ -755,68 +692,20 @@ def _next_version(new: NewPublication, latest: PublicationRow | None) -> int:
     return new.delta_version
 
 
-def _publication_time(latest: PublicationRow | None, told_ms: int | None = None) -> datetime:
+def _publication_time(latest: PublicationRow | None, state_ms: int | None = None) -> datetime:
     now = datetime.now(UTC)
     now -= timedelta(microseconds=now.microsecond % 1000)
-    if told_ms is not None:
-        now = min(now, _moment(told_ms))
-    # Time travel by timestamp needs times that grow with the numbers, whatever the clock does.
+    if state_ms is not None:
+        now = min(now, _moment(state_ms))
+    # Time travel by timestamp needs times that grow with the numbers, also if the clock is set back.
     return now if latest is None else max(now, latest.published_at + TICK)
 
 
 def _row(new: NewPublication, version: int, published_at: datetime) -> PublicationRow:
-    return PublicationRow(
-        table_name=new.table,
-        version=version,
-        set_name=new.set_name,
-        table_format=new.format,
-        location=new.location,
-        table_id=new.table_id,
-        metadata_location=new.metadata_location,
-        snapshot_id=new.snapshot_id,
-        schema_id=new.schema_id,
-        delta_version=new.delta_version,
-        nessie_hash=new.nessie_hash,
-        schema_string=new.schema_string,
-        row_count=new.rows,
-        file_count=new.files,
-        size_bytes=new.size_bytes,
-        index_digest=new.index_digest,
-        contract_digest=new.contract_digest,
-        verdicts=dict(new.verdicts),
-        run_id=new.run_id,
-        partition_key=new.partition,
-        audited=new.audited,
-        rollback_of=new.rollback_of,
-        published_at=published_at,
-        changes_digest=new.changes_digest,
-    )
+    columns = {COLUMN_OF_FIELD[field.name]: getattr(new, field.name) for field in fields(NewPublication)}
+    columns["verdicts"] = dict(new.verdicts)
+    return PublicationRow(**columns, version=version, published_at=published_at)
 
 
 def _publication_from_row(row: PublicationRow) -> Publication:
-    return Publication(
-        table=row.table_name,
-        version=row.version,
-        set_name=row.set_name,
-        format="iceberg" if row.table_format == "iceberg" else "delta",
-        location=row.location,
-        table_id=row.table_id,
-        metadata_location=row.metadata_location,
-        snapshot_id=row.snapshot_id,
-        schema_id=row.schema_id,
-        delta_version=row.delta_version,
-        nessie_hash=row.nessie_hash,
-        schema_string=row.schema_string,
-        rows=row.row_count,
-        files=row.file_count,
-        size_bytes=row.size_bytes,
-        index_digest=row.index_digest,
-        contract_digest=row.contract_digest,
-        verdicts=row.verdicts,
-        run_id=row.run_id,
-        partition=row.partition_key,
-        audited=row.audited,
-        rollback_of=row.rollback_of,
-        published_at=row.published_at,
-        changes_digest=row.changes_digest,
-    )
+    return Publication(**{field: getattr(row, column) for field, column in COLUMN_OF_FIELD.items()})

@@ -1,10 +1,10 @@
-"""What a recipient can see of the shares: every question is asked for one recipient, none without.
+"""The shares, schemas and tables that one recipient can read.
 
 An ungranted share, schema or table is not found, exactly like one that does not exist.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any
 
@@ -26,11 +26,10 @@ from lakeshare_server.errors import BadRequest, NotFound
 
 @dataclass(frozen=True)
 class EffectiveGrant:
-    """What the grants of one recipient on one share come to.
+    """The combined grants of one recipient on one share.
 
-    `rules` are those of all grants in force: a row may be read where one of them is true. None says that one of the
-    grants has no rule. The recipient is who `current_recipient` speaks of. `valid_until` is when the next grant begins
-    or ends; None when none will.
+    `rules` are those of all grants in force: a row can be read if any is true; None if a grant has no rule.
+    `properties` are the values of `current_recipient`. `valid_until` is when the next grant begins or ends.
     """
 
     recipient_id: str
@@ -45,19 +44,19 @@ class EffectiveGrant:
 
 
 def select_grants(recipient_id: str) -> Subquery:
-    """All grants of a recipient, its own and those of its groups, whatever their time.
+    """All grants of a recipient and of its groups, also ended and future ones.
 
-    The recipient is looked for inside of it, so that databases put no other grants together.
+    The recipient is selected inside, so that databases join no other grants.
     """
-    terms = "starts_at", "ends_at", "rule"
+    terms = "share_key", "starts_at", "ends_at", "rule"
     reader = RecipientRow.name.label("recipient_name"), RecipientRow.properties
     own = (
-        select(GrantRow.share_key, *(getattr(GrantRow, name) for name in terms), *reader)
+        select(*(getattr(GrantRow, name) for name in terms), *reader)
         .join(RecipientRow, RecipientRow.key == GrantRow.recipient_key)
         .where(RecipientRow.id == recipient_id)
     )
     of_groups = (
-        select(GroupGrantRow.share_key, *(getattr(GroupGrantRow, name) for name in terms), *reader)
+        select(*(getattr(GroupGrantRow, name) for name in terms), *reader)
         .join(GroupMemberRow, GroupMemberRow.group_key == GroupGrantRow.group_key)
         .join(RecipientRow, RecipientRow.key == GroupMemberRow.recipient_key)
         .where(RecipientRow.id == recipient_id)
@@ -74,8 +73,13 @@ def is_granted(recipient_id: str, now: datetime) -> ColumnElement[bool]:
 
 
 def effective_grant(recipient_id: str, grants: Sequence[Any], now: datetime) -> EffectiveGrant | None:
-    """What the recipient's grants on one share, rows of `grants_of`, come to; None when none is in force."""
-    in_force = [grant.rule for grant in grants if _holds(grant.starts_at, grant.ends_at, now)]
+    """Combines the recipient's grants on one share, rows of `select_grants`; None if no grant is in force."""
+    in_force = [
+        grant.rule
+        for grant in grants
+        if (grant.starts_at is None or grant.starts_at <= now)
+        and (grant.ends_at is None or grant.ends_at > now)
+    ]
     if not in_force:
         return None
     times = (time for grant in grants for time in (grant.starts_at, grant.ends_at))
@@ -83,14 +87,10 @@ def effective_grant(recipient_id: str, grants: Sequence[Any], now: datetime) -> 
         recipient_id=recipient_id,
         recipient_name=grants[0].recipient_name,
         properties=grants[0].properties or {},
-        # In an order of their own: databases give grants in any, and what was issued for these rules stays valid.
+        # Sorted: databases return grants in any order, and table tokens for the same rules must stay valid.
         rules=None if None in in_force else tuple(sorted(set(in_force))),
         valid_until=min((time for time in times if time is not None and time > now), default=None),
     )
-
-
-def _holds(starts_at: datetime | None, ends_at: datetime | None, now: datetime) -> bool:
-    return (starts_at is None or starts_at <= now) and (ends_at is None or ends_at > now)
 
 
 @dataclass(frozen=True)
@@ -129,8 +129,8 @@ class TableEntry:
     start_version: int | None = None  # the first version recipients may read; None leaves it to the history
     directory_access: bool = False  # the operator lets recipients read all that lies under the table's prefix
     kind: str = "TABLE"
-    rule: str | None = None  # which rows anybody reads, whatever the grants allow
-    publication: int | None = None  # the version that is read instead of the latest, and none after it
+    rule: str | None = None  # restricts every recipient, in addition to the grants
+    publication: int | None = None  # the version that recipients read instead of the latest; none after it
 
     @property
     def path(self) -> str:
@@ -138,41 +138,36 @@ class TableEntry:
         return f"{self.share.name}.{self.schema}.{self.name}"
 
 
+COLUMNS = tuple(field.name for field in fields(TableEntry) if field.name not in ("schema", "share"))
+
+
 @dataclass(frozen=True)
 class GrantedTable:
-    """A shared table, and what the recipient's grants on its share come to."""
+    """A shared table and the recipient's combined grants on its share."""
 
     entry: TableEntry
     grant: EffectiveGrant
 
 
 class Listings:
-    """The shares of one recipient, known by id. Pages are everything after a key, in the order of keys."""
+    """The shares of one recipient, given by id. A page has the objects after a key, in the order of keys."""
 
     def __init__(self, catalog: Catalog, recipient_id: str) -> None:
         self.catalog, self.recipient_id = catalog, recipient_id
 
     def shares(self, after: int, limit: int) -> list[ShareEntry]:
-        """The granted shares."""
+        """Lists the granted shares."""
         page = self._granted().where(ShareRow.key > after).order_by(ShareRow.key).limit(limit)
         with self.catalog.reading() as session:
             return [share_entry_from_row(row) for row in session.scalars(page)]
 
     def share(self, name: str) -> ShareEntry:
-        """One granted share.
-
-        Raises:
-            NotFound: unknown or not granted.
-        """
+        """Returns a granted share; raises NotFound if it is unknown or not granted."""
         with self.catalog.reading() as session:
             return self._share(session, name)
 
     def schemas(self, share: str, after: int, limit: int) -> list[SchemaEntry]:
-        """The schemas of a granted share.
-
-        Raises:
-            NotFound: the share is unknown or not granted.
-        """
+        """Lists the schemas of a granted share; raises NotFound."""
         with self.catalog.reading() as session:
             parent = self._share(session, share)
             rows = select(SchemaRow).where(SchemaRow.share_key == parent.key, SchemaRow.key > after)
@@ -180,22 +175,14 @@ class Listings:
             return [SchemaEntry(row.key, row.name, parent) for row in page]
 
     def schema(self, share: str, name: str) -> SchemaEntry:
-        """One schema of a granted share.
-
-        Raises:
-            NotFound: the share is unknown or not granted, or has no such schema.
-        """
+        """Returns a schema of a granted share; raises NotFound."""
         with self.catalog.reading() as session:
             parent = self._share(session, share)
             row = session.get_one(SchemaRow, _schema_key(session, parent, name))
             return SchemaEntry(row.key, row.name, parent)
 
     def tables(self, share: str, schema: str | None, after: int, limit: int) -> list[TableEntry]:
-        """The tables of a schema, or of the whole share.
-
-        Raises:
-            NotFound: the share is unknown or not granted, or has no such schema.
-        """
+        """Lists the tables of a schema, or of the whole granted share; raises NotFound."""
         with self.catalog.reading() as session:
             parent = self._share(session, share)
             rows = _tables_of(parent).where(SharedTableRow.key > after)
@@ -205,11 +192,7 @@ class Listings:
             return [table_entry_from_row(row, name, parent) for row, name in page]
 
     def table(self, share: str, schema: str, table: str) -> GrantedTable:
-        """One table of a granted share.
-
-        Raises:
-            NotFound: it, its schema or its share is unknown, or the share is not granted.
-        """
+        """Returns a table of a granted share; raises NotFound."""
         named = (
             ShareRow.name_key == share.lower(),
             SchemaRow.name_key == schema.lower(),
@@ -218,11 +201,7 @@ class Listings:
         return self._granted_table(f"{share}/{schema}/{table}", *named)
 
     def table_of_id(self, table_id: str) -> GrantedTable:
-        """The same by the id of the shared table.
-
-        Raises:
-            NotFound: it is not shared any more, or the share is not granted.
-        """
+        """Returns a table of a granted share by its id; raises NotFound."""
         return self._granted_table(table_id, SharedTableRow.id == table_id)
 
     def _granted_table(self, shown_as: str, *conditions: ColumnElement[bool]) -> GrantedTable:
@@ -235,11 +214,11 @@ class Listings:
             .where(*conditions)
         )
         with self.catalog.reading() as session:
-            found = session.execute(statement).all()
-            grant = effective_grant(self.recipient_id, found, datetime.now(UTC))
+            rows = session.execute(statement).all()
+            grant = effective_grant(self.recipient_id, rows, datetime.now(UTC))
             if grant is None:
                 raise NotFound("[Share/Schema/Table]", shown_as)
-            parent, schema_name, row, *_ = found[0]
+            parent, schema_name, row, *_ = rows[0]
             return GrantedTable(table_entry_from_row(row, schema_name, share_entry_from_row(parent)), grant)
 
     def _granted(self) -> Select[ShareRow]:
@@ -253,11 +232,9 @@ class Listings:
 
 
 def list_all_shared_tables(catalog: Catalog) -> list[TableEntry]:
-    """Every table of every share: for the provider, never for a recipient."""
+    """Lists every table of every share: for the provider, never for a recipient."""
     with catalog.reading() as session:
-        shares = [
-            share_entry_from_row(row) for row in session.scalars(select(ShareRow).order_by(ShareRow.key))
-        ]
+        shares = map(share_entry_from_row, session.scalars(select(ShareRow).order_by(ShareRow.key)).all())
         return [
             table_entry_from_row(row, schema, share)
             for share in shares
@@ -281,34 +258,21 @@ def _schema_key(session: Session, share: ShareEntry, name: str) -> int:
 
 
 def share_entry_from_row(row: ShareRow) -> ShareEntry:
-    """A share's row as listings tell it."""
+    """The entry of a share's row."""
     return ShareEntry(row.key, row.id, row.name, row.comment, row.display_name, row.properties)
 
 
 def table_entry_from_row(row: SharedTableRow, schema: str, share: ShareEntry) -> TableEntry:
-    """A shared table's row as listings tell it."""
-    return TableEntry(
-        key=row.key,
-        id=row.id,
-        name=row.name,
-        schema=schema,
-        share=share,
-        lake_table=row.lake_table,
-        comment=row.comment,
-        history=row.history,
-        start_version=row.start_version,
-        directory_access=row.directory_access,
-        kind=row.kind,
-        rule=row.rule,
-        publication=row.publication,
-    )
+    """The entry of a shared table's row."""
+    columns = {name: getattr(row, name) for name in COLUMNS}
+    return TableEntry(**columns, schema=schema, share=share)
 
 
 def find_shared_table(catalog: Catalog, path: str, field: str) -> TableEntry:
-    """The table that is shared as `share.schema.table`, whoever may read it; for the operator's own commands.
+    """Returns the table that is shared as `share.schema.table`: for the provider, never for a recipient.
 
     Raises:
-        BadRequest: `field` names no shared table; says which there are.
+        BadRequest: there is no such table; `field` is in the message, with the tables that exist.
     """
     entries = {entry.path.lower(): entry for entry in list_all_shared_tables(catalog)}
     if path.lower() not in entries:

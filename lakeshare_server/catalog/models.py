@@ -1,4 +1,4 @@
-"""The tables of the catalog as SQLAlchemy models. Migrations make them; nothing here is SQLite-only.
+"""The tables of the catalog as SQLAlchemy models, for every database; migrations create them.
 
 Integer keys grow with every insert and never change: listings page on them.
 """
@@ -24,7 +24,7 @@ from sqlalchemy.types import JSON, TypeDecorator
 
 
 class AnyText(TypeDecorator[str]):
-    """Text of any origin: what not every database takes, NUL and half a surrogate pair, becomes U+FFFD."""
+    """Text of any origin: NUL and halves of surrogate pairs, which not every database stores, become U+FFFD."""
 
     impl: type[String] = Text
     cache_ok = True
@@ -36,14 +36,14 @@ class AnyText(TypeDecorator[str]):
 
 
 class ShortText(AnyText):
-    """The same, of limited length."""
+    """`AnyText` of limited length."""
 
     impl = String
     cache_ok = True
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """An aware datetime, kept in UTC; SQLite has no time zones of its own."""
+    """An aware datetime, stored in UTC; SQLite has no time zones."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -57,7 +57,7 @@ class UtcDateTime(TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
-# SQLite gives row ids to INTEGER only, and uses a deleted last one again unless told otherwise.
+# SQLite gives row ids to INTEGER only, and reuses the last one after its deletion, without `autoincrement`.
 Key = BigInteger().with_variant(Integer(), "sqlite")
 GROWING = {"sqlite_autoincrement": True}
 GrowingKey = Annotated[int, mapped_column(Key, primary_key=True, autoincrement=True)]
@@ -87,7 +87,7 @@ class Base(DeclarativeBase):
 
 
 class Edited:
-    """Columns of what administrators edit: the revision grows with each edit, so that the second of two is told."""
+    """Columns of objects that administrators edit; the revision grows with each edit."""
 
     revision: Mapped[Long] = mapped_column(default=1)
     created_by: Mapped[Name | None]
@@ -133,7 +133,7 @@ class PublicationRow(Base):
 
 
 class SetLockRow(Base):
-    """Who may publish a set right now; the fencing token outlives the holder."""
+    """The lock for publishing a set; its fencing token stays after its holder."""
 
     __tablename__ = "set_locks"
 
@@ -147,7 +147,7 @@ class SetLockRow(Base):
 
 
 class FollowedTableRow(Base):
-    """A table without a pipeline of ours: its versions are found in storage. `applied` ones came from a file."""
+    """A table whose versions are found in storage; `applied`: a file of `lakeshare apply` declares it."""
 
     __tablename__ = "followed_tables"
     __table_args__ = GROWING
@@ -164,10 +164,7 @@ class FollowedTableRow(Base):
 
 
 class ShareRow(Edited, Base):
-    """A share. `declared` ones came from a contract, `applied` ones from a file; the others were made by hand.
-
-    The revision counts the edits of the share and of everything in it.
-    """
+    """A share, `declared` by a contract, `applied` or made by hand; the revision counts edits of all that is in it."""
 
     __tablename__ = "shares"
     __table_args__ = GROWING
@@ -199,10 +196,7 @@ class SchemaRow(Base):
 
 
 class SharedTableRow(Base):
-    """A table or view of a share, pointing at a table of the ledger by name.
-
-    `rule` restricts every recipient of the share; `publication` is the number that is served instead of the latest.
-    """
+    """A table or view of a share; `publication` is the number that is served instead of the latest."""
 
     __tablename__ = "shared_tables"
     __table_args__ = (UniqueConstraint("schema_key", "name_key"), GROWING)
@@ -227,10 +221,7 @@ class SharedTableRow(Base):
 
 
 class RecipientRow(Edited, Base):
-    """Somebody a share can be granted to.
-
-    The revision counts the edits of the recipient, its tokens, its links and its policies.
-    """
+    """A recipient; the revision counts the edits of it, its tokens, its links and its policies."""
 
     __tablename__ = "recipients"
     __table_args__ = GROWING
@@ -256,7 +247,7 @@ class RecipientRow(Edited, Base):
 
 
 class TokenRow(Base):
-    """A bearer token or client secret of a recipient; `superseded_at` says since when it only has its grace time."""
+    """A bearer token or client secret of a recipient; its grace time began at `superseded_at`."""
 
     __tablename__ = "tokens"
     __table_args__ = GROWING
@@ -274,7 +265,7 @@ class TokenRow(Base):
 
 
 class TokenUseRow(Base):
-    """When a token was used last. Written apart from tokens: no recipient sees it."""
+    """The last use of a token, in a table of its own: recipients do not see it."""
 
     __tablename__ = "token_uses"
     __table_args__ = GROWING
@@ -286,7 +277,7 @@ class TokenUseRow(Base):
 
 
 class AllowanceRow(Base):
-    """How much of one kind a recipient, or an address, has taken in a stretch of time. No recipient sees it."""
+    """The permits of a kind that a recipient, or an address, has taken in a window of time."""
 
     __tablename__ = "allowances"
     __table_args__ = (UniqueConstraint("subject", "kind"), GROWING)
@@ -299,7 +290,7 @@ class AllowanceRow(Base):
 
 
 class ActivationRow(Base):
-    """A link that gives a recipient its profile, once."""
+    """An activation link, which gives a recipient its profile once."""
 
     __tablename__ = "activations"
     __table_args__ = GROWING
@@ -318,7 +309,7 @@ class ActivationRow(Base):
 
 
 class FederationPolicyRow(Base):
-    """Whose tokens of which issuer are a recipient's: OIDC federation."""
+    """The claims of an issuer's tokens that identify a recipient: OIDC federation."""
 
     __tablename__ = "federation_policies"
     __table_args__ = (UniqueConstraint("recipient_key", "name_key"), GROWING)
@@ -364,7 +355,7 @@ class GroupMemberRow(Base):
 
 
 class GrantTerms:
-    """From when until when a share may be read, and which part of it."""
+    """The time and the rule of a grant."""
 
     created_at: Mapped[datetime]
     created_by: Mapped[Name | None]
@@ -417,7 +408,7 @@ ADMINISTERS = text("principal IS NOT NULL")
 
 
 class AsyncQueryRow(Base):
-    """A query that a recipient comes back for; `attempts` is also the fencing token of whoever works on it."""
+    """An asynchronous query; `attempts` is also the fencing token of its worker."""
 
     __tablename__ = "async_queries"
     __table_args__ = (UniqueConstraint("recipient_id", "table_id", "idempotency_key"), GROWING)
@@ -452,14 +443,14 @@ class StateRow(Base):
 
 
 class AuditRow(Base):
-    """One event: a request and what became of it, or a change by an administrator, with what was before and after.
+    """One event: a request and its result, or a change by an administrator with the states before and after.
 
-    `recipient` names the recipient that reads; `principal` whoever administers. Keys are dense, in the order of the
-    chain; events from before there was one have no hash.
+    `recipient` reads, `principal` administers. Keys are dense, in the order of the chain; events from before the chain
+    have no hash.
     """
 
     __tablename__ = "audit_log"
-    # Most events are of recipients: their empty principals are not worth an entry each.
+    # Most events are of recipients and have no principal.
     __table_args__ = (
         Index("ix_audit_log_principal", "principal", sqlite_where=ADMINISTERS, postgresql_where=ADMINISTERS),
         GROWING,
@@ -498,7 +489,7 @@ class AuditChainRow(Base):
 
 
 class UsageRow(Base):
-    """What a recipient asked of a version of a table on a day, by events that were pruned since."""
+    """The requests of a recipient for a version of a table on a day, of pruned events."""
 
     __tablename__ = "usage_days"
     __table_args__ = GROWING
@@ -516,7 +507,7 @@ class UsageRow(Base):
 
 
 class AuditJournalRow(Base):
-    """How many bytes of a process's journal of events are in the log."""
+    """The number of bytes of a process's journal of events that are in the log."""
 
     __tablename__ = "audit_journals"
 

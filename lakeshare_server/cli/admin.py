@@ -247,7 +247,7 @@ def verify_chain(
 
     result = verify(_complete_catalog(), None if receipt is None else parse_receipt(receipt), print_progress)
     for finding in result.findings:
-        typer.echo(f"{finding.kind}\t{finding.said}")
+        typer.echo(f"{finding.kind}\t{finding.problem}")
     if result.unchained:
         typer.echo(f"{result.unchained} events are from before the chain, and cannot be verified")
     if not result.is_sound:

@@ -341,7 +341,7 @@ def _run_as_recipient(
     request: Callable[[ImpersonatingClient], Awaitable[T]],
     client: str = ALL_CAPABILITIES,
 ) -> T:
-    from lakeshare_server.catalog.recipients import LOCAL_OPERATOR
+    from lakeshare_server.catalog.sharing.editing import LOCAL_OPERATOR
     from lakeshare_server.settings import ServerSettings
 
     async def run() -> T:

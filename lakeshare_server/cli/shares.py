@@ -542,8 +542,8 @@ def _print_result(result: "StatementResult", output: str) -> None:
     text = PRINTED[output](result)  # type: ignore[index]  # checked when the command began
     if text:
         typer.echo(text)
-    elif result.result.told:
-        typer.echo(result.result.told, err=True)
+    elif result.result.message:
+        typer.echo(result.result.message, err=True)
 
 
 def _print_error(text: str) -> None:

@@ -221,7 +221,7 @@ def directory_access(
 ) -> None:
     """Let recipients read a table's whole folder with temporary credentials, other files included; or end that."""
     from lakeshare_server.access.table_access import directory_refusal
-    from lakeshare_server.catalog.shares import allow_directory_access
+    from lakeshare_server.catalog import allow_directory_access
     from lakeshare_server.errors import Unavailable
     from lakeshare_server.storage import LocalSigner, Signers, Stores
 

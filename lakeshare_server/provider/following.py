@@ -12,14 +12,19 @@ from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import Any, Literal, TypedDict
 
-from lakeshare_server.catalog import Catalog, FollowedTables, SharedTable, TableEntry, open_catalog
+from lakeshare_server.catalog import (
+    Catalog,
+    FollowedTables,
+    SharedTable,
+    TableEntry,
+    open_catalog,
+    share_table,
+)
 from lakeshare_server.catalog.declared.documents import describe_problem, describe_remedy, raise_all
 from lakeshare_server.catalog.declared.files import DesiredObject, FoundTable, Key, TableLocation
 from lakeshare_server.catalog.declared.plan import Step
 from lakeshare_server.catalog.ledger import CHECK_EVERY_S, is_location_pattern, require_table_name
-from lakeshare_server.catalog.recipients import LOCAL_OPERATOR
-from lakeshare_server.catalog.shares import share_table
-from lakeshare_server.catalog.sharing.editing import UNCHANGED, Edit
+from lakeshare_server.catalog.sharing.editing import LOCAL_OPERATOR, UNCHANGED, Edit
 from lakeshare_server.catalog.sharing.recipients import grant, revoke
 from lakeshare_server.catalog.sharing.shares import add_table, alter_share, alter_table, remove_table
 from lakeshare_server.catalog.sharing.states import (

@@ -1,4 +1,4 @@
-"""A session: takes scripts, does their statements in order, and knows as whom it looks."""
+"""SQL sessions: executes scripts, completes and reads typed statements, and formats results."""
 
 import csv
 import io
@@ -29,8 +29,7 @@ from lakeshare_server.catalog.sharing import Edit, editing, states
 from lakeshare_server.errors import BadRequest, Denied, LakeshareError, NotFound
 from lakeshare_server.provider.following import prefetch_versions
 from lakeshare_server.settings import make_private
-from lakeshare_server.sql import changes, show
-from lakeshare_server.sql import statements as statement_types
+from lakeshare_server.sql import changes, show, statements
 from lakeshare_server.sql.changes import Provider
 from lakeshare_server.sql.grammar import PlacedStatement, get_parser, is_unfinished, parse, terminal_name
 from lakeshare_server.sql.show import SCHEMA, VIEWS, RecipientSession, RowsReadBy, format_value
@@ -41,21 +40,20 @@ from lakeshare_server.sql.statements import (
     SqlError,
     StatementRefused,
     escape_unprintable,
-    make_message,
     quoted_name,
 )
 
 
 @dataclass(frozen=True)
 class StatementResult:
-    """A statement that was done, as it was written, and what it answered."""
+    """A statement's text and its result."""
 
     text: str
     result: Result
 
 
 class SqlSession:
-    """Statements in the name of a principal; `rows_read_by` reads tables for whoever sees as a recipient."""
+    """Executes statements in the name of a principal; `rows_read_by` reads rows of tables as a recipient."""
 
     def __init__(self, provider: Provider, principal: str, rows_read_by: RowsReadBy | None = None) -> None:
         self.provider, self.principal, self._rows_read_by = provider, principal, rows_read_by
@@ -64,126 +62,124 @@ class SqlSession:
     def run(
         self, text: str, source: str | None = None, *, single_transaction: bool = False
     ) -> Iterator[StatementResult]:
-        """Do the statements of a script, in order: each in its own transaction, or all in one.
+        """Executes the statements of a script, in order: each in its own transaction, or all in one.
 
-        Nothing is done before the whole script is read. `source` is the name of its file.
+        The whole script is parsed first. `source` is the name of its file, for messages.
 
         Raises:
-            SqlError: the script is not SQL; nothing was done.
-            StatementRefused: a statement cannot be done; says which took effect. In one transaction: none.
+            SqlError: the script is not SQL; no statement was executed.
+            StatementRefused: a statement was refused; those before it took effect, in a single transaction none.
         """
         script = parse(text, source)
         if single_transaction:
-            yield from self._together(script, text, source)
+            yield from self._run_in_transaction(script, text, source)
             return
         for number, placed in enumerate(script):
             try:
-                result = self._alone(placed.statement)
+                result = self._execute(placed.statement)
             except LakeshareError as error:
                 raise _refuse(error, text, source, script, number, number) from error
             yield StatementResult(text[placed.start : placed.end], result)
 
-    def _together(
+    def _run_in_transaction(
         self, script: tuple[PlacedStatement, ...], text: str, source: str | None
     ) -> list[StatementResult]:
         if not script:
             return []
-        answers: list[StatementResult] = []
-        changed: list[int] = []  # how many changes there were in front of each statement
+        results: list[StatementResult] = []
+        changed: list[int] = []  # the number of changes before each statement
         number = 0
         try:
-            self._look_ahead([placed.statement for placed in script])
+            self._prefetch([placed.statement for placed in script])
             with editing(self.provider.catalog, self.principal) as edit:
-                for number, placed in enumerate(script):  # noqa: B007  # which one was refused
+                for number, placed in enumerate(script):  # noqa: B007  # the number of the refused statement
                     changed.append(len(edit.changes))
-                    result = self._within(edit, placed.statement)
-                    answers.append(StatementResult(text[placed.start : placed.end], result))
+                    result = self._execute_within(edit, placed.statement)
+                    results.append(StatementResult(text[placed.start : placed.end], result))
                 try:
                     require_decidable_rules(edit, self.provider.versions)
                 except BadRequest:
-                    number = self._undecided(edit, changed)
+                    number = self._find_undecided(edit, changed)
                     raise
         except LakeshareError as error:
             raise _refuse(error, text, source, script, number, 0) from error
-        return answers
+        return results
 
-    def _undecided(self, edit: Edit, changed: list[int]) -> int:
-        """The last statement from which on there is a rule that no partition decides."""
+    def _find_undecided(self, edit: Edit, changed: list[int]) -> int:
+        """The last statement with a rule after it, or in it, that partitions do not decide."""
 
         def is_decided_from(number: int) -> bool:
-            return self._is_decided(replace(edit, changes=edit.changes[changed[number] :]))
+            try:
+                changes = edit.changes[changed[number] :]
+                require_decidable_rules(replace(edit, changes=changes), self.provider.versions)
+            except BadRequest:
+                return False
+            return True
 
         return bisect_left(range(len(changed)), True, key=is_decided_from) - 1
 
-    def _is_decided(self, edit: Edit) -> bool:
-        try:
-            require_decidable_rules(edit, self.provider.versions)
-        except BadRequest:
-            return False
-        return True
-
-    def _alone(self, statement: statement_types.Statement) -> Result:
+    def _execute(self, statement: statements.Statement) -> Result:
         catalog = self.provider.catalog
-        if isinstance(statement, statement_types.SetRecipient):
-            return self._turn_to(statement.name)
-        if isinstance(statement, statement_types.ReadStatement):
+        if isinstance(statement, statements.SetRecipient):
+            return self._impersonate(statement.name)
+        if isinstance(statement, statements.ReadStatement):
             if self.impersonated is not None:
-                return self.impersonated.look(statement)
+                return self.impersonated.execute(statement)
             with catalog.reading() as session:
-                return self._shown(session, statement)
+                return self._read(session, statement)
         self._require_provider()
-        if isinstance(statement, changes.Follow):
+        if isinstance(statement, statements.Follow):
             return changes.execute_follow(statement, self.provider, self.principal)
-        if isinstance(statement, changes.Unfollow):
+        if isinstance(statement, statements.Unfollow):
             return changes.execute_unfollow(statement, self.provider, self.principal)
-        self._look_ahead([statement])
+        self._prefetch([statement])
         with editing(catalog, self.principal) as edit:
             result = _CHANGES[type(statement)](edit, statement, self.provider)
             require_decidable_rules(edit, self.provider.versions)
             return result
 
-    def _within(self, edit: Edit, statement: statement_types.Statement) -> Result:
-        if isinstance(statement, statement_types.SetRecipient):
+    def _execute_within(self, edit: Edit, statement: statements.Statement) -> Result:
+        if isinstance(statement, statements.SetRecipient):
             hint = "Recipients see what is committed: look as one outside of the transaction."
             raise BadRequest("SET RECIPIENT", statement.name or "", hint)
         self._require_provider()
-        if isinstance(statement, changes.Follow | changes.Unfollow):
-            name = "FOLLOW" if isinstance(statement, changes.Follow) else "UNFOLLOW"
+        if isinstance(statement, statements.Follow | statements.Unfollow):
+            name = "FOLLOW" if isinstance(statement, statements.Follow) else "UNFOLLOW"
             raise BadRequest(name, name, "It reads stores: run it outside of the transaction.")
-        if isinstance(statement, statement_types.ReadStatement):
-            return self._shown(edit.session, statement)
+        if isinstance(statement, statements.ReadStatement):
+            return self._read(edit.session, statement)
         return _CHANGES[type(statement)](edit, statement, self.provider)
 
-    def _shown(self, session: Session, statement: statement_types.ReadStatement) -> Result:
-        if isinstance(statement, statement_types.ShowUsage):
+    def _read(self, session: Session, statement: statements.ReadStatement) -> Result:
+        if isinstance(statement, statements.ShowUsage):
             return show.show_usage(session, statement, self.provider.catalog)
         return _READS[type(statement)](session, statement)
 
-    def _turn_to(self, name: str | None) -> Result:
+    def _impersonate(self, name: str | None) -> Result:
         if name is None:
             self.impersonated = None
-            return make_message("this is what the provider sees again")
+            return Result(message="this is what the provider sees again")
         with self.provider.catalog.reading() as session:
-            found = states.get_recipient(session, name)
-        self.impersonated = RecipientSession(self.provider, found.name, found.id, self._rows_read_by)
-        return make_message(f"this is what {found.name} sees; its state is {found.state}")
+            state = states.get_recipient(session, name)
+        self.impersonated = RecipientSession(self.provider, state.name, state.id, self._rows_read_by)
+        return Result(message=f"this is what {state.name} sees; its state is {state.state}")
 
-    def _look_ahead(self, script: Sequence[statement_types.Statement]) -> None:
-        """Know the followed tables that rules of these statements are held against before a transaction is open."""
+    def _prefetch(self, script: Sequence[statements.Statement]) -> None:
+        """Reads the versions of the followed tables that rules concern, before a transaction is open."""
         provider, concerned = self.provider, defaultdict[str, list[str]](list)
         writes_rule = False
         for statement in script:
-            if isinstance(statement, statement_types.PutObject):
+            if isinstance(statement, statements.PutObject):
                 concerned[statement.share].append(".".join(statement.path))
                 writes_rule |= statement.rule is not None
-            elif isinstance(statement, statement_types.PutSchema):
-                with suppress(BadRequest):  # told by the statement itself
+            elif isinstance(statement, statements.PutSchema):
+                with suppress(BadRequest):  # the statement itself raises it
                     concerned[statement.share] += provider.tables_of(".".join(statement.path))
-            elif isinstance(statement, statement_types.Grant):
+            elif isinstance(statement, statements.Grant):
                 concerned[statement.share] += ()
                 writes_rule |= statement.rule is not None
-            elif isinstance(statement, statement_types.AlterShare) and len(script) > 1:
-                # What follows may speak of it by another name: all is looked at.
+            elif isinstance(statement, statements.AlterShare) and len(script) > 1:
+                # Later statements may use the share's new name: all tables are read.
                 concerned[statement.name] += ()
                 writes_rule = True
         for share, tables in concerned.items():
@@ -207,76 +203,74 @@ def _refuse(
 
 
 def _find_position(error: LakeshareError, placed: PlacedStatement, text: str) -> SourcePosition:
-    """Where the statement says what was refused; its first word, if that cannot be told."""
+    """The position of the refused value in the statement, or of its first word."""
     written = text[placed.start : placed.end]
-    value = (
-        error.name if isinstance(error, NotFound) else error.value if isinstance(error, BadRequest) else None
-    )
-    sought = rf"(?<!\w){re.escape(str(value))}(?!\w)" if value not in (None, "") else r"\A\w+"
-    found = re.search(sought, written, re.IGNORECASE) or re.match(r"\w+", written)
-    at, length = placed.start + (found.start() if found else 0), len(found.group()) if found else 1
+    value = getattr(error, "name", None) if isinstance(error, NotFound) else getattr(error, "value", None)
+    pattern = rf"(?<!\w){re.escape(str(value))}(?!\w)" if value not in (None, "") else r"\A\w+"
+    match = re.search(pattern, written, re.IGNORECASE) or re.match(r"\w+", written)
+    at, length = placed.start + (match.start() if match else 0), len(match.group()) if match else 1
     line_start = text.rfind("\n", 0, at) + 1
     return SourcePosition(text.count("\n", 0, at) + 1, at - line_start + 1, length)
 
 
 # By the type of the statement, which each function takes.
 _READS: Mapping[type, Callable[[Session, Any], Result]] = {
-    statement_types.ShowShares: show.show_shares,
-    statement_types.ShowSharesInProvider: show.show_shares_in_provider,
-    statement_types.ShowAllInShare: show.show_all_in_share,
-    statement_types.ShowRecipients: show.show_recipients,
-    statement_types.ShowGroups: show.show_groups,
-    changes.ShowFollowedTables: changes.execute_show_followed_tables,
-    statement_types.ShowGrantsOnShare: show.show_grants_on_share,
-    statement_types.ShowGrantsTo: show.show_grants_to,
-    statement_types.DescribeShare: show.describe_share,
-    statement_types.DescribeRecipient: show.describe_recipient,
-    statement_types.DescribeGroup: show.describe_group,
-    statement_types.SelectAll: show.select_all,
+    statements.ShowShares: show.show_shares,
+    statements.ShowSharesInProvider: show.show_shares_in_provider,
+    statements.ShowAllInShare: show.show_all_in_share,
+    statements.ShowRecipients: show.show_recipients,
+    statements.ShowGroups: show.show_groups,
+    statements.ShowFollowedTables: changes.execute_show_followed_tables,
+    statements.ShowGrantsOnShare: show.show_grants_on_share,
+    statements.ShowGrantsTo: show.show_grants_to,
+    statements.DescribeShare: show.describe_share,
+    statements.DescribeRecipient: show.describe_recipient,
+    statements.DescribeGroup: show.describe_group,
+    statements.SelectAll: show.select_all,
 }
 _CHANGES: Mapping[type, Callable[[Edit, Any, Provider], Result]] = {
-    statement_types.CreateShare: changes.execute_create_share,
-    statement_types.AlterShare: changes.execute_alter_share,
-    statement_types.DropShare: changes.execute_drop_share,
-    statement_types.PutObject: changes.execute_put_object,
-    statement_types.PutSchema: changes.execute_put_schema,
-    statement_types.RemoveObject: changes.execute_remove_object,
-    statement_types.RemoveSchema: changes.execute_remove_schema,
-    statement_types.PinPublication: changes.execute_pin_publication,
-    statement_types.Publish: changes.execute_publish,
-    statement_types.CreateRecipient: changes.execute_create_recipient,
-    statement_types.AlterRecipient: changes.execute_alter_recipient,
-    statement_types.SetProperties: changes.execute_set_properties,
-    statement_types.UnsetProperties: changes.execute_unset_properties,
-    statement_types.RotateToken: changes.execute_rotate_token,
-    statement_types.RevokeToken: changes.execute_revoke_token,
-    statement_types.Invite: changes.execute_invite,
-    statement_types.PutPolicy: changes.execute_put_policy,
-    statement_types.DropPolicy: changes.execute_drop_policy,
-    statement_types.RevokeRecipient: changes.execute_revoke_recipient,
-    statement_types.DropRecipient: changes.execute_drop_recipient,
-    statement_types.CreateGroup: changes.execute_create_group,
-    statement_types.AlterGroup: changes.execute_alter_group,
-    statement_types.ChangeMembers: changes.execute_change_members,
-    statement_types.DropGroup: changes.execute_drop_group,
-    statement_types.Grant: changes.execute_grant,
-    statement_types.Revoke: changes.execute_revoke,
+    statements.CreateShare: changes.execute_create_share,
+    statements.AlterShare: changes.execute_alter_share,
+    statements.DropShare: changes.execute_drop_share,
+    statements.PutObject: changes.execute_put_object,
+    statements.PutSchema: changes.execute_put_schema,
+    statements.RemoveObject: changes.execute_remove_object,
+    statements.RemoveSchema: changes.execute_remove_schema,
+    statements.PinPublication: changes.execute_pin_publication,
+    statements.Publish: changes.execute_publish,
+    statements.CreateRecipient: changes.execute_create_recipient,
+    statements.AlterRecipient: changes.execute_alter_recipient,
+    statements.SetProperties: changes.execute_set_properties,
+    statements.UnsetProperties: changes.execute_unset_properties,
+    statements.RotateToken: changes.execute_rotate_token,
+    statements.RevokeToken: changes.execute_revoke_token,
+    statements.Invite: changes.execute_invite,
+    statements.PutPolicy: changes.execute_put_policy,
+    statements.DropPolicy: changes.execute_drop_policy,
+    statements.RevokeRecipient: changes.execute_revoke_recipient,
+    statements.DropRecipient: changes.execute_drop_recipient,
+    statements.CreateGroup: changes.execute_create_group,
+    statements.AlterGroup: changes.execute_alter_group,
+    statements.ChangeMembers: changes.execute_change_members,
+    statements.DropGroup: changes.execute_drop_group,
+    statements.Grant: changes.execute_grant,
+    statements.Revoke: changes.execute_revoke,
 }
 
 
 WORD = re.compile(r"[\w.`]*\Z")
 
-# The names that can follow a keyword, by what the grammar calls it.
+# The names that can follow a keyword, by the keyword's terminal.
 Names = Mapping[str, Callable[[], Iterable[str]]]
 
 
 def read_names(catalog: Catalog) -> Names:
-    """The names in a catalog, looked up when they are asked for."""
+    """The names in a catalog, read on each use."""
 
-    def named(read: Callable[..., Iterable[object]]) -> Callable[[], list[str]]:
+    def named(read: Callable[[Session], Iterable[Any]]) -> Callable[[], list[str]]:
         def names() -> list[str]:
             with catalog.reading() as session:
-                return [quoted_name(str(getattr(one, "name", ""))) for one in read(session)]
+                return [quoted_name(item.name) for item in read(session)]
 
         return names
 
@@ -293,19 +287,20 @@ def read_names(catalog: Catalog) -> Names:
 
 
 def complete_word(text: str, names: Names) -> tuple[str, list[str]]:
-    """The word that is being written at the end of a text, and what it can become."""
+    """The unfinished word at the end of a text, and its completions."""
     match = WORD.search(text)
     word = match.group() if match else ""
-    follower = get_parser().parse_interactive(text[: len(text) - len(word)])
+    parser = get_parser().parse_interactive(text[: len(text) - len(word)])
     try:
-        tokens = list(follower.exhaust_lexer())
+        tokens = list(parser.exhaust_lexer())
     except UnexpectedInput:
         return word, []
-    accepted = follower.accepts()  # type: ignore[no-untyped-call]  # lark says nothing
+    accepted = parser.accepts()  # type: ignore[no-untyped-call]  # lark has no types for it
     keywords = sorted(filter(str.isupper, filter(None, map(terminal_name, accepted))))
     before = tokens[-1].type if tokens else ""
     known = names[before]() if before in names and "NAME" in accepted else ()
-    return word, [one for one in (*known, *keywords) if one.lower().startswith(word.lower()) and one != word]
+    candidates = (*known, *keywords)
+    return word, [text for text in candidates if text.lower().startswith(word.lower()) and text != word]
 
 
 class SqlCompleter(Completer):
@@ -315,14 +310,14 @@ class SqlCompleter(Completer):
         self.names = names
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
-        """What the word before the cursor can become."""
+        """Completes the word before the cursor."""
         word, candidates = complete_word(document.text_before_cursor, self.names)
         for candidate in candidates:
             yield Completion(candidate, start_position=-len(word))
 
 
 LEAVING = frozenset({"exit", "quit", r"\q", "exit;", "quit;"})
-CONTINUATION = frozenset({"help", "?", r"\h", "help;"})
+ASKING_FOR_HELP = frozenset({"help", "?", r"\h", "help;"})
 HELP = """Statements end with `;`. Tab completes, Ctrl-C clears the line, Ctrl-D or `exit` leaves.
   CREATE SHARE s;  ALTER SHARE s ADD TABLE schema.table [AS a.b] [PARTITION (…)] [WITHOUT HISTORY];  DROP SHARE s;
   CREATE RECIPIENT r [COMMENT '…'] [PROPERTIES (k = 'v')] [IP ALLOW ('…')];  ALTER RECIPIENT r ROTATE TOKEN;
@@ -331,22 +326,19 @@ HELP = """Statements end with `;`. Tab completes, Ctrl-C clears the line, Ctrl-D
   SET RECIPIENT r;  RESET RECIPIENT;  SELECT * FROM information_schema.shares;
 All of it: docs/reference/sql.md"""
 
-Say = Callable[[str], None]
-
 
 def prompt_with_history(
     session: SqlSession, history: Path, *, keys: Input | None = None, screen: Output | None = None
 ) -> PromptSession[str]:
-    """A prompt that completes by the session's catalog and remembers in a file; on this terminal by default."""
+    """A prompt with completion by the session's catalog and a history file; on this terminal by default."""
     make_private(history.parent)
-    # What administrators do is nobody else's business.
     history.touch(mode=0o600)
     return PromptSession(
         history=FileHistory(str(history)),
         completer=SqlCompleter(read_names(session.provider.catalog)),
         complete_while_typing=False,
         multiline=True,
-        key_bindings=_bindings(),
+        key_bindings=_key_bindings(),
         prompt_continuation=lambda width, *_: "… ".rjust(width),
         input=keys,
         output=screen,
@@ -356,44 +348,39 @@ def prompt_with_history(
 def run_prompt(
     session: SqlSession,
     typed: PromptSession[str],
-    say_answer: Callable[[StatementResult], None],
-    say_error: Say,
+    print_result: Callable[[StatementResult], None],
+    print_error: Callable[[str], None],
 ) -> None:
-    """Do what is typed until the end; a mistake is told and nothing ends by it."""
+    """Executes typed statements until the end of the input; prints errors and continues."""
     while True:
+        name = "" if session.impersonated is None else f" as {session.impersonated.recipient}"
         try:
-            text = typed.prompt(_prompt(session)).strip()
+            text = typed.prompt(f"lakeshare{name}> ").strip()
         except KeyboardInterrupt:
             continue
         except EOFError:
             return
         if text.lower() in LEAVING:
             return
-        if text.lower() in CONTINUATION:
-            say_error(HELP)
+        if text.lower() in ASKING_FOR_HELP:
+            print_error(HELP)
             continue
         try:
-            for answer in session.run(text):
-                say_answer(answer)
+            for result in session.run(text):
+                print_result(result)
         except SqlError as error:
-            say_error(str(error))
+            print_error(str(error))
 
 
 def is_complete(text: str) -> bool:
-    """Whether Enter ends what is typed: at a `;` that is not within quotes, or at a word for the prompt itself."""
+    """Whether Enter submits the text: at a `;` outside of quotes, or a word for the prompt itself."""
     written = text.strip()
-    if not written or written.lower() in LEAVING | CONTINUATION:
+    if not written or written.lower() in LEAVING | ASKING_FOR_HELP:
         return True
     return written.endswith(";") and not is_unfinished(text)
 
 
-def _prompt(session: SqlSession) -> str:
-    return (
-        "lakeshare> " if session.impersonated is None else f"lakeshare as {session.impersonated.recipient}> "
-    )
-
-
-def _bindings() -> KeyBindings:
+def _key_bindings() -> KeyBindings:
     bindings = KeyBindings()
 
     @bindings.add("enter")
@@ -413,14 +400,14 @@ OutputFormat = Literal["table", "csv", "json"]
 NULL_TEXT = "NULL"
 
 
-def format_table(answer: StatementResult) -> str:
-    """Columns in line, and what was done or how many rows there are."""
-    result = answer.result
-    message = escape_unprintable(result.told)
+def format_table(executed: StatementResult) -> str:
+    """Aligned columns, and the message or the number of rows."""
+    result = executed.result
+    message = escape_unprintable(result.message)
     if not result.columns:
         return message
     cells = [list(result.columns), *([_format_cell(cell) for cell in row] for row in result.rows)]
-    widths = [max(len(row[place]) for row in cells) for place in range(len(result.columns))]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in cells
@@ -430,9 +417,9 @@ def format_table(answer: StatementResult) -> str:
     return "\n".join([lines[0], rule, *lines[1:], f"{count} {message}".rstrip()])
 
 
-def format_csv(answer: StatementResult) -> str:
+def format_csv(executed: StatementResult) -> str:
     """A header and the rows; nothing for statements without rows."""
-    result = answer.result
+    result = executed.result
     if not result.columns:
         return ""
     text = io.StringIO()
@@ -442,13 +429,11 @@ def format_csv(answer: StatementResult) -> str:
     return text.getvalue().removesuffix("\n")
 
 
-def format_json(answer: StatementResult) -> str:
-    """One object in one line: the statement, what was done, the rows as objects."""
-    rows = [
-        dict(zip(answer.result.columns, map(_plain_value, row), strict=True)) for row in answer.result.rows
-    ]
-    fields = {"statement": answer.text, "told": answer.result.told, "rows": rows}
-    return json.dumps(fields, ensure_ascii=False)
+def format_json(executed: StatementResult) -> str:
+    """One object on one line: the statement, the message, and the rows as objects."""
+    result = executed.result
+    rows = [dict(zip(result.columns, map(_plain_value, row), strict=True)) for row in result.rows]
+    return json.dumps({"statement": executed.text, "told": result.message, "rows": rows}, ensure_ascii=False)
 
 
 PRINTED: Mapping[OutputFormat, Callable[[StatementResult], str]] = {

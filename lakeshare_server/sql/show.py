@@ -1,206 +1,188 @@
-"""Doing SHOW and DESCRIBE for the provider. Columns of ours stand behind those of Databricks' manual."""
+"""Executes the statements that read: SHOW, DESCRIBE and SELECT, for the provider and as one recipient.
 
-from collections.abc import Callable, Mapping
+Our own columns follow those of Databricks' manual.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from operator import attrgetter
+from typing import Any
 
 from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog import Catalog, Listings, ShareEntry, TableEntry
 from lakeshare_server.catalog.audit import read_usage
 from lakeshare_server.catalog.models import MAX_LONG
-from lakeshare_server.catalog.sharing import (
-    Grant,
-    Group,
-    RecipientState,
-    Share,
-    SharedObject,
-    TokenState,
-    states,
-)
+from lakeshare_server.catalog.sharing import RecipientState, states
 from lakeshare_server.errors import BadRequest, Denied, NotFound
-from lakeshare_server.sql import statements as statement_types
+from lakeshare_server.sql import statements
 from lakeshare_server.sql.changes import Provider
-from lakeshare_server.sql.statements import Cell, Columns, Result, make_rows, matches_pattern
+from lakeshare_server.sql.statements import Cell, Result, matches_pattern
 
-CreatedRow = TypeVar("CreatedRow", Share, RecipientState, Group)
+# The columns of a result: their type, and the attribute of an object, or a function of it, with their value.
+Table = Mapping[str, tuple[type, str | Callable[[Any], Cell]]]
 
-CREATED_COLUMNS = {"name": str, "created_at": datetime, "created_by": str, "comment": str}
-SHARE_COLUMNS = CREATED_COLUMNS
-SHARE_DETAILS = {
-    **CREATED_COLUMNS,
-    "display_name": str,
-    "owner": str,
-    "updated_at": datetime,
-    "updated_by": str,
+
+def _texts(*names: str) -> Table:
+    return {name: (str, name) for name in names}
+
+
+def _times(*names: str) -> Table:
+    return {name: (datetime, name) for name in names}
+
+
+def _integers(*names: str) -> Table:
+    return {name: (int, name) for name in names}
+
+
+SHARES: Table = {**_texts("name"), **_times("created_at"), **_texts("created_by", "comment")}
+SHARE_DETAILS: Table = {
+    **SHARES,
+    **_texts("display_name", "owner"),
+    **_times("updated_at"),
+    **_texts("updated_by"),
 }
-OBJECT_COLUMNS = {
-    "name": str,
-    "type": str,
-    "shared_object": str,
-    "added_at": datetime,
-    "added_by": str,
-    "comment": str,
-    "partitions": str,
-    "history": bool,
-    "start_version": int,
-    "publication": int,
+RECIPIENTS: Table = {**SHARES, "authentication_type": (str, "authentication"), **_texts("state")}
+GROUPS: Table = {**SHARES, "members": (str, lambda group: ", ".join(group.members))}
+OBJECTS: Table = {
+    "name": (str, lambda item: f"{item.schema}.{item.name}"),
+    "type": (str, "kind"),
+    "shared_object": (str, "table"),
+    **_times("added_at"),
+    **_texts("added_by", "comment"),
+    "partitions": (str, "rule"),
+    "history": (bool, "history"),
+    **_integers("start_version", "publication"),
 }
-RECIPIENT_COLUMNS = {**CREATED_COLUMNS, "authentication_type": str, "state": str}
-GROUP_COLUMNS = {**CREATED_COLUMNS, "members": str}
-GRANTS_ON_COLUMNS = {
-    "recipient": str,
-    "actionType": str,
-    "objectType": str,
-    "objectKey": str,
-    "granteeType": str,
-    "startsAt": datetime,
-    "endsAt": datetime,
-    "rule": str,
+GRANTS_ON: Table = {
+    "recipient": (str, lambda grant: grant.recipient or grant.group),
+    "actionType": (str, lambda _: "SELECT"),
+    "objectType": (str, lambda _: "SHARE"),
+    "objectKey": (str, "share"),
+    "granteeType": (str, lambda grant: "GROUP" if grant.recipient is None else "RECIPIENT"),
+    "startsAt": (datetime, "starts_at"),
+    "endsAt": (datetime, "ends_at"),
+    **_texts("rule"),
 }
-GRANTS_TO_COLUMNS = {
-    "share": str,
-    "privilege": str,
-    "via_group": str,
-    "starts_at": datetime,
-    "ends_at": datetime,
-    "rule": str,
+GRANTS_TO: Table = {
+    "share": (str, "share"),
+    "privilege": (str, lambda _: "SELECT"),
+    "via_group": (str, "group"),
+    **_times("starts_at", "ends_at"),
+    **_texts("rule"),
 }
-USAGE_COLUMNS = {
-    "day": str,
-    "table": str,
-    "version": int,
-    "requests": int,
-    "queries": int,
-    "files": int,
-    "size_bytes": int,
-    "refused": int,
+USAGE: Table = {
+    "day": (str, lambda usage: usage.day.isoformat()),
+    **_texts("table"),
+    **_integers("version", "requests", "queries", "files", "size_bytes", "refused"),
 }
-INFO_COLUMNS = {"info_name": str, "info_value": str}
 
 
-def show_shares(session: Session, statement: statement_types.ShowShares) -> Result:
-    """SHOW SHARES."""
-    found = [share for share in states.list_shares(session) if matches_pattern(statement.pattern, share.name)]
-    return make_rows(SHARE_COLUMNS, (_created_row(share) for share in _by_name(found)))
+def select_rows(table: Table, objects: Iterable[Any]) -> Result:
+    """The rows of a table for objects."""
+    readers = [attrgetter(value) if isinstance(value, str) else value for _, value in table.values()]
+    rows = (tuple(read(item) for read in readers) for item in objects)
+    return Result({name: kind for name, (kind, _) in table.items()}, tuple(rows))
 
 
-def show_shares_in_provider(_: Session, statement: statement_types.ShowSharesInProvider) -> Result:
-    """SHOW SHARES IN PROVIDER: a recipient's question; refused with the answer to it."""
+def show_shares(session: Session, statement: statements.ShowShares) -> Result:
+    return select_rows(SHARES, _matching(statement.pattern, states.list_shares(session)))
+
+
+def show_shares_in_provider(_: Session, statement: statements.ShowSharesInProvider) -> Result:
     hint = (
         "This is the provider itself: SHOW SHARES shows its own. Recipients list theirs with their profile."
     )
     raise BadRequest("PROVIDER", statement.provider, hint)
 
 
-def show_all_in_share(session: Session, statement: statement_types.ShowAllInShare) -> Result:
-    """SHOW ALL IN SHARE."""
-    return make_rows(OBJECT_COLUMNS, (_object(one) for one in states.list_objects(session, statement.share)))
+def show_all_in_share(session: Session, statement: statements.ShowAllInShare) -> Result:
+    return select_rows(OBJECTS, states.list_objects(session, statement.share))
 
 
-def show_recipients(session: Session, statement: statement_types.ShowRecipients) -> Result:
-    """SHOW RECIPIENTS."""
-    found = [
-        recipient
-        for recipient in states.list_recipients(session)
-        if matches_pattern(statement.pattern, recipient.name)
-    ]
-    rows = ((*_created_row(one), one.authentication, one.state) for one in _by_name(found))
-    return make_rows(RECIPIENT_COLUMNS, rows)
+def show_recipients(session: Session, statement: statements.ShowRecipients) -> Result:
+    return select_rows(RECIPIENTS, _matching(statement.pattern, states.list_recipients(session)))
 
 
-def show_groups(session: Session, statement: statement_types.ShowGroups) -> Result:
-    """SHOW GROUPS."""
-    found = [group for group in states.list_groups(session) if matches_pattern(statement.pattern, group.name)]
-    return make_rows(GROUP_COLUMNS, ((*_created_row(one), ", ".join(one.members)) for one in _by_name(found)))
+def show_groups(session: Session, statement: statements.ShowGroups) -> Result:
+    return select_rows(GROUPS, _matching(statement.pattern, states.list_groups(session)))
 
 
-def show_grants_on_share(session: Session, statement: statement_types.ShowGrantsOnShare) -> Result:
-    """SHOW GRANTS ON SHARE."""
-    return make_rows(
-        GRANTS_ON_COLUMNS, (_grant_on(one) for one in states.list_grants_on(session, statement.share))
-    )
+def _matching(pattern: str | None, objects: Iterable[Any]) -> list[Any]:
+    named = [item for item in objects if matches_pattern(pattern, item.name)]
+    return sorted(named, key=lambda item: item.name.lower())
 
 
-def show_grants_to(session: Session, statement: statement_types.ShowGrantsTo) -> Result:
-    """SHOW GRANTS TO RECIPIENT | GROUP; those of a recipient's groups are its own."""
+def show_grants_on_share(session: Session, statement: statements.ShowGrantsOnShare) -> Result:
+    return select_rows(GRANTS_ON, states.list_grants_on(session, statement.share))
+
+
+def show_grants_to(session: Session, statement: statements.ShowGrantsTo) -> Result:
+    """SHOW GRANTS TO RECIPIENT | GROUP; a recipient has the grants of its groups, too."""
     name = statement.grantee.name
     if statement.grantee.kind == "RECIPIENT":
-        found = states.list_grants_to(session, name)
-    else:
-        group = states.get_group(session, name)
-        found = [grant for grant in states.list_grants(session) if grant.group == group.name]
-    return make_rows(GRANTS_TO_COLUMNS, (_grant_to(one) for one in found))
-
-
-def show_usage(session: Session, statement: statement_types.ShowUsage, catalog: Catalog) -> Result:
-    """SHOW USAGE FOR RECIPIENT: by day (UTC), table and version, from the day it was made on if no other is named."""
-    one = states.get_recipient(session, statement.recipient)
-    since = statement.since or one.created_at
-    found = read_usage(catalog, since.date(), datetime.now(UTC).date(), one.name)
-    rows = (
-        (
-            each.day.isoformat(),
-            each.table,
-            each.version,
-            each.requests,
-            each.queries,
-            each.files,
-            each.size_bytes,
-            each.refused,
-        )
-        for each in sorted(found, key=lambda each: (each.day, each.table or "", each.version or 0))
+        return select_rows(GRANTS_TO, states.list_grants_to(session, name))
+    group = states.get_group(session, name)
+    return select_rows(
+        GRANTS_TO, [grant for grant in states.list_grants(session) if grant.group == group.name]
     )
-    return make_rows(USAGE_COLUMNS, rows)
 
 
-def describe_share(session: Session, statement: statement_types.DescribeShare) -> Result:
-    """DESCRIBE SHARE."""
-    share = states.get_share(session, statement.name)
-    row = (*_created_row(share), share.display_name, share.owner, share.updated_at, share.updated_by)
-    return make_rows(SHARE_DETAILS, [row])
+def show_usage(session: Session, statement: statements.ShowUsage, catalog: Catalog) -> Result:
+    """SHOW USAGE FOR RECIPIENT: by day (UTC), table and version, since its creation by default."""
+    recipient = states.get_recipient(session, statement.recipient)
+    since = statement.since or recipient.created_at
+    usage = read_usage(catalog, since.date(), datetime.now(UTC).date(), recipient.name)
+    return select_rows(USAGE, usage)
 
 
-def describe_group(session: Session, statement: statement_types.DescribeGroup) -> Result:
-    """DESCRIBE GROUP."""
-    group = states.get_group(session, statement.name)
-    return make_rows(GROUP_COLUMNS, [(*_created_row(group), ", ".join(group.members))])
+def describe_share(session: Session, statement: statements.DescribeShare) -> Result:
+    return select_rows(SHARE_DETAILS, [states.get_share(session, statement.name)])
 
 
-def describe_recipient(session: Session, statement: statement_types.DescribeRecipient) -> Result:
+def describe_group(session: Session, statement: statements.DescribeGroup) -> Result:
+    return select_rows(GROUPS, [states.get_group(session, statement.name)])
+
+
+def describe_recipient(session: Session, statement: statements.DescribeRecipient) -> Result:
     """DESCRIBE RECIPIENT: a name and a value in each row."""
-    one = states.get_recipient(session, statement.name)
+    recipient = states.get_recipient(session, statement.name)
     now = datetime.now(UTC)
-    valid = [token for token in one.tokens if token.is_valid(now)]
+    valid = [token for token in recipient.tokens if token.is_valid(now)]
     active = next((token for token in reversed(valid) if token.superseded_at is None), None)
     facts: list[tuple[str, object]] = [
-        ("recipient_name", one.name),
-        ("recipient_id", one.id),
-        ("authentication_type", one.authentication),
-        ("owner", one.owner),
-        ("created_by", one.created_by),
-        ("create_at", one.created_at),
-        ("updated_by", one.updated_by),
-        ("updated_at", one.updated_at),
-        ("comment", one.comment),
+        ("recipient_name", recipient.name),
+        ("recipient_id", recipient.id),
+        ("authentication_type", recipient.authentication),
+        ("owner", recipient.owner),
+        ("created_by", recipient.created_by),
+        ("create_at", recipient.created_at),
+        ("updated_by", recipient.updated_by),
+        ("updated_at", recipient.updated_at),
+        ("comment", recipient.comment),
         ("active_token_id", active and active.id),
         ("active_token_expiration", active and active.expires_at),
-        ("activation_link", link_state(one, now)),
-        *_rotated(valid),
-        ("state", one.state),
-        ("expiration", one.expires_at),
-        *((f"property {key}", value) for key, value in one.properties.items()),
-        ("ip_allow", ", ".join(one.ip_allow) or None),
-        ("agreement_accepted_at", one.agreement_accepted_at),
-        ("groups", ", ".join(one.groups) or None),
-        *((f"oidc {policy.name}", f"{policy.issuer} {policy.subject}") for policy in one.policies),
+        ("activation_link", link_state(recipient, now)),
     ]
-    return make_rows(INFO_COLUMNS, ((name, format_value(value)) for name, value in facts))
+    for token in valid:
+        if token.superseded_at is not None:
+            facts += [("rotated_token_id", token.id), ("rotated_token_expiration", token.expires_at)]
+    facts += [
+        ("state", recipient.state),
+        ("expiration", recipient.expires_at),
+        *((f"property {key}", value) for key, value in recipient.properties.items()),
+        ("ip_allow", ", ".join(recipient.ip_allow) or None),
+        ("agreement_accepted_at", recipient.agreement_accepted_at),
+        ("groups", ", ".join(recipient.groups) or None),
+        *((f"oidc {policy.name}", f"{policy.issuer} {policy.subject}") for policy in recipient.policies),
+    ]
+    rows = tuple((name, format_value(value)) for name, value in facts)
+    return Result({"info_name": str, "info_value": str}, rows)
 
 
 def link_state(recipient: RecipientState, now: datetime) -> str | None:
-    """What has become of a recipient's newest link; the link itself was shown once and is kept nowhere."""
+    """The state of a recipient's newest link; the link itself is not kept."""
     if not recipient.links:
         return None
     link = recipient.links[-1]
@@ -212,152 +194,80 @@ def link_state(recipient: RecipientState, now: datetime) -> str | None:
 
 
 def format_value(value: object) -> str | None:
-    """A value as text: times in UTC."""
+    """A value as text, times in UTC."""
     if isinstance(value, datetime):
         return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return None if value is None else str(value)
 
 
-def _created_row(one: Share | RecipientState | Group) -> tuple[Cell, ...]:
-    return one.name, one.created_at, one.created_by, one.comment
-
-
-def _by_name(found: list[CreatedRow]) -> list[CreatedRow]:
-    return sorted(found, key=lambda one: one.name.lower())
-
-
-def _object(one: SharedObject) -> tuple[Cell, ...]:
-    return (
-        f"{one.schema}.{one.name}",
-        one.kind,
-        one.table,
-        one.added_at,
-        one.added_by,
-        one.comment,
-        one.rule,
-        one.history,
-        one.start_version,
-        one.publication,
-    )
-
-
-def _grant_on(one: Grant) -> tuple[Cell, ...]:
-    kind = "RECIPIENT" if one.recipient is not None else "GROUP"
-    named = one.recipient or one.group
-    return named, "SELECT", "SHARE", one.share, kind, one.starts_at, one.ends_at, one.rule
-
-
-def _grant_to(one: Grant) -> tuple[Cell, ...]:
-    return one.share, "SELECT", one.group, one.starts_at, one.ends_at, one.rule
-
-
-def _rotated(valid: list[TokenState]) -> list[tuple[str, object]]:
-    rotated = [token for token in valid if token.superseded_at is not None]
-    return [
-        fact
-        for token in rotated
-        for fact in (("rotated_token_id", token.id), ("rotated_token_expiration", token.expires_at))
-    ]
-
-
 SCHEMA = "information_schema"
-TOUCHED = {"created": datetime, "created_by": str, "last_altered": datetime, "last_altered_by": str}
-SHARES = {"share_name": str, "share_owner": str, "comment": str, **TOUCHED}
-RECIPIENTS = {
-    "recipient_name": str,
-    "recipient_id": str,
-    "recipient_owner": str,
-    "authentication_type": str,
-    "comment": str,
-    **TOUCHED,
-    "state": str,
+TOUCHED: Table = {
+    "created": (datetime, "created_at"),
+    "created_by": (str, "created_by"),
+    "last_altered": (datetime, "updated_at"),
+    "last_altered_by": (str, "updated_by"),
 }
-TOKENS = {
+SHARES_VIEW: Table = {
+    "share_name": (str, "name"),
+    "share_owner": (str, "owner"),
+    **_texts("comment"),
+    **TOUCHED,
+}
+RECIPIENTS_VIEW: Table = {
+    "recipient_name": (str, "name"),
+    "recipient_id": (str, "id"),
+    "recipient_owner": (str, "owner"),
+    "authentication_type": (str, "authentication"),
+    **_texts("comment"),
+    **TOUCHED,
+    **_texts("state"),
+}
+TOKENS_VIEW = {
     "recipient_name": str,
     "recipient_token_id": str,
     "activation_url": str,
     "expiration_time": datetime,
-    **TOUCHED,
+    **{name: kind for name, (kind, _) in TOUCHED.items()},
     "revoked": datetime,
     "last_used": datetime,
 }
-PRIVILEGES = {
-    "grantor": str,
-    "recipient_name": str,
-    "share_name": str,
-    "privilege_type": str,
-    "inherited_from": str,
-    "starts": datetime,
-    "ends": datetime,
+PRIVILEGES_VIEW = {
+    **dict.fromkeys(("grantor", "recipient_name", "share_name", "privilege_type", "inherited_from"), str),
+    **dict.fromkeys(("starts", "ends"), datetime),
     "rule": str,
 }
-TABLES = {
-    "catalog_name": str,
-    "schema_name": str,
-    "table_name": str,
-    "share_name": str,
-    "partition_spec": str,
-    "cdf_enabled": str,
-    "start_version": int,
-    "shared_as_schema": str,
-    "shared_as_table": str,
-    "comment": str,
+TABLES_VIEW: Table = {
+    "catalog_name": (str, lambda item: item.table.rpartition(".")[0].rpartition(".")[0] or None),
+    "schema_name": (str, lambda item: item.table.rpartition(".")[0].rpartition(".")[2] or None),
+    "table_name": (str, lambda item: item.table.rpartition(".")[2]),
+    "share_name": (str, "share"),
+    "partition_spec": (str, "rule"),
+    "cdf_enabled": (str, lambda item: "YES" if item.history else "NO"),
+    **_integers("start_version"),
+    "shared_as_schema": (str, "schema"),
+    "shared_as_table": (str, "name"),
+    **_texts("comment"),
 }
-ADDRESSES = {"recipient_name": str, "allowed_ip_range": str}
+ADDRESSES_VIEW = {"recipient_name": str, "allowed_ip_range": str}
 
 
-def select_all(session: Session, statement: statement_types.SelectAll) -> Result:
-    """SELECT * FROM information_schema.….
-
-    Raises:
-        NotFound: there is no such view.
-    """
+def select_all(session: Session, statement: statements.SelectAll) -> Result:
+    """SELECT * FROM information_schema.VIEW; raises NotFound."""
     *parents, name = (part.lower() for part in statement.path)
     if parents[-1:] != [SCHEMA] or name not in VIEWS:
         known = ", ".join(sorted(VIEWS))
         raise NotFound(
             "View", f"{'.'.join(statement.path)} ({SCHEMA} has {known}; rows of tables: `lakeshare as`)"
         )
-    found = VIEWS[name](session)
-    return Result(found.columns, found.rows[: statement.limit])
+    return _limited(VIEWS[name](session), statement)
 
 
-def shares(session: Session) -> Result:
-    """Every share."""
-    return make_rows(
-        SHARES,
-        (
-            (
-                share.name,
-                share.owner,
-                share.comment,
-                share.created_at,
-                share.created_by,
-                share.updated_at,
-                share.updated_by,
-            )
-            for share in states.list_shares(session)
-        ),
-    )
-
-
-def recipients(session: Session) -> Result:
-    """Every recipient."""
-    return make_rows(
-        RECIPIENTS,
-        (
-            (
-                *(recipient.name, recipient.id, recipient.owner, recipient.authentication, recipient.comment),
-                *(recipient.created_at, recipient.created_by, recipient.updated_at, recipient.updated_by),
-                recipient.state,
-            )
-            for recipient in states.list_recipients(session)
-        ),
-    )
+def _limited(result: Result, statement: statements.SelectAll) -> Result:
+    return Result(result.columns, result.rows[: statement.limit])
 
 
 def recipient_tokens(session: Session) -> Result:
-    """Every token; where a recipient has none yet, its link."""
+    """Every token; the link of each recipient without a token."""
     rows: list[tuple[Cell, ...]] = []
     for recipient in states.list_recipients(session):
         link = link_state(recipient, datetime.now(UTC))
@@ -371,57 +281,36 @@ def recipient_tokens(session: Session) -> Result:
             )
             for token in recipient.tokens
         ]
-    return make_rows(TOKENS, rows)
+    return Result(TOKENS_VIEW, tuple(rows))
 
 
 def share_recipient_privileges(session: Session) -> Result:
-    """Who may read which share; what comes through a group says so."""
+    """The grants of every recipient, with the group that they come through."""
     members = {group.name: group.members for group in states.list_groups(session)}
     rows: list[tuple[Cell, ...]] = []
     for grant in states.list_grants(session):
         readers = (grant.recipient,) if grant.recipient is not None else members[grant.group or ""]
         inherited = None if grant.group is None else f"GROUP {grant.group}"
-        times = (grant.starts_at, grant.ends_at, grant.rule)
-        rows += [(grant.created_by, reader, grant.share, "SELECT", inherited, *times) for reader in readers]
-    return make_rows(PRIVILEGES, rows)
-
-
-def table_share_usage(session: Session) -> Result:
-    """Which tables are in which share."""
-    return make_rows(TABLES, map(_usage, states.list_objects(session)))
+        terms = (grant.starts_at, grant.ends_at, grant.rule)
+        rows += [(grant.created_by, reader, grant.share, "SELECT", inherited, *terms) for reader in readers]
+    return Result(PRIVILEGES_VIEW, tuple(rows))
 
 
 def recipient_allowed_ip_ranges(session: Session) -> Result:
-    """From where recipients may come, one network in a row; who has none may come from anywhere."""
-    found = states.list_recipients(session)
-    return make_rows(ADDRESSES, ((one.name, address) for one in found for address in one.ip_allow))
+    """The networks of the recipients with an allow-list, one in a row."""
+    recipients = states.list_recipients(session)
+    rows = tuple((recipient.name, network) for recipient in recipients for network in recipient.ip_allow)
+    return Result(ADDRESSES_VIEW, rows)
 
 
 VIEWS: Mapping[str, Callable[[Session], Result]] = {
-    "shares": shares,
-    "recipients": recipients,
+    "shares": lambda session: select_rows(SHARES_VIEW, states.list_shares(session)),
+    "recipients": lambda session: select_rows(RECIPIENTS_VIEW, states.list_recipients(session)),
     "recipient_tokens": recipient_tokens,
     "share_recipient_privileges": share_recipient_privileges,
-    "table_share_usage": table_share_usage,
+    "table_share_usage": lambda session: select_rows(TABLES_VIEW, states.list_objects(session)),
     "recipient_allowed_ip_ranges": recipient_allowed_ip_ranges,
 }
-
-
-def _usage(one: SharedObject) -> tuple[Cell, ...]:
-    parents, _, table = one.table.rpartition(".")
-    catalog, _, schema = parents.rpartition(".")
-    return (
-        catalog or None,
-        schema or None,
-        table,
-        one.share,
-        one.rule,
-        "YES" if one.history else "NO",
-        one.start_version,
-        one.schema,
-        one.name,
-        one.comment,
-    )
 
 
 RowsReadBy = Callable[[str, tuple[str, ...], int], tuple[list[str], list[list[str]]]]
@@ -430,19 +319,19 @@ DEFAULT_ROWS, MAX_ROWS = 100, 1000
 
 @dataclass(frozen=True)
 class RecipientSession:
-    """The eyes of one recipient."""
+    """Executes statements as one recipient: with what it can read now, and nothing else."""
 
     provider: Provider
     recipient: str
     recipient_id: str
     rows: RowsReadBy | None = None
 
-    def look(self, statement: statement_types.ReadStatement) -> Result:
-        """What the recipient is shown.
+    def execute(self, statement: statements.ReadStatement) -> Result:
+        """Executes a statement that recipients can use.
 
         Raises:
-            NotFound: it does not exist for this recipient.
-            Denied: recipients are never shown such a thing.
+            NotFound: an object does not exist for this recipient.
+            Denied: the statement is for providers.
         """
         if type(statement) not in _READS:
             raise Denied(
@@ -451,60 +340,78 @@ class RecipientSession:
         return _READS[type(statement)](self, statement)
 
     def shares(self) -> list[ShareEntry]:
-        """The shares it may read now."""
-        found = self._listings().shares(0, MAX_LONG)
-        return sorted(found, key=lambda share: share.name.lower())
+        shares = Listings(self.provider.catalog, self.recipient_id).shares(0, MAX_LONG)
+        return sorted(shares, key=lambda share: share.name.lower())
 
     def tables(self, share: str) -> list[TableEntry]:
-        """The tables of a share it may read now."""
-        return self._listings().tables(share, None, 0, MAX_LONG)
-
-    def _listings(self) -> Listings:
-        return Listings(self.provider.catalog, self.recipient_id)
+        return Listings(self.provider.catalog, self.recipient_id).tables(share, None, 0, MAX_LONG)
 
 
-def _show_shares(session: RecipientSession, statement: statement_types.ShowShares) -> Result:
-    found = [share for share in session.shares() if matches_pattern(statement.pattern, share.name)]
-    return make_rows(
-        SHARE_COLUMNS, (_fill_columns(SHARE_COLUMNS, name=one.name, comment=one.comment) for one in found)
-    )
+def _fill_rows(table: Table, rows: Iterable[Mapping[str, Cell]]) -> Result:
+    """Rows with the given columns only: the others are not for recipients."""
+    columns = {name: kind for name, (kind, _) in table.items()}
+    return Result(columns, tuple(tuple(row.get(column) for column in columns) for row in rows))
 
 
-def _show_all(session: RecipientSession, statement: statement_types.ShowAllInShare) -> Result:
-    return make_rows(OBJECT_COLUMNS, map(_recipient_object, session.tables(statement.share)))
+def _show_shares(session: RecipientSession, statement: statements.ShowShares) -> Result:
+    shares = _matching(statement.pattern, session.shares())
+    return _fill_rows(SHARES, ({"name": share.name, "comment": share.comment} for share in shares))
 
 
-def _describe_share(session: RecipientSession, statement: statement_types.DescribeShare) -> Result:
-    named = [share for share in session.shares() if share.name.lower() == statement.name.lower()]
-    if not named:
-        raise NotFound("Share", statement.name)
-    one = named[0]
-    row = _fill_columns(SHARE_DETAILS, name=one.name, comment=one.comment, display_name=one.display_name)
-    return make_rows(SHARE_DETAILS, [row])
-
-
-def _show_grants(session: RecipientSession, statement: statement_types.ShowGrantsTo) -> Result:
-    if statement.grantee != statement_types.Grantee("RECIPIENT", statement.grantee.name) or not _is_recipient(
-        session, statement.grantee.name
-    ):
-        raise NotFound(statement.grantee.kind.title(), statement.grantee.name)
+def _show_all(session: RecipientSession, statement: statements.ShowAllInShare) -> Result:
     rows = (
-        _fill_columns(GRANTS_TO_COLUMNS, share=share.name, privilege="SELECT") for share in session.shares()
+        {
+            "name": f"{table.schema}.{table.name}",
+            "type": "TABLE",  # the only one of the protocol
+            "comment": table.comment,
+            "history": table.history,
+            "start_version": table.start_version,
+        }
+        for table in session.tables(statement.share)
     )
-    return make_rows(GRANTS_TO_COLUMNS, rows)
+    return _fill_rows(OBJECTS, rows)
 
 
-def _select(session: RecipientSession, statement: statement_types.SelectAll) -> Result:
+def _describe_share(session: RecipientSession, statement: statements.DescribeShare) -> Result:
+    for share in session.shares():
+        if share.name.lower() == statement.name.lower():
+            row = {"name": share.name, "comment": share.comment, "display_name": share.display_name}
+            return _fill_rows(SHARE_DETAILS, [row])
+    raise NotFound("Share", statement.name)
+
+
+def _show_grants(session: RecipientSession, statement: statements.ShowGrantsTo) -> Result:
+    grantee = statement.grantee
+    if grantee.kind != "RECIPIENT" or session.recipient.lower() != grantee.name.lower():
+        raise NotFound(grantee.kind.title(), grantee.name)
+    return _fill_rows(GRANTS_TO, ({"share": share.name, "privilege": "SELECT"} for share in session.shares()))
+
+
+def _select(session: RecipientSession, statement: statements.SelectAll) -> Result:
     *parents, name = (part.lower() for part in statement.path)
     if parents[-1:] != [SCHEMA]:
-        return _rows(session, statement)
-    if name not in _VIEWS:
-        raise NotFound("View", ".".join(statement.path))
-    found = _VIEWS[name](session)
-    return Result(found.columns, found.rows[: statement.limit])
+        return _select_rows_of_table(session, statement)
+    if name == "shares":
+        rows = [{"share_name": share.name, "comment": share.comment} for share in session.shares()]
+        return _limited(_fill_rows(SHARES_VIEW, rows), statement)
+    if name == "table_share_usage":
+        tables = (table for share in session.shares() for table in session.tables(share.name))
+        return _limited(_fill_rows(TABLES_VIEW, map(_usage_row, tables)), statement)
+    raise NotFound("View", ".".join(statement.path))
 
 
-def _rows(session: RecipientSession, statement: statement_types.SelectAll) -> Result:
+def _usage_row(table: TableEntry) -> dict[str, Cell]:
+    return {
+        "share_name": table.share.name,
+        "shared_as_schema": table.schema,
+        "shared_as_table": table.name,
+        "cdf_enabled": "YES" if table.history else "NO",
+        "start_version": table.start_version,
+        "comment": table.comment,
+    }
+
+
+def _select_rows_of_table(session: RecipientSession, statement: statements.SelectAll) -> Result:
     if session.rows is None:
         path = ".".join(statement.path)
         hint = f"`lakeshare as {session.recipient} preview {path}` shows rows as this recipient reads them."
@@ -514,65 +421,14 @@ def _rows(session: RecipientSession, statement: statement_types.SelectAll) -> Re
         raise BadRequest("LIMIT", count, f"From 1 to {MAX_ROWS} rows are shown here; clients read all.")
     columns, rows = session.rows(session.recipient, statement.path, count)
     message = f"the first {count}" if len(rows) == count else ""
-    return make_rows(dict.fromkeys(columns, str), map(tuple, rows), message)
-
-
-def _shares_view(session: RecipientSession) -> Result:
-    columns = SHARES
-    return make_rows(
-        columns,
-        (_fill_columns(columns, share_name=share.name, comment=share.comment) for share in session.shares()),
-    )
-
-
-def _tables_view(session: RecipientSession) -> Result:
-    columns = TABLES
-    found = [table for share in session.shares() for table in session.tables(share.name)]
-    return make_rows(
-        columns,
-        (
-            _fill_columns(
-                columns,
-                share_name=one.share.name,
-                shared_as_schema=one.schema,
-                shared_as_table=one.name,
-                cdf_enabled="YES" if one.history else "NO",
-                start_version=one.start_version,
-                comment=one.comment,
-            )
-            for one in found
-        ),
-    )
-
-
-def _recipient_object(one: TableEntry) -> tuple[Cell, ...]:
-    return _fill_columns(
-        OBJECT_COLUMNS,
-        name=f"{one.schema}.{one.name}",
-        type="TABLE",  # the protocol has no other
-        comment=one.comment,
-        history=one.history,
-        start_version=one.start_version,
-    )
-
-
-def _fill_columns(columns: Columns, **known: Cell) -> tuple[Cell, ...]:
-    return tuple(known.get(column) for column in columns)
-
-
-def _is_recipient(session: RecipientSession, name: str) -> bool:
-    return session.recipient.lower() == name.lower()
+    return Result(dict.fromkeys(columns, str), tuple(map(tuple, rows)), message)
 
 
 # By the type of the statement, which each function takes.
 _READS: Mapping[type, Callable[[RecipientSession, Any], Result]] = {
-    statement_types.ShowShares: _show_shares,
-    statement_types.ShowAllInShare: _show_all,
-    statement_types.DescribeShare: _describe_share,
-    statement_types.ShowGrantsTo: _show_grants,
-    statement_types.SelectAll: _select,
-}
-_VIEWS: Mapping[str, Callable[[RecipientSession], Result]] = {
-    "shares": _shares_view,
-    "table_share_usage": _tables_view,
+    statements.ShowShares: _show_shares,
+    statements.ShowAllInShare: _show_all,
+    statements.DescribeShare: _describe_share,
+    statements.ShowGrantsTo: _show_grants,
+    statements.SelectAll: _select,
 }

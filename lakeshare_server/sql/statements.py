@@ -1,4 +1,4 @@
-"""What a person can say in SQL, as data. Nothing here knows how it was spelt or how it is done."""
+"""The statements of the sharing DDL as data, their results and errors, and the notation of names, texts and times."""
 
 import os
 import pwd
@@ -10,38 +10,32 @@ from typing import Any, Literal
 
 from lakeshare_server.errors import LakeshareError, NotFound
 
-SharedKind = Literal["TABLE", "VIEW"]
-Kind = Literal["TABLE", "VIEW", "MODEL"]
+Kind = Literal["TABLE", "VIEW"]
 Verb = Literal["ADD", "ALTER"]
 Fields = Mapping[str, Any]  # names and values as the operations of the catalog take them
 
 
 class Now:
-    """A start version: the latest publication at the moment the statement is done."""
+    """A start version: the latest publication when the statement is executed."""
 
 
 @dataclass(frozen=True)
 class Statement:
-    """Any of them."""
+    """A statement; its class name is its keywords."""
 
 
 @dataclass(frozen=True)
 class ChangeStatement(Statement):
-    """One that changes the catalog."""
+    """A statement that changes the catalog."""
 
 
 @dataclass(frozen=True)
 class ReadStatement(Statement):
-    """One that only reads."""
-
-
-# --- shares
+    """A statement that only reads."""
 
 
 @dataclass(frozen=True)
 class CreateShare(ChangeStatement):
-    """CREATE SHARE."""
-
     name: str
     if_not_exists: bool = False
     comment: str | None = None
@@ -49,7 +43,7 @@ class CreateShare(ChangeStatement):
 
 @dataclass(frozen=True)
 class AlterShare(ChangeStatement):
-    """ALTER SHARE … RENAME TO | OWNER TO | COMMENT | SET DISPLAY NAME."""
+    """RENAME TO | OWNER TO | COMMENT | SET DISPLAY NAME."""
 
     name: str
     fields: Fields
@@ -57,15 +51,13 @@ class AlterShare(ChangeStatement):
 
 @dataclass(frozen=True)
 class DropShare(ChangeStatement):
-    """DROP SHARE."""
-
     name: str
     if_exists: bool = False
 
 
 @dataclass(frozen=True)
 class PutObject(ChangeStatement):
-    """ALTER SHARE … ADD | ALTER TABLE | VIEW: all about the object, so that ALTER states it again."""
+    """ALTER SHARE … ADD | ALTER TABLE | VIEW; ALTER states all fields again."""
 
     share: str
     verb: Verb
@@ -91,7 +83,7 @@ class PutSchema(ChangeStatement):
 
 @dataclass(frozen=True)
 class RemoveObject(ChangeStatement):
-    """ALTER SHARE … REMOVE TABLE | VIEW: by the name recipients see, or by the table's own."""
+    """ALTER SHARE … REMOVE TABLE | VIEW: by the name for recipients, or by the lake's table."""
 
     share: str
     path: tuple[str, ...]
@@ -99,27 +91,22 @@ class RemoveObject(ChangeStatement):
 
 @dataclass(frozen=True)
 class RemoveSchema(ChangeStatement):
-    """ALTER SHARE … REMOVE SCHEMA."""
-
     share: str
     path: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class PinPublication(ChangeStatement):
-    """ALTER SHARE … SET | UNSET PUBLICATION: of one object, or of all in the share; None serves the latest."""
+    """ALTER SHARE … SET | UNSET PUBLICATION of one object, or of all in the share; None serves the latest."""
 
     share: str
     publication: int | None
     path: tuple[str, ...] | None = None
 
 
-# --- recipients and groups
-
-
 @dataclass(frozen=True)
 class Policy:
-    """Whose tokens of which issuer are the recipient's."""
+    """The claims of an issuer's tokens that identify the recipient."""
 
     issuer: str
     subject: str
@@ -130,8 +117,6 @@ class Policy:
 
 @dataclass(frozen=True)
 class CreateRecipient(ChangeStatement):
-    """CREATE RECIPIENT."""
-
     name: str
     if_not_exists: bool = False
     comment: str | None = None
@@ -146,7 +131,7 @@ class CreateRecipient(ChangeStatement):
 
 @dataclass(frozen=True)
 class AlterRecipient(ChangeStatement):
-    """ALTER RECIPIENT … RENAME | OWNER | COMMENT | SET/UNSET IP ALLOW | AGREEMENT | UNTIL."""
+    """RENAME | OWNER | COMMENT | SET/UNSET IP ALLOW | AGREEMENT | UNTIL."""
 
     name: str
     fields: Fields
@@ -154,7 +139,7 @@ class AlterRecipient(ChangeStatement):
 
 @dataclass(frozen=True)
 class SetProperties(ChangeStatement):
-    """ALTER RECIPIENT … SET PROPERTIES: those not named stay."""
+    """ALTER RECIPIENT … SET PROPERTIES; other properties stay."""
 
     name: str
     properties: Mapping[str, str]
@@ -162,16 +147,12 @@ class SetProperties(ChangeStatement):
 
 @dataclass(frozen=True)
 class UnsetProperties(ChangeStatement):
-    """ALTER RECIPIENT … UNSET PROPERTIES."""
-
     name: str
     keys: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class RotateToken(ChangeStatement):
-    """ALTER RECIPIENT … ROTATE TOKEN."""
-
     name: str
     keep_old_for: timedelta = timedelta()
     until: datetime | None = None
@@ -179,7 +160,7 @@ class RotateToken(ChangeStatement):
 
 @dataclass(frozen=True)
 class RevokeToken(ChangeStatement):
-    """REVOKE TOKEN: one by its id, or all of the recipient."""
+    """One token by its id, or all of the recipient."""
 
     name: str
     token_id: str | None = None
@@ -187,7 +168,7 @@ class RevokeToken(ChangeStatement):
 
 @dataclass(frozen=True)
 class Invite(ChangeStatement):
-    """ALTER RECIPIENT … INVITE: a new activation link."""
+    """Creates a new activation link."""
 
     name: str
     link_life: timedelta | None = None
@@ -195,39 +176,31 @@ class Invite(ChangeStatement):
 
 @dataclass(frozen=True)
 class PutPolicy(ChangeStatement):
-    """ALTER RECIPIENT … ADD OIDC."""
-
     name: str
     policy: Policy
 
 
 @dataclass(frozen=True)
 class DropPolicy(ChangeStatement):
-    """ALTER RECIPIENT … DROP OIDC."""
-
     name: str
     policy: str
 
 
 @dataclass(frozen=True)
 class RevokeRecipient(ChangeStatement):
-    """REVOKE RECIPIENT: all access ends, name and history stay."""
+    """Ends all access; the name and the history stay."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class DropRecipient(ChangeStatement):
-    """DROP RECIPIENT."""
-
     name: str
     if_exists: bool = False
 
 
 @dataclass(frozen=True)
 class CreateGroup(ChangeStatement):
-    """CREATE GROUP."""
-
     name: str
     if_not_exists: bool = False
     comment: str | None = None
@@ -235,16 +208,12 @@ class CreateGroup(ChangeStatement):
 
 @dataclass(frozen=True)
 class AlterGroup(ChangeStatement):
-    """ALTER GROUP … RENAME TO | COMMENT."""
-
     name: str
     fields: Fields
 
 
 @dataclass(frozen=True)
 class ChangeMembers(ChangeStatement):
-    """ALTER GROUP … ADD | REMOVE RECIPIENT."""
-
     name: str
     verb: Literal["ADD", "REMOVE"]
     recipients: tuple[str, ...]
@@ -252,26 +221,19 @@ class ChangeMembers(ChangeStatement):
 
 @dataclass(frozen=True)
 class DropGroup(ChangeStatement):
-    """DROP GROUP."""
-
     name: str
     if_exists: bool = False
 
 
-# --- grants
-
-
 @dataclass(frozen=True)
 class Grantee:
-    """To whom something is granted."""
-
     kind: Literal["RECIPIENT", "GROUP"]
     name: str
 
 
 @dataclass(frozen=True)
 class Grant(ChangeStatement):
-    """GRANT SELECT ON SHARE: again states the whole grant again."""
+    """GRANT SELECT ON SHARE; replaces the terms of an existing grant."""
 
     share: str
     to: Grantee
@@ -282,115 +244,104 @@ class Grant(ChangeStatement):
 
 @dataclass(frozen=True)
 class Revoke(ChangeStatement):
-    """REVOKE SELECT ON SHARE."""
-
     share: str
     grantee: Grantee
 
 
 @dataclass(frozen=True)
 class Publish(ChangeStatement):
-    """PUBLISH TABLE … FROM BRANCH: understood, and left to the pipelines."""
+    """PUBLISH TABLE … FROM BRANCH; refused with the command of the pipelines."""
 
     path: tuple[str, ...]
     branch: str
 
 
-# --- looking
-
-
 @dataclass(frozen=True)
 class ShowShares(ReadStatement):
-    """SHOW SHARES."""
-
     pattern: str | None = None
 
 
 @dataclass(frozen=True)
 class ShowSharesInProvider(ReadStatement):
-    """SHOW SHARES IN PROVIDER."""
-
     provider: str
 
 
 @dataclass(frozen=True)
 class ShowAllInShare(ReadStatement):
-    """SHOW ALL IN SHARE."""
-
     share: str
 
 
 @dataclass(frozen=True)
 class ShowRecipients(ReadStatement):
-    """SHOW RECIPIENTS."""
-
     pattern: str | None = None
 
 
 @dataclass(frozen=True)
 class ShowGroups(ReadStatement):
-    """SHOW GROUPS."""
-
     pattern: str | None = None
 
 
 @dataclass(frozen=True)
 class ShowGrantsOnShare(ReadStatement):
-    """SHOW GRANTS ON SHARE."""
-
     share: str
 
 
 @dataclass(frozen=True)
 class ShowGrantsTo(ReadStatement):
-    """SHOW GRANTS TO RECIPIENT | GROUP."""
-
     grantee: Grantee
 
 
 @dataclass(frozen=True)
 class ShowUsage(ReadStatement):
-    """SHOW USAGE FOR RECIPIENT."""
-
     recipient: str
     since: datetime | None = None
 
 
 @dataclass(frozen=True)
 class DescribeShare(ReadStatement):
-    """DESCRIBE SHARE."""
-
     name: str
 
 
 @dataclass(frozen=True)
 class DescribeRecipient(ReadStatement):
-    """DESCRIBE RECIPIENT."""
-
     name: str
 
 
 @dataclass(frozen=True)
 class DescribeGroup(ReadStatement):
-    """DESCRIBE GROUP."""
-
     name: str
 
 
 @dataclass(frozen=True)
 class SelectAll(ReadStatement):
-    """SELECT * FROM information_schema.…."""
-
     path: tuple[str, ...]
     limit: int | None = None
 
 
-# --- the session itself
+@dataclass(frozen=True)
+class Follow(ChangeStatement):
+    """FOLLOW; with a star for the table: all tables of a folder or a namespace."""
+
+    location: str
+    alias: tuple[str, ...] = ()
+    share: str = "lake"
+    history: bool = True
+    start_version: int = 0
+
+
+@dataclass(frozen=True)
+class Unfollow(ChangeStatement):
+    path: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ShowFollowedTables(ReadStatement):
+    pattern: str | None = None
 
 
 @dataclass(frozen=True)
 class SetRecipient(Statement):
-    """SET RECIPIENT: from here on the session shows what that recipient sees; None ends it."""
+    """Makes the session read as a recipient; RESET RECIPIENT has None."""
 
     name: str | None
 
@@ -400,9 +351,9 @@ MOMENT = re.compile(
 )
 SPAN = re.compile(r"(\d{1,9})\s*(second|minute|hour|day|week)s?", re.I)
 PLAIN = re.compile(r"[^\W\d]\w*")
-# Keywords where a name could stand, here or in a predicate.
+# Names that are keywords where a name can stand, also in a predicate.
 QUOTED = frozenset((
-    "IF", "TABLE", "VIEW", "MATERIALIZED", "MODEL", "SCHEMA", "CURRENT_RECIPIENT", "DATE", "TIMESTAMP", "SELECT",
+    "IF", "TABLE", "VIEW", "MATERIALIZED", "SCHEMA", "CURRENT_RECIPIENT", "DATE", "TIMESTAMP", "SELECT",
     "AND", "OR", "NOT", "IN", "IS", "NULL", "LIKE", "BETWEEN", "TRUE", "FALSE", "CASE", "CAST", "EXISTS",
 ))  # fmt: skip
 BETWEEN_SPANS = re.compile(r"[\s,]*")
@@ -414,7 +365,7 @@ def format_name(written: str) -> str:
 
 
 def unquote_text(written: str) -> str:
-    """A text without its quotes; a quote inside is doubled, a backslash is a backslash."""
+    """A text without its quotes, doubled quotes made single; backslashes have no meaning."""
     quote = written[0]
     return written[1:-1].replace(quote * 2, quote)
 
@@ -431,15 +382,11 @@ def quoted_name(name: str) -> str:
 
 
 def moment(text: str) -> datetime:
-    """The moment a text names.
-
-    Raises:
-        ValueError: it names none.
-    """
-    found = MOMENT.fullmatch(text.strip())
-    if found is None:
+    """Parses a time; raises ValueError."""
+    match = MOMENT.fullmatch(text.strip())
+    if match is None:
         raise ValueError(text)
-    day, time, zone = found.groups()
+    day, time, zone = match.groups()
     at = datetime.fromisoformat(f"{day}T{time or '00:00'}{(zone or 'Z').upper()}")
     try:
         return at.astimezone(UTC)
@@ -448,11 +395,7 @@ def moment(text: str) -> datetime:
 
 
 def span(text: str) -> timedelta:
-    """The span of time a text names, like `24 hours` or `1 day 12 hours`.
-
-    Raises:
-        ValueError: it names none.
-    """
+    """Parses a duration like `24 hours` or `1 day 12 hours`; raises ValueError."""
     parts = SPAN.findall(text)
     if not parts or not BETWEEN_SPANS.fullmatch(SPAN.sub("", text)):
         raise ValueError(text)
@@ -470,7 +413,7 @@ WORD = re.compile(r"[^\W\d]\w*")
 
 
 def alternation(groups: Iterable[Sequence[str]]) -> str:
-    """PARTITION groups as one predicate: a group holds where all of its tests do, the clause where any group does."""
+    """PARTITION groups as one predicate: tests of a group are joined by AND, groups by OR."""
     texts = [" AND ".join(tests) for tests in groups]
     return texts[0] if len(texts) == 1 else " OR ".join(f"({text})" for text in texts)
 
@@ -489,7 +432,7 @@ def join_tokens(tokens: Iterable[str]) -> str:
 def _is_glued(before: str, after: str) -> bool:
     if after in GLUED_BEFORE or before in GLUED_AFTER:
         return True
-    # Rules do not reckon: a sign belongs to the number behind it.
+    # Rules have no arithmetic: a sign belongs to the number after it.
     if before in SIGNS:
         return after[0].isdigit()
     return after == "(" and WORD.fullmatch(before) is not None and before not in KEYWORDS
@@ -501,25 +444,15 @@ Columns = Mapping[str, type]  # str, int, bool or datetime
 
 @dataclass(frozen=True)
 class Result:
-    """Rows, or none; `told` is for a person to read and never needed to understand the rows."""
+    """Rows, or none; `message` is for people, and not needed to understand the rows."""
 
     columns: Columns = field(default_factory=dict)
     rows: tuple[tuple[Cell, ...], ...] = ()
-    told: str = ""
-
-
-def make_rows(columns: Columns, rows: Iterable[tuple[Cell, ...]], message: str = "") -> Result:
-    """A result with rows."""
-    return Result(columns, tuple(rows), message)
-
-
-def make_message(message: str) -> Result:
-    """A result without rows."""
-    return Result(told=message)
+    message: str = ""
 
 
 def matches_pattern(pattern: str | None, name: str) -> bool:
-    """Whether a name is like a pattern: `*` stands for anything, `|` between alternatives; case makes no difference."""
+    """Whether a name matches a pattern: `*` for any text, `|` between alternatives, without regard to case."""
     if pattern is None:
         return True
     alternatives = pattern.strip().split("|")
@@ -532,7 +465,7 @@ MAX_LINE_CHARS = 110
 
 @dataclass(frozen=True)
 class SourcePosition:
-    """Where something stands in a text, counted from 1, and how many characters it takes."""
+    """A position in a text, counted from 1, and a number of characters."""
 
     line: int
     column: int
@@ -540,7 +473,7 @@ class SourcePosition:
 
 
 class SqlError(LakeshareError):
-    """The text cannot be read as SQL; tells the place by line, column and a caret."""
+    """The text cannot be parsed; the message has the line, the column and a caret."""
 
     def __init__(self, what: str, place: SourcePosition, text: str, source: str | None = None) -> None:
         at = f"{place.line}:{place.column}"
@@ -550,7 +483,7 @@ class SqlError(LakeshareError):
 
 
 class StatementRefused(SqlError):
-    """A statement that was understood and cannot be done: why, and which of its script took effect."""
+    """A statement was refused: the cause, and how many statements of its script took effect."""
 
     def __init__(
         self,
@@ -561,14 +494,14 @@ class StatementRefused(SqlError):
         took: int,
         total: int,
     ) -> None:
-        # The catalog speaks to recipients of what is not there, who are to ask somebody else.
+        # The catalog's own text is for recipients, and refers them to their provider.
         what = f"{cause.kind} {cause.name} does not exist." if isinstance(cause, NotFound) else str(cause)
         super().__init__(what, place, text, source)
         self.cause, self.took, self.total = cause, took, total
 
     @property
     def effect(self) -> str:
-        """Which statements of the script took effect."""
+        """A sentence about the statements of the script that took effect."""
         if self.took == 0:
             return "Nothing of it took effect."
         first = "The first statement" if self.took == 1 else f"The first {self.took} statements"
@@ -576,25 +509,25 @@ class StatementRefused(SqlError):
 
 
 def escape_unprintable(text: str) -> str:
-    """A text on one line that does nothing to a terminal, whatever a name or a comment has in it."""
-    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+    """A text on one line, without control characters for a terminal."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def mark_position(text: str, place: SourcePosition) -> str:
-    """The line of the text with a caret below what is meant; of long lines the part around it."""
+    """The line of the text with carets below the position; of long lines the part around it."""
     lines = text.split("\n")
     line = lines[place.line - 1].rstrip("\r") if place.line <= len(lines) else ""
     before = place.column - 1
     start = max(0, before - MAX_LINE_CHARS // 2) if len(line) > MAX_LINE_CHARS else 0
-    # Each character stays one: an escape would move the caret away.
-    shown = "".join(one if one.isprintable() else " " for one in line[start : start + MAX_LINE_CHARS])
+    # Each character stays one character: an escape would move the caret.
+    shown = "".join(char if char.isprintable() else " " for char in line[start : start + MAX_LINE_CHARS])
     room = max(1, len(shown) - (before - start))
     return f"  {shown}\n  {' ' * (before - start)}{'^' * min(max(1, place.length), room)}"
 
 
 def operating_system_user() -> str:
-    """Who runs this process, as the operating system knows, whatever the environment says."""
+    """The user of this process by the operating system, not by the environment."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # in a container, say, whose user has no name
+    except KeyError:  # as in a container whose user has no name
         return f"uid {os.getuid()}"

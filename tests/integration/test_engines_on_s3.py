@@ -10,7 +10,7 @@ import pytest
 from pyiceberg.table import StaticTable
 
 from lakeshare_pipelines.cli.main import main
-from lakeshare_server.catalog.shares import allow_directory_access
+from lakeshare_server.catalog import allow_directory_access
 from tests.builders.iceberg_door import SECRET_BRANCH, SECRET_TAG, leave_secrets, state_of
 from tests.builders.lake_tables import IcebergState, IcebergTable, some_rows
 from tests.builders.sharing import Provider, a_provider, a_server

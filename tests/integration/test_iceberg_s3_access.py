@@ -28,9 +28,8 @@ from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.share import publication
 from lakeshare_pipelines.share.changes import TableState
 from lakeshare_pipelines.wap.staged import open_lake_without_spark
-from lakeshare_server.catalog import Ledger, Recipients
+from lakeshare_server.catalog import Ledger, Recipients, allow_directory_access
 from lakeshare_server.catalog.models import AuditRow
-from lakeshare_server.catalog.shares import allow_directory_access
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.storage import Stores
 from lakeshare_server.tables.iceberg.deletes import Targets, deletion_vectors

@@ -15,8 +15,7 @@ import pytest
 from botocore.exceptions import ClientError
 from deltalake import DeltaTable, write_deltalake
 
-from lakeshare_server.catalog import SharedTable
-from lakeshare_server.catalog.shares import allow_directory_access, share_table
+from lakeshare_server.catalog import SharedTable, allow_directory_access, share_table
 from lakeshare_server.errors import StoreDenied, StoreMissing, Unavailable
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import LocalSigner, Signers, Stores, TemporaryCredentials

@@ -7,9 +7,8 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from lakeshare_server.catalog import SharedTable
+from lakeshare_server.catalog import SharedTable, share_table
 from lakeshare_server.catalog.listings import effective_grant
-from lakeshare_server.catalog.shares import share_table
 from lakeshare_server.catalog.sharing import (
     alter_recipient,
     drop_recipient,

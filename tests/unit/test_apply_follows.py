@@ -227,7 +227,7 @@ def test_an_export_follows_the_same_on_an_empty_server(
         in text
     )
     plan = run.ended("apply", "-f", "all.yaml", "--plan").output
-    assert "  ~ followed by.hand\n      ~ kept_by: whoever made it by hand → files\n" in plan
+    assert "  ~ followed by.hand\n      ~ kept_by: an edit by hand → files\n" in plan
     before = followed()
     monkeypatch.setenv("LAKESHARE_STATE_DIR", str(tmp_path / "empty"))
     run("apply", "-f", "all.yaml", "--yes")

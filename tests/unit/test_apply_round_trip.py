@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from lakeshare_server.catalog import Catalog
 from lakeshare_server.catalog.declared import export, read_files
-from lakeshare_server.catalog.names import is_name
 from lakeshare_server.catalog.sharing import alter_share, create_share, editing
+from lakeshare_server.catalog.sharing.editing import is_name
 from tests.builders.database_schema import open_migrated
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=30)

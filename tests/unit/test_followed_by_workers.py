@@ -8,8 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from lakeshare_server.catalog import SharedTable
-from lakeshare_server.catalog.shares import share_table
+from lakeshare_server.catalog import SharedTable, share_table
 from lakeshare_server.storage import Stores
 from lakeshare_server.versions import Versions
 from tests.builders.campaign import campaign_size

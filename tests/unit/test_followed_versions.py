@@ -11,8 +11,7 @@ import httpx
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from lakeshare_server.catalog import Ledger, SharedTable
-from lakeshare_server.catalog.shares import share_table
+from lakeshare_server.catalog import Ledger, SharedTable, share_table
 from lakeshare_server.storage import Stores
 from tests.builders.lake_tables import a_delta_table, append_delta, some_rows
 from tests.builders.sharing import Provider, a_provider, a_server, files, lines

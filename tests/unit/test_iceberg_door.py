@@ -8,8 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from lakeshare_server.catalog import SharedTable
-from lakeshare_server.catalog.shares import share_table
+from lakeshare_server.catalog import SharedTable, share_table
 from lakeshare_server.iceberg_rest.trimming import SMALL_BYTES
 from lakeshare_server.storage import Stores
 from lakeshare_server.tables import TableSnapshot, read_iceberg

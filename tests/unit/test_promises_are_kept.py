@@ -11,8 +11,7 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
-from lakeshare_server.catalog import SharedTable
-from lakeshare_server.catalog.shares import share_table
+from lakeshare_server.catalog import SharedTable, share_table
 from lakeshare_server.cli import main
 from lakeshare_server.cli.tables import table_app
 from lakeshare_server.errors import Unserveable

@@ -7,7 +7,14 @@ import delta_sharing
 import pytest
 from sqlalchemy import update
 
-from lakeshare_server.catalog import Catalog, DeclaredShare, FollowedTables, SharedTable, apply_shares
+from lakeshare_server.catalog import (
+    Catalog,
+    DeclaredShare,
+    FollowedTables,
+    SharedTable,
+    apply_shares,
+    share_table,
+)
 from lakeshare_server.catalog.models import (
     FollowedTableRow,
     RecipientRow,
@@ -15,9 +22,7 @@ from lakeshare_server.catalog.models import (
     SharedTableRow,
     ShareRow,
 )
-from lakeshare_server.catalog.names import is_name
-from lakeshare_server.catalog.shares import share_table
-from lakeshare_server.catalog.sharing.editing import editing
+from lakeshare_server.catalog.sharing.editing import editing, is_name
 from lakeshare_server.catalog.sharing.recipients import alter_recipient, create_group, create_recipient
 from lakeshare_server.catalog.sharing.shares import alter_share, alter_table, create_share
 from lakeshare_server.errors import BadRequest

@@ -9,8 +9,7 @@ import httpx
 import pytest
 
 from lakeshare_server.access.allowed_locations import require_own_stores
-from lakeshare_server.catalog import SharedTable
-from lakeshare_server.catalog.shares import share_table
+from lakeshare_server.catalog import SharedTable, share_table
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.settings import ServerSettings
 from tests.builders.lake_tables import a_delta_table, some_rows

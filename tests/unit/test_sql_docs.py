@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-from lakeshare_server.sql import changes
 from lakeshare_server.sql import statements as said
 from lakeshare_server.sql.grammar import parse
 from lakeshare_server.sql.show import VIEWS
@@ -24,7 +23,7 @@ def test_the_statements_of_the_reference_run_as_they_stand(tmp_path):
 def test_the_reference_shows_each_kind_of_statement():
     shown = {type(placed.statement) for script in SCRIPTS for placed in parse(script)}
     every = {*said.ChangeStatement.__subclasses__(), *said.ReadStatement.__subclasses__(), said.SetRecipient}
-    reads_stores = {changes.Follow, changes.Unfollow}
+    reads_stores = {said.Follow, said.Unfollow}
     assert every - shown == {said.Publish, said.ShowSharesInProvider, said.DescribeGroup, *reads_stores}
     assert ("FOLLOW 's3://" in PAGE, "UNFOLLOW sales.orders" in PAGE) == (True, True)
     for refused in ("PUBLISH TABLE … FROM BRANCH …", "SHOW SHARES IN PROVIDER …", "USING ID …"):

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakeshare_server.sql import changes
 from lakeshare_server.sql import statements as said
 from lakeshare_server.sql.grammar import get_parser, is_unfinished, parse
 from lakeshare_server.sql.statements import SqlError, quoted_name, quoted_text
@@ -38,7 +37,6 @@ STATEMENTS = [
     ("ALTER SHARE s ALTER TABLE lake.t COMMENT 'c'", put(verb="ALTER", comment="c")),
     ("ALTER SHARE s ADD VIEW lake.t AS a.b", put(kind="VIEW", alias=("a", "b"))),
     ("ALTER SHARE s ADD MATERIALIZED VIEW lake.t AS b", put(kind="VIEW", alias=("lake", "b"))),
-    ("ALTER SHARE s ADD MODEL lake.t", put(kind="MODEL")),
     ("ALTER SHARE s ADD TABLE lake.t WITH HISTORY", put()),
     ("ALTER SHARE s ADD TABLE lake.t WITH HISTORY START VERSION 3", put(start_version=3)),
     ("ALTER SHARE s ADD TABLE lake.t WITHOUT HISTORY", put(history=False)),
@@ -149,14 +147,14 @@ STATEMENTS = [
     ("SHOW SHARES IN PROVIDER p", said.ShowSharesInProvider("p")),
     ("SHOW ALL IN SHARE s", said.ShowAllInShare("s")),
     ("SHOW RECIPIENTS LIKE 'b*'", said.ShowRecipients("b*")),
-    ("FOLLOW 's3://lake/sales/*'", changes.Follow("s3://lake/sales/*")),
+    ("FOLLOW 's3://lake/sales/*'", said.Follow("s3://lake/sales/*")),
     (
         "FOLLOW '/lake/orders' AS sales.orders IN SHARE partners WITH HISTORY START VERSION 3",
-        changes.Follow("/lake/orders", ("sales", "orders"), "partners", True, 3),
+        said.Follow("/lake/orders", ("sales", "orders"), "partners", True, 3),
     ),
-    ("FOLLOW '/lake/orders' WITHOUT HISTORY", changes.Follow("/lake/orders", history=False)),
-    ("UNFOLLOW sales.orders", changes.Unfollow(("sales", "orders"))),
-    ("SHOW FOLLOWED TABLES LIKE 'sales.*'", changes.ShowFollowedTables("sales.*")),
+    ("FOLLOW '/lake/orders' WITHOUT HISTORY", said.Follow("/lake/orders", history=False)),
+    ("UNFOLLOW sales.orders", said.Unfollow(("sales", "orders"))),
+    ("SHOW FOLLOWED TABLES LIKE 'sales.*'", said.ShowFollowedTables("sales.*")),
     ("SHOW GROUPS", said.ShowGroups()),
     ("SHOW GRANT ON SHARE s", said.ShowGrantsOnShare("s")),
     ("SHOW GRANTS ON SHARE s", said.ShowGrantsOnShare("s")),
@@ -219,6 +217,8 @@ WRONG = [
     ("CREATE SHARE ` `", 1, 14, "at least one character"),
     ("CREATE SHARE \x07", 1, 14, "means nothing here"),
     ("ALTER SHARE s ADD TABLE t", 1, 15, "t has no schema"),
+    ("ALTER SHARE s ADD MODEL lake.t", 1, 25, "lake was not expected here; expected"),
+    ("ALTER SHARE s REMOVE MODEL lake.t", 1, 28, "lake was not expected here; expected"),
     ("ALTER SHARE s ADD TABLE a.b COMMENT 'x' COMMENT 'y'", 1, 41, "COMMENT is there twice"),
     ("ALTER SHARE s ADD TABLE a.b WITHOUT HISTORY WITH HISTORY", 1, 45, "exclude each other"),
     ("ALTER SHARE s ADD TABLE a.b PARTITION (x = 1) WHERE (x = 1)", 1, 47, "PARTITION and WHERE exclude each other"),

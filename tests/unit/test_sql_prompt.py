@@ -53,7 +53,7 @@ def typed(session: SqlSession, keys: str, history: Path, **then: str) -> tuple[l
 
 
 def _told(done: StatementResult) -> str:
-    return f"{done.text}: {done.result.told or len(done.result.rows)}"
+    return f"{done.text}: {done.result.message or len(done.result.rows)}"
 
 
 def test_a_statement_takes_several_lines_and_a_line_several_statements(session, tmp_path):
@@ -140,4 +140,4 @@ def test_the_prompt_says_as_whom_it_looks(session, tmp_path):
     answers, _ = typed(session, f"SET RECIPIENT bob;\rSHOW SHARES;\r{CTRL_D}", tmp_path / "h")
     assert answers[1] == "SHOW SHARES: 0"
     assert session.impersonated is not None
-    assert answer(session, "RESET RECIPIENT").told
+    assert answer(session, "RESET RECIPIENT").message

@@ -184,7 +184,7 @@ def test_a_policy_without_an_audience_is_for_this_server(session, catalog):
 
 def test_a_session_that_sees_as_a_recipient_shows_what_its_listings_show(session, catalog):
     list(session.run(f"{SALES} CREATE SHARE other; {BOB} GRANT SELECT ON SHARE sales TO RECIPIENT bob"))
-    assert "what bob sees" in answer(session, "SET RECIPIENT BOB").told
+    assert "what bob sees" in answer(session, "SET RECIPIENT BOB").message
     assert rows(session, "SHOW SHARES") == [("sales", None, None, "Sold")]
     [shown] = rows(
         session, "SHOW ALL IN SHARE sales", "name", "comment", "shared_object", "partitions", "added_by"
@@ -199,7 +199,7 @@ def test_a_session_that_sees_as_a_recipient_shows_what_its_listings_show(session
     assert usage == [("orders", None)]
     bob = Recipients(catalog).list()[0]
     assert [share.name for share in Listings(catalog, bob.id).shares(0, 10)] == ["sales"]
-    assert "the provider" in answer(session, "RESET RECIPIENT").told
+    assert "the provider" in answer(session, "RESET RECIPIENT").message
     assert names(session) == ["other", "sales"]
 
 
@@ -240,7 +240,6 @@ REFUSED = [
     ("DROP SHARE nix", "nix", "Share nix does not exist."),
     ("DROP SHARE s", "s", "Share s does not exist."),
     ("ALTER SHARE sales ADD TABLE lake.parts AS lake.ORDERS", "ALTER", "sales.lake.orders is shared already"),
-    ("ALTER SHARE sales ADD MODEL lake.m", "lake.m", "tables and views only"),
     ("ALTER SHARE sales ADD TABLE lake.parts COLUMNS (a, b)", "a, b", "declare a view with these columns"),
     ("ALTER SHARE sales ADD SCHEMA nix", "nix", "Schemas with published tables: lake, sea."),
     ("ALTER SHARE sales ALTER SCHEMA lake COMMENT 'why'", "why", "has no comment"),

@@ -14,8 +14,7 @@ import pytest
 from azure.storage.filedatalake import generate_directory_sas
 from google.auth import downscoped
 
-from lakeshare_server.catalog import SharedTable
-from lakeshare_server.catalog.shares import allow_directory_access, share_table
+from lakeshare_server.catalog import SharedTable, allow_directory_access, share_table
 from lakeshare_server.errors import Unavailable, Unserveable
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import LocalSigner, Signers, parse_location

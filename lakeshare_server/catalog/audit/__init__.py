@@ -1,54 +1,26 @@
-"""The audit log: one event for every decision, in a chain that shows whether any was removed, changed or moved.
+"""The audit log: one event per decision, in a hash chain that reveals removed, changed and moved events.
 
-Whoever writes to the catalog appends in the same transaction; servers go through a journal (`AuditLog`).
+Writers of the catalog append in the same transaction; servers go through a journal (`AuditLog`).
 """
 
-from lakeshare_server.catalog.audit.log import (
-    AuditEvent,
-    AuditLog,
-    ChainedEvent,
-    Kind,
-    Search,
-    append_events,
-    events_after,
-    import_orphans,
-    newest_event_number,
-    newest_requests,
-    search,
-)
-from lakeshare_server.catalog.audit.maintenance import (
-    Finding,
-    Pruned,
-    Usage,
-    Verification,
-    group_usage,
-    parse_receipt,
-    prune,
-    read_last_seen,
-    read_usage,
-    verify,
-)
-
-__all__ = [
-    "AuditEvent",
-    "AuditLog",
-    "ChainedEvent",
-    "Finding",
-    "Kind",
-    "Pruned",
-    "Search",
-    "Usage",
-    "Verification",
-    "append_events",
-    "events_after",
-    "group_usage",
-    "import_orphans",
-    "newest_event_number",
-    "newest_requests",
-    "parse_receipt",
-    "prune",
-    "read_last_seen",
-    "read_usage",
-    "search",
-    "verify",
-]
+from lakeshare_server.catalog.audit.log import AuditEvent as AuditEvent
+from lakeshare_server.catalog.audit.log import AuditLog as AuditLog
+from lakeshare_server.catalog.audit.log import ChainedEvent as ChainedEvent
+from lakeshare_server.catalog.audit.log import Kind as Kind
+from lakeshare_server.catalog.audit.log import Search as Search
+from lakeshare_server.catalog.audit.log import append_events as append_events
+from lakeshare_server.catalog.audit.log import events_after as events_after
+from lakeshare_server.catalog.audit.log import import_orphans as import_orphans
+from lakeshare_server.catalog.audit.log import newest_event_number as newest_event_number
+from lakeshare_server.catalog.audit.log import newest_requests as newest_requests
+from lakeshare_server.catalog.audit.log import search as search
+from lakeshare_server.catalog.audit.maintenance import Finding as Finding
+from lakeshare_server.catalog.audit.maintenance import Pruned as Pruned
+from lakeshare_server.catalog.audit.maintenance import Usage as Usage
+from lakeshare_server.catalog.audit.maintenance import Verification as Verification
+from lakeshare_server.catalog.audit.maintenance import group_usage as group_usage
+from lakeshare_server.catalog.audit.maintenance import parse_receipt as parse_receipt
+from lakeshare_server.catalog.audit.maintenance import prune as prune
+from lakeshare_server.catalog.audit.maintenance import read_last_seen as read_last_seen
+from lakeshare_server.catalog.audit.maintenance import read_usage as read_usage
+from lakeshare_server.catalog.audit.maintenance import verify as verify

@@ -1,4 +1,4 @@
-"""Reading the audit log: the newest events, those that match, and new ones as they come."""
+"""Audit events: their canonical JSON, search, the journal of a process, and the chain in the database."""
 
 import fcntl
 import hashlib
@@ -35,11 +35,7 @@ GENESIS = "0" * 64
 
 @dataclass(frozen=True, kw_only=True)
 class AuditEvent:
-    """A request and what became of it, or a change by an administrator.
-
-    `recipient` is whoever reads, `principal` whoever administers. `size_bytes` and `rows` are those of the
-    files that were signed or sent, as far as they are known.
-    """
+    """A request of a recipient, or a change by a principal; `size_bytes` and `rows` are those of served files."""
 
     at: datetime
     action: str
@@ -71,20 +67,15 @@ LENGTHS = {
 
 @dataclass(frozen=True)
 class SerializedEvent:
-    """An event as every database gives it back: by column, and as the canonical JSON that its hash covers."""
+    """An event as every database returns it: its columns, and the canonical JSON that its hash covers."""
 
     values: dict[str, Any]
     text: bytes
 
-    @property
-    def event(self) -> AuditEvent:
-        """The event itself."""
-        return AuditEvent(**self.values)
-
 
 def serialize_event(event: AuditEvent) -> SerializedEvent:
-    """Write an event: texts cut to their columns, what not every database takes replaced."""
-    # `asdict` copies deeply, at thirty times the price.
+    """Serializes an event: texts cut to their columns, characters that not every database stores replaced."""
+    # `asdict` copies deeply, which takes thirty times as long.
     values = vars(event).copy()
     for name, length in LENGTHS.items():
         text = values[name]
@@ -97,11 +88,7 @@ def serialize_event(event: AuditEvent) -> SerializedEvent:
 
 
 def deserialize_event(text: bytes) -> SerializedEvent:
-    """The event that this canonical JSON says.
-
-    Raises:
-        ValueError: it says none.
-    """
+    """Parses the canonical JSON of an event; raises ValueError."""
     fields = orjson.loads(text)
     if not isinstance(fields, dict) or not set(fields) <= set(NAMES) or not fields.keys() >= {"at", "action"}:
         raise ValueError("not an event of the audit log")
@@ -111,9 +98,9 @@ def deserialize_event(text: bytes) -> SerializedEvent:
 
 
 def canonical_json(values: Mapping[str, Any]) -> bytes:
-    """What an event's hash covers: JSON with its keys sorted, no spaces, and no null.
+    """The JSON that an event's hash covers: sorted keys, no spaces, no null.
 
-    So a column that is added later changes the hash of no event from before it.
+    Without nulls, a column that is added later does not change the hashes of earlier events.
     """
     fields = {name: value for name in NAMES if (value := values[name]) is not None}
     fields["at"] = format_instant(values["at"])
@@ -126,12 +113,12 @@ def chain_hash(previous_hash: str, text: bytes) -> str:
 
 
 def format_instant(moment: datetime) -> str:
-    """A moment as the log spells it: UTC, always with microseconds."""
+    """A time in UTC, always with microseconds."""
     return moment.astimezone(UTC).isoformat(timespec="microseconds")
 
 
 def storable_value(value: Any) -> Any:
-    """What JSON and every database take, of any value: texts without NUL, numbers within 53 bits."""
+    """Any value as JSON that every database stores: texts without NUL, integers within 53 bits."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -141,13 +128,12 @@ def storable_value(value: Any) -> Any:
     if isinstance(value, datetime):
         return format_instant(value)
     if isinstance(value, Mapping):
-        return {_text(str(name), MAX_TEXT_CHARS): storable_value(one) for name, one in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [
-            storable_value(one)
-            for one in (sorted(value, key=str) if isinstance(value, set | frozenset) else value)
-        ]
-    # Floats are spelt differently by different libraries, and would be hashed differently.
+        return {_text(str(name), MAX_TEXT_CHARS): storable_value(item) for name, item in value.items()}
+    if isinstance(value, set | frozenset):
+        return [storable_value(item) for item in sorted(value, key=str)]
+    if isinstance(value, list | tuple):
+        return [storable_value(item) for item in value]
+    # Libraries write floats differently, which would change hashes.
     return _text(str(value), MAX_TEXT_CHARS)
 
 
@@ -163,7 +149,7 @@ REFUSED_STATUS = 400
 
 @dataclass(frozen=True)
 class ChainedEvent:
-    """An event in its place in the chain; events from before there was one have no hashes."""
+    """An event with its number and hashes in the chain; events from before the chain have no hashes."""
 
     number: int
     event: AuditEvent
@@ -171,7 +157,7 @@ class ChainedEvent:
     hash: str | None
 
     def as_json(self) -> dict[str, Any]:
-        """All that is known of it, as the export spells it."""
+        """The event as the export has it."""
         fields = {name: getattr(self.event, name) for name in NAMES}
         return {
             "number": self.number,
@@ -189,7 +175,7 @@ def values_of(row: AuditRow) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """Which events are wanted; None asks for any. `object_name` stands for all that is in it, too: a share's tables."""
+    """Conditions on events; None matches any value. `object_name` also matches the objects inside, like tables."""
 
     recipient: str | None = None
     principal: str | None = None
@@ -203,28 +189,24 @@ class Search:
     refused: bool = False
 
     def conditions(self) -> list[ColumnElement[bool]]:
-        """The same for the database."""
+        """The conditions as SQL."""
         names = ("recipient", "principal", "action", "request_id", "ip", "kind")
-        conditions = [(getattr(AuditRow, name), getattr(self, name)) for name in names]
-        found = [column == value for column, value in conditions if value is not None]
+        pairs = [(getattr(AuditRow, name), getattr(self, name)) for name in names]
+        conditions = [column == value for column, value in pairs if value is not None]
         if self.object_name is not None:
             inside = AuditRow.object_name.startswith(f"{self.object_name}.", autoescape=True)
-            found.append((AuditRow.object_name == self.object_name) | inside)
+            conditions.append((AuditRow.object_name == self.object_name) | inside)
         if self.since is not None:
-            found.append(AuditRow.at >= self.since)
+            conditions.append(AuditRow.at >= self.since)
         if self.until is not None:
-            found.append(AuditRow.at < self.until)
+            conditions.append(AuditRow.at < self.until)
         if self.refused:
-            found.append(AuditRow.status >= REFUSED_STATUS)
-        return found
+            conditions.append(AuditRow.status >= REFUSED_STATUS)
+        return conditions
 
 
 def search(catalog: Catalog, query: Search, limit: int) -> list[ChainedEvent]:
-    """The newest events that match, oldest first.
-
-    Raises:
-        Unavailable: the database does not answer.
-    """
+    """The newest events that match, oldest first; raises Unavailable."""
     statement = select(AuditRow).where(*query.conditions()).order_by(AuditRow.key.desc()).limit(limit)
     with catalog.reading() as session:
         return [_chained(row) for row in session.scalars(statement)][::-1]
@@ -233,11 +215,7 @@ def search(catalog: Catalog, query: Search, limit: int) -> list[ChainedEvent]:
 def events_after(
     catalog: Catalog, number: int, query: Search | None = None, batch: int = BATCH
 ) -> Iterator[ChainedEvent]:
-    """All events behind a number that match, in the order of the chain; nobody waits while they are taken.
-
-    Raises:
-        Unavailable: the database does not answer.
-    """
+    """All events after a number that match, in the order of the chain, in short transactions; raises Unavailable."""
     conditions = [] if query is None else query.conditions()
     while True:
         statement = (
@@ -252,7 +230,7 @@ def events_after(
 
 
 def newest_event_number(catalog: Catalog) -> int:
-    """The number of the newest event, 0 when there is none."""
+    """The number of the newest event, 0 without events."""
     with catalog.reading() as session:
         return session.scalar(select(func.max(AuditRow.key))) or 0
 
@@ -262,7 +240,7 @@ def _chained(row: AuditRow) -> ChainedEvent:
 
 
 def newest_requests(catalog: Catalog, limit: int) -> list[AuditEvent]:
-    """The newest events of requests that are in the database, newest first; not the changes of administrators."""
+    """The newest events of requests in the database, newest first, without the changes of administrators."""
     requests = select(AuditRow).where(AuditRow.kind != "change")
     with catalog.reading() as session:
         rows = session.scalars(requests.order_by(AuditRow.key.desc()).limit(limit))
@@ -270,7 +248,7 @@ def newest_requests(catalog: Catalog, limit: int) -> list[AuditEvent]:
 
 
 SUFFIX = ".journal"
-# A journal that has become this large goes on in a new file once the database has it all.
+# Above this size, a new journal follows when the database has all events.
 LONG_BYTES = 4 << 20
 ROOM_BYTES = 2 * LONG_BYTES
 
@@ -278,7 +256,7 @@ _log = logging.getLogger(__name__)
 
 
 class Journal:
-    """The journal of this process; safe from any thread."""
+    """The journal of this process: a file of events until the database has them. Safe from any thread."""
 
     def __init__(self, folder: Path) -> None:
         make_private(folder)
@@ -286,66 +264,63 @@ class Journal:
         self.path = folder / f"{self.name}{SUFFIX}"
         self.size = 0
         self._writing = threading.Lock()
-        # It gets its name once it is held: nobody is to take it for one that has lost its process.
-        unheld = self.path.with_suffix(".new")
-        self._file = os.open(unheld, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        # Renamed after it is locked: an unlocked journal counts as that of an ended process.
+        unlocked = self.path.with_suffix(".new")
+        self._file = os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._file, fcntl.LOCK_EX)
         self._map = _mapped(self._file, ROOM_BYTES)
-        unheld.rename(self.path)
+        unlocked.rename(self.path)
 
     def write(self, text: bytes) -> int:
-        """Hand a line over to the operating system; returns where it ends.
+        """Passes a line to the operating system; returns its end.
 
         Raises:
-            OSError: there is no room for it, as on a full disk; the journal is as it was.
+            OSError: there is no room for it, as on a full disk; the journal is unchanged.
         """
         with self._writing:
             ends_at = self.size + len(text) + 1
             if ends_at > len(self._map):
-                self._grow(ends_at)
-            # The line feed is the last that comes: a line without one was never wholly there.
+                larger = _mapped(self._file, max(ends_at, 2 * len(self._map)))
+                self._map.close()
+                self._map = larger
+            # The line feed is written last: a line without one is incomplete.
             self._map[self.size : ends_at] = text + b"\n"
             self.size = ends_at
             return ends_at
 
-    def _grow(self, needed: int) -> None:
-        larger = _mapped(self._file, max(needed, 2 * len(self._map)))
-        self._map.close()
-        self._map = larger
-
     def remove(self) -> None:
-        """Take the journal away: the database has it all."""
+        """Deletes the journal: the database has all of it."""
         self.path.unlink(missing_ok=True)
         self.leave()
 
     def leave(self) -> None:
-        """Leave the journal to whoever looks for journals without a process."""
+        """Closes the journal; the next server that looks for journals of ended processes imports it."""
         self._map.close()
         os.close(self._file)
 
 
 def mark_imported(session: Session, name: str, taken: int) -> None:
-    """Note how much of a journal is in the log, in the transaction that brings it there."""
+    """Records how much of a journal is in the log, in the same transaction."""
     mark = update(AuditJournalRow).where(AuditJournalRow.name == name).values(taken=taken)
     if not session.execute(mark).rowcount:  # type: ignore[attr-defined]  # of an update it is a CursorResult
         session.execute(insert(AuditJournalRow).values(name=name, taken=taken))
 
 
 def forget_journal(catalog: Catalog, name: str) -> None:
-    """Take the note of a journal away whose file is gone."""
+    """Deletes the record of a journal after its file."""
     with catalog.writing(seen=False) as session:
         session.execute(delete(AuditJournalRow).where(AuditJournalRow.name == name))
 
 
 @contextmanager
 def find_orphans(folder: Path) -> Iterator[list[Path]]:
-    """The journals in a folder that have lost their process, held for as long as they are looked at."""
-    with ExitStack() as held:
-        yield [path for path in sorted(folder.glob(f"*{SUFFIX}")) if _lock_journal(path, held)]
+    """The journals of ended processes in a folder, locked within the block."""
+    with ExitStack() as locks:
+        yield [path for path in sorted(folder.glob(f"*{SUFFIX}")) if _lock_journal(path, locks)]
 
 
 def events_in(catalog: Catalog, path: Path) -> Iterator[tuple[SerializedEvent, int]]:
-    """The events of a journal that are not in the log yet, each with where it ends."""
+    """The events of a journal that are not in the log yet, each with its end."""
     with catalog.reading() as session:
         taken = session.scalar(select(AuditJournalRow.taken).where(AuditJournalRow.name == path.stem)) or 0
     with path.open("rb") as lines:
@@ -354,44 +329,40 @@ def events_in(catalog: Catalog, path: Path) -> Iterator[tuple[SerializedEvent, i
             text, unused, _ = line.partition(b"\0")
             if unused:
                 if text:
-                    # Its process was ended while it wrote, so before the reply began.
+                    # Its process ended while it wrote, before its response began.
                     _log.error("audit journal %s ends within an event: %r", path, text)
                 return
             taken += len(line)
             try:
                 yield deserialize_event(line.rstrip(b"\n")), taken
             except ValueError as error:
-                # The machine lost its power: what was begun is told of, and passed over.
+                # The machine lost its power: the unfinished line is logged and skipped.
                 _log.error("audit journal %s, up to byte %d: %s: %r", path, taken, error, line)
 
 
 def _mapped(file: int, length: int) -> mmap.mmap:
-    """The file in memory, with that much room on its disk: writing to memory that has none would end the process.
-
-    Raises:
-        OSError: the disk is full.
-    """
+    """Maps a file after allocating its blocks: a write to a map without blocks would end the process."""
     os.posix_fallocate(file, 0, length)
     return mmap.mmap(file, length)
 
 
-def _lock_journal(path: Path, held: ExitStack) -> bool:
+def _lock_journal(path: Path, locks: ExitStack) -> bool:
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
-    held.callback(os.close, file)
+    locks.callback(os.close, file)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    # Its owner, or another finder, may have removed it between the two calls.
+    # Another process may have removed it between the two calls.
     return os.fstat(file).st_nlink > 0
 
 
 HEAD = "head"
 ANCHOR = "anchor"
-# The action of the event that tells of a pruning.
+# The action of the event that records a pruning.
 PRUNED = "prune_audit_log"
 COLUMNS = ("key", *NAMES, "previous_hash", "hash")
 AT_ONCE = 100
@@ -399,15 +370,14 @@ MICROSECONDS = len("2026-03-01 12:00:00.000000")
 
 
 def append_events(session: Session, events: Sequence[AuditEvent]) -> None:
-    """Append events to the log, in this order, within the session's transaction.
+    """Appends events to the log, in this order, within the session's transaction.
 
-    Nobody else appends until that has ended: do it last in a transaction, and end it soon.
+    Blocks other writers of events until its end: call it last in a short transaction.
     """
     append_serialized(session, [serialize_event(event) for event in events])
 
 
 def append_serialized(session: Session, events: Sequence[SerializedEvent]) -> None:
-    """Append events that are written already."""
     if not events:
         return
     head = lock_head(session)
@@ -425,9 +395,9 @@ def append_serialized(session: Session, events: Sequence[SerializedEvent]) -> No
 
 
 def _insert(connection: Connection, rows: Sequence[tuple[int, dict[str, Any], str, str]]) -> None:
-    """Insert events a hundred to a statement, past SQLAlchemy's types, which would cost as much again.
+    """Inserts a hundred events per statement, without SQLAlchemy's types, which would double the time.
 
-    Texts are made for every database by `written`; only moments and JSON are spelt differently.
+    `serialize_event` makes texts that every database stores; only times and JSON differ between databases.
     """
     dialect = connection.dialect
     mark = "?" if dialect.paramstyle == "qmark" else "%s"
@@ -436,13 +406,13 @@ def _insert(connection: Connection, rows: Sequence[tuple[int, dict[str, Any], st
         some = rows[start : start + AT_ONCE]
         parameters: list[Any] = []
         for number, values, previous, digest in some:
-            at, said = values["at"], values["details"]
-            spelt = {
+            at, details = values["at"], values["details"]
+            columns = {
                 **values,
                 "at": at.isoformat(" ", "microseconds")[:MICROSECONDS] + zone,
-                "details": None if said is None else json.dumps(said),
+                "details": None if details is None else json.dumps(details),
             }
-            parameters += (number, *spelt.values(), previous, digest)
+            parameters += (number, *columns.values(), previous, digest)
         marks = ", ".join([f"({', '.join([mark] * len(COLUMNS))})"] * len(some))
         connection.exec_driver_sql(
             f"INSERT INTO {AuditRow.__tablename__} ({', '.join(COLUMNS)}) VALUES {marks}",  # noqa: S608  # our own names
@@ -451,12 +421,13 @@ def _insert(connection: Connection, rows: Sequence[tuple[int, dict[str, Any], st
 
 
 def lock_head(session: Session) -> AuditChainRow:
-    # SQLite has one writer at a time anyway; elsewhere the row is what writers wait for.
+    """Locks and reads the head of the chain."""
+    # SQLite has one writer at a time; on other databases writers wait for this row.
     statement = select(AuditChainRow).where(AuditChainRow.name == HEAD).with_for_update()
     head = session.scalars(statement.execution_options(populate_existing=True)).one()
     session.expunge(head)
     newest = session.scalar(select(func.max(AuditRow.key))) or 0
-    # A head that somebody has set back must not keep events out: `verify` tells of it.
+    # A head that was set back must not block new events: `verify` reports it.
     head.number = max(head.number, newest)
     return head
 
@@ -469,32 +440,33 @@ ORPHAN_CHECK_S = 10.0
 CLOSE_ATTEMPTS = 3
 LOG_REFUSED = "refused.jsonl"
 
-Taken = tuple[SerializedEvent, int]
+# An event and its end in the journal.
+JournalEntry = tuple[SerializedEvent, int]
 
 
 class AuditLog:
-    """Takes events and writes them; safe from any thread."""
+    """Records events in the journal and imports them into the database; safe from any thread."""
 
     def __init__(self, catalog: Catalog, folder: Path) -> None:
         self.catalog, self.folder = catalog, folder
         self._journal = Journal(folder)
-        self._unwritten: list[Taken] = []
+        self._unwritten: list[JournalEntry] = []
         self._changed = threading.Condition()
         self._closing = threading.Event()
-        self._looked_at = float("-inf")
+        self._orphans_checked_at = float("-inf")
         self._writer = threading.Thread(target=self._keep_writing, name="audit-log", daemon=True)
         self._writer.start()
 
     @property
     def is_full(self) -> bool:
-        """Whether whoever has an event should wait with the next."""
+        """Whether callers should wait before they record the next event."""
         return len(self._unwritten) >= BACKLOG
 
     def record(self, event: AuditEvent) -> None:
-        """Take an event: once this returns, the end of the process does not lose it.
+        """Records an event: once this returns, the end of the process does not lose it.
 
         Raises:
-            OSError: the journal does not take it, as of a full disk.
+            OSError: the journal cannot be written, as on a full disk.
         """
         item = serialize_event(event)
         with self._changed:
@@ -502,11 +474,11 @@ class AuditLog:
             self._changed.notify()
 
     def newest(self, limit: int) -> list[AuditEvent]:
-        """The newest events of requests that are in the database, newest first."""
+        """See `newest_requests`."""
         return newest_requests(self.catalog, limit)
 
     def close(self) -> None:
-        """Bring every event that was taken into the log; what the database does not take now waits in the journal."""
+        """Imports the recorded events; those that the database does not accept now stay in the journal."""
         self._closing.set()
         with self._changed:
             self._changed.notify()
@@ -518,21 +490,20 @@ class AuditLog:
             self._journal.remove()
             forget_journal(self.catalog, self._journal.name)
             return
-        _log.error(
-            "audit log: %d events wait in %s; the next server on this state folder brings them into the log",
-            len(self._unwritten),
-            self._journal.path,
+        message = (
+            "audit log: %d events wait in %s; the next server on this state folder brings them into the log"
         )
+        _log.error(message, len(self._unwritten), self._journal.path)
         self._journal.leave()
 
     def _keep_writing(self) -> None:
-        self._look_around()
+        self._import_orphans()
         while not self._closing.is_set():
             with self._changed:
                 self._changed.wait_for(lambda: self._unwritten or self._closing.is_set(), ORPHAN_CHECK_S)
-            # Requests come in flocks: a moment's wait makes one transaction of them.
+            # Requests come in bursts: a short wait combines them in one transaction.
             self._closing.wait(FLUSH_EVERY_S)
-            if not (self._write_some() and self._look_around()):
+            if not (self._write_some() and self._import_orphans()):
                 self._closing.wait(RETRY_S)
 
     def _write_some(self) -> bool:
@@ -542,7 +513,7 @@ class AuditLog:
             return True
         try:
             import_journal(self.catalog, self.folder, self._journal.name, batch)
-        # There is no other writer: whatever ends one attempt, the next is made.
+        # This thread is the only writer: it must survive any error and try again.
         except Exception as error:
             is_foreseen = isinstance(error, SQLAlchemyError | Unavailable)
             refused = "audit log: %d events wait, the database refused them: %s"
@@ -557,8 +528,8 @@ class AuditLog:
         forget_journal(self.catalog, full.name)
         return True
 
-    def _look_around(self) -> bool:
-        if time.monotonic() - self._looked_at < ORPHAN_CHECK_S:
+    def _import_orphans(self) -> bool:
+        if time.monotonic() - self._orphans_checked_at < ORPHAN_CHECK_S:
             return True
         try:
             import_orphans(self.catalog, self.folder)
@@ -566,41 +537,38 @@ class AuditLog:
             is_foreseen = isinstance(error, SQLAlchemyError | Unavailable | OSError)
             _log.warning("audit log: journals of ended processes wait: %s", error, exc_info=not is_foreseen)
             return False
-        self._looked_at = time.monotonic()
+        self._orphans_checked_at = time.monotonic()
         return True
 
 
 def import_orphans(catalog: Catalog, folder: Path) -> int:
-    """Bring into the log what processes that are no more have left in their journals; returns how many events.
-
-    Raises:
-        Unavailable: the database does not answer.
-    """
-    found = 0
+    """Imports the journals of ended processes; returns the number of events. Raises Unavailable."""
+    imported = 0
     with find_orphans(folder) as paths:
         for path in paths:
             events = events_in(catalog, path)
             while batch := list(islice(events, MAX_BATCH)):
                 import_journal(catalog, folder, path.stem, batch)
-                found += len(batch)
+                imported += len(batch)
             path.unlink()
             forget_journal(catalog, path.stem)
-    return found
+    return imported
 
 
-def import_journal(catalog: Catalog, folder: Path, journal: str, batch: Sequence[Taken]) -> None:
-    """Bring events of a journal into the log. One that the database can never hold keeps no other from it.
+def import_journal(catalog: Catalog, folder: Path, journal: str, batch: Sequence[JournalEntry]) -> None:
+    """Imports entries of a journal. An event that the database can never store is written to a file instead.
 
     Raises:
         Unavailable: the database does not answer.
-        SQLAlchemyError: it refuses them for a reason that is none of theirs.
+        SQLAlchemyError: the database refuses the entries for another reason than their content.
     """
     try:
         with catalog.writing(seen=False) as session:
             append_serialized(session, [event for event, _ in batch])
             mark_imported(session, journal, batch[-1][1])
     except (BadRequest, StatementError, OverflowError) as error:
-        if not _is_their_own(error):
+        is_overflow = isinstance(getattr(error, "orig", None), OverflowError)
+        if not (is_overflow or isinstance(error, BadRequest | OverflowError | DataError | IntegrityError)):
             raise
         if len(batch) == 1:
             _set_aside(catalog, folder, journal, batch[0], error)
@@ -610,18 +578,11 @@ def import_journal(catalog: Catalog, folder: Path, journal: str, batch: Sequence
         import_journal(catalog, folder, journal, batch[middle:])
 
 
-def _is_their_own(error: Exception) -> bool:
-    """Whether it is the events that a database refuses, and not the moment."""
-    return isinstance(error, BadRequest | OverflowError | DataError | IntegrityError) or isinstance(
-        getattr(error, "orig", None), OverflowError
-    )
-
-
-def _set_aside(catalog: Catalog, folder: Path, journal: str, taken: Taken, error: Exception) -> None:
-    event, ends_at = taken
+def _set_aside(catalog: Catalog, folder: Path, journal: str, entry: JournalEntry, error: Exception) -> None:
+    event, ends_at = entry
     path = folder / LOG_REFUSED
-    with path.open("ab") as kept:
-        kept.write(event.text + b"\n")
+    with path.open("ab") as file:
+        file.write(event.text + b"\n")
     _log.error("audit log: an event that the database cannot hold (%s) is in %s: %r", error, path, event.text)
     with catalog.writing(seen=False) as session:
         mark_imported(session, journal, ends_at)

@@ -1,10 +1,10 @@
-"""Usage: what recipients asked for, by day, table and version; counted from events, and kept when those are pruned."""
+"""Usage by day, table and version, export, pruning and verification of the audit log."""
 
 import json
 import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, time
 from itertools import islice
 from pathlib import Path
@@ -45,7 +45,7 @@ QUERIES = (
     "fetch_scan_tasks",
     "sign_request",
 )
-# Reads of a file follow from a query that was counted; their object is a path.
+# Reads of files follow a counted query; their object is a path.
 NOT_COUNTED = ("read_file",)
 REFUSED = 400
 DIMENSIONS = ("day", "recipient", "table", "version")
@@ -55,9 +55,9 @@ COLUMNS = ("day", "recipient", "object_name", "version", *COUNTS)
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What a recipient asked of a version of a table on a day (UTC); what no single table was asked for has none.
+    """The requests of a recipient for a version of a table on a day (UTC); `table` is None for other requests.
 
-    `files` and `size_bytes` are those whose URLs were signed.
+    `files` and `size_bytes` are those of signed URLs.
     """
 
     day: date
@@ -74,7 +74,7 @@ class Usage:
 def read_usage(
     catalog: Catalog, since: date, until: date, recipient: str | None = None, table: str | None = None
 ) -> list[Usage]:
-    """Usage from one day to another, both included: of one recipient, and of one table (share.schema.table), if named.
+    """Usage from one day to another, both included, of one recipient and of one table (share.schema.table) if given.
 
     Raises:
         Unavailable: the database does not answer.
@@ -83,35 +83,36 @@ def read_usage(
         begin = datetime.combine(since, time.min, UTC)
         end = datetime.combine(until, time.max, UTC)
         live = _counted(session, AuditRow.at.between(begin, end))
-        kept = select(UsageRow).where(UsageRow.day.between(since.isoformat(), until.isoformat()))
-        found = [_usage(row._mapping) for row in session.execute(live)]
-        found += [_usage({name: getattr(row, name) for name in COLUMNS}) for row in session.scalars(kept)]
-    wanted = (
-        one for one in found if recipient in (None, one.recipient) and (table is None or one.table == table)
-    )
+        pruned = select(UsageRow).where(UsageRow.day.between(since.isoformat(), until.isoformat()))
+        usages = [_usage(row._mapping) for row in session.execute(live)]
+        usages += [_usage({name: getattr(row, name) for name in COLUMNS}) for row in session.scalars(pruned)]
     # A day can be in both: a part of its events was pruned.
-    return _merge(wanted)
+    return _merge(
+        usage
+        for usage in usages
+        if recipient in (None, usage.recipient) and (table is None or usage.table == table)
+    )
 
 
-def group_usage(found: Iterable[Usage], by: Sequence[str]) -> list[dict[str, Any]]:
-    """Counts by some of `DIMENSIONS`, the most queries first; `versions` counts the distinct ones of all tables."""
+def group_usage(usages: Iterable[Usage], by: Sequence[str]) -> list[dict[str, Any]]:
+    """Counts by some of `DIMENSIONS`, most queries first; `versions` is the number of distinct table versions."""
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     versions: dict[tuple[Any, ...], set[tuple[str | None, int]]] = {}
-    for one in found:
-        key = tuple(getattr(one, name) for name in by)
+    for usage in usages:
+        key = tuple(getattr(usage, name) for name in by)
         group = groups.setdefault(key, {**dict(zip(by, key, strict=True)), **dict.fromkeys(COUNTS, 0)})
         for name in COUNTS:
-            group[name] += getattr(one, name)
+            group[name] += getattr(usage, name)
         seen = versions.setdefault(key, set())
-        if one.version is not None and one.queries:
-            seen.add((one.table, one.version))
+        if usage.version is not None and usage.queries:
+            seen.add((usage.table, usage.version))
     for key, group in groups.items():
         group["versions"] = len(versions[key])
     return sorted(groups.values(), key=lambda group: (-group["queries"], -group["requests"]))
 
 
 def read_last_seen(catalog: Catalog) -> dict[str, datetime]:
-    """When each recipient was last answered, by name; of events that were pruned the day is known."""
+    """The time of each recipient's last successful request, by name; only the day for pruned events."""
     statement = select(AuditRow.recipient, func.max(AuditRow.at)).where(
         *_by_recipients(), AuditRow.status < REFUSED
     )
@@ -124,7 +125,7 @@ def read_last_seen(catalog: Catalog) -> dict[str, datetime]:
 
 
 def store_usage(session: Session, gone: ColumnElement[bool]) -> None:
-    """Keep the usage that events tell which are about to be pruned."""
+    """Stores the usage of events before they are pruned."""
     rows = [dict(row._mapping) for row in session.execute(_counted(session, gone))]
     if rows:
         session.execute(insert(UsageRow), rows)
@@ -150,7 +151,7 @@ def _counted(session: Session, where: ColumnElement[bool]) -> Select[Any]:
 
 
 def _by_recipients() -> tuple[ColumnElement[bool], ...]:
-    """Requests of recipients themselves, and not of administrators who look as one."""
+    """Requests of recipients, without those of administrators that impersonate them."""
     return AuditRow.recipient.is_not(None), AuditRow.principal.is_(None)
 
 
@@ -162,8 +163,9 @@ def _day(session: Session) -> ColumnElement[str]:
 
 def _usage(values: Any) -> Usage:
     counts = {name: int(values[name]) for name in COUNTS}
+    day = date.fromisoformat(values["day"])
     return Usage(
-        day=date.fromisoformat(values["day"]),
+        day=day,
         recipient=values["recipient"],
         table=values["object_name"],
         version=values["version"],
@@ -171,55 +173,35 @@ def _usage(values: Any) -> Usage:
     )
 
 
-def _merge(found: Iterable[Usage]) -> list[Usage]:
+def _merge(usages: Iterable[Usage]) -> list[Usage]:
     merged: dict[tuple[Any, ...], Usage] = {}
-    for one in found:
-        key = (one.day, one.recipient, one.table, one.version)
+    for usage in usages:
+        key = (usage.day, usage.recipient, usage.table, usage.version)
         if key in merged:
-            before = merged[key]
-            counts = {name: getattr(before, name) + getattr(one, name) for name in COUNTS}
-            one = Usage(day=one.day, recipient=one.recipient, table=one.table, version=one.version, **counts)
-        merged[key] = one
+            first = merged[key]
+            counts = {name: getattr(first, name) + getattr(usage, name) for name in COUNTS}
+            usage = replace(usage, **counts)
+        merged[key] = usage
     return sorted(
-        merged.values(), key=lambda one: (one.day, one.recipient, one.table or "", one.version or 0)
+        merged.values(), key=lambda usage: (usage.day, usage.recipient, usage.table or "", usage.version or 0)
     )
 
 
 Format = Literal["jsonl", "parquet"]
 ROWS = 10_000
-SCHEMA = pa.schema(
-    [
-        ("number", pa.int64()),
-        ("at", pa.timestamp("us", "UTC")),
-        ("kind", pa.string()),
-        ("recipient", pa.string()),
-        ("principal", pa.string()),
-        ("action", pa.string()),
-        ("object_name", pa.string()),
-        ("status", pa.int32()),
-        ("error_code", pa.string()),
-        ("version", pa.int64()),
-        ("files", pa.int64()),
-        ("size_bytes", pa.int64()),
-        ("rows", pa.int64()),
-        ("request_id", pa.string()),
-        ("ip", pa.string()),
-        ("user_agent", pa.string()),
-        ("elapsed_ms", pa.int64()),
-        # JSON text: what was before and after a change differs from object to object.
-        ("details", pa.string()),
-        ("previous_hash", pa.string()),
-        ("hash", pa.string()),
-    ]
-)
+INT32, INT64, TIME = pa.int32(), pa.int64(), pa.timestamp("us", "UTC")
+SCHEMA = pa.schema([
+    ("number", INT64), ("at", TIME), ("kind", pa.string()), ("recipient", pa.string()), ("principal", pa.string()),
+    ("action", pa.string()), ("object_name", pa.string()), ("status", INT32), ("error_code", pa.string()),
+    ("version", INT64), ("files", INT64), ("size_bytes", INT64), ("rows", INT64), ("request_id", pa.string()),
+    ("ip", pa.string()), ("user_agent", pa.string()), ("elapsed_ms", INT64),
+    # JSON text: the fields differ between kinds of objects.
+    ("details", pa.string()), ("previous_hash", pa.string()), ("hash", pa.string()),
+])  # fmt: skip
 
 
 def export_format(path: Path) -> Format:
-    """The format that a file's name asks for.
-
-    Raises:
-        BadRequest: none that there is.
-    """
+    """The format of a file by its suffix; raises BadRequest for others."""
     match path.suffix:
         case ".jsonl" | ".ndjson":
             return "jsonl"
@@ -229,11 +211,11 @@ def export_format(path: Path) -> Format:
 
 
 def export(events: Iterable[ChainedEvent], path: Path) -> int:
-    """Write events to a file that is not there yet; it appears when it is whole. Returns how many they were.
+    """Writes events to a new file, which appears when it is complete; returns the number of events.
 
     Raises:
-        BadRequest: there is such a file already, or its name asks for no format that there is.
-        OSError: it cannot be written.
+        BadRequest: the file exists, or its suffix is of no known format.
+        OSError: the file cannot be written.
     """
     format_name = export_format(path)
     if path.exists():
@@ -266,16 +248,11 @@ def _write_lines(events: Iterable[ChainedEvent], path: Path) -> int:
 def _write_parquet(events: Iterable[ChainedEvent], path: Path) -> int:
     count = 0
     with pq.ParquetWriter(path, SCHEMA) as writer:
-        for rows in _batches(events):
+        remaining = iter(events)
+        while rows := [_row(event) for event in islice(remaining, ROWS)]:
             writer.write_table(pa.Table.from_pylist(rows, SCHEMA))
             count += len(rows)
     return count
-
-
-def _batches(events: Iterable[ChainedEvent]) -> Iterator[list[dict[str, Any]]]:
-    left = iter(events)
-    while batch := list(islice(left, ROWS)):
-        yield [_row(event) for event in batch]
 
 
 def _row(event: ChainedEvent) -> dict[str, Any]:
@@ -290,17 +267,17 @@ AT_ONCE = 20_000
 
 @dataclass(frozen=True)
 class Pruned:
-    """How many events went, and up to which number."""
+    """The number of removed events, and the number of the last."""
 
     events: int
     through: int
 
 
 def prune(catalog: Catalog, before: datetime, principal: str) -> Pruned:
-    """Remove events from before a moment, in the name of `by`. Their usage stays, by day.
+    """Removes the events before a time, in the name of `principal`; their usage by day stays.
 
     Raises:
-        BadRequest: the moment has no zone, or has not come yet.
+        BadRequest: the time has no zone, or is in the future.
         Unavailable: the database does not answer.
     """
     if before.tzinfo is None:
@@ -309,7 +286,7 @@ def prune(catalog: Catalog, before: datetime, principal: str) -> Pruned:
         raise BadRequest("before", before.isoformat(), "Give a moment that has passed.")
     events, through = 0, 0
     while True:
-        # A piece at a time: nobody appends while one is removed.
+        # In parts: no event can be appended during a removal.
         with catalog.writing(seen=False) as session:
             pruned = _prune_some(session, before, principal)
         if not pruned.events:
@@ -322,36 +299,32 @@ def _prune_some(session: Session, before: datetime, principal: str) -> Pruned:
     oldest = session.scalar(select(func.min(AuditRow.key)))
     if oldest is None:
         return Pruned(0, 0)
-    # Clocks differ: what has a younger event before it stays with that.
+    # Clocks differ: an older event after a kept one stays, too.
     first_kept = session.scalar(select(func.min(AuditRow.key)).where(AuditRow.at >= before))
     newest = session.scalar(select(func.max(AuditRow.key))) or 0
     through = min(newest if first_kept is None else first_kept - 1, oldest + AT_ONCE - 1)
     if through < oldest:
         return Pruned(0, 0)
-    gone = AuditRow.key <= through
-    last = session.scalars(select(AuditRow).where(gone).order_by(AuditRow.key.desc()).limit(1)).one()
+    is_pruned = AuditRow.key <= through
+    last = session.scalars(select(AuditRow).where(is_pruned).order_by(AuditRow.key.desc()).limit(1)).one()
     through, digest = last.key, last.hash
-    store_usage(session, gone)
-    events = session.scalar(select(func.count()).where(gone)) or 0
+    store_usage(session, is_pruned)
+    events = session.scalar(select(func.count()).where(is_pruned)) or 0
     session.expunge_all()
-    session.execute(delete(AuditRow).where(gone))
+    session.execute(delete(AuditRow).where(is_pruned))
     if digest is not None:
         anchor = update(AuditChainRow).where(AuditChainRow.name == ANCHOR)
         session.execute(anchor.values(number=through, hash=digest))
     details = {"through": through, "hash": digest, "events": events, "before": format_instant(before)}
-    append_events(
-        session,
-        [
-            AuditEvent(
-                kind="change",
-                at=datetime.now(UTC),
-                principal=principal,
-                action=PRUNED,
-                request_id=uuid.uuid4().hex,
-                details=details,
-            )
-        ],
+    event = AuditEvent(
+        kind="change",
+        at=datetime.now(UTC),
+        principal=principal,
+        action=PRUNED,
+        request_id=uuid.uuid4().hex,
+        details=details,
     )
+    append_events(session, [event])
     return Pruned(events, through)
 
 
@@ -361,16 +334,16 @@ MAX_FINDINGS = 100
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong at an event of the chain."""
+    """A fault at an event of the chain."""
 
     number: int
     kind: Literal["removed", "changed", "moved"]
-    said: str
+    problem: str
 
 
 @dataclass(frozen=True)
 class ChainPosition:
-    """An event's number and hash: kept elsewhere, a receipt for all events up to it."""
+    """An event's number and hash; stored outside of the catalog, a receipt for all events up to it."""
 
     number: int
     hash: str
@@ -381,7 +354,7 @@ class ChainPosition:
 
 @dataclass
 class Verification:
-    """What was looked at, and what was found; `unchained` events are from before there was a chain."""
+    """The result of a verification; `unchained` events are from before the chain."""
 
     anchor: ChainPosition
     head: ChainPosition
@@ -391,16 +364,12 @@ class Verification:
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether no fault was found."""
         return not self.findings
 
 
 def parse_receipt(text: str) -> ChainPosition:
-    """A receipt as `lakeshare audit verify` prints it.
-
-    Raises:
-        BadRequest: it is none.
-    """
+    """Parses a receipt as `lakeshare audit verify` prints it; raises BadRequest."""
     number, colon, digest = text.strip().partition(":")
     if not (
         colon and number.isascii() and number.isdigit() and len(number) < 19 and len(digest) == len(GENESIS)
@@ -414,92 +383,87 @@ def verify(
     receipt: ChainPosition | None = None,
     progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> Verification:
-    """Go through the whole chain; `progress` is told how many events of how many are done.
+    """Verifies the whole chain; calls `progress` with the number of verified events and of all.
 
     Raises:
-        BadRequest: the receipt is older than what was pruned.
+        BadRequest: the receipt is for a pruned event.
         Unavailable: the database does not answer.
     """
-    found = _ends(catalog)
-    if receipt is not None and receipt.number < found.anchor.number:
-        hint = f"Events up to {found.anchor.number} were pruned. Give a later receipt."
+    verification = _start_verification(catalog)
+    anchor = verification.anchor
+    if receipt is not None and receipt.number < anchor.number:
+        hint = f"Events up to {anchor.number} were pruned. Give a later receipt."
         raise BadRequest("receipt", str(receipt), hint)
-    walk = _Walk(catalog, found, receipt)
-    for row in _rows(catalog, found.anchor.number, found.head.number):
-        walk.take(row)
-        if found.events % BATCH == 0:
-            progress(found.events, found.head.number - found.anchor.number)
-    walk.finish()
-    progress(found.events, found.events)
-    # What was pruned meanwhile was not removed.
-    pruned = _ends(catalog).anchor.number
-    if pruned > found.anchor.number:
-        found.findings = [finding for finding in found.findings if finding.number > pruned + 1]
-    return found
+    verifier = _Verifier(catalog, verification, receipt)
+    for row in _rows(catalog, anchor.number, verification.head.number):
+        verifier.verify(row)
+        if verification.events % BATCH == 0:
+            progress(verification.events, verification.head.number - anchor.number)
+    verifier.finish()
+    progress(verification.events, verification.events)
+    # Events that were pruned during the verification are no faults.
+    pruned = _start_verification(catalog).anchor.number
+    if pruned > anchor.number:
+        verification.findings = [finding for finding in verification.findings if finding.number > pruned + 1]
+    return verification
 
 
-class _Walk:
-    """The way along the chain: where it is, and what it expects next."""
+class _Verifier:
+    """The position in the chain, and the faults up to it."""
 
-    def __init__(self, catalog: Catalog, found: Verification, receipt: ChainPosition | None) -> None:
-        self._catalog, self._found, self._receipt = catalog, found, receipt
-        self._number, self._hash = found.anchor.number, found.anchor.hash
-        self._is_vouched = found.anchor.hash == GENESIS
-        self._is_met = receipt in (None, found.anchor)
+    def __init__(self, catalog: Catalog, verification: Verification, receipt: ChainPosition | None) -> None:
+        self._catalog, self._verification, self._receipt = catalog, verification, receipt
+        self._number, self._hash = verification.anchor.number, verification.anchor.hash
+        self._has_pruning_event = verification.anchor.hash == GENESIS
+        self._has_receipt_event = receipt in (None, verification.anchor)
 
-    def take(self, row: AuditRow) -> None:
-        """Look at the next event."""
-        found, values = self._found, values_of(row)
+    def verify(self, row: AuditRow) -> None:
+        values = values_of(row)
         if row.key > self._number + 1:
-            self._removed(self._number + 1, row.key - 1)
+            self._add_removed(self._number + 1, row.key - 1)
         elif row.previous_hash != self._hash:
-            self._out_of_place(row)
-        if row.hash is None or row.previous_hash is None or not _is_as_it_was(row, values):
-            self._note(row.key, "changed", f"event {row.key} is not what it was when it was appended")
-        if row.action == PRUNED and _recorded_position(values) == found.anchor:
-            self._is_vouched = True
+            self._add_misplaced(row)
+        digest = chain_hash(row.previous_hash or "", canonical_json(values))
+        if row.previous_hash is None or row.hash != digest:
+            self._add(row.key, "changed", f"event {row.key} is not what it was when it was appended")
+        if row.action == PRUNED and _recorded_position(values) == self._verification.anchor:
+            self._has_pruning_event = True
         self._number, self._hash = row.key, row.hash or ""
-        self._is_met = self._is_met or ChainPosition(row.key, self._hash) == self._receipt
-        found.events += 1
+        self._has_receipt_event |= ChainPosition(row.key, self._hash) == self._receipt
+        self._verification.events += 1
 
     def finish(self) -> None:
-        """Compare the end with the head, and with the receipt."""
-        head, anchor = self._found.head, self._found.anchor
+        """Compares the last event with the head, and with the receipt."""
+        head, anchor = self._verification.head, self._verification.anchor
         if self._number < head.number:
-            self._removed(self._number + 1, head.number)
+            self._add_removed(self._number + 1, head.number)
         elif self._hash != head.hash:
             problem = f"the head of the chain names another hash than event {head.number} has"
-            self._note(head.number, "changed", problem)
-        if not self._is_vouched:
-            problem = (
-                f"the log begins after event {anchor.number}, but no event tells of a pruning up to there"
-            )
-            self._note(anchor.number + 1, "removed", problem)
-        if self._receipt is not None and not self._is_met:
+            self._add(head.number, "changed", problem)
+        if not self._has_pruning_event:
+            problem = f"the log begins after event {anchor.number}, but no event records a pruning up to it"
+            self._add(anchor.number + 1, "removed", problem)
+        if self._receipt is not None and not self._has_receipt_event:
             number = self._receipt.number
             problem = f"event {number} is not the one that the receipt was given for: the chain was made anew"
-            self._note(number, "changed", problem)
+            self._add(number, "changed", problem)
 
-    def _removed(self, first: int, last: int) -> None:
+    def _add_removed(self, first: int, last: int) -> None:
         events = f"event {first} was" if first == last else f"events {first} to {last} were"
-        self._note(first, "removed", f"{events} removed")
+        self._add(first, "removed", f"{events} removed")
 
-    def _out_of_place(self, row: AuditRow) -> None:
+    def _add_misplaced(self, row: AuditRow) -> None:
         with self._catalog.reading() as session:
             before = session.scalar(select(AuditRow.key).where(AuditRow.hash == row.previous_hash).limit(1))
         problem = f"event {row.key} does not follow event {row.key - 1}"
         if before is None:
-            self._note(row.key, "removed", f"{problem}: the one that it followed was removed or changed")
+            self._add(row.key, "removed", f"{problem}: the one that it followed was removed or changed")
         else:
-            self._note(row.key, "moved", f"{problem}, but event {before}: events were moved")
+            self._add(row.key, "moved", f"{problem}, but event {before}: events were moved")
 
-    def _note(self, number: int, kind: Literal["removed", "changed", "moved"], problem: str) -> None:
-        if len(self._found.findings) < MAX_FINDINGS:
-            self._found.findings.append(Finding(number, kind, problem))
-
-
-def _is_as_it_was(row: AuditRow, values: dict[str, Any]) -> bool:
-    return chain_hash(row.previous_hash or "", canonical_json(values)) == row.hash
+    def _add(self, number: int, kind: Literal["removed", "changed", "moved"], problem: str) -> None:
+        if len(self._verification.findings) < MAX_FINDINGS:
+            self._verification.findings.append(Finding(number, kind, problem))
 
 
 def _recorded_position(values: dict[str, Any]) -> ChainPosition | None:
@@ -508,7 +472,7 @@ def _recorded_position(values: dict[str, Any]) -> ChainPosition | None:
     return ChainPosition(number, digest) if isinstance(number, int) and isinstance(digest, str) else None
 
 
-def _ends(catalog: Catalog) -> Verification:
+def _start_verification(catalog: Catalog) -> Verification:
     with catalog.reading() as session:
         ends = {
             row.name: ChainPosition(row.number, row.hash) for row in session.scalars(select(AuditChainRow))
@@ -518,19 +482,19 @@ def _ends(catalog: Catalog) -> Verification:
         anchor = ends.get(ANCHOR, ChainPosition(0, GENESIS))
         head = ends.get(HEAD, ChainPosition(newest, ""))
         before = select(func.count()).where(AuditRow.key <= anchor.number)
-        found = Verification(
-            anchor, ChainPosition(max(head.number, newest), head.hash), unchained=session.scalar(before) or 0
-        )
+        last = ChainPosition(max(head.number, newest), head.hash)
+        verification = Verification(anchor, last, unchained=session.scalar(before) or 0)
     for name in missing:
-        found.findings.append(Finding(found.head.number, "removed", f"the {name} of the chain was removed"))
+        finding = Finding(last.number, "removed", f"the {name} of the chain was removed")
+        verification.findings.append(finding)
     if newest > head.number:
         problem = f"the head of the chain was set back to event {head.number}, the newest is {newest}"
-        found.findings.append(Finding(newest, "changed", problem))
-    return found
+        verification.findings.append(Finding(newest, "changed", problem))
+    return verification
 
 
 def _rows(catalog: Catalog, after: int, last: int) -> Iterator[AuditRow]:
-    """The events of the chain in their order, a batch at a time: nobody else waits for a long look."""
+    """The events of the chain in order, in short transactions."""
     while True:
         with catalog.reading() as session:
             statement = select(AuditRow).where(AuditRow.key > after, AuditRow.key <= last)

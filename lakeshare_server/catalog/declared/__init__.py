@@ -1,24 +1,17 @@
-"""What files or contracts want of shares, recipients, groups and grants, and making the catalog hold it.
+"""Shares, recipients, groups and grants as files or contracts declare them, and their application to the catalog.
 
-Both go the same way: wanted and held objects are compared, and the steps between them are taken by the operations of
-`sharing`, in one transaction. `lakeshare apply` reads files; the asset `share_catalog` has its contracts.
+Both are compared with the catalog; the operations of `sharing` then take the steps, in one transaction.
+`lakeshare apply` reads files; the asset `share_catalog` has its contracts.
 """
 
-from lakeshare_server.catalog.declared.apply import apply_files, dry_run, export, plan_changes
-from lakeshare_server.catalog.declared.documents import Document
-from lakeshare_server.catalog.declared.files import read_files
-from lakeshare_server.catalog.declared.plan import Plan, format_applied, format_plan, plan_files, plan_json
-
-__all__ = [
-    "Document",
-    "Plan",
-    "apply_files",
-    "dry_run",
-    "export",
-    "format_applied",
-    "format_plan",
-    "plan_changes",
-    "plan_files",
-    "plan_json",
-    "read_files",
-]
+from lakeshare_server.catalog.declared.apply import apply_files as apply_files
+from lakeshare_server.catalog.declared.apply import dry_run as dry_run
+from lakeshare_server.catalog.declared.apply import export as export
+from lakeshare_server.catalog.declared.apply import plan_changes as plan_changes
+from lakeshare_server.catalog.declared.documents import Document as Document
+from lakeshare_server.catalog.declared.files import read_files as read_files
+from lakeshare_server.catalog.declared.plan import Plan as Plan
+from lakeshare_server.catalog.declared.plan import format_applied as format_applied
+from lakeshare_server.catalog.declared.plan import format_plan as format_plan
+from lakeshare_server.catalog.declared.plan import plan_files as plan_files
+from lakeshare_server.catalog.declared.plan import plan_json as plan_json

@@ -1,23 +1,38 @@
-"""`lakeshare apply`: the plan of files, and the catalog made to hold what they say, all of it or nothing."""
+"""Applies files (`lakeshare apply`) or contracts to the catalog, all or nothing, and exports it as a file.
+
+Also shares single tables by hand. Ids stay the same over every application.
+"""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import yaml
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog.database import Catalog
 from lakeshare_server.catalog.declared.documents import describe_problem, describe_remedy
-from lakeshare_server.catalog.declared.files import DesiredObject, Key, gc_disabled
+from lakeshare_server.catalog.declared.files import (
+    CurrentObject,
+    DesiredObject,
+    Key,
+    gc_disabled,
+    parents,
+    share_key,
+    table_key,
+)
 from lakeshare_server.catalog.declared.plan import (
     Plan,
     Step,
     jsonable,
     plan_files,
+    plan_steps,
     policy_fields,
     read_current,
+    read_current_shares,
 )
 from lakeshare_server.catalog.ledger import (
     CHECK_EVERY_S,
@@ -27,10 +42,13 @@ from lakeshare_server.catalog.ledger import (
     followed_tables,
     unfollow_table,
 )
+from lakeshare_server.catalog.listings import TableEntry, share_entry_from_row, table_entry_from_row
+from lakeshare_server.catalog.models import ShareRow
 from lakeshare_server.catalog.sharing import (
     Edit,
     FederationPolicy,
     SharedObject,
+    add_table,
     add_tables,
     alter_group,
     alter_recipient,
@@ -50,89 +68,71 @@ from lakeshare_server.catalog.sharing import (
     revoke,
     states,
 )
-from lakeshare_server.catalog.sharing.states import Grant, Group, RecipientState, Share
+from lakeshare_server.catalog.sharing.editing import LOCAL_OPERATOR, require_name
+from lakeshare_server.catalog.sharing.states import Group, Kind, RecipientState, Share, find_object_row
 from lakeshare_server.errors import BadRequest, CatalogConflict, NotFound
 
 RENAMED = {"name": "new_name"}
 Policies = Mapping[str, Mapping[str, Any]]
-UNSTATED_FIELDS = frozenset({"kept_by", "schema", "policies", "members", "authentication"})
+NOT_ARGUMENTS = frozenset({"kept_by", "schema", "policies", "members", "authentication"})
 
 
 def apply_steps(edit: Edit, steps: Iterable[Step]) -> None:
-    """Take the steps in their order.
-
-    Raises:
-        DocumentError: an operation refuses what a file wants; it names the place there.
-        BadRequest, NotFound, CatalogConflict: it refuses what was not said in a file.
-    """
-    for (kind, verb, _), together in groupby(steps, _batch):
-        batch = list(together)
+    """Takes the steps in their order; an operation's refusal of an object of a file is raised as DocumentError."""
+    # Tables of one share are added together: one by one, 20,000 of them take minutes.
+    for (kind, verb, share), group in groupby(steps, lambda step: (step.kind, step.verb, step.key[1])):
+        batch = list(group)
         if (kind, verb) == ("table", "create"):
-            with _refused_in_file(batch):
-                _add_tables(edit, batch)
+            with _located_in_file(batch):
+                add_tables(edit, share, [SharedObject(**_fields_of(step)) for step in batch])
             continue
         for step in batch:
-            with _refused_in_file([step]):
+            with _located_in_file([step]):
                 OPERATIONS[kind, verb](edit, step)
 
 
-def _batch(step: Step) -> tuple[str, str, str]:
-    """Tables of one share are added together: one by one, 20,000 of them take minutes."""
-    return step.kind, step.verb, step.key[1]
-
-
-def require_valid(edit: Edit, steps: Iterable[Step], check: Callable[[Edit], None]) -> None:
-    """See that what the steps did together is all right, too.
-
-    Raises:
-        DocumentError: `check` refuses what a file wants; it names the place there.
-        BadRequest, NotFound, CatalogConflict: it refuses what was not said in a file.
-    """
-    with _refused_in_file(list(steps)):
-        check(edit)
-
-
 @contextmanager
-def _refused_in_file(batch: list[Step]) -> Iterator[None]:
+def _located_in_file(batch: Sequence[Step]) -> Iterator[None]:
+    """Turns the refusal of an object into a DocumentError with the object's position in its file."""
     try:
         yield
     except (BadRequest, NotFound, CatalogConflict) as error:
-        meant = _find_cause(error, [step.desired for step in batch if step.desired is not None])
-        if meant is None or meant.origin is None:
+        cause = _find_cause(error, [step.desired for step in batch if step.desired is not None])
+        if cause is None or cause.origin is None:
             raise
-        raise meant.origin.fault(describe_problem(error), describe_remedy(error)) from error
+        raise cause.origin.fault(describe_problem(error), describe_remedy(error)) from error
 
 
 def _find_cause(
     error: BadRequest | NotFound | CatalogConflict, desired: Sequence[DesiredObject]
 ) -> DesiredObject | None:
-    """The object that an error is about: one with the value it refuses, or the one it names closest, or the first."""
+    """The object with the refused value, else the one with the longest name in the error, else the first."""
     where = (error.field if isinstance(error, BadRequest) else str(error)).lower()
 
-    def is_about(one: DesiredObject) -> tuple[bool, int]:
-        has_value = isinstance(error, BadRequest) and error.value in one.fields.values()
-        return has_value, len(one.name) if one.name.lower() in where else 0
+    def relevance(candidate: DesiredObject) -> tuple[bool, int]:
+        has_value = isinstance(error, BadRequest) and error.value in candidate.fields.values()
+        return has_value, len(candidate.name) if candidate.name.lower() in where else 0
 
-    return max(desired, key=is_about, default=None)
+    return max(desired, key=relevance, default=None)
 
 
 def _fields_of(step: Step) -> dict[str, Any]:
-    """What the source says of the object: the fields of the operation that makes it."""
+    """The fields of the desired object: the arguments of the operation that creates it."""
     return {} if step.desired is None else dict(step.desired.fields)
 
 
 def _changed_fields(step: Step) -> dict[str, Any]:
-    """The fields that are to be others, as the operation that alters calls them."""
+    """The changed fields, as arguments of the operation that alters the object."""
     return {
         RENAMED.get(difference.field, difference.field): difference.after
         for difference in step.differences
-        if difference.field not in UNSTATED_FIELDS
+        if difference.field not in NOT_ARGUMENTS
     }
 
 
 def _follow(edit: Edit, step: Step) -> None:
     if step.desired is None or step.desired.found is None:
-        # It was followed when the plan was made that said which locations are to be read.
+        # Only locations of tables that the first plan found unfollowed were read.
         raise CatalogConflict(f"{step.name} has just been unfollowed", "Apply the files again.")
     fields = _fields_of(step)
     start_version = fields.pop("start_version") or 0
@@ -144,36 +144,13 @@ def _alter_followed(edit: Edit, step: Step) -> None:
     alter_followed(edit, step.name, fields["check_every_s"], fields["start_version"] or 0)
 
 
-def _unfollow(edit: Edit, step: Step) -> None:
-    unfollow_table(edit, step.name)
-
-
-def _create_share(edit: Edit, step: Step) -> None:
-    create_share(edit, **_fields_of(step))
-
-
-def _alter_share(edit: Edit, step: Step) -> None:
-    alter_share(edit, step.key[1], **_changed_fields(step))
-
-
-def _drop_share(edit: Edit, step: Step) -> None:
-    drop_share(edit, step.key[1])
-
-
-def _add_tables(edit: Edit, batch: list[Step]) -> None:
-    add_tables(edit, batch[0].key[1], [SharedObject(**_fields_of(step)) for step in batch])
-
-
 def _alter_table(edit: Edit, step: Step) -> None:
-    changed, said = _changed_fields(step), _fields_of(step)
-    if "table" in changed and "directory_access" in said:
-        # It ends with another table unless it is said again.
-        changed["directory_access"] = said["directory_access"]
-    alter_table(edit, *step.key[1:], **changed)
-
-
-def _remove_table(edit: Edit, step: Step) -> None:
-    remove_table(edit, *step.key[1:])
+    changed, fields = _changed_fields(step), _fields_of(step)
+    if "table" in changed and "directory_access" in fields:
+        # Without it, the change of the table would end the access.
+        changed["directory_access"] = fields["directory_access"]
+    _, share, schema, name = step.key
+    alter_table(edit, share, schema, name, **changed)
 
 
 def _create_recipient(edit: Edit, step: Step) -> None:
@@ -195,90 +172,63 @@ def _alter_recipient(edit: Edit, step: Step) -> None:
 def _put_policies(edit: Edit, recipient: str, before: Policies, after: Policies) -> None:
     for name in before.keys() - after.keys():
         drop_policy(edit, recipient, name)
-    for name, said in after.items():
-        if before.get(name) != said:
-            put_policy(
-                edit,
-                recipient,
-                FederationPolicy(name=name, **{**said, "audiences": tuple(said["audiences"])}),
-            )
-
-
-def _create_group(edit: Edit, step: Step) -> None:
-    create_group(edit, **_fields_of(step))
+    for name, fields in after.items():
+        if before.get(name) != fields:
+            fields = {**fields, "audiences": tuple(fields["audiences"])}
+            put_policy(edit, recipient, FederationPolicy(name=name, **fields))
 
 
 def _alter_group(edit: Edit, step: Step) -> None:
-    added: set[str] = set()
-    removed: set[str] = set()
+    added: list[str] = []
+    removed: list[str] = []
     for difference in step.differences:
         if difference.field == "members":
-            before, after = (
-                set(cast(tuple[str, ...], difference.before)),
-                set(cast(tuple[str, ...], difference.after)),
-            )
-            added, removed = after - before, before - after
-    alter_group(edit, step.key[1], add=sorted(added), remove=sorted(removed), **_changed_fields(step))
+            before, after = cast(tuple[Collection[str], ...], (difference.before, difference.after))
+            added, removed = sorted({*after} - {*before}), sorted({*before} - {*after})
+    alter_group(edit, step.key[1], add=added, remove=removed, **_changed_fields(step))
 
 
 def _put_grant(edit: Edit, step: Step) -> None:
-    grant(edit, step.key[1], **_reader(step), **_fields_of(step))
+    _, share, kind, name = step.key
+    reader: dict[str, Any] = {kind: name}
+    grant(edit, share, **reader, **_fields_of(step))
 
 
 def _revoke(edit: Edit, step: Step) -> None:
-    revoke(edit, step.key[1], **_reader(step))
+    _, share, kind, name = step.key
+    reader: dict[str, Any] = {kind: name}
+    revoke(edit, share, **reader)
 
 
-def _reader(step: Step) -> dict[str, Any]:
-    _, _, kind, name = step.key
-    return {kind: name}
-
-
-def _drop_recipient(edit: Edit, step: Step) -> None:
-    drop_recipient(edit, step.key[1])
-
-
-def _drop_group(edit: Edit, step: Step) -> None:
-    drop_group(edit, step.key[1])
-
-
-OPERATIONS: dict[tuple[str, str], Callable[[Edit, Step], None]] = {
+OPERATIONS: dict[tuple[str, str], Callable[[Edit, Step], object]] = {
     ("followed", "create"): _follow,
     ("followed", "update"): _alter_followed,
-    ("followed", "delete"): _unfollow,
-    ("share", "create"): _create_share,
-    ("share", "update"): _alter_share,
-    ("share", "delete"): _drop_share,
+    ("followed", "delete"): lambda edit, step: unfollow_table(edit, step.name),
+    ("share", "create"): lambda edit, step: create_share(edit, **_fields_of(step)),
+    ("share", "update"): lambda edit, step: alter_share(edit, step.key[1], **_changed_fields(step)),
+    ("share", "delete"): lambda edit, step: drop_share(edit, step.key[1]),
     ("table", "update"): _alter_table,
-    ("table", "delete"): _remove_table,
+    ("table", "delete"): lambda edit, step: remove_table(edit, *step.key[1:]),
     ("recipient", "create"): _create_recipient,
     ("recipient", "update"): _alter_recipient,
-    ("recipient", "delete"): _drop_recipient,
-    ("group", "create"): _create_group,
+    ("recipient", "delete"): lambda edit, step: drop_recipient(edit, step.key[1]),
+    ("group", "create"): lambda edit, step: create_group(edit, **_fields_of(step)),
     ("group", "update"): _alter_group,
-    ("group", "delete"): _drop_group,
+    ("group", "delete"): lambda edit, step: drop_group(edit, step.key[1]),
     ("grant", "create"): _put_grant,
     ("grant", "update"): _put_grant,
     ("grant", "delete"): _revoke,
 }
 
 
-class _DryRunOnly(Exception):
-    """Ends a transaction that was only to show that it can be done."""
-
-
 def plan_changes(catalog: Catalog, desired: Mapping[Key, DesiredObject], *, prune: bool = False) -> Plan:
-    """What applying the files would do now.
-
-    Raises:
-        DocumentError: the files cannot be applied.
-    """
+    """Plans the application of the files; raises DocumentError."""
     with gc_disabled(), catalog.reading() as session:
         return plan_files(desired, read_current(session), prune=prune)
 
 
-def _unchecked(_edit: Edit) -> None:
-    """Nothing beside what the operations themselves refuse."""
+class _RollBack(Exception):
+    """Ends the transaction of a dry run."""
 
 
 def dry_run(
@@ -287,26 +237,19 @@ def dry_run(
     principal: str,
     *,
     prune: bool = False,
-    check: Callable[[Edit], None] = _unchecked,
+    check: Callable[[Edit], None] = lambda _: None,
 ) -> Plan:
-    """The same, after it was done and undone: no operation refuses any of it, nor `check` what they did together.
+    """Plans the application of the files, and applies them in a transaction that is rolled back.
 
-    Raises:
-        DocumentError: the files cannot be applied.
+    Raises DocumentError if the files cannot be applied, or `check` refuses the result.
     """
     plan = plan_changes(catalog, desired, prune=prune)
     if plan.steps:
-        # Its own exception is what takes the transaction back; any other one is a refusal, and goes on.
-        with suppress(_DryRunOnly), editing(catalog, principal, keeper="files") as edit:
+        with suppress(_RollBack), editing(catalog, principal, keeper="files") as edit:
             plan = plan_files(desired, read_current(edit.session), prune=prune)
-            apply_steps(edit, plan.steps)
-            require_valid(edit, plan.steps, check)
-            _undo()
+            _take_steps(edit, plan, check)
+            raise _RollBack
     return plan
-
-
-def _undo() -> NoReturn:
-    raise _DryRunOnly
 
 
 def apply_files(
@@ -316,19 +259,16 @@ def apply_files(
     *,
     prune: bool = False,
     digest: str | None = None,
-    check: Callable[[Edit], None] = _unchecked,
+    check: Callable[[Edit], None] = lambda _: None,
 ) -> Plan:
-    """Make the catalog hold what the files say, in one transaction; returns what was done. Twice changes nothing.
-
-    With the digest of a plan that somebody has looked at, nothing else than that is done, and nothing that `check`
-    refuses.
+    """Applies the files to the catalog in one transaction; idempotent. Returns the plan that was carried out.
 
     Raises:
-        DocumentError: the files cannot be applied.
-        CatalogConflict: the catalog has changed since the plan of that digest was made.
+        DocumentError: the files cannot be applied, or `check` refuses the result.
+        CatalogConflict: `digest` is given and is not that of the plan: files or catalog have changed since.
     """
     if digest is None:
-        # Whoever changes nothing makes no writer wait.
+        # Without changes no writer has to wait.
         plan = plan_changes(catalog, desired, prune=prune)
         if not plan.steps:
             return plan
@@ -339,9 +279,14 @@ def apply_files(
                 f"what is to be done is not plan {digest} any more, but {plan.digest}: files or catalog have changed",
                 "Look at the plan again, then apply it.",
             )
-        apply_steps(edit, plan.steps)
-        require_valid(edit, plan.steps, check)
+        _take_steps(edit, plan, check)
     return plan
+
+
+def _take_steps(edit: Edit, plan: Plan, check: Callable[[Edit], None]) -> None:
+    apply_steps(edit, plan.steps)
+    with _located_in_file(plan.steps):
+        check(edit)
 
 
 HEAD = """\
@@ -351,11 +296,11 @@ HEAD = """\
 
 
 class _Dumper(yaml.CSafeDumper):
-    """Writes a text of several lines as one."""
+    """Writes a text of several lines as a block."""
 
 
 def _text(dumper: "_Dumper", text: str) -> yaml.ScalarNode:
-    # Blank ends of lines cannot stand in a block.
+    # A block cannot have lines that end with blanks.
     is_block = "\n" in text and not any(line != line.rstrip() for line in text.split("\n"))
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if is_block else None)
 
@@ -364,70 +309,84 @@ _Dumper.add_representer(str, _text)
 
 
 def export(session: Session, *, revisions: bool = False) -> str:
-    """The YAML of everything that files can say; with revisions, an edit of it cannot overwrite another."""
-    everybody = states.list_recipients(session)
-    recipients = {one.name: one for one in everybody if one.revoked_at is None}
+    """The catalog as YAML; with `revisions`, applying an edited export cannot overwrite another edit."""
+    all_recipients = states.list_recipients(session)
+    recipients = {state.name: state for state in all_recipients if state.revoked_at is None}
     grants = [
         grant
         for grant in states.list_grants(session)
         if grant.recipient is None or grant.recipient in recipients
     ]
-    groups = {group.name: _group(group, recipients) for group in states.list_groups(session)}
-    shares = _shares(session, {grant.share for grant in grants})
-    document = {
+    document: dict[str, Any] = {
         "version": 1,
         "followed": {table.table: _followed(table) for table in followed_tables(session)},
-        "shares": shares,
-        "recipients": {name: _recipient(one) for name, one in recipients.items()},
-        "groups": groups,
-        "grants": [_grant(grant) for grant in grants],
+        "shares": _shares(session, {grant.share for grant in grants}),
+        "recipients": {name: _recipient(state) for name, state in recipients.items()},
+        "groups": {group.name: _group(group, recipients) for group in states.list_groups(session)},
+        "grants": [
+            _without_defaults(
+                {
+                    "share": grant.share,
+                    "recipient": grant.recipient,
+                    "group": grant.group,
+                    "starts_at": jsonable(grant.starts_at),
+                    "ends_at": jsonable(grant.ends_at),
+                    "rule": grant.rule,
+                }
+            )
+            for grant in grants
+        ],
     }
     if revisions:
-        _add_revisions(session, document)
-    left_out = [one.name for one in everybody if one.revoked_at is not None]
+        reads: dict[str, Callable[[Session], Sequence[Share | RecipientState | Group]]] = {
+            "shares": states.list_shares,
+            "recipients": states.list_recipients,
+            "groups": states.list_groups,
+        }
+        for kind, read in reads.items():
+            for state in read(session):
+                if state.name in document[kind]:
+                    document[kind][state.name]["revision"] = state.revision
+    left_out = [state.name for state in all_recipients if state.revoked_at is not None]
     remark = f"# Revoked, and left out: {', '.join(left_out)}\n" if left_out else ""
     sections = {name: value for name, value in document.items() if value}
     return HEAD + remark + yaml.dump(sections, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
 
 
 def _followed(table: FollowedTable) -> str | dict[str, Any]:
+    every_s = None if table.check_every_s == CHECK_EVERY_S else table.check_every_s
     fields = {
         "location": table.location,
-        "check_every_s": None if table.check_every_s == CHECK_EVERY_S else table.check_every_s,
+        "check_every_s": every_s,
         "start_version": table.start_version or None,
     }
-    return (
-        table.location
-        if fields["check_every_s"] is fields["start_version"] is None
-        else _without_defaults(fields)
-    )
+    set_fields = _without_defaults(fields)
+    return set_fields if len(set_fields) > 1 else table.location
 
 
 def _shares(session: Session, granted: set[str]) -> dict[str, dict[str, Any]]:
     tables: dict[str, dict[str, dict[str, Any]]] = {}
     for table in states.list_objects(session):
-        said = _contracts_table(table) if table.declared else _table(table)
-        if said is not None:
-            tables.setdefault(table.share, {})[f"{table.schema}.{table.name}"] = said
+        fields = _set_by_hand(table)
+        if table.declared and not fields:
+            continue
+        fields = {"declared": True, **fields} if table.declared else _table(table)
+        tables.setdefault(table.share, {})[f"{table.schema}.{table.name}"] = fields
     shares = {}
     for share in states.list_shares(session):
-        said = _share(share, tables.get(share.name, {}))
-        if not share.declared or share.name in granted or said:
-            shares[share.name] = said
+        is_default_owner = share.declared and share.owner == share.created_by
+        fields = _without_defaults(
+            {
+                "comment": share.comment,
+                "display_name": share.display_name,
+                "owner": None if is_default_owner else share.owner,
+                "properties": dict(share.properties),
+                "tables": tables.get(share.name, {}),
+            }
+        )
+        if not share.declared or share.name in granted or fields:
+            shares[share.name] = fields
     return shares
-
-
-def _share(share: Share, tables: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    is_default_owner = share.declared and share.owner == share.created_by
-    return _without_defaults(
-        {
-            "comment": share.comment,
-            "display_name": share.display_name,
-            "owner": None if is_default_owner else share.owner,
-            "properties": dict(share.properties),
-            "tables": tables,
-        }
-    )
 
 
 def _table(table: SharedObject) -> dict[str, Any]:
@@ -442,18 +401,15 @@ def _table(table: SharedObject) -> dict[str, Any]:
     )
 
 
-def _contracts_table(table: SharedObject) -> dict[str, Any] | None:
-    fields = _without_defaults(_set_by_hand(table))
-    return {"declared": True, **fields} if fields else None
-
-
 def _set_by_hand(table: SharedObject) -> dict[str, Any]:
-    return {
-        "start_version": table.start_version,
-        "rule": table.rule,
-        "publication": table.publication,
-        "directory_access": table.directory_access or None,
-    }
+    return _without_defaults(
+        {
+            "start_version": table.start_version,
+            "rule": table.rule,
+            "publication": table.publication,
+            "directory_access": table.directory_access or None,
+        }
+    )
 
 
 def _recipient(recipient: RecipientState) -> dict[str, Any]:
@@ -478,30 +434,202 @@ def _group(group: Group, recipients: Collection[str]) -> dict[str, Any]:
     return _without_defaults({"comment": group.comment, "members": members})
 
 
-def _grant(grant: Grant) -> dict[str, Any]:
-    return _without_defaults(
-        {
-            "share": grant.share,
-            "recipient": grant.recipient,
-            "group": grant.group,
-            "starts_at": jsonable(grant.starts_at),
-            "ends_at": jsonable(grant.ends_at),
-            "rule": grant.rule,
-        }
-    )
-
-
 def _without_defaults(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What is not the default anyway."""
     return {name: value for name, value in fields.items() if value is not None and value not in ({}, [])}
 
 
-def _add_revisions(session: Session, document: dict[str, Any]) -> None:
-    for kind, read in (
-        ("shares", states.list_shares),
-        ("recipients", states.list_recipients),
-        ("groups", states.list_groups),
-    ):
-        for one in read(session):
-            if one.name in document[kind]:
-                document[kind][one.name]["revision"] = one.revision
+CONTRACTS = "contracts"
+OTHER_REMEDIES = {
+    "hand": "It was shared by hand; remove it there, or declare another name.",
+    "files": "A file of `lakeshare apply` shares it; take it out of there, or declare another name.",
+}
+
+
+@dataclass(frozen=True)
+class SharedTable:
+    """A table in a share: `schema.name` for recipients, `table` in the ledger."""
+
+    schema: str
+    name: str
+    table: str
+    comment: str | None = None
+    history: bool = True  # recipients may read earlier publications by number
+    kind: Kind = "TABLE"
+    rule: str | None = None  # the partitions to read; None leaves a rule that was set by hand
+
+
+@dataclass(frozen=True)
+class DeclaredShare:
+    """A share as contracts declare it."""
+
+    name: str
+    tables: tuple[SharedTable, ...]
+    description: str | None = None
+
+
+@dataclass(frozen=True)
+class ShareDiff:
+    """The changes of an application, as `share.schema.table` names."""
+
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    changed: tuple[str, ...]
+    unchanged: tuple[str, ...]
+    closed: tuple[str, ...] = ()  # the changed tables whose directory access has ended
+
+
+def apply_shares(catalog: Catalog, declared: Sequence[DeclaredShare]) -> ShareDiff:
+    """Makes the declared shares the declared part of the catalog, in one transaction; idempotent.
+
+    Raises:
+        BadRequest: a name that clients cannot read, that is declared twice, or that others have shared.
+    """
+    _require_unique_names(declared)
+    with catalog.reading() as session:
+        diff, steps = _difference(session, declared)
+    for step in steps:
+        # A new share has a step of its own: its tables' steps need no check of the share's name.
+        if step.verb == "create":
+            fields = ("share",) if step.kind == "share" else ("schema", "table")
+            for field, name in zip(fields, step.key[-len(fields) :], strict=True):
+                require_name(field, name)
+    if steps:
+        with editing(catalog, CONTRACTS, keeper="contracts") as edit:
+            diff, steps = _difference(edit.session, declared)
+            apply_steps(edit, steps)
+    return diff
+
+
+def _require_unique_names(declared: Sequence[DeclaredShare]) -> None:
+    seen: set[str] = set()
+
+    def require_unique(field: str, path: str) -> None:
+        if path.lower() in seen:
+            raise BadRequest(
+                field, path, "The name is declared twice; case makes no difference to recipients."
+            )
+        seen.add(path.lower())
+
+    for share in declared:
+        require_unique("share", share.name)
+        for schema in {table.schema.lower(): table.schema for table in share.tables}.values():
+            require_unique("schema", f"{share.name}/{schema}")
+        for table in share.tables:
+            require_unique("table", f"{share.name}/{table.schema}/{table.name}")
+
+
+def _difference(session: Session, declared: Sequence[DeclaredShare]) -> tuple[ShareDiff, tuple[Step, ...]]:
+    current = read_current_shares(session)
+    desired = {item.key: item for item in _list_desired(declared)}
+    for key in list(desired):
+        other = current.get(key)
+        if other is not None and not other.declared:
+            if key[0] == "table":
+                raise BadRequest("table", other.name, OTHER_REMEDIES[other.keeper])
+            # A share of files, or made by hand, takes declared tables in and keeps its keeper.
+            del desired[key]
+    steps = plan_steps(desired, current, "contracts", _list_removed(session, desired, current))
+    tables = [step for step in steps if step.kind == "table"]
+    touched = {step.key for step in tables}
+    diff = ShareDiff(
+        added=tuple(step.name for step in tables if step.verb == "create"),
+        removed=tuple(step.name for step in tables if step.verb == "delete"),
+        changed=tuple(step.name for step in tables if step.verb == "update"),
+        unchanged=tuple(
+            item.name for item in desired.values() if item.key[0] == "table" and item.key not in touched
+        ),
+        closed=tuple(step.name for step in tables if _ends_directory_access(step)),
+    )
+    return diff, steps
+
+
+def _list_desired(declared: Sequence[DeclaredShare]) -> Iterator[DesiredObject]:
+    for share in declared:
+        declared_fields = {"name": share.name, "comment": share.description}
+        yield DesiredObject(share_key(share.name), share.name, declared_fields)
+        for table in share.tables:
+            fields = dict(vars(table))
+            if table.rule is None:
+                del fields["rule"]
+            key = table_key(share.name, table.schema, table.name)
+            yield DesiredObject(key, f"{share.name}.{table.schema}.{table.name}", fields)
+
+
+def _list_removed(
+    session: Session, desired: Mapping[Key, DesiredObject], current: Mapping[Key, CurrentObject]
+) -> list[Key]:
+    removed = [item for item in current.values() if item.declared and item.key not in desired]
+    tables = [item.key for item in removed if item.key[0] == "table"]
+    shares = [item.key for item in removed if item.key[0] == "share" and not item.applied]
+    if not shares:
+        return tables
+    # A granted share stays, empty: dropping it would drop the grant.
+    used = {parent for key in current.keys() - set(tables) for parent in parents(key)}
+    used |= {share_key(grant.share) for grant in states.list_grants(session)}
+    return [*tables, *(key for key in shares if key not in used)]
+
+
+def _ends_directory_access(step: Step) -> bool:
+    """Whether a name with directory access gets another table: the access was given for the first table's folder."""
+    return (
+        step.verb == "update"
+        and step.current is not None
+        and any(difference.field == "table" for difference in step.differences)
+        and bool(step.current.fields["directory_access"])
+    )
+
+
+def share_table(
+    catalog: Catalog,
+    share: str,
+    table: SharedTable,
+    *,
+    start_version: int | None = None,
+    by: str = LOCAL_OPERATOR,
+) -> TableEntry:
+    """Shares a table by hand, or changes a shared table, which keeps its id; creates the share if it does not exist.
+
+    Directory access ends if `table.table` changes.
+
+    Raises:
+        BadRequest: a name that clients cannot read, or a start version that no table has.
+        CatalogConflict: a contract declares a table of that name.
+    """
+    with editing(catalog, by) as edit:
+        taken = select(ShareRow.key).where(ShareRow.name_key == share.lower())
+        if edit.session.scalars(taken).one_or_none() is None:
+            create_share(edit, share)
+        fields: dict[str, Any] = {"table": table.table, "comment": table.comment, "history": table.history}
+        fields["start_version"] = start_version
+        try:
+            *_, row = find_object_row(edit.session, share, table.schema, table.name)
+        except NotFound:
+            add_table(edit, share, SharedObject(schema=table.schema, name=table.name, **fields))
+        else:
+            if row.declared:
+                raise CatalogConflict(
+                    f"{share}.{table.schema}.{row.name} is declared by a contract",
+                    "Share the table under another name, or change the contract.",
+                )
+            alter_table(edit, share, table.schema, table.name, new_name=table.name, **fields)
+        return _entry(edit, share, table.schema, table.name)
+
+
+def unshare_table(catalog: Catalog, share: str, schema: str, name: str, *, by: str = LOCAL_OPERATOR) -> None:
+    """Removes a table that was shared by hand; raises NotFound, and CatalogConflict if a contract declares it."""
+    with editing(catalog, by) as edit:
+        remove_table(edit, share, schema, name)
+
+
+def allow_directory_access(
+    catalog: Catalog, share: str, schema: str, name: str, *, allowed: bool, by: str = LOCAL_OPERATOR
+) -> TableEntry:
+    """Sets whether recipients can read everything under the prefix of a shared table; raises NotFound."""
+    with editing(catalog, by) as edit:
+        alter_table(edit, share, schema, name, directory_access=allowed)
+        return _entry(edit, share, schema, name)
+
+
+def _entry(edit: Edit, share: str, schema: str, name: str) -> TableEntry:
+    grandparent, parent, row = find_object_row(edit.session, share, schema, name)
+    return table_entry_from_row(row, parent.name, share_entry_from_row(grandparent))

@@ -1,13 +1,13 @@
-"""What may stand in a file of `lakeshare apply`: followed tables, shares with their tables, recipients, groups, grants.
+"""The format of the files of `lakeshare apply`: pydantic models, and a YAML loader that keeps the lines.
 
-Only the shape is judged here. The fields have the names that the admin API and SQL use. An object says everything
-about itself: a field that is left out has its default, but `owner`, which then stays as it is. There is no field for a
-token or a secret, and there will be none.
+Fields have the names of the admin API. A field that is left out has its default, except `owner`, which then stays as it
+is. Tokens and secrets have no fields.
 """
 
 import difflib
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -28,7 +28,7 @@ from pydantic import (
 
 from lakeshare_server.catalog.ledger import CHECK_EVERY_S, is_location_pattern
 from lakeshare_server.catalog.models import MAX_LONG
-from lakeshare_server.catalog.names import NAME_HINT, NAME_PATTERN
+from lakeshare_server.catalog.sharing.editing import NAME_HINT, NAME_PATTERN
 from lakeshare_server.errors import (
     BadRequest,
     CatalogConflict,
@@ -46,35 +46,30 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_LABEL_CHARS, MAX_LAKE_TABLE_CHARS = 255, 512
 
 
-def refusal(hint: str) -> ValueError:
-    """A value that cannot be used, with the remedy as its message."""
-    return ValueError(hint)
-
-
-def _holdable(text: str) -> str:
-    # The catalog keeps U+FFFD in their place, and each further apply would find a difference.
+def _storable(text: str) -> str:
+    # The catalog replaces these characters by U+FFFD, and each further apply would find a difference.
     if (not text.isascii() and SURROGATE.search(text)) or "\x00" in text:
-        raise refusal("Leave out NUL and halves of surrogate pairs: no database keeps them.")
+        raise ValueError("Leave out NUL and halves of surrogate pairs: no database keeps them.")
     return text
 
 
-def _nameable(name: str) -> str:
-    # A name that the catalog does not hold yet is judged by the plan.
+def _name(name: str) -> str:
+    # The plan checks names that are not in the catalog yet more strictly.
     if not NAME_PATTERN.fullmatch(name):
-        raise refusal(NAME_HINT)
+        raise ValueError(NAME_HINT)
     return name
 
 
 def _path(path: str) -> str:
     schema, dot, table = path.partition(".")
     if not dot or not NAME_PATTERN.fullmatch(schema) or not NAME_PATTERN.fullmatch(table):
-        raise refusal("Give schema.table as recipients read it, like sales.orders.")
+        raise ValueError("Give schema.table as recipients read it, like sales.orders.")
     return path
 
 
 def _location(location: str) -> str:
     if not HAS_SCHEME.match(location) and not location.startswith("/"):
-        raise refusal(
+        raise ValueError(
             "Give an absolute path, a URL like s3://bucket/folder, or a table of a catalog, like "
             "iceberg:CATALOG/NAMESPACE.TABLE: files are applied in any folder."
         )
@@ -83,12 +78,10 @@ def _location(location: str) -> str:
 
 def _moment(value: Any) -> Any:
     if isinstance(value, str):
-        try:
+        with suppress(ValueError):
             value = datetime.fromisoformat(value)
-        except ValueError:
-            raise refusal("Give a time with its zone, like 2027-01-01T00:00:00Z.") from None
     if not isinstance(value, datetime) or value.tzinfo is None:
-        raise refusal("Give a time with its zone, like 2027-01-01T00:00:00Z.")
+        raise ValueError("Give a time with its zone, like 2027-01-01T00:00:00Z.")
     return value.astimezone(UTC)
 
 
@@ -96,33 +89,23 @@ def _network(text: str) -> str:
     try:
         return str(ip_network(text, strict=True))
     except ValueError as error:
-        raise refusal(f"Give an address or a network, like 203.0.113.0/24: {error}.") from None
+        raise ValueError(f"Give an address or a network, like 203.0.113.0/24: {error}.") from None
 
 
 def _tables(value: Any) -> Any:
-    """A list of names, and a name alone, are short for tables about which nothing more is said."""
+    """Expands a list of tables' names, and names of the lake's tables as values."""
     if isinstance(value, list):
         return {name if isinstance(name, str) else repr(name): {} for name in value}
     if isinstance(value, dict):
-        return {name: _shared_table(said) for name, said in value.items()}
+        return {
+            name: {} if table is None else {"table": table} if isinstance(table, str) else table
+            for name, table in value.items()
+        }
     return value
 
 
-def _shared_table(value: Any) -> Any:
-    return {} if value is None else {"table": value} if isinstance(value, str) else value
-
-
-def _followed(value: Any) -> Any:
-    """A text alone is a location about which nothing more is said."""
-    return {"location": value} if isinstance(value, str) else value
-
-
-def _none_as_empty(value: Any) -> Any:
-    return {} if value is None else value
-
-
-Text = Annotated[str, AfterValidator(_holdable)]
-Name = Annotated[str, AfterValidator(_nameable)]
+Text = Annotated[str, AfterValidator(_storable)]
+Name = Annotated[str, AfterValidator(_name)]
 Label = Annotated[Text, Field(max_length=MAX_LABEL_CHARS)]
 TablePath = Annotated[str, AfterValidator(_path), Field(description="schema.table, as recipients read it")]
 Moment = Annotated[datetime, BeforeValidator(_moment, json_schema_input_type=datetime)]
@@ -135,7 +118,7 @@ Revision = Annotated[
 
 
 class Part(BaseModel):
-    """Any mapping of a file: nothing unknown, no silent conversions."""
+    """Any mapping of a file: no unknown fields, no conversions."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -166,7 +149,7 @@ class FollowedPart(Part):
     @model_validator(mode="after")
     def _excludes_from_many(self) -> "FollowedPart":
         if self.exclude and not is_location_pattern(self.location):
-            raise refusal("Give `exclude` for a location with * for the table only.")
+            raise ValueError("Give `exclude` for a location with * for the table only.")
         return self
 
 
@@ -202,7 +185,7 @@ class TablePart(Part):
     @model_validator(mode="after")
     def _says_no_more_than_may_be(self) -> "TablePart":
         if self.declared and (beyond := self.model_fields_set & OF_CONTRACTS):
-            raise refusal(
+            raise ValueError(
                 f"A contract declares the table, and so its {', '.join(sorted(beyond))}: leave that out."
             )
         return self
@@ -239,7 +222,7 @@ class PolicyPart(Part):
 
 
 class RecipientPart(Part):
-    """Somebody a share can be granted to. It has no token until it is invited."""
+    """A recipient of shares. It has no token until it is invited."""
 
     comment: Text | None = None
     owner: Annotated[Label | None, Field(description="Stays as it is when left out")] = None
@@ -258,7 +241,7 @@ class RecipientPart(Part):
     @model_validator(mode="after")
     def _names_each_policy_once(self) -> "RecipientPart":
         if len({name.lower() for name in self.policies}) < len(self.policies):
-            raise refusal("Two policies have one name; case makes no difference.")
+            raise ValueError("Two policies have one name; case makes no difference.")
         return self
 
 
@@ -283,19 +266,20 @@ class GrantPart(Part):
     @model_validator(mode="after")
     def _has_one_reader(self) -> "GrantPart":
         if (self.recipient is None) == (self.group is None):
-            raise refusal("Name one recipient or one group.")
+            raise ValueError("Name one recipient or one group.")
         return self
 
 
 def _or_nothing(part: type[Part]) -> BeforeValidator:
-    """A name with nothing behind it is an object about which nothing more is said."""
-    return BeforeValidator(_none_as_empty, json_schema_input_type=part | None)
+    """Accepts a name without a value as an object with defaults."""
+    return BeforeValidator(lambda value: {} if value is None else value, json_schema_input_type=part | None)
 
 
-FollowedParts = dict[
-    TablePath,
-    Annotated[FollowedPart, BeforeValidator(_followed, json_schema_input_type=FollowedPart | str)],
-]
+LocationAlone = BeforeValidator(
+    lambda value: {"location": value} if isinstance(value, str) else value,
+    json_schema_input_type=FollowedPart | str,
+)
+FollowedParts = dict[TablePath, Annotated[FollowedPart, LocationAlone]]
 Shares = dict[Name, Annotated[SharePart, _or_nothing(SharePart)]]
 RecipientParts = dict[Name, Annotated[RecipientPart, _or_nothing(RecipientPart)]]
 Groups = dict[Name, Annotated[GroupPart, _or_nothing(GroupPart)]]
@@ -318,7 +302,7 @@ class Document(Part):
     grants: list[GrantPart] = []
 
 
-# Which part a field holds, to name the fields that an unknown one may have been meant for.
+# The model of each mapping, for suggestions in place of unknown fields.
 PARTS: dict[tuple[str, ...], type[Part]] = {
     (): Document,
     ("followed", "*"): FollowedPart,
@@ -332,13 +316,13 @@ PARTS: dict[tuple[str, ...], type[Part]] = {
 
 
 MAX_VALUES = 5_000_000
-# libyaml's own stack ends, and the process with it, somewhere above 10,000.
+# libyaml's own stack, and the process, ends somewhere above 10,000.
 DEEPEST = 50
 TEXT, MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
 
 
 class YamlFault(Exception):
-    """The text cannot be used; `line` is where, counted from 1."""
+    """The text cannot be used; `line` counts from 1."""
 
     def __init__(self, line: int, problem: str, hint: str) -> None:
         super().__init__(problem)
@@ -346,7 +330,7 @@ class YamlFault(Exception):
 
 
 class _Loader(yaml.CSafeLoader):
-    """libyaml's safe loader, ten times as fast as the one in Python, and bounded in depth."""
+    """libyaml's safe loader, ten times as fast as the one in Python, with a limit of depth."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -354,7 +338,7 @@ class _Loader(yaml.CSafeLoader):
         self.tags: dict[str, str] = {}
 
     def descend_resolver(self, current_node: yaml.Node | None, current_index: Any) -> None:
-        # Called in front of each node, and the only part of the composer that is Python's.
+        # The composer calls this method before each node.
         self.depth += 1
         if self.depth > DEEPEST:
             line = 1 if current_node is None else _line(current_node)
@@ -364,41 +348,39 @@ class _Loader(yaml.CSafeLoader):
         self.depth -= 1
 
     def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
-        if kind is not yaml.ScalarNode or not implicit[0]:
-            return self._matched(kind, value, implicit)
-        # Files say the same words over and over; to match one against every pattern takes longer than to read it.
-        if value not in self.tags:
-            self.tags[value] = self._matched(kind, value, implicit)
-        return self.tags[value]
-
-    def _matched(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
-        tag: str = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]  # has no types
+        is_plain = kind is yaml.ScalarNode and implicit[0]
+        # Cached: files repeat the same words, and matching one against every pattern takes longer than reading it.
+        tag = self.tags.get(value) if is_plain else None
+        if tag is None:
+            tag = str(super().resolve(kind, value, implicit))  # type: ignore[no-untyped-call]  # has no types
+            if is_plain:
+                self.tags[value] = tag
         return tag
 
 
 @dataclass(frozen=True)
 class Parsed:
-    """What a text says, and where it says it."""
+    """The values of a text, and its nodes for their lines."""
 
     values: Any
     root: yaml.Node | None
 
     def line(self, where: Sequence[str | int]) -> int:
-        """The line of what stands at a place, or of the innermost part around it."""
+        """The line of the value at a path, or of the innermost existing part around it."""
         node, line = self.root, 1
         for step in where:
-            found = None if node is None else _child(node, step)
-            if found is None:
+            child = None if node is None else _child(node, step)
+            if child is None:
                 break
-            line, node = found
+            line, node = child
         return line
 
 
 def parse(text: str) -> Parsed:
-    """The values of a text, and their lines.
+    """Parses YAML.
 
     Raises:
-        YamlFault: it is not YAML, gives a key twice, or unfolds to more than anybody wrote.
+        YamlFault: the text is not YAML, has a key twice, or its aliases expand to too many values.
     """
     try:
         loader = _Loader(text)
@@ -466,7 +448,7 @@ def _child(node: yaml.Node, step: str | int) -> tuple[int, yaml.Node] | None:
     elif isinstance(node, yaml.SequenceNode):
         if isinstance(step, int):
             return (_line(node.value[step]), node.value[step]) if step < len(node.value) else None
-        # A list of names stands for a mapping without values.
+        # A list of names is short for a mapping without values.
         for item in node.value:
             if item.value == step:
                 return _line(item), item
@@ -491,7 +473,7 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class Origin:
-    """A place in a file. Its line is looked for when somebody asks."""
+    """A position in a file; its line is found on first use."""
 
     file: SourceFile
     where: PathInDocument
@@ -505,7 +487,7 @@ class Origin:
         return f"{self.file.path}:{self.line}"
 
     def fault(self, problem: str, hint: str) -> DocumentError:
-        """An error that names this place."""
+        """The error of a fault at this position."""
         return DocumentError(self.file.path, self.line, format_path(self.where), problem, hint)
 
 
@@ -527,28 +509,23 @@ NO_SECRETS = "Secrets are never in files: `lakeshare recipient rotate` makes a t
 
 
 def list_faults(error: ValidationError, file: SourceFile) -> list[DocumentError]:
-    """Everything pydantic found, in the order of the file."""
-    found = []
+    """The faults that pydantic found, in the order of the file."""
+    faults = []
     for fault in error.errors():
         where = tuple(step for step in fault["loc"] if step != "[key]")
-        problem, hint = _explain(fault, where)
-        found.append(Origin(file, where).fault(problem, hint))
-    return sorted(found, key=lambda one: one.line)
+        faults.append(Origin(file, where).fault(*_explain(fault, where)))
+    return sorted(faults, key=lambda fault: fault.line)
 
 
-def raise_all(found: Sequence[DocumentError]) -> None:
-    """Raise what was found, if anything was.
-
-    Raises:
-        DocumentError: the first; the others are in its `also`.
-    """
-    if found:
-        first, *others = found
+def raise_all(faults: Sequence[DocumentError]) -> None:
+    """Raises the first of the faults, if any, with the others in its `also`."""
+    if faults:
+        first, *others = faults
         raise DocumentError(first.path, first.line, first.field, first.problem, first.hint, also=others)
 
 
 def describe_problem(error: LakeshareError) -> str:
-    """What happened, without the remedy and the full stop."""
+    """An error's problem, without the remedy and the full stop."""
     match error:
         case BadRequest():
             return f"{error.field}: {error.value!r} cannot be used"
@@ -562,7 +539,7 @@ def describe_problem(error: LakeshareError) -> str:
 
 
 def describe_remedy(error: LakeshareError) -> str:
-    """What to do about it."""
+    """An error's remedy."""
     match error:
         case BadRequest():
             return error.hint
@@ -600,16 +577,13 @@ def _suggest(name: str, holder: tuple[str | int, ...]) -> str:
         return NO_SECRETS
     if name == "location" and holder[:1] == ("shares",):
         return "Where a table lies is said in `followed`, by the lake's name of the table."
-    part = _part(holder)
+    parts = (
+        part
+        for pattern, part in PARTS.items()
+        if len(pattern) == len(holder)
+        and all(name in ("*", step) for name, step in zip(pattern, holder, strict=True))
+    )
+    part = next(parts, None)
     known = sorted(part.model_fields) if part else []
     close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
     return f"Did you mean {close[0]!r}?" if close else f"Known are: {', '.join(known)}."
-
-
-def _part(holder: tuple[str | int, ...]) -> type[Part] | None:
-    for pattern, part in PARTS.items():
-        if len(pattern) == len(holder) and all(
-            wanted in ("*", step) for wanted, step in zip(pattern, holder, strict=True)
-        ):
-            return part
-    return None

@@ -1,4 +1,4 @@
-"""Files of `lakeshare apply`, read together as one: what they want, object by object."""
+"""Reads files of `lakeshare apply` together, as desired objects."""
 
 import gc
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -34,26 +34,26 @@ from lakeshare_server.errors import DocumentError, LakeshareError
 
 Key = tuple[str, ...]
 
-# The order in which objects are made; they go in the opposite order.
+# The order of creation; objects are removed in the opposite order.
 KINDS = ("recipient", "group", "followed", "share", "table", "grant")
 
 
 @dataclass(frozen=True, slots=True)
 class TableLocation:
-    """A table in storage or in a catalog: its location as it is kept, and the table's own name there."""
+    """A table in storage or in a catalog: its location in the lake's catalog, and the table's own name there."""
 
     location: str
     name: str
 
 
-# Finds the tables of locations, several at the same time: one of each, or with a star for the table any number. What
-# is refused is returned in its place.
+# Finds the tables of locations, several at the same time: one per location, or any number if it has a star. A refusal
+# is returned at the location's place.
 FindTables = Callable[[Sequence[str]], Sequence[Sequence[TableLocation] | LakeshareError]]
 
 
 @dataclass(frozen=True, slots=True)
 class FoundTable:
-    """What was read at the location of a table that is not followed yet; `iceberg` is None of a Delta table."""
+    """The result of reading a table that is not followed yet; `iceberg` is None for a Delta table."""
 
     iceberg: IcebergIdentity | None
     remark: str
@@ -61,10 +61,10 @@ class FoundTable:
 
 @dataclass(frozen=True, slots=True)
 class DesiredObject:
-    """An object as its source says it; `revision` is the one that the source was written for.
+    """An object as its source states it; `revision` is the revision that the source was written for.
 
-    `of_contract`: a contract declares the object, the source says only what contracts do not. `found`: a table that is
-    to be followed was read; only then can it be made.
+    `of_contract`: a contract declares the object, and the source has the other fields only. `found`: the result of
+    reading a table to follow, which its creation needs.
     """
 
     key: Key
@@ -78,10 +78,7 @@ class DesiredObject:
 
 @dataclass(frozen=True, slots=True)
 class CurrentObject:
-    """An object as the catalog holds it, and whose it is.
-
-    `updated_at` is None where only whoever made it is known, as of tables and grants.
-    """
+    """An object of the catalog with its keeper; `updated_at` is None for tables and grants."""
 
     key: Key
     name: str
@@ -95,43 +92,40 @@ class CurrentObject:
 
     @property
     def keeper(self) -> Keeper:
-        """Who made it and may remove it."""
+        """The source that created the object, and can remove it."""
         return "files" if self.applied else "contracts" if self.declared else "hand"
 
 
+# Keys of objects. Names are in lower case, but those of the lake's tables keep their case.
+
+
 def share_key(share: str) -> Key:
-    """The key of a share."""
     return "share", share.lower()
 
 
 def table_key(share: str, schema: str, name: str) -> Key:
-    """The key of a shared table."""
     return "table", share.lower(), schema.lower(), name.lower()
 
 
 def followed_key(table: str) -> Key:
-    """The key of a followed table. Names of the lake's tables keep their case."""
     return "followed", table
 
 
 def recipient_key(recipient: str) -> Key:
-    """The key of a recipient."""
     return "recipient", recipient.lower()
 
 
 def group_key(group: str) -> Key:
-    """The key of a group."""
     return "group", group.lower()
 
 
 def grant_key(share: str, *, recipient: str | None, group: str | None) -> Key:
-    """The key of a grant on a share to one recipient or one group."""
     reader = recipient_key(recipient) if recipient is not None else group_key(group or "")
     return "grant", share.lower(), *reader
 
 
 def parents(key: Key) -> tuple[Key, ...]:
-    """The objects that this one goes away with."""
+    """The objects with which an object is removed."""
     kind, *names = key
     if kind == "table":
         return (share_key(names[0]),)
@@ -142,7 +136,7 @@ def parents(key: Key) -> tuple[Key, ...]:
 
 @contextmanager
 def gc_disabled() -> Iterator[None]:
-    """Read many objects that are all kept: looking at them again and again took three quarters of the time."""
+    """Disables GC while many objects are read that all stay: it took three quarters of the time."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -153,13 +147,13 @@ def gc_disabled() -> Iterator[None]:
 
 
 ENDINGS = (".yaml", ".yml")
-# For the name of a table: all tables of a location, or of a schema.
+# In place of a table's name: all tables of a location, or of a schema.
 STAR = ".*"
 
 
 @dataclass(frozen=True)
 class _FollowedEntry:
-    """An entry of `followed`; with a star it stands for many tables."""
+    """An entry of `followed`; with a star it is for many tables."""
 
     name: str
     part: FollowedPart
@@ -177,12 +171,12 @@ class _SharedStar:
 
 
 def read_files(paths: Sequence[Path], find: FindTables | None = None) -> dict[Key, DesiredObject]:
-    """What the files, and the YAML files in the folders, want. None of them is in force before all are sound.
+    """Reads the desired objects of the files, and of the YAML files in the folders.
 
-    `find` finds the tables of the locations that files follow; without it files follow none.
+    `find` finds the tables of the locations that files follow; required if any does.
 
     Raises:
-        DocumentError: for the first thing wrong with them; its `also` holds all the others.
+        DocumentError: the first fault; its `also` holds all the others.
     """
     with gc_disabled():
         return _read_together(_yaml_files(paths), find)
@@ -204,10 +198,10 @@ def _read_together(paths: Sequence[Path], find: FindTables | None) -> dict[Key, 
             for name, part in document.followed.items()
         ]
         stars += _stars(document, file)
-        for one in _objects(document, file):
-            faults += _add(desired, one)
+        for item in _objects(document, file):
+            faults += _add(desired, item)
     faults += _misplaced_stars(desired, followed, stars)
-    # Stores and catalogs are looked into for files that are sound in themselves only.
+    # Stores and catalogs are read for files without faults only.
     raise_all(faults)
     named = frozenset(desired)
     if followed:
@@ -220,11 +214,11 @@ def _read_together(paths: Sequence[Path], find: FindTables | None) -> dict[Key, 
     return desired
 
 
-def _add(desired: dict[Key, DesiredObject], one: DesiredObject) -> Iterator[DocumentError]:
-    """Add an object that stands in no other place."""
-    first = desired.setdefault(one.key, one)
-    if first is not one and one.origin is not None:
-        yield one.origin.fault(f"{one.name} is in {first.origin} already", "Keep one of them.")
+def _add(desired: dict[Key, DesiredObject], item: DesiredObject) -> Iterator[DocumentError]:
+    """Adds an object, or refuses its second occurrence."""
+    first = desired.setdefault(item.key, item)
+    if first is not item and item.origin is not None:
+        yield item.origin.fault(f"{item.name} is in {first.origin} already", "Keep one of them.")
 
 
 def _stars(document: Document, file: SourceFile) -> Iterator[_SharedStar]:
@@ -238,7 +232,7 @@ def _stars(document: Document, file: SourceFile) -> Iterator[_SharedStar]:
 def _misplaced_stars(
     desired: dict[Key, DesiredObject], followed: Sequence[_FollowedEntry], stars: Sequence[_SharedStar]
 ) -> Iterator[DocumentError]:
-    """Refusals of one name for many tables, and of names for many that stand for one."""
+    """Refusals of a star in only one of a table's name and its location or lake table."""
     for entry in followed:
         if entry.name.endswith(STAR) != is_location_pattern(entry.part.location):
             problem = f"{entry.part.location} cannot be followed as {entry.name}"
@@ -247,25 +241,25 @@ def _misplaced_stars(
         if star.part.declared or not (star.part.table or STAR).endswith(STAR):
             hint = f"Of {star.schema}.* the field `table` is `schema.*`, too, and contracts declare tables by name."
             yield star.origin.fault("one table stands for many", hint)
-    for one in desired.values():
-        if one.key[0] == "table" and one.origin and str(one.fields.get("table", "")).endswith(STAR):
+    for item in desired.values():
+        if item.key[0] == "table" and item.origin and str(item.fields.get("table", "")).endswith(STAR):
             hint = "Give the name of one table, or share them as `schema.*`."
-            yield one.origin.fault(f"{one.fields['table']} is no table", hint)
+            yield item.origin.fault(f"{item.fields['table']} is no table", hint)
 
 
 def _add_followed(
     desired: dict[Key, DesiredObject], followed: Sequence[_FollowedEntry], find: FindTables
 ) -> Iterator[DocumentError]:
-    """Add the tables of the locations; one that is named itself is not added by a star as well."""
-    found = list(zip(followed, find([entry.part.location for entry in followed]), strict=True))
+    """Adds the tables of the locations; a star does not add a table that is named itself."""
+    located = list(zip(followed, find([entry.part.location for entry in followed]), strict=True))
     named = {entry.name for entry in followed}
-    places = {
+    named_locations = {
         table.location
-        for entry, tables in found
+        for entry, tables in located
         if not entry.name.endswith(STAR) and not isinstance(tables, LakeshareError)
         for table in tables
     }
-    for entry, tables in found:
+    for entry, tables in located:
         if isinstance(tables, LakeshareError):
             problem = f"{entry.part.location} cannot be followed: {describe_problem(tables)}"
             yield entry.origin.fault(problem, describe_remedy(tables))
@@ -279,7 +273,7 @@ def _add_followed(
                 name = f"{entry.name.removesuffix(STAR)}.{table.name}"
                 if (
                     name not in named
-                    and table.location not in places
+                    and table.location not in named_locations
                     and table.name not in entry.part.exclude
                 ):
                     yield from _add(desired, _followed(name, table, entry))
@@ -288,9 +282,9 @@ def _add_followed(
 def _add_shared(
     desired: dict[Key, DesiredObject], star: _SharedStar, named: Collection[Key]
 ) -> Iterator[DocumentError]:
-    """Add the tables of a schema that the files follow; one that the share names itself is as it is there."""
+    """Adds the followed tables of a schema, except those that the share names itself."""
     schema = (star.part.table or star.schema).removesuffix(STAR)
-    followed = [one.name for one in desired.values() if one.key[0] == "followed"]
+    followed = [item.name for item in desired.values() if item.key[0] == "followed"]
     tables = [name for name in followed if name.partition(".")[0] == schema]
     if not tables:
         hint = "Follow some in `followed`, or name the tables."
@@ -298,30 +292,31 @@ def _add_shared(
     for lake_table in tables:
         path = f"{star.schema}.{lake_table.partition('.')[2]}"
         part = star.part.model_copy(update={"table": lake_table})
-        one = _table(star.share, path, part, star.origin)
-        if one.key not in named:
-            yield from _add(desired, one)
+        item = _table(star.share, path, part, star.origin)
+        if item.key not in named:
+            yield from _add(desired, item)
 
 
 def _yaml_files(paths: Sequence[Path]) -> list[Path]:
-    found: dict[Path, Path] = {}
+    files: dict[Path, Path] = {}
     for path in paths:
         inside = [path]
         if path.is_dir():
-            inside = sorted(one for one in path.rglob("*") if _is_readable_file(one, path))
+            # Hidden folders, like .github/, belong to other tools.
+            inside = sorted(
+                file
+                for file in path.rglob("*")
+                if file.suffix in ENDINGS
+                and file.is_file()
+                and not any(part.startswith(".") for part in file.relative_to(path).parts)
+            )
             if not inside:
                 raise DocumentError(
                     path, 1, "the folder", "has no YAML file", "Give a folder with .yaml files."
                 )
-        for one in inside:
-            found.setdefault(one.resolve(), one)
-    return list(found.values())
-
-
-def _is_readable_file(file: Path, folder: Path) -> bool:
-    """Whether a file of a folder is read: what is hidden, like .github/, belongs to other tools."""
-    is_hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
-    return file.suffix in ENDINGS and file.is_file() and not is_hidden
+        for file in inside:
+            files.setdefault(file.resolve(), file)
+    return list(files.values())
 
 
 def _read(path: Path) -> tuple[SourceFile, Document]:
@@ -370,54 +365,39 @@ def _followed(name: str, table: TableLocation, entry: _FollowedEntry) -> Desired
     return DesiredObject(followed_key(name), name, fields, entry.origin)
 
 
-def _owned(fields: dict[str, object], owner: str | None) -> dict[str, object]:
-    return fields if owner is None else fields | {"owner": owner}
+def _fields(part: SharePart | TablePart | RecipientPart, names: str) -> dict[str, object]:
+    return {name: getattr(part, name) for name in names.split()}
+
+
+def _owned(part: SharePart | RecipientPart) -> dict[str, object]:
+    return {} if part.owner is None else {"owner": part.owner}
 
 
 def _share(name: str, part: SharePart, origin: Origin) -> DesiredObject:
-    fields: dict[str, object] = {
-        "name": name,
-        "comment": part.comment,
-        "display_name": part.display_name,
-        "properties": part.properties,
-    }
-    return DesiredObject(share_key(name), name, _owned(fields, part.owner), origin, part.revision)
+    fields = {"name": name, **_fields(part, "comment display_name properties"), **_owned(part)}
+    return DesiredObject(share_key(name), name, fields, origin, part.revision)
 
 
 def _table(share: str, path: str, part: TablePart, origin: Origin) -> DesiredObject:
     schema, _, name = path.partition(".")
-    fields: dict[str, object] = {
-        "start_version": part.start_version,
-        "rule": part.rule,
-        "publication": part.publication,
-        "directory_access": part.directory_access,
-    }
+    fields = _fields(part, "start_version rule publication directory_access")
     if not part.declared:
-        fields = {
-            "schema": schema,
-            "name": name,
-            "table": part.table or path,
-            "kind": part.kind,
-            "comment": part.comment,
-            "history": part.history,
-            **fields,
-        }
+        own = {"schema": schema, "name": name, "table": part.table or path}
+        fields = {**own, **_fields(part, "kind comment history"), **fields}
     key = table_key(share, schema, name)
     return DesiredObject(key, f"{share}.{path}", fields, origin, of_contract=part.declared)
 
 
 def _recipient(name: str, part: RecipientPart, origin: Origin) -> DesiredObject:
-    fields: dict[str, object] = {
+    fields = {
         "name": name,
-        "comment": part.comment,
-        "authentication": part.authentication,
-        "properties": part.properties,
+        **_fields(part, "comment authentication properties"),
         "ip_allow": tuple(dict.fromkeys(part.ip_allow or ())),
-        "expires_at": part.expires_at,
-        "agreement": part.agreement,
-        "policies": {policy: said.model_dump() for policy, said in sorted(part.policies.items())},
+        **_fields(part, "expires_at agreement"),
+        "policies": {policy: claims.model_dump() for policy, claims in sorted(part.policies.items())},
+        **_owned(part),
     }
-    return DesiredObject(recipient_key(name), name, _owned(fields, part.owner), origin, part.revision)
+    return DesiredObject(recipient_key(name), name, fields, origin, part.revision)
 
 
 def _group(name: str, part: GroupPart, origin: Origin) -> DesiredObject:

@@ -1,7 +1,7 @@
-"""The plan of `lakeshare apply`: what the files want against what the catalog holds, and what is left as it is.
+"""The plan of `lakeshare apply`: the steps from the catalog to the files, and the objects that stay as they are.
 
-Files say everything about the objects they name. What they do not name is only removed when it was made by files, and
-when that is asked for: what contracts declare and what was made by hand is somebody else's.
+Files state all fields of the objects they name. An object that they do not name is removed with `--prune` only, and
+only if files created it, never an object of a contract or made by hand.
 """
 
 import hashlib
@@ -28,9 +28,8 @@ from lakeshare_server.catalog.declared.files import (
     table_key,
 )
 from lakeshare_server.catalog.ledger import CHECK_EVERY_S, FollowedTable, followed_tables
-from lakeshare_server.catalog.names import NAME_HINT, is_name
 from lakeshare_server.catalog.sharing import states
-from lakeshare_server.catalog.sharing.editing import Keeper
+from lakeshare_server.catalog.sharing.editing import NAME_HINT, Keeper, is_name
 from lakeshare_server.catalog.sharing.states import (
     FederationPolicy,
     Grant,
@@ -42,9 +41,9 @@ from lakeshare_server.catalog.sharing.states import (
 from lakeshare_server.errors import DocumentError
 
 Verb = Literal["create", "update", "delete"]
-# A name's spelling belongs to whoever made the schema first; the tables of both spellings are in one.
+# The first table of a schema sets the spelling of its name; tables of another spelling are in the same schema.
 UNCOMPARED = frozenset({"schema"})
-# What nobody needs to be told of an object that is made or removed.
+# Left out of the differences of a created or removed object.
 DEFAULTS = {
     "kind": "TABLE",
     "history": True,
@@ -56,7 +55,7 @@ DEFAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What a field is and what it is to be; `kept_by` says whose the object is from then on."""
+    """A field's value in the catalog and in the source; the field `kept_by` is the object's keeper."""
 
     field: str
     before: object
@@ -65,7 +64,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One object to make, change or remove."""
+    """One object to create, change or remove."""
 
     verb: Verb
     key: Key
@@ -76,7 +75,7 @@ class Step:
 
     @property
     def kind(self) -> str:
-        """What it is: a followed table, share, table of a share, recipient, group or grant."""
+        """The kind of object, one of `KINDS`."""
         return self.key[0]
 
 
@@ -84,12 +83,17 @@ def plan_steps(
     desired: Mapping[Key, DesiredObject],
     current: Mapping[Key, CurrentObject],
     keeper: Keeper,
-    unwanted: Collection[Key] = (),
+    removed: Collection[Key] = (),
 ) -> tuple[Step, ...]:
-    """The steps in the order in which they can be taken; none when the catalog holds what is wanted."""
-    creations = [step for one in desired.values() for step in _step_to(one, current.get(one.key), keeper)]
-    deletions = [_removal(current[key]) for key in unwanted]
-    # What goes makes room first: an alias may move to another table.
+    """Plans the steps from `current` to `desired`, in an order in which they can be taken."""
+    creations = [
+        step for item in desired.values() for step in _plan_step(item, current.get(item.key), keeper)
+    ]
+    deletions = [
+        Step("delete", key, item.name, tuple(_differences(item.fields, is_removed=True)), current=item)
+        for key, item in ((key, current[key]) for key in removed)
+    ]
+    # Grants and tables are removed first: an alias may move to another table.
     deletions.sort(key=lambda step: KINDS.index(step.kind), reverse=True)
     creations.sort(key=lambda step: KINDS.index(step.kind))
     early = [step for step in deletions if step.kind in ("grant", "table")]
@@ -97,43 +101,34 @@ def plan_steps(
     return (*early, *creations, *late)
 
 
-def _step_to(desired: DesiredObject, current: CurrentObject | None, keeper: Keeper) -> Iterator[Step]:
+def _plan_step(desired: DesiredObject, current: CurrentObject | None, keeper: Keeper) -> Iterator[Step]:
     if current is None:
-        made = tuple(Difference(name, None, value) for name, value in _non_default_fields(desired.fields))
-        yield Step("create", desired.key, desired.name, made, desired)
+        yield Step("create", desired.key, desired.name, tuple(_differences(desired.fields)), desired)
         return
     changed = [
         Difference(name, current.fields[name], value)
         for name, value in desired.fields.items()
         if name not in UNCOMPARED and current.fields[name] != value
     ]
-    if not (desired.of_contract or _is_managed_by(current, keeper)):
+    is_kept = current.declared if keeper == "contracts" else current.applied
+    if not (desired.of_contract or is_kept):
         changed.append(Difference("kept_by", current.keeper, keeper))
     if changed:
         yield Step("update", desired.key, desired.name, tuple(changed), desired, current)
 
 
-def _is_managed_by(current: CurrentObject, keeper: Keeper) -> bool:
-    return current.declared if keeper == "contracts" else current.applied
-
-
-def _removal(current: CurrentObject) -> Step:
-    gone = tuple(Difference(name, value, None) for name, value in _non_default_fields(current.fields))
-    return Step("delete", current.key, current.name, gone, current=current)
-
-
-def _non_default_fields(fields: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+def _differences(fields: Mapping[str, object], *, is_removed: bool = False) -> Iterator[Difference]:
     for name, value in fields.items():
         if name not in ("name", "schema") and value not in (None, {}, ()) and value != DEFAULTS.get(name):
-            yield name, value
+            yield Difference(name, value, None) if is_removed else Difference(name, None, value)
 
 
 @dataclass(frozen=True, slots=True)
 class LeftObject:
     """An object that no file names and that stays.
 
-    `orphan`: files made it, `--prune` removes it. `needed`: likewise, but others made something that goes with it.
-    `by_hand`: it was made by hand in a share that the files keep.
+    `orphan`: files created it, `--prune` removes it. `needed`: as `orphan`, but objects of others depend on it.
+    `by_hand`: it was created by hand in a share of the files.
     """
 
     why: Literal["orphan", "needed", "by_hand"]
@@ -142,138 +137,132 @@ class LeftObject:
 
 @dataclass(frozen=True)
 class Plan:
-    """What `lakeshare apply` does, in order, and what it leaves."""
+    """The steps of `lakeshare apply`, in order, and the objects that it leaves."""
 
     steps: tuple[Step, ...]
     left: tuple[LeftObject, ...] = ()
 
     @property
     def digest(self) -> str:
-        """Twelve letters that are others when anything that is to be done is another."""
-        text = json.dumps([_step_digest(step) for step in self.steps], default=str, sort_keys=True)
+        """Twelve hex digits of a hash of the steps."""
+        steps = [
+            [
+                step.verb,
+                step.key,
+                [[change.field, change.before, change.after] for change in step.differences],
+            ]
+            for step in self.steps
+        ]
+        text = json.dumps(steps, default=str, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
     def drifted(self) -> bool:
-        """Whether the catalog is anything else than the files say."""
+        """Whether the catalog differs from the files."""
         return bool(self.steps or self.left)
 
 
 def plan_files(
     desired: Mapping[Key, DesiredObject], current: Mapping[Key, CurrentObject], *, prune: bool = False
 ) -> Plan:
-    """What has to be done so that the catalog holds what the files want.
+    """Plans the steps from the catalog to the files.
 
     Raises:
-        DocumentError: the files name what is not there, what a contract declares, what was revoked, or were written
-            for another revision; its `also` holds all further refusals.
+        DocumentError: the files name an object that does not exist, that a contract declares, that was revoked, or
+            that has another revision; its `also` holds all further refusals.
     """
-    orphans = [one for one in current.values() if one.applied and one.key not in desired]
+    orphans = [item for item in current.values() if item.applied and item.key not in desired]
     needed = _needed_objects(desired, current, {orphan.key for orphan in orphans})
-    unwanted = [orphan.key for orphan in orphans if prune and orphan.key not in needed]
-    steps = plan_steps(desired, current, "files", unwanted)
-    raise_all([*_faults(desired, current, frozenset(unwanted)), *_stale(steps, desired, current)])
+    removed = [orphan.key for orphan in orphans if prune and orphan.key not in needed]
+    steps = plan_steps(desired, current, "files", removed)
+    raise_all([*_faults(desired, current, frozenset(removed)), *_stale(steps, desired, current)])
     left = [
         LeftObject("needed" if orphan.key in needed else "orphan", orphan)
         for orphan in orphans
-        if orphan.key not in unwanted
+        if orphan.key not in removed
     ]
-    left += [LeftObject("by_hand", one) for one in current.values() if _is_in_kept_share(one, desired)]
+    left += [
+        LeftObject("by_hand", item)
+        for item in current.values()
+        if item.key not in desired
+        and item.keeper == "hand"
+        and item.key[0] in ("table", "grant")
+        and share_key(item.key[1]) in desired
+    ]
     return Plan(steps, tuple(left))
-
-
-def _step_digest(step: Step) -> list[object]:
-    return [
-        step.verb,
-        step.key,
-        [[difference.field, difference.before, difference.after] for difference in step.differences],
-    ]
 
 
 def _needed_objects(
     desired: Mapping[Key, DesiredObject], current: Mapping[Key, CurrentObject], orphans: set[Key]
 ) -> set[Key]:
-    """The orphans that others have made something in, have granted, or share."""
-    stays = [one for one in current.values() if one.key not in orphans]
+    """The orphans in which others have created an object, or which others have granted or shared."""
+    stays = [item for item in current.values() if item.key not in orphans]
     needed = {parent for stay in stays for parent in parents(stay.key)}
-    # What files share is in their hands: they are refused when they do not follow it any more.
+    # Tables that files share are refused elsewhere if the files no longer follow them.
     shared = (stay for stay in stays if stay.key not in desired or desired[stay.key].of_contract)
     return (needed | set(map(_lake_table_of, shared))) & orphans
 
 
-def _lake_table_of(one: DesiredObject | CurrentObject) -> Key:
-    """The followed table that a table of a share would be; whether it is followed is another question."""
-    return followed_key(str(one.fields.get("table", "")))
-
-
-def _is_in_kept_share(one: CurrentObject, desired: Mapping[Key, DesiredObject]) -> bool:
-    return (
-        one.key not in desired
-        and one.keeper == "hand"
-        and one.key[0] in ("table", "grant")
-        and share_key(one.key[1]) in desired
-    )
+def _lake_table_of(item: DesiredObject | CurrentObject) -> Key:
+    """The key of the lake's table of a shared table, if that is followed."""
+    return followed_key(str(item.fields.get("table", "")))
 
 
 def _faults(
-    desired: Mapping[Key, DesiredObject], current: Mapping[Key, CurrentObject], unwanted: frozenset[Key]
+    desired: Mapping[Key, DesiredObject], current: Mapping[Key, CurrentObject], removed: frozenset[Key]
 ) -> Iterator[DocumentError]:
-    for one in desired.values():
-        if one.origin is not None:
-            yield from _faults_of_object(one, current.get(one.key), one.origin)
-            missing = [key for key in _references(one) if key not in desired]
-            shared = _lake_table_of(one)
-            for kind, name in (key for key in (*missing, shared) if key in unwanted):
+    for item in desired.values():
+        if item.origin is not None:
+            yield from _faults_of_object(item, current.get(item.key), item.origin)
+            missing = [key for key in _references(item) if key not in desired]
+            shared = _lake_table_of(item)
+            for kind, name in (key for key in (*missing, shared) if key in removed):
                 hint = "Write it into a file again, or apply without --prune."
-                yield one.origin.fault(f"{kind} {name} is in no file, and would be removed", hint)
+                yield item.origin.fault(f"{kind} {name} is in no file, and would be removed", hint)
             for kind, name in (key for key in missing if key in current and current[key].is_revoked):
-                yield one.origin.fault(f"{kind} {name} was revoked", "Take it out of the file.")
+                yield item.origin.fault(f"{kind} {name} was revoked", "Take it out of the file.")
             for kind, name in (key for key in missing if key not in current):
                 hint = f"Write the {kind} into a file, or make it first."
-                yield one.origin.fault(f"there is no {kind} {name}", hint)
+                yield item.origin.fault(f"there is no {kind} {name}", hint)
 
 
 def _faults_of_object(
-    one: DesiredObject, existing: CurrentObject | None, origin: Origin
+    item: DesiredObject, existing: CurrentObject | None, origin: Origin
 ) -> Iterator[DocumentError]:
-    if one.of_contract and (existing is None or not existing.declared):
+    if item.of_contract and (existing is None or not existing.declared):
         hint = "Apply the contracts first, or leave out `declared: true` to share it by this file."
-        yield origin.fault(f"no contract declares {one.name}", hint)
+        yield origin.fault(f"no contract declares {item.name}", hint)
     if existing is None:
-        for name in _new_names(one.key):
+        kind, *names = item.key
+        if kind == "followed":
+            names = names[0].split(".")
+        # The share of a table, and the names in a grant, are of other objects.
+        for name in () if kind == "grant" else names[-2:]:
             if not is_name(name):
                 yield origin.fault(f"the name {name!r} cannot be used", NAME_HINT)
         return
-    if one.key[0] == "table" and existing.declared and not one.of_contract:
+    if item.key[0] == "table" and existing.declared and not item.of_contract:
         hint = "Take it out of the file, or say `declared: true` and only what contracts do not say."
         yield origin.fault(f"{existing.name} is declared by a contract", hint)
     if existing.is_revoked:
         hint = f"Take it out of the file, or `lakeshare recipient drop {existing.name}` and apply again."
         yield origin.fault(f"recipient {existing.name} was revoked", hint)
-    before, after = existing.fields.get("location"), one.fields.get("location")
+    before, after = existing.fields.get("location"), item.fields.get("location")
     if before != after:
         hint = f"Take another name, or `lakeshare table unfollow {existing.name}` and apply again."
         yield origin.fault(f"it is followed at {before}, and cannot be followed at {after}", hint)
-    before, after = existing.fields.get("authentication"), one.fields.get("authentication")
+    before, after = existing.fields.get("authentication"), item.fields.get("authentication")
     if before != after:
         hint = f"Say {before}, or `lakeshare recipient drop {existing.name}` and apply again."
         yield origin.fault(f"it gets in by {before}, which cannot become {after}", hint)
 
 
-def _new_names(key: Key) -> tuple[str, ...]:
-    """The names that come into the catalog with an object; the share of a table, and a grant, bring none."""
-    kind, *names = key
-    if kind == "followed":
-        return tuple(names[0].split("."))
-    return () if kind == "grant" else tuple(names[-2:])
-
-
-def _references(one: DesiredObject) -> Iterator[Key]:
-    if one.key[0] == "grant":
-        _, share, kind, reader = one.key
+def _references(item: DesiredObject) -> Iterator[Key]:
+    if item.key[0] == "grant":
+        _, share, kind, reader = item.key
         yield share_key(share)
         yield recipient_key(reader) if kind == "recipient" else group_key(reader)
-    members = one.fields.get("members", ())
+    members = item.fields.get("members", ())
     if isinstance(members, tuple):
         yield from map(recipient_key, members)
 
@@ -281,181 +270,133 @@ def _references(one: DesiredObject) -> Iterator[Key]:
 def _stale(
     steps: tuple[Step, ...], desired: Mapping[Key, DesiredObject], current: Mapping[Key, CurrentObject]
 ) -> Iterator[DocumentError]:
-    """Refusals of edits to what somebody else has edited since the file was exported."""
+    """Refusals of edits to objects that have changed since the file was exported."""
     touched = {key: None for step in steps for key in (step.key, *parents(step.key))}
-    for one in (desired[key] for key in touched if key in desired):
-        existing = current.get(one.key)
-        if one.revision is None or one.origin is None or (existing and existing.revision == one.revision):
+    for item in (desired[key] for key in touched if key in desired):
+        existing = current.get(item.key)
+        if item.revision is None or item.origin is None:
             continue
         hint = "Export it again and repeat the change there, or leave the revision out."
         if existing is None:
-            yield one.origin.fault(f"it is not there any more, at revision {one.revision} or another", hint)
-        else:
-            who = f"{existing.updated_by or 'somebody'} has edited it since"
-            yield one.origin.fault(f"it is at revision {existing.revision}, not {one.revision}: {who}", hint)
+            yield item.origin.fault(f"it is not there any more, at revision {item.revision} or another", hint)
+        elif existing.revision != item.revision:
+            edited = f"{existing.updated_by or 'another principal'} has edited it since"
+            yield item.origin.fault(
+                f"it is at revision {existing.revision}, not {item.revision}: {edited}", hint
+            )
 
 
 def read_current(session: Session) -> dict[Key, CurrentObject]:
-    """Every object of the catalog that a file or a contract can say something about."""
-    return {one.key: one for one in _all(session)}
+    """Reads the objects of the catalog that files can declare."""
+    recipients = states.list_recipients(session)
+    # Files cannot name revoked recipients: their memberships and grants are left out.
+    revoked = {recipient.name for recipient in recipients if recipient.revoked_at is not None}
+    objects = (
+        *map(_recipient, recipients),
+        *(_group(group, revoked) for group in states.list_groups(session)),
+        *map(_followed, followed_tables(session)),
+        *read_current_shares(session).values(),
+        *(_grant(grant) for grant in states.list_grants(session) if grant.recipient not in revoked),
+    )
+    return {item.key: item for item in objects}
 
 
 def read_current_shares(session: Session) -> dict[Key, CurrentObject]:
-    """The shares and their tables: what contracts can say something about."""
-    return {share.key: share for share in _shares(session)}
-
-
-def _all(session: Session) -> Iterator[CurrentObject]:
-    recipients = states.list_recipients(session)
-    # Whoever was revoked reads nothing, as a member or by a grant: no file can say that it does.
-    revoked = {recipient.name for recipient in recipients if recipient.revoked_at is not None}
-    yield from map(_recipient, recipients)
-    yield from (_group(group, revoked) for group in states.list_groups(session))
-    yield from map(_followed, followed_tables(session))
-    yield from _shares(session)
-    yield from (_grant(grant) for grant in states.list_grants(session) if grant.recipient not in revoked)
-
-
-def _shares(session: Session) -> Iterator[CurrentObject]:
-    yield from map(_share, states.list_shares(session))
-    yield from map(_table, states.list_objects(session))
+    """Reads the shares and their tables: the objects that contracts can declare."""
+    objects = (*map(_share, states.list_shares(session)), *map(_table, states.list_objects(session)))
+    return {item.key: item for item in objects}
 
 
 def _followed(table: FollowedTable) -> CurrentObject:
-    fields: dict[str, object] = {
-        "location": table.location,
-        "check_every_s": table.check_every_s,
-        "start_version": table.start_version or None,
-    }
+    fields = {**_fields(table, "location check_every_s"), "start_version": table.start_version or None}
     return CurrentObject(followed_key(table.table), table.table, fields, applied=table.applied)
 
 
-def _share(share: Share) -> CurrentObject:
-    fields: dict[str, object] = {
-        "name": share.name,
-        "comment": share.comment,
-        "display_name": share.display_name,
-        "owner": share.owner,
-        "properties": dict(share.properties),
-    }
+def _fields(state: object, names: str) -> dict[str, object]:
+    return {name: getattr(state, name) for name in names.split()}
+
+
+def _edited(
+    key: Key, state: Share | RecipientState | Group, fields: dict[str, object], **flags: bool
+) -> CurrentObject:
     return CurrentObject(
-        share_key(share.name),
-        share.name,
+        key,
+        state.name,
         fields,
-        declared=share.declared,
-        applied=share.applied,
-        revision=share.revision,
-        updated_by=share.updated_by,
-        updated_at=share.updated_at,
+        applied=state.applied,
+        revision=state.revision,
+        updated_by=state.updated_by,
+        updated_at=state.updated_at,
+        **flags,
     )
 
 
+def _share(share: Share) -> CurrentObject:
+    fields = _fields(share, "name comment display_name owner")
+    fields["properties"] = dict(share.properties)
+    return _edited(share_key(share.name), share, fields, declared=share.declared)
+
+
 def _table(table: SharedObject) -> CurrentObject:
-    fields: dict[str, object] = {
-        "schema": table.schema,
-        "name": table.name,
-        "table": table.table,
-        "kind": table.kind,
-        "comment": table.comment,
-        "history": table.history,
-        "start_version": table.start_version,
-        "rule": table.rule,
-        "publication": table.publication,
-        "directory_access": table.directory_access,
-    }
-    key = table_key(table.share, table.schema, table.name)
+    names = "schema name table kind comment history start_version rule publication directory_access"
     return CurrentObject(
-        key, table.path, fields, declared=table.declared, applied=table.applied, updated_by=table.added_by
+        table_key(table.share, table.schema, table.name),
+        table.path,
+        _fields(table, names),
+        declared=table.declared,
+        applied=table.applied,
+        updated_by=table.added_by,
     )
 
 
 def _recipient(recipient: RecipientState) -> CurrentObject:
-    fields: dict[str, object] = {
-        "name": recipient.name,
-        "comment": recipient.comment,
-        "owner": recipient.owner,
-        "authentication": recipient.authentication,
-        "properties": dict(recipient.properties),
-        "ip_allow": recipient.ip_allow,
-        "expires_at": recipient.expires_at,
-        "agreement": recipient.agreement,
-        "policies": {
-            policy.name: policy_fields(policy)
-            for policy in sorted(recipient.policies, key=lambda one: one.name)
-        },
-    }
-    return CurrentObject(
-        recipient_key(recipient.name),
-        recipient.name,
-        fields,
-        applied=recipient.applied,
-        revision=recipient.revision,
-        updated_by=recipient.updated_by,
-        updated_at=recipient.updated_at,
-        is_revoked=recipient.revoked_at is not None,
-    )
+    fields = _fields(recipient, "name comment owner authentication properties ip_allow expires_at agreement")
+    fields["properties"] = dict(recipient.properties)
+    policies = sorted(recipient.policies, key=lambda policy: policy.name)
+    fields["policies"] = {policy.name: policy_fields(policy) for policy in policies}
+    is_revoked = recipient.revoked_at is not None
+    return _edited(recipient_key(recipient.name), recipient, fields, is_revoked=is_revoked)
 
 
 def policy_fields(policy: FederationPolicy) -> dict[str, object]:
-    """What a file says of a policy."""
-    return {
-        "issuer": policy.issuer,
-        "subject": policy.subject,
-        "subject_claim": policy.subject_claim,
-        "audiences": list(policy.audiences),
-        "comment": policy.comment,
-    }
+    """The fields of a policy in a file."""
+    fields = _fields(policy, "issuer subject subject_claim audiences comment")
+    return {**fields, "audiences": list(policy.audiences)}
 
 
 def _group(group: Group, revoked: Collection[str]) -> CurrentObject:
-    fields: dict[str, object] = {
-        "name": group.name,
-        "comment": group.comment,
-        "members": tuple(sorted(member.lower() for member in group.members if member not in revoked)),
-    }
-    return CurrentObject(
-        group_key(group.name),
-        group.name,
-        fields,
-        applied=group.applied,
-        revision=group.revision,
-        updated_by=group.updated_by,
-        updated_at=group.updated_at,
-    )
+    members = tuple(sorted(member.lower() for member in group.members if member not in revoked))
+    return _edited(group_key(group.name), group, {**_fields(group, "name comment"), "members": members})
 
 
 def _grant(grant: Grant) -> CurrentObject:
     key = grant_key(grant.share, recipient=grant.recipient, group=grant.group)
     reader = f"recipient {grant.recipient}" if grant.recipient is not None else f"group {grant.group}"
-    fields: dict[str, object] = {"starts_at": grant.starts_at, "ends_at": grant.ends_at, "rule": grant.rule}
+    fields = _fields(grant, "starts_at ends_at rule")
     return CurrentObject(
         key, f"{grant.share} to {reader}", fields, applied=grant.applied, updated_by=grant.created_by
     )
 
 
 SIGNS = {"create": "+", "update": "~", "delete": "-"}
-KEEPERS = {"hand": "whoever made it by hand", "contracts": "a contract", "files": "files"}
+KEEPERS = {"hand": "an edit by hand", "contracts": "a contract", "files": "files"}
 MAX_VALUE_CHARS = 120
 
 
 def format_plan(plan: Plan) -> Iterator[str]:
-    """The plan as people read it: a sign in front of each line, a summary at the end."""
+    """The plan as text: one line per step with its sign, its differences, and a summary at the end."""
     for step in plan.steps:
         yield f"  {SIGNS[step.verb]} {step.kind} {step.name}{_remark(step)}"
         for difference in step.differences:
             yield f"      {_sign(step, difference)} {difference.field}: {_change(step, difference)}"
     for left in plan.left:
-        yield f"  ? {left.current.key[0]} {left.current.name}: {_why(left)}"
-    yield format_summary(plan)
-
-
-def format_summary(plan: Plan) -> str:
-    """`Plan 3f2a…: 2 to add, 1 to change, 0 to remove.`"""
-    if not plan.steps:
+        yield f"  ? {left.current.key[0]} {left.current.name}: {_reason(left)}"
+    if plan.steps:
+        add, change, remove = _counts(plan)
+        yield f"Plan {plan.digest}: {add} to add, {change} to change, {remove} to remove."
+    else:
         end = f"; {len(plan.left)} left as they are" if plan.left else ""
-        return f"No changes: the catalog holds what the files say{end}."
-    add, change, remove = _counts(plan)
-    return f"Plan {plan.digest}: {add} to add, {change} to change, {remove} to remove."
+        yield f"No changes: the catalog holds what the files say{end}."
 
 
 def format_applied(plan: Plan) -> str:
@@ -469,7 +410,7 @@ def _counts(plan: Plan) -> tuple[int, ...]:
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
-    """The plan for programs."""
+    """The plan as JSON."""
     return {
         "digest": plan.digest,
         "changes": [_step_json(step) for step in plan.steps],
@@ -503,7 +444,7 @@ def _step_json(step: Step) -> dict[str, Any]:
 
 
 def jsonable(value: object) -> Any:
-    """A value of a field with times as text in UTC."""
+    """A field's value with times as text in UTC."""
     if isinstance(value, datetime):
         return value.isoformat().replace("+00:00", "Z")
     if isinstance(value, Mapping):
@@ -519,33 +460,30 @@ def _remark(step: Step) -> str:
         return f"  # {step.desired.found.remark}"
     if step.verb != "update" or current is None or current.updated_at is None:
         return ""
-    return f"  # as {current.updated_by or 'somebody'} left it {current.updated_at:%Y-%m-%d %H:%MZ}"
+    return f"  # as {current.updated_by or 'another principal'} left it {current.updated_at:%Y-%m-%d %H:%MZ}"
 
 
-def _sign(step: Step, one: Difference) -> str:
+def _sign(step: Step, difference: Difference) -> str:
     if step.verb != "update":
         return SIGNS[step.verb]
-    return "+" if one.before in (None, {}, ()) else "-" if one.after in (None, {}, ()) else "~"
+    return "+" if difference.before in (None, {}, ()) else "-" if difference.after in (None, {}, ()) else "~"
 
 
-def _change(step: Step, one: Difference) -> str:
-    if one.field == "kept_by":
-        return f"{KEEPERS[str(one.before)]} → {KEEPERS[str(one.after)]}"
-    if step.verb == "create":
-        return _shown(one.after)
-    if step.verb == "delete":
-        return _shown(one.before)
-    return f"{_shown(one.before)} → {_shown(one.after)}"
+def _change(step: Step, difference: Difference) -> str:
+    before, after = _format_value(difference.before), _format_value(difference.after)
+    if difference.field == "kept_by":
+        before, after = KEEPERS[str(difference.before)], KEEPERS[str(difference.after)]
+    return {"create": after, "delete": before, "update": f"{before} → {after}"}[step.verb]
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     if value in (None, {}, ()):
         return "none"
     text = json.dumps(jsonable(value), ensure_ascii=False)
     return text if len(text) <= MAX_VALUE_CHARS else f"{text[:MAX_VALUE_CHARS]}…"
 
 
-def _why(left: LeftObject) -> str:
+def _reason(left: LeftObject) -> str:
     if left.why == "orphan":
         return "is in no file any more; --prune removes it"
     if left.why == "needed":

@@ -4,7 +4,7 @@ from alembic import context
 
 from lakeshare_server.catalog.models import Base
 
-# DDL is transactional in SQLite once BEGIN is ours (database.py): a migration happens whole or not at all.
+# DDL is transactional in SQLite because `database.py` sends BEGIN: a migration happens whole or not at all.
 context.configure(
     connection=context.config.attributes["connection"], target_metadata=Base.metadata, transactional_ddl=True
 )

@@ -1,17 +1,22 @@
-"""Operations on bearer tokens and client secrets. The secret is shown once; the catalog keeps its SHA-256."""
+"""Operations on credentials of recipients and administrators: tokens, links, policies and admin keys.
+
+A secret is returned once; the catalog keeps its SHA-256. For the errors see the package `sharing`; an operation that
+issues a secret also raises BadRequest for a revoked recipient, and for one that authenticates by OIDC.
+"""
 
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, TypeVar, cast, get_args
+from typing import Any, Literal, cast, get_args
 from urllib.parse import urlsplit
 
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from lakeshare_server.catalog.credentials import new_token, token_digest
+from lakeshare_server.catalog.credentials import Credentials, Reader, new_token, token_digest
 from lakeshare_server.catalog.database import Catalog
 from lakeshare_server.catalog.models import (
     ActivationRow,
@@ -20,17 +25,31 @@ from lakeshare_server.catalog.models import (
     RecipientRow,
     TokenRow,
 )
-from lakeshare_server.catalog.names import require_name
-from lakeshare_server.catalog.sharing.editing import Edit, editing, require_aware, touch_row
-from lakeshare_server.catalog.sharing.recipients import require_not_revoked
+from lakeshare_server.catalog.sharing.editing import (
+    LOCAL_OPERATOR,
+    Edit,
+    editing,
+    require_aware,
+    require_name,
+    touch_row,
+)
+from lakeshare_server.catalog.sharing.recipients import (
+    create_recipient,
+    grant,
+    require_not_revoked,
+    revoke_recipient,
+)
 from lakeshare_server.catalog.sharing.states import (
     FederationPolicy,
     IssuedSecret,
+    JsonState,
     LinkState,
     RecipientState,
     find_recipient_row,
     get_recipient,
     link_from_row,
+    list_grants_to,
+    list_recipients,
     policy_from_row,
     token_from_row,
 )
@@ -39,20 +58,14 @@ from lakeshare_server.errors import BadRequest, CatalogConflict, LinkEnded, Name
 TokenKind = Literal["bearer", "client_secret"]
 IMMEDIATELY = timedelta(0)
 
-Found = TypeVar("Found")
-
 
 def issue_token(
     edit: Edit, name: str, *, expires_at: datetime | None = None, kind: TokenKind | None = None
 ) -> IssuedSecret:
-    """Give a recipient one more token, or client secret; those it has stay as they are.
-
-    Raises:
-        NotFound: there is no such recipient.
-        BadRequest: it was revoked, gets in by OIDC, or the end is past or has no zone.
-    """
+    """Issues one more token, or client secret, to a recipient; the others stay as they are."""
     row = find_recipient_row(edit.session, name)
-    return _record_change(edit, row, "issue_token", lambda: issue_for_row(edit, row, expires_at, kind))
+    with _recorded(edit, row, "issue_token"):
+        return _issue(edit, row, expires_at, kind)
 
 
 def rotate_token(
@@ -63,62 +76,40 @@ def rotate_token(
     expires_at: datetime | None = None,
     kind: TokenKind | None = None,
 ) -> IssuedSecret:
-    """Give a recipient a new token; the old ones end after a grace time, at once by default.
+    """Issues a new token to a recipient; the old ones end after a grace time, at once by default.
 
-    The grace of a token can only shrink: one that ends sooner still does.
-
-    Raises:
-        NotFound, BadRequest: as `issue_token`, or the grace is negative.
+    A token that ends before its grace time still does.
     """
     row = find_recipient_row(edit.session, name)
-
-    def rotated() -> IssuedSecret:
+    with _recorded(edit, row, "rotate_token"):
         _shorten(edit, row, keep_old_for)
-        return issue_for_row(edit, row, expires_at, kind)
-
-    return _record_change(edit, row, "rotate_token", rotated)
+        return _issue(edit, row, expires_at, kind)
 
 
 def shorten_tokens(edit: Edit, name: str, *, existing_expire_in: timedelta) -> RecipientState:
-    """Let all tokens of a recipient end within a time; none gets longer by it.
-
-    Raises:
-        NotFound: there is no such recipient.
-        BadRequest: the time is negative.
-    """
+    """Ends all tokens of a recipient within a time; none becomes longer."""
     row = find_recipient_row(edit.session, name)
-    _record_change(edit, row, "shorten_tokens", lambda: _shorten(edit, row, existing_expire_in))
+    with _recorded(edit, row, "shorten_tokens"):
+        _shorten(edit, row, existing_expire_in)
     return get_recipient(edit.session, row.name)
 
 
 def revoke_token(edit: Edit, name: str, token_id: str) -> RecipientState:
-    """End one token of a recipient at once.
-
-    Raises:
-        NotFound: there is no such recipient, or it has no such token.
-    """
+    """Ends one token of a recipient at once."""
     row = find_recipient_row(edit.session, name)
     own = select(TokenRow).where(TokenRow.recipient_key == row.key, TokenRow.id == token_id)
     token = edit.session.scalars(own).one_or_none()
     if token is None:
         raise NotFound("Token", token_id)
-
-    def revoked() -> None:
+    with _recorded(edit, row, "revoke_token"):
         token.revoked_at = token.revoked_at or edit.at
         edit.session.flush()
-
-    _record_change(edit, row, "revoke_token", revoked)
     return get_recipient(edit.session, row.name)
 
 
-def issue_for_row(
+def _issue(
     edit: Edit, row: RecipientRow, expires_at: datetime | None, kind: TokenKind | None
 ) -> IssuedSecret:
-    """A token for a recipient's row, within an operation that tells of it.
-
-    Raises:
-        BadRequest: as `issue_token`.
-    """
     require_not_revoked(row)
     require_aware("expires_at", expires_at)
     if row.authentication == "OIDC_FEDERATION":
@@ -152,12 +143,13 @@ def _shorten(edit: Edit, row: RecipientRow, within: timedelta) -> None:
     edit.session.flush()
 
 
-def _record_change(edit: Edit, row: RecipientRow, action: str, change: Callable[[], Found]) -> Found:
-    before = get_recipient(edit.session, row.name).as_json()
-    touch_row(edit, row, "Recipient", row.name)
-    found = change()
-    edit.changed(action, row.name, before, get_recipient(edit.session, row.name).as_json())
-    return found
+@contextmanager
+def _recorded(edit: Edit, row: RecipientRow, action: str) -> Iterator[None]:
+    """Counts and records the change of a recipient that its block makes."""
+    before = get_recipient(edit.session, row.name)
+    touch_row(edit, row)
+    yield
+    edit.changed(action, row.name, before, get_recipient(edit.session, row.name))
 
 
 DEFAULT_LINK_LIFE = timedelta(hours=72)
@@ -171,12 +163,7 @@ def create_link(
     link_life: timedelta = DEFAULT_LINK_LIFE,
     token_expires_at: datetime | None = None,
 ) -> tuple[LinkState, str]:
-    """Make a link for a recipient and tell its code, here only; links that were not used yet end.
-
-    Raises:
-        NotFound: there is no such recipient.
-        BadRequest: it was revoked, gets in by OIDC, or a time cannot be used.
-    """
+    """Creates an activation link and returns it with its code; unused links of the recipient end."""
     row = find_recipient_row(edit.session, name)
     require_not_revoked(row)
     require_aware("token_expires_at", token_expires_at)
@@ -184,7 +171,7 @@ def create_link(
         raise BadRequest("recipient", row.name, "It gets in with tokens of its own issuer and needs no link.")
     if not timedelta(0) < link_life <= MAX_LINK_LIFE:
         raise BadRequest("link_life", str(link_life), f"Give a time of up to {MAX_LINK_LIFE.days} days.")
-    touch_row(edit, row, "Recipient", row.name)
+    touch_row(edit, row)
     unused = (ActivationRow.recipient_key == row.key) & ActivationRow.used_at.is_(None)
     still_open = unused & ActivationRow.revoked_at.is_(None)
     edit.session.execute(update(ActivationRow).where(still_open).values(revoked_at=edit.at))
@@ -200,17 +187,15 @@ def create_link(
     )
     edit.session.add(link)
     edit.session.flush()
-    state = link_from_row(link, row.name)
-    edit.changed("invite", row.name, None, state.as_json())
-    return state, code
+    return edit.changed("invite", row.name, None, link_from_row(link, row.name)), code
 
 
 def find_link(catalog: Catalog, code: str) -> tuple[LinkState, RecipientState]:
-    """The link with this code and its recipient; open to be redeemed.
+    """Returns the open link with this code, and its recipient.
 
     Raises:
         NotFound: there is no such link.
-        LinkEnded: it was used, has expired, or was replaced; says when.
+        LinkEnded: it was used, has expired, or was replaced.
     """
     with catalog.reading() as session:
         link, row = _find_by_code(session, code)
@@ -222,11 +207,10 @@ def find_link(catalog: Catalog, code: str) -> tuple[LinkState, RecipientState]:
 def redeem_link(
     edit: Edit, code: str, *, from_address: str | None, accepts_agreement: bool = False
 ) -> tuple[RecipientState, IssuedSecret]:
-    """Use a link up: the recipient with a new token, or client secret, that is shown here only.
+    """Uses a link up, and returns the recipient with a new token or client secret.
 
     Raises:
-        NotFound: there is no such link.
-        LinkEnded: it was used, has expired, or was replaced; says when.
+        NotFound, LinkEnded: as `find_link`.
         BadRequest: the recipient has an agreement to accept.
     """
     link, row = _find_by_code(edit.session, code)
@@ -238,24 +222,20 @@ def redeem_link(
                 "accepts_agreement", False, "Read the agreement and accept it to get the profile."
             )
         row.agreement_accepted_at, row.agreement_accepted_from = edit.at, from_address
-    touch_row(edit, row, "Recipient", row.name)
+    touch_row(edit, row)
     link.used_at, link.used_from = edit.at, from_address
-    issued = issue_for_row(edit, row, link.token_expires_at, None)
-    state = get_recipient(edit.session, row.name)
-    edit.changed("redeem_link", row.name, before.as_json(), state.as_json())
-    return state, issued
+    issued = _issue(edit, row, link.token_expires_at, None)
+    return edit.changed("redeem_link", row.name, before, get_recipient(edit.session, row.name)), issued
 
 
 def _find_by_code(session: Session, code: str) -> tuple[ActivationRow, RecipientRow]:
-    # By a digest of 256 random bits, as tokens are.
     pair = select(ActivationRow, RecipientRow).join(
         RecipientRow, RecipientRow.key == ActivationRow.recipient_key
     )
-    found = session.execute(pair.where(ActivationRow.digest == token_digest(code))).one_or_none()
-    if found is None:
+    rows = session.execute(pair.where(ActivationRow.digest == token_digest(code))).one_or_none()
+    if rows is None:
         raise NotFound("Activation link", "of this code")
-    link, row = found
-    return link, row
+    return rows
 
 
 def _require_open(link: LinkState, now: datetime) -> None:
@@ -267,59 +247,47 @@ def _require_open(link: LinkState, now: datetime) -> None:
         raise LinkEnded("expired", link.expires_at)
 
 
-def put_policy(edit: Edit, recipient: str, wanted: FederationPolicy) -> FederationPolicy:
-    """Give a recipient a policy, or change the one of this name.
-
-    Raises:
-        NotFound: there is no such recipient.
-        BadRequest: a value cannot be used, or the recipient gets in otherwise.
-        CatalogConflict: another recipient has the same issuer, claim and subject.
-    """
-    _require_usable(wanted)
+def put_policy(edit: Edit, recipient: str, new: FederationPolicy) -> FederationPolicy:
+    """Adds a policy to a recipient, or replaces the policy of this name."""
+    _require_usable(new)
     row = find_recipient_row(edit.session, recipient)
     require_not_revoked(row)
     if row.authentication != "OIDC_FEDERATION":
         raise BadRequest("recipient", row.name, f"It gets in by {row.authentication}; add one USING OIDC.")
-    _require_unambiguous(edit, row, wanted)
-    policy = _policy(edit, row, wanted.name)
-    before = None if policy is None else policy_from_row(policy).as_json()
+    _require_unambiguous(edit, row, new)
+    policy = _find_policy(edit, row, new.name)
+    before = None if policy is None else policy_from_row(policy)
     if policy is None:
         policy = FederationPolicyRow(
-            id=str(uuid.uuid4()), recipient_key=row.key, name_key=wanted.name.lower(), created_at=edit.at
+            id=str(uuid.uuid4()), recipient_key=row.key, name_key=new.name.lower(), created_at=edit.at
         )
         edit.session.add(policy)
     else:
         policy.updated_at = edit.at
-    policy.name, policy.comment = wanted.name, wanted.comment
-    policy.issuer, policy.audiences = wanted.issuer, list(wanted.audiences)
-    policy.subject_claim, policy.subject = wanted.subject_claim, wanted.subject
+    policy.name, policy.comment = new.name, new.comment
+    policy.issuer, policy.audiences = new.issuer, list(new.audiences)
+    policy.subject_claim, policy.subject = new.subject_claim, new.subject
     row.activated_at = row.activated_at or edit.at
-    touch_row(edit, row, "Recipient", row.name)
+    touch_row(edit, row)
     edit.session.flush()
-    state = policy_from_row(policy)
-    edit.changed("put_policy", row.name, before, state.as_json())
-    return state
+    return edit.changed("put_policy", row.name, before, policy_from_row(policy))
 
 
 def drop_policy(edit: Edit, recipient: str, name: str) -> FederationPolicy:
-    """Take a policy from a recipient.
-
-    Raises:
-        NotFound: there is no such recipient, or it has no such policy.
-    """
+    """Removes a policy of a recipient."""
     row = find_recipient_row(edit.session, recipient)
-    policy = _policy(edit, row, name)
+    policy = _find_policy(edit, row, name)
     if policy is None:
         raise NotFound("Federation policy", name)
     state = policy_from_row(policy)
-    touch_row(edit, row, "Recipient", row.name)
+    touch_row(edit, row)
     edit.session.delete(policy)
     edit.session.flush()
-    edit.changed("drop_policy", row.name, state.as_json(), None)
+    edit.changed("drop_policy", row.name, state, None)
     return state
 
 
-def _policy(edit: Edit, row: RecipientRow, name: str) -> FederationPolicyRow | None:
+def _find_policy(edit: Edit, row: RecipientRow, name: str) -> FederationPolicyRow | None:
     same = select(FederationPolicyRow).where(
         FederationPolicyRow.recipient_key == row.key, FederationPolicyRow.name_key == name.lower()
     )
@@ -360,7 +328,7 @@ def _require_usable(policy: FederationPolicy) -> None:
 
 
 Role = Literal["owner", "steward", "auditor"]
-# Whoever finds a key where none should be, a person or a scanner, knows what it is.
+# Identifies a key for people and secret scanners that find it.
 PREFIX = "lakeshare-admin-"
 FIRST_KEY_NAME = "first"
 FIRST_BY = "lakeshare serve"
@@ -368,8 +336,8 @@ NAME = re.compile(r"[^\x00-\x20\x7f:/]{1,200}")
 
 
 @dataclass(frozen=True)
-class AdminKey:
-    """A key, without the key itself."""
+class AdminKey(JsonState):
+    """An administrator's key, without the key itself."""
 
     id: str
     name: str
@@ -380,29 +348,31 @@ class AdminKey:
     revoked_at: datetime | None
 
     def is_valid(self, now: datetime) -> bool:
-        """Whether it opens anything at that moment."""
+        """Whether it gives access at that moment."""
         return self.revoked_at is None and (self.expires_at is None or self.expires_at > now)
+
+    def as_json(self) -> dict[str, Any]:
+        """Its name, role and ends, for the audit log."""
+        named = super().as_json()
+        return {
+            field: named[field] for field in ("name", "role", "expires_at", "revoked_at") if field in named
+        }
 
 
 def add_admin_key(
     edit: Edit, name: str, role: str, *, expires_at: datetime | None = None
 ) -> tuple[AdminKey, str]:
-    """Make a key; returns it with the key itself, told only here.
-
-    Raises:
-        BadRequest: the name, the role or the end cannot be used.
-        NameTaken: a key has, or had, this name.
-    """
+    """Creates a key; returns it with the key itself, which is not kept."""
     if not NAME.fullmatch(name):
-        hint = "Use 1 to 200 characters without space, slash or colon: the audit log tells people by them."
+        hint = "Use 1 to 200 characters without space, slash or colon: the audit log names people by them."
         raise BadRequest("name", name, hint)
     if role not in get_args(Role):
         raise BadRequest("role", role, f"It is one of {', '.join(get_args(Role))}.")
     require_aware("expires_at", expires_at)
     if expires_at is not None and expires_at <= edit.at:
         raise BadRequest("expires_at", expires_at.isoformat(), "Give a time that is still to come.")
-    if _row(edit.session, name) is not None:
-        hint = "Choose another name, like one with a date: the audit log knows whom by the old one."
+    if _find_key_row(edit.session, name) is not None:
+        hint = "Choose another name, like one with a date: the audit log has the old one for the old key."
         raise NameTaken(f"there is, or was, an administrator's key {name}", hint)
     key = PREFIX + new_token()
     row = AdminKeyRow(
@@ -416,79 +386,121 @@ def add_admin_key(
     )
     edit.session.add(row)
     edit.session.flush()
-    edit.changed("add_admin_key", name, None, _key_details(row))
-    return _admin_key_from_row(row), key
+    return edit.changed("add_admin_key", name, None, _admin_key_from_row(row)), key
 
 
 def revoke_admin_key(edit: Edit, name: str) -> AdminKey:
-    """End a key at once; its name stays taken.
-
-    Raises:
-        NotFound: there is no such key.
-    """
-    row = _row(edit.session, name)
+    """Ends a key at once; its name stays taken."""
+    row = _find_key_row(edit.session, name)
     if row is None:
         raise NotFound("Administrator's key", name)
-    before = _key_details(row)
-    row.revoked_at = row.revoked_at or edit.at
-    edit.session.flush()
-    edit.changed("revoke_admin_key", name, before, _key_details(row))
-    return _admin_key_from_row(row)
+    before = _admin_key_from_row(row)
+    edit.update(row, {"revoked_at": row.revoked_at or edit.at})
+    return edit.changed("revoke_admin_key", name, before, _admin_key_from_row(row))
 
 
 def read_admin_keys(session: Session) -> list[AdminKey]:
-    """All keys in the order they were made, revoked ones too."""
+    """Lists all keys in the order of their creation, revoked ones too."""
     return [
         _admin_key_from_row(row) for row in session.scalars(select(AdminKeyRow).order_by(AdminKeyRow.key))
     ]
 
 
 def find_admin_key(session: Session, key: str) -> AdminKey | None:
-    """What is kept of a key, if it is one that is valid now."""
-    # Looked up by a digest of 256 random bits: how long it takes tells nothing about another key.
+    """Returns the state of a key that is valid now."""
+    # Found by a digest of 256 random bits: the time that this takes reveals nothing about another key.
     row = session.scalars(select(AdminKeyRow).where(AdminKeyRow.digest == token_digest(key))).one_or_none()
-    found = None if row is None else _admin_key_from_row(row)
-    return found if found is not None and found.is_valid(datetime.now(UTC)) else None
+    state = None if row is None else _admin_key_from_row(row)
+    return state if state is not None and state.is_valid(datetime.now(UTC)) else None
 
 
 def create_first_admin_key(catalog: Catalog) -> str | None:
-    """The first key of a catalog, an owner's; None when it ever had one: nobody is let in a second time.
+    """Creates the first key of a catalog, an owner's; returns None if the catalog has, or had, any key.
 
     Raises:
         Unavailable: the database does not answer.
     """
+    any_key = select(AdminKeyRow.key).limit(1)
     with catalog.reading() as session:
-        if _has_any(session):
+        if session.scalar(any_key) is not None:
             return None
     with editing(catalog, FIRST_BY) as edit:
-        # Writers take turns: of two servers that start at once, the second sees the first one's key.
-        return None if _has_any(edit.session) else add_admin_key(edit, FIRST_KEY_NAME, "owner")[1]
+        # Writers take turns: of two servers that start at once, the second finds the key of the first.
+        is_first = edit.session.scalar(any_key) is None
+        return add_admin_key(edit, FIRST_KEY_NAME, "owner")[1] if is_first else None
 
 
-def _has_any(session: Session) -> bool:
-    return session.scalars(select(AdminKeyRow.key).limit(1)).one_or_none() is not None
-
-
-def _row(session: Session, name: str) -> AdminKeyRow | None:
+def _find_key_row(session: Session, name: str) -> AdminKeyRow | None:
     return session.scalars(select(AdminKeyRow).where(AdminKeyRow.name == name)).one_or_none()
 
 
 def _admin_key_from_row(row: AdminKeyRow) -> AdminKey:
     return AdminKey(
-        id=row.id,
-        name=row.name,
-        role=cast(Role, row.role),
-        created_at=row.created_at,
-        created_by=row.created_by,
-        expires_at=row.expires_at,
-        revoked_at=row.revoked_at,
+        row.id, row.name, cast(Role, row.role), row.created_at, row.created_by, row.expires_at, row.revoked_at
     )
 
 
-def _key_details(row: AdminKeyRow) -> dict[str, Any]:
-    ends = {
-        name: moment.isoformat()
-        for name, moment in (("expires_at", row.expires_at), ("revoked_at", row.revoked_at))
-        if moment is not None
-    }
-    return {"name": row.name, "role": row.role, **ends}
+@dataclass(frozen=True)
+class Recipient:
+    """A recipient and the names of its shares; `expires_at` is that of the newest token that is not revoked."""
+
+    id: str
+    name: str
+    shares: tuple[str, ...]
+    comment: str | None
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+
+
+class Recipients:
+    """The recipients of the catalog, for callers that need a name, shares and a token only."""
+
+    def __init__(self, catalog: Catalog, by: str = LOCAL_OPERATOR) -> None:
+        self.catalog, self.by = catalog, by
+
+    def add(
+        self, name: str, shares: Sequence[str], expires_at: datetime | None = None, comment: str | None = None
+    ) -> tuple[Recipient, str]:
+        """Creates a recipient with grants on the shares; returns it with its token, which is not kept."""
+        with editing(self.catalog, self.by) as edit:
+            create_recipient(edit, name, comment=comment)
+            for share in {share.lower(): share for share in shares}.values():
+                grant(edit, share, recipient=name)
+            secret = issue_token(edit, name, expires_at=expires_at).secret
+            return _recipient_from_state(edit.session, get_recipient(edit.session, name)), secret
+
+    def list(self) -> list[Recipient]:
+        """Lists all recipients by name, revoked ones too."""
+        with self.catalog.reading() as session:
+            states = sorted(list_recipients(session), key=lambda state: state.name.lower())
+            return [_recipient_from_state(session, state) for state in states]
+
+    def by_token(self, token: str) -> Reader | None:
+        """The recipient for which this token is valid now."""
+        access = Credentials(self.catalog).by_token(token)
+        return None if access is None else access.reader
+
+    def rotate(self, name: str, expires_at: datetime | None = None) -> tuple[Recipient, str]:
+        """Issues a new token; the old ones end at once."""
+        with editing(self.catalog, self.by) as edit:
+            secret = rotate_token(edit, name, expires_at=expires_at).secret
+            return _recipient_from_state(edit.session, get_recipient(edit.session, name)), secret
+
+    def revoke(self, name: str) -> Recipient:
+        """Ends all access of a recipient at once; its name and its audit events stay."""
+        with editing(self.catalog, self.by) as edit:
+            return _recipient_from_state(edit.session, revoke_recipient(edit, name))
+
+
+def _recipient_from_state(session: Session, state: RecipientState) -> Recipient:
+    ends = [token.expires_at for token in state.tokens if token.revoked_at is None]
+    return Recipient(
+        id=state.id,
+        name=state.name,
+        shares=tuple(grant.share for grant in list_grants_to(session, state.name)),
+        comment=state.comment,
+        created_at=state.created_at,
+        expires_at=ends[-1] if ends else None,
+        revoked_at=state.revoked_at,
+    )

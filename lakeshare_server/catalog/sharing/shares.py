@@ -1,4 +1,4 @@
-"""Operations on shares."""
+"""Operations on shares and the tables in them."""
 
 import uuid
 from collections.abc import Mapping, Sequence
@@ -14,8 +14,20 @@ from lakeshare_server.catalog.models import (
     SharedTableRow,
     ShareRow,
 )
-from lakeshare_server.catalog.names import require_name, require_owner, require_properties, require_rule_text
-from lakeshare_server.catalog.sharing.editing import UNCHANGED, Edit, Unchanged, changed_fields, touch_row
+from lakeshare_server.catalog.sharing.editing import (
+    UNCHANGED,
+    Edit,
+    Unchanged,
+    changed_fields,
+    changed_name,
+    new_row_fields,
+    require_free,
+    require_name,
+    require_owner,
+    require_properties,
+    require_rule_text,
+    touch_row,
+)
 from lakeshare_server.catalog.sharing.states import (
     Kind,
     Share,
@@ -28,6 +40,10 @@ from lakeshare_server.catalog.sharing.states import (
 from lakeshare_server.errors import BadRequest, CatalogConflict, NameTaken
 
 Properties = Mapping[str, str]
+# The fields of a declared table that only its contract can change.
+DECLARED = frozenset({"name", "schema", "lake_table", "comment", "history", "kind"})
+# Every database takes this many names in one query.
+MAX_SINGLE_LOOKUPS = 500
 
 
 def create_share(
@@ -39,37 +55,23 @@ def create_share(
     properties: Properties | None = None,
     owner: str | None = None,
 ) -> Share:
-    """Make a share; its owner is whoever makes it, if no other is named.
-
-    Raises:
-        BadRequest: the name, the owner or a property cannot be used.
-        CatalogConflict: the name is taken.
-    """
+    """Creates a share; its owner is the principal that creates it, unless another is named."""
     require_name("share", name)
     require_owner(owner)
-    require_properties("properties", properties)
-    _require_free(edit, name, None)
+    own_properties = require_properties("properties", properties)
+    require_free(edit, ShareRow, name)
     row = ShareRow(
-        id=str(uuid.uuid4()),
-        name=name,
-        name_key=name.lower(),
+        **new_row_fields(edit, name),
         comment=comment,
         display_name=display_name,
-        properties=dict(properties or {}) or None,
+        properties=own_properties,
         owner=owner or edit.by,
         declared=False,
-        applied=False,
-        created_at=edit.at,
-        created_by=edit.by,
-        revision=1,
     )
     edit.keep(row)
     edit.session.add(row)
-    touch_row(edit, row, "Share", name, is_new=True)
     edit.session.flush()
-    state = share_from_row(row)
-    edit.changed("create_share", name, None, state.as_json())
-    return state
+    return edit.changed("create_share", name, None, share_from_row(row))
 
 
 def alter_share(
@@ -83,51 +85,29 @@ def alter_share(
     owner: str | Unchanged | None = UNCHANGED,
     revision: int | None = None,
 ) -> Share:
-    """Change what is given; recipients find a renamed share under its new name only.
-
-    Raises:
-        NotFound: there is no such share.
-        BadRequest: a value cannot be used.
-        CatalogConflict: the new name is taken, the revision is another, or a contract declares the name or comment.
-    """
+    """Changes the fields that are given; recipients find a renamed share under its new name only."""
     row = find_share_row(edit.session, name)
     before = share_from_row(row)
     fields = changed_fields(comment=comment, display_name=display_name, owner=owner)
     if properties is not UNCHANGED:
-        require_properties("properties", properties)
-        fields["properties"] = dict(properties or {}) or None
-    if new_name is not UNCHANGED:
-        if new_name != row.name:
-            require_name("share", new_name)
-        _require_free(edit, new_name, row.key)
-        fields |= {"name": new_name, "name_key": new_name.lower()}
+        fields["properties"] = require_properties("properties", properties)
+    fields |= changed_name(edit, row, new_name)
     require_owner(fields.get("owner"))
-    is_contracts = row.declared and edit.keeper != "contracts"
-    if is_contracts and (
-        {"name", "comment"} & {key for key, value in fields.items() if value != getattr(row, key)}
-    ):
+    changed = {key for key, value in fields.items() if value != getattr(row, key)}
+    if row.declared and edit.keeper != "contracts" and changed & {"name", "comment"}:
         raise CatalogConflict(
             f"{row.name} is declared by a contract", "Change the contract and apply the shares."
         )
-    touch_row(edit, row, "Share", row.name, revision)
+    touch_row(edit, row, revision)
     edit.keep(row)
-    for key, value in fields.items():
-        setattr(row, key, value)
-    edit.session.flush()
-    state = share_from_row(row)
-    edit.changed("alter_share", before.name, before.as_json(), state.as_json())
-    return state
+    edit.update(row, fields)
+    return edit.changed("alter_share", before.name, before, share_from_row(row))
 
 
 def drop_share(edit: Edit, name: str, *, revision: int | None = None) -> Share:
-    """Remove a share with its tables and the grants on it.
-
-    Raises:
-        NotFound: there is no such share.
-        CatalogConflict: the revision is another, or a contract declares tables in it.
-    """
+    """Removes a share with its tables and the grants on it."""
     row = find_share_row(edit.session, name)
-    touch_row(edit, row, "Share", row.name, revision)
+    touch_row(edit, row, revision)
     if row.declared and edit.keeper != "contracts":
         raise CatalogConflict(
             f"{row.name} is declared by a contract", "Take it out of the contract and apply the shares."
@@ -137,77 +117,47 @@ def drop_share(edit: Edit, name: str, *, revision: int | None = None) -> Share:
         edit.session.execute(delete(model).where(model.share_key == row.key))
     edit.session.delete(row)
     edit.session.flush()
-    edit.changed("drop_share", state.name, state.as_json(), None)
+    edit.changed("drop_share", state.name, state, None)
     return state
 
 
-def _require_free(edit: Edit, name: str, key: int | None) -> None:
-    taken = edit.session.scalars(select(ShareRow).where(ShareRow.name_key == name.lower())).one_or_none()
-    if taken is not None and taken.key != key:
-        raise NameTaken(
-            f"there is a share {taken.name} already", "Choose another name; case makes no difference."
-        )
-
-
-DECLARED = frozenset({"name", "schema", "lake_table", "comment", "history", "kind"})
-
-# So many names fit into one question on every database.
-MAX_SINGLE_LOOKUPS = 500
-
-
-def add_table(edit: Edit, share: str, wanted: SharedObject, *, revision: int | None = None) -> SharedObject:
-    """Add a table or view of the lake to a share; it need not be published yet.
-
-    Raises:
-        NotFound: there is no such share.
-        BadRequest: a value cannot be used.
-        CatalogConflict: the share has a table of this alias, or the share's revision is another.
-    """
-    return add_tables(edit, share, [wanted], revision=revision)[0]
+def add_table(edit: Edit, share: str, table: SharedObject, *, revision: int | None = None) -> SharedObject:
+    """Adds a table or view of the lake to a share, before or after its first publication."""
+    return add_tables(edit, share, [table], revision=revision)[0]
 
 
 def add_tables(
-    edit: Edit, share: str, wanted: Sequence[SharedObject], *, revision: int | None = None
+    edit: Edit, share: str, tables: Sequence[SharedObject], *, revision: int | None = None
 ) -> list[SharedObject]:
-    """Add any number of tables or views to a share, with as many queries as one takes.
-
-    Raises:
-        NotFound, BadRequest, CatalogConflict: as `add_table`.
-    """
-    for one in wanted:
-        require_name("schema", one.schema)
-        require_name("table", one.name)
-        _require_usable(one.table, one.kind)
-        _require_numbers(one.start_version, one.publication)
-        require_rule_text("rule", one.rule)
+    """Adds any number of tables or views to a share, with as many queries as one takes."""
+    for table in tables:
+        require_name("schema", table.schema)
+        require_name("table", table.name)
+        _require_usable(table.table, table.kind)
+        _require_numbers(table.start_version, table.publication)
+        require_rule_text("rule", table.rule)
     parent = find_share_row(edit.session, share)
-    touch_row(edit, parent, "Share", parent.name, revision)
-    schemas = _schemas(edit, parent, [one.schema for one in wanted])
-    rows = [_new_row(edit, one, schemas[one.schema.lower()]) for one in wanted]
+    touch_row(edit, parent, revision)
+    schemas = _find_or_create_schemas(edit, parent, [table.schema for table in tables])
+    rows = [_new_row(edit, table, schemas[table.schema.lower()]) for table in tables]
     _require_all_free(edit, parent, {row.key: row for row in schemas.values()}, rows)
     edit.session.add_all(rows)
     edit.session.flush()
     states = []
-    for one, row in zip(wanted, rows, strict=True):
-        states.append(object_from_row(row, schemas[one.schema.lower()].name, parent.name))
-        edit.changed("add_table", states[-1].path, None, states[-1].as_json())
+    for table, row in zip(tables, rows, strict=True):
+        state = object_from_row(row, schemas[table.schema.lower()].name, parent.name)
+        states.append(edit.changed("add_table", state.path, None, state))
     return states
 
 
-def _new_row(edit: Edit, wanted: SharedObject, schema: SchemaRow) -> SharedTableRow:
+def _new_row(edit: Edit, table: SharedObject, schema: SchemaRow) -> SharedTableRow:
+    given = ("name", "comment", "history", "start_version", "directory_access", "kind", "rule", "publication")
     row = SharedTableRow(
+        **{name: getattr(table, name) for name in given},
         id=str(uuid.uuid4()),
         schema_key=schema.key,
-        name=wanted.name,
-        name_key=wanted.name.lower(),
-        lake_table=wanted.table,
-        comment=wanted.comment,
-        history=wanted.history,
-        start_version=wanted.start_version,
-        directory_access=wanted.directory_access,
-        kind=wanted.kind,
-        rule=wanted.rule,
-        publication=wanted.publication,
+        name_key=table.name.lower(),
+        lake_table=table.table,
         declared=False,
         applied=False,
         added_at=edit.at,
@@ -235,12 +185,9 @@ def alter_table(
     directory_access: bool | Unchanged = UNCHANGED,
     revision: int | None = None,
 ) -> SharedObject:
-    """Change what is given; the table keeps its id. Directory access ends when the name stands for another table.
+    """Changes the fields that are given; the table keeps its id. `revision` is the share's.
 
-    Raises:
-        NotFound: there is no such shared table.
-        BadRequest: a value cannot be used.
-        CatalogConflict: the new alias is taken, the share's revision is another, or a contract declares the field.
+    Directory access ends if `table` changes and `directory_access` is not given.
     """
     parent, folder, row = find_object_row(edit.session, share, schema, name)
     before = object_from_row(row, folder.name, parent.name)
@@ -256,24 +203,16 @@ def alter_table(
         directory_access=directory_access,
     )
     _require_alterable(edit, before, row, fields, new_schema)
-    touch_row(edit, parent, "Share", parent.name, revision)
+    touch_row(edit, parent, revision)
     if not row.declared:
         edit.keep(row)
     left, folder = folder, _move(edit, parent, folder, row, new_schema, fields)
-    _set(edit, row, fields)
+    if fields.get("lake_table", row.lake_table) != row.lake_table:
+        # The access was given for the folder of the table that the name stood for.
+        fields.setdefault("directory_access", False)
+    edit.update(row, fields)
     _remove_if_empty(edit, left)
-    state = object_from_row(row, folder.name, parent.name)
-    edit.changed("alter_table", before.path, before.as_json(), state.as_json())
-    return state
-
-
-def _set(edit: Edit, row: SharedTableRow, fields: dict[str, Any]) -> None:
-    if fields.get("lake_table", row.lake_table) != row.lake_table and "directory_access" not in fields:
-        # Whoever allowed it looked at what lies in the folder of the table it stood for.
-        row.directory_access = False
-    for key, value in fields.items():
-        setattr(row, key, value)
-    edit.session.flush()
+    return edit.changed("alter_table", before.path, before, object_from_row(row, folder.name, parent.name))
 
 
 def _move(
@@ -284,10 +223,10 @@ def _move(
     new_schema: str | Unchanged,
     fields: dict[str, Any],
 ) -> SchemaRow:
-    """The schema that a table is in under its new alias, which nothing else in the share has."""
+    """Moves a table to its new schema, and requires its new alias to be free; returns the schema."""
     left = schema
     if new_schema is not UNCHANGED and new_schema.lower() != schema.name_key:
-        schema = _schemas(edit, share, [new_schema])[new_schema.lower()]
+        schema = _find_or_create_schemas(edit, share, [new_schema])[new_schema.lower()]
         row.schema_key = schema.key
     if "name" in fields or schema is not left:
         _require_free_name(edit, share, schema, fields.get("name", row.name), row.key)
@@ -298,15 +237,10 @@ def _move(
 def remove_table(
     edit: Edit, share: str, schema: str, name: str, *, revision: int | None = None
 ) -> SharedObject:
-    """Share a table no more; the share and the grants on it stay.
-
-    Raises:
-        NotFound: there is no such shared table.
-        CatalogConflict: a contract declares it, or the share's revision is another.
-    """
+    """Removes a table from a share; the share and the grants on it stay."""
     parent, folder, row = find_object_row(edit.session, share, schema, name)
     state = object_from_row(row, folder.name, parent.name)
-    touch_row(edit, parent, "Share", parent.name, revision)
+    touch_row(edit, parent, revision)
     if row.declared and edit.keeper != "contracts":
         raise CatalogConflict(
             f"{state.path} is declared by a contract", "Take it out of the contract and apply the shares."
@@ -314,7 +248,7 @@ def remove_table(
     edit.session.delete(row)
     edit.session.flush()
     _remove_if_empty(edit, folder)
-    edit.changed("remove_table", state.path, state.as_json(), None)
+    edit.changed("remove_table", state.path, state, None)
     return state
 
 
@@ -352,18 +286,18 @@ def _require_numbers(start_version: int | None, publication: int | None) -> None
             raise BadRequest(field, number, "Give a version of the table, 0 or more.")
 
 
-def _schemas(edit: Edit, share: ShareRow, names: Sequence[str]) -> dict[str, SchemaRow]:
-    """The schemas of these names, by lower case; made where they are not there."""
+def _find_or_create_schemas(edit: Edit, share: ShareRow, names: Sequence[str]) -> dict[str, SchemaRow]:
+    """The schemas of a share by their names in lower case."""
     of_share = select(SchemaRow).where(SchemaRow.share_key == share.key)
-    found = {row.name_key: row for row in edit.session.scalars(of_share)}
+    rows = {row.name_key: row for row in edit.session.scalars(of_share)}
     for name in names:
-        if name.lower() not in found:
+        if name.lower() not in rows:
             is_declared = edit.keeper == "contracts"
             row = SchemaRow(share_key=share.key, name=name, name_key=name.lower(), declared=is_declared)
             edit.session.add(row)
-            found[row.name_key] = row
+            rows[row.name_key] = row
     edit.session.flush()
-    return {name.lower(): found[name.lower()] for name in names}
+    return {name.lower(): rows[name.lower()] for name in names}
 
 
 def _require_all_free(

@@ -1,10 +1,10 @@
-"""Reading what administrators edit: whole lists in a handful of queries, single objects by name."""
+"""Reads the objects that administrators edit: whole lists in a few queries, single objects by name."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, TypeVar
 
 from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
@@ -30,15 +30,21 @@ from lakeshare_server.errors import NotFound
 Kind = Literal["TABLE", "VIEW"]
 Authentication = Literal["TOKEN", "OAUTH_CLIENT_CREDENTIALS", "OIDC_FEDERATION"]
 LifeCycle = Literal["invited", "activated", "rotating", "expired", "revoked"]
+NamedRow = TypeVar("NamedRow", ShareRow, RecipientRow, GroupRow)
 
 
 class JsonState:
-    """Something that can be told as JSON."""
+    """A dataclass that the audit log keeps as JSON."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
 
     def as_json(self) -> dict[str, Any]:
-        """Its fields, those without a value left out; times in ISO 8601."""
-        told = {one.name: _json(getattr(self, one.name)) for one in fields(self)}  # type: ignore[arg-type]  # of dataclasses
-        return {name: value for name, value in told.items() if value not in (None, [], {})}
+        """Its fields without those that have no value; times in ISO 8601."""
+        values = {name: _json(getattr(self, name)) for name in self.__dataclass_fields__}
+        return {name: value for name, value in values.items() if value not in (None, [], {})}
+
+
+State = TypeVar("State", bound=JsonState)
 
 
 def _json(value: object) -> object:
@@ -47,7 +53,7 @@ def _json(value: object) -> object:
     if isinstance(value, JsonState):
         return value.as_json()
     if isinstance(value, tuple):
-        return [_json(one) for one in value]
+        return [_json(item) for item in value]
     return dict(value) if isinstance(value, Mapping) else value
 
 
@@ -73,7 +79,7 @@ class Share(JsonState):
 
 @dataclass(frozen=True, kw_only=True)
 class SharedObject(JsonState):
-    """A table or view as a share names it; the fields behind `directory_access` are read, never given."""
+    """A table or view of a share; operations ignore the fields after `directory_access`."""
 
     schema: str
     name: str
@@ -128,7 +134,7 @@ class TokenState(JsonState):
     last_used_from: str | None = None
 
     def is_valid(self, now: datetime) -> bool:
-        """Whether it opens anything at that moment."""
+        """Whether it gives access at that moment."""
         return self.revoked_at is None and (self.expires_at is None or self.expires_at > now)
 
 
@@ -153,7 +159,7 @@ class LinkState(JsonState):
 
 @dataclass(frozen=True, kw_only=True)
 class FederationPolicy(JsonState):
-    """Whose tokens of an issuer are a recipient's."""
+    """The claims of an issuer's tokens that identify a recipient."""
 
     name: str
     issuer: str
@@ -168,7 +174,7 @@ class FederationPolicy(JsonState):
 
 @dataclass(frozen=True, kw_only=True)
 class RecipientState(JsonState):
-    """A recipient with everything by which it gets in."""
+    """A recipient with its tokens, links, policies and groups."""
 
     key: int
     id: str
@@ -217,175 +223,53 @@ class Group(JsonState):
 
 @dataclass(frozen=True)
 class IssuedSecret:
-    """A secret that is shown once, beside what is kept of it."""
+    """A secret that is shown once, with the state of its token."""
 
     state: TokenState
     secret: str = field(repr=False)
 
 
+def _from_row(state: type[State], row: Any, /, **others: Any) -> State:  # of any model
+    """A state with the columns of a row that have its fields' names, and with other values."""
+    columns = {name: getattr(row, name) for name in state.__dataclass_fields__ if name not in others}
+    return state(**columns, **others)
+
+
 def share_from_row(row: ShareRow) -> Share:
-    """A share's row as administrators see it."""
-    return Share(
-        key=row.key,
-        id=row.id,
-        name=row.name,
-        comment=row.comment,
-        display_name=row.display_name,
-        properties=row.properties or {},
-        owner=row.owner,
-        created_at=row.created_at,
-        created_by=row.created_by,
-        updated_at=row.updated_at,
-        updated_by=row.updated_by,
-        revision=row.revision,
-        declared=row.declared,
-        applied=row.applied,
-    )
+    """The state of a share's row."""
+    return _from_row(Share, row, properties=row.properties or {})
 
 
 def object_from_row(row: SharedTableRow, schema: str, share: str) -> SharedObject:
-    """A shared table's row as administrators see it."""
-    return SharedObject(
-        schema=schema,
-        name=row.name,
-        table=row.lake_table,
-        kind=cast(Kind, row.kind),
-        comment=row.comment,
-        history=row.history,
-        start_version=row.start_version,
-        rule=row.rule,
-        publication=row.publication,
-        directory_access=row.directory_access,
-        share=share,
-        id=row.id,
-        added_at=row.added_at,
-        added_by=row.added_by,
-        declared=row.declared,
-        applied=row.applied,
-    )
-
-
-def group_from_row(row: GroupRow, members: Sequence[str]) -> Group:
-    """A group's row as administrators see it."""
-    return Group(
-        key=row.key,
-        id=row.id,
-        name=row.name,
-        comment=row.comment,
-        members=tuple(members),
-        created_at=row.created_at,
-        created_by=row.created_by,
-        updated_at=row.updated_at,
-        updated_by=row.updated_by,
-        revision=row.revision,
-        applied=row.applied,
-    )
+    """The state of a shared table's row."""
+    return _from_row(SharedObject, row, schema=schema, share=share, table=row.lake_table)
 
 
 def token_from_row(row: TokenRow, use: TokenUseRow | None = None) -> TokenState:
-    """A token's row as administrators see it."""
-    return TokenState(
-        id=row.id,
-        kind=row.kind,
-        created_at=row.created_at,
-        created_by=row.created_by,
-        expires_at=row.expires_at,
-        superseded_at=row.superseded_at,
-        revoked_at=row.revoked_at,
-        last_used_at=None if use is None else use.last_used_at,
-        last_used_from=None if use is None else use.last_used_from,
-    )
+    """The state of a token's row; `use` is its last use."""
+    last_used = (None, None) if use is None else (use.last_used_at, use.last_used_from)
+    return _from_row(TokenState, row, last_used_at=last_used[0], last_used_from=last_used[1])
 
 
 def link_from_row(row: ActivationRow, recipient: str) -> LinkState:
-    """A link's row as administrators see it."""
-    return LinkState(
-        id=row.id,
-        recipient=recipient,
-        created_at=row.created_at,
-        created_by=row.created_by,
-        expires_at=row.expires_at,
-        token_expires_at=row.token_expires_at,
-        used_at=row.used_at,
-        used_from=row.used_from,
-        revoked_at=row.revoked_at,
-    )
+    """The state of an activation link's row."""
+    return _from_row(LinkState, row, recipient=recipient)
 
 
 def policy_from_row(row: FederationPolicyRow) -> FederationPolicy:
-    """A policy's row as administrators see it."""
-    return FederationPolicy(
-        name=row.name,
-        issuer=row.issuer,
-        subject_claim=row.subject_claim,
-        subject=row.subject,
-        audiences=tuple(row.audiences),
-        comment=row.comment,
-        id=row.id,
-        created_at=row.created_at,
-        updated_at=row.updated_at,
-    )
+    """The state of a policy's row."""
+    return _from_row(FederationPolicy, row, audiences=tuple(row.audiences))
 
 
 def grant_from_row(
     row: GrantRow | GroupGrantRow, share: str, *, recipient: str | None = None, group: str | None = None
 ) -> Grant:
-    """A grant's row as administrators see it."""
-    return Grant(
-        share=share,
-        recipient=recipient,
-        group=group,
-        starts_at=row.starts_at,
-        ends_at=row.ends_at,
-        rule=row.rule,
-        created_at=row.created_at,
-        created_by=row.created_by,
-        applied=row.applied,
-    )
-
-
-def recipient_from_row(
-    row: RecipientRow,
-    tokens: Sequence[TokenState],
-    links: Sequence[LinkState],
-    policies: Sequence[FederationPolicy],
-    of_groups: Sequence[str],
-) -> RecipientState:
-    return RecipientState(
-        key=row.key,
-        id=row.id,
-        name=row.name,
-        state=_life_cycle(row, tokens, links, policies),
-        comment=row.comment,
-        owner=row.owner,
-        properties=row.properties or {},
-        authentication=cast(Authentication, row.authentication),
-        ip_allow=tuple(row.ip_allow or ()),
-        expires_at=row.expires_at,
-        activated_at=row.activated_at,
-        agreement=row.agreement,
-        agreement_accepted_at=row.agreement_accepted_at,
-        agreement_accepted_from=row.agreement_accepted_from,
-        created_at=row.created_at,
-        created_by=row.created_by,
-        updated_at=row.updated_at,
-        updated_by=row.updated_by,
-        revoked_at=row.revoked_at,
-        revision=row.revision,
-        applied=row.applied,
-        tokens=tuple(tokens),
-        links=tuple(links),
-        policies=tuple(policies),
-        groups=tuple(of_groups),
-        limits=row.limits or {},
-    )
+    """The state of a grant's row."""
+    return _from_row(Grant, row, share=share, recipient=recipient, group=group)
 
 
 def _life_cycle(
-    row: RecipientRow,
-    tokens: Sequence[TokenState],
-    links: Sequence[LinkState],
-    policies: Sequence[FederationPolicy],
+    row: RecipientRow, tokens: list[TokenState], links: list[LinkState], policies: list[FederationPolicy]
 ) -> LifeCycle:
     now = datetime.now(UTC)
     if row.revoked_at is not None:
@@ -404,26 +288,18 @@ def _life_cycle(
 
 
 def list_shares(session: Session, after: int = 0, limit: int | None = None) -> list[Share]:
-    """The shares in the order they were made: all, or so many with a key behind `after`."""
+    """Lists the shares in the order of their creation; `limit` of them with a key above `after`."""
     statement = select(ShareRow).where(ShareRow.key > after).order_by(ShareRow.key).limit(limit)
     return [share_from_row(row) for row in session.scalars(statement)]
 
 
 def get_share(session: Session, name: str) -> Share:
-    """A share by its name.
-
-    Raises:
-        NotFound: there is none.
-    """
+    """Returns a share; raises NotFound."""
     return share_from_row(find_share_row(session, name))
 
 
 def list_objects(session: Session, share: str | None = None) -> list[SharedObject]:
-    """The tables and views of a share, or of all shares, in the order they were added.
-
-    Raises:
-        NotFound: there is no such share.
-    """
+    """Lists the tables and views of a share (raises NotFound), or of all, in the order they were added."""
     rows = (
         select(SharedTableRow, SchemaRow.name, ShareRow.name)
         .join(SchemaRow, SchemaRow.key == SharedTableRow.schema_key)
@@ -436,27 +312,27 @@ def list_objects(session: Session, share: str | None = None) -> list[SharedObjec
 
 
 def newest_publication_number(session: Session, table: str) -> int | None:
-    """The number of the newest publication of a table of the lake, None when it has none."""
+    """The newest publication's number of a table of the lake, None before its first publication."""
     return session.scalar(select(func.max(PublicationRow.version)).where(PublicationRow.table_name == table))
 
 
 def is_followed(session: Session, table: str) -> bool:
-    """Whether versions of this table of the lake are found in storage."""
+    """Whether a table of the lake is a followed table."""
     known = select(FollowedTableRow.key).where(FollowedTableRow.table_name == table)
     return session.scalar(known) is not None
 
 
 def list_shares_with_rules(session: Session) -> set[str]:
-    """The shares, in lower case, with a grant that has a rule: tables that come to them are held against it."""
-    found: set[str] = set()
+    """The names, in lower case, of the shares with a grant that has a rule."""
+    names: set[str] = set()
     for grants in (GrantRow, GroupGrantRow):
-        named = select(ShareRow.name_key).join(grants, grants.share_key == ShareRow.key)
-        found.update(session.scalars(named.where(grants.rule.is_not(None)).distinct()))
-    return found
+        of_grants = select(ShareRow.name_key).join(grants, grants.share_key == ShareRow.key)
+        names.update(session.scalars(of_grants.where(grants.rule.is_not(None)).distinct()))
+    return names
 
 
 def list_groups(session: Session) -> list[Group]:
-    """All groups with their members, in the order they were made."""
+    """Lists the groups with their members, in the order of their creation."""
     members: defaultdict[int, list[str]] = defaultdict(list)
     pairs = select(GroupMemberRow.group_key, RecipientRow.name).join(
         RecipientRow, RecipientRow.key == GroupMemberRow.recipient_key
@@ -464,101 +340,64 @@ def list_groups(session: Session) -> list[Group]:
     for key, name in session.execute(pairs.order_by(RecipientRow.key)):
         members[key].append(name)
     rows = session.scalars(select(GroupRow).order_by(GroupRow.key))
-    return [group_from_row(row, members[row.key]) for row in rows]
+    return [_from_row(Group, row, members=tuple(members[row.key])) for row in rows]
 
 
 def get_group(session: Session, name: str) -> Group:
-    """A group by its name.
-
-    Raises:
-        NotFound: there is none.
-    """
+    """Returns a group with its members; raises NotFound."""
     row = find_group_row(session, name)
     members = select(RecipientRow.name).join(GroupMemberRow, GroupMemberRow.recipient_key == RecipientRow.key)
     in_group = members.where(GroupMemberRow.group_key == row.key).order_by(RecipientRow.key)
-    return group_from_row(row, list(session.scalars(in_group)))
+    return _from_row(Group, row, members=tuple(session.scalars(in_group)))
 
 
 def list_recipients(session: Session, after: int = 0, limit: int | None = None) -> list[RecipientState]:
-    """The recipients in the order they were made, revoked ones too: all, or so many with a key behind `after`."""
+    """Lists the recipients, revoked ones too, in the order of their creation; `limit` of them after a key."""
     statement = select(RecipientRow).where(RecipientRow.key > after).order_by(RecipientRow.key)
     return _read_recipients(session, statement.limit(limit), is_whole=limit is None)
 
 
 def get_recipient(session: Session, name: str) -> RecipientState:
-    """A recipient by its name.
-
-    Raises:
-        NotFound: there is none.
-    """
+    """Returns a recipient; raises NotFound."""
     row = find_recipient_row(session, name)
     return _read_recipients(session, select(RecipientRow).where(RecipientRow.key == row.key))[0]
 
 
 def list_grants(session: Session) -> list[Grant]:
-    """All grants: those of recipients, then those of groups, each in the order they were made."""
-    return _grants_of_recipients(session, None, None) + _grants_of_groups(session, None, None)
+    """Lists all grants, ended and future ones too: to recipients, then to groups, in the order of their creation."""
+    return _list_grants(session, None, None)
 
 
 def list_grants_on(session: Session, share: str) -> list[Grant]:
-    """Who may read a share, ended grants and those still to begin too.
-
-    Raises:
-        NotFound: there is no such share.
-    """
-    key = find_share_row(session, share).key
-    return _grants_of_recipients(session, key, None) + _grants_of_groups(session, key, None)
+    """Lists all grants on a share; raises NotFound."""
+    return _list_grants(session, find_share_row(session, share).key, None)
 
 
 def list_grants_to(session: Session, recipient: str) -> list[Grant]:
-    """What a recipient may read, by itself or as a member of a group, ended and to begin too.
-
-    Raises:
-        NotFound: there is no such recipient.
-    """
-    key = find_recipient_row(session, recipient).key
-    return _grants_of_recipients(session, None, key) + _grants_of_groups(session, None, key)
+    """Lists all grants to a recipient and to its groups; raises NotFound."""
+    return _list_grants(session, None, find_recipient_row(session, recipient).key)
 
 
 def find_share_row(session: Session, name: str) -> ShareRow:
-    """The row of a share.
-
-    Raises:
-        NotFound: there is none.
-    """
-    row: ShareRow = _find_named(session, ShareRow, name, "Share")
-    return row
+    """Returns the row of a share; raises NotFound."""
+    return _find_row(session, ShareRow, name)
 
 
 def find_recipient_row(session: Session, name: str) -> RecipientRow:
-    """The row of a recipient.
-
-    Raises:
-        NotFound: there is none.
-    """
-    row: RecipientRow = _find_named(session, RecipientRow, name, "Recipient")
-    return row
+    """Returns the row of a recipient; raises NotFound."""
+    return _find_row(session, RecipientRow, name)
 
 
 def find_group_row(session: Session, name: str) -> GroupRow:
-    """The row of a group.
-
-    Raises:
-        NotFound: there is none.
-    """
-    row: GroupRow = _find_named(session, GroupRow, name, "Group")
-    return row
+    """Returns the row of a group; raises NotFound."""
+    return _find_row(session, GroupRow, name)
 
 
 def find_object_row(
     session: Session, share: str, schema: str, name: str
 ) -> tuple[ShareRow, SchemaRow, SharedTableRow]:
-    """The rows of a shared table, with its share and its schema.
-
-    Raises:
-        NotFound: there is no such shared table.
-    """
-    found = session.execute(
+    """Returns the rows of a share, a schema and a shared table; raises NotFound."""
+    rows = session.execute(
         select(ShareRow, SchemaRow, SharedTableRow)
         .join(SchemaRow, SchemaRow.share_key == ShareRow.key)
         .join(SharedTableRow, SharedTableRow.schema_key == SchemaRow.key)
@@ -568,16 +407,15 @@ def find_object_row(
             SharedTableRow.name_key == name.lower(),
         )
     ).one_or_none()
-    if found is None:
+    if rows is None:
         raise NotFound("[Share/Schema/Table]", f"{share}/{schema}/{name}")
-    grandparent, parent, row = found
-    return grandparent, parent, row
+    return rows
 
 
-def _find_named(session: Session, model: Any, name: str, kind: str) -> Any:  # of any model with a name_key
+def _find_row(session: Session, model: type[NamedRow], name: str) -> NamedRow:
     row = session.scalars(select(model).where(model.name_key == name.lower())).one_or_none()
     if row is None:
-        raise NotFound(kind, name)
+        raise NotFound(model.__name__.removesuffix("Row"), name)
     return row
 
 
@@ -585,25 +423,27 @@ def _read_recipients(
     session: Session, statement: Select[RecipientRow], *, is_whole: bool = False
 ) -> list[RecipientState]:
     rows = list(session.scalars(statement))
-    # Of some recipients their own, of all of them everything: never a query for each.
+    # One query for each kind of object, never one for each recipient.
     keys = None if is_whole else [row.key for row in rows]
 
-    def of_them(model: Any) -> Any:  # of any model with a recipient_key
+    def select_own(model: Any) -> Any:  # of any model with a recipient_key
         every = select(model).order_by(model.key)
         return every if keys is None else every.where(model.recipient_key.in_(keys))
 
     tokens: defaultdict[int, list[TokenState]] = defaultdict(list)
     uses = (
-        of_them(TokenRow).add_columns(TokenUseRow).outerjoin(TokenUseRow, TokenUseRow.token_id == TokenRow.id)
+        select_own(TokenRow)
+        .add_columns(TokenUseRow)
+        .outerjoin(TokenUseRow, TokenUseRow.token_id == TokenRow.id)
     )
     for token, use in session.execute(uses):
         tokens[token.recipient_key].append(token_from_row(token, use))
     names = {row.key: row.name for row in rows}
     links: defaultdict[int, list[LinkState]] = defaultdict(list)
-    for link in session.scalars(of_them(ActivationRow)):
+    for link in session.scalars(select_own(ActivationRow)):
         links[link.recipient_key].append(link_from_row(link, names[link.recipient_key]))
     policies: defaultdict[int, list[FederationPolicy]] = defaultdict(list)
-    for policy in session.scalars(of_them(FederationPolicyRow)):
+    for policy in session.scalars(select_own(FederationPolicyRow)):
         policies[policy.recipient_key].append(policy_from_row(policy))
     of_groups: defaultdict[int, list[str]] = defaultdict(list)
     pairs = select(GroupMemberRow.recipient_key, GroupRow.name).join(
@@ -614,35 +454,41 @@ def _read_recipients(
     for key, name in session.execute(pairs.order_by(GroupRow.key)):
         of_groups[key].append(name)
     return [
-        recipient_from_row(row, tokens[row.key], links[row.key], policies[row.key], of_groups[row.key])
+        _from_row(
+            RecipientState,
+            row,
+            state=_life_cycle(row, tokens[row.key], links[row.key], policies[row.key]),
+            properties=row.properties or {},
+            ip_allow=tuple(row.ip_allow or ()),
+            tokens=tuple(tokens[row.key]),
+            links=tuple(links[row.key]),
+            policies=tuple(policies[row.key]),
+            groups=tuple(of_groups[row.key]),
+            limits=row.limits or {},
+        )
         for row in rows
     ]
 
 
-def _grants_of_recipients(session: Session, share_key: int | None, recipient_key: int | None) -> list[Grant]:
-    rows = (
+def _list_grants(session: Session, share_key: int | None, recipient_key: int | None) -> list[Grant]:
+    to_recipients = (
         select(GrantRow, ShareRow.name, RecipientRow.name)
         .join(ShareRow, ShareRow.key == GrantRow.share_key)
         .join(RecipientRow, RecipientRow.key == GrantRow.recipient_key)
         .order_by(GrantRow.key)
     )
-    if share_key is not None:
-        rows = rows.where(GrantRow.share_key == share_key)
-    if recipient_key is not None:
-        rows = rows.where(GrantRow.recipient_key == recipient_key)
-    return [grant_from_row(row, share, recipient=name) for row, share, name in session.execute(rows)]
-
-
-def _grants_of_groups(session: Session, share_key: int | None, recipient_key: int | None) -> list[Grant]:
-    rows = (
+    to_groups = (
         select(GroupGrantRow, ShareRow.name, GroupRow.name)
         .join(ShareRow, ShareRow.key == GroupGrantRow.share_key)
         .join(GroupRow, GroupRow.key == GroupGrantRow.group_key)
         .order_by(GroupGrantRow.key)
     )
     if share_key is not None:
-        rows = rows.where(GroupGrantRow.share_key == share_key)
+        to_recipients = to_recipients.where(GrantRow.share_key == share_key)
+        to_groups = to_groups.where(GroupGrantRow.share_key == share_key)
     if recipient_key is not None:
+        to_recipients = to_recipients.where(GrantRow.recipient_key == recipient_key)
         of_recipient = select(GroupMemberRow.group_key).where(GroupMemberRow.recipient_key == recipient_key)
-        rows = rows.where(GroupGrantRow.group_key.in_(of_recipient))
-    return [grant_from_row(row, share, group=name) for row, share, name in session.execute(rows)]
+        to_groups = to_groups.where(GroupGrantRow.group_key.in_(of_recipient))
+    own = [grant_from_row(row, share, recipient=name) for row, share, name in session.execute(to_recipients)]
+    return own + [grant_from_row(row, share, group=name) for row, share, name in session.execute(to_groups)]

@@ -14,11 +14,11 @@ from lakeshare_server.catalog import (
     Ledger,
     SharedTable,
     share_table,
+    unshare_table,
 )
 from lakeshare_server.catalog.declared import Plan, apply_files, dry_run, plan_changes
 from lakeshare_server.catalog.declared.files import FoundTable, followed_key
 from lakeshare_server.catalog.models import AuditRow
-from lakeshare_server.catalog.shares import unshare_table
 from lakeshare_server.errors import DocumentError
 from tests.builders.applied_files import exported, paths, told
 from tests.builders.publications import a_publication

@@ -115,7 +115,7 @@ def test_whoever_lost_the_lock_appends_nothing(catalog: Catalog, ledger: Ledger)
         pass
     with lock_set(catalog, "lake", "second", 1), pytest.raises(CatalogConflict, match="held by second"):
         ledger.append([a_publication()], lease)
-    with pytest.raises(CatalogConflict, match="held by nobody"):
+    with pytest.raises(CatalogConflict, match="held by no process"):
         ledger.append([a_publication()], lease)
     assert ledger.tables() == []
 

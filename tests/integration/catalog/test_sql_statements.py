@@ -14,7 +14,7 @@ from unittest.mock import ANY
 import pytest
 
 from lakeshare_server.sql import statements as said
-from lakeshare_server.sql.changes import Follow, Provider, Unfollow
+from lakeshare_server.sql.changes import Provider
 from lakeshare_server.sql.grammar import parse
 from tests.builders.sql_sessions import ROOT, a_lake, a_session, answer, empty, rows
 from tests.integration.postgres_server import PostgresServer
@@ -228,7 +228,7 @@ def test_a_statement_answers_and_has_its_effect(filled: Provider, case: Case) ->
     list(session.run(case.before))
     result = answer(session, case.statement)
     if isinstance(case.answers, str):
-        assert case.answers in result.told
+        assert case.answers in result.message
         assert result.columns == {}
     else:
         assert list(result.rows) == case.answers
@@ -245,7 +245,7 @@ def test_every_statement_has_a_case() -> None:
     tried = {type(placed.statement) for text in written for placed in parse(text)}
     every = {*said.ChangeStatement.__subclasses__(), *said.ReadStatement.__subclasses__()}
     # Refused, whatever they say: see test_sql_refusals.py. Reading stores: see test_follow_many.py.
-    assert every - tried == {said.Publish, said.ShowSharesInProvider, Follow, Unfollow}
+    assert every - tried == {said.Publish, said.ShowSharesInProvider, said.Follow, said.Unfollow}
 
 
 # The manual's columns, in the manual's order; ours stand behind them.
