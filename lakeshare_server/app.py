@@ -41,9 +41,9 @@ from lakeshare_server.pages import activation, portal
 from lakeshare_server.pages.portal import LocationSigners, Previews
 from lakeshare_server.pages.rendering import PageHeaders
 from lakeshare_server.protocol.tokens import Pager, TableTokens
-from lakeshare_server.routes import files, health, iceberg, oauth, queries, tables
-from lakeshare_server.routes.admin.api import PREFIX as ADMIN_PREFIX
-from lakeshare_server.routes.admin.api import admin_api, well_known
+from lakeshare_server.routes import files, health, iceberg, oauth, tables
+from lakeshare_server.routes.admin import PREFIX as ADMIN_PREFIX
+from lakeshare_server.routes.admin import admin_api, well_known
 from lakeshare_server.routes.context import AppState, Pools
 from lakeshare_server.routes.errors import (
     AuditMiddleware,
@@ -107,7 +107,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
     app.include_router(well_known)
     prefix = settings.endpoint.rstrip("/")
     app.include_router(oauth.iceberg_router)
-    for router in (oauth.router, tables.listings_router, tables.router, queries.router, files.router):
+    for router in (oauth.router, tables.listings_router, tables.router, files.router):
         app.include_router(router, prefix=prefix)
     app.include_router(activation.router)
     app.include_router(portal.router)

@@ -1,7 +1,6 @@
-"""Tokens that an OIDC issuer signed, verified by the keys that it publishes.
+"""Verification of tokens by the keys that their OIDC issuers publish.
 
-Keys are kept for minutes; one that is not known yet is looked for at once, so that an issuer may change its keys
-whenever it likes. Whose token it is, and what that allows, is decided by who asks.
+Keys are cached for minutes; an unknown key is looked up immediately, so that issuers can rotate keys at any time.
 """
 
 import http.client
@@ -31,20 +30,15 @@ PORTS = {"https": 443, "http": 80}
 
 
 class IssuerDocuments:
-    """Fetches JSON over TLS from public addresses, and from the hosts of our own network that are named."""
+    """Fetches JSON over TLS from public addresses, and from the configured private hosts."""
 
     def __init__(self, private_hosts: str) -> None:
         self._private = frozenset(private_hosts.lower().split())
 
     def fetch(self, url: str, within_s: float = TIMEOUT_S) -> dict[str, Any]:
-        """The JSON object at a URL, if all of it is here in time, however many bytes came until then.
-
-        Raises:
-            Unavailable: it cannot be had, or may not be asked for.
-        """
+        """The JSON object at a URL. Raises Unavailable if it is not complete in time or the URL is not allowed."""
         try:
-            body = self._body(urlsplit(url), time.monotonic() + within_s)
-            document = json.loads(body)
+            document = json.loads(self._body(urlsplit(url), time.monotonic() + within_s))
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise Unavailable(
                 f"the issuer's {url} cannot be had: {error}",
@@ -59,27 +53,32 @@ class IssuerDocuments:
         is_private = host in self._private or f"{host}:{port}" in self._private
         if url.scheme != "https" and not (url.scheme == "http" and is_private):
             raise ValueError("only https is asked")
-        with closing(_connect(host, port, is_private)) as plain, _ended_at(plain, ends_at):
+        addresses = [str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+        for address in addresses:
+            if not (is_private or ipaddress.ip_address(address.partition("%")[0]).is_global):
+                raise ValueError("it is in a private network")
+        plain = socket.create_connection((addresses[0], port), TIMEOUT_S)
+        with closing(plain), _ended_at(plain, ends_at):
             connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
             if url.scheme == "https":
                 context = ssl.create_default_context()
                 connection = http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=context)
                 plain = context.wrap_socket(plain, server_hostname=host)
-            # The connection that was judged is the one that is used: a name may resolve otherwise a moment later.
+            # The checked connection is used, because the name may resolve to another address later.
             with closing(plain):
                 connection.sock = plain
                 connection.request("GET", url.path or "/", headers={"Accept": "application/json"})
-                answer = connection.getresponse()
-                body = answer.read(MAX_DOCUMENT_BYTES + 1)
-        if answer.status != 200 or len(body) > MAX_DOCUMENT_BYTES:
-            raise ValueError(f"it answers {answer.status} with {len(body)} bytes")
+                response = connection.getresponse()
+                body = response.read(MAX_DOCUMENT_BYTES + 1)
+        if response.status != 200 or len(body) > MAX_DOCUMENT_BYTES:
+            raise ValueError(f"it answers {response.status} with {len(body)} bytes")
         return body
 
 
 @contextmanager
 def _ended_at(connection: socket.socket, ends_at: float) -> Iterator[None]:
-    """Cut the connection at that time: a peer that sends a byte now and then never reaches a timeout of reading."""
-    # Another handle of it: TLS takes the first one over.
+    """Cuts the connection at a time: a peer that sends single bytes never reaches a read timeout."""
+
     handle = connection.dup()
 
     def cut() -> None:
@@ -97,23 +96,14 @@ def _ended_at(connection: socket.socket, ends_at: float) -> Iterator[None]:
         handle.close()
 
 
-def _connect(host: str, port: int, is_private: bool) -> socket.socket:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    addresses = [str(address[0]) for *_, address in found]
-    for address in addresses:
-        if not (is_private or ipaddress.ip_address(address.partition("%")[0]).is_global):
-            raise ValueError("it is in a private network")
-    return socket.create_connection((addresses[0], port), TIMEOUT_S)
-
-
 KEEP_S = 300.0
-# What an issuer that does not answer has published before is good for this long.
+# Keys of an issuer that does not respond stay valid for this long.
 STALE_S = 3600.0
-# Any token can name a key that nobody has: the issuer is not asked again for each.
+# Minimum time between searches, because any token can name an unknown key.
 PAUSE_S = 5.0
-# All that is fetched of an issuer has to be here by then.
+# Limit for all requests of one refresh.
 TOTAL_S = 10.0
-# So long after a refresh has begun requests wait for it, and no more than so many: a healthy issuer needs less.
+# Requests wait this long after the beginning of a refresh, at most `MAX_WAITERS` of them.
 WAIT_S = 1.0
 MAX_WAITERS = 16
 ALGORITHMS = {
@@ -121,7 +111,7 @@ ALGORITHMS = {
     "EC": ("ES256", "ES384", "ES512"),
     "OKP": ("EdDSA",),
 }
-# The library lets through what JSON of a thousand brackets leads to.
+# Deeply nested JSON raises RecursionError.
 UNREADABLE = (jwt.PyJWTError, RecursionError)
 RETRY_S = 2
 DISCOVERY = "/.well-known/openid-configuration"
@@ -130,7 +120,7 @@ _log = logging.getLogger(__name__)
 
 
 class Issuers:
-    """Verifies tokens of any issuer that somebody who administers has named; safe from any thread."""
+    """Verifies tokens of issuers that administrators have configured; safe from any thread."""
 
     def __init__(self, settings: ServerSettings, services: Services | None = None) -> None:
         self._leeway_s = settings.oidc_leeway_s
@@ -140,13 +130,11 @@ class Issuers:
         self._turn = threading.Lock()
 
     def verified_claims(self, token: str, issuer: str, audiences: Sequence[str]) -> Mapping[str, Any]:
-        """What the issuer says in a token for one of the audiences, once its signature and times are right.
-
-        `issuer` is one that an administrator has named: it is asked for its keys.
+        """The claims of a token for one of the audiences; `issuer` must be one that an administrator configured.
 
         Raises:
             Unauthenticated: the token is not the issuer's, not for these audiences, or not valid now.
-            Unavailable: the issuer's keys cannot be had now.
+            Unavailable: the issuer's keys are unavailable.
         """
         with self._turn:
             keys = self._keys.get(issuer)
@@ -159,7 +147,7 @@ class Issuers:
                 jwt.decode(
                     token,
                     key.key,
-                    # Those of this key, whatever the token says: never a symmetric one, nor none.
+                    # The key's algorithms, not the token's: never a symmetric algorithm or `none`.
                     algorithms=key.algorithms,
                     issuer=issuer,
                     audience=list(audiences),
@@ -172,8 +160,7 @@ class Issuers:
 
 
 def read_claimed_issuer(token: str) -> str | None:
-    """Which issuer a token says it is of, without a look at its signature; None when it is no such token."""
-    # It begins as every JSON object in base64 does, and has two dots.
+    # A JWT begins as every JSON object in base64 does, and has two dots.
     if not (token.startswith("ey") and token.count(".") == 2):
         return None
     try:
@@ -185,15 +172,11 @@ def read_claimed_issuer(token: str) -> str | None:
 
 @dataclass(frozen=True)
 class PublishedKey:
-    """A key, and what may be signed with it."""
-
     key: Any  # a public key of the cryptography library, of any kind
     algorithms: Sequence[str]
 
 
 class _Refresh:
-    """A refresh that is under way."""
-
     def __init__(self) -> None:
         self.began_at = time.monotonic()
         self.is_over = threading.Event()
@@ -201,11 +184,7 @@ class _Refresh:
 
 
 class PublishedKeys:
-    """The keys of one issuer, as it published them last.
-
-    A refresh runs in a thread of its own, one at a time. Who needs keys that are not here waits a moment for it; who
-    comes later is refused at once.
-    """
+    """The keys of one issuer, refreshed by one thread at a time; requests wait for it up to `WAIT_S`."""
 
     def __init__(self, issuer: str, documents: IssuerDocuments, service: Service) -> None:
         self._issuer, self._documents, self._service = issuer, documents, service
@@ -216,24 +195,24 @@ class PublishedKeys:
         self._turn = threading.Lock()
 
     def named(self, key_id: object) -> PublishedKey:
-        """The key with this id; a token without one means the only key there is.
-
-        Raises:
-            PyJWTError: the issuer has none.
-            Unavailable: it cannot be asked now.
-        """
+        """The key with this id, by default the only key. Raises PyJWTError if it is unknown, or Unavailable."""
         age_s = time.monotonic() - self._fetched_at
         if age_s >= KEEP_S:
             refresh = self._refresh()
             if age_s >= STALE_S:
                 self._await(refresh)
-        found = self._find(key_id)
-        if found is None and self._may_search():
-            self._await(self._refresh())
-            found = self._find(key_id)
-        if found is None:
+        key = self._find(key_id)
+        if key is None:
+            with self._turn:
+                now = time.monotonic()
+                may_search = now - self._searched_at >= PAUSE_S
+                self._searched_at = now if may_search else self._searched_at
+            if may_search:
+                self._await(self._refresh())
+                key = self._find(key_id)
+        if key is None:
             raise jwt.InvalidKeyError("its issuer has no such key")
-        return found
+        return key
 
     def _find(self, key_id: object) -> PublishedKey | None:
         keys = self._keys
@@ -241,16 +220,8 @@ class PublishedKeys:
             return next(iter(keys.values())) if len(keys) == 1 else None
         return keys.get(key_id) if isinstance(key_id, str) else None
 
-    def _may_search(self) -> bool:
-        with self._turn:
-            now = time.monotonic()
-            if now - self._searched_at < PAUSE_S:
-                return False
-            self._searched_at = now
-            return True
-
     def _refresh(self) -> _Refresh | None:
-        """The refresh that is under way, begun if there is none; None where the last one failed a moment ago."""
+        """The refresh in progress, started if there is none; None shortly after a failed refresh."""
         with self._turn:
             if self._under_way is None:
                 if self._failure is not None and time.monotonic() - self._failed_at < PAUSE_S:
@@ -263,11 +234,7 @@ class PublishedKeys:
             return self._under_way
 
     def _await(self, refresh: _Refresh | None) -> None:
-        """Wait a moment for a refresh without which there are no keys.
-
-        Raises:
-            Unavailable: it failed, or is not over in time.
-        """
+        """Waits for a refresh. Raises Unavailable if it failed or is not finished in time."""
         if refresh is not None:
             with self._turn:
                 may_wait = refresh.waiters < MAX_WAITERS
@@ -276,7 +243,7 @@ class PublishedKeys:
             is_over = refresh.is_over.wait(max(0.0, left_s) if may_wait else 0.0)
             if not is_over:
                 raise self._failure or Unavailable(
-                    f"the keys of the issuer {self._issuer} are not here yet", "Try again.", RETRY_S
+                    f"the keys of the issuer {self._issuer} are not available yet", "Try again.", RETRY_S
                 )
         if self._failure is not None:
             raise self._failure.with_traceback(None)
@@ -287,7 +254,7 @@ class PublishedKeys:
             keys = self._service.call(self._published)
         except Unavailable as error:
             failure = error
-        # Nobody waits for this thread: whatever it is, those who need the keys are told that there are none.
+        # The thread must not die silently: requests for the keys get this failure.
         except Exception as error:
             _log.exception("the keys of %s", self._issuer)
             failure = Unavailable(
@@ -306,13 +273,13 @@ class PublishedKeys:
     def _published(self) -> dict[str | None, PublishedKey]:
         ends_at = time.monotonic() + TOTAL_S
         about = self._documents.fetch(self._issuer.rstrip("/") + DISCOVERY, TOTAL_S)
-        said, place = about.get("issuer"), about.get("jwks_uri")
-        if said != self._issuer or not isinstance(place, str):
+        name, keys_url = about.get("issuer"), about.get("jwks_uri")
+        if name != self._issuer or not isinstance(keys_url, str):
             raise Unavailable(
-                f"the issuer {self._issuer} calls itself {said!r} and its keys {place!r}",
+                f"the issuer {self._issuer} calls itself {name!r} and its keys {keys_url!r}",
                 "Name it in the policy as it names itself.",
             )
-        published = self._documents.fetch(place, ends_at - time.monotonic()).get("keys")
+        published = self._documents.fetch(keys_url, ends_at - time.monotonic()).get("keys")
         keys = {
             jwk.get("kid"): key
             for jwk in (published if isinstance(published, list) else [])
@@ -321,18 +288,17 @@ class PublishedKeys:
             and (key := _parse_jwk(jwk)) is not None
         }
         if not keys:
-            raise Unavailable(f"{place} has no keys that sign", "Check the issuer of the policy.")
+            raise Unavailable(f"{keys_url} has no keys that sign", "Check the issuer of the policy.")
         return keys
 
 
 def _parse_jwk(jwk: dict[str, Any]) -> PublishedKey | None:
-    fitting = ALGORITHMS.get(str(jwk.get("kty")), ())
     declared = jwk.get("alg")
-    algorithms = fitting if declared is None else tuple(name for name in fitting if name == declared)
+    algorithms = [name for name in ALGORITHMS.get(str(jwk.get("kty")), ()) if declared in (None, name)]
     if not algorithms or jwk.get("use") == "enc":
         return None
     try:
         return PublishedKey(jwt.PyJWK(jwk).key, algorithms)
     except (jwt.PyJWTError, ValueError, TypeError, KeyError, OverflowError):
-        # One of a kind that is not known here, or with fields of other types, beside others that are usable.
+        # An unusable key does not affect the other keys.
         return None

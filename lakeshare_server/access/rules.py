@@ -1,12 +1,10 @@
-"""Which rows a recipient may read of a table: the table's rule, and those of its grants; and what can be a rule at all.
+"""Row rules of tables and grants: their grammar, and their combination for a recipient.
 
-A rule is decided by partition values or not at all: one that is not is refused when it is written, and lets nothing
-through when it turns up all the same.
+Partition values decide every rule: other rules are refused when they are written, and match no rows when they are read.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from decimal import Decimal
 from functools import lru_cache
@@ -39,26 +37,21 @@ from lakeshare_server.versions import TableVersions
 MAX_CACHED_RULES = 4096
 MAX_SHOWN_CHARS = 40
 FIELD = "rule"
-# Patterns are for texts alone: a number that begins with 1 is no number from 1 up to 2.
-TEXT = "string"
+TEXT = "string"  # the type of LIKE's comparisons
 EXAMPLE = "Give a predicate on partition columns, like region = 'EU' or region = current_recipient('region')."
 GRAMMAR = r"""
 ?start: disjunction
 ?disjunction: conjunction (_OR conjunction)*
 ?conjunction: negation (_AND negation)*
-?negation: _NOT negation -> negated
+?negation: NOT negation -> negated
     | "(" disjunction ")"
     | test
 ?test: column OPERATOR value -> compared
     | value OPERATOR column -> mirrored
-    | column _IS _NULL -> is_null
-    | column _IS _NOT _NULL -> is_set
-    | column _IN "(" value ("," value)* ")" -> one_of
-    | column _NOT _IN "(" value ("," value)* ")" -> none_of
-    | column _BETWEEN value _AND value -> between
-    | column _NOT _BETWEEN value _AND value -> not_between
-    | column _LIKE STRING -> like
-    | column _NOT _LIKE STRING -> not_like
+    | column _IS [NOT] _NULL -> is_null
+    | column [NOT] _IN "(" value ("," value)* ")" -> one_of
+    | column [NOT] _BETWEEN value _AND value -> between
+    | column [NOT] _LIKE STRING -> like
     | column -> is_true
     | BOOLEAN -> constant
 column: NAME | QUOTED
@@ -71,7 +64,7 @@ column: NAME | QUOTED
 _path: NAME ("." NAME)* | QUOTED
 _OR.2: /or\b/i
 _AND.2: /and\b/i
-_NOT.2: /not\b/i
+NOT.2: /not\b/i
 _IS.2: /is\b/i
 _NULL.2: /null\b/i
 _IN.2: /in\b/i
@@ -90,7 +83,7 @@ NAME: /[^\W\d]\w*/
 
 
 class RecipientProperty(str):
-    """Stands in a rule for what a property of its reader says; the text is the property's name."""
+    """A placeholder in a rule for a property of its reader; the text is the property's name."""
 
     __slots__ = ()
 
@@ -99,19 +92,17 @@ class RecipientProperty(str):
 
 
 def parse_rule(text: str, field: str = FIELD) -> Predicate:
-    """The predicate of a rule, with `RecipientProperty` for what its reader's properties will say.
-
-    Raises:
-        BadRequest: it is none; says where.
-    """
+    """A rule's predicate, with `RecipientProperty` placeholders. Raises BadRequest with the error's position."""
     try:
         return _parse(text)
     except UnexpectedInput as error:
         is_at_end = isinstance(error, UnexpectedToken) and error.token.type == "$END"
-        place = len(text) if is_at_end else error.pos_in_stream or 0
-        rest = text[place : place + MAX_SHOWN_CHARS]
+        position = len(text) if is_at_end else error.pos_in_stream or 0
+        rest = text[position : position + MAX_SHOWN_CHARS]
         what = (
-            f"From character {place + 1} on, `{rest}`, it cannot be read." if rest else "Its end is missing."
+            f"From character {position + 1} on, `{rest}`, it cannot be read."
+            if rest
+            else "Its end is missing."
         )
         raise BadRequest(field, text, f"{what} {EXAMPLE}") from error
     except ValueError as error:
@@ -119,7 +110,6 @@ def parse_rule(text: str, field: str = FIELD) -> Predicate:
 
 
 def find_properties(rule: Predicate) -> set[str]:
-    """The properties of its reader that a rule speaks of."""
     match rule:
         case Not(operand):
             return find_properties(operand)
@@ -132,74 +122,68 @@ def find_properties(rule: Predicate) -> set[str]:
 
 
 def bind_properties(rule: Predicate, properties: Mapping[str, Value]) -> Predicate:
-    """The rule for one reader, who has all properties that it speaks of."""
+    def bind(leaf: Predicate) -> Predicate:
+        match leaf:
+            case Compare(column, operator, RecipientProperty() as name, kind):
+                return Compare(column, operator, properties[str(name)], kind)
+            case _:
+                return leaf
+
+    return _replace_leaves(rule, bind)
+
+
+def _replace_leaves(rule: Predicate, replace: Callable[[Predicate], Predicate]) -> Predicate:
     match rule:
         case Not(operand):
-            return Not(bind_properties(operand, properties))
+            return Not(_replace_leaves(operand, replace))
         case And(operands):
-            return And(tuple(bind_properties(operand, properties) for operand in operands))
+            return And(tuple(_replace_leaves(operand, replace) for operand in operands))
         case Or(operands):
-            return Or(tuple(bind_properties(operand, properties) for operand in operands))
-        case Compare(column, operator, RecipientProperty() as name, kind):
-            return Compare(column, operator, properties[str(name)], kind)
+            return Or(tuple(_replace_leaves(operand, replace) for operand in operands))
         case _:
-            return rule
+            return replace(rule)
 
 
 @v_args(inline=True)
-class _Reading(Transformer[Token, Any]):
-    """From the grammar's parts to a predicate, from the inside out: of any depth without recursion."""
-
+class _RuleTransformer(Transformer[Token, Any]):
     def disjunction(self, *operands: Predicate) -> Predicate:
         return _require_bounded(Or(operands))
 
     def conjunction(self, *operands: Predicate) -> Predicate:
         return _require_bounded(And(operands))
 
-    def negated(self, operand: Predicate) -> Predicate:
-        # Twice is not at all, of true, false and null alike.
+    def negated(self, _not: Token, operand: Predicate) -> Predicate:
         return operand.operand if isinstance(operand, Not) else _require_bounded(Not(operand))
 
     def compared(self, column: str, operator: Token, value: Value) -> Predicate:
         return _comparison(column, str(operator), value)
 
     def mirrored(self, value: Value, operator: Token, column: str) -> Predicate:
-        return _comparison(column, _mirror_operator(str(operator)), value)
+        known = _OPERATORS.get(str(operator))
+        return _comparison(column, str(operator) if known is None else MIRRORED[known], value)
 
     def is_true(self, column: str) -> Predicate:
         return Compare((column,), "=", True, None)
 
-    def is_null(self, column: str) -> Predicate:
-        return IsNull((column,))
+    def is_null(self, column: str, negation: Token | None) -> Predicate:
+        return _negate(negation, IsNull((column,)))
 
-    def is_set(self, column: str) -> Predicate:
-        return Not(IsNull((column,)))
+    def one_of(self, column: str, negation: Token | None, *values: Value) -> Predicate:
+        return _negate(negation, Or(tuple(_comparison(column, "=", value) for value in values)))
 
-    def one_of(self, column: str, *values: Value) -> Predicate:
-        return Or(tuple(_comparison(column, "=", value) for value in values))
+    def between(self, column: str, negation: Token | None, low: Value, high: Value) -> Predicate:
+        return _negate(negation, And((_comparison(column, ">=", low), _comparison(column, "<=", high))))
 
-    def none_of(self, column: str, *values: Value) -> Predicate:
-        return Not(self.one_of(column, *values))
-
-    def between(self, column: str, low: Value, high: Value) -> Predicate:
-        return And((_comparison(column, ">=", low), _comparison(column, "<=", high)))
-
-    def not_between(self, column: str, low: Value, high: Value) -> Predicate:
-        return Not(self.between(column, low, high))
-
-    def like(self, column: str, pattern: Token) -> Predicate:
+    def like(self, column: str, negation: Token | None, pattern: Token) -> Predicate:
         text = self.text(pattern)
         prefix = text.removesuffix("%")
         if "%" in prefix or "_" in prefix:
             raise ValueError("LIKE takes a beginning alone, like 'EU%'")
         if prefix == text:
-            return Compare((column,), "=", text, TEXT)
+            return _negate(negation, Compare((column,), "=", text, TEXT))
         after = text_after_prefix(prefix)
         low = Compare((column,), ">=", prefix, TEXT)
-        return low if after is None else And((low, Compare((column,), "<", after, TEXT)))
-
-    def not_like(self, column: str, pattern: Token) -> Predicate:
-        return Not(self.like(column, pattern))
+        return _negate(negation, low if after is None else And((low, Compare((column,), "<", after, TEXT))))
 
     def constant(self, value: Token) -> Predicate:
         return Constant(self.boolean(value))
@@ -229,15 +213,14 @@ class _Reading(Transformer[Token, Any]):
         return RecipientProperty(".".join(map(_unquoted, path)))
 
 
+def _negate(negation: Token | None, predicate: Predicate) -> Predicate:
+    return predicate if negation is None else Not(predicate)
+
+
 def _comparison(column: str, operator: str, value: Value) -> Predicate:
     if operator in ("<>", "!="):
         return Not(Compare((column,), "=", value, None))
     return Compare((column,), _OPERATORS[operator], value, None)
-
-
-def _mirror_operator(operator: str) -> str:
-    found = _OPERATORS.get(operator)
-    return operator if found is None else MIRRORED[found]
 
 
 def _unquoted(name: Token) -> str:
@@ -251,7 +234,7 @@ def _require_bounded(rule: Predicate) -> Predicate:
 
 
 def _depth(rule: Predicate) -> int:
-    # Every part was bounded before: this goes no deeper than one level more.
+    # The parts were checked before, so the recursion is bounded.
     match rule:
         case Not(operand):
             return 1 + _depth(operand)
@@ -264,31 +247,28 @@ def _depth(rule: Predicate) -> int:
 _OPERATORS: Mapping[str, Comparison] = {
     "=": "=", "==": "=", "<": "<", "<=": "<=", ">": ">", ">=": ">=",
 }  # fmt: skip
-_PARSER = Lark(GRAMMAR, parser="lalr", transformer=_Reading())
+_PARSER = Lark(GRAMMAR, parser="lalr", transformer=_RuleTransformer())
 
 
 @lru_cache(MAX_CACHED_RULES)
 def _parse(text: str) -> Predicate:
-    # With a transformer, the parser gives what that made, not the tree that it is typed as.
+    # With a transformer, the parser returns the transformer's result, not a tree.
     return cast("Predicate", _PARSER.parse(text))
 
 
 NOTHING = Constant(False)
-# What every recipient has, whatever properties it was given.
+
 OWN_NAME, OWN_ID = "lakeshare.name", "lakeshare.id"
 
 _log = logging.getLogger(__name__)
 
 
 class LakeVersions(Protocol):
-    """The versions of the lake's tables."""
-
-    def of(self, table: str) -> TableVersions:
-        """The versions of one of them."""
+    def of(self, table: str) -> TableVersions: ...
 
 
 def combine_rules(table_rule: str | None, grant: EffectiveGrant) -> Predicate:
-    """What is true for every row of a table that the recipient may read, in all of its grants together."""
+    """The predicate of the rows that the recipient may read, from the table's rule and all its grants."""
     parts = [] if table_rule is None else [_bind(table_rule, grant)]
     if grant.rules is not None:
         allowed = tuple(_bind(text, grant) for text in grant.rules)
@@ -300,82 +280,71 @@ def combine_rules(table_rule: str | None, grant: EffectiveGrant) -> Predicate:
 
 
 def require_decidable(field: str, text: str, tables: Mapping[str, TableVersions]) -> None:
-    """See that the partitions of these tables, by the names they are told of under, decide a rule.
+    """Checks that partitions of published tables, by shown name, decide a rule. Raises BadRequest or Unavailable."""
 
-    Of a table that was never published nothing is known: what it gets is refused when it is read.
+    def unbind(leaf: Predicate) -> Predicate:
+        # The property's value differs per reader; only the column has to be decidable.
+        return IsNull(leaf.column) if isinstance(leaf, Compare) and find_properties(leaf) else leaf
 
-    Raises:
-        BadRequest: it is no rule, or a table's partitions do not decide it; names the column.
-        Unavailable: the files of a table are not known now.
-    """
-    rule = _without_properties(parse_rule(text, field))
+    rule = _replace_leaves(parse_rule(text, field), unbind)
     for name, versions in tables.items():
         try:
             index = versions.index(versions.latest())
         except NotFound:
             continue
-        found = find_undecided_in_index(index, rule)
-        if found is not None:
+        undecided = find_undecided_in_index(index, rule)
+        if undecided is not None:
             raise BadRequest(
                 field,
                 text,
-                f"{name} cannot decide it by its partitions. {found.column}: {found.reason}. Name columns that the "
-                "table is partitioned by as they are, or share a view that has only the rows it is about.",
+                f"{name} cannot decide it by its partitions. {undecided.column}: {undecided.reason}. Name columns that "
+                "the table is partitioned by as they are, or share a view that has only the rows it is about.",
             )
 
 
 def require_decidable_rules(edit: Edit, versions: LakeVersions) -> None:
-    """See that what an edit wrote can be decided: new rules for the tables of their share, new tables for its rules.
+    """Checks new rules and new tables of an edit, as its last step. Raises BadRequest or Unavailable."""
+    decided: set[tuple[str, str]] = set()
 
-    For whoever edits, as the last step in front of the end of the transaction; nothing of it stays when it raises.
+    def require(field: str, rule: str, path: str, lake_table: str) -> None:
+        # Each rule is checked once per table: an edit may write thousands of equal rules.
+        if (rule, lake_table) not in decided:
+            require_decidable(field, rule, {path: versions.of(lake_table)})
+            decided.add((rule, lake_table))
 
-    Raises:
-        BadRequest: a rule is none, or a table's partitions do not decide it; names share, table and column.
-        Unavailable: the files of a table are not known now.
-    """
-    checks = _RuleChecks(versions)
-    moves = [(place, change) for place, change in enumerate(edit.changes) if _list_moves(change)]
+    moves = [
+        (number, change)
+        for number, change in enumerate(edit.changes)
+        if change.action == "drop_share"
+        or (
+            change.action == "alter_share"
+            and change.before
+            and change.after
+            and change.before["name"] != change.after["name"]
+        )
+    ]
     rules_on: dict[str, list[str]] = {}
-    for place, change in enumerate(edit.changes):
+    for number, change in enumerate(edit.changes):
         fields = change.after or {}
-        share = _current_share_name(fields.get("share", ""), [move for later, move in moves if later > place])
+        share = _current_share_name(
+            fields.get("share", ""), [move for later, move in moves if later > number]
+        )
         if share is None:
             continue
         if change.action == "grant" and "rule" in fields:
-            for one in list_objects(edit.session, share):
-                checks.require(f"rule of a grant on {share}", fields["rule"], one.path, one.table)
+            for shared in list_objects(edit.session, share):
+                require(f"rule of a grant on {share}", fields["rule"], shared.path, shared.table)
         elif change.action in ("add_table", "alter_table"):
             path = f"{share}.{fields['schema']}.{fields['name']}"
             if share not in rules_on:
-                granted = (one.rule for one in list_grants_on(edit.session, share))
+                granted = (grant.rule for grant in list_grants_on(edit.session, share))
                 rules_on[share] = [rule for rule in granted if rule is not None]
             own = [fields["rule"]] if "rule" in fields else []
             for rule in dict.fromkeys([*own, *rules_on[share]]):
-                checks.require(f"rule on {path}", rule, path, fields["table"])
-
-
-@dataclass
-class _RuleChecks:
-    """The rules that an edit was asked about, each of one table once: it may write thousands of the same."""
-
-    versions: LakeVersions
-    decided: set[tuple[str, str]] = field(default_factory=set)
-
-    def require(self, where: str, rule: str, path: str, lake_table: str) -> None:
-        if (rule, lake_table) not in self.decided:
-            require_decidable(where, rule, {path: self.versions.of(lake_table)})
-            self.decided.add((rule, lake_table))
-
-
-def _list_moves(change: Change) -> bool:
-    """Whether a share has another name since, or none; of thousands of changes few are such."""
-    if change.action == "alter_share" and change.before and change.after:
-        return bool(change.before["name"] != change.after["name"])
-    return change.action == "drop_share"
+                require(f"rule on {path}", rule, path, fields["table"])
 
 
 def _current_share_name(share: str, moves: Sequence[Change]) -> str | None:
-    """The name of a share after it was renamed later in the same edit; None when it is gone."""
     for change in moves:
         if change.object_name.lower() == share.lower():
             share = str(change.after["name"]) if change.after else ""
@@ -383,31 +352,12 @@ def _current_share_name(share: str, moves: Sequence[Change]) -> str | None:
 
 
 def _bind(text: str, grant: EffectiveGrant) -> Predicate:
-    """The rule for this recipient; nothing where it lacks a property, or nobody understands the rule any more."""
+    """The rule for one recipient; it matches nothing if the recipient lacks a property or the rule is invalid."""
     try:
         rule = parse_rule(text)
     except BadRequest as error:
         _log.error("a rule is not understood and lets nothing through: %s", error)
         return NOTHING
-    known = _known_properties(grant)
-    return bind_properties(rule, known) if find_properties(rule) <= known.keys() else NOTHING
-
-
-def _known_properties(grant: EffectiveGrant) -> Mapping[str, Value]:
     properties = {name: value for name, value in grant.properties.items() if isinstance(value, str | int)}
-    return {**properties, OWN_NAME: grant.recipient_name, OWN_ID: grant.recipient_id}
-
-
-def _without_properties(rule: Predicate) -> Predicate:
-    """The rule as far as it is the same for everybody: of a property only its column is to be decided."""
-    match rule:
-        case Not(operand):
-            return Not(_without_properties(operand))
-        case And(operands):
-            return And(tuple(map(_without_properties, operands)))
-        case Or(operands):
-            return Or(tuple(map(_without_properties, operands)))
-        case Compare(column) if find_properties(rule):
-            return IsNull(column)
-        case _:
-            return rule
+    known = {**properties, OWN_NAME: grant.recipient_name, OWN_ID: grant.recipient_id}
+    return bind_properties(rule, known) if find_properties(rule) <= known.keys() else NOTHING

@@ -1,6 +1,6 @@
-"""A recipient's view of one table: grant, then version, then rule, then the files' index; one place for each.
+"""A recipient's view of a table: grant, version, rule and file index; and the worker of async queries.
 
-A request passes here or it gets nothing. What is shared but was never published is not there yet.
+Every request for a table passes through a view. A shared table without a publication does not exist for recipients.
 """
 
 import json
@@ -48,7 +48,7 @@ MAX_CACHED_VIEWS = 1 << 15
 
 
 class TableViews:
-    """Looks at the catalog for recipients; what was seen is kept until the catalog changes."""
+    """Reads recipients' views from the catalog, and caches them until it changes."""
 
     def __init__(self, catalog: Catalog, versions: Versions) -> None:
         self._catalog, self._versions = catalog, versions
@@ -57,71 +57,55 @@ class TableViews:
     def peek(
         self, reader: Reader, share: str, schema: str, table: str, generation: int
     ) -> "TableView | None":
-        """A granted table, if it was looked at in this generation; never waits."""
+        """The view of a granted table, if it was read in this generation; never waits."""
         return self._seen.peek(_key(reader, share, schema, table), generation)
 
     def table(
         self, reader: Reader, share: str, schema: str, table: str, generation: int | None = None
     ) -> "TableView":
-        """A table the recipient was granted.
-
-        Raises:
-            NotFound: unknown or not granted, which look the same.
-        """
-
-        def look() -> TableView:
-            return self._view(Listings(self._catalog, reader.id).table(share, schema, table))
-
-        return self._seen.get(_key(reader, share, schema, table), look, generation)
+        """The view of a granted table. Raises NotFound for an unknown table and for one that is not granted."""
+        return self._seen.get(
+            _key(reader, share, schema, table),
+            lambda: self._view(Listings(self._catalog, reader.id).table(share, schema, table)),
+            generation,
+        )
 
     def table_of_id(self, reader: Reader, table_id: str) -> "TableView":
-        """The same by the id of the shared table, not kept here.
-
-        Raises:
-            NotFound: it is not shared with the recipient any more.
-        """
         return self._view(Listings(self._catalog, reader.id).table_of_id(table_id))
 
-    def _view(self, found: GrantedTable) -> "TableView":
-        entry, versions = found.entry, self._versions.of(found.entry.lake_table)
+    def _view(self, granted: GrantedTable) -> "TableView":
+        entry, versions = granted.entry, self._versions.of(granted.entry.lake_table)
         if entry.publication is not None:
             versions = VersionsUntil(versions, entry.publication)
-        rule = combine_rules(entry.rule, found.grant)
-        return TableView(entry, versions, rule, found.grant.valid_until, versions.services())
+        rule = combine_rules(entry.rule, granted.grant)
+        return TableView(entry, versions, rule, granted.grant.valid_until, versions.services())
 
 
 @dataclass(frozen=True)
 class TableView:
-    """What one recipient may read of one table."""
-
     entry: TableEntry
     versions: TableVersions
-    # True for every row that may be read, for the table's and the grants' own restrictions together.
+    # Matches the readable rows, by the table's rule and those of the grants.
     rule: Predicate = EVERYTHING
     valid_until: datetime | None = None
-    # The stores and catalogs outside of this process that the table is read from.
+
     services: Sequence[str] = ()
 
     @property
     def is_restricted(self) -> bool:
-        """Whether the recipient may read some rows only."""
         return self.rule != EVERYTHING
 
     @property
     def restriction(self) -> str | None:
-        """What tells the rule from every other one; None when there is none."""
+        """A text that identifies the rule; None without a rule."""
         return repr(self.rule) if self.is_restricted else None
 
     def is_over(self) -> bool:
-        """Whether a grant has begun or ended since it was looked at."""
+        """Whether a grant has begun or ended since the view was read."""
         return self.valid_until is not None and self.valid_until <= datetime.now(UTC)
 
     def latest(self) -> Version:
-        """The version read when none is asked for.
-
-        Raises:
-            NotFound: nothing was published yet.
-        """
+        """The latest version. Raises NotFound before the first publication."""
         try:
             return self.versions.latest()
         except NotFound as error:
@@ -130,53 +114,31 @@ class TableView:
             raise NotFound("[Share/Schema/Table]", name) from error
 
     def requested_version(self, query: QueryRequest) -> Version:
-        """The version of a snapshot query.
-
-        Raises:
-            NotFound, BadRequest: as the three ways to ask say.
-        """
         if query.version is not None:
             return self.at_version(query.version)
         return self.latest() if query.timestamp is None else self.at_timestamp(query.timestamp)
 
     def at_version(self, number: int) -> Version:
-        """A version by its number.
-
-        Raises:
-            BadRequest: there is no such version, or the recipient may not read earlier ones.
-        """
+        """A version by its number. Raises BadRequest if it does not exist or may not be read."""
         self._require_history("version", number)
         self._require_started(number, "data")
         return self._existing("version", number)
 
     def version_for_page(self, query: QueryRequest, number: int) -> Version:
-        """The version that was found for a query before, for page one or when it was submitted.
-
-        Raises:
-            NotFound, BadRequest: it is not there any more, or the recipient may not read it any more.
-        """
+        """The version of page one, or of a submitted query, checked again. Raises NotFound or BadRequest."""
         if query.version is not None or query.timestamp is not None:
             return self.at_version(number)
         return self.pinned(number)
 
     def pinned(self, number: int) -> Version:
-        """A version that was the latest when a token of ours was made, with or without history.
-
-        Raises:
-            NotFound, BadRequest: it is not there any more, or the recipient may not read earlier ones any more.
-        """
-        # The latest version is read by everyone, also where earlier ones end only after it. Where none end, pages go
-        # on even if the latest one has become unreadable meanwhile.
+        """A version that was the latest when a token was issued. Raises NotFound or BadRequest as `at_version`."""
+        # The latest version is always readable. Without a start version, pages continue even if the latest version
+        # has become unreadable.
         if self.entry.start_version is not None and number < self.latest().number:
             self._require_started(number, "data")
         return self._existing("version", number)
 
     def at_timestamp(self, at: TimePoint) -> Version:
-        """The last version of a time or earlier.
-
-        Raises:
-            BadRequest: there is none, it is later than the latest, or the recipient may not read earlier ones.
-        """
         self._require_history("timestamp", at.text)
         latest = self.latest()
         if at.ms > latest.timestamp_ms:
@@ -184,29 +146,16 @@ class TableView:
         return self._until("timestamp", at)
 
     def from_timestamp(self, field: str, at: TimePoint) -> Version:
-        """The first version of a time or later.
-
-        Raises:
-            BadRequest: there is none, or the recipient may not read earlier ones.
-        """
         self._require_history(field, at.text)
-        found = self.versions.at_or_after(at.ms)
-        if found is None:
-            raise BadRequest(
-                field, at.text, f"{_after(at, self.latest())} Please use a timestamp less than it."
-            )
-        self._require_started(found.number, "data")
-        return found
+        version = self.versions.at_or_after(at.ms)
+        if version is None:
+            hint = f"{_after(at, self.latest())} Please use a timestamp less than it."
+            raise BadRequest(field, at.text, hint)
+        self._require_started(version.number, "data")
+        return version
 
     def window(self, starting: int, ending: int | None) -> int:
-        """The last version of a `startingVersion` query, whose first is the one that was asked for.
-
-        Whoever has read a publication asks for what comes after the next number, also when the next publication
-        has a higher one: the range begins at the number, so that nothing in between is passed over.
-
-        Raises:
-            BadRequest: the recipient may not read them, or they are not there.
-        """
+        """The last version of a query from `starting` on; numbers have gaps. Raises BadRequest as `at_version`."""
         self._require_history("startingVersion", starting)
         latest = self.latest()
         if ending is not None and ending > latest.number:
@@ -217,76 +166,50 @@ class TableView:
         return latest.number if ending is None else self._last_of(ending).number
 
     def changes_range(self, request: ChangesRequest) -> tuple[int, int]:
-        """The first and last version of a change data feed; an end after the latest is the latest.
-
-        Raises:
-            BadRequest: the recipient may not read them, or they are not there.
-        """
+        """The first and last version of a change data feed. Raises BadRequest outside the readable versions."""
         if not self.entry.history:
-            raise BadRequest(
-                "startingVersion",
-                "given",
-                f"cdf is not enabled on table {self.entry.path}: its history is not shared.",
-            )
+            hint = f"cdf is not enabled on table {self.entry.path}: its history is not shared."
+            raise BadRequest("startingVersion", "given", hint)
         latest = self.latest()
         first = self._first_changed(request, latest)
-        last = self._last_changed(request, latest).number
+        if request.ending_timestamp is not None:
+            last = self._until("endingTimestamp", request.ending_timestamp).number
+        elif request.ending_version is None or request.ending_version >= latest.number:
+            last = latest.number
+        else:
+            last = self._last_of(request.ending_version).number
         if last < first:
             hint = f"CDF range from start {first} to end {last} was invalid. End cannot be before start."
             raise BadRequest("endingVersion", last, hint)
         return first, last
 
     def index(self, version: Version) -> FileIndex:
-        """The files of a version that may be read, and no others.
-
-        Raises:
-            Unavailable: the index is gone and cannot be built again.
-            Unserveable: the partitions of its files do not tell which rows may be read.
-        """
-        whole = self.versions.index(version)
+        """A version's readable files. Raises Unserveable if partitions do not decide the rule, or Unavailable."""
+        index = self.versions.index(version)
         if not self.is_restricted:
-            return whole
-        head = whole.header.head
-        self._require_decided(
-            find_undecided_in_index(whole, self.rule) or self._renamed(head), version.number
-        )
-        return restrict_index(whole, self.rule)
+            return index
+        undecided = find_undecided_in_index(index, self.rule) or self._renamed(index.header.head)
+        self._require_decided(undecided, version.number)
+        return restrict_index(index, self.rule)
 
     def changes(self, first: int, last: int) -> Sequence[VersionChanges]:
-        """What of the changes of the versions `first` to `last` may be read, as windows tell it.
-
-        Raises:
-            Unserveable, TableFilesMissing: they cannot be told, or not which of them may be read.
-        """
-        return self._within(self.versions.changes(first, last))
+        """The readable changes as windows have them. Raises Unserveable or TableFilesMissing."""
+        return self._restrict(self.versions.changes(first, last))
 
     def feed(self, first: int, last: int, schema_at: int | None) -> Sequence[VersionChanges]:
-        """The same as the change data feed tells it: under the head of version `told_at`, or each under its own.
-
-        Raises:
-            Unserveable, TableFilesMissing: they cannot be told, or not which of them may be read.
-        """
-        return self._within(self.versions.feed(first, last, schema_at))
+        """The same as a change data feed, under the head of version `schema_at`, by default each under its own."""
+        return self._restrict(self.versions.feed(first, last, schema_at))
 
     def snapshots(self) -> Sequence[PinnedSnapshot]:
-        """The snapshots that the recipient may read, the newest last; none of a table that is not Iceberg.
-
-        Raises:
-            NotFound: nothing was published yet.
-        """
+        """The readable Iceberg snapshots, the newest last; none for a Delta table. Raises NotFound as `latest`."""
         return self.versions.snapshots(self.first_readable(), self.latest().number)
 
     def first_readable(self) -> int:
-        """The number from which on versions may be read.
-
-        Raises:
-            NotFound: nothing was published yet.
-        """
         latest = self.latest().number
-        # The latest version is read by everyone, also where earlier ones end only after it.
+        # The latest version is always readable, also below the start version.
         return min(self.entry.start_version or 0, latest) if self.entry.history else latest
 
-    def _within(self, changes: Sequence[VersionChanges]) -> Sequence[VersionChanges]:
+    def _restrict(self, changes: Sequence[VersionChanges]) -> Sequence[VersionChanges]:
         if not self.is_restricted:
             return changes
         for change in changes:
@@ -296,11 +219,11 @@ class TableView:
     def _renamed(self, head: TableHead) -> Undecided | None:
         return find_renamed_column(self.rule, head, self.versions.index(self.latest()).header.head)
 
-    def _require_decided(self, found: Undecided | None, number: int) -> None:
-        if found is not None:
+    def _require_decided(self, undecided: Undecided | None, number: int) -> None:
+        if undecided is not None:
             raise Unserveable(
-                f"What you may read of version {number} of {self.entry.path} cannot be told from partitions. "
-                f"{found.column}: {found.reason}.",
+                f"What you may read of version {number} of {self.entry.path} cannot be determined from partitions. "
+                f"{undecided.column}: {undecided.reason}.",
                 ADVICE,
             )
 
@@ -318,33 +241,25 @@ class TableView:
         self._require_first("startingVersion", number, latest)
         return number
 
-    def _last_changed(self, request: ChangesRequest, latest: Version) -> Version:
-        at = request.ending_timestamp
-        if at is not None:
-            return self._until("endingTimestamp", at)
-        if request.ending_version is None or request.ending_version >= latest.number:
-            return latest
-        return self._last_of(request.ending_version)
-
     def _until(self, field: str, at: TimePoint) -> Version:
-        """The last version of a time or earlier; of those before the start nothing is told, not even that they are."""
-        found = self.versions.at_or_before(at.ms)
-        if found is None or found.number < (self.entry.start_version or 0):
+        """The last version at or before a time; versions below the start version are not disclosed."""
+        version = self.versions.at_or_before(at.ms)
+        if version is None or version.number < (self.entry.start_version or 0):
             oldest = self._oldest()
             hint = (
-                f"{_before(at, oldest)} You can only query table data since version {oldest.number}. "
-                "Please use a timestamp greater than it."
+                f"The provided timestamp ({at.text}) is before the earliest available version of the table "
+                f"({format_iso(oldest.timestamp_ms)}, version {oldest.number}). You can only query table data since "
+                f"version {oldest.number}. Please use a timestamp greater than it."
             )
             raise BadRequest(field, at.text, hint)
-        return found
+        return version
 
     def _oldest(self) -> Version:
-        """The first version that the recipient may read."""
         start = self.entry.start_version
         before = None if start is None else self.versions.at_or_below(start - 1)
         if before is None:
             return self.versions.oldest()
-        # Numbers have gaps, and times grow with them.
+        # Version numbers have gaps; times increase with the numbers.
         return self.versions.at_or_after(before.timestamp_ms + 1) or self.latest()
 
     def _require_first(self, field: str, number: int, latest: Version) -> None:
@@ -358,8 +273,8 @@ class TableView:
         return self.versions.at_or_below(number) or self._existing("endingVersion", number)
 
     def _existing(self, field: str, number: int) -> Version:
-        found = self.versions.at(number)
-        if found is None:
+        version = self.versions.at(number)
+        if version is None:
             latest, oldest = self.latest(), self._oldest()
             raise BadRequest(
                 field,
@@ -367,7 +282,7 @@ class TableView:
                 f"{self.entry.path} has no such version. You can only query table data since version "
                 f"{oldest.number}; its latest is {latest.number}.",
             )
-        return found
+        return version
 
     def _require_history(self, field: str, value: object) -> None:
         if not self.entry.history:
@@ -395,38 +310,21 @@ def _after(at: TimePoint, latest: Version) -> str:
     )
 
 
-def _before(at: TimePoint, oldest: Version) -> str:
-    return (
-        f"The provided timestamp ({at.text}) is before the earliest available version of the table "
-        f"({format_iso(oldest.timestamp_ms)}, version {oldest.number})."
-    )
-
-
 class TableFolder(Protocol):
-    """Where a table is, the stores that its files are in, and how many of them lie outside of its folder."""
+    """A table's folder, the stores of its files (`roots`), and the number of files outside of it (`elsewhere`)."""
 
     @property
-    def location(self) -> str:
-        """The table's folder."""
-        ...
+    def location(self) -> str: ...
 
     @property
-    def roots(self) -> Collection[str]:
-        """The stores of all files, or the folders of local ones outside of the table's own."""
-        ...
+    def roots(self) -> Collection[str]: ...
 
     @property
-    def elsewhere(self) -> int:
-        """The number of files outside of the folder."""
-        ...
+    def elsewhere(self) -> int: ...
 
 
 def directory_refusal(entry: TableEntry, folder: TableFolder, signers: Signers) -> str | None:
-    """Why the table's folder is not handed out; None when it is.
-
-    Raises:
-        Unavailable: what tells is not there now.
-    """
+    """Why no recipient gets the table's folder; None if recipients may get it. Raises Unavailable."""
     if not entry.history:
         return "its history is not shared, and the folder holds all of it"
     if entry.start_version:
@@ -446,82 +344,62 @@ def directory_refusal(entry: TableEntry, folder: TableFolder, signers: Signers) 
 
 
 def folder_refusal(view: TableView, folder: TableFolder, signers: Signers) -> str | None:
-    """The same for one recipient, whose grants may be restricted.
-
-    Raises:
-        Unavailable: what tells is not there now.
-    """
     if view.is_restricted:
         return "some of its rows are not shared with you, and the folder holds all of them"
     return directory_refusal(view.entry, folder, signers)
 
 
 def describe_directory_access(view: TableView, signers: Signers) -> DirectoryAccess:
-    """What listings and metadata say of directory access; nothing when the folder is not handed out."""
     if not view.entry.directory_access or view.is_restricted:
         return URLS_ONLY
     try:
         header = view.index(view.latest()).header
         refusal = directory_refusal(view.entry, header, signers)
     except LakeshareError:
-        # A listing is not to fail for one table, or for credentials that nobody asked for: whoever does is told.
+        # One table must not fail a listing; a request for credentials gets the error.
         return URLS_ONLY
     return URLS_ONLY if refusal else DirectoryAccess(header.location)
 
 
 def require_directory_access(view: TableView, signers: Signers) -> str:
-    """The folder of a table that hands it out.
-
-    Raises:
-        Unserveable: says why it does not.
-        Unavailable: that cannot be told now.
-    """
+    """The location of a folder that is shared. Raises Unserveable with the reason if it is not, or Unavailable."""
     header = view.versions.index(view.latest()).header
     refusal = folder_refusal(view, header, signers)
     if refusal is not None:
-        raise Unserveable(
-            f"{view.entry.path} is not served by directory access: {refusal}.", "Query it for URLs."
-        )
+        reason = f"{view.entry.path} is not served by directory access: {refusal}."
+        raise Unserveable(reason, "Query it for URLs.")
     return header.location
 
 
 IDLE_S = 1.0
-PURGE_EVERY = 600  # looks
+PURGE_EVERY = 600  # turns
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Submission:
-    """A query as it is kept: who asked it of which table, with which fields."""
-
     reader: Reader
     names: tuple[str, str, str]
     fields: Mapping[str, Any]
 
     def as_json(self) -> str:
-        """Canonical JSON: the same submission has the same text."""
+        """Canonical JSON: equal submissions have equal texts."""
         fields = {"reader": [self.reader.id, self.reader.name], "names": self.names, "fields": self.fields}
         return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> "Submission":
-        """The submission that `as_json` wrote."""
-        said = json.loads(text)
-        share, schema, table = said["names"]
-        return cls(Reader(*said["reader"]), (share, schema, table), said["fields"])
+        stored = json.loads(text)
+        share, schema, table = stored["names"]
+        return cls(Reader(*stored["reader"]), (share, schema, table), stored["fields"])
 
     def query(self) -> QueryRequest:
-        """The query."""
         return parse_query(self.fields)
 
 
 def prepare_response(view: TableView, query: QueryRequest) -> int:
-    """Do what an answer needs; returns the version it has, of a window the last one.
-
-    Raises:
-        LakeshareError: there will be no answer.
-    """
+    """Builds what a response needs. Returns its version, for a window the last one. Raises LakeshareError."""
     if query.starting_version is not None:
         last = view.window(query.starting_version, query.ending_version)
         if query.starting_version <= last:
@@ -533,7 +411,7 @@ def prepare_response(view: TableView, query: QueryRequest) -> int:
 
 
 class AsyncWorker:
-    """Claims queries and prepares their answers, one at a time."""
+    """Claims async queries and prepares their responses, one at a time."""
 
     def __init__(self, queries: AsyncQueries, views: TableViews) -> None:
         self._queries, self._views = queries, views
@@ -541,47 +419,37 @@ class AsyncWorker:
         self._thread = threading.Thread(target=self._work, name="async-queries", daemon=True)
 
     def start(self) -> None:
-        """Begin to look for queries."""
         self._thread.start()
 
     def wake(self) -> None:
-        """Look now: a query has come in."""
         self._wake.set()
 
     def stop(self) -> None:
-        """End after the query under way."""
         self._stopping.set()
         self._wake.set()
         self._thread.join()
 
     def _work(self) -> None:
-        looks = 0
+        turns = 0
         while not self._stopping.is_set():
-            looks += 1
+            turns += 1
             try:
-                found = self._turn(looks)
-            # The process has no other worker: whatever ends one turn, the next is tried.
+                if turns % PURGE_EVERY == 0:
+                    self._queries.purge()
+                claim = self._queries.claim()
+                if claim is not None:
+                    # A query whose result cannot be stored is claimed again later, like that of a dead worker.
+                    self._run(claim)
+            # The process has no other worker: after any error the next turn is tried.
             except Exception as error:
-                is_foreseen = isinstance(error, LakeshareError)
-                _log.warning("async queries wait, a turn failed: %s", error, exc_info=not is_foreseen)
+                is_expected = isinstance(error, LakeshareError)
+                _log.warning("async queries wait, a turn failed: %s", error, exc_info=not is_expected)
                 self._stopping.wait(IDLE_S)
             else:
-                if not found and self._wake.wait(IDLE_S):
+                if claim is None and self._wake.wait(IDLE_S):
                     self._wake.clear()
 
-    def _turn(self, look: int) -> bool:
-        """Work on one query; says whether there was one.
-
-        A query whose end cannot be noted is taken over later, like that of a dead worker.
-        """
-        if look % PURGE_EVERY == 0:
-            self._queries.purge()
-        claim = self._queries.claim()
-        if claim is not None:
-            self._do(claim)
-        return claim is not None
-
-    def _do(self, claim: Claim) -> None:
+    def _run(self, claim: Claim) -> None:
         try:
             with self._queries.working(claim):
                 submission = Submission.from_json(claim.query.request)
@@ -590,7 +458,7 @@ class AsyncWorker:
             self._queries.finish(claim, version)
         except Unavailable as error:
             _log.warning("async query %s, attempt %s: %s", claim.query.id, claim.attempt, error)
-            # It passes: the query is taken up again once this claim is silent, and may come out well then.
+            # The query is claimed again when this claim expires, and may succeed then.
             if claim.is_last:
                 self._queries.fail(claim, type(error).__name__, error.for_recipient())
         except LakeshareError as error:

@@ -1,7 +1,7 @@
-"""Filters of Iceberg's scan requests (REST specification, "Expression"): to prune by, and to hand back.
+"""Filters of Iceberg's scan requests (REST specification, "Expression"), for pruning and as residual filters.
 
-Parts that are not understood prune nothing, and are handed back as they came: the client filters the rows itself. In
-Iceberg's logic nothing is null, so whatever is the opposite of a comparison is true for rows without a value too.
+A part that cannot be parsed prunes nothing and is returned unchanged: the client filters the rows itself. Iceberg has
+no null results, so the opposite of a comparison is also true for rows without a value.
 """
 
 import json
@@ -43,77 +43,66 @@ US = timedelta(microseconds=1)
 
 @dataclass(frozen=True)
 class FilterConstant:
-    """A constant to prune by, and as it is told."""
+    """A constant for pruning, and its JSON in residual filters."""
 
     value: Value
-    told: Any
+    json: Any
 
 
 def parse_constant(kind: str, value: Any) -> FilterConstant | None:
-    """The constant for a column of a type in Iceberg's words; None when nothing can be done with it."""
-    read = _READ.get(kind.partition("(")[0])
+    parse = _PARSERS.get(kind.partition("(")[0])
     try:
-        return None if read is None else read(kind, value)
+        return None if parse is None else parse(kind, value)
     except (ValueError, OverflowError, InvalidOperation):
         return None
 
 
-def _boolean(_kind: str, value: Any) -> FilterConstant | None:
-    return FilterConstant(value, value) if isinstance(value, bool) else None
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _integer(_kind: str, value: Any) -> FilterConstant | None:
-    return FilterConstant(value, value) if isinstance(value, int) and not isinstance(value, bool) else None
+def _unchanged(value: Any, is_valid: bool) -> FilterConstant | None:
+    return FilterConstant(value, value) if is_valid else None
 
 
-def _float(_kind: str, value: Any) -> FilterConstant | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return FilterConstant(float(value), float(value)) if is_number else None
-
-
-def _string(_kind: str, value: Any) -> FilterConstant | None:
-    return FilterConstant(value, value) if isinstance(value, str) else None
-
-
-def _decimal(kind: str, said: Any) -> FilterConstant | None:
-    if not isinstance(said, str | int) or isinstance(said, bool):
+def _decimal(kind: str, given: Any) -> FilterConstant | None:
+    if not isinstance(given, str | int) or isinstance(given, bool):
         return None
-    value, scale = Decimal(said), int(kind.rstrip(")").rpartition(",")[2])
-    told = value.quantize(Decimal(1).scaleb(-scale), context=WIDE) if value.is_finite() else None
-    return FilterConstant(value, f"{told:f}") if told == value else None
+    value, scale = Decimal(given), int(kind.rstrip(")").rpartition(",")[2])
+    scaled = value.quantize(Decimal(1).scaleb(-scale), context=WIDE) if value.is_finite() else None
+    return FilterConstant(value, f"{scaled:f}") if scaled == value else None
 
 
-def _date(_kind: str, said: Any) -> FilterConstant | None:
-    text = json_value("date", said) if isinstance(said, int) and not isinstance(said, bool) else said
+def _date(_kind: str, given: Any) -> FilterConstant | None:
+    text = json_value("date", given) if _is_integer(given) else given
     if not isinstance(text, str) or not DATE.fullmatch(text):
         return None
     return FilterConstant(date.fromisoformat(text), text)
 
 
-def _timestamp(kind: str, said: Any) -> FilterConstant | None:
-    if isinstance(said, bool) or not isinstance(said, str | int):
+def _timestamp(kind: str, given: Any) -> FilterConstant | None:
+    if _is_integer(given):
+        moment = EPOCH + given * US
+    elif isinstance(given, str) and TIMESTAMP.fullmatch(given):
+        parsed = datetime.fromisoformat(given)
+        moment = (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).astimezone(UTC)
+    else:
         return None
-    moment = EPOCH + said * US if isinstance(said, int) else _read(said)
-    if moment is None:
-        return None
-    told = json_value(kind, (moment - EPOCH) // US)
-    return FilterConstant(moment if kind == "timestamptz" else moment.replace(tzinfo=None), told)
+    text = json_value(kind, (moment - EPOCH) // US)
+    return FilterConstant(moment if kind == "timestamptz" else moment.replace(tzinfo=None), text)
 
 
-def _read(text: str) -> datetime | None:
-    if not TIMESTAMP.fullmatch(text):
-        return None
-    moment = datetime.fromisoformat(text)
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
-
-
-_READ = {
-    "boolean": _boolean,
-    "int": _integer,
-    "long": _integer,
-    "float": _float,
-    "double": _float,
-    "string": _string,
+_PARSERS: dict[str, Callable[[str, Any], FilterConstant | None]] = {
+    "boolean": lambda _kind, value: _unchanged(value, isinstance(value, bool)),
+    "int": lambda _kind, value: _unchanged(value, _is_integer(value)),
+    "long": lambda _kind, value: _unchanged(value, _is_integer(value)),
+    **dict.fromkeys(
+        ("float", "double"),
+        lambda _kind, value: (
+            _unchanged(float(value), True) if isinstance(value, float) or _is_integer(value) else None
+        ),
+    ),
+    "string": lambda _kind, value: _unchanged(value, isinstance(value, str)),
     "decimal": _decimal,
     "date": _date,
     "timestamp": _timestamp,
@@ -126,52 +115,49 @@ Fields = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class NamedColumn:
-    """A primitive column: its field id, and its type in Iceberg's words."""
-
     field_id: int
     type: str
 
 
 class ColumnNames:
-    """Names by two schemas, the table's and the snapshot's: clients differ in which of them they go by."""
+    """Column names in the table's schema and in the snapshot's: clients use either."""
 
     def __init__(self, table: Fields, snapshot: Fields, *, is_case_sensitive: bool) -> None:
         self._is_case_sensitive = is_case_sensitive
         self._table, self._snapshot = (self._by_name(schema) for schema in (table, snapshot))
 
     def column(self, name: str) -> NamedColumn | None:
-        """The column of this name; None when there is none, or when the schemas do not agree which it is."""
+        """The column of this name; None if it is unknown, or another column in each schema."""
         key = self._key(name)
-        today, then = self._table.get(key), self._snapshot.get(key)
-        if today is None or then is None or today.field_id != then.field_id:
+        current, then = self._table.get(key), self._snapshot.get(key)
+        if current is None or then is None or current.field_id != then.field_id:
             return None
-        return today
+        return current
 
     def is_of_table(self, name: str) -> bool:
-        """Whether the table's own schema has the name, and no other column under it than the snapshot's has."""
         key = self._key(name)
-        today = self._table.get(key)
-        return today is not None and self._snapshot.get(key, today).field_id == today.field_id
+        current = self._table.get(key)
+        return current is not None and self._snapshot.get(key, current).field_id == current.field_id
 
     def _key(self, name: str) -> str:
         return name if self._is_case_sensitive else name.lower()
 
     def _by_name(self, schema: Fields) -> Mapping[str, NamedColumn]:
-        found: dict[str, NamedColumn] = {}
-        twice = set()
+        columns: dict[str, NamedColumn] = {}
+        ambiguous = set()
         for name, column in _primitives(schema["fields"], ""):
             key = self._key(name)
-            if key in found:
-                twice.add(key)
-            found[key] = column
-        return {name: column for name, column in found.items() if name not in twice}
+            if key in columns:
+                ambiguous.add(key)
+            columns[key] = column
+        return {name: column for name, column in columns.items() if name not in ambiguous}
 
 
 def _primitives(fields: Sequence[Fields], above: str) -> Iterator[tuple[str, NamedColumn]]:
     for field in fields:
         kind = field["type"]
         if isinstance(kind, str):
-            # Both clients write decimals with a space, the specification does not.
+            # Java and PyIceberg write decimals with a space, the specification does not.
             yield above + field["name"], NamedColumn(field["id"], kind.replace(" ", ""))
         elif kind.get("type") == "struct":
             yield from _primitives(kind["fields"], f"{above}{field['name']}.")
@@ -183,42 +169,34 @@ OPPOSITE = {
     "lt": "gt-eq", "gt-eq": "lt", "gt": "lt-eq", "lt-eq": "gt", "eq": "not-eq", "not-eq": "eq", "in": "not-in",
     "not-in": "in", "is-null": "not-null", "not-null": "is-null",
 }  # fmt: skip
-# Engines chain what users write: of deeper parts, constants are handed back as they came.
+# Constants of deeper parts are returned unchanged.
 MAX_RESIDUAL_DEPTH = 300
 TOO_DEEP = "It has too many levels; plan the scan in the client (scan-planning-mode)."
 
 
 @dataclass(frozen=True)
 class Filter:
-    """A filter to prune by, whose columns are called by their field ids, and as it is told with each file."""
-
     predicate: Predicate
     residual: str
 
 
 def parse_filter(expression: Any, names: ColumnNames, *, is_of_snapshot: bool) -> Filter:
-    """The filter of a request; with `is_of_snapshot` it goes by names that the snapshot had.
-
-    Raises:
-        BadRequest: it is no expression at all, or has too many levels.
-    """
+    """A request's filter; with `is_of_snapshot` in the snapshot's column names. Raises BadRequest."""
     if expression is None:
         return Filter(EVERYTHING, "true")
     if not isinstance(expression, bool | dict):
         raise BadRequest("filter", expression, "Give an expression: an object with a type, or true or false.")
-    reading = _Reading(names)
+    parser = _FilterParser(names)
     try:
-        predicate = reading.predicate(expression, MAX_DEPTH, is_negated=False)
-        residual = json.dumps(reading.told(expression, MAX_RESIDUAL_DEPTH), separators=(",", ":"))
+        predicate = parser.predicate(expression, MAX_DEPTH, is_negated=False)
+        residual = json.dumps(parser.residual(expression, MAX_RESIDUAL_DEPTH), separators=(",", ":"))
     except RecursionError as error:
         raise BadRequest("filter", "…", TOO_DEEP) from error
-    # Java binds what it gets back to the table's own columns, by whose names this one is not to be read.
-    return Filter(predicate, residual if reading.is_of_table or not is_of_snapshot else "true")
+    # Java binds the residual to the table's own columns, which must not happen with the snapshot's names.
+    return Filter(predicate, residual if parser.is_of_table or not is_of_snapshot else "true")
 
 
-class _Reading:
-    """One filter being read."""
-
+class _FilterParser:
     def __init__(self, names: ColumnNames) -> None:
         self._names = names
         self.is_of_table = True
@@ -226,9 +204,9 @@ class _Reading:
     def predicate(self, node: Any, depth: int, *, is_negated: bool) -> Predicate:
         if depth == 0:
             return Unknown("a part of a part of …")
-        known = _truth(node)
-        if known is not None:
-            return Constant(known != is_negated)
+        truth = _truth(node)
+        if truth is not None:
+            return Constant(truth != is_negated)
         kind = node.get("type") if isinstance(node, dict) else None
         if kind == "not":
             return self.predicate(node.get("child"), depth - 1, is_negated=not is_negated)
@@ -241,60 +219,45 @@ class _Reading:
         return self._leaf(node, str(kind), is_negated=is_negated)
 
     def _leaf(self, node: Any, kind: str, *, is_negated: bool) -> Predicate:
-        column = self._column(node)
+        name = _name(node.get("term")) if isinstance(node, dict) else None
+        column = None if name is None else self._names.column(name)
         if column is None:
             return Unknown(kind)
-        is_opposite = is_negated and kind in OPPOSITE
-        if is_negated and not is_opposite:
-            return Unknown(f"not {kind}")
-        read = _LEAVES.get(OPPOSITE[kind] if is_opposite else kind)
-        if read is None:
-            return Unknown(kind)
-        found = read(column, _literals(column.type, node), OPPOSITE[kind] if is_opposite else kind)
+        if not is_negated:
+            return _leaf_predicate(column, kind, _literals(column.type, node))
         # The opposite of a comparison is true for nulls and, in some clients, for NaN.
-        if is_negated and kind in COMPARISONS:
-            return Unknown(f"not {kind}") if column.type in ("float", "double") else _or_null(column, found)
-        return found
+        if kind not in OPPOSITE or (kind in COMPARISONS and column.type in ("float", "double")):
+            return Unknown(f"not {kind}")
+        opposite = _leaf_predicate(column, OPPOSITE[kind], _literals(column.type, node))
+        return Or((IsNull(str(column.field_id)), opposite)) if kind in COMPARISONS else opposite
 
-    def _column(self, node: Any) -> NamedColumn | None:
-        name = _name(node.get("term")) if isinstance(node, dict) else None
-        return None if name is None else self._names.column(name)
-
-    def told(self, node: Any, depth: int) -> Any:
-        """The same with its constants as every client reads them."""
+    def residual(self, node: Any, depth: int) -> Any:
         if depth == 0 or not isinstance(node, dict):
             return node
-        inner = {
-            name: self.told(node[name], depth - 1) for name in ("left", "right", "child") if name in node
+        children = {
+            name: self.residual(node[name], depth - 1) for name in ("left", "right", "child") if name in node
         }
         name = _name(node.get("term")) or _transformed(node.get("term"))
         if name is not None and not self._names.is_of_table(name):
             self.is_of_table = False
-        return {**node, **inner, **self._told_literals(node)}
-
-    def _told_literals(self, node: Mapping[str, Any]) -> dict[str, Any]:
         kind = self._type(node.get("term"))
-        if kind is None:
-            return {}
-        found: dict[str, Any] = {}
-        if "value" in node:
-            found["value"] = _residual_literal(kind, node["value"])
-        if isinstance(node.get("values"), list):
-            found["values"] = [_residual_literal(kind, value) for value in node["values"]]
-        return found
+        literals: dict[str, Any] = {}
+        if kind is not None and "value" in node:
+            literals["value"] = _residual_literal(kind, node["value"])
+        if kind is not None and isinstance(node.get("values"), list):
+            literals["values"] = [_residual_literal(kind, value) for value in node["values"]]
+        return {**node, **children, **literals}
 
     def _type(self, term: Any) -> str | None:
-        """The type of what is compared; None where it is not known."""
         name = _name(term)
-        if name is not None:
-            column = self._names.column(name)
+        source = name if name is not None else _transformed(term)
+        column = None if source is None else self._names.column(source)
+        if column is None or name is not None:
             return None if column is None else column.type
-        name = _transformed(term)
-        column = None if name is None else self._names.column(name)
-        transform = str(term.get("transform")) if column is not None else ""
+        transform = str(term.get("transform"))
         if transform == "day":
             return "date"
-        return column.type if column is not None and transform.startswith(("truncate[", "identity")) else None
+        return column.type if transform.startswith(("truncate[", "identity")) else None
 
 
 def _truth(node: Any) -> bool | None:
@@ -318,72 +281,35 @@ def _transformed(term: Any) -> str | None:
 
 
 def _residual_literal(kind: str, value: Any) -> Any:
-    read = parse_constant(kind, value)
-    return value if read is None else read.told
+    constant = parse_constant(kind, value)
+    return value if constant is None else constant.json
 
 
 def _literals(kind: str, node: Mapping[str, Any]) -> list[FilterConstant] | None:
-    """The constants of a leaf; None when one of them is not understood."""
     values = node.get("values") if "values" in node else [node["value"]] if "value" in node else []
-    read = [parse_constant(kind, value) for value in values] if isinstance(values, list) else [None]
-    found = [one for one in read if one is not None]
-    return found if len(found) == len(read) else None
+    parsed = [parse_constant(kind, value) for value in values] if isinstance(values, list) else [None]
+    constants = [constant for constant in parsed if constant is not None]
+    return constants if len(constants) == len(parsed) else None
 
 
-def _or_null(column: NamedColumn, predicate: Predicate) -> Predicate:
-    return Or((IsNull(str(column.field_id)), predicate))
-
-
-def _compare(column: NamedColumn, operator: Comparison, literal: FilterConstant) -> Predicate:
-    return Compare(str(column.field_id), operator, literal.value, None)
-
-
-def _comparison(column: NamedColumn, literals: list[FilterConstant] | None, kind: str) -> Predicate:
-    if literals is None or len(literals) != 1:
-        return Unknown(kind)
-    return _compare(column, COMPARISONS[kind], literals[0])
-
-
-def _in(column: NamedColumn, literals: list[FilterConstant] | None, kind: str) -> Predicate:
+def _leaf_predicate(column: NamedColumn, kind: str, literals: list[FilterConstant] | None) -> Predicate:
+    name = str(column.field_id)
+    if kind in ("is-null", "not-null"):
+        return IsNull(name) if kind == "is-null" else Not(IsNull(name))
     if literals is None:
         return Unknown(kind)
-    return Or(tuple(_compare(column, "=", literal) for literal in literals)) if literals else FALSE
-
-
-def _not_in(column: NamedColumn, literals: list[FilterConstant] | None, kind: str) -> Predicate:
-    if literals is None:
-        return Unknown(kind)
-    return _or_null(column, And(tuple(Not(_compare(column, "=", literal)) for literal in literals)))
-
-
-def _starts_with(column: NamedColumn, literals: list[FilterConstant] | None, kind: str) -> Predicate:
-    if literals is None or len(literals) != 1 or not isinstance(literals[0].value, str):
-        return Unknown(kind)
-    prefix, end = literals[0].value, text_after_prefix(literals[0].value)
-    least = _compare(column, ">=", literals[0])
-    return (
-        least if end is None or not prefix else And((least, _compare(column, "<", FilterConstant(end, end))))
-    )
-
-
-def _is_null(column: NamedColumn, _literals: Sequence[FilterConstant] | None, _kind: str) -> Predicate:
-    return IsNull(str(column.field_id))
-
-
-def _not_null(column: NamedColumn, _literals: Sequence[FilterConstant] | None, _kind: str) -> Predicate:
-    return Not(IsNull(str(column.field_id)))
-
-
-_Leaf = Callable[[NamedColumn, list[FilterConstant] | None, str], Predicate]
-_LEAVES: dict[str, _Leaf] = {
-    **dict.fromkeys(COMPARISONS, _comparison),
-    "in": _in,
-    "not-in": _not_in,
-    "not-eq": _not_in,
-    "starts-with": _starts_with,
-    "is-null": _is_null,
-    "not-null": _not_null,
-}
+    equals = tuple(Compare(name, "=", literal.value, None) for literal in literals)
+    if kind == "in":
+        return Or(equals) if equals else FALSE
+    if kind in ("not-in", "not-eq"):
+        return Or((IsNull(name), And(tuple(Not(equal) for equal in equals))))
+    value = literals[0].value if len(literals) == 1 else None
+    if value is not None and kind in COMPARISONS:
+        return Compare(name, COMPARISONS[kind], value, None)
+    if kind == "starts-with" and isinstance(value, str):
+        low, end = Compare(name, ">=", value, None), text_after_prefix(value)
+        return low if end is None or not value else And((low, Compare(name, "<", end, None)))
+    return Unknown(kind)
 
 
 COUNTS = {"null-value-counts": "null_counts", "nan-value-counts": "nan_counts"}
@@ -392,47 +318,31 @@ BOUNDS = {"lower-bounds": "lower", "upper-bounds": "upper"}
 
 @dataclass(frozen=True)
 class Statistics:
-    """The columns of which statistics are asked for, by field id."""
-
     field_ids: Sequence[int]
 
     @classmethod
     def of(cls, columns: Iterable[NamedColumn | None]) -> "Statistics":
-        """Those that are known."""
         return cls(sorted({column.field_id for column in columns if column is not None}))
 
     def added(self, files: pa.RecordBatch) -> list[str]:
-        """The data files as JSON objects, with these statistics."""
         texts: list[str] = files.column("data_file").to_pylist()
         if not self.field_ids:
             return texts
-        columns = self._told(files)
-        return [text[:-1] + "," + statistics[1:] for text, statistics in zip(texts, columns, strict=True)]
-
-    def _told(self, files: pa.RecordBatch) -> list[str]:
-        rows = files.column("rows").to_pylist()
         # Each row has one value of such a column, null or not.
-        maps = [("value-counts", dict.fromkeys(self.field_ids, rows))]
-        for name, kept in (*COUNTS.items(), *BOUNDS.items()):
-            maps.append((name, self._columns(files, kept, is_bound=name in BOUNDS)))
+        maps = {"value-counts": dict.fromkeys(self.field_ids, files.column("rows").to_pylist())}
+        for name, column in (COUNTS | BOUNDS).items():
+            maps[name] = {
+                field_id: files.column(f"{column}:{field_id}").to_pylist()
+                for field_id in self.field_ids
+                if f"{column}:{field_id}" in files.schema.names
+            }
         return [
-            orjson.dumps({name: _map(columns, place) for name, columns in maps}).decode()
-            for place in range(files.num_rows)
+            f"{text[:-1]},{orjson.dumps({name: _map(maps[name], row) for name in maps}).decode()[1:]}"
+            for row, text in enumerate(texts)
         ]
 
-    def _columns(self, files: pa.RecordBatch, kept: str, *, is_bound: bool) -> dict[int, list[Any]]:
-        found: dict[int, list[Any]] = {}
-        for field_id in self.field_ids:
-            if f"{kept}:{field_id}" in files.schema.names:
-                values = files.column(f"{kept}:{field_id}").to_pylist()
-                found[field_id] = [_hex(value) for value in values] if is_bound else values
-        return found
 
-
-def _hex(value: bytes | None) -> str | None:
-    return None if value is None else value.hex().upper()
-
-
-def _map(columns: dict[int, list[Any]], place: int) -> dict[str, list[Any]]:
-    known = [(field_id, values[place]) for field_id, values in columns.items() if values[place] is not None]
-    return {"keys": [key for key, _ in known], "values": [value for _, value in known]}
+def _map(columns: dict[int, list[Any]], row: int) -> dict[str, list[Any]]:
+    known = {field_id: values[row] for field_id, values in columns.items() if values[row] is not None}
+    values = [value.hex().upper() if isinstance(value, bytes) else value for value in known.values()]
+    return {"keys": list(known), "values": values}

@@ -40,9 +40,8 @@ from lakeshare_server.routes.context import (
     in_table_pool,
 )
 from lakeshare_server.routes.files import open_file
-from lakeshare_server.routes.queries import respond_to_query
 from lakeshare_server.routes.responses import LinesResponse, error_response, json_response
-from lakeshare_server.routes.tables import respond_with_metadata
+from lakeshare_server.routes.tables import respond_to_query, respond_with_metadata
 from lakeshare_server.settings import PORTAL_PATH, ServerSettings
 from lakeshare_server.storage import Signers, SigningSession, Stores
 from lakeshare_server.storage.locations import LOCAL
@@ -336,7 +335,7 @@ class Previews:
         """
         query = request.http_request.query_params
         max_rows = optional_integer(query, "limit", low=1, high=MAX_ROWS) or ROWS
-        version = optional_integer(query, "version", said="table version")
+        version = optional_integer(query, "version", label="table version")
         local = local_request(request, self.signers)
         # One row more than is shown, to know whether there are more.
         fields = {"limitHint": max_rows + 1, **({} if version is None else {"version": version})}

@@ -1,6 +1,6 @@
-"""`predicateHints`: comparisons in SQL, joined by AND; Spark's connector sends its own SQL text here.
+"""Parses `predicateHints`: SQL comparisons joined by AND, as Spark's connector sends them.
 
-Best effort by the protocol's own word: what cannot be understood is Unknown, part by part, never an error.
+Hints are best effort by the protocol: a part that cannot be parsed becomes Unknown, never an error.
 """
 
 import logging
@@ -14,6 +14,7 @@ from sqlglot import exp
 from sqlglot.dialects.spark import Spark
 from sqlglot.parsers.spark import SparkParser
 
+from lakeshare_server.protocol.json_predicate import parse_whole
 from lakeshare_server.tables.predicates import (
     DATE,
     INTEGER,
@@ -37,7 +38,7 @@ from lakeshare_server.tables.predicates import (
 )
 
 Kind = exp.DataType.Type
-# Types in the words of JSON predicates.
+# Types as JSON predicates name them.
 KINDS: dict[Any, str] = {
     Kind.INT: "int",
     Kind.BIGINT: "long",
@@ -47,7 +48,7 @@ KINDS: dict[Any, str] = {
     Kind.DATE: "date",
     Kind.FLOAT: "float",
     Kind.DOUBLE: "double",
-    # Spark's TIMESTAMP is an instant; a text without a zone means the client's own.
+    # Spark's TIMESTAMP is an instant; a text without a zone is in the client's zone.
     Kind.TIMESTAMPTZ: "timestamp",
     Kind.TIMESTAMPLTZ: "timestamp",
     Kind.TIMESTAMPNTZ: "timestamp_ntz",
@@ -56,12 +57,16 @@ BITS: dict[Any, int] = {Kind.TINYINT: 8, Kind.SMALLINT: 16, Kind.INT: 32, Kind.B
 DEFAULT_DECIMAL = (10, 0)
 
 
-def sql_value(node: exp.Expr) -> tuple[Value, str | None] | None:
-    """A constant's value and the type that a column is cast to before it is compared with it, if any."""
+def _sql_value(node: exp.Expr) -> tuple[Value, str | None] | None:
+    """A constant's value, and the type to which a column is cast before the comparison, if any."""
     if isinstance(node, exp.Paren):
-        return sql_value(node.this)
+        return _sql_value(node.this)
     if isinstance(node, exp.Neg):
-        return _negative(sql_value(node.this))
+        inner = _sql_value(node.this)
+        if inner is None or isinstance(inner[0], bool | str | date):
+            return None
+        # A unary minus on a Decimal would round it.
+        return (inner[0].copy_negate() if isinstance(inner[0], Decimal) else -inner[0]), inner[1]
     if isinstance(node, exp.Boolean):
         return bool(node.this), None
     if isinstance(node, exp.Cast):
@@ -80,41 +85,24 @@ def _literal(node: exp.Literal) -> tuple[Value, str | None] | None:
     return (float(node.name), "double") if "e" in node.name.lower() else (Decimal(node.name), None)
 
 
-def _negative(found: tuple[Value, str | None] | None) -> tuple[Value, str | None] | None:
-    if found is None or isinstance(found[0], bool | str | date):
-        return None
-    # A unary minus on a Decimal would round it.
-    return (found[0].copy_negate() if isinstance(found[0], Decimal) else -found[0]), found[1]
-
-
 def _cast(node: exp.Cast) -> tuple[Value, str | None] | None:
-    """Typed constants: `DATE '…'`, `CAST('…' AS TIMESTAMP)`, `5L`, `1.5D`, and the like.
-
-    A cast that would change the value gives nothing.
-    """
-    inner = sql_value(node.this)
+    """A typed constant like `DATE '…'`, `CAST('…' AS TIMESTAMP)` or `5L`; None if the cast would change the value."""
+    inner = _sql_value(node.this)
     if inner is None or inner[1] is not None or isinstance(inner[0], bool | date):
         return None
     kind, value = node.to.this, inner[0]
     text = value if isinstance(value, str) else str(value)
+    cast: Any = None
     if kind in _INSTANTS:
-        found: Any = None
         if isinstance(value, str) and TIMESTAMP.fullmatch(value):
-            found = datetime.fromisoformat(value)
+            cast = datetime.fromisoformat(value)
     elif kind == Kind.DATE:
-        found = date.fromisoformat(text) if DATE.fullmatch(text) else None
+        cast = date.fromisoformat(text) if DATE.fullmatch(text) else None
     elif kind in BITS:
-        found = _whole(text, BITS[kind])
+        cast = parse_whole(text, BITS[kind])
     elif NUMBER.fullmatch(text):
-        found = _fractional(text, node.to)
-    else:
-        found = None
-    return None if found is None else (found, KINDS[kind] if kind in _COMPARED_IN else None)
-
-
-def _whole(text: str, bits: int) -> int | None:
-    number = int(text) if INTEGER.fullmatch(text) else None
-    return number if number is not None and -1 << (bits - 1) <= number < 1 << (bits - 1) else None
+        cast = _fractional(text, node.to)
+    return None if cast is None else (cast, KINDS[kind] if kind in _COMPARED_IN else None)
 
 
 def _fractional(text: str, to: exp.DataType) -> float | Decimal | None:
@@ -131,14 +119,14 @@ def _fractional(text: str, to: exp.DataType) -> float | Decimal | None:
 
 
 _INSTANTS = frozenset({Kind.TIMESTAMPTZ, Kind.TIMESTAMPLTZ, Kind.TIMESTAMPNTZ})
-# A constant of these types makes what it is compared with one of them.
+# The other side of a comparison is cast to the constant's type if it is one of these.
 _COMPARED_IN = _INSTANTS | {Kind.FLOAT, Kind.DOUBLE}
 
 
 MAX_CHARS = 32_768  # of all hints together: parsing takes up to 30 µs for each
-# Of all hints together too: types with their brackets, `DATE (…)`, are tried in two ways, nested in two to the depth.
+# Of all hints together: the parser tries `DATE (…)` in two ways, so nested ones in two to the power of the depth.
 MAX_TOKENS_AGAIN = 20_000
-TEXT_SHOWN = 200
+MAX_SHOWN_CHARS = 200
 COMPARISONS: dict[type[exp.Expr], Comparison] = {
     exp.EQ: "=",
     exp.LT: "<",
@@ -146,16 +134,16 @@ COMPARISONS: dict[type[exp.Expr], Comparison] = {
     exp.GT: ">",
     exp.GTE: ">=",
 }
-# What a pattern of LIKE may not have in front of its closing %: with these it says more than "begins with".
+# A pattern with these before its closing % is more than a prefix.
 WILDCARDS = frozenset("%_\\")
 LAST_CHARACTER = 0x10FFFF
 SURROGATES = range(0xD800, 0xE000)
-# sqlglot warns about syntax it does not know; recipients' hints are not worth a line in our log.
+# sqlglot warns about unknown syntax; recipients' hints are not worth a log line.
 logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
 
 
 def parse_sql_predicates(texts: Sequence[str]) -> Predicate:
-    """All of the hints together; what is longer than can be looked at in a moment is left out."""
+    """The conjunction of all hints; hints beyond `MAX_CHARS` are Unknown."""
     parts: list[Predicate] = []
     parser = _BoundedParser(dialect=Spark())
     chars = 0
@@ -166,12 +154,12 @@ def parse_sql_predicates(texts: Sequence[str]) -> Predicate:
     return all_of(parts)
 
 
-class _TooOftenError(Exception):
-    """The same tokens were read again too often."""
+class _BacktrackingLimitError(Exception):
+    pass
 
 
 class _BoundedParser(SparkParser):
-    """Spark's grammar, read with an end to going back: all work beyond one look at each token follows from that."""
+    """Spark's grammar with a limit on backtracking, which bounds all work beyond one pass over the tokens."""
 
     tokens_again = 0
 
@@ -179,18 +167,18 @@ class _BoundedParser(SparkParser):
         again = max(self._index - index, 0)
         self.tokens_again += again
         if again and self.tokens_again > MAX_TOKENS_AGAIN:
-            # No ParseError: that is what the parser goes back for, to try the next way.
-            raise _TooOftenError
+            # Not a ParseError, on which the parser would backtrack again.
+            raise _BacktrackingLimitError
         super()._retreat(index)
 
 
 def _parse(parser: SparkParser, text: str) -> Predicate:
     try:
         parsed = parser.parse(parser.dialect.tokenize(text), text)
-    except Exception:  # whatever somebody else's parser stumbles over in a stranger's text
+    except Exception:  # the parser may raise anything on a client's text
         parsed = []
     if len(parsed) != 1 or parsed[0] is None:
-        return Unknown(text[:TEXT_SHOWN])
+        return Unknown(text[:MAX_SHOWN_CHARS])
     return _predicate(parsed[0], MAX_DEPTH)
 
 
@@ -199,78 +187,51 @@ def _predicate(node: exp.Expr, depth: int) -> Predicate:
         return Unknown("a part too deep to be looked at")
     read = _READERS.get(type(node))
     try:
-        found = read and read(node, depth)
+        parsed = read and read(node, depth)
     except (ValueError, ArithmeticError):  # a date like 2020-02-30
-        found = None
-    return found or _unknown(node)
+        parsed = None
+    return parsed or _unknown(node)
 
 
 def _unknown(node: exp.Expr) -> Unknown:
     try:
-        return Unknown(node.sql(dialect="spark")[:TEXT_SHOWN])
-    except Exception:  # it is only for people to read
+        return Unknown(node.sql(dialect="spark")[:MAX_SHOWN_CHARS])
+    except Exception:  # the text is only for people
         return Unknown(node.key)
 
 
-def _paren(node: exp.Expr, depth: int) -> Predicate:
-    return _predicate(node.this, depth - 1)
-
-
-def _and(node: exp.Expr, depth: int) -> Predicate:
-    return And(_operands(node, depth))
-
-
-def _or(node: exp.Expr, depth: int) -> Predicate:
-    return Or(_operands(node, depth))
-
-
 def _operands(node: exp.Expr, depth: int) -> tuple[Predicate, ...]:
-    """A chain of one operator, which the parser nests as deep as it is long, side by side."""
     return tuple(_predicate(operand, depth - 1) for operand in node.flatten(unnest=False))
 
 
-def _not(node: exp.Expr, depth: int) -> Predicate:
-    return Not(_predicate(node.this, depth - 1))
-
-
-def _compare(node: exp.Expr, _depth: int) -> Predicate | None:
-    return _comparison(COMPARISONS[type(node)], node.this, node.expression)
-
-
-def _not_equal(node: exp.Expr, _depth: int) -> Predicate | None:
-    return _negate(_comparison("=", node.this, node.expression))
-
-
 def _null_safe_equal(node: exp.Expr, _depth: int) -> Predicate | None:
-    for one, other in ((node.this, node.expression), (node.expression, node.this)):
-        column = _column(one)
-        if column is not None and isinstance(other, exp.Null):
-            return IsNull(*column)
-        equal = None if column is None else _comparison("=", one, other)
-        if column is not None and equal is not None:
-            return _null_safe(IsNull(*column), equal)
+    for left, right in ((node.this, node.expression), (node.expression, node.this)):
+        column = _column(left)
+        if column is None:
+            continue
+        is_null = IsNull(*column)
+        if isinstance(right, exp.Null):
+            return is_null
+        equal = _comparison("=", left, right)
+        if equal is not None:
+            both_set = And((Not(is_null), equal))
+            # A text that is no value of the column's type is cast to null, which equals a null of the column.
+            return Or((both_set, And((is_null, Unknown())))) if isinstance(equal.value, str) else both_set
     return None
-
-
-def _null_safe(is_null: IsNull, equal: Compare) -> Predicate:
-    both_set = And((Not(is_null), equal))
-    # A text that is no value of the column's type is null, and as such the same as a null of the column.
-    return Or((both_set, And((is_null, Unknown())))) if isinstance(equal.value, str) else both_set
-
-
-def _null_safe_not_equal(node: exp.Expr, depth: int) -> Predicate | None:
-    return _negate(_null_safe_equal(node, depth))
 
 
 def _is(node: exp.Expr, _depth: int) -> Predicate | None:
-    column = _column(node.this)
-    if column is None:
-        return None
-    if isinstance(node.expression, exp.Null):
-        return IsNull(*column)
-    if isinstance(node.expression, exp.Boolean) and column[1] in (None, "bool"):
-        return And((Not(IsNull(*column)), Compare(column[0], "=", bool(node.expression.this), "bool")))
+    column, value = _column(node.this), node.expression
+    if column is None or isinstance(value, exp.Null):
+        return None if column is None else IsNull(*column)
+    if isinstance(value, exp.Boolean) and column[1] in (None, "bool"):
+        return And((Not(IsNull(*column)), Compare(column[0], "=", bool(value.this), "bool")))
     return None
+
+
+def _starts_with(node: exp.Expr, _depth: int) -> Predicate | None:
+    prefix = node.expression
+    return _begins_with(node.this, prefix.name) if prefix.is_string else None
 
 
 def _in(node: exp.Expr, _depth: int) -> Predicate | None:
@@ -278,14 +239,14 @@ def _in(node: exp.Expr, _depth: int) -> Predicate | None:
     if not options or any(node.args.get(other) for other in ("query", "unnest", "field")):
         return None
     equals = [_comparison("=", node.this, option) for option in options]
-    compared = [equal for equal in equals if equal is not None]
-    kinds = {equal.kind for equal in compared if equal.kind is not None}
-    if len(kinds) > 1 or len({isinstance(equal.value, str) for equal in compared}) > 1:
-        return None  # all options are cast to one type, whichever it is
-    in_one = next(iter(kinds), None)
+    parsed = [equal for equal in equals if equal is not None]
+    kinds = {equal.kind for equal in parsed if equal.kind is not None}
+    if len(kinds) > 1 or len({isinstance(equal.value, str) for equal in parsed}) > 1:
+        return None  # Spark casts all options to one type
+    kind = next(iter(kinds), None)
     return Or(
         tuple(
-            _unknown(option) if equal is None else replace(equal, kind=in_one)
+            _unknown(option) if equal is None else replace(equal, kind=kind)
             for equal, option in zip(equals, options, strict=True)
         )
     )
@@ -306,18 +267,8 @@ def _like(node: exp.Expr, _depth: int) -> Predicate | None:
     prefix, last = pattern.name[:-1], pattern.name[-1]
     if not WILDCARDS.isdisjoint(prefix) or last in "_\\":
         return None
-    begins = _begins_with(node.this, prefix) if last == "%" else _text("=", node.this, pattern.name)
-    return _negate(begins) if node.args.get("negate") else begins
-
-
-def _starts_with(node: exp.Expr, _depth: int) -> Predicate | None:
-    prefix = node.expression
-    is_text = isinstance(prefix, exp.Literal) and prefix.is_string
-    return _begins_with(node.this, prefix.name) if is_text else None
-
-
-def _boolean(node: exp.Expr, _depth: int) -> Predicate:
-    return Constant(bool(node.this))
+    like = _begins_with(node.this, prefix) if last == "%" else _text("=", node.this, pattern.name)
+    return _negate(like) if node.args.get("negate") else like
 
 
 def _boolean_column(node: exp.Expr, _depth: int) -> Predicate | None:
@@ -326,21 +277,23 @@ def _boolean_column(node: exp.Expr, _depth: int) -> Predicate | None:
 
 
 _READERS: dict[type[exp.Expr], Callable[[exp.Expr, int], Predicate | None]] = {
-    exp.Paren: _paren,
-    exp.And: _and,
-    exp.Or: _or,
-    exp.Not: _not,
-    exp.NEQ: _not_equal,
+    exp.Paren: lambda node, depth: _predicate(node.this, depth - 1),
+    exp.And: lambda node, depth: And(_operands(node, depth)),
+    exp.Or: lambda node, depth: Or(_operands(node, depth)),
+    exp.Not: lambda node, depth: Not(_predicate(node.this, depth - 1)),
+    exp.NEQ: lambda node, _depth: _negate(_comparison("=", node.this, node.expression)),
     exp.NullSafeEQ: _null_safe_equal,
-    exp.NullSafeNEQ: _null_safe_not_equal,
+    exp.NullSafeNEQ: lambda node, depth: _negate(_null_safe_equal(node, depth)),
     exp.Is: _is,
     exp.In: _in,
     exp.Between: _between,
     exp.Like: _like,
     exp.StartsWith: _starts_with,
-    exp.Boolean: _boolean,
+    exp.Boolean: lambda node, _depth: Constant(bool(node.this)),
     exp.Column: _boolean_column,
-    **dict.fromkeys(COMPARISONS, _compare),
+    **dict.fromkeys(
+        COMPARISONS, lambda node, _depth: _comparison(COMPARISONS[type(node)], node.this, node.expression)
+    ),
 }
 
 
@@ -349,13 +302,13 @@ def _negate(predicate: Predicate | None) -> Predicate | None:
 
 
 def _comparison(operator: Comparison, left: exp.Expr, right: exp.Expr) -> Compare | None:
-    column, constant = _column(left), sql_value(right)
+    column, constant = _column(left), _sql_value(right)
     if column is None:
-        column, constant, operator = _column(right), sql_value(left), MIRRORED[operator]
+        column, constant, operator = _column(right), _sql_value(left), MIRRORED[operator]
     if column is None or constant is None:
         return None
     kinds = {kind for kind in (column[1], constant[1]) if kind is not None}
-    # A column cast to one type and a constant of another are compared in a third.
+    # A column and a constant of different types are compared in a third type.
     return Compare(column[0], operator, constant[0], next(iter(kinds), None)) if len(kinds) < 2 else None
 
 
@@ -374,7 +327,7 @@ def _text(operator: Comparison, node: exp.Expr, text: str) -> Compare | None:
 
 
 def text_after_prefix(prefix: str) -> str | None:
-    """The first text, in the order of bytes, that neither begins with the prefix nor comes before it."""
+    """The first text, in byte order, that is greater than all texts that begin with the prefix."""
     kept = prefix.rstrip(chr(LAST_CHARACTER))
     if not kept:
         return None
@@ -383,16 +336,15 @@ def text_after_prefix(prefix: str) -> str | None:
 
 
 def _column(node: exp.Expr) -> tuple[ColumnName, str | None] | None:
-    """A column's name and the type it is cast to, if any."""
     if isinstance(node, exp.Paren):
         return _column(node.this)
     if isinstance(node, exp.Cast):
         inner = _column(node.this)
         kind = KINDS.get(node.to.this)
-        # Of casts in a row each may change the value: one is what can be followed.
+        # Each of several casts may change the value.
         return (inner[0], kind) if inner is not None and inner[1] is None and kind is not None else None
-    if isinstance(node, exp.Column):
-        return tuple(part.name for part in node.parts), None
-    if isinstance(node, exp.Dot) and all(isinstance(part, exp.Identifier) for part in node.parts):
+    if isinstance(node, exp.Column) or (
+        isinstance(node, exp.Dot) and all(isinstance(part, exp.Identifier) for part in node.parts)
+    ):
         return tuple(part.name for part in node.parts), None
     return None

@@ -39,8 +39,13 @@ from lakeshare_server.catalog.sharing.states import (
     newest_publication_number,
 )
 from lakeshare_server.errors import BadRequest, CatalogConflict, LakeshareError, NotFound
-from lakeshare_server.protocol.admin_requests import DataObject, PermissionsChange, UpdateShare, from_ms
-from lakeshare_server.protocol.admin_responses import parse_partitions
+from lakeshare_server.protocol.admin import (
+    DataObject,
+    PermissionsChange,
+    UpdateShare,
+    from_ms,
+    parse_partitions,
+)
 from lakeshare_server.provider.serveability import ServedTable, TableServeability, provider_view
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import Stores

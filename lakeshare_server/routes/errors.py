@@ -1,11 +1,12 @@
-"""Errors become responses here, and only here."""
+"""Errors as responses, the audit event of each request, and the middleware around all routes."""
 
 import asyncio
 import logging
 import random
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, ClassVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -39,13 +40,13 @@ from lakeshare_server.settings import ICEBERG_PATH
 
 BROKEN_OFF = "CONNECTION_LOST"
 FULL_S = 0.1
-NO_RESPONSE = 499  # as web servers log a client that left before its answer
+NO_RESPONSE = 499  # as web servers log a client that disconnected before its response
 
 _log = logging.getLogger(__name__)
 
 
 class AuditMiddleware:
-    """Gives each request a note to fill in, and writes down what it says before the reply begins and when it ends."""
+    """Writes a request's audit event before its response begins, and again at its end if it changed."""
 
     def __init__(self, app: ASGIApp, audit: AuditLog, metrics: Metrics, *, names: bool = False) -> None:
         self.app, self.audit = app, audit
@@ -56,13 +57,12 @@ class AuditMiddleware:
             await self.app(scope, receive, send)
             return
         request = _AuditedRequest(scope, self.audit, Trace(scope, names=self._names))
-
         refused: Response | None = None
 
-        async def send_noted(message: Message) -> None:
+        async def send_audited(message: Message) -> None:
             nonlocal refused
             if refused is not None:
-                # What the application goes on to say is not for anybody.
+                # The refusal has replaced the application's response.
                 return
             if message["type"] == "http.response.start":
                 try:
@@ -78,13 +78,13 @@ class AuditMiddleware:
             request.is_whole = is_last
 
         try:
-            await self.app(scope, receive, send_noted)
+            await self.app(scope, receive, send_audited)
         except Exception:
             request.fail()
             raise
         finally:
             request.end(self._metrics)
-            # This connection waits, the server goes on: its health is asked for on the same thread.
+            # Only this connection waits: health checks are answered on the same thread.
             while self.audit.is_full:
                 await asyncio.sleep(FULL_S)
 
@@ -97,23 +97,17 @@ def _refusal(scope: Scope, error: Unavailable) -> Response:
 
 
 class _AuditedRequest:
-    """A request under way, and what of it is written down already."""
-
     def __init__(self, scope: Scope, audit: AuditLog, span: Trace) -> None:
         self.audit_record = AuditRecord(f"{random.getrandbits(128):032x}")
         self.is_whole = False
         self._scope, self._audit, self._span = scope, audit, span
         self._status = NO_RESPONSE
-        self._told: tuple[Any, ...] | None = None
+        self._written: tuple[Any, ...] | None = None
         self._began, self._at = time.monotonic(), datetime.now(UTC)
         scope.setdefault("state", {})["audit_record"] = self.audit_record
 
     def begin(self, message: Message) -> None:
-        """Write the event, durably, before the first byte of the reply leaves.
-
-        Raises:
-            Unavailable: it cannot be written, so there is no reply.
-        """
+        """Writes the event durably before the first byte of the response. Raises Unavailable if that fails."""
         self._status = message["status"]
         try:
             self._write("request")
@@ -125,20 +119,17 @@ class _AuditedRequest:
             raise Unavailable(
                 "the request cannot be recorded", "Try again; the server's log says why."
             ) from error
-        message["headers"] = [
-            *message.get("headers", ()),
-            (b"x-request-id", self.audit_record.request_id.encode()),
-        ]
+        request_id = (b"x-request-id", self.audit_record.request_id.encode())
+        message["headers"] = [*message.get("headers", ()), request_id]
 
     def fail(self) -> None:
-        """Note that the reply will be the framework's last resort, which is made outside of here."""
+        """Notes an unhandled exception, whose response the framework sends outside of this middleware."""
         if self._status == NO_RESPONSE:
             self._status, self.audit_record.error_code = 500, "INTERNAL_ERROR"
 
     def trace(self) -> None:
-        """Tell the span what came of it, before the framework ends it with the reply."""
         audit_record = self.audit_record
-        self._span.say(
+        self._span.add_attributes(
             audit_record.recipient,
             request_id=audit_record.request_id,
             action=audit_record.action,
@@ -150,54 +141,40 @@ class _AuditedRequest:
         )
 
     def end(self, metrics: Metrics) -> None:
-        """Count it, and write what came of it unless that is written already."""
+        """Counts the request, and writes its outcome unless it is already written."""
         if not self.is_whole and self.audit_record.error_code is None:
             self.audit_record.error_code = BROKEN_OFF
         metrics.count(self.audit_record, self._status, time.monotonic() - self._began)
-        if self._told == self._outcome():
+        if self._written == self._outcome():
             return
         try:
-            self._write("request" if self._told is None else "end")
+            self._write("request" if self._written is None else "end")
         except OSError as error:
             _log.critical("the audit event of request %s cannot be written: %s", self.audit_record, error)
 
     def _outcome(self) -> tuple[Any, ...]:
-        audit_record = self.audit_record
-        return (
-            self._status,
-            audit_record.error_code,
-            audit_record.files,
-            audit_record.size_bytes,
-            audit_record.rows,
-        )
+        record = self.audit_record
+        return self._status, record.error_code, record.files, record.size_bytes, record.rows
 
     def _write(self, kind: Kind) -> None:
-        audit_record, scope = self.audit_record, self._scope
+        scope = self._scope
+        fields = {name: value for name, value in vars(self.audit_record).items() if name != "access"}
+        if self.audit_record.action == "unknown" and not self.audit_record.object_name:
+            fields["object_name"] = scope["path"]
         client = scope.get("client")
         agent = next((value for name, value in scope["headers"] if name == b"user-agent"), None)
         self._audit.record(
             AuditEvent(
                 kind=kind,
                 at=datetime.now(UTC) if kind == "end" else self._at,
-                recipient=audit_record.recipient,
-                principal=audit_record.principal,
-                action=audit_record.action,
-                object_name=audit_record.object_name
-                or (scope["path"] if audit_record.action == "unknown" else None),
                 status=self._status,
-                error_code=audit_record.error_code,
-                version=audit_record.version,
-                files=audit_record.files,
-                size_bytes=audit_record.size_bytes,
-                rows=audit_record.rows,
-                request_id=audit_record.request_id,
                 ip=client[0] if client else None,
                 user_agent=agent.decode("latin-1") if agent else None,
                 elapsed_ms=round((time.monotonic() - self._began) * 1000),
-                details=audit_record.details,
+                **fields,
             )
         )
-        self._told = self._outcome()
+        self._written = self._outcome()
 
 
 RESPONSES: dict[type[LakeshareError], tuple[int, str]] = {
@@ -215,6 +192,7 @@ RESPONSES: dict[type[LakeshareError], tuple[int, str]] = {
     Unavailable: (503, "TEMPORARILY_UNAVAILABLE"),
 }
 HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "5"}}
+Headers = Mapping[str, str] | None
 ICEBERG_KINDS = {
     400: "BadRequestException",
     401: "NotAuthorizedException",
@@ -231,99 +209,107 @@ ICEBERG_MISSING = {
     "plan-id": "NoSuchPlanIdException",
     "plan-task": "NoSuchPlanTaskException",
 }
-ROUTING = {404: "RESOURCE_DOES_NOT_EXIST", 405: "METHOD_NOT_ALLOWED"}
 
 
-def add_error_responses(app: FastAPI) -> None:
-    """Make every error of the application one of the protocol."""
-    app.add_exception_handler(LakeshareError, _lakeshare_error)
-    app.add_exception_handler(RequestValidationError, _invalid_request)
-    app.add_exception_handler(HTTPException, _routing_error)
-    app.add_exception_handler(ClientDisconnect, _client_disconnected)
-    app.add_exception_handler(Exception, _unexpected_error)
+class ProtocolErrors:
+    responses: ClassVar = RESPONSES
+    routing_codes: ClassVar = {404: "RESOURCE_DOES_NOT_EXIST", 405: "METHOD_NOT_ALLOWED"}
+    default_routing_code = "MALFORMED_REQUEST"
+    unknown_path = "is not part of the protocol. Check the profile's endpoint."
+
+    def respond(
+        self, request: Request, status: int, code: str, message: str, headers: Headers, missing: str | None
+    ) -> Response:
+        if request.url.path.startswith(f"{ICEBERG_PATH}/v1/"):
+            kind = ICEBERG_MISSING.get(missing or "") or ICEBERG_KINDS.get(status, "InternalServerException")
+            return iceberg_error(status, kind, message, headers)
+        return error_response(status, code, message, headers)
+
+    def message(self, request: Request, status: int, error: LakeshareError) -> str:
+        return _log_failure(request, error) if status == 500 else describe_for_recipient(request, error)
+
+    def lakeshare_error(self, request: Request, error: Exception) -> Response:
+        kinds = (kind for kind in type(error).__mro__ if kind in self.responses)
+        status, code = self.responses.get(next(kinds, LakeshareError), (500, "INTERNAL_ERROR"))
+        message = self.message(request, status, error) if isinstance(error, LakeshareError) else str(error)
+        headers: Headers = HEADERS.get(status)
+        if isinstance(error, TooManyRequests | Unavailable) and error.retry_s is not None:
+            headers = {"Retry-After": str(error.retry_s)}
+        missing = error.kind if isinstance(error, NotFound) else None
+        return self._respond(request, status, code, message, headers, missing)
+
+    def invalid_request(self, request: Request, error: Exception) -> Response:
+        return self._respond(request, 400, "INVALID_PARAMETER_VALUE", str(error))
+
+    def routing_error(self, request: Request, error: Exception) -> Response:
+        status = getattr(error, "status_code", 500)
+        code = self.routing_codes.get(status, self.default_routing_code)
+        message = f"{request.method} {request.url.path} {self.unknown_path}"
+        return self._respond(request, status, code, message, getattr(error, "headers", None))
+
+    def client_disconnected(self, request: Request, _error: Exception) -> Response:
+        # Only the audit log gets this response.
+        return self._respond(request, NO_RESPONSE, BROKEN_OFF, "The client left before its body was whole.")
+
+    def unexpected_error(self, request: Request, error: Exception) -> Response:
+        return self._respond(request, 500, "INTERNAL_ERROR", _log_failure(request, error))
+
+    def _respond(
+        self,
+        request: Request,
+        status: int,
+        code: str,
+        message: str,
+        headers: Headers = None,
+        missing: str | None = None,
+    ) -> Response:
+        audit_record = _audit_record(request)
+        if audit_record is not None:
+            audit_record.error_code = code
+        return self.respond(request, status, code, message, headers, missing)
 
 
-def _respond(
-    request: Request,
-    status: int,
-    code: str,
-    message: str,
-    headers: dict[str, str] | None = None,
-    missing: str | None = None,
-) -> Response:
-    audit_record: AuditRecord | None = getattr(request.state, "audit_record", None)
-    if audit_record is not None:
-        audit_record.error_code = code
-    if request.url.path.startswith(f"{ICEBERG_PATH}/v1/"):
-        kind = ICEBERG_MISSING.get(missing or "") or ICEBERG_KINDS.get(status, "InternalServerException")
-        return iceberg_error(status, kind, message, headers)
-    return error_response(status, code, message, headers)
+def add_error_responses(app: FastAPI, errors: ProtocolErrors | None = None) -> None:
+    errors = errors or ProtocolErrors()
+    app.add_exception_handler(LakeshareError, errors.lakeshare_error)
+    app.add_exception_handler(RequestValidationError, errors.invalid_request)
+    app.add_exception_handler(HTTPException, errors.routing_error)
+    app.add_exception_handler(ClientDisconnect, errors.client_disconnected)
+    app.add_exception_handler(Exception, errors.unexpected_error)
+
+
+def _audit_record(request: Request) -> AuditRecord | None:
+    return getattr(request.state, "audit_record", None)
 
 
 def find_error_response(name: str | None) -> tuple[int, str]:
-    """Status and code of the error with this name: what is kept of an async query that failed."""
+    """Status and code for the name of an error class, as stored with a failed async query."""
     named = {error.__name__: response for error, response in RESPONSES.items()}
     return named.get(name or "", (500, "INTERNAL_ERROR"))
 
 
-def _lakeshare_error(request: Request, error: Exception) -> Response:
-    kinds = (kind for kind in type(error).__mro__ if kind in RESPONSES)
-    status, code = RESPONSES.get(next(kinds, LakeshareError), (500, "INTERNAL_ERROR"))
-    if status == 500:
-        return _unexpected_error(request, error)
-    message = describe_for_recipient(request, error) if isinstance(error, LakeshareError) else str(error)
-    missing = error.kind if isinstance(error, NotFound) else None
-    headers = HEADERS.get(status)
-    if isinstance(error, TooManyRequests | Unavailable) and error.retry_s is not None:
-        headers = {"Retry-After": str(error.retry_s)}
-    return _respond(request, status, code, message, headers, missing)
-
-
 def describe_for_recipient(request: Request, error: LakeshareError) -> str:
-    """The text of an error for the recipient; what it leaves out goes to the log under the request's id."""
-    audit_record: AuditRecord | None = getattr(request.state, "audit_record", None)
+    """The text of an error for the recipient; details that it omits are logged under the request's id."""
+    audit_record = _audit_record(request)
     message, request_id = error.for_recipient(), audit_record.request_id if audit_record else "unknown"
-    # An outage is logged when it begins and when it ends, not with each request that is refused meanwhile.
+    # An outage is logged when it begins and ends, not with each request that is refused meanwhile.
     is_outage = isinstance(error, Unavailable) and error.retry_s is not None
     if not is_outage and (message != str(error) or isinstance(error, Unavailable)):
         _log.warning("request %s: %s %s: %s", request_id, request.method, request.url.path, error)
     return message.replace(f"{ASK_PROVIDER}.", f"{ASK_PROVIDER} at request id {request_id}.")
 
 
-def _invalid_request(request: Request, error: Exception) -> Response:
-    return _respond(request, 400, "INVALID_PARAMETER_VALUE", str(error))
-
-
-def _routing_error(request: Request, error: Exception) -> Response:
-    status = getattr(error, "status_code", 500)
-    message = (
-        f"{request.method} {request.url.path} is not part of the protocol. Check the profile's endpoint."
-    )
-    return _respond(
-        request, status, ROUTING.get(status, "MALFORMED_REQUEST"), message, getattr(error, "headers", None)
-    )
-
-
-def _client_disconnected(request: Request, _error: Exception) -> Response:
-    # Nobody reads this: it is for the audit log.
-    return _respond(request, NO_RESPONSE, BROKEN_OFF, "The client left before its body was whole.")
-
-
-def _unexpected_error(request: Request, error: Exception) -> Response:
-    audit_record: AuditRecord | None = getattr(request.state, "audit_record", None)
+def _log_failure(request: Request, error: Exception) -> str:
+    audit_record = _audit_record(request)
     request_id = audit_record.request_id if audit_record else "unknown"
     _log.error("request %s: %s %s failed", request_id, request.method, request.url.path, exc_info=error)
-    return _respond(
-        request, 500, "INTERNAL_ERROR", f"The server failed; request id {request_id} is in its log."
-    )
+    return f"The server failed; request id {request_id} is in its log."
 
 
 FORWARDED = b"x-forwarded-for"
 
 
 class ClientAddressMiddleware:
-    """Puts the address of the client in the place of a believed proxy's."""
-
     def __init__(self, app: ASGIApp, proxies: TrustedProxies) -> None:
         self.app, self.proxies = app, proxies
 
@@ -337,7 +323,7 @@ class ClientAddressMiddleware:
 
 
 class RateLimitMiddleware:
-    """Counts what was signed against the recipient's limits when its answer has ended, whole or not."""
+    """Counts signed files against the recipient's limits when the response ends, complete or not."""
 
     def __init__(self, app: ASGIApp, limits: RecipientLimits) -> None:
         self.app, self.limits = app, limits

@@ -1,4 +1,4 @@
-"""The bytes of local files for holders of signed URLs. Stores sign their own URLs; these never come here."""
+"""The bytes of local files for signed URLs; other stores serve signed URLs themselves."""
 
 import fcntl
 import logging
@@ -33,15 +33,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class OpenFile:
-    """A file opened once: size and bytes are of the same file, whatever happens to its name."""
-
     stream: BinaryIO
     size: int
     etag: str
 
 
 class FileResponse(StreamingResponse):
-    """Bytes of an open file, closed at the end: clients often leave before they have read anything."""
+    """The bytes of an open file, which is closed at the end, also if the client disconnects early."""
 
     def __init__(
         self,
@@ -67,13 +65,16 @@ def read_file(
     ticket: str, name: str, request: Request, app_state: AppStateDep, audit_record: AuditRecordDep
 ) -> Response:
     audit_record.action = "read_file"
-    claim = _claim(ticket, name, request)
+    expires = request.query_params.get("expires", "")
+    if not (expires.isascii() and expires.isdigit() and len(expires) <= DIGITS):
+        raise Denied("The URL is not signed. Query the table for signed URLs.")
+    claim = Claim(ticket, name, int(expires))
     app_state.local_signer.verify(claim, request.query_params.get(SIGNATURE, ""))
-    audit_record.recipient, ticketed = app_state.file_tickets.require(ticket)
-    # Names are put behind the folder as they are: one that is absolute by itself is not to replace it.
-    path = f"{ticketed.folder.rstrip('/')}/{name}"
+    audit_record.recipient, file_ticket = app_state.file_tickets.require(ticket)
+    # Concatenated, because joining an absolute name would replace the folder.
+    path = f"{file_ticket.folder.rstrip('/')}/{name}"
     audit_record.object_name = path
-    file = open_file(path, ticketed.folder, app_state.settings)
+    file = open_file(path, file_ticket.folder, app_state.settings)
     refusal = _condition_failed(request, file)
     if refusal is not None:
         file.stream.close()
@@ -90,12 +91,28 @@ def read_file(
             f"Range: {range_header!r} is outside the file's {file.size} bytes.",
             {"Content-Range": f"bytes */{file.size}"},
         )
-    audit_record.size_bytes = 0 if request.method == "HEAD" else byte_range.length
-    return _response(file, byte_range, head_only=request.method == "HEAD")
+    is_head = request.method == "HEAD"
+    audit_record.size_bytes = 0 if is_head else byte_range.length
+    headers = {
+        "Accept-Ranges": "bytes",
+        "Content-Length": str(byte_range.length),
+        "ETag": file.etag,
+        "Cache-Control": CACHE,
+    }
+    if byte_range.is_partial:
+        last = byte_range.start + byte_range.length - 1
+        headers["Content-Range"] = f"bytes {byte_range.start}-{last}/{file.size}"
+    return FileResponse(
+        file,
+        ByteRange(0, 0, byte_range.is_partial) if is_head else byte_range,
+        status_code=206 if byte_range.is_partial else 200,
+        headers=headers,
+        media_type="application/octet-stream",
+    )
 
 
 def _condition_failed(request: Request, file: OpenFile) -> Response | None:
-    """The response where If-Match or If-None-Match is not fulfilled (RFC 9110 §13.2.2); None where they are."""
+    """The response if If-Match or If-None-Match is not fulfilled (RFC 9110 §13.2.2), else None."""
     if_match, if_none_match = request.headers.get("if-match"), request.headers.get("if-none-match")
     if if_match is not None and not matches_etag(if_match, file.etag):
         message = f"If-Match: the file has the entity tag {file.etag}. Query the table again for fresh URLs."
@@ -105,30 +122,19 @@ def _condition_failed(request: Request, file: OpenFile) -> Response | None:
     return None
 
 
-def _claim(ticket: str, name: str, request: Request) -> Claim:
-    expires = request.query_params.get("expires", "")
-    if not (expires.isascii() and expires.isdigit() and len(expires) <= DIGITS):
-        raise Denied("The URL is not signed. Query the table for signed URLs.")
-    return Claim(ticket, name, int(expires))
-
-
 def open_file(path: str, folder: str, settings: ServerSettings) -> OpenFile:
-    """A local file of a table that has its files below `folder`, as recipients may have it.
-
-    Raises:
-        NotFound: it is not there, is no regular file, lies elsewhere by a link, or is one of the server's own.
-    """
+    """A table's local file. Raises NotFound if it is missing, not regular, or may not be served."""
     missing = NotFound("File", Path(path).name)
     try:
-        stream = open(path, "rb", opener=_open_now)  # noqa: SIM115  # the response closes it
+        stream = open(path, "rb", opener=_open_without_waiting)  # noqa: SIM115  # the response closes it
     except (OSError, ValueError) as error:
         raise missing from error
     try:
         status = os.fstat(stream.fileno())
-        # What is judged is what was opened: the name may lead elsewhere by now.
-        place = _path_of_descriptor(stream.fileno())
+        # The open file is checked, because its name may lead to another file by now.
+        real_path = _path_of_descriptor(stream.fileno())
         is_file = stat.S_ISREG(status.st_mode) and status.st_nlink > 0
-        if is_file and is_servable(place, folder, settings):
+        if is_file and is_servable(real_path, folder, settings):
             return OpenFile(stream, status.st_size, f'"{status.st_size:x}-{status.st_mtime_ns:x}"')
     except OSError as error:
         stream.close()
@@ -139,42 +145,21 @@ def open_file(path: str, folder: str, settings: ServerSettings) -> OpenFile:
             "%s leads to %s, which is outside of %s or one of the server's own files: it is not served. Put files of "
             "the table into its folder, or allow the other folder with LAKESHARE_FILES_ALSO_IN.",
             path,
-            place,
+            real_path,
             folder,
         )
     raise missing
 
 
-def _open_now(path: str, flags: int) -> int:
-    # Without NONBLOCK opening a pipe would wait for a writer.
+def _open_without_waiting(path: str, flags: int) -> int:
+    # Without NONBLOCK, opening a pipe would wait for a writer.
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
 def _path_of_descriptor(descriptor: int) -> Path:
-    """Where an open file is, without links."""
     if sys.platform == "darwin":
         return Path(os.fsdecode(fcntl.fcntl(descriptor, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0")))
     return Path(f"/proc/self/fd/{descriptor}").readlink()
-
-
-def _response(file: OpenFile, byte_range: ByteRange, *, head_only: bool) -> Response:
-    headers = {
-        "Accept-Ranges": "bytes",
-        "Content-Length": str(byte_range.length),
-        "ETag": file.etag,
-        "Cache-Control": CACHE,
-    }
-    if byte_range.is_partial:
-        headers["Content-Range"] = (
-            f"bytes {byte_range.start}-{byte_range.start + byte_range.length - 1}/{file.size}"
-        )
-    return FileResponse(
-        file,
-        ByteRange(0, 0, byte_range.is_partial) if head_only else byte_range,
-        status_code=206 if byte_range.is_partial else 200,
-        headers=headers,
-        media_type="application/octet-stream",
-    )
 
 
 def _pieces(file: OpenFile, byte_range: ByteRange) -> Iterator[bytes]:

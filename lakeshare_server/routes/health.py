@@ -1,4 +1,4 @@
-"""Whether the process lives, and whether it can answer; for whoever watches over it, without a token."""
+"""Liveness, readiness and Prometheus metrics, without a token; and what traces record."""
 
 import hmac
 import ipaddress
@@ -42,7 +42,7 @@ router = APIRouter()
 
 
 class Metrics:
-    """The counts of this process; read together with those of the others, if there are any."""
+    """The counters of this process; `text` adds those of the other workers."""
 
     def __init__(self, *, names: bool = False) -> None:
         self._names = names
@@ -61,19 +61,12 @@ class Metrics:
             buckets=BUCKETS_S,
             registry=registry,
         )
-        self._files = Counter(
-            "lakeshare_files",
+        files, size = (
             "Files whose URLs were signed, or that were sent.",
-            ["action", *who],
-            registry=registry,
-        )
-        self._bytes = Counter(
-            "lakeshare_file_bytes",
             "Bytes of these files, as far as known.",
-            ["action", *who],
-            registry=registry,
         )
-
+        self._files = Counter("lakeshare_files", files, ["action", *who], registry=registry)
+        self._bytes = Counter("lakeshare_file_bytes", size, ["action", *who], registry=registry)
         self._outages = Gauge(
             "lakeshare_service_unavailable",
             "1 for a store, catalog, token service or issuer that gives a worker no answers.",
@@ -83,11 +76,9 @@ class Metrics:
         )
 
     def note_outage(self, service: str, is_unavailable: bool) -> None:
-        """A service has stopped to answer, or answers again."""
         self._outages.labels(service).set(int(is_unavailable))
 
     def count(self, audit_record: AuditRecord, status: int, elapsed_s: float) -> None:
-        """Count a request that has ended."""
         who = (audit_record.recipient or "",) if self._names else ()
         self._requests.labels(audit_record.action, str(status), audit_record.error_code or "", *who).inc()
         self._seconds.labels(audit_record.action).observe(elapsed_s)
@@ -97,7 +88,6 @@ class Metrics:
             self._bytes.labels(audit_record.action, *who).inc(audit_record.size_bytes)
 
     def text(self) -> bytes:
-        """All counts in the format of Prometheus."""
         registry = self._registry
         if WORKERS_FOLDER in os.environ:
             registry = CollectorRegistry()
@@ -113,7 +103,7 @@ def metrics(request: Request, app_state: AppStateDep) -> Response:
 
 
 def may_read_metrics(request: Request, settings: ServerSettings) -> bool:
-    """Whoever holds the token; without one, programs of this host that speak for nobody else."""
+    """Whether the request has the token; without a configured token, whether it is local and unproxied."""
     if settings.metrics_token is not None:
         expected = f"Bearer {settings.metrics_token.get_secret_value()}"
         header = request.headers.get("authorization", "")
@@ -128,8 +118,7 @@ def may_read_metrics(request: Request, settings: ServerSettings) -> bool:
 
 CHECK_S = 5.0
 PROBE_BYTES = 1 << 16
-# The row of the catalog that is written to find out whether it can be.
-PROBE = "readyz"
+PROBE = "readyz"  # the catalog row that the write check writes
 EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _log = logging.getLogger(__name__)
 
@@ -143,30 +132,34 @@ async def healthz() -> Response:
 async def readyz(request: Request, app_state: AppStateDep) -> Response:
     problems = await app_state.pools.run(READINESS, _problems, app_state)
     content: dict[str, Any] = {"status": "not ready" if problems else "ready", "reasons": problems}
-    services = _services(request, app_state)
-    # Tables elsewhere are served all the same: this worker stays ready.
-    if services:
-        content["services"] = services
+    outages = [state for state in app_state.services.states() if state.outage is not None]
+    # An outage does not affect tables of other stores: the worker stays ready.
+    if outages and may_read_metrics(request, app_state.settings):
+        content["services"] = [
+            {"name": state.name, "unavailableForSeconds": round(state.outage_s), "reason": state.outage}
+            for state in outages
+        ]
+    elif outages:
+        content["services"] = [{"unavailableForSeconds": round(state.outage_s)} for state in outages]
     return json_response(content, 503 if problems else 200)
 
 
 class WriteCheck:
-    """Whether the state folder and the database take writes; tried by one thread for all probes."""
+    """Whether the state folder and the database accept writes; one thread checks for all probes."""
 
     def __init__(self, catalog: Catalog, settings: ServerSettings) -> None:
         self._allowances, self._settings = Allowances(catalog), settings
         self._refresh = SharedRefresh(CHECK_S)
-        self._found: list[str] = []
+        self._problems: list[str] = []
 
     def problems(self) -> list[str]:
-        """What refuses writes, with the remedy."""
-        self._refresh.run(self._look)
-        return self._found
+        self._refresh.run(self._check)
+        return self._problems
 
-    def _look(self) -> None:
-        self._found = [*self._of_folder(self._settings.state_dir), *self._of_database()]
+    def _check(self) -> None:
+        self._problems = [*self._check_folder(self._settings.state_dir), *self._check_database()]
 
-    def _of_folder(self, folder: Path) -> list[str]:
+    def _check_folder(self, folder: Path) -> list[str]:
         least = self._settings.min_free_bytes
         try:
             free = shutil.disk_usage(folder).free
@@ -185,9 +178,9 @@ class WriteCheck:
             ]
         return []
 
-    def _of_database(self) -> list[str]:
+    def _check_database(self) -> list[str]:
         try:
-            # A real write: a database whose disk is full takes locks and refuses pages.
+            # A real write: a database whose disk is full grants locks and refuses pages.
             self._allowances.take(PROBE, PROBE, EPOCH, most=1 << 62, wanted=1)
         except (Unavailable, SQLAlchemyError) as error:
             _log.error("the database refuses a write (%s)", type(error).__name__)
@@ -210,44 +203,29 @@ def _problems(app_state: AppState) -> list[str]:
     return problems
 
 
-def _services(request: Request, app_state: AppState) -> list[dict[str, Any]]:
-    """The stores, catalogs and issuers that this worker gets no answers from; named to readers of metrics only."""
-    outages = [state for state in app_state.services.states() if state.outage is not None]
-    if not may_read_metrics(request, app_state.settings):
-        return [{"unavailableForSeconds": round(state.outage_s)} for state in outages]
-    return [
-        {"name": state.name, "unavailableForSeconds": round(state.outage_s), "reason": state.outage}
-        for state in outages
-    ]
-
-
 WATCHED_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 REDACTED = "REDACTED"
 
 
 def telemetry_settings() -> TelemetryConfig:
-    """How the framework is to trace: by the environment, and without the paths that are only watched."""
+    # Exceptions may quote request values; they are in the process log.
     return {
         "auto_configure": True,
-        # What went wrong is in the process log; exceptions may quote what was asked.
         "logs": False,
         "exclude": lambda scope: scope.get("path") in WATCHED_PATHS,
     }
 
 
 class Trace:
-    """The span of a request, where it is recorded."""
-
     def __init__(self, scope: Scope, *, names: bool) -> None:
         span = trace.get_current_span()
         self._span = span if span.is_recording() else None
         self._names = names
-        # Whoever has the whole URL of a file can read the file.
+        # The full URL of a file gives access to the file.
         if self._span is not None and SIGNATURE.encode() in scope.get("query_string", b""):
             self._span.set_attribute("url.query", REDACTED)
 
-    def say(self, recipient: str | None, **attributes: Any) -> None:
-        """Add what is known by now; nothing once the reply is over."""
+    def add_attributes(self, recipient: str | None, **attributes: Any) -> None:
         if self._span is None:
             return
         recorded = {**attributes, "recipient": recipient} if self._names else attributes

@@ -1,10 +1,11 @@
-"""The same shares for Iceberg clients: a read-only REST catalog, with a share as its warehouse (protocol §9).
+"""A read-only Iceberg REST catalog of the shares, with a share as its warehouse (protocol §9).
 
-Listings are here, tables in `iceberg_tables`. What config announces is the very list that requests are routed by.
+The endpoints in the config response are the routes themselves.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -13,7 +14,6 @@ from fastapi import Request, Response
 from fastapi.concurrency import run_in_threadpool
 from starlette.routing import Route
 
-from lakeshare_server.catalog import Listings, TableEntry
 from lakeshare_server.errors import BadRequest, NotFound, shorten_value
 from lakeshare_server.iceberg_rest.scans import (
     PlanTask,
@@ -48,80 +48,69 @@ JSON = "application/json; charset=utf-8"
 
 
 async def load_table(http_request: Request) -> Response:
-    request = await get_table_request(http_request)
-    table = await load_table_response(request)
+    request, table = await _load(http_request)
     storage = NO_STORAGE
     if not needs_no_storage(request.view, table):
         storage = await request.run(_storage, request, table)
-        _note_credentials(request, table, storage)
-    # The metadata is put in as it is kept: taking thousands of snapshots apart for each answer would cost more.
+    # The stored metadata is inserted as bytes: parsing thousands of snapshots per response would cost more.
     planning = planning_config(request.view, table, request.app_state.settings)
-    fields = _storage_fields(table, replace(storage, config={**planning, **storage.config}))
+    fields = _storage_fields(request, table, replace(storage, config={**planning, **storage.config}))
     around = orjson.dumps({"metadata-location": table.metadata_location, **fields})
     return Response(around[:-1] + b',"metadata":' + table.metadata + b"}", media_type=JSON)
 
 
 async def table_exists(http_request: Request) -> Response:
-    await load_table_response(await get_table_request(http_request))
+    await _load(http_request)
     return Response(status_code=204)
 
 
 async def load_credentials(http_request: Request) -> Response:
-    request = await get_table_request(http_request)
-    table = await load_table_response(request)
-    storage = await request.run(_vend_storage, request, table)
-    _note_credentials(request, table, storage)
-    return json_response({"storage-credentials": _storage_fields(table, storage)["storage-credentials"]})
+    request, table = await _load(http_request)
+    fields = _storage_fields(request, table, await request.run(_vend_storage, request, table))
+    return json_response({"storage-credentials": fields["storage-credentials"]})
 
 
 async def sign_request(http_request: Request) -> Response:
-    request = await get_table_request(http_request)
-    table = await load_table_response(request)
-    body = await read_body(http_request, request)
-    return await request.run(_sign_request, request, table, body)
+    request, table = await _load(http_request)
+    return await request.run(_sign_request, request, table, await read_body(http_request, request))
 
 
 async def report_metrics(http_request: Request) -> Response:
-    request = await get_table_request(http_request)
-    await load_table_response(request)
-    # Nobody here reads what clients measure; the audit log has the request itself.
+    request, _ = await _load(http_request)
+
     parse_json_object(await read_body(http_request, request))
     return Response(status_code=204)
 
 
-async def load_table_response(request: TableRequest) -> LoadedTable:
+async def _load(http_request: Request) -> tuple[TableRequest, LoadedTable]:
+    request = await get_table_request(http_request)
     tables = request.app_state.iceberg_tables
     table = tables.peek(request.view, request.generation)
     if table is None:
         table = await request.run(tables.load, request.view, request.generation)
     request.audit_record.version = table.version
-    return table
+    return request, table
 
 
 def _storage(request: TableRequest, table: LoadedTable) -> ClientStorage:
-    entry = request.view.entry
-    names = [quote(name, safe="") for name in (entry.share.name, entry.schema, entry.name)]
+    view, app_state = request.view, request.app_state
+    names = [quote(name, safe="") for name in (view.entry.share.name, view.entry.schema, view.entry.name)]
     sign_at = "v1/shares/{}/namespaces/{}/tables/{}/sign".format(*names)
-    folder = request.app_state.iceberg_tables.folder(request.view, request.generation)
-    return client_storage(
-        request.view, table, folder, request.app_state.signers, request.app_state.settings, sign_at
-    )
+    folder = app_state.iceberg_tables.folder(view, request.generation)
+    return client_storage(view, table, folder, app_state.signers, app_state.settings, sign_at)
 
 
 def _vend_storage(request: TableRequest, table: LoadedTable) -> ClientStorage:
-    folder = request.app_state.iceberg_tables.folder(request.view, request.generation)
-    return vended_storage(request.view, table, folder, request.app_state.signers, request.app_state.settings)
+    view, app_state = request.view, request.app_state
+    folder = app_state.iceberg_tables.folder(view, request.generation)
+    return vended_storage(view, table, folder, app_state.signers, app_state.settings)
 
 
-def _note_credentials(request: TableRequest, table: LoadedTable, storage: ClientStorage) -> None:
-    if storage.credentials is not None:
-        request.audit_record.details = {"vended": "storage-credentials", "location": table.location}
-
-
-def _storage_fields(table: LoadedTable, storage: ClientStorage) -> dict[str, object]:
+def _storage_fields(request: TableRequest, table: LoadedTable, storage: ClientStorage) -> dict[str, object]:
     fields: dict[str, object] = {"config": dict(storage.config)}
     if storage.credentials is not None:
         fields["storage-credentials"] = [{"prefix": table.location, "config": dict(storage.credentials)}]
+        request.audit_record.details = {"vended": "storage-credentials", "location": table.location}
     return fields
 
 
@@ -134,8 +123,14 @@ def _sign_request(request: TableRequest, table: LoadedTable, body: bytes) -> Res
     request.audit_record.details = {"location": location}
     request.app_state.signable_files.require(request.view, table, location)
     request.audit_record.files = 1
-    signed = signers.signed_read(location, method, _headers(fields))
-    # A client may keep it for as long as S3 takes it: files of a publication never change.
+    headers = fields.get("headers") or {}
+    if not isinstance(headers, dict) or not all(
+        isinstance(values, list) and all(isinstance(value, str) for value in values)
+        for values in headers.values()
+    ):
+        raise BadRequest("headers", headers, "Give an object of lists of texts.")
+    signed = signers.signed_read(location, method, headers)
+    # Clients may cache the signature while S3 accepts it: files of a publication never change.
     return json_response({"uri": signed.uri, "headers": signed.headers}, headers={"Cache-Control": "private"})
 
 
@@ -146,29 +141,15 @@ def text_field(fields: dict[str, object], name: str) -> str:
     return value
 
 
-def _headers(fields: dict[str, object]) -> dict[str, list[str]]:
-    headers = fields.get("headers") or {}
-    if isinstance(headers, dict) and all(
-        isinstance(values, list) and all(isinstance(value, str) for value in values)
-        for values in headers.values()
-    ):
-        return headers
-    raise BadRequest("headers", headers, "Give an object of lists of texts.")
-
-
 async def plan_scan(http_request: Request) -> Response:
-    request = await get_table_request(http_request)
-    table = await load_table_response(request)
-    fields = parse_json_object(await read_body(http_request, request))
-    scan = parse_scan_request(fields)
-    tasks = await request.run(
-        _tasks, request, table, scan, first_task(table, scan), _is_pyiceberg(http_request)
-    )
+    request, table = await _load(http_request)
+    scan = parse_scan_request(parse_json_object(await read_body(http_request, request)))
+    tasks = await request.run(_tasks, request, table, scan, first_task(table, scan))
     return Response(f'{{"status":"completed",{tasks}}}', media_type=JSON)
 
 
 async def fetch_plan(http_request: Request) -> Response:
-    await load_table_response(await get_table_request(http_request))
+    await _load(http_request)
     raise NotFound("plan-id", shorten_value(http_request.path_params["plan_id"]))
 
 
@@ -177,35 +158,29 @@ async def cancel_plan(http_request: Request) -> Response:
 
 
 async def fetch_scan_tasks(http_request: Request) -> Response:
-    request = await get_table_request(http_request)
-    table = await load_table_response(request)
+    request, table = await _load(http_request)
     fields = parse_json_object(await read_body(http_request, request))
     scan, task = request.app_state.plan_tasks.open(request.token_holder, text_field(fields, "plan-task"))
-    tasks = await request.run(_tasks, request, table, scan, task, _is_pyiceberg(http_request))
+    tasks = await request.run(_tasks, request, table, scan, task)
     return Response(f"{{{tasks}}}", media_type=JSON)
 
 
-def _is_pyiceberg(http_request: Request) -> bool:
-    return http_request.headers.get("user-agent", "").startswith("PyIceberg/")
-
-
-def _tasks(
-    request: TableRequest, table: LoadedTable, scan: ScanRequest, task: PlanTask, is_for_pyiceberg: bool
-) -> str:
+def _tasks(request: TableRequest, table: LoadedTable, scan: ScanRequest, task: PlanTask) -> str:
     request.require_signing()
-    page = request.app_state.iceberg_scans.page(
+    app_state = request.app_state
+    page = app_state.iceberg_scans.page(
         request.view,
         table,
         scan,
         task,
-        request.app_state.settings.page_files,
-        is_for_pyiceberg=is_for_pyiceberg,
+        app_state.settings.page_files,
+        is_for_pyiceberg=request.http_request.headers.get("user-agent", "").startswith("PyIceberg/"),
     )
     request.audit_record.files = len(page.tasks)
     following = None
     if page.following is not None:
         next_task = PlanTask(task.snapshot_id, page.following)
-        following = request.app_state.plan_tasks.token(request.token_holder, scan, next_task)
+        following = app_state.plan_tasks.token(request.token_holder, scan, next_task)
     return tasks_json(page.tasks, page.deletes, following)
 
 
@@ -223,28 +198,22 @@ class Endpoint:
 
     method: str
     path: str
-    answer: Callable[[Request], Awaitable[Response]]
-
-    @property
-    def told(self) -> str:
-        """As config announces it."""
-        return f"{self.method} /v1/{{prefix}}{self.path}"
+    handler: Callable[[Request], Awaitable[Response]]
 
     def route(self) -> Route:
-        """Where requests find it: a namespace is what a schema is elsewhere."""
+        """The route; a namespace is a schema in the rest of the code."""
         path = self.path.replace("{namespace}", "{schema}").replace("{plan-id}", "{plan_id}")
         path = f"{ICEBERG_PATH}/v1/shares/{{share}}{path}"
-        return Route(path, self.answer, methods=[self.method], name=self.answer.__name__)
+        return Route(path, self.handler, methods=[self.method], name=self.handler.__name__)
 
 
 def routes() -> list[Route]:
-    """All calls."""
     config = Route(f"{ICEBERG_PATH}/v1/config", iceberg_config, methods=["GET"])
     return [*(endpoint.route() for endpoint in ENDPOINTS), config]
 
 
 def other_calls() -> Route:
-    """What a read-only catalog does not have; after all other routes, whose prefix may be like this one."""
+    """The route of calls that a read-only catalog does not have; it must come after all other routes."""
     return Route(f"{ICEBERG_PATH}/v1/{{rest:path}}", not_offered, methods=list(EVERY_METHOD))
 
 
@@ -254,12 +223,12 @@ async def iceberg_config(http_request: Request) -> Response:
     if not warehouse:
         raise BadRequest("warehouse", warehouse, "Give the name of a share, like `warehouse=<share>`.")
     request.audit_record.object_name = warehouse
-    share = await run_in_threadpool(_listings(request).share, warehouse)
+    share = await run_in_threadpool(request.listings.share, warehouse)
     return json_response(
         {
             "defaults": {},
             "overrides": {"prefix": f"shares/{quote(share.name, safe='')}"},
-            "endpoints": [endpoint.told for endpoint in ENDPOINTS],
+            "endpoints": [f"{endpoint.method} /v1/{{prefix}}{endpoint.path}" for endpoint in ENDPOINTS],
         }
     )
 
@@ -272,7 +241,7 @@ async def list_namespaces(http_request: Request) -> Response:
 async def load_namespace(http_request: Request) -> Response:
     request = await get_recipient_request(http_request)
     names = http_request.path_params
-    schema = await run_in_threadpool(_listings(request).schema, names["share"], names["schema"])
+    schema = await run_in_threadpool(request.listings.schema, names["share"], names["schema"])
     return json_response({"namespace": [schema.name], "properties": {}})
 
 
@@ -288,11 +257,8 @@ async def list_iceberg_tables(http_request: Request) -> Response:
 
 
 async def not_offered(http_request: Request) -> Response:
-    request = await get_recipient_request(http_request)
-    request.audit_record.object_name, request.audit_record.error_code = (
-        http_request.url.path,
-        "UNSUPPORTED_OPERATION",
-    )
+    audit_record = (await get_recipient_request(http_request)).audit_record
+    audit_record.object_name, audit_record.error_code = http_request.url.path, "UNSUPPORTED_OPERATION"
     message = (
         f"{http_request.method} {http_request.url.path} is not offered: this catalog is for reading "
         "shares, see its config."
@@ -301,68 +267,50 @@ async def not_offered(http_request: Request) -> Response:
 
 
 def _namespaces(request: RecipientRequest, share: str) -> Response:
-    listings, parent = _listings(request), request.http_request.query_params.get("parent")
+    listings, parent = request.listings, request.http_request.query_params.get("parent")
     if parent:
         listings.schema(share, parent)
         return json_response({"namespaces": []})
-    schemas, token = _listed(
-        request, f"namespaces/{share.lower()}", lambda after, limit: listings.schemas(share, after, limit)
-    )
+    schemas, token = _list_page(request, f"namespaces/{share.lower()}", partial(listings.schemas, share))
     return _page({"namespaces": [[schema.name] for schema in schemas]}, token)
 
 
 def _tables(request: RecipientRequest, share: str, schema: str) -> Response:
-    listings = _listings(request)
-    tables, token = _listed(
-        request,
+    listing, read = (
         f"iceberg/{share.lower()}/{schema.lower()}",
-        lambda after, limit: listings.tables(share, schema, after, limit),
+        partial(request.listings.tables, share, schema),
     )
+    tables, token = _list_page(request, listing, read)
+    lists = request.app_state.iceberg_tables.lists
     identifiers = [
-        {"namespace": [table.schema], "name": table.name} for table in tables if _is_iceberg(request, table)
+        {"namespace": [table.schema], "name": table.name} for table in tables if lists(request.view_of(table))
     ]
     return _page({"identifiers": identifiers}, token)
 
 
-def _is_iceberg(request: RecipientRequest, table: TableEntry) -> bool:
-    view = request.app_state.views.table(
-        request.reader, table.share.name, table.schema, table.name, request.generation
-    )
-    return request.app_state.iceberg_tables.lists(view)
-
-
-def _listed(
+def _list_page(
     request: RecipientRequest, listing: str, read: Callable[[int, int], Sequence[Entry]]
 ) -> tuple[Sequence[Entry], str | None]:
-    """One page, or all for a client that does not page: it would take the first page for all there is."""
+    """The requested page; all entries for a client without paging, which would ignore the token of a next page."""
     query = request.http_request.query_params
     size, token = query.get("pageSize"), query.get("pageToken")
     if size is None and token is None:
-        return _read_all(read), None
+        entries: list[Entry] = []
+        while True:
+            page = read(entries[-1].key if entries else 0, PAGE)
+            entries += page
+            if len(page) < PAGE:
+                return entries, None
     max_entries = PAGE if size is None else min(parse_integer("pageSize", size, low=1), PAGE)
-    return request.app_state.pager.page(
-        request.reader.id, listing, PageRequest(str(max_entries), token), read
-    )
-
-
-def _read_all(read: Callable[[int, int], Sequence[Entry]]) -> Sequence[Entry]:
-    found: list[Entry] = []
-    while True:
-        page = read(found[-1].key if found else 0, PAGE)
-        found += page
-        if len(page) < PAGE:
-            return found
+    page_request = PageRequest(str(max_entries), token)
+    return request.app_state.pager.page(request.reader.id, listing, page_request, read)
 
 
 def _page(content: dict[str, Any], token: str | None) -> Response:
     return json_response({**content, "next-page-token": token} if token else content)
 
 
-def _listings(request: RecipientRequest) -> Listings:
-    return Listings(request.app_state.catalog, request.reader.id)
-
-
-# Tables first, they are asked for most; HEAD before GET, since a route for GET takes HEAD, too.
+# Tables first, because most requests are for them; HEAD before GET, because a route for GET also accepts HEAD.
 ENDPOINTS = (
     Endpoint("HEAD", TABLE, table_exists),
     Endpoint("GET", TABLE, load_table),

@@ -1,7 +1,4 @@
-"""OAuth 2.0 client credentials: an access token for a client's secret (RFC 6749 §4.4), in the words of OAuth.
-
-At the path that profiles name, and where Iceberg clients look for one.
-"""
+"""OAuth 2.0 client credentials (RFC 6749 §4.4): access tokens at the profile's path and the path of Iceberg clients."""
 
 from urllib.parse import parse_qsl, unquote_plus
 
@@ -20,7 +17,7 @@ MAX_FIELDS = 50
 NOT_STORED = {"Cache-Control": "no-store", "Pragma": "no-cache"}
 
 router = APIRouter()
-# Iceberg clients look here (REST specification, `/v1/oauth/tokens`).
+
 iceberg_router = APIRouter(prefix=ICEBERG_PATH)
 
 
@@ -54,17 +51,12 @@ async def issue_access_token(request: Request) -> Response:
     token, life_s = app_state.access_tokens.issue(access.credential_id, access.reader.expires_at)
     content = {"access_token": token, "token_type": "bearer", "expires_in": life_s}
     if fields.get("scope"):
-        # There is one scope, everything that is granted: whatever a client asks for, it is told that it has it.
+        # The only scope is all grants: any requested scope is confirmed.
         content["scope"] = fields["scope"]
     return json_response(content, headers=NOT_STORED)
 
 
 def parse_form(body: bytes) -> dict[str, str]:
-    """The fields of a form.
-
-    Raises:
-        MalformedRequest: it is none.
-    """
     try:
         fields = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=MAX_FIELDS)
     except ValueError as error:
@@ -81,7 +73,7 @@ def _client(request: Request, fields: dict[str, str]) -> tuple[str, str]:
     if scheme.lower() != "basic":
         return fields.get("client_id", ""), fields.get("client_secret", "")
     name, _, password = split_basic_credential(credentials.strip())
-    # The standard has both encoded like a form's values; neither an id nor a secret of ours looks different then.
+    # The standard encodes both like form values, which does not change lakeshare's ids and secrets.
     return unquote_plus(name), unquote_plus(password)
 
 

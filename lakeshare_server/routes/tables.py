@@ -1,38 +1,64 @@
-"""One table: its version, its metadata, its files. Answers come from versions and indexes, never from the lake."""
+"""The calls of the protocol: listings, and the version, metadata, files, changes and credentials of a table."""
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from starlette.routing import Route
 
+from lakeshare_server.access.allowed_locations import is_local, local_folders, require_own_stores
 from lakeshare_server.access.table_access import (
     Submission,
     TableView,
     describe_directory_access,
     require_directory_access,
 )
-from lakeshare_server.catalog import AsyncQuery, Listings, ShareEntry, TableEntry
+from lakeshare_server.catalog import AsyncQuery, ShareEntry, TableEntry
 from lakeshare_server.errors import BadRequest
-from lakeshare_server.protocol.lines import HeadLines, json_line, negotiate_format, negotiate_protocol
+from lakeshare_server.protocol.lines import (
+    HEADER,
+    ChangeLines,
+    ChangeResponse,
+    HeadLines,
+    Progress,
+    ResponseFormat,
+    SnapshotLines,
+    SnapshotResponse,
+    end_stream_line,
+    format_capabilities,
+    json_line,
+    negotiate_format,
+    negotiate_protocol,
+    require_one_schema,
+    require_recorded,
+)
 from lakeshare_server.protocol.requests import (
     FIELDS,
+    ChangesRequest,
+    Paging,
     QueryRequest,
-    TimePoint,
     optional_integer,
     optional_text,
+    optional_time,
+    parse_changes,
     parse_json_object,
-    parse_milliseconds,
     parse_paging,
     parse_query,
 )
+from lakeshare_server.protocol.tokens import Keyed, Page, Pin, require_same_table
 from lakeshare_server.routes.context import (
+    FILE_IDS_HEADER,
     LISTINGS,
     READ_METHODS,
+    AuditRecord,
     BodyDep,
     RecipientRequest,
     RecipientRequestDep,
+    ResponseOptions,
     TableRequest,
     TableRequestDep,
     get_table_request,
@@ -40,37 +66,38 @@ from lakeshare_server.routes.context import (
     read_body,
 )
 from lakeshare_server.routes.errors import HEADERS, find_error_response
-from lakeshare_server.routes.queries import lines_response, respond_to_pinned, respond_to_query
-from lakeshare_server.routes.responses import VERSION_HEADER, error_response, json_response
-from lakeshare_server.storage import normalise_location
+from lakeshare_server.routes.responses import NDJSON, LinesResponse, error_response, json_response
+from lakeshare_server.settings import ServerSettings
+from lakeshare_server.storage import SigningSession, normalise_location
+from lakeshare_server.tables.delta.changes import VersionChanges
+from lakeshare_server.tables.delta.snapshot import merge_protocols
+from lakeshare_server.tables.iceberg.changes import change_head
+from lakeshare_server.tables.snapshot import TableHead
 from lakeshare_server.versions import Version
+
+VERSION_HEADER = "Delta-Table-Version"
+
+_log = logging.getLogger(__name__)
+Entry = TypeVar("Entry", bound=Keyed)
 
 listings_router = APIRouter()
 
 
 @listings_router.api_route("/shares", methods=READ_METHODS, name="list_shares")
 def list_shares(request: RecipientRequestDep) -> Response:
-    listings = Listings(request.app_state.catalog, request.reader.id)
-    shares, token = request.app_state.pager.page(request.reader.id, "shares", request.page, listings.shares)
+    shares, token = _page_of(request, "shares", request.listings.shares)
     return _items([_share(share) for share in shares], token)
 
 
 @listings_router.api_route("/shares/{share}", methods=READ_METHODS, name="get_share")
 def get_share(request: RecipientRequestDep, share: str) -> Response:
-    return json_response(
-        {"share": _share(Listings(request.app_state.catalog, request.reader.id).share(share))}
-    )
+    return json_response({"share": _share(request.listings.share(share))})
 
 
 @listings_router.api_route("/shares/{share}/schemas", methods=READ_METHODS, name="list_schemas")
 def list_schemas(request: RecipientRequestDep, share: str) -> Response:
-    listings = Listings(request.app_state.catalog, request.reader.id)
-    schemas, token = request.app_state.pager.page(
-        request.reader.id,
-        f"schemas/{share.lower()}",
-        request.page,
-        lambda after, limit: listings.schemas(share, after, limit),
-    )
+    read = partial(request.listings.schemas, share)
+    schemas, token = _page_of(request, f"schemas/{share.lower()}", read)
     return _items([{"name": schema.name, "share": schema.share.name} for schema in schemas], token)
 
 
@@ -87,15 +114,16 @@ async def list_all_tables(request: RecipientRequestDep, share: str) -> Response:
 
 
 def _tables(request: RecipientRequest, share: str, schema: str | None) -> Response:
-    listings = Listings(request.app_state.catalog, request.reader.id)
     of = "all" if schema is None else f"schema/{schema.lower()}"
-    tables, token = request.app_state.pager.page(
-        request.reader.id,
-        f"tables/{share.lower()}/{of}",
-        request.page,
-        lambda after, limit: listings.tables(share, schema, after, limit),
-    )
+    read = partial(request.listings.tables, share, schema)
+    tables, token = _page_of(request, f"tables/{share.lower()}/{of}", read)
     return _items([make_table_item(request, table) for table in tables], token)
+
+
+def _page_of(
+    request: RecipientRequest, listing: str, read: Callable[[int, int], Sequence[Entry]]
+) -> tuple[Sequence[Entry], str | None]:
+    return request.app_state.pager.page(request.reader.id, listing, request.page, read)
 
 
 def _items(items: list[dict[str, Any]], token: str | None) -> Response:
@@ -114,7 +142,6 @@ def _share(share: ShareEntry) -> dict[str, Any]:
 
 
 def make_table_item(request: RecipientRequest, table: TableEntry) -> dict[str, Any]:
-    """A table as listings show it."""
     fields = {
         "name": table.name,
         "schema": table.schema,
@@ -124,10 +151,8 @@ def make_table_item(request: RecipientRequest, table: TableEntry) -> dict[str, A
     }
     if not table.directory_access:
         return fields
-    view = request.app_state.views.table(
-        request.reader, table.share.name, table.schema, table.name, request.generation
-    )
-    return {**fields, **describe_directory_access(view, request.app_state.signers).as_fields()}
+    access = describe_directory_access(request.view_of(table), request.app_state.signers)
+    return {**fields, **access.as_fields()}
 
 
 router = APIRouter(prefix="/shares/{share}/schemas/{schema}/tables/{table}")
@@ -157,25 +182,6 @@ def table_credentials(request: TableRequestDep, body: BodyDep) -> Response:
     return json_response({"credentials": content})
 
 
-def submit_query(request: TableRequest, asked: QueryRequest, fields: Mapping[str, Any]) -> Response:
-    """Take a query in, or answer for the one that came in under the same key."""
-    if asked.idempotency_key is None:
-        raise BadRequest("idempotencyKey", None, "idempotency_key is required for async query. Give a UUID.")
-    entry = request.view.entry
-    # What nobody reads is not kept: it may be of any depth, which cannot be written.
-    stored = {name: value for name, value in fields.items() if name in FIELDS}
-    names = (entry.share.name, entry.schema, entry.name)
-    query = request.app_state.async_queries.submit(
-        request.reader.id,
-        entry.id,
-        kind="query",
-        request=Submission(request.reader, names, stored).as_json(),
-        idempotency_key=asked.idempotency_key,
-    )
-    request.app_state.async_worker.wake()
-    return _query_status(request, query, {})
-
-
 @router.post("/queries/{query_id}", name="get_query")
 @in_table_pool
 def get_query(request: TableRequestDep, body: BodyDep, query_id: str) -> Response:
@@ -185,40 +191,40 @@ def get_query(request: TableRequestDep, body: BodyDep, query_id: str) -> Respons
 
 def _query_status(request: TableRequest, query: AsyncQuery, poll: Mapping[str, Any]) -> Response:
     if query.state == "failed":
-        # Clients that see the word failed go on polling (protocol §0.8): they get the error itself.
+        # Clients continue to poll on the status "failed" (protocol §0.8), so they get the error itself.
         status, code = find_error_response(query.error_code)
         request.audit_record.error_code = code
         return error_response(status, code, query.error_message or "The query failed.", HEADERS.get(status))
     if query.state != "done" or query.version is None:
-        return _pending(request, query)
+        formats = request.response_options.capabilities.response_formats
+        response_format = "delta" if formats and "parquet" not in formats else "parquet"
+        # Clients need the version header on every response (protocol §0.7), even before the version is known.
+        latest = request.view.versions.latest_now()
+        line = json_line({"queryStatus": {"queryId": query.id, "status": "pending"}})
+        return lines_response(
+            line,
+            None,
+            latest.number if latest is not None else 0,
+            response_format,
+            request.response_options.without_end(),
+            is_pending=True,
+        )
     submitted, paging = Submission.from_json(query.request).query(), parse_paging(poll)
-    if not paging.is_asked:
+    if not paging.is_requested:
         paging = submitted.paging
     return respond_to_pinned(request, replace(submitted, paging=paging), query.version)
-
-
-def _pending(request: TableRequest, query: AsyncQuery) -> Response:
-    formats = request.response_options.capabilities.response_formats
-    response_format = "delta" if formats and "parquet" not in formats else "parquet"
-    # Clients want the header on every reply (protocol §0.7), also when the version is still to be found.
-    latest = request.view.versions.latest_now()
-    version = latest.number if latest is not None else 0
-    pending_line = json_line({"queryStatus": {"queryId": query.id, "status": "pending"}})
-    return lines_response(
-        pending_line, None, version, response_format, request.response_options.without_end(), is_pending=True
-    )
 
 
 @router.get("", name="get_table")
 @in_table_pool
 def get_table(request: TableRequestDep) -> Response:
-    # OpenSharing's own call (protocol §9); Delta Sharing has HEAD at the same place.
+    # A call of OpenSharing (protocol §9); Delta Sharing has HEAD at the same path.
     header = request.view.index(request.view.latest()).header
     return json_response({**make_table_item(request, request.view.entry), "format": header.table_format})
 
 
 def make_priority_routes(prefix: str) -> list[Route]:
-    """Version polls and queries: most of the requests, and not delayed by the framework's dependencies."""
+    """The routes of most requests, version polls and queries, without the framework's dependencies."""
     path = prefix + router.prefix
     return [
         Route(f"{path}/version", table_version, methods=["GET", "HEAD"], name="table_version"),
@@ -229,11 +235,16 @@ def make_priority_routes(prefix: str) -> list[Route]:
 
 async def table_version(http_request: Request) -> Response:
     request = await get_table_request(http_request)
-    # What is known is answered without leaving the event loop.
-    text = request.http_request.query_params.get("startingTimestamp")
-    version = request.view.versions.latest_now() if text is None else None
+    view, query = request.view, http_request.query_params
+
+    def find_version() -> Version:
+        time = optional_time(query, "startingTimestamp")
+        return view.latest() if time is None else view.from_timestamp("startingTimestamp", time)
+
+    # A known version is returned on the event loop.
+    version = None if "startingTimestamp" in query else view.versions.latest_now()
     if version is None:
-        version = await request.run(_version_from, request.view, text)
+        version = await request.run(find_version)
     request.audit_record.version = version.number
     return Response(headers={VERSION_HEADER: str(version.number)})
 
@@ -245,7 +256,6 @@ def table_metadata(request: TableRequestDep) -> Response:
 
 
 def respond_with_metadata(request: TableRequest) -> Response:
-    """The metadata of a version, the latest one by default."""
     view, response_options = request.view, request.response_options
     version, is_requested = _version_of_metadata(view, request.http_request.query_params)
     request.audit_record.version = version.number
@@ -260,7 +270,7 @@ def respond_with_metadata(request: TableRequest) -> Response:
         shares_changes=view.entry.history,
         access=describe_directory_access(view, request.app_state.signers),
     )
-    # Spark takes exactly two lines here (protocol §1.6): the closing action is not offered, so not announced either.
+    # Spark accepts exactly two lines (protocol §1.6), so the closing line is neither sent nor announced.
     first = lines.of(header.head)
     return lines_response(first, None, version.number, response_format, response_options.without_end())
 
@@ -272,28 +282,385 @@ async def query_table(http_request: Request) -> Response:
 
 def _query(request: TableRequest, body: bytes) -> Response:
     fields = parse_json_object(body)
-    query = parse_query(fields)
-    # There is nothing to find out about a version that a token names: such a query is answered at once (protocol §1.9).
-    is_async = request.response_options.capabilities.wants_async and not query.goes_on
-    return submit_query(request, query, fields) if is_async else respond_to_query(request, query)
-
-
-def _version_from(view: TableView, text: str | None) -> Version:
-    if text is None:
-        return view.latest()
-    return view.from_timestamp(
-        "startingTimestamp", TimePoint(parse_milliseconds("startingTimestamp", text), text)
+    query, entry, app_state = parse_query(fields), request.view.entry, request.app_state
+    # A token pins a known version, so such a query is answered directly (protocol §1.9).
+    if not request.response_options.capabilities.wants_async or query.is_pinned:
+        return respond_to_query(request, query)
+    if query.idempotency_key is None:
+        raise BadRequest("idempotencyKey", None, "idempotency_key is required for async query. Give a UUID.")
+    # Unknown fields are not stored: they may be nested too deep to serialize.
+    stored = {name: value for name, value in fields.items() if name in FIELDS}
+    names = (entry.share.name, entry.schema, entry.name)
+    submitted = app_state.async_queries.submit(
+        request.reader.id,
+        entry.id,
+        kind="query",
+        request=Submission(request.reader, names, stored).as_json(),
+        idempotency_key=query.idempotency_key,
     )
+    app_state.async_worker.wake()
+    return _query_status(request, submitted, {})
 
 
 def _version_of_metadata(view: TableView, query: Mapping[str, str]) -> tuple[Version, bool]:
-    """The version, and whether it was asked for."""
-    number = optional_integer(query, "version", said="table version")
-    text = query.get("timestamp")
-    if number is not None and text is not None:
+    number = optional_integer(query, "version", label="table version")
+    if number is not None and "timestamp" in query:
         raise BadRequest("version,timestamp", "both", "Please only provide one of: version,timestamp.")
     if number is not None:
         return view.at_version(number), True
-    if text is not None:
-        return view.at_timestamp(TimePoint(parse_milliseconds("timestamp", text), text)), True
-    return view.latest(), False
+    time = optional_time(query, "timestamp")
+    return (view.latest(), False) if time is None else (view.at_timestamp(time), True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndStreamFields:
+    """The content of a response's closing line, sent if `is_requested`; `following` returns the next page."""
+
+    is_requested: bool
+    question: Mapping[str, object]
+    following: Callable[[Progress], Page]
+    refresh: Pin | None = None
+
+
+@dataclass(frozen=True)
+class OpenResponse:
+    request: TableRequest
+    response_format: ResponseFormat
+    session: SigningSession
+
+    @property
+    def ids(self) -> ResponseFormat:
+        return self.request.response_options.file_ids or self.response_format
+
+    def head_lines(self, head: TableHead, **fields: Any) -> HeadLines:
+        return HeadLines(
+            response_format=self.response_format,
+            protocol=negotiate_protocol(self.request.response_options.capabilities, head),
+            shares_changes=self.request.view.entry.history,
+            **fields,
+        )
+
+    def respond(
+        self,
+        version: int,
+        first: bytes,
+        pieces: Iterator[bytes | memoryview],
+        progress: Progress,
+        closing: EndStreamFields,
+    ) -> Response:
+        """The response: the head lines `first`, the files in `pieces`, and the closing line."""
+        audit_record, response_options = self.request.audit_record, self.request.response_options
+        audit_record.version = version
+        wants_end = closing.is_requested or response_options.capabilities.wants_end_stream_action
+        end = (lambda: self._end_stream(closing, progress)) if wants_end else None
+        files = _stream(pieces, progress, audit_record, end)
+        return lines_response(
+            first,
+            files,
+            version,
+            self.response_format,
+            response_options,
+            slow_store=self.session.slow_store,
+        )
+
+    def _end_stream(self, closing: EndStreamFields, progress: Progress) -> dict[str, object]:
+        fields: dict[str, object] = {}
+        tokens, token_holder = self.request.app_state.tokens, self.request.token_holder
+        if progress.files:
+            fields["minUrlExpirationTimestamp"] = self.session.expires_at_ms
+        if progress.next_place is not None:
+            page = closing.following(progress)
+            fields["nextPageToken"] = tokens.page_token(token_holder, closing.question, page)
+        if closing.refresh is not None:
+            fields["refreshToken"] = tokens.refresh_token(token_holder, closing.refresh)
+        return fields
+
+
+def open_response(
+    request: TableRequest, head: TableHead, location: str, roots: Collection[str]
+) -> OpenResponse:
+    """Negotiates the format and prepares to sign files in the stores `roots`. Raises BadRequest or Unserveable."""
+    app_state, table = request.app_state, request.view.entry.path
+    response_format = negotiate_format(request.response_options.capabilities, head, table)
+    require_own_stores(table, location, roots, app_state.settings)
+    request.require_signing()
+    credential = None if request.audit_record.access is None else request.audit_record.access.credential_id
+
+    def issue(folder: str) -> str:
+        require_own_stores(table, location, {folder}, app_state.settings)
+        return app_state.file_tickets.issue(request.reader, credential, request.view, folder)
+
+    folders = local_folders(location, roots)
+    stores = (root for root in roots if not is_local(root))
+    session = app_state.signers.session([*folders, *sorted(stores)], issue, app_state.settings.url_life_s)
+    return OpenResponse(request, response_format, session)
+
+
+def make_page_question(parameters: Mapping[str, Any], request: TableRequest) -> dict[str, object]:
+    """The parameters that must be equal for all pages, so that their lines and files fit together."""
+    response_options, view = request.response_options, request.view
+    return {
+        **parameters,
+        # Places count the readable files: under another rule a page would begin elsewhere.
+        **({"restriction": view.restriction} if view.is_restricted else {}),
+        "formats": sorted(response_options.capabilities.response_formats),
+        "features": sorted(response_options.capabilities.reader_features),
+        "ids": response_options.file_ids,
+    }
+
+
+def files_per_page(settings: ServerSettings, paging: Paging) -> int | None:
+    if not paging.is_requested:
+        return None
+    return min(paging.max_files or settings.page_files, settings.page_files)
+
+
+def lines_response(
+    first: bytes,
+    pieces: Iterator[bytes | memoryview] | None,
+    version: int,
+    response_format: str,
+    response_options: ResponseOptions,
+    *,
+    slow_store: str | None = None,
+    is_pending: bool = False,
+) -> Response:
+    """The response of lines, `pieces` streamed; `slow_store` names a store that making them waits for."""
+    capabilities = format_capabilities(response_format, response_options.capabilities, is_pending=is_pending)
+    headers = {VERSION_HEADER: str(version), HEADER: capabilities}
+    # A client that sent `fileidhash` expects it back.
+    if response_options.file_ids is not None:
+        headers[FILE_IDS_HEADER] = response_options.file_ids
+    if pieces is None:
+        return Response(first, 200, headers, media_type=NDJSON)
+    return LinesResponse(first, pieces, headers, slow_store=slow_store)
+
+
+def _stream(
+    pieces: Iterator[bytes | memoryview],
+    progress: Progress,
+    audit_record: AuditRecord,
+    closing: Callable[[], dict[str, object]] | None,
+) -> Iterator[bytes | memoryview]:
+    """The lines of files and the closing line; an incomplete response must be recognizable (protocol §1.13)."""
+    audit_record.files = 0
+    try:
+        for piece in pieces:
+            yield piece
+            # Only sent pieces count: a client may disconnect while the next one is made.
+            audit_record.files, audit_record.rows = progress.files, progress.rows
+            audit_record.size_bytes = progress.size_bytes
+        if closing is not None:
+            yield end_stream_line(closing())
+    except Exception as error:
+        audit_record.error_code = "INTERNAL_ERROR"
+        _log.exception(
+            "request %s: the answer broke off after %s files", audit_record.request_id, audit_record.files
+        )
+        if closing is None:
+            # The server cuts the connection, so that the client detects the incomplete response.
+            raise
+        message = f"The answer broke off ({type(error).__name__}); request id {audit_record.request_id}."
+        yield end_stream_line({"errorMessage": message, "httpStatusErrorCode": 500})
+
+
+def respond_with_snapshot(
+    request: TableRequest, query: QueryRequest, version: Version, page: Page | None
+) -> Response:
+    index = request.view.index(version)
+    header, number = index.header, version.number
+    table_id = header.head.table_id
+    if page is not None:
+        require_same_table("page", page.of, table_id)
+    opening = open_response(request, header.head, header.location, header.roots)
+    requested_version = number if query.version is not None or query.timestamp is not None else None
+    head = opening.head_lines(
+        header.head,
+        version=requested_version,
+        size_bytes=header.size_bytes,
+        files=header.files,
+        access=describe_directory_access(request.view, request.app_state.signers),
+    )
+    lines = SnapshotLines(
+        response_format=opening.response_format,
+        ids=opening.ids,
+        expires_at_ms=opening.session.expires_at_ms,
+        version=requested_version,
+    )
+    refreshes = query.include_refresh_token or query.refresh_token is not None
+    closing = EndStreamFields(
+        is_requested=query.wants_end_stream_action,
+        question=make_page_question(query.parameters, request),
+        following=lambda done: Page(number, number, done.next_place or 0, done.rows_wanted, of=table_id),
+        refresh=Pin(number, table_id) if refreshes else None,
+    )
+    selected = SnapshotResponse(
+        index=index,
+        predicate=query.predicate,
+        rows_wanted=query.limit if page is None else page.rows_wanted,
+        start=0 if page is None else page.start,
+        most=files_per_page(request.app_state.settings, query.paging),
+    )
+    progress = Progress()
+    pieces = selected.render(lines, opening.session.sign, progress)
+    return opening.respond(number, head.of(header.head), pieces, progress, closing)
+
+
+def respond_with_window(request: TableRequest, query: QueryRequest, page: Page | None) -> Response:
+    view = request.view
+    first = (query.starting_version or 0) if page is None else page.first
+    # Checked for each page, because grants may have changed since page one.
+    last = view.window(first, query.ending_version if page is None else page.last)
+    # Publication numbers have gaps; a window inside a gap has no changes.
+    changes = view.changes(first, last) if first <= last else []
+    selected = _Window(
+        changes=changes,
+        versions=(first, last),
+        head=changes[0].head if changes else view.index(view.pinned(last)).header.head,
+        head_version=changes[0].version if changes else first,
+        historical_metadata=True,
+    )
+    question = make_page_question(query.parameters, request)
+    return _respond(request, query, page, question, selected, wants_end=query.wants_end_stream_action)
+
+
+@router.get("/changes", name="table_changes")
+@in_table_pool
+def table_changes(request: TableRequestDep) -> Response:
+    query, view = parse_changes(request.http_request.query_params), request.view
+    question = make_page_question(query.parameters, request)
+    page = None
+    if query.paging.page_token is not None:
+        page = request.app_state.tokens.page(request.token_holder, question, query.paging.page_token)
+        first, last, latest = page.first, view.window(page.first, page.last), page.latest
+    else:
+        first, last = view.changes_range(query)
+        latest = view.latest().number
+    changes = view.feed(first, last, None if query.include_historical_metadata else latest)
+    require_recorded(changes)
+    head, head_version = changes[0].head, changes[0].version
+    if not query.include_historical_metadata:
+        require_one_schema(view.versions.unlike_columns(first, last, latest), first, latest)
+        head, head_version = _latest_head(request, changes, last, latest), latest
+    selected = _Window(
+        changes=changes,
+        versions=(first, last),
+        head=head,
+        head_version=head_version,
+        historical_metadata=query.include_historical_metadata,
+        feed=True,
+    )
+    return _respond(request, query, page, question, selected, wants_end=query.paging.is_requested)
+
+
+def _latest_head(
+    request: TableRequest, changes: Sequence[VersionChanges], last: int, latest: int
+) -> TableHead:
+    if last == latest:
+        return changes[-1].head
+    header = request.view.index(request.view.pinned(latest)).header
+    if header.table_format != "iceberg":
+        return header.head
+    return replace(change_head(header.head), partition_columns=changes[-1].head.partition_columns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Window:
+    """The changes of a range of versions, first and last; `head` is the head of version `head_version`."""
+
+    changes: Sequence[VersionChanges]
+    versions: tuple[int, int]
+    head: TableHead
+    head_version: int
+    historical_metadata: bool
+    feed: bool = False
+
+
+def _respond(
+    request: TableRequest,
+    query: QueryRequest | ChangesRequest,
+    page: Page | None,
+    question: Mapping[str, object],
+    window: _Window,
+    *,
+    wants_end: bool,
+) -> Response:
+    changes, head, table_id = window.changes, window.head, window.head.table_id
+    if page is not None:
+        require_same_table("page", page.of, table_id)
+    # The files must be servable under the hindrances of all versions of the range.
+    others = changes[0].head.hindrances if changes else ()
+    of_files = (change.feed_hindrances if window.feed else change.window_hindrances for change in changes)
+    hindrances = dict.fromkeys((*head.hindrances, *others, *chain.from_iterable(of_files)))
+    roots = {root for change in changes for root in change.roots}
+    location = request.view.versions.location()
+    opening = open_response(request, replace(head, hindrances=tuple(hindrances)), location, roots)
+    capabilities = request.response_options.capabilities
+    is_historical = query.include_historical_protocol and opening.response_format == "delta"
+    selected = ChangeResponse(
+        changes=changes,
+        feed=window.feed,
+        historical_metadata=window.historical_metadata,
+        historical_protocol=is_historical,
+        announced=lambda head: negotiate_protocol(capabilities, head),
+        start=0 if page is None else page.start,
+        most=files_per_page(request.app_state.settings, query.paging),
+    )
+    # Without historical protocols, the first protocol must allow clients to read the files of all versions.
+    protocols = [head.protocol, *(change.head.protocol for change in changes)]
+    lines_head = opening.head_lines(
+        head if is_historical else replace(head, protocol=merge_protocols(protocols)),
+        version=window.head_version,
+        size_bytes=selected.size_bytes,
+        files=selected.files,
+        protocol_version=window.head_version if is_historical else None,
+    )
+    lines = ChangeLines(
+        response_format=opening.response_format,
+        ids=opening.ids,
+        expires_at_ms=opening.session.expires_at_ms,
+    )
+    (first, last), latest = window.versions, window.head_version
+    closing = EndStreamFields(
+        is_requested=wants_end,
+        question=question,
+        following=lambda done: Page(first, last, done.next_place or 0, latest=latest, of=table_id),
+    )
+    progress = Progress()
+    pieces = selected.render(lines, lines_head, opening.session.sign, progress)
+    version = changes[0].version if changes else first
+    return opening.respond(version, lines_head.of(head), pieces, progress, closing)
+
+
+def respond_to_query(request: TableRequest, query: QueryRequest) -> Response:
+    page = _page(request, query)
+    if query.starting_version is not None:
+        return respond_with_window(request, query, page)
+    view = request.view
+    if page is not None:
+        version = view.version_for_page(query, page.first)
+    elif query.refresh_token is not None:
+        pin = request.app_state.tokens.read_refresh_token(request.token_holder, query.refresh_token)
+        version = view.pinned(pin.version)
+        require_same_table("refresh", pin.of, view.index(version).header.head.table_id)
+    else:
+        version = view.requested_version(query)
+    return respond_with_snapshot(request, query, version, page)
+
+
+def respond_to_pinned(request: TableRequest, query: QueryRequest, number: int) -> Response:
+    """The response to a query whose version is already known; for a window, its last version."""
+    page = _page(request, query)
+    if query.starting_version is not None:
+        return respond_with_window(request, replace(query, ending_version=number), page)
+    version = request.view.version_for_page(query, number if page is None else page.first)
+    return respond_with_snapshot(request, query, version, page)
+
+
+def _page(request: TableRequest, query: QueryRequest) -> Page | None:
+    token = query.paging.page_token
+    if token is None:
+        return None
+    return request.app_state.tokens.page(
+        request.token_holder, make_page_question(query.parameters, request), token
+    )

@@ -9,8 +9,7 @@ import httpx
 import pytest
 
 from lakeshare_server.errors import BadRequest
-from lakeshare_server.protocol.admin_requests import Partition, parse_body
-from lakeshare_server.protocol.admin_responses import format_partitions, parse_partitions
+from lakeshare_server.protocol.admin import Partition, format_partitions, parse_body, parse_partitions
 from tests.builders.administration import UNITY, Administered, an_administered_server
 
 HOSTILE = [

@@ -284,7 +284,7 @@ def test_a_restricted_recipient_is_told_of_its_own_files_only(
     # Of the newest files the partition tells no day: that their statistics do proves nothing.
     undecided = client.post(f"{TABLE}/plan", json={})
     assert undecided.status_code == 400
-    assert "cannot be told from partitions. day" in undecided.text
+    assert "cannot be determined from partitions. day" in undecided.text
     metadata = made.table.metadata
     provider.publish_iceberg(
         "lake.flights", IcebergState(made.table.metadata_location, metadata.snapshots[-2].snapshot_id)

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from sqlalchemy import select
 
-from lakeshare_server.access.authentication import make_basic_profile, make_profile, write_profile_file
+from lakeshare_server.access.authentication import make_profile, write_profile_file
 from lakeshare_server.catalog.models import TokenRow
 from lakeshare_server.catalog.sharing import (
     alter_recipient,
@@ -84,7 +84,14 @@ def test_the_official_client_reads_with_the_profile_of_each_kind(
     bearer, oauth = (profile(provider, server, known) for known in (by_token, by_secret))
     assert (bearer["shareCredentialsVersion"], oauth["shareCredentialsVersion"]) == (1, 2)
     assert oauth["type"] == "oauth_client_credentials"
-    for each in (bearer, oauth, make_basic_profile(server.url, by_token.state.id, by_token.secret)):
+    basic_profile = {
+        "shareCredentialsVersion": 2,
+        "type": "basic",
+        "endpoint": server.url,
+        "username": by_token.state.id,
+        "password": by_token.secret,
+    }
+    for each in (bearer, oauth, basic_profile):
         assert rows_read_with(each, tmp_path) == ROWS
 
 
