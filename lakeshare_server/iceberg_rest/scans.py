@@ -40,6 +40,7 @@ from lakeshare_server.tables.iceberg.metadata import NO_SNAPSHOT, open_metadata,
 from lakeshare_server.tables.iceberg.partitions import (
     PartitionTexts,
     bounded_type,
+    column_bounds,
     identity_columns,
     null_counts,
     partition_columns,
