@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 # Column of the frame for statements whose result is a sentence, and for scripts without statements.
-RESULT_TEXT = "told"
+RESULT_TEXT = "message"
 
 ACTIVE_STATES = ("activated", "rotating")
 # A usual day is the median of the days with queries among the last HISTORY_DAYS; at least MIN_DAYS are needed.

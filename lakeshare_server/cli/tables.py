@@ -336,7 +336,7 @@ def snippet(
         Path, typer.Option(help="Path of the recipient's profile file in the snippet.")
     ] = Path("recipient.share"),
     api: Annotated[
-        Api | None, typer.Option("--door", help="API to use; by default the one that works on most machines.")
+        Api | None, typer.Option("--api", help="API to use; by default the one that works on most machines.")
     ] = None,
 ) -> None:
     """Print how a recipient reads a shared table with an engine, ready to run; the token stays in the profile.

@@ -76,7 +76,7 @@ def describe_token(request: RecipientRequest) -> dict[str, Any]:
     status = {
         "recipient": request.reader.name,
         "state": state,
-        "told": text,
+        "message": text,
         "expiresAt": _format_iso(ends),
         "createdAt": _format_iso(token.created_at if token else None),
         "lastUsedAt": _format_iso(token.last_used_at if token else None),

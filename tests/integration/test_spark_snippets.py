@@ -48,7 +48,7 @@ def test_spark_reads_by_the_printed_snippet(
             "icebergEndpoint": server.url.replace("/delta-sharing", "/iceberg"),
         }
         Path("recipient.share").write_text(json.dumps(profile))
-        text = printed(monkeypatch, capsys, "--door", "iceberg")
+        text = printed(monkeypatch, capsys, "--api", "iceberg")
         names: dict[str, Any] = {}
         try:
             exec(compile(text, "spark.py", "exec"), names)

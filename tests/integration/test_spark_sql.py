@@ -33,7 +33,7 @@ def test_statements_are_done_and_the_last_one_answers_with_a_frame(lake: Lake) -
     )
     assert before - 1 < row.added_at.timestamp() < datetime.now(UTC).timestamp() + 1
     [told] = lakeshare.sql("DROP SHARE sales", lake.spark).collect()
-    assert told.told == "share sales is gone, and the grants on it"
+    assert told.message == "share sales is gone, and the grants on it"
     assert lakeshare.sql("SHOW SHARES", lake.spark).count() == 0
 
 

@@ -233,7 +233,7 @@ def test_the_state_of_the_token_is_told_with_its_end(shown: Shown) -> None:
     def status(token: str) -> tuple[str, str]:
         answer = shown.client.get("/portal/api/status", headers={"Authorization": f"Bearer {token}"}).json()
         assert answer["recipient"] == "holder"
-        return answer["state"], answer["told"]
+        return answer["state"], answer["message"]
 
     with editing(shown.provider.catalog, "steward") as edit:
         create_recipient(edit, "holder")

@@ -126,7 +126,7 @@ def test_a_snippet_reads_the_table_as_it_is_printed(
     name: str,
     result: Callable[[dict[str, Any]], Any],
 ) -> None:
-    text = printed(f"Partner's-1.lake.{name}", "--engine", engine, *(["--door", door] if door else []))
+    text = printed(f"Partner's-1.lake.{name}", "--engine", engine, *(["--api", door] if door else []))
     names: dict[str, Any] = {}
     exec(compile(text, f"{engine}.py", "exec"), names)
     assert "day" in capsys.readouterr().out
@@ -159,7 +159,7 @@ def test_the_token_is_never_printed_and_the_profiles_address_is_taken(
         (["Partner's-1.lake.delta", "--engine", "pyiceberg"], "iceberg: it is no Iceberg table."),
         (["Partner's-1.lake.flights", "--engine", "trino"], "on the server's own disk"),
         (
-            ["Partner's-1.lake.flights", "--engine", "pandas", "--door", "iceberg"],
+            ["Partner's-1.lake.flights", "--engine", "pandas", "--api", "iceberg"],
             "does not use this API",
         ),
     ],

@@ -108,7 +108,7 @@ def test_csv_and_json_are_for_programs(sql):
     assert (done.output, done.errors) == ("", "share b is made\n")
     ended = sql("-f", "-", "-o", "json", typed="CREATE SHARE c; SHOW SHARES LIKE 'sales'")
     made, shown = map(json.loads, ended.output.splitlines())
-    assert made == {"statement": "CREATE SHARE c", "told": "share c is made", "rows": []}
+    assert made == {"statement": "CREATE SHARE c", "message": "share c is made", "rows": []}
     assert shown["rows"][0]["comment"] == awkward
 
 

@@ -63,7 +63,7 @@ function showStatus(status) {
   const pill = document.getElementById("token-state");
   pill.textContent = status.state;
   pill.className = `pill ${status.state === "valid" ? "good" : "warn"}`;
-  document.getElementById("token-ends").textContent = status.told;
+  document.getElementById("token-ends").textContent = status.message;
   document.getElementById("status").hidden = false;
 }
 
