@@ -7,6 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 WORDS = re.compile(r"\b(told|tells?|whoever|somebody|nobody|owe[sd]?|eyes|doors?)\b", re.IGNORECASE)
+QUOTED = re.compile(r"`[^`\n]*`")
 LONG = 900
 
 
@@ -19,13 +20,16 @@ def measure() -> dict[str, int]:
         for folder in {path.parent for path in modules}
     }
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    texts = [*lines.values(), *(page.read_text().splitlines() for page in pages)]
+    # What a page quotes in backticks is not its own prose.
+    prose = [QUOTED.sub("", page.read_text()).splitlines() for page in pages]
     return {
         "package_files": len(modules),
         "package_lines": sum(map(len, lines.values())),
         "files_over_900_lines": sum(len(text) > LONG for text in lines.values()),
         "modules_in_a_folder": max(map(len, folders.values())),
-        "lines_with_banned_words": sum(bool(WORDS.search(line)) for text in texts for line in text),
+        "lines_with_banned_words": sum(
+            bool(WORDS.search(line)) for text in (*lines.values(), *prose) for line in text
+        ),
     }
 
 
