@@ -4,18 +4,8 @@ import dagster as dg
 
 from lakeshare_pipelines.backup.config import load_backups
 from lakeshare_pipelines.contracts import load_contracts
+from lakeshare_pipelines.defs import share, wap
 from lakeshare_pipelines.defs.backup import backup_definitions, backup_maintenance
-from lakeshare_pipelines.defs.share import automation_sensor, share_catalog, snowflake_tables, usage_checks
-from lakeshare_pipelines.defs.wap import (
-    LakeResource,
-    SparkResource,
-    landing_asset,
-    landing_sensor,
-    maintenance_definitions,
-    make_landing_store,
-    publish_job,
-    wap_set,
-)
 from lakeshare_pipelines.errors import UnknownSelection
 from lakeshare_pipelines.settings import LakeSettings
 
@@ -24,29 +14,29 @@ from lakeshare_pipelines.settings import LakeSettings
 def defs() -> dg.Definitions:
     settings = LakeSettings()
     contracts = load_contracts(settings.contracts_dir)
-    store = make_landing_store(settings)
+    store = wap.make_landing_store(settings)
     return dg.Definitions.merge(
         dg.Definitions(
             assets=[
-                *(landing_asset(contract) for contract in contracts),
-                *(wap_set(contract) for contract in contracts),
-                share_catalog(contracts),
-                *snowflake_tables(contracts, settings),
+                *(wap.landing_asset(contract) for contract in contracts),
+                *(wap.wap_set(contract) for contract in contracts),
+                share.share_catalog(contracts),
+                *share.snowflake_tables(contracts, settings),
             ],
             jobs=[
-                *(publish_job(contract) for contract in contracts),
+                *(wap.publish_job(contract) for contract in contracts),
                 dg.define_asset_job("apply_shares", selection=dg.AssetSelection.assets("share_catalog")),
             ],
             sensors=[
-                *(landing_sensor(contract, from_s3=bool(store)) for contract in contracts),
-                automation_sensor(),
+                *(wap.landing_sensor(contract, from_s3=bool(store)) for contract in contracts),
+                share.automation_sensor(),
             ],
-            resources={"lake": LakeResource(spark=SparkResource()), **store},
+            resources={"lake": wap.LakeResource(spark=wap.SparkResource()), **store},
             # One run is one Spark driver: docs/adr/0002.
             executor=dg.in_process_executor,
         ),
-        maintenance_definitions(contracts),
-        usage_checks(),
+        wap.maintenance_definitions(contracts),
+        share.usage_checks(),
         *(
             part
             for backup in load_backups(settings)

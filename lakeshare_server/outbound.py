@@ -55,14 +55,8 @@ class ServiceState:
 class Service:
     """A service outside of this process; thread-safe."""
 
-    def __init__(
-        self,
-        name: str,
-        answer_s: float = ANSWER_S,
-        most_calls: int = MAX_CALLS,
-        note_outage: NoteOutage | None = None,
-    ) -> None:
-        self.name, self.answer_s, self._most_calls = name, answer_s, most_calls
+    def __init__(self, name: str, answer_s: float = ANSWER_S, note_outage: NoteOutage | None = None) -> None:
+        self.name, self.answer_s = name, answer_s
         self._note_outage = note_outage or (lambda _service, _is_unavailable: None)
         self._turn = Lock()
         self._running = self._called = self._refused = 0
@@ -114,7 +108,7 @@ class Service:
                     retry_s = math.ceil(min(PAUSE_S, outage.probe_at - now))
                     raise Unavailable(outage.error.what, outage.error.fix, retry_s)
                 outage.probe_at = now + self.answer_s
-            if self._running >= self._most_calls:
+            if self._running >= MAX_CALLS:
                 self._refused += 1
                 what = f"{self.name} has {self._running} calls without an answer"
                 raise Unavailable(what, LATER, math.ceil(PAUSE_S))

@@ -418,9 +418,8 @@ def orphans(name: RequiredName, day: NewestDay = None) -> None:
     report = find_orphans(points.backup, points, _require_day(points, day), report_message=print_message)
     objects = sum(table.objects for table in report.tables)
     size_bytes = sum(table.size_bytes for table in report.tables)
-    typer.echo(
-        f"{name} {report.day}: {objects:,} orphans of {len(report.tables)} tables, {size_bytes:,} bytes"
-    )
+    line = f"{name} {report.day}: {objects:,} orphans of {len(report.tables)} tables, {size_bytes:,} bytes"
+    typer.echo(line)
     for table in report.tables:
         typer.echo(
             f"  {table.root:40} {table.objects:>8,} files {table.size_bytes:>16,} bytes "
@@ -451,26 +450,19 @@ def policies(
     inventory_key: Annotated[str | None, typer.Option(help="ARN of the KMS key of reports.")] = None,
 ) -> None:
     """Write the policies of a backup between two accounts: role, runner, buckets, keys, guard-rails."""
-    from lakeshare_pipelines.backup.policies import (
-        Parties,
-        format_page,
-        format_policy,
-        make_policy_files,
-        write_policies,
-    )
+    from lakeshare_pipelines.backup import policies as writer
 
     _, backup = load_backup(name)
-    parties = Parties(
-        runner, break_glass, retention_role, organisation, source_key, target_key, inventory_key
-    )
-    files = make_policy_files(backup, parties)
+    keys = (source_key, target_key, inventory_key)
+    parties = writer.Parties(runner, break_glass, retention_role, organisation, *keys)
+    files = writer.make_policy_files(backup, parties)
     if to is not None:
-        for path in write_policies(backup, files, to):
+        for path in writer.write_policies(backup, files, to):
             typer.echo(str(path))
         return
-    typer.echo(format_page(backup, files))
+    typer.echo(writer.format_page(backup, files))
     for file in files:
-        typer.echo(f"{file.name}:\n{format_policy(file)}")
+        typer.echo(f"{file.name}:\n{writer.format_policy(file)}")
 
 
 FORMATS: "dict[str, ReportFormat]" = {"csv": "CSV", "orc": "ORC", "parquet": "Parquet"}
@@ -548,31 +540,26 @@ def configure(
     show: Annotated[bool, typer.Option("--show", help="Print both documents and change nothing.")] = False,
 ) -> None:
     """Configure the S3 Inventory that a backup declares, and permit it in the destination's bucket policy."""
-    from lakeshare_pipelines.backup.inventory.configuration import (
-        InventoryOptions,
-        make_configuration,
-        make_statement,
-        put_configuration,
-        put_statement,
-    )
+    from lakeshare_pipelines.backup.inventory import configuration
 
     report_format = _parse_format(file_format)
     _, backup = load_backup(name)
-    options = InventoryOptions(report_format, "Weekly" if weekly else "Daily", kms_key, with_lock)
+    options = configuration.InventoryOptions(
+        report_format, "Weekly" if weekly else "Daily", kms_key, with_lock
+    )
     if show:
-        documents = {"InventoryConfiguration": make_configuration(backup, options)}
+        documents = {"InventoryConfiguration": configuration.make_configuration(backup, options)}
         if policy:
-            documents["Statement"] = make_statement(backup)
+            documents["Statement"] = configuration.make_statement(backup)
         typer.echo(json.dumps(documents, indent=2))
         return
     if policy:
-        put_statement(backup)
+        configuration.put_statement(backup)
         typer.echo(f"the bucket policy of the destination lets {backup.source.bucket} report")
-    stored = put_configuration(backup, options)
-    summary = (
-        f"{stored['Schedule']['Frequency'].lower()}, {stored['IncludedObjectVersions'].lower()} versions"
-    )
-    typer.echo(f"{backup.source} has inventory configuration {stored['Id']}: {file_format}, {summary}")
+    stored = configuration.put_configuration(backup, options)
+    frequency, versions = stored["Schedule"]["Frequency"].lower(), stored["IncludedObjectVersions"].lower()
+    summary = f"{file_format}, {frequency}, {versions} versions"
+    typer.echo(f"{backup.source} has inventory configuration {stored['Id']}: {summary}")
     typer.echo("the first report may take 48 hours; `lakeshare inventory status` shows it")
 
 
@@ -597,9 +584,8 @@ def status(name: Name = None) -> None:
     found = get_inventory_status(backup, dt.datetime.now(dt.UTC))
     if found.reports:
         typer.echo(f"{found.arrived} reports have arrived, the newest are")
-        typer.echo(
-            f"  {'scan began':20} {'age':>7} {'took':>7}  {'format':8} {'files':>6}  newest day   in time"
-        )
+        line = f"  {'scan began':20} {'age':>7} {'took':>7}  {'format':8} {'files':>6}  newest day   in time"
+        typer.echo(line)
         for report in found.reports:
             typer.echo(_format_report(report))
     else:

@@ -1,7 +1,4 @@
-"""The `lakeshare` command; mounts the server's commands.
-
-Each command imports what it needs when it runs.
-"""
+"""The `lakeshare` command; mounts the server's commands. Each command imports what it needs when it runs."""
 
 import sys
 from pathlib import Path
@@ -35,24 +32,21 @@ TableArgument = Annotated[
 Volume = Annotated[
     str | None,
     typer.Option(
-        "--external-volume",
-        help="Snowflake's external volume over the table's store (LAKESHARE_SNOWFLAKE_EXTERNAL_VOLUME).",
+        help="Snowflake's external volume over the table's store (LAKESHARE_SNOWFLAKE_EXTERNAL_VOLUME)."
     ),
 ]
 Integration = Annotated[
     str | None,
     typer.Option(
-        "--catalog-integration",
         help="Catalog integration for files in object storage, of the table's format "
-        "(LAKESHARE_SNOWFLAKE_ICEBERG_INTEGRATION, …_DELTA_INTEGRATION).",
+        "(LAKESHARE_SNOWFLAKE_ICEBERG_INTEGRATION, …_DELTA_INTEGRATION)."
     ),
 ]
 VolumeLocation = Annotated[
     str | None,
     typer.Option(
-        "--volume-location",
         help="The volume's STORAGE_BASE_URL, like s3://bucket/lake; the root of the table's store by default "
-        "(LAKESHARE_SNOWFLAKE_VOLUME_LOCATION).",
+        "(LAKESHARE_SNOWFLAKE_VOLUME_LOCATION)."
     ),
 ]
 Name = Annotated[str | None, typer.Option("--name", help="Snowflake's name for it; the lake's by default.")]
@@ -80,21 +74,15 @@ def ddl(
 
     Example: lakeshare snowflake ddl flights.departures --external-volume lake --catalog-integration lake_files
     """
-    from lakeshare_pipelines.share.snowflake import (
-        TableName,
-        find_published,
-        format_script,
-        get_published_state,
-        get_snowflake_objects,
-    )
+    from lakeshare_pipelines.share import snowflake
     from lakeshare_server.catalog import open_catalog
 
     settings = _settings(external_volume, catalog_integration, volume_location)
-    published = find_published(open_catalog(settings.catalog_url), table, version)
-    target = TableName(name or table.rpartition(".")[2], schema, database)
-    state = get_published_state(published, settings.snowflake_volume_location, settings)
-    objects = get_snowflake_objects(target, published.publication.format, settings)
-    typer.echo(format_script(state, objects, with_integrations=with_integrations), nl=False)
+    published = snowflake.find_published(open_catalog(settings.catalog_url), table, version)
+    target = snowflake.TableName(name or table.rpartition(".")[2], schema, database)
+    state = snowflake.get_published_state(published, settings.snowflake_volume_location, settings)
+    objects = snowflake.get_snowflake_objects(target, published.publication.format, settings)
+    typer.echo(snowflake.format_script(state, objects, with_integrations=with_integrations), nl=False)
 
 
 @snowflake_app.command("refresh")
@@ -205,9 +193,8 @@ def deliver(
     delivery = deliver_sample(
         settings, contract, partition=day or "all", rows=rows, nulls=tuple(nulls or ()), corrupt=corrupt
     )
-    typer.echo(
-        f"delivered {set_name}/{delivery.partition}: {len(delivery.files)} files, {delivery.digest[:12]}"
-    )
+    line = f"delivered {set_name}/{delivery.partition}: {len(delivery.files)} files, {delivery.digest[:12]}"
+    typer.echo(line)
     typer.echo(str(delivery.path))
 
 
@@ -226,7 +213,7 @@ def contract_check(
 @contract_app.command("show")
 def contract_show(set_name: Annotated[str, typer.Argument(metavar="SET")]) -> None:
     """Describe a set."""
-    from lakeshare_pipelines.contracts import describe
+    from lakeshare_pipelines.contracts.model import describe
 
     typer.echo(describe(_find_contract(set_name)))
 
@@ -355,9 +342,8 @@ def _contracts() -> "tuple[SetContract, ...]":
 def _find_contract(set_name: str) -> "SetContract":
     contracts = {contract.name: contract for contract in _contracts()}
     if set_name not in contracts:
-        raise typer.BadParameter(
-            f"there is no set {set_name!r}, only {', '.join(contracts)}", param_hint="SET"
-        )
+        message = f"there is no set {set_name!r}, only {', '.join(contracts)}"
+        raise typer.BadParameter(message, param_hint="SET")
     return contracts[set_name]
 
 

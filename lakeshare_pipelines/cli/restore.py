@@ -30,8 +30,7 @@ Name = Annotated[
 BackupName = Annotated[str | None, typer.Option("--backup", help="The only declared one by default.")]
 Day = Annotated[str | None, typer.Option("--point", help="Day; the newest verified point by default.")]
 Version = Annotated[
-    int | None,
-    typer.Option(help="Delta version or Iceberg snapshot; the verified one by default."),
+    int | None, typer.Option(help="Delta version or Iceberg snapshot; the verified one by default.")
 ]
 InPlace = Annotated[bool, typer.Option("--in-place", help="Original location; nothing is overwritten.")]
 To = Annotated[str | None, typer.Option(help="Empty location: a folder, or s3://bucket/prefix.")]
@@ -228,9 +227,8 @@ def _parse_options(
 
 def _require_one_location(in_place: bool, to: str | None, mount: bool = False) -> None:
     if sum((in_place, to is not None, mount)) != 1:
-        raise BackupError(
-            "a restore", "it needs one location", "Give --in-place, or --to with an empty location."
-        )
+        reason = "it needs one location"
+        raise BackupError("a restore", reason, "Give --in-place, or --to with an empty location.")
 
 
 def _show_plan(plan: "RestorePlan") -> None:
@@ -267,8 +265,7 @@ def catalog(
     ] = None,
     backup_name: BackupName = None,
     contracts_to: Annotated[
-        Path | None,
-        typer.Option("--contracts", help="Folder for contracts; nothing is overwritten."),
+        Path | None, typer.Option("--contracts", help="Folder for contracts; nothing is overwritten.")
     ] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Show the content; change nothing.")] = False,
 ) -> None:
@@ -280,9 +277,8 @@ def catalog(
     # A dump is complete by itself: it can be restored even if its point was never finished.
     day = day or options.point.day
     manifest = read_manifest(points, day)
-    typer.echo(
-        f"point {day}: catalog of {manifest.dumped_at:%Y-%m-%d %H:%M:%S} UTC, revision {manifest.revision}"
-    )
+    line = f"point {day}: catalog of {manifest.dumped_at:%Y-%m-%d %H:%M:%S} UTC, revision {manifest.revision}"
+    typer.echo(line)
     for table in manifest.tables:
         typer.echo(f"  {table.name:20} {table.rows:>9,} rows")
     typer.echo(f"  {'file indexes':20} {len(manifest.indexes):>9,}")

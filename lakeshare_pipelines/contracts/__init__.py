@@ -4,36 +4,6 @@
 """
 
 from lakeshare_pipelines.contracts.loader import load_contract, load_contracts
-from lakeshare_pipelines.contracts.model import (
-    Column,
-    Drift,
-    PerRecipient,
-    Promise,
-    Reading,
-    Reference,
-    Rule,
-    SetContract,
-    ShareEntry,
-    SnowflakeEntry,
-    Table,
-    View,
-    describe,
-)
+from lakeshare_pipelines.contracts.model import Column, Reference, Rule, SetContract, Table
 
-__all__ = [
-    "Column",
-    "Drift",
-    "PerRecipient",
-    "Promise",
-    "Reading",
-    "Reference",
-    "Rule",
-    "SetContract",
-    "ShareEntry",
-    "SnowflakeEntry",
-    "Table",
-    "View",
-    "describe",
-    "load_contract",
-    "load_contracts",
-]
+__all__ = ["Column", "Reference", "Rule", "SetContract", "Table", "load_contract", "load_contracts"]

@@ -8,7 +8,7 @@ import difflib
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -34,6 +34,10 @@ class Part(BaseModel):
     """A mapping of the document: camelCase names, no unknown fields, no conversions."""
 
     model_config = ConfigDict(extra="forbid", alias_generator=to_camel, frozen=True, strict=True)
+
+    @classmethod
+    def list_fields(cls) -> list[str]:
+        return [field.alias or name for name, field in cls.model_fields.items()]
 
 
 class CustomProperty(Part):
@@ -356,22 +360,25 @@ Location = Sequence[str | int]
 AnyPart = TypeVar("AnyPart", bound=Part)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Faults:
-    """All errors of one file, in the order in which they were found."""
+    """Collects the errors of one file at `where`, a path inside the file, in the order of their discovery."""
 
     path: Path
+    where: Location = ()
     found: list[ContractError] = dataclass_field(default_factory=list)
 
-    def add(self, where: Location | str, problem: str, hint: str) -> None:
-        """Adds an error at `where`, a path inside the file."""
-        field = where if isinstance(where, str) else format_path(where)
-        self.found.append(ContractError(self.path, field, problem, hint))
+    def at(self, *steps: str | int) -> "Faults":
+        """Returns the collector of a path below; both add to the same errors."""
+        return replace(self, where=(*self.where, *steps))
+
+    def add(self, problem: str, hint: str) -> None:
+        self.found.append(ContractError(self.path, format_path(self.where), problem, hint))
 
     def add_invalid(self, error: ValidationError) -> None:
         for fault in error.errors():
             where = [step for step in fault["loc"] if step != "[key]"]
-            self.add(where, *_explain(fault, Document))
+            self.at(*where).add(*_explain(fault, Document))
 
     def require_none(self) -> None:
         """Raises the first error, if there is any, with the others in its `also`."""
@@ -397,31 +404,28 @@ def suggest(name: str, known: Iterable[str], otherwise: str | None = None) -> st
     return otherwise or f"Known are: {', '.join(known)}."
 
 
-def read_extras(
-    part: type[AnyPart], properties: Sequence[CustomProperty], at: Location, faults: Faults
-) -> AnyPart:
+def read_extras(part: type[AnyPart], properties: Sequence[CustomProperty], faults: Faults) -> AnyPart:
     """Parses the customProperties of an element; dotted names belong to other tools and are ignored."""
     values: dict[str, Any] = {}
-    places: dict[str, Location] = {}
-    known = [field.alias or name for name, field in part.model_fields.items()]
+    places: dict[str, Faults] = {}
+    known = part.list_fields()
     for index, entry in enumerate(properties):
-        where = [*at, "customProperties", index]
+        place = faults.at("customProperties", index)
         if "." in entry.property:
             continue
         if entry.property not in known:
-            faults.add(
-                [*where, "property"], f"unknown property {entry.property!r}", suggest(entry.property, known)
-            )
+            problem = f"unknown property {entry.property!r}"
+            place.at("property").add(problem, suggest(entry.property, known))
         elif entry.property in values:
-            faults.add([*where, "property"], f"{entry.property!r} is given twice", "Keep one of them.")
+            place.at("property").add(f"{entry.property!r} is given twice", "Keep one of them.")
         else:
-            values[entry.property], places[entry.property] = entry.value, [*where, "value"]
+            values[entry.property], places[entry.property] = entry.value, place.at("value")
     try:
         return part.model_validate(values)
     except ValidationError as error:
         for fault in error.errors():
             name, *rest = fault["loc"]
-            faults.add([*places[str(name)], *rest], *_explain(fault, part))
+            places[str(name)].at(*rest).add(*_explain(fault, part))
         return part.model_validate({})
 
 
@@ -429,8 +433,7 @@ def _explain(fault: Mapping[str, Any], part: type[Part]) -> tuple[str, str]:
     kind, loc = fault["type"], fault["loc"]
     if kind == "extra_forbidden":
         holder = next((step for step in reversed(loc[:-1]) if isinstance(step, str)), "")
-        known = [entry.alias or name for name, entry in PARTS.get(holder, part).model_fields.items()]
-        return f"unknown field {loc[-1]!r}", suggest(str(loc[-1]), known)
+        return f"unknown field {loc[-1]!r}", suggest(str(loc[-1]), PARTS.get(holder, part).list_fields())
     if kind == "missing":
         return "is missing", "Add it; docs/reference/contract.md lists every field."
     value = fault["input"]

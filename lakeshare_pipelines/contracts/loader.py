@@ -13,17 +13,8 @@ from pydantic import ValidationError
 
 from lakeshare_pipelines.contracts import document as odcs
 from lakeshare_pipelines.contracts import model
-from lakeshare_pipelines.contracts.document import Faults, Location, read_extras, suggest
-from lakeshare_pipelines.contracts.model import (
-    Column,
-    PerRecipient,
-    Reference,
-    Rule,
-    Scope,
-    SetContract,
-    Table,
-    View,
-)
+from lakeshare_pipelines.contracts.document import Faults, read_extras, suggest
+from lakeshare_pipelines.contracts.model import Column, Reference, Rule, SetContract, Table, View
 from lakeshare_pipelines.errors import ContractError
 
 Partitioning = tuple[tuple[str, str], ...]
@@ -74,7 +65,7 @@ OWNER = re.compile(r"[A-Za-z0-9_]+|[^@\s]+@[^@\s]+\.[^@\s]+")
 
 
 def _build_set(document: odcs.Document, digest: str, path: Path, faults: Faults) -> SetContract:
-    extras = read_extras(odcs.SetExtras, document.custom_properties, [], faults)
+    extras = read_extras(odcs.SetExtras, document.custom_properties, faults)
     tables = _build_tables(document, document.servers[0].format, faults)
     names = {name: table.name for table in tables for name in (table.short_name, table.name)}
     return SetContract(
@@ -104,7 +95,7 @@ def _build_tables(document: odcs.Document, table_format: TableFormat, faults: Fa
     built: dict[int, Table] = {}
     bases: dict[str, Table] = {}
     for index, table in sorted(enumerate(document.tables), key=lambda entry: is_view(entry[1])):
-        built[index] = _build_table(document.name, table, table_format, ["schema", index], faults, bases)
+        built[index] = _build_table(document.name, table, table_format, faults.at("schema", index), bases)
         if not is_view(table):
             bases[built[index].short_name] = built[index]
     return tuple(built[index] for index in sorted(built))
@@ -114,19 +105,18 @@ def _build_table(
     set_name: str,
     table: odcs.SchemaObject,
     table_format: TableFormat,
-    at: Location,
     faults: Faults,
     bases: Mapping[str, Table],
 ) -> Table:
     """Returns a table with its columns, rules and references; a view has the columns of one of the `bases`."""
     name = table.physical_name or f"{set_name}.{table.name}"
-    _check_shape(table, at, faults)
-    extras = read_extras(odcs.TableExtras, table.custom_properties, at, faults)
+    _check_shape(table, faults)
+    extras = read_extras(odcs.TableExtras, table.custom_properties, faults)
     view = None if extras.view is None else _build_view(extras.view)
     if view is None:
-        columns, partition_by = _build_columns(table, table_format, at, faults)
+        columns, partition_by = _build_columns(table, table_format, faults)
     else:
-        columns, partition_by = _build_view_columns(view, bases, at, faults)
+        columns, partition_by = _build_view_columns(view, bases, faults)
     base = None if view is None else bases.get(view.of)
     derive = extras.derive.strip() if extras.derive else None
     promise = extras.serveable_to
@@ -138,10 +128,10 @@ def _build_table(
         source=extras.source,
         derive=derive,
         view=view,
-        depends_on=_placeholders(derive, at, faults) if view is None else (view.of,),
+        depends_on=_placeholders(derive, faults) if view is None else (view.of,),
         # The rules that a table's columns imply hold for any selection of its rows.
-        rules=tuple(_build_rules(name, table, columns, at, faults, implies=view is None)),
-        references=tuple(_build_references(name, table, at, faults)),
+        rules=tuple(_build_rules(name, table, columns, faults, implies=view is None)),
+        references=tuple(_build_references(name, table, faults)),
         location=extras.location,
         description=" ".join(table.description.split()),
         allow_schema_changes=extras.allow_schema_changes or (base is not None and base.allow_schema_changes),
@@ -157,17 +147,17 @@ def _build_table(
 
 
 def _build_columns(
-    table: odcs.SchemaObject, table_format: str, at: Location, faults: Faults
+    table: odcs.SchemaObject, table_format: str, faults: Faults
 ) -> tuple[tuple[Column, ...], Partitioning]:
     columns: list[Column] = []
     parts: list[tuple[int, str, str]] = []
     for index, entry in enumerate(table.properties):
-        where = [*at, "properties", index]
-        extras = read_extras(odcs.ColumnExtras, entry.custom_properties, where, faults)
+        place = faults.at("properties", index)
+        extras = read_extras(odcs.ColumnExtras, entry.custom_properties, place)
         columns.append(
             Column(
                 name=entry.name,
-                type=_type(entry, table_format, where, faults),
+                type=_type(entry, table_format, place),
                 required=entry.required or entry.primary_key,
                 unique=entry.unique,
                 primary_key=entry.primary_key,
@@ -184,50 +174,43 @@ def _build_columns(
     return tuple(columns), tuple((name, transform) for _, name, transform in parts)
 
 
-def _type(entry: odcs.Property, table_format: str, at: Location, faults: Faults) -> str:
+def _type(entry: odcs.Property, table_format: str, faults: Faults) -> str:
     if entry.physical_type is None and entry.logical_type is None:
         hint = "Give logicalType, and physicalType where it matters."
-        faults.add(at, f"column {entry.name!r} has no type", hint)
+        faults.add(f"column {entry.name!r} has no type", hint)
         return "string"
     kind = model.normalize_type(entry.physical_type or model.DEFAULTS[entry.logical_type or "string"])
     wrong = model.explain_wrong_type(kind, entry.logical_type, table_format)
     if wrong:
         field = "physicalType" if entry.physical_type else "logicalType"
-        faults.add([*at, field], wrong, suggest(kind, model.TYPES_OF_FORMAT[table_format]))
+        faults.at(field).add(wrong, suggest(kind, model.TYPES_OF_FORMAT[table_format]))
     return kind
 
 
-def _build_references(
-    table_name: str, table: odcs.SchemaObject, at: Location, faults: Faults
-) -> Iterator[Reference]:
+def _build_references(table_name: str, table: odcs.SchemaObject, faults: Faults) -> Iterator[Reference]:
     for index, many in enumerate(table.relationships):
-        where = [*at, "relationships", index]
+        place = faults.at("relationships", index)
         if isinstance(many.from_, str) != isinstance(many.to, str):
-            faults.add(where, "`from` and `to` are of different kinds", "Make both a text, or both a list.")
+            place.add("`from` and `to` are of different kinds", "Make both a text, or both a list.")
             continue
         columns = [name.rpartition(".")[2] for name in _listed(many.from_)]
-        extras = read_extras(odcs.ReferenceExtras, many.custom_properties, where, faults)
-        yield _build_reference(table_name, columns, _listed(many.to), extras, where, faults)
+        extras = read_extras(odcs.ReferenceExtras, many.custom_properties, place)
+        yield _build_reference(table_name, columns, _listed(many.to), extras, place)
     for number, entry in enumerate(table.properties):
         for index, one in enumerate(entry.relationships):
-            where = [*at, "properties", number, "relationships", index]
-            extras = read_extras(odcs.ReferenceExtras, one.custom_properties, where, faults)
-            yield _build_reference(table_name, [entry.name], [one.to], extras, where, faults)
+            place = faults.at("properties", number, "relationships", index)
+            extras = read_extras(odcs.ReferenceExtras, one.custom_properties, place)
+            yield _build_reference(table_name, [entry.name], [one.to], extras, place)
 
 
 def _build_reference(
-    table_name: str,
-    columns: Sequence[str],
-    to: Sequence[str],
-    extras: odcs.ReferenceExtras,
-    where: Location,
-    faults: Faults,
+    table_name: str, columns: Sequence[str], to: Sequence[str], extras: odcs.ReferenceExtras, faults: Faults
 ) -> Reference:
     pairs = [name.rpartition(".") for name in to]
     targets = {table for table, _, _ in pairs}
     if len(targets) != 1 or "" in targets or len(pairs) != len(columns):
         hint = "Name as many columns as in `from`, of one table, each as table.column."
-        faults.add(where, f"`to` is {', '.join(to)}", hint)
+        faults.add(f"`to` is {', '.join(to)}", hint)
     target = pairs[0][0]
     name = "__".join(["references", target.rsplit(".", 1)[-1], "_".join(columns)])
     to_columns = tuple(column for _, _, column in pairs)
@@ -240,13 +223,13 @@ def _listed(value: str | list[str]) -> list[str]:
     return [value] if isinstance(value, str) else value
 
 
-def _placeholders(derive: str | None, at: Location, faults: Faults) -> tuple[str, ...]:
+def _placeholders(derive: str | None, faults: Faults) -> tuple[str, ...]:
     if derive is None:
         return ()
     try:
         fields = [name for _, name, _, _ in string.Formatter().parse(derive) if name is not None]
     except ValueError as error:
-        faults.add(at, f"derive: {error}", "Write a brace that is not a placeholder twice: {{ or }}.")
+        faults.add(f"derive: {error}", "Write a brace that is not a placeholder twice: {{ or }}.")
         return ()
     return tuple(dict.fromkeys(fields))
 
@@ -258,8 +241,8 @@ def _owners(document: odcs.Document, faults: Faults) -> tuple[str, ...]:
     for index, name in names:
         if not OWNER.fullmatch(name):
             hint = "Give an e-mail address, or a team's name of letters, digits and _."
-            where: Location = ["team", "members", index, "username"]
-            faults.add(where, f"owner {name!r} is neither person nor team", hint)
+            place = faults.at("team", "members", index, "username")
+            place.add(f"owner {name!r} is neither person nor team", hint)
     owners = [name for _, name in names] or ([document.team.name] if document.team.name else [])
     return tuple(name if "@" in name else f"team:{name}" for name in owners)
 
@@ -277,8 +260,8 @@ def _named_tables(
     for number, entry in enumerate(schemas):
         for position, named in enumerate(entry.tables):
             if named.table not in names:
-                where: Location = ["customProperties", index, "value", number, "tables", position]
-                faults.add(where, f"the set has no table {named.table!r}", suggest(named.table, names))
+                place = faults.at("customProperties", index, "value", number, "tables", position)
+                place.add(f"the set has no table {named.table!r}", suggest(named.table, names))
                 continue
             lake_name = names[named.table]
             yield entry, named.name or lake_name.rsplit(".", 1)[-1], lake_name
@@ -304,18 +287,18 @@ def is_view(table: odcs.SchemaObject) -> bool:
     return any(entry.property == "view" for entry in table.custom_properties)
 
 
-def _check_shape(table: odcs.SchemaObject, at: Location, faults: Faults) -> None:
+def _check_shape(table: odcs.SchemaObject, faults: Faults) -> None:
     view = is_view(table)
     if view and table.properties:
         hint = "List their names as columns of the view: their properties are those of its table."
-        faults.add([*at, "properties"], f"view {table.name} has properties of its own", hint)
+        faults.at("properties").add(f"view {table.name} has properties of its own", hint)
     if not view and not table.properties:
         hint = "List its columns; only a view, given as the property view, has those of its table."
-        faults.add([*at, "properties"], f"table {table.name} has no columns", hint)
+        faults.at("properties").add(f"table {table.name} has no columns", hint)
     elif table.physical_type not in (None, "view" if view else "table"):
         hint = "Leave physicalType out, or give the property view with the rows and columns to show."
         problem = f"{table.name} is called a {table.physical_type} and is none"
-        faults.add([*at, "physicalType"], problem, hint)
+        faults.at("physicalType").add(problem, hint)
 
 
 def _build_view(extras: odcs.ViewExtras) -> View:
@@ -323,29 +306,29 @@ def _build_view(extras: odcs.ViewExtras) -> View:
     declared, per = extras.per_recipient, None
     if declared is not None:
         value = None if declared.value is None else declared.value.strip()
-        per = PerRecipient(declared.column, value, declared.recipient_property)
+        per = model.PerRecipient(declared.column, value, declared.recipient_property)
     where = None if extras.where is None else extras.where.strip()
     return View(of=extras.of, columns=tuple(extras.columns), where=where, per_recipient=per)
 
 
 def _build_view_columns(
-    view: View, bases: Mapping[str, Table], at: Location, faults: Faults
+    view: View, bases: Mapping[str, Table], faults: Faults
 ) -> tuple[tuple[Column, ...], Partitioning]:
-    at = [*at, "customProperties", "view"]
+    faults = faults.at("customProperties", "view")
     base = bases.get(view.of)
     if base is None:
         hint = suggest(view.of, bases, "Name a table of the set that is no view.")
-        faults.add(at, f"the set has no table {view.of!r} for a view", hint)
+        faults.add(f"the set has no table {view.of!r} for a view", hint)
         return (), ()
     per = view.per_recipient
     if view.where is not None:
-        _check_expression("where", view.where, base, at, faults)
+        _check_expression("where", view.where, base, faults)
     if per is not None and per.value is not None:
-        _check_expression("perRecipient", per.value, base, at, faults)
+        _check_expression("perRecipient", per.value, base, faults)
     known = {column.name: column for column in base.columns}
     for name in view.columns:
         if name not in known:
-            faults.add(at, f"{view.of} has no column {name!r}", suggest(name, known))
+            faults.add(f"{view.of} has no column {name!r}", suggest(name, known))
     # With a value per recipient a row may belong to several recipients: nothing is unique.
     repeats = per is not None and per.value is not None
     columns = tuple(
@@ -362,7 +345,7 @@ def _build_view_columns(
     partition_by = tuple((name, kind) for name, kind in base.partition_by if name in view.columns)
     if not {column.name for column in columns if column.primary_key}.issuperset(base.primary_key):
         columns = tuple(replace(column, primary_key=False) for column in columns)
-    if per is None or not _is_sound(per, view, base, partition_by, at, faults):
+    if per is None or not _is_sound(per, view, base, partition_by, faults):
         return columns, partition_by
     if per.value is not None:
         is_key = any(column.primary_key for column in columns)
@@ -371,7 +354,7 @@ def _build_view_columns(
     return columns, partition_by if field in partition_by else (*partition_by, field)
 
 
-def _make_recipient_column(per: PerRecipient, value: str, base: Table, *, is_key: bool) -> Column:
+def _make_recipient_column(per: model.PerRecipient, value: str, base: Table, *, is_key: bool) -> Column:
     """Returns the column of a value per recipient; it is personal data if one of its sources is."""
     words = {word.lower() for word, _ in WORD.findall(value)}
     sources = [column for column in base.columns if column.name.lower() in words]
@@ -387,22 +370,22 @@ def _make_recipient_column(per: PerRecipient, value: str, base: Table, *, is_key
 
 
 def _is_sound(
-    per: PerRecipient, view: View, base: Table, partition_by: Partitioning, at: Location, faults: Faults
+    per: model.PerRecipient, view: View, base: Table, partition_by: Partitioning, faults: Faults
 ) -> bool:
     before = len(faults.found)
     if per.value is None and per.column not in view.columns:
         hint = f"Put it into its columns, or give a value for it: SQL over the columns of {view.of}."
-        faults.add(at, f"perRecipient names {per.column!r}, which the view does not have", hint)
+        faults.add(f"perRecipient names {per.column!r}, which the view does not have", hint)
     if per.value is not None and per.column.lower() in {column.name.lower() for column in base.columns}:
         hint = "Leave the value out to take the column as it is, or give the new one another name."
-        faults.add(at, f"perRecipient has a value for {per.column!r}, a column of {view.of}", hint)
+        faults.add(f"perRecipient has a value for {per.column!r}, a column of {view.of}", hint)
     if any(name == per.column and transform != "identity" for name, transform in partition_by):
         hint = "Rules are decided by the column's own values: let the table be partitioned by them."
-        faults.add(at, f"{view.of} is partitioned by a transform of {per.column}", hint)
+        faults.add(f"{view.of} is partitioned by a transform of {per.column}", hint)
     return len(faults.found) == before
 
 
-def _check_expression(name: str, text: str, base: Table, at: Location, faults: Faults) -> None:
+def _check_expression(name: str, text: str, base: Table, faults: Faults) -> None:
     """Refuses expressions whose rows change over time: a run writes only its own partitions."""
     columns = {column.name.lower() for column in base.columns}
     for word, parenthesis in WORD.findall(QUOTED.sub("''", text)):
@@ -421,7 +404,7 @@ def _check_expression(name: str, text: str, base: Table, at: Location, faults: F
             )
         else:
             continue
-        faults.add(at, f"{name} of a view {problem}", hint)
+        faults.add(f"{name} of a view {problem}", hint)
         return
 
 
@@ -429,39 +412,34 @@ ENGINE = "greatExpectations"
 
 
 def _build_rules(
-    table_name: str,
-    table: odcs.SchemaObject,
-    columns: Sequence[Column],
-    at: Location,
-    faults: Faults,
-    *,
-    implies: bool,
+    table_name: str, table: odcs.SchemaObject, columns: Sequence[Column], faults: Faults, *, implies: bool
 ) -> Iterator[Rule]:
     """Yields the rules of a table: those that its columns imply, if `implies`, and those that are written."""
     implied = tuple(_implied_rules(table_name, columns)) if implies else ()
     origins = {rule.name: "required, unique and primaryKey" for rule in implied}
     yield from implied
     names = {column.name for column in columns}
-    qualities: list[tuple[Location, odcs.Quality, str | None]] = [
-        ([*at, "quality", index], quality, None) for index, quality in enumerate(table.quality)
+    qualities: list[tuple[Faults, odcs.Quality, str | None]] = [
+        (faults.at("quality", index), quality, None) for index, quality in enumerate(table.quality)
     ]
     for number, entry in enumerate(table.properties):
         for index, quality in enumerate(entry.quality):
-            qualities.append(([*at, "properties", number, "quality", index], quality, entry.name))
-    for where, quality, column in qualities:
-        rule = None if quality.type == "text" else _build_rule(table_name, quality, column, where, faults)
-        if rule is None or not _is_sound_rule(rule, names, where, faults):
+            place = faults.at("properties", number, "quality", index)
+            qualities.append((place, quality, entry.name))
+    for place, quality, column in qualities:
+        rule = None if quality.type == "text" else _build_rule(table_name, quality, column, place)
+        if rule is None or not _is_sound_rule(rule, names, place):
             continue
         if rule.name in origins:
             problem = f"rule {rule.name!r} of {table_name} is made by {origins[rule.name]} already"
-            faults.add(where, problem, "Remove one of them, or give this one a `name` of its own.")
+            place.add(problem, "Remove one of them, or give this one a `name` of its own.")
             continue
         origins[rule.name] = "an earlier rule"
         yield rule
 
 
 def _implied_rules(table_name: str, columns: Sequence[Column]) -> Iterator[Rule]:
-    def rule(expectation: str, kwargs: Mapping[str, Any], scope: Scope) -> Rule:
+    def rule(expectation: str, kwargs: Mapping[str, Any], scope: model.Scope) -> Rule:
         return Rule(
             model.make_rule_name(expectation, kwargs), table_name, expectation, kwargs, "error", scope
         )
@@ -479,23 +457,21 @@ def _implied_rules(table_name: str, columns: Sequence[Column]) -> Iterator[Rule]
         yield rule(model.UNIQUENESS[1], {"column_list": key}, "table")
 
 
-def _build_rule(
-    table_name: str, quality: odcs.Quality, column: str | None, where: Location, faults: Faults
-) -> Rule | None:
+def _build_rule(table_name: str, quality: odcs.Quality, column: str | None, faults: Faults) -> Rule | None:
     if quality.type != "custom" or quality.engine != ENGINE or quality.implementation is None:
         problem = "only rules of type custom, engine greatExpectations, with an implementation are run"
         hint = f"Write type: custom, engine: {ENGINE}, implementation: {{type: expect_…, kwargs: {{…}}}}."
-        faults.add(where, problem, hint)
+        faults.add(problem, hint)
         return None
     expectation, kwargs = quality.implementation.type, dict(quality.implementation.arguments)
     known = model.EXPECTATIONS.get(expectation)
     if known is None:
         hint = suggest(expectation, model.EXPECTATIONS)
-        faults.add([*where, "implementation", "type"], f"unknown expectation {expectation!r}", hint)
+        faults.at("implementation", "type").add(f"unknown expectation {expectation!r}", hint)
         return None
     if column is not None and "column" in known.arguments:
         kwargs.setdefault("column", column)
-    extras = read_extras(odcs.RuleExtras, quality.custom_properties, where, faults)
+    extras = read_extras(odcs.RuleExtras, quality.custom_properties, faults)
     return Rule(
         name=quality.name or model.make_rule_name(expectation, kwargs),
         table=table_name,
@@ -507,25 +483,25 @@ def _build_rule(
     )
 
 
-def _is_sound_rule(rule: Rule, columns: set[str], where: Location, faults: Faults) -> bool:
+def _is_sound_rule(rule: Rule, columns: set[str], faults: Faults) -> bool:
     known = model.EXPECTATIONS[rule.expectation]
     before = len(faults.found)
-    at = [*where, "implementation", "kwargs"]
+    place = faults.at("implementation", "kwargs")
     for name in rule.kwargs:
         if name not in known.arguments:
             hint = suggest(name, known.arguments)
-            faults.add([*at, name], f"{rule.expectation} takes no argument {name!r}", hint)
+            place.at(name).add(f"{rule.expectation} takes no argument {name!r}", hint)
     for name, argument in known.required.items():
         if name not in rule.kwargs:
-            faults.add(at, f"{rule.expectation} needs the argument {name!r}", f"Give {argument.expects}.")
+            place.add(f"{rule.expectation} needs the argument {name!r}", f"Give {argument.expects}.")
     for name, argument in known.arguments.items():
         if name in rule.kwargs and not argument.accepts(rule.kwargs[name]):
-            faults.add([*at, name], f"cannot be {rule.kwargs[name]!r}", f"Give {argument.expects}.")
+            place.at(name).add(f"cannot be {rule.kwargs[name]!r}", f"Give {argument.expects}.")
     if known.one_of and not any(rule.kwargs.get(name) is not None for name in known.one_of):
-        faults.add(at, f"{rule.expectation} needs {' or '.join(known.one_of)}", "Give at least one of them.")
+        place.add(f"{rule.expectation} needs {' or '.join(known.one_of)}", "Give at least one of them.")
     for name, column in model.list_rule_columns(known, rule.kwargs):
         if column not in columns:
-            faults.add([*at, name], f"{rule.table} has no column {column!r}", suggest(column, columns))
+            place.at(name).add(f"{rule.table} has no column {column!r}", suggest(column, columns))
     return len(faults.found) == before
 
 
@@ -542,60 +518,60 @@ TRANSFORMS = {
 
 def _check_set(contract: SetContract, faults: Faults) -> SetContract:
     """Checks the set as a whole; returns it with its tables in dependency order and full table names."""
-    _check_unique([table.short_name for table in contract.tables], ["schema"], "table", faults)
+    _check_unique([table.short_name for table in contract.tables], "table", faults.at("schema"))
     for index, table in enumerate(contract.tables):
-        _check_table(contract, table, ["schema", index], faults)
+        _check_table(contract, table, faults.at("schema", index))
     if contract.partitioning == "daily" and contract.first_partition is None:
         hint = "Give the first day, as 2013-01-01."
-        faults.add("customProperties", "a daily set needs firstPartition", hint)
+        faults.at("customProperties").add("a daily set needs firstPartition", hint)
     elif contract.first_partition is not None and not contract.is_partition(contract.first_partition):
         hint = "Give a day as 2013-01-01 and partitioning: daily, or leave it out."
-        faults.add("customProperties", f"firstPartition cannot be {contract.first_partition!r}", hint)
+        faults.at("customProperties").add(f"firstPartition cannot be {contract.first_partition!r}", hint)
     for entries, kind in ((contract.shares, "share entry"), (contract.snowflake, "table of Snowflake")):
         for key, count in Counter(entry.key for entry in entries).items():
             if count > 1:
                 hint = "Give one of them another name: {table: …, name: …}."
-                faults.add("customProperties", f"the {kind} {key} is given {count} times", hint)
+                faults.at("customProperties").add(f"the {kind} {key} is given {count} times", hint)
     return _sort_tables(contract, faults)
 
 
-def _check_table(contract: SetContract, table: Table, at: Location, faults: Faults) -> None:
-    _check_unique([column.name for column in table.columns], [*at, "properties"], "column", faults)
-    _check_origin(contract, table, at, faults)
+def _check_table(contract: SetContract, table: Table, faults: Faults) -> None:
+    _check_unique([column.name for column in table.columns], "column", faults.at("properties"))
+    _check_origin(contract, table, faults)
     if table.columns:
-        _check_partitions(contract, table, at, faults)
+        _check_partitions(contract, table, faults)
     for column in table.columns:
-        _check_column(contract, table, column, at, faults)
+        _check_column(contract, table, column, faults)
     for reference in table.references:
-        _check_reference(contract, table, reference, [*at, "relationships"], faults)
-    _check_unique([reference.name for reference in table.references], at, "reference", faults)
+        _check_reference(contract, table, reference, faults.at("relationships"))
+    _check_unique([reference.name for reference in table.references], "reference", faults)
     if table.location is not None and table.format == "iceberg":
-        faults.add(at, "location is given for an Iceberg table", "Leave it out: the catalog decides.")
+        faults.add("location is given for an Iceberg table", "Leave it out: the catalog decides.")
     if table.serveable_to.clients:
-        _check_promise(table, at, faults)
+        _check_promise(table, faults)
 
 
-def _check_origin(contract: SetContract, table: Table, at: Location, faults: Faults) -> None:
+def _check_origin(contract: SetContract, table: Table, faults: Faults) -> None:
     given = [name for name in ("source", "derive", "view") if getattr(table, name) is not None]
     if len(given) != 1:
         problem = (
             f"table {table.short_name} has {' and '.join(given) or 'neither source nor derive nor view'}"
         )
         hint = "Give the file stem of its deliveries as source, or Spark SQL as derive, or a view of another table."
-        faults.add([*at, "customProperties"], problem, hint)
+        faults.at("customProperties").add(problem, hint)
     if table.view is not None:
         return
     known = {other.short_name for other in contract.tables if other.view is None}
     for name in table.depends_on:
         if name not in known:
             hint = suggest(name, known)
-            faults.add([*at, "customProperties"], f"derive names an unknown table {{{name}}}", hint)
+            faults.at("customProperties").add(f"derive names an unknown table {{{name}}}", hint)
     if table.derive is not None and not table.depends_on:
         hint = f"Write a table of the set as {{name}}; there are: {', '.join(sorted(known))}."
-        faults.add([*at, "customProperties"], "derive names no table of the set", hint)
+        faults.at("customProperties").add("derive names no table of the set", hint)
 
 
-def _check_promise(table: Table, at: Location, faults: Faults) -> None:
+def _check_promise(table: Table, faults: Faults) -> None:
     # Imported on use: it imports all readers of tables.
     from lakeshare_server.tables.serveability import clients_of
 
@@ -606,40 +582,40 @@ def _check_promise(table: Table, at: Location, faults: Faults) -> None:
             if client == "directory":
                 hint = f"Directory access is allowed by hand for each shared table. {hint}"
             problem = f"serveableTo: {table.short_name} cannot be promised to {client!r}"
-            faults.add([*at, "customProperties"], problem, hint)
+            faults.at("customProperties").add(problem, hint)
 
 
-def _check_column(contract: SetContract, table: Table, column: Column, at: Location, faults: Faults) -> None:
-    where = _locate_column(table, column.name, at)
+def _check_column(contract: SetContract, table: Table, column: Column, faults: Faults) -> None:
+    place = _locate_column(table, column.name, faults)
     if table.derive is not None and (column.source or column.expression):
         problem = f"column {column.name!r} of a derived table has a source of its own"
-        faults.add(where, problem, "Give it in derive.")
+        place.add(problem, "Give it in derive.")
     if column.source is not None and column.expression is not None:
-        faults.add(where, f"column {column.name!r} has both source and transformLogic", "Keep one of them.")
+        place.add(f"column {column.name!r} has both source and transformLogic", "Keep one of them.")
     for name in column.lineage:
         head, _, source = name.rpartition(".")
         try:
             (contract.table(head) if head else table).column(source)
         except KeyError:
             hint = "Name it as table.column, or a column of the same table."
-            faults.add([*where, "transformSourceObjects"], f"unknown column {name!r}", hint)
+            place.at("transformSourceObjects").add(f"unknown column {name!r}", hint)
 
 
-def _locate_column(table: Table, name: str, at: Location) -> Location:
-    return [*at, "properties", [column.name for column in table.columns].index(name)]
+def _locate_column(table: Table, name: str, faults: Faults) -> Faults:
+    return faults.at("properties", [column.name for column in table.columns].index(name))
 
 
-def _check_partitions(contract: SetContract, table: Table, at: Location, faults: Faults) -> None:
+def _check_partitions(contract: SetContract, table: Table, faults: Faults) -> None:
     known = TRANSFORMS[table.format]
     for name, transform in table.partition_by:
-        where = _locate_column(table, name, at)
+        place = _locate_column(table, name, faults)
         kind = model.get_base_type(table.column(name).type)
         if transform not in known:
             hint = suggest(transform, known, f"A {table.format} table takes: {', '.join(known)}.")
-            faults.add(where, f"partitionTransform {transform!r} is not known for {table.format}", hint)
+            place.add(f"partitionTransform {transform!r} is not known for {table.format}", hint)
         elif kind not in known[transform]:
             hint = f"{transform} takes: {', '.join(sorted(known[transform]))}."
-            faults.add(where, f"a column of type {kind} cannot be partitioned by {transform}", hint)
+            place.add(f"a column of type {kind} cannot be partitioned by {transform}", hint)
     is_by_day = bool(table.partition_by) and (
         table.column(table.partition_by[0][0]).type == "date"
         and table.partition_by[0][1] in ("identity", "day")
@@ -649,35 +625,33 @@ def _check_partitions(contract: SetContract, table: Table, at: Location, faults:
         if table.view is not None:
             hint = f"Put the day of {table.view.of} into the columns of the view."
         problem = f"the set is daily, but {table.short_name} is not partitioned by its day first"
-        faults.add([*at, "properties"], problem, hint)
+        faults.at("properties").add(problem, hint)
 
 
-def _check_reference(
-    contract: SetContract, table: Table, reference: Reference, at: Location, faults: Faults
-) -> None:
-    _check_columns(table, reference.columns, at, faults)
+def _check_reference(contract: SetContract, table: Table, reference: Reference, faults: Faults) -> None:
+    _check_columns(table, reference.columns, faults)
     try:
         target = contract.table(reference.to_table)
     except KeyError:
         hint = suggest(reference.to_table, [other.short_name for other in contract.tables])
-        faults.add(at, f"the set has no table {reference.to_table!r}", hint)
+        faults.add(f"the set has no table {reference.to_table!r}", hint)
     else:
-        _check_columns(target, reference.to_columns, at, faults)
+        _check_columns(target, reference.to_columns, faults)
 
 
-def _check_columns(table: Table, names: Iterable[str], at: Location, faults: Faults) -> None:
+def _check_columns(table: Table, names: Iterable[str], faults: Faults) -> None:
     known = {column.name for column in table.columns}
     for name in names:
         if name not in known:
-            faults.add(at, f"{table.short_name} has no column {name!r}", suggest(name, known))
+            faults.add(f"{table.short_name} has no column {name!r}", suggest(name, known))
 
 
-def _check_unique(names: Iterable[str], at: Location, kind: str, faults: Faults) -> None:
+def _check_unique(names: Iterable[str], kind: str, faults: Faults) -> None:
     # Spark, Delta and the protocol ignore case in names.
     for name, count in Counter(name.lower() for name in names).items():
         if count > 1:
             hint = "Names must differ in more than case."
-            faults.add(at, f"the {kind} {name!r} is given {count} times", hint)
+            faults.add(f"the {kind} {name!r} is given {count} times", hint)
 
 
 def _sort_tables(contract: SetContract, faults: Faults) -> SetContract:
@@ -689,7 +663,7 @@ def _sort_tables(contract: SetContract, faults: Faults) -> SetContract:
         sorter.prepare()
     except CycleError as error:
         circle = " → ".join(error.args[1])
-        faults.add("schema", f"tables derive from each other in a circle: {circle}", "Break the circle.")
+        faults.at("schema").add(f"tables derive from each other in a circle: {circle}", "Break the circle.")
         return contract
     ordered: list[Table] = []
     while sorter.is_active():

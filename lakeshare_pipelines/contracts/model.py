@@ -276,6 +276,10 @@ def _is_texts(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(item, str) for item in value)
 
 
+def _choice(*words: str) -> Argument:
+    return Argument(lambda value: value in words, f"{', '.join(words[:-1])} or {words[-1]}")
+
+
 COLUMN = Argument(lambda v: isinstance(v, str), "the name of a column", names_columns=True)
 COLUMNS = Argument(lambda v: _is_texts(v) and len(v) > 1, "a list of two or more columns", names_columns=True)
 COLUMN_LIST = Argument(_is_texts, "a list of columns", names_columns=True)
@@ -295,15 +299,9 @@ PAIRS = Argument(
     lambda v: isinstance(v, list) and bool(v) and all(isinstance(p, list) and len(p) == 2 for p in v),
     "a list of pairs",
 )
-MATCH = Argument(lambda v: v in ("any", "all"), "any or all")
-IGNORE_PAIR = Argument(
-    lambda v: v in ("both_values_are_missing", "either_value_is_missing", "neither"),
-    "both_values_are_missing, either_value_is_missing or neither",
-)
-IGNORE_ROW = Argument(
-    lambda v: v in ("all_values_are_missing", "any_value_is_missing", "never"),
-    "all_values_are_missing, any_value_is_missing or never",
-)
+MATCH = _choice("any", "all")
+IGNORE_PAIR = _choice("both_values_are_missing", "either_value_is_missing", "neither")
+IGNORE_ROW = _choice("all_values_are_missing", "any_value_is_missing", "never")
 
 _BOUNDS = {"min_value": BOUND, "max_value": BOUND}
 _STRICT = {"strict_min": FLAG, "strict_max": FLAG}
@@ -396,32 +394,17 @@ def make_rule_name(expectation: str, kwargs: Mapping[str, Any]) -> str:
 
 ALIASES = {"integer": "int", "long": "bigint", "real": "float", "byte": "tinyint", "short": "smallint"}
 
-DEFAULTS = {
-    "string": "string",
-    "date": "date",
-    "timestamp": "timestamp",
-    "number": "double",
-    "integer": "bigint",
-    "boolean": "boolean",
-}
-
+_SAME_NAME = ("string", "date", "timestamp", "boolean")
+DEFAULTS = {**{kind: kind for kind in _SAME_NAME}, "number": "double", "integer": "bigint"}
 PHYSICAL_TYPES = {
-    "string": {"string"},
-    "date": {"date"},
-    "timestamp": {"timestamp"},
+    **{kind: {kind} for kind in _SAME_NAME},
     "number": {"float", "double", "decimal"},
     "integer": {"tinyint", "smallint", "int", "bigint"},
-    "boolean": {"boolean"},
 }
 
+_ICEBERG_TYPES = {"boolean", "int", "bigint", "float", "double", "decimal", "string", "date", "timestamp"}
 # Iceberg has no integers below 32 bits: Spark would make ints of them and the table would not match its contract.
-TYPES_OF_FORMAT = {
-    "iceberg": {"boolean", "int", "bigint", "float", "double", "decimal", "string", "date", "timestamp"},
-    "delta": {
-        *("boolean", "tinyint", "smallint", "int", "bigint"),
-        *("float", "double", "decimal", "string", "date", "timestamp"),
-    },
-}
+TYPES_OF_FORMAT = {"iceberg": _ICEBERG_TYPES, "delta": _ICEBERG_TYPES | {"tinyint", "smallint"}}
 
 _DECIMAL = re.compile(r"(?:decimal|dec|numeric)\((\d+)(?:,(\d+))?\)")
 MAX_PRECISION = 38

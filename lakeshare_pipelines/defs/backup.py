@@ -282,16 +282,8 @@ def _format_proofs(proofs: Sequence[TableProof]) -> str:
 
 
 def _make_proof_metadata(proof: TableProof) -> dict[str, str | int]:
-    metadata: dict[str, str | int | None] = {
-        "table": proof.table.root,
-        "status": proof.status,
-        "level": proof.level,
-        "files": proof.files,
-        "size_bytes": proof.size_bytes,
-        "version": proof.version,
-        "rows": proof.rows,
-    }
-    return {name: value for name, value in metadata.items() if value is not None}
+    shown = {"status", "level", "files", "size_bytes", "version", "rows"}
+    return {"table": proof.table.root, **proof.model_dump(include=shown, exclude_none=True)}
 
 
 def _find_published_table(proof: TableProof, contracts: Sequence[SetContract]) -> str | None:

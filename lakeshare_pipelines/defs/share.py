@@ -5,7 +5,8 @@ from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 
-from lakeshare_pipelines.contracts import SetContract, SnowflakeEntry
+from lakeshare_pipelines.contracts import SetContract
+from lakeshare_pipelines.contracts.model import SnowflakeEntry
 from lakeshare_pipelines.defs.wap import LakeResource, table_key
 from lakeshare_pipelines.errors import SnowflakeError
 from lakeshare_pipelines.settings import LakeSettings
@@ -94,11 +95,9 @@ def usage_checks() -> dg.Definitions:
     job = dg.define_asset_job(
         "usage_checks", selection=dg.AssetSelection.checks(silent_recipients, usage_spikes)
     )
+    status = dg.DefaultScheduleStatus.RUNNING
     every_morning = dg.ScheduleDefinition(
-        name="usage_every_morning",
-        job=job,
-        cron_schedule="0 6 * * *",
-        default_status=dg.DefaultScheduleStatus.RUNNING,
+        name="usage_every_morning", job=job, cron_schedule="0 6 * * *", default_status=status
     )
     return dg.Definitions(
         asset_checks=[silent_recipients, usage_spikes], jobs=[job], schedules=[every_morning]

@@ -83,13 +83,8 @@ def make_landing_store(settings: LakeSettings) -> "dict[str, S3Resource]":
     # Takes two seconds and five hundred modules.
     from dagster_aws.s3 import S3Resource
 
-    return {
-        "s3": S3Resource(
-            endpoint_url=settings.landing_s3_endpoint,
-            region_name=settings.landing_s3_region,
-            max_attempts=S3_ATTEMPTS,
-        )
-    }
+    endpoint, region = settings.landing_s3_endpoint, settings.landing_s3_region
+    return {"s3": S3Resource(endpoint_url=endpoint, region_name=region, max_attempts=S3_ATTEMPTS)}
 
 
 class LakeResource(dg.ConfigurableResource[Any]):
@@ -374,9 +369,8 @@ def _write(contract: SetContract) -> dg.OpDefinition:
         with _retry_on_outage():
             unchanged = unchanged_run(lake.lake(), lake.catalog(), contract, partitions)
         if unchanged is not None:
-            context.log.info(
-                f"{contract.name} {', '.join(partitions)}: these deliveries are in force already"
-            )
+            message = f"{contract.name} {', '.join(partitions)}: these deliveries are in force already"
+            context.log.info(message)
             context.add_output_metadata({"lakeshare/unchanged": UNCHANGED_TEXT})
             return {UNCHANGED: unchanged.as_record()}
         staged = stage(lake.lake(), contract, partitions, context.run_id)
@@ -529,9 +523,8 @@ def maintenance_definitions(contracts: Sequence[SetContract]) -> dg.Definitions:
             folders = publication.drop_abandoned(
                 lake.lake(), lake.catalog(), contract, lake.settings().lock_wait_s
             )
-            context.log.info(
-                f"removed {len(folders)} folders of change files: {', '.join(folders) or 'none'}"
-            )
+            message = f"removed {len(folders)} folders of change files: {', '.join(folders) or 'none'}"
+            context.log.info(message)
 
     @dg.job(
         description="Repairs the ledger, then removes abandoned staging locations and files, and old events."
@@ -542,11 +535,9 @@ def maintenance_definitions(contracts: Sequence[SetContract]) -> dg.Definitions:
         drop_abandoned_changes(repaired)
         prune_audit_log(repaired)
 
+    status = dg.DefaultScheduleStatus.RUNNING
     nightly = dg.ScheduleDefinition(
-        name="janitor_nightly",
-        job=janitor,
-        cron_schedule="30 3 * * *",
-        default_status=dg.DefaultScheduleStatus.RUNNING,
+        name="janitor_nightly", job=janitor, cron_schedule="30 3 * * *", default_status=status
     )
     return dg.Definitions(jobs=[janitor], schedules=[nightly])
 

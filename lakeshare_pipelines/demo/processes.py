@@ -306,10 +306,7 @@ MISSING = "NA"
 
 DATA_FILES = {
     "departures": "flights.csv.zip",
-    "airlines": "airlines.csv",
-    "airports": "airports.csv",
-    "planes": "planes.csv",
-    "weather": "weather.csv",
+    **{table: f"{table}.csv" for table in ("airlines", "airports", "planes", "weather")},
 }
 
 
@@ -321,17 +318,13 @@ def deliver(
     rows: int | None = None,
     nulls: Sequence[str] = (),
     corrupt: bool = False,
-    drop: Sequence[str] = (),
-    rename: Mapping[str, str] | None = None,
-    add: Mapping[str, str] | None = None,
 ) -> Delivery:
     """Puts a delivery of real data into landing; replaces an existing one.
 
     `rows` keeps the first rows of each table; `nulls` empties every tenth value of these columns; `corrupt` makes
-    every twentieth row unreadable; `drop`, `rename` and `add` change the columns of the files.
+    every twentieth row unreadable.
     """
     title = f"{contract.name}/{partition}"
-    rename, add = rename or {}, add or {}
     if not contract.is_partition(partition):
         find_delivery(settings, contract, partition)  # raises an error that names the partitions
     texts = [
@@ -340,7 +333,7 @@ def deliver(
         if table.source is not None
     ]
     known = {name for _, lines in texts for name in lines[0].strip().split(",")}
-    for name in (*nulls, *drop, *rename):
+    for name in nulls:
         if name not in known:
             raise DeliveryError(title, f"its files have no column {name!r}", suggest(name, known))
     root = get_set_folder(settings, contract)
@@ -348,10 +341,7 @@ def deliver(
     scratch.mkdir(parents=True)
     try:
         for table, lines in texts:
-            if nulls or corrupt or drop or rename or add:
-                text = _change_rows(table, lines, nulls, corrupt, drop, rename, add)
-            else:
-                text = "".join(lines)
+            text = _change_rows(table, lines, nulls, corrupt) if nulls or corrupt else "".join(lines)
             # Without a time in the gzip header the same rows are the same bytes.
             packed = gzip.compress(text.encode(), compresslevel=1, mtime=0)
             (scratch / f"{table.source}.csv.gz").write_bytes(packed)
@@ -407,23 +397,14 @@ def _group_by_day(lines: tuple[str, ...]) -> tuple[str, Mapping[str, Sequence[st
     return header, days
 
 
-def _change_rows(
-    table: Table,
-    lines: Sequence[str],
-    nulls: Sequence[str],
-    corrupt: bool,
-    drop: Sequence[str],
-    rename: Mapping[str, str],
-    add: Mapping[str, str],
-) -> str:
+def _change_rows(table: Table, lines: Sequence[str], nulls: Sequence[str], corrupt: bool) -> str:
     header, *rows = csv.reader(lines)
     emptied = [header.index(name) for name in nulls if name in header]
-    indexes = [index for index, name in enumerate(header) if name not in drop]
     typed = [column.delivered_as for column in table.columns if column.type != "string"]
     typed_index = next((header.index(name) for name in typed if name in header), None)
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*(rename.get(header[index], header[index]) for index in indexes), *add])
+    writer.writerow(header)
     for number, row in enumerate(rows):
         if number % NULL_EVERY == 0:
             for index in emptied:
@@ -434,7 +415,7 @@ def _change_rows(
                 row = row[: len(row) // 2]
             else:
                 row[typed_index] = "?"
-        writer.writerow([*(row[index] for index in indexes if index < len(row)), *add.values()])
+        writer.writerow(row)
     return out.getvalue()
 
 

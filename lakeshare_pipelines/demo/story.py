@@ -47,128 +47,6 @@ DELETED_TABLES = {
 Observed = tuple[int, tuple[int, int]]
 
 
-def restore_deleted_tables(reporter: ProgressReporter, settings: LakeSettings, catalog: Catalog) -> None:
-    """Restores tables that an earlier, interrupted start deleted."""
-    ledger = Ledger(catalog)
-    publications = [ledger.latest(table) for table in DELETED_TABLES]
-    deleted = [found.table for found in publications if found is not None and not _folder(found).exists()]
-    if not deleted:
-        return
-    backup = find_backup(settings, None)
-    point = Points(backup).latest_good()
-    if point is not None:
-        names = " and ".join(deleted)
-        reporter.chapter(f"{names} are missing since an earlier start: point {point.day} has them")
-        _restore(reporter, settings, catalog, point, deleted)
-
-
-def delete_and_restore(
-    reporter: ProgressReporter, settings: LakeSettings, catalog: Catalog, profile: Path
-) -> list[str]:
-    """Makes a point, deletes tables and restores them; returns what is wrong afterwards."""
-    lake = open_lake_without_spark(settings)
-    reporter.chapter("A backup point of everything, from a listing made now")
-    point = _make_point(reporter, settings)
-    before = {shared: _observe_table(profile, shared) for shared in DELETED_TABLES.values()}
-    reporter.chapter(f"{' and '.join(DELETED_TABLES)} are deleted from the catalog and from the disk")
-    for table in DELETED_TABLES:
-        _delete(lake, Ledger(catalog), table)
-    wrong = _find_readable(reporter, profile)
-    reporter.chapter(f"They are restored from point {point.day}")
-    _restore(reporter, settings, catalog, point, list(DELETED_TABLES))
-    return wrong + _compare_with_before(reporter, profile, before)
-
-
-def _make_point(reporter: ProgressReporter, settings: LakeSettings) -> Point:
-    backup_run = BackupRun(settings, find_backup(settings, None), wait_for_point_name(), "demo")
-    with reporter.working("backup") as report_step:
-        point = make_point(backup_run, datetime.now(UTC), report_step, lambda _: None)
-    for proof in point.verification.tables:
-        rows = "" if proof.rows is None else f"{proof.rows:>7} rows"
-        reporter.write_line(
-            f"{proof.table.root:34} {proof.table.format:7} {proof.status}, level {proof.level} {rows}"
-        )
-    reporter.write_line(f"the points are in {backup_run.backup.target}: `lakeshare backup list`")
-    return point
-
-
-def _restore(
-    reporter: ProgressReporter, settings: LakeSettings, catalog: Catalog, point: Point, tables: list[str]
-) -> None:
-    from lakeshare_pipelines.backup.restore.tables import PointRestore
-
-    backup = find_backup(settings, None)
-    with reporter.working("restore") as report_step:
-        for table in tables:
-            restored = PointRestore(settings, backup, point).in_place(catalog, table)
-            report_step(f"{table}: {restored.objects} objects put back")
-
-
-def _folder(publication: Publication) -> Path:
-    return Path(publication.location.removeprefix("file://"))
-
-
-def _delete(lake: Lake, ledger: Ledger, table: str) -> None:
-    publication = ledger.latest(table)
-    if publication is None:
-        raise LookupError(f"{table} was never published")  # the demo published it
-    if publication.format == "iceberg":
-        publisher = lake.nessie("publisher")
-        if publisher.content(table, "main") is not None:
-            head = publisher.reference("main").hash
-            publisher.drop_table(table, "main", head, message=f"Drop {table} by mistake")
-    if _folder(publication).exists():
-        shutil.rmtree(_folder(publication))
-
-
-def _observe_table(profile: Path, shared: str) -> Observed:
-    version = processes.read_version(profile, shared)
-    return version, processes.compute_fingerprint(processes.read_table(profile, shared))
-
-
-def _find_readable(reporter: ProgressReporter, profile: Path) -> list[str]:
-    wrong = []
-    for shared in DELETED_TABLES.values():
-        try:
-            processes.read_table(profile, shared)
-        # The client has no error of its own for a missing file.
-        except (OSError, ValueError) as error:
-            reporter.write_line(f"{shared}: the recipient's read fails ({type(error).__name__})")
-        else:
-            wrong.append(f"{shared} is deleted and was read all the same")
-    return wrong
-
-
-def _compare_with_before(
-    reporter: ProgressReporter, profile: Path, before: Mapping[str, Observed]
-) -> list[str]:
-    wrong = []
-    for shared, (_, old_rows) in before.items():
-        version, rows = _observe_table(profile, shared)
-        if rows == old_rows:
-            reporter.write_line(f"{shared:34} publication {version:<3} {rows[0]:>7} rows, the same as before")
-        else:
-            wrong.append(f"{shared} had {old_rows[0]} rows before it was lost and has {rows[0]} now")
-    return wrong
-
-
-GOOD_DAYS = ("2013-01-01", "2013-01-02", "2013-01-03")
-LAST_DAY = "2013-01-04"
-FORBIDDEN_NULLS = "carrier"
-WATCHED_TABLE = "aviation.flights.departures"
-MARKER = "demo.json"
-RECIPIENT = "demo"
-
-
-class DemoRefused(PipelineError):
-    """The state folder holds a lake that the demo did not make."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(
-            f"{folder} holds a lake that the demo did not make. Set LAKESHARE_STATE_DIR to another folder."
-        )
-
-
 @dataclass(frozen=True)
 class DemoContext:
     """The demo's open resources and contracts."""
@@ -197,6 +75,121 @@ class DemoContext:
         return {partition: digest for partition, (digest, _) in deliveries.items()}
 
 
+def _restore_deleted_tables(context: DemoContext) -> None:
+    """Restores tables that an earlier, interrupted start deleted."""
+    ledger = Ledger(context.catalog)
+    publications = [ledger.latest(table) for table in DELETED_TABLES]
+    deleted = [found.table for found in publications if found is not None and not _folder(found).exists()]
+    if not deleted:
+        return
+    point = Points(find_backup(context.settings, None)).latest_good()
+    if point is not None:
+        names = " and ".join(deleted)
+        context.reporter.chapter(f"{names} are missing since an earlier start: point {point.day} has them")
+        _restore(context, point, deleted)
+
+
+def _delete_and_restore(context: DemoContext) -> list[str]:
+    """Makes a point, deletes tables and restores them; returns what is wrong afterwards."""
+    lake, chapter = open_lake_without_spark(context.settings), context.reporter.chapter
+    chapter("A backup point of everything, from a listing made now")
+    point = _make_point(context.reporter, context.settings)
+    before = {shared: _observe_table(context.profile, shared) for shared in DELETED_TABLES.values()}
+    chapter(f"{' and '.join(DELETED_TABLES)} are deleted from the catalog and from the disk")
+    for table in DELETED_TABLES:
+        _delete(lake, Ledger(context.catalog), table)
+    wrong = _find_readable(context)
+    chapter(f"They are restored from point {point.day}")
+    _restore(context, point, list(DELETED_TABLES))
+    return wrong + _compare_with_before(context, before)
+
+
+def _make_point(reporter: ProgressReporter, settings: LakeSettings) -> Point:
+    backup_run = BackupRun(settings, find_backup(settings, None), wait_for_point_name(), "demo")
+    with reporter.working("backup") as report_step:
+        point = make_point(backup_run, datetime.now(UTC), report_step, lambda _: None)
+    for proof in point.verification.tables:
+        rows = "" if proof.rows is None else f"{proof.rows:>7} rows"
+        line = f"{proof.table.root:34} {proof.table.format:7} {proof.status}, level {proof.level} {rows}"
+        reporter.write_line(line)
+    reporter.write_line(f"the points are in {backup_run.backup.target}: `lakeshare backup list`")
+    return point
+
+
+def _restore(context: DemoContext, point: Point, tables: list[str]) -> None:
+    from lakeshare_pipelines.backup.restore.tables import PointRestore
+
+    backup = find_backup(context.settings, None)
+    with context.reporter.working("restore") as report_step:
+        for table in tables:
+            restored = PointRestore(context.settings, backup, point).in_place(context.catalog, table)
+            report_step(f"{table}: {restored.objects} objects put back")
+
+
+def _folder(publication: Publication) -> Path:
+    return Path(publication.location.removeprefix("file://"))
+
+
+def _delete(lake: Lake, ledger: Ledger, table: str) -> None:
+    publication = ledger.latest(table)
+    if publication is None:
+        raise LookupError(f"{table} was never published")  # the demo published it
+    if publication.format == "iceberg":
+        publisher = lake.nessie("publisher")
+        if publisher.content(table, "main") is not None:
+            head = publisher.reference("main").hash
+            publisher.drop_table(table, "main", head, message=f"Drop {table} by mistake")
+    if _folder(publication).exists():
+        shutil.rmtree(_folder(publication))
+
+
+def _observe_table(profile: Path, shared: str) -> Observed:
+    version = processes.read_version(profile, shared)
+    return version, processes.compute_fingerprint(processes.read_table(profile, shared))
+
+
+def _find_readable(context: DemoContext) -> list[str]:
+    wrong = []
+    for shared in DELETED_TABLES.values():
+        try:
+            processes.read_table(context.profile, shared)
+        # The client has no error of its own for a missing file.
+        except (OSError, ValueError) as error:
+            context.reporter.write_line(f"{shared}: the recipient's read fails ({type(error).__name__})")
+        else:
+            wrong.append(f"{shared} is deleted and was read all the same")
+    return wrong
+
+
+def _compare_with_before(context: DemoContext, before: Mapping[str, Observed]) -> list[str]:
+    wrong = []
+    for shared, (_, old_rows) in before.items():
+        version, rows = _observe_table(context.profile, shared)
+        if rows == old_rows:
+            line = f"{shared:34} publication {version:<3} {rows[0]:>7} rows, the same as before"
+            context.reporter.write_line(line)
+        else:
+            wrong.append(f"{shared} had {old_rows[0]} rows before it was lost and has {rows[0]} now")
+    return wrong
+
+
+GOOD_DAYS = ("2013-01-01", "2013-01-02", "2013-01-03")
+LAST_DAY = "2013-01-04"
+FORBIDDEN_NULLS = "carrier"
+WATCHED_TABLE = "aviation.flights.departures"
+MARKER = "demo.json"
+RECIPIENT = "demo"
+
+
+class DemoRefused(PipelineError):
+    """The state folder holds a lake that the demo did not make."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(
+            f"{folder} holds a lake that the demo did not make. Set LAKESHARE_STATE_DIR to another folder."
+        )
+
+
 def run_demo(*, once: bool) -> int:
     """Runs the demo; returns 0 if every row count was right."""
     os.environ.setdefault("LAKESHARE_SPARK_DRIVER_OPTIONS", SHORT_RUNS)
@@ -223,11 +216,11 @@ def run_demo(*, once: bool) -> int:
         server = stack.enter_context(processes.sharing_server(processes.free_port(8765), log))
         shares = sorted({entry.share for entry in (*context.flights.shares, *context.reference.shares)})
         write_recipient_profile(catalog, shares, context.profile, server)
-        restore_deleted_tables(reporter, settings, catalog)
+        _restore_deleted_tables(context)
         wrong = _read_all(context, GOOD_DAYS)
         wrong += _deliver_bad_day(context)
         wrong += _read_all(context, (*GOOD_DAYS, LAST_DAY))
-        wrong += delete_and_restore(reporter, settings, catalog, context.profile)
+        wrong += _delete_and_restore(context)
         _print_summary(context, server, wrong)
         if not wrong and not once:
             _wait_for_interrupt(context, stack)
@@ -286,13 +279,10 @@ def _publish_good_days(context: DemoContext) -> None:
 def are_shares_applied(catalog: Catalog, contracts: Sequence[SetContract]) -> bool:
     """Whether the catalog shares what the contracts declare, and nothing else."""
     declared = {(share.name, table) for share in declared_shares(contracts) for table in share.tables}
-    found = {
-        (
-            entry.share.name,
-            SharedTable(entry.schema, entry.name, entry.lake_table, entry.comment, entry.history),
-        )
-        for entry in list_all_shared_tables(catalog)
-    }
+    found = set()
+    for entry in list_all_shared_tables(catalog):
+        table = SharedTable(entry.schema, entry.name, entry.lake_table, entry.comment, entry.history)
+        found.add((entry.share.name, table))
     return found == declared
 
 
@@ -313,9 +303,8 @@ def _deliver_bad_day(context: DemoContext) -> list[str]:
     for check in ran.failed_checks:
         reporter.write_line(f"stopped by  {check}")
     if watch.saw_only(before, content):
-        reporter.write_line(
-            f"meanwhile the recipient read {watch.reads} times and saw only publication {before}"
-        )
+        line = f"meanwhile the recipient read {watch.reads} times and saw only publication {before}"
+        reporter.write_line(line)
     else:
         wrong.append(
             f"while the bad delivery was audited the recipient read {watch.reads} times and saw publications "
@@ -395,9 +384,8 @@ def _wait_for_interrupt(context: DemoContext, stack: ExitStack) -> None:
             processes.dagster_ui(processes.free_port(3000), context.settings.logs_dir / "dagster.log")
         )
     context.reporter.write_line(f"open {url}/asset-groups for the path, {url}/runs for the runs")
-    context.reporter.write_line(
-        "stop with Ctrl-C; `lakeshare down` then stops Nessie; `make demo-clean` removes it all"
-    )
+    line = "stop with Ctrl-C; `lakeshare down` then stops Nessie; `make demo-clean` removes it all"
+    context.reporter.write_line(line)
     signal.sigwait({signal.SIGINT, signal.SIGTERM})
 
 

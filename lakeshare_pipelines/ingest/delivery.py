@@ -65,16 +65,11 @@ def _key(path: Path, stat: os.stat_result) -> _Key:
 FileFormat = Literal["csv", "jsonl", "parquet"]
 
 FORMAT_BY_SUFFIX: dict[str, FileFormat] = {
-    ".csv": "csv",
-    ".csv.gz": "csv",
-    ".jsonl": "jsonl",
-    ".jsonl.gz": "jsonl",
-    ".ndjson": "jsonl",
-    ".ndjson.gz": "jsonl",
-    ".json": "jsonl",
-    ".json.gz": "jsonl",
+    ".csv": "csv", ".csv.gz": "csv",
+    ".jsonl": "jsonl", ".jsonl.gz": "jsonl", ".ndjson": "jsonl", ".ndjson.gz": "jsonl",
+    ".json": "jsonl", ".json.gz": "jsonl",
     ".parquet": "parquet",
-}
+}  # fmt: skip
 
 # Spark reads a path as a pattern and a URI: no character of a name may be special in either.
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._+=,@-]*")
@@ -252,11 +247,8 @@ def get_set_folder(settings: LakeSettings, contract: SetContract) -> Path:
     """Returns the folder of a set's deliveries."""
     root = settings.landing / contract.name
     if not is_inside(settings.landing, root):
-        raise DeliveryError(
-            contract.name,
-            f"{root} is a link to a folder outside the landing folder",
-            "Make it a folder, or mount the other one there; LAKESHARE_LANDING_DIR itself may be a link.",
-        )
+        fix = "Make it a folder, or mount the other one there; LAKESHARE_LANDING_DIR itself may be a link."
+        raise DeliveryError(contract.name, f"{root} is a link to a folder outside the landing folder", fix)
     return root
 
 
@@ -273,11 +265,8 @@ def require_unchanged(delivery: Delivery) -> None:
     except OSError:
         is_same = False
     if not is_same:
-        raise DeliveryError(
-            delivery.title,
-            "changed while it was read",
-            "Nothing of it was published. Let the sender finish, then run the partition again.",
-        )
+        fix = "Nothing of it was published. Let the sender finish, then run the partition again."
+        raise DeliveryError(delivery.title, "changed while it was read", fix)
 
 
 @contextmanager
@@ -303,9 +292,8 @@ def blame_changed_delivery(deliveries: Sequence[Delivery]) -> Iterator[None]:
 def _inspect_delivery(settings: LakeSettings, contract: SetContract, path: Path) -> Delivery:
     files = _data_files(path)
     # Copies often keep the sender's mtime; ctime is the time of arrival.
-    changed_at = max(
-        max(stat.st_mtime, stat.st_ctime) for stat in (entry.lstat() for entry in (path, *files))
-    )
+    stats = [entry.lstat() for entry in (path, *files)]
+    changed_at = max(max(stat.st_mtime, stat.st_ctime) for stat in stats)
     complete = _is_complete(settings, path, files, changed_at)
     inside = [file for file in files if is_inside(settings.landing, file) and file.is_file()]
     return Delivery(
@@ -393,18 +381,15 @@ CHUNK_BYTES = 1 << 20
 PROGRESS_S = 10.0
 CREDENTIALS = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give the machine a role."
 CHECK_ENDPOINT = "Check LAKESHARE_LANDING_S3_ENDPOINT and the network; what has arrived already stays."
-
+OTHER_REGION = ("the bucket is in another region", "Set LAKESHARE_LANDING_S3_REGION to it.")
 REFUSALS = {
     "NoSuchBucket": ("there is no such bucket", "Create it, or correct LAKESHARE_LANDING_S3."),
     "AccessDenied": ("access is denied", "Allow these credentials s3:ListBucket and s3:GetObject there."),
     "InvalidAccessKeyId": ("the access key is not known there", CREDENTIALS),
     "SignatureDoesNotMatch": ("the secret key does not belong to the access key", CREDENTIALS),
     "ExpiredToken": ("the credentials have expired", CREDENTIALS),
-    "PermanentRedirect": ("the bucket is in another region", "Set LAKESHARE_LANDING_S3_REGION to it."),
-    "AuthorizationHeaderMalformed": (
-        "the bucket is in another region",
-        "Set LAKESHARE_LANDING_S3_REGION to it.",
-    ),
+    "PermanentRedirect": OTHER_REGION,
+    "AuthorizationHeaderMalformed": OTHER_REGION,
 }
 CHANGED = {"PreconditionFailed", "412", "NoSuchKey", "404"}
 
@@ -474,11 +459,8 @@ def copy_object(client: Any, folder: S3Folder, listed: S3Object, path: Path) -> 
 
 
 def make_changed_error(folder: S3Folder, key: str) -> DeliveryError:
-    return DeliveryError(
-        f"s3://{folder.bucket}/{key}",
-        "changed while it was read",
-        "Nothing of its delivery was taken. It is taken when the sender has finished.",
-    )
+    fix = "Nothing of its delivery was taken. It is taken when the sender has finished."
+    return DeliveryError(f"s3://{folder.bucket}/{key}", "changed while it was read", fix)
 
 
 @contextmanager
@@ -563,11 +545,8 @@ def fetch_deliveries(client: Any, settings: LakeSettings, contract: SetContract)
                 return []
             return _fetch_all(client, settings, contract, source, folder)
     except OSError as error:
-        raise DeliveryError(
-            str(source),
-            f"cannot be copied to {folder}: {error.strerror}",
-            "Make room, or set LAKESHARE_LANDING_DIR to a folder that can be written.",
-        ) from error
+        fix = "Make room, or set LAKESHARE_LANDING_DIR to a folder that can be written."
+        raise DeliveryError(str(source), f"cannot be copied to {folder}: {error.strerror}", fix) from error
 
 
 def _fetch_all(
@@ -605,11 +584,9 @@ def _make_delivery(folder: S3Folder, partition: str, objects: Iterable[S3Object]
             continue  # the folder itself as consoles create it, or a sender's own files
         is_long = len(name.encode()) > NAME_BYTES
         if is_long or name.startswith("..") or any(sign in "/\\" or not sign.isprintable() for sign in name):
-            raise DeliveryError(
-                f"s3://{folder.bucket}/{found.key!r}",
-                f"the name {name!r} is no plain file name that stays in its folder",
-                f"Deliver plain files right below the partition, with names of at most {NAME_BYTES} bytes.",
-            )
+            reason = f"the name {name!r} is no plain file name that stays in its folder"
+            fix = f"Deliver plain files right below the partition, with names of at most {NAME_BYTES} bytes."
+            raise DeliveryError(f"s3://{folder.bucket}/{found.key!r}", reason, fix)
         files.append(replace(found, name=name))
     rank = {name: number for number, name in enumerate(MARKERS, 1)}
     return S3Delivery(folder, partition, tuple(sorted(files, key=lambda f: (rank.get(f.name, 0), f.name))))

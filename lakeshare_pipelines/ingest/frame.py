@@ -1,38 +1,361 @@
 """Deliveries as frames that match the contract, with rejected rows and problems of columns.
 
 Rows that do not parse are rejected with file, line and reason; missing, unknown or mistyped columns are problems.
-Neither stops the run: the audit decides.
+Neither stops the run: the audit decides. Text is read as lines and then parsed, because Spark's CSV and JSON readers
+have no line numbers. Line numbers come from the order within a file block, so that several tasks can read a file.
 """
 
+import codecs
+import csv
 import difflib
+import gzip
+import re
+import zlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
 from lakeshare_pipelines.contracts import Column, SetContract, Table
-from lakeshare_pipelines.contracts.model import get_base_type
-from lakeshare_pipelines.errors import ContractError
+from lakeshare_pipelines.contracts.model import Reading, get_base_type
+from lakeshare_pipelines.errors import ContractError, DeliveryError
 from lakeshare_pipelines.ingest.delivery import Delivery, LandingFile, assign_files, blame_changed_delivery
-from lakeshare_pipelines.ingest.sources import (
-    BAD,
-    FILE,
-    LINE,
-    PARTITION,
-    RAW,
-    RawRows,
-    ReadableFile,
-    ReadingLimits,
-    read_raw,
-    require_readable,
-)
+from lakeshare_pipelines.settings import MAX_LINE_MB, MAX_UNPACKED_MB
 from lakeshare_pipelines.spark import functions as F
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import Column as SparkColumn
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import DataType
+
+MIB = 1 << 20
+CHUNK_BYTES = MIB
+BOM = "\ufeff"
+
+
+@dataclass(frozen=True)
+class ReadingLimits:
+    max_line_mb: int = MAX_LINE_MB
+    max_unpacked_mb: int = MAX_UNPACKED_MB
+
+
+@dataclass(frozen=True)
+class ReadableFile:
+    """A checked file: the names in its header (CSV), or its columns' types (Parquet)."""
+
+    file: LandingFile
+    limits: ReadingLimits
+    header: tuple[str, ...] = ()
+    schema: "pa.Schema | None" = None
+
+
+def require_readable(file: LandingFile, limits: ReadingLimits = ReadingLimits()) -> ReadableFile:
+    """Reads a file through, or the footer of a Parquet file."""
+    try:
+        if file.path.stat().st_size == 0:
+            fix = "Deliver the file again; a table without rows has a header"
+            raise _error(file, "is empty (0 bytes)", fix)
+        if file.format == "parquet":
+            return ReadableFile(file, limits, schema=_parquet_schema(file, limits))
+        head = _decode_whole_file(file, limits)
+    except OSError as error:
+        reason = f"cannot be read: {error.strerror or error}"
+        raise _error(file, reason, "Check the file and its permissions") from error
+    if file.format != "csv":
+        return ReadableFile(file, limits)
+    lines = head.removeprefix(BOM).splitlines(keepends=True)
+    names = next(csv.reader(lines, delimiter=file.table.reading.delimiter), [])
+    return ReadableFile(file, limits, header=tuple(name.strip() for name in names))
+
+
+def _decode_whole_file(file: LandingFile, limits: ReadingLimits) -> str:
+    """Decodes the whole of a text file and returns its beginning."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    head, line, size_bytes, unended_bytes = "", 1, 0, 0
+    for chunk in _chunks(file):
+        size_bytes += len(chunk)
+        if file.is_compressed:
+            _require_unpacked(file, size_bytes, limits)
+        ends = [end for end in (chunk.find(b"\n"), chunk.find(b"\r")) if end >= 0]
+        first, last = min(ends, default=len(chunk)), max(chunk.rfind(b"\n"), chunk.rfind(b"\r"))
+        # Lines within one chunk are shorter than any limit.
+        if unended_bytes + first > limits.max_line_mb * MIB:
+            fix = "Deliver it in lines, or raise LAKESHARE_MAX_LINE_MB, and LAKESHARE_SPARK_DRIVER_MEMORY with it"
+            raise _error(file, f"line {line} is longer than {limits.max_line_mb} MiB", fix)
+        unended_bytes = unended_bytes + len(chunk) if last < 0 else len(chunk) - 1 - last
+        try:
+            text = decoder.decode(chunk)
+        except UnicodeDecodeError as error:
+            line += error.object[: error.start].count(b"\n")
+            raise _not_utf8(file, line, f"byte 0x{error.object[error.start]:02x}") from error
+        if "\0" in text:
+            raise _not_utf8(file, line + text[: text.index("\0")].count("\n"), "a zero byte, as in UTF-16,")
+        head = head or text
+        line += text.count("\n")
+    try:
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        raise _not_utf8(file, line, "a character that is cut off at the end") from error
+    if not head.strip(BOM + " \r\n"):
+        raise _error(file, "holds nothing", "Deliver the file again; a table without rows has a header")
+    return head
+
+
+def _require_unpacked(file: LandingFile, size_bytes: int, limits: ReadingLimits) -> None:
+    if size_bytes > limits.max_unpacked_mb * MIB:
+        reason = f"unpacks to more than {limits.max_unpacked_mb} MiB"
+        raise _error(file, reason, "Deliver it in several files, or raise LAKESHARE_MAX_UNPACKED_MB")
+
+
+def _chunks(file: LandingFile) -> Iterator[bytes]:
+    try:
+        with gzip.open(file.path) if file.is_compressed else file.path.open("rb") as stream:
+            while chunk := stream.read(CHUNK_BYTES):
+                yield chunk
+    except EOFError as error:
+        raise _error(file, "is cut off: the gzip data ends too early", "Transfer the file again") from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise _error(file, f"is no sound gzip file: {error}", "Transfer the file again") from error
+
+
+def _parquet_schema(file: LandingFile, limits: ReadingLimits) -> "pa.Schema":
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        footer = pq.read_metadata(file.path)
+        schema = footer.schema.to_arrow_schema()
+    except (pa.ArrowException, ValueError) as error:
+        first = str(error).splitlines()[0].rstrip(".")
+        raise _error(file, f"is no sound Parquet file: {first}", "Transfer the file again") from error
+    groups = (footer.row_group(number) for number in range(footer.num_row_groups))
+    _require_unpacked(file, sum(group.total_byte_size for group in groups), limits)
+    return schema
+
+
+def _not_utf8(file: LandingFile, line: int, what: str) -> DeliveryError:
+    fix = "Convert it, as with `iconv -f LATIN1 -t UTF-8`"
+    return _error(file, f"is not UTF-8: {what} in line {line}", fix)
+
+
+def _error(file: LandingFile, reason: str, fix: str) -> DeliveryError:
+    return DeliveryError(file.title, reason, fix + ".")
+
+
+FILE, LINE, PARTITION, RAW, BAD = (
+    f"__lakeshare_{name}" for name in ("file", "line", "partition", "raw", "bad")
+)
+_BROKEN, _PARSED, _TEXTS = "_broken", "_parsed", "_texts"
+RAW_CHARACTERS = 4000
+NANOS_AS_LONG = "spark.sql.legacy.parquet.nanosAsLong"
+
+
+@dataclass(frozen=True)
+class RawRows:
+    """Rows of files with the same structure: a frame with FILE, LINE, PARTITION, RAW and BAD, and their values.
+
+    `columns` are the delivered ones in the order of the file, `values` the values of the requested ones, `types` their
+    types if the file has types; otherwise values are text, null where the contract defines it.
+    """
+
+    files: tuple[LandingFile, ...]
+    frame: "DataFrame"
+    columns: tuple[str, ...]
+    values: "Mapping[str, SparkColumn]"
+    types: "Mapping[str, DataType] | None" = None
+
+
+def read_raw(spark: "SparkSession", files: Sequence[ReadableFile], names: Sequence[str]) -> list[RawRows]:
+    """Reads the files of one table, grouped by structure."""
+    groups: dict[object, list[ReadableFile]] = {}
+    for file in files:
+        shape = file.schema.remove_metadata() if file.schema is not None else file.header
+        groups.setdefault((file.file.format, str(shape)), []).append(file)
+    rows = []
+    for group in groups.values():
+        landed = tuple(readable.file for readable in group)
+        if landed[0].format == "parquet":
+            rows.append(_read_parquet(spark, group))
+        elif landed[0].format == "jsonl":
+            rows.append(_read_json(spark, landed, names))
+        elif landed[0].table.reading.multiline:
+            rows.append(_read_multiline(spark, landed, group[0].header, group[0].limits))
+        else:
+            rows.append(_read_csv(spark, landed, group[0].header))
+    return rows
+
+
+def _read_csv(spark: "SparkSession", files: tuple[LandingFile, ...], header: tuple[str, ...]) -> RawRows:
+    reading = files[0].table.reading
+    parsed = F.from_csv("value", _text_schema(len(header)), _csv_options(reading))
+    # The parser ends an open quote at the next delimiter, which would cut a field over two lines.
+    quotes = F.length("value") - F.length(F.replace("value", F.lit('"')))
+    unclosed = F.when(quotes % 2 == 1, F.lit("a quote is not closed"))
+    rows = (
+        _lines(spark, files)
+        .where((F.col(LINE) > 1) & (F.trim("value") != ""))
+        # Exploded, so that the optimizer does not parse the line again for each field.
+        .select("*", F.explode(F.array(parsed)).alias(_PARSED))
+        .withColumn(BAD, F.coalesce(unclosed, _has_wrong_field_count(header)))
+        .withColumn(RAW, F.substring("value", 1, RAW_CHARACTERS))
+    )
+    return _select_texts(files, rows, header, reading)
+
+
+def _read_multiline(
+    spark: "SparkSession", files: tuple[LandingFile, ...], header: tuple[str, ...], limits: ReadingLimits
+) -> RawRows:
+    reading = files[0].table.reading
+    records = (
+        spark.read.options(**_csv_options(reading), multiLine=True, header=True)
+        # A quote that is never closed makes the rest of the file one value.
+        .option("maxCharsPerColumn", limits.max_line_mb * MIB)
+        .schema(_text_schema(len(header)))
+        .csv(_paths(files))
+        .select(F.struct("*").alias(_PARSED), *_where())
+    )
+    texts = [F.col(_PARSED)[f"_{i}"] for i in range(len(header))]
+    joined = F.coalesce(F.col(_PARSED)[_BROKEN], F.concat_ws(reading.delimiter, *texts))
+    rows = (
+        # Records are counted, not lines; the header is the first.
+        _add_location(spark, files, records, F.to_csv(_PARSED), first=2)
+        .withColumn(BAD, _has_wrong_field_count(header))
+        .withColumn(RAW, F.substring(joined, 1, RAW_CHARACTERS))
+    )
+    return _select_texts(files, rows, header, reading)
+
+
+def _read_json(spark: "SparkSession", files: tuple[LandingFile, ...], names: Sequence[str]) -> RawRows:
+    lines = _lines(spark, files).where(F.trim("value") != "")
+    keys = lines.select(F.explode(F.json_object_keys("value"))).distinct().collect()
+    present = {row[0] for row in keys}
+    fields = ", ".join(f"_{i} string" for i in range(len(names)))
+    schema = "array<struct<" + ", ".join(f"{_quoted(name)}: string" for name in names) + ">>"
+    # Parsed as an array, because text after the closing brace would be ignored otherwise.
+    parsed = F.from_json(F.concat(F.lit("["), F.col("value"), F.lit("]")), schema)
+    rows = (
+        lines.select("*", F.explode_outer(F.when(F.size(parsed) == 1, parsed)).alias(_PARSED))
+        .withColumn(_PARSED, F.col(_PARSED).cast(f"struct<{fields}>"))
+        .withColumn(BAD, F.when(F.col(_PARSED).isNull(), F.lit("the line is not one JSON object")))
+        .withColumn(RAW, F.substring("value", 1, RAW_CHARACTERS))
+    )
+    texts = _select_texts(files, rows, names, files[0].table.reading)
+    values = {name: value for name, value in texts.values.items() if name in present}
+    return replace(texts, columns=(*values, *sorted(present - set(names))), values=values)
+
+
+def _select_texts(
+    files: tuple[LandingFile, ...], rows: "DataFrame", names: Sequence[str], reading: Reading
+) -> RawRows:
+    """Selects the fields of the parsed struct as an array of text, with the contract's null values as null."""
+
+    def null_or_text(text: "SparkColumn") -> "SparkColumn":
+        return F.when(~F.trim(text).isin(list(reading.null_values)), text)
+
+    fields = F.array(*(F.col(_PARSED)[f"_{i}"] for i in range(len(names))))
+    texts = F.transform(fields, null_or_text) if reading.null_values else fields
+    frame = rows.select(FILE, LINE, PARTITION, RAW, BAD, texts.alias(_TEXTS))
+    values = {name: F.get(_TEXTS, i) for i, name in reversed(list(enumerate(names)))}
+    return RawRows(files, frame, tuple(names), values)
+
+
+def _read_parquet(spark: "SparkSession", group: Sequence[ReadableFile]) -> RawRows:
+    from pyspark.sql import types as T
+
+    files = tuple(readable.file for readable in group)
+    schema = group[0].schema
+    nanos = {field.name for field in schema or () if str(field.type).startswith("timestamp[ns")}
+    if nanos:
+        # Pandas writes timestamps in nanoseconds, which Spark reads only as integers.
+        spark.conf.set(NANOS_AS_LONG, "true")
+    rows = spark.read.parquet(*_paths(files))
+    types: dict[str, T.DataType] = {field.name: field.dataType for field in rows.schema.fields}
+    given: list[SparkColumn] = []
+    for i, name in enumerate(types):
+        column = F.col(_quoted(name))
+        if name in nanos:
+            column, types[name] = F.timestamp_micros(F.floor(column / 1000)), T.TimestampType()
+        given.append(column.alias(f"_{i}"))
+    line = (F.col("_metadata.row_index") + 1).alias("_row")
+    raw = F.substring(F.to_json(F.struct("*")), 1, RAW_CHARACTERS).alias(RAW)
+    located = _add_location(spark, files, rows.select(*given, raw, line, *_where()), None)
+    frame = located.withColumn(LINE, F.col("_row")).withColumn(BAD, F.lit(None).cast("string"))
+    values = {name: F.col(f"_{i}") for i, name in enumerate(types)}
+    return RawRows(files, frame, tuple(types), values, types)
+
+
+def _lines(spark: "SparkSession", files: tuple[LandingFile, ...]) -> "DataFrame":
+    rows = spark.read.text(_paths(files)).select("value", *_where())
+    located = _add_location(spark, files, rows, F.col("value"), first=1)
+    text = F.when(F.col(LINE) == 1, F.regexp_replace("value", f"^{BOM}", "")).otherwise(F.col("value"))
+    return located.withColumn("value", text)
+
+
+def _where() -> "list[SparkColumn]":
+    return [
+        F.col("_metadata.file_path").alias("_path"),
+        F.col("_metadata.file_block_start").alias("_block"),
+        F.monotonically_increasing_id().alias("_id"),
+    ]
+
+
+def _add_location(
+    spark: "SparkSession",
+    files: tuple[LandingFile, ...],
+    rows: "DataFrame",
+    counted: "SparkColumn | None",
+    first: int = 1,
+) -> "DataFrame":
+    """Adds label and partition of the file, and the line if `counted` is given."""
+    # The content is counted, not only the rows: this scan is then planned as the one that reads them.
+    count = F.count(counted) if counted is not None else F.count(F.lit(1))
+    blocks = rows.groupBy("_path", "_block").agg(F.min("_id"), count).collect()
+    by_path = {str(file.path): file for file in files}
+    shifts: list[tuple[str, int, int, str, str]] = []
+    path_before, line = "", first
+    for path, block, lowest, rows_in_block in sorted((row[0], row[1], row[2], row[3]) for row in blocks):
+        line = line if path == path_before else first
+        file = by_path[unquote(urlsplit(path).path)]
+        shifts.append((path, block, line - lowest, file.label, file.partition))
+        path_before, line = path, line + rows_in_block
+    located = rows.join(F.broadcast(_make_frame(spark, shifts)), ["_path", "_block"])
+    return located.withColumn(LINE, F.col("_id") + F.col("_shift"))
+
+
+def _make_frame(spark: "SparkSession", shifts: Sequence[tuple[str, int, int, str, str]]) -> "DataFrame":
+    """Makes a small frame without the Python workers that `createDataFrame` starts."""
+    columns = {"_path": "string", "_block": "bigint", "_shift": "bigint", FILE: "string", PARTITION: "string"}
+    structs = []
+    for shift in shifts or [("", 0, 0, "", "")]:
+        fields = zip(shift, columns.items(), strict=True)
+        structs.append(F.struct(*(F.lit(value).cast(kind).alias(name) for value, (name, kind) in fields)))
+    return spark.range(1 if shifts else 0).select(F.inline(F.array(*structs)))
+
+
+def _has_wrong_field_count(header: Sequence[str]) -> "SparkColumn":
+    reason = F.lit(f"the row has not the {len(header)} fields of the header")
+    return F.when(F.col(_PARSED)[_BROKEN].isNotNull(), reason)
+
+
+def _csv_options(reading: Reading) -> dict[str, str]:
+    options = {"quote": '"', "escape": '"', "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _BROKEN}
+    return {"sep": reading.delimiter, **options}
+
+
+def _text_schema(width: int) -> str:
+    return ", ".join([*(f"_{i} string" for i in range(width)), f"{_BROKEN} string"])
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _paths(files: Sequence[LandingFile]) -> list[str]:
+    return [re.sub(r"([{}\[\]*?\\])", r"\\\1", str(file.path)) for file in files]
+
 
 INTEGERS = ("tinyint", "smallint", "int", "bigint")
 # Java parses 1d, 1f and 0x1p3 as numbers.
@@ -158,16 +481,9 @@ def _convert_rows(table: Table, rows: RawRows, index: int, without: Collection[s
         F.when(misfits[column.name], _misfit(column)) for column in table.columns if column.name in misfits
     ]
     flags = [misfits.get(column.name, F.lit(False)).alias(_MISFIT + column.name) for column in table.columns]
-    return typed.select(
-        *(column.name for column in table.columns),
-        FILE,
-        LINE,
-        PARTITION,
-        RAW,
-        *flags,
-        F.coalesce(BAD, *reasons).alias(REASON),
-        F.lit(index).alias(_GROUP),
-    )
+    names = [column.name for column in table.columns]
+    reason, group = F.coalesce(BAD, *reasons).alias(REASON), F.lit(index).alias(_GROUP)
+    return typed.select(*names, FILE, LINE, PARTITION, RAW, *flags, reason, group)
 
 
 def _given(column: Column, rows: RawRows) -> "SparkColumn | None":
@@ -295,7 +611,7 @@ def read_delivery(
     spark: "SparkSession",
     contract: SetContract,
     deliveries: Sequence[Delivery],
-    limits: ReadingLimits = ReadingLimits(),  # noqa: B008  frozen
+    limits: ReadingLimits = ReadingLimits(),
 ) -> dict[str, TableFrame]:
     """Reads the deliveries of a run, all partitions together; returns a frame for each table with a source."""
     with blame_changed_delivery(deliveries):

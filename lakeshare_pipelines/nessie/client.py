@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import datetime
 from functools import cache, cached_property
 from itertools import islice
@@ -35,6 +35,7 @@ TIMEOUT_S = 60
 PAGE_SIZE = 200
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 CONTENT_FIELDS = ("id", "metadataLocation", "snapshotId", "schemaId", "specId", "sortOrderId")
+Parameters = Mapping[str, str | int]
 CODES = {401: "UNAUTHENTICATED", 403: "FORBIDDEN"}
 
 
@@ -46,14 +47,14 @@ class JsonApi:
         self._uri = uri.rstrip("/")
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
 
-    def get(self, path: str, parameters: Mapping[str, str | int] | None = None) -> dict[str, Any]:
+    def get(self, path: str, parameters: Parameters | None = None) -> dict[str, Any]:
         """Sends a GET request; `path` is percent-encoded."""
         return self._request("GET", path, parameters, None)
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         return self._request("POST", path, None, body)
 
-    def pages(self, path: str, items: str, parameters: Mapping[str, str | int]) -> Iterator[dict[str, Any]]:
+    def pages(self, path: str, items: str, parameters: Parameters) -> Iterator[dict[str, Any]]:
         """Yields the `items` of every page, requested as they are consumed."""
         token: dict[str, str] = {}
         while True:
@@ -64,11 +65,7 @@ class JsonApi:
             token = {"page-token": page["token"]}
 
     def _request(
-        self,
-        method: str,
-        path: str,
-        parameters: Mapping[str, str | int] | None,
-        body: Mapping[str, Any] | None,
+        self, method: str, path: str, parameters: Parameters | None, body: Mapping[str, Any] | None
     ) -> dict[str, Any]:
         url = self._uri + path
         try:
@@ -86,9 +83,8 @@ class JsonApi:
             message = fields.get("message") or response.reason_phrase
             raise NessieError(response.status_code, code, message)
         if not isinstance(answer, dict):
-            raise NessieError(
-                0, "NOT_NESSIE", f"{response.url} answers, but not as Nessie does. Check LAKESHARE_NESSIE_URI"
-            )
+            message = f"{response.url} answers, but not as Nessie does. Check LAKESHARE_NESSIE_URI"
+            raise NessieError(0, "NOT_NESSIE", message)
         return answer
 
 
@@ -97,12 +93,11 @@ def unreachable_error(uri: str, error: Exception) -> NessieError:
     cause: BaseException = error
     while cause.__context__ is not None:
         cause = cause.__context__
-    return NessieError(
-        0,
-        "UNREACHABLE",
+    message = (
         f"{uri} does not answer ({str(cause) or type(cause).__name__}). `lakeshare doctor` shows whether Nessie "
-        "runs; the embedded one is started again by the next run",
+        "runs; the embedded one is started again by the next run"
     )
+    return NessieError(0, "UNREACHABLE", message)
 
 
 def get_error_code(status: int, code: str | None) -> str:
@@ -221,12 +216,8 @@ KEY_BITS = 2048
 
 READ = ("VIEW_REFERENCE", "READ_ENTRIES", "LIST_COMMIT_LOG", "READ_CONTENT_KEY", "READ_ENTITY_VALUE")
 WRITE = (
-    "CREATE_REFERENCE",
-    "DELETE_REFERENCE",
-    "COMMIT_CHANGE_AGAINST_REFERENCE",
-    "CREATE_ENTITY",
-    "UPDATE_ENTITY",
-    "DELETE_ENTITY",
+    *("CREATE_REFERENCE", "DELETE_REFERENCE", "COMMIT_CHANGE_AGAINST_REFERENCE"),
+    *("CREATE_ENTITY", "UPDATE_ENTITY", "DELETE_ENTITY"),
 )
 RULES = {
     "read": f"op in {list(READ)}",
@@ -248,9 +239,8 @@ def load_signing_key(path: Path) -> rsa.RSAPrivateKey:
     except (ValueError, TypeError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, rsa.RSAPrivateKey):
-        raise NessieError(
-            0, "BAD_KEY", f"{path} is no RSA key. Remove it, and a new one is made when Nessie starts next"
-        )
+        message = f"{path} is no RSA key. Remove it, and a new one is made when Nessie starts next"
+        raise NessieError(0, "BAD_KEY", message)
     return key
 
 
@@ -262,15 +252,9 @@ def format_public_key(key: rsa.RSAPrivateKey) -> str:
 
 def sign_token(key: rsa.RSAPrivateKey, role: Role, life_s: int = TOKEN_LIFE_S) -> str:
     now = int(time.time())
-    claims = {
-        "iss": "lakeshare",
-        "sub": role,
-        "upn": role,  # `role` in Nessie's rules; its `roles` are the groups
-        "groups": [role],
-        "iat": now,
-        "exp": now + life_s,
-    }
-    return jwt.encode(claims, key, algorithm="RS256")
+    # `upn` is `role` in Nessie's rules; its `roles` are the groups.
+    identity = {"iss": "lakeshare", "sub": role, "upn": role, "groups": [role]}
+    return jwt.encode({**identity, "iat": now, "exp": now + life_s}, key, algorithm="RS256")
 
 
 TABLE = "ICEBERG_TABLE"
@@ -374,9 +358,8 @@ class Nessie:
             },
         )
         if not response["wasSuccessful"]:
-            raise NessieError(
-                409, "REFERENCE_CONFLICT", f"{branch} does not merge onto {onto}: {response['details']}"
-            )
+            message = f"{branch} does not merge onto {onto}: {response['details']}"
+            raise NessieError(409, "REFERENCE_CONFLICT", message)
         return Merge(
             response["wasApplied"], response["resultantTargetHash"] or response["effectiveTargetHash"]
         )
@@ -393,18 +376,11 @@ class Nessie:
         author: str = "lakeshare",
     ) -> str:
         """Sets the table's state on the branch `on` in one commit, and returns that commit."""
+        fields = dict(zip(CONTENT_FIELDS, astuple(content), strict=True))
         operation = {
             "type": "PUT",
             "key": {"elements": table.split(".")},
-            "content": {
-                "type": TABLE,
-                "id": content.id or None,
-                "metadataLocation": content.metadata_location,
-                "snapshotId": content.snapshot_id,
-                "schemaId": content.schema_id,
-                "specId": content.spec_id,
-                "sortOrderId": content.sort_order_id,
-            },
+            "content": {"type": TABLE, **fields, "id": content.id or None},
         }
         return self._commit(on, expected_hash, operation, _commit_meta(message, author, properties))
 

@@ -83,12 +83,11 @@ def require_disk_space(settings: LakeSettings) -> None:
     folder = nessie_dir(settings)
     free = shutil.disk_usage(folder).free
     if free < MIN_FREE_BYTES:
-        raise NessieError(
-            0,
-            "DISK_FULL",
+        message = (
             f"the disk of {folder} has {free} bytes left and Nessie needs {MIN_FREE_BYTES} to start. Make "
-            "room there, or set LAKESHARE_STATE_DIR to another disk",
+            "room there, or set LAKESHARE_STATE_DIR to another disk"
         )
+        raise NessieError(0, "DISK_FULL", message)
 
 
 def start_process(settings: LakeSettings) -> ServerProcess:
@@ -198,11 +197,8 @@ def _await_listening(settings: LakeSettings, server: ServerProcess, log: Path, o
 
 def _not_started(log: Path, offset: int) -> NessieError:
     last = "\n".join(_text_after(log, offset).splitlines()[-LOG_TAIL_LINES:])
-    return NessieError(
-        0,
-        "NOT_STARTED",
-        f"its process ended before it answered. {ADVICE.format(log=log)}. The end of its log:\n{last}",
-    )
+    message = f"its process ended before it answered. {ADVICE.format(log=log)}. The end of its log:\n{last}"
+    return NessieError(0, "NOT_STARTED", message)
 
 
 def _process(server: ServerProcess) -> psutil.Process | None:
@@ -357,11 +353,8 @@ def _ensure(settings: LakeSettings) -> tuple[NessieEndpoint, bool]:
             fcntl.flock(descriptor, fcntl.LOCK_SH)
             _shares[path] = descriptor
     except OSError as error:
-        raise NessieError(
-            0,
-            "STATE_FOLDER",
-            f"{settings.state_dir}: {error.strerror}. Correct it, or set LAKESHARE_STATE_DIR elsewhere",
-        ) from error
+        message = f"{settings.state_dir}: {error.strerror}. Correct it, or set LAKESHARE_STATE_DIR elsewhere"
+        raise NessieError(0, "STATE_FOLDER", message) from error
     server, was_started = _find_usable_server(settings), False
     if server is None:
         with _lock(settings):
@@ -408,11 +401,8 @@ def _get_configured_endpoint(settings: LakeSettings) -> NessieEndpoint:
     uri = (settings.nessie_uri or "").rstrip("/")
     parts = urlsplit(uri)
     if parts.scheme not in ("http", "https") or not parts.path.endswith("/api/v2"):
-        raise NessieError(
-            0,
-            "BAD_ADDRESS",
-            f"LAKESHARE_NESSIE_URI is {uri}. Set it to http(s)://HOST:PORT/api/v2, or unset it",
-        )
+        message = f"LAKESHARE_NESSIE_URI is {uri}. Set it to http(s)://HOST:PORT/api/v2, or unset it"
+        raise NessieError(0, "BAD_ADDRESS", message)
     writer = settings.nessie_token.get_secret_value() if settings.nessie_token else None
     publisher = settings.nessie_publisher_token
     return NessieEndpoint(uri, writer, publisher.get_secret_value() if publisher else writer)

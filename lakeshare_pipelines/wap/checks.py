@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from lakeshare_pipelines.contracts import Drift, Reference, Rule, SetContract, Table
-from lakeshare_pipelines.contracts.model import EXPECTATIONS, UNIQUENESS, list_rule_columns
+from lakeshare_pipelines.contracts import Reference, Rule, SetContract, Table
+from lakeshare_pipelines.contracts.model import EXPECTATIONS, UNIQUENESS, Drift, list_rule_columns
 from lakeshare_pipelines.errors import ContractError
 from lakeshare_pipelines.wap.staged import Finding, Severity, StagedTable, format_percentage
 

@@ -13,7 +13,7 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakeshare_pipelines.contracts import Promise
+from lakeshare_pipelines.contracts.model import Promise
 from lakeshare_pipelines.nessie.client import TableContent
 from lakeshare_pipelines.wap.staged import Finding
 from lakeshare_server.errors import Unserveable

@@ -9,11 +9,11 @@ from datetime import UTC, datetime, timedelta
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Protocol
 
-from lakeshare_pipelines.contracts import SetContract, Table, View
+from lakeshare_pipelines.contracts import SetContract, Table
+from lakeshare_pipelines.contracts.model import View
 from lakeshare_pipelines.errors import ContractError, PipelineError
 from lakeshare_pipelines.ingest import Delivery, blame_changed_delivery, find_delivery, require_unchanged
-from lakeshare_pipelines.ingest.frame import read_delivery
-from lakeshare_pipelines.ingest.sources import ReadingLimits
+from lakeshare_pipelines.ingest.frame import ReadingLimits, read_delivery
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.session import translate_errors
 from lakeshare_pipelines.wap.checks import SHOW_REJECTED

@@ -74,13 +74,10 @@ class AzureSigner:
 
     def sign(self, keys: list[bytes]) -> list[bytes]:
         before, after = self._to_sign
-        inner, outer = (state.copy for state in remote.prepare_hmac(self._key, before))
+        signatures = remote.sign_texts(self._key, before, (key + after for key in keys))
         urls = []
-        for key, name in zip(keys, remote.quote_keys(keys, safe=b"/"), strict=True):
-            within, around = inner(), outer()
-            within.update(key + after)
-            around.update(within.digest())
-            signature = b64encode(around.digest()).replace(b"+", b"%2B").replace(b"=", b"%3D")
+        for name, signed in zip(remote.quote_keys(keys, safe=b"/"), signatures, strict=True):
+            signature = b64encode(signed.digest()).replace(b"+", b"%2B").replace(b"=", b"%3D")
             urls.append(self._url + name + self._query + signature)
         return urls
 
@@ -136,10 +133,8 @@ class AzureAccess:
     @cached_property
     def identity(self) -> Any:
         """The identity the server runs with."""
-        try:
+        with remote.require_extra("azure-identity", "azure"):
             from azure.identity import DefaultAzureCredential
-        except ImportError:
-            raise remote.missing_extra_error("azure-identity", "azure") from None
         return DefaultAzureCredential(**TIMEOUTS)
 
     def token(self) -> "AzureCredential":
@@ -158,11 +153,9 @@ class AzureAccess:
     # The credential, BlobServiceClient and what `request` returns are types of the extra.
     def call_blob_service(self, place: ParsedLocation, credential: Any, request: Callable[[Any], Any]) -> Any:
         """Sends a request to the account with a blob service client, as a call of the store's service."""
-        try:
+        with remote.require_extra("azure-storage-blob", "azure"):
             from azure.core.exceptions import ServiceRequestError, ServiceResponseError
             from azure.storage.blob import BlobServiceClient
-        except ImportError:
-            raise remote.missing_extra_error("azure-storage-blob", "azure") from None
         with BlobServiceClient(self.endpoint(place), credential, **TIMEOUTS) as service:
             return self.services.of(place.root).call(
                 lambda: request(service), (ServiceRequestError, ServiceResponseError)
@@ -194,10 +187,8 @@ class AzureAccess:
     def delegation_key(self, place: ParsedLocation, life_s: int, now_s: int) -> DelegationKey:
         account, _ = azure_host(place)
         if self.account_sas(account):
-            raise Unserveable(
-                "A shared access signature reads, but signs no URLs.",
-                "Give the server an identity or LAKESHARE_AZURE_ACCOUNT_KEY.",
-            )
+            reason = "A shared access signature reads, but signs no URLs."
+            raise Unserveable(reason, "Give the server an identity or LAKESHARE_AZURE_ACCOUNT_KEY.")
         with self._locks.setdefault(account, Lock()):
             key = self._keys.get(account)
             needed_s = min(life_s, MAX_URL_LIFE_S - DELEGATION_S // 24)
@@ -210,10 +201,8 @@ class AzureAccess:
         now = datetime.fromtimestamp(now_s, UTC)
         ends = now + timedelta(seconds=life_s)
         identity = self.identity
-        try:
+        with remote.require_extra("azure-storage-blob", "azure"):
             from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError
-        except ImportError:
-            raise remote.missing_extra_error("azure-storage-blob", "azure") from None
         try:
             issued = self.call_blob_service(
                 place, identity, lambda service: service.get_user_delegation_key(now - CLOCK_SKEW, ends)
@@ -221,14 +210,12 @@ class AzureAccess:
         except ClientAuthenticationError as error:
             raise credentials_error(error) from None
         except HttpResponseError as error:
-            raise Unavailable(
-                f"Azure issues no key to sign URLs with (status {error.status_code})",
-                "Grant the server's identity the role Storage Blob Delegator on the account.",
-            ) from None
+            what = f"Azure issues no key to sign URLs with (status {error.status_code})"
+            fix = "Grant the server's identity the role Storage Blob Delegator on the account."
+            raise Unavailable(what, fix) from None
         except AzureError as error:
-            raise Unavailable(
-                f"Azure does not respond ({type(error).__name__})", "Try again later."
-            ) from None
+            what = f"Azure does not respond ({type(error).__name__})"
+            raise Unavailable(what, "Try again later.") from None
         return to_delegation_key(issued)
 
     def refusal(self, place: ParsedLocation) -> str | None:
@@ -257,12 +244,10 @@ class AzureAccess:
         return has_folders
 
     def _request_namespace(self, account: str, place: ParsedLocation) -> bool | None:
-        try:
+        with remote.require_extra("azure-storage-blob", "azure"):
             import azure.storage.blob  # noqa: F401
             from azure.core.credentials import AzureNamedKeyCredential
             from azure.core.exceptions import AzureError
-        except ImportError:
-            raise remote.missing_extra_error("azure-storage-blob", "azure") from None
         key = self.account_key(account)
         credential = AzureNamedKeyCredential(account, key) if key else self.identity
         try:
@@ -312,22 +297,17 @@ def _sign_directory(
     place: ParsedLocation, key: str | None, delegated: DelegationKey | None, ends: datetime
 ) -> str:
     """Signs the directory, or the container if the location names no directory."""
-    try:
-        from azure.storage.filedatalake import (
-            UserDelegationKey,
-            generate_directory_sas,
-            generate_file_system_sas,
-        )
-    except ImportError:
-        raise remote.missing_extra_error("azure-storage-file-datalake", "azure") from None
+    with remote.require_extra("azure-storage-file-datalake", "azure"):
+        import azure.storage.filedatalake as filedatalake
     credential: Any = key
     if delegated:
-        credential = UserDelegationKey.__new__(UserDelegationKey)
+        credential = filedatalake.UserDelegationKey.__new__(filedatalake.UserDelegationKey)
         for name, value in zip(KEY_FIELDS, delegated.fields, strict=True):
             setattr(credential, name, value)
         credential.value = delegated.value
     account, _ = azure_host(place)
     folder = place.key.strip("/")
+    rights = (credential, READ_AND_LIST, ends)
     if not folder:
-        return str(generate_file_system_sas(account, place.bucket, credential, READ_AND_LIST, ends))
-    return str(generate_directory_sas(account, place.bucket, folder, credential, READ_AND_LIST, ends))
+        return str(filedatalake.generate_file_system_sas(account, place.bucket, *rights))
+    return str(filedatalake.generate_directory_sas(account, place.bucket, folder, *rights))

@@ -35,10 +35,8 @@ TIMEOUT_S = (CONNECT_S, 15)
 
 def credentials_error(error: Exception) -> Unavailable:
     """Returns the error for a failure of Google's library, whose message may quote a token service."""
-    return Unavailable(
-        f"no credentials for Google Cloud Storage are available ({type(error).__name__})",
-        "Give the server GOOGLE_APPLICATION_CREDENTIALS or the service account of its host.",
-    )
+    fix = "Give the server GOOGLE_APPLICATION_CREDENTIALS or the service account of its host."
+    return Unavailable(f"no credentials for Google Cloud Storage are available ({type(error).__name__})", fix)
 
 
 KIND = "gcpOauthToken"
@@ -111,11 +109,9 @@ class GcsAccess:
     @cached_property
     def credentials(self) -> Any:
         """The application's default credentials."""
-        try:
+        with remote.require_extra("google-auth", "gcs"):
             import google.auth
             from google.auth.exceptions import GoogleAuthError
-        except ImportError:
-            raise remote.missing_extra_error("google-auth", "gcs") from None
         try:
             return google.auth.default(scopes=SCOPES)[0]
         except GoogleAuthError as error:
@@ -149,11 +145,9 @@ class GcsAccess:
     # A google.auth.transport.Request.
     def transport(self) -> Any:
         """Returns a request object for Google's library, with a deadline and a circuit breaker."""
-        try:
+        with remote.require_extra("requests", "gcs"):
             from google.auth.exceptions import TransportError
             from google.auth.transport.requests import Request
-        except ImportError:
-            raise remote.missing_extra_error("requests", "gcs") from None
 
         service = self.services.of(TOKENS)
 
@@ -212,10 +206,9 @@ class GcsAccess:
         self.token()  # sets the account name of instance credentials
         email = getattr(credentials, "service_account_email", None)
         if not email:
-            raise Unserveable(
-                "The server's Google credentials are of no service account and cannot sign URLs.",
-                "Run the server as a service account, or set LAKESHARE_GCS_HMAC_ID and LAKESHARE_GCS_HMAC_SECRET.",
-            )
+            reason = "The server's Google credentials are of no service account and cannot sign URLs."
+            fix = "Run the server as a service account, or set LAKESHARE_GCS_HMAC_ID and LAKESHARE_GCS_HMAC_SECRET."
+            raise Unserveable(reason, fix)
         signer_type: Any = iam.Signer
         signer = signer_type(self.transport(), credentials, email)
         return Identity(email, signer.sign, MAX_IAM_LIFE_S, IAM_REQUESTS)
@@ -230,10 +223,8 @@ class GcsAccess:
         try:
             return list(self._pool.map(self.identity.sign, texts))
         except GoogleAuthError as error:
-            raise Unavailable(
-                f"Google's IAM signs no URLs ({type(error).__name__})",
-                f"Grant {self.identity.email} roles/iam.serviceAccountTokenCreator on itself.",
-            ) from None
+            fix = f"Grant {self.identity.email} roles/iam.serviceAccountTokenCreator on itself."
+            raise Unavailable(f"Google's IAM signs no URLs ({type(error).__name__})", fix) from None
 
     def refusal(self, place: ParsedLocation) -> str | None:
         return None
@@ -258,10 +249,9 @@ class GcsAccess:
         except GoogleAuthError as error:
             if getattr(error, "retryable", False):
                 raise Unavailable("Google's token service does not answer", "Try again later.") from None
-            raise Unserveable(
-                f"Google narrows no token for {place.root} ({type(error).__name__}).",
-                "The bucket needs uniform bucket-level access, the server's account roles/storage.objectViewer.",
-            ) from None
+            reason = f"Google narrows no token for {place.root} ({type(error).__name__})."
+            fix = "The bucket needs uniform bucket-level access, the server's account roles/storage.objectViewer."
+            raise Unserveable(reason, fix) from None
         ends_ms = int(ends.timestamp() * 1000) if ends else (now_s + TOKEN_S) * 1000
         return remote.TemporaryCredentials(place.location, KIND, {"oauthToken": token}, ends_ms)
 

@@ -72,11 +72,7 @@ SHORTEST_S, LONGEST_S = 900, 3600
 MAX_POLICY_CHARS = 2048
 PATTERNS = "*?$"
 THROTTLED = {
-    "Throttling",
-    "ThrottlingException",
-    "RequestLimitExceeded",
-    "ServiceUnavailable",
-    "InternalFailure",
+    *("Throttling", "ThrottlingException", "RequestLimitExceeded", "ServiceUnavailable", "InternalFailure"),
 }
 
 
@@ -191,10 +187,8 @@ class S3Access:
 
     @cached_property
     def _session(self) -> Any:
-        try:
+        with remote.require_extra("boto3", "s3"):
             import boto3
-        except ImportError:
-            raise remote.missing_extra_error("boto3", "s3") from None
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
         from botocore.session import get_session
@@ -226,10 +220,7 @@ class S3Access:
         bucket = self.bucket(place.bucket)
         endpoint = self._settings.s3_sts_endpoint or self._settings.s3_endpoint
         role = self._settings.s3_role_arn
-        options = {
-            "Policy": self._policy(place),
-            "DurationSeconds": max(SHORTEST_S, min(life_s, LONGEST_S)),
-        }
+        options = {"Policy": self._policy(place), "DurationSeconds": max(SHORTEST_S, min(life_s, LONGEST_S))}
         try:
             sts = self.client("sts", bucket.region, endpoint)
             response = self.services.of(STS).call(
@@ -292,17 +283,13 @@ def read_bucket_region(endpoint: str, bucket: str) -> str | None:
 
 
 def _no_region(bucket: str, why: str) -> Unavailable:
-    return Unavailable(
-        f"AWS does not return the region of the bucket {bucket} ({why})",
-        "Try again later, or set LAKESHARE_S3_REGION.",
-    )
+    what = f"AWS does not return the region of the bucket {bucket} ({why})"
+    return Unavailable(what, "Try again later, or set LAKESHARE_S3_REGION.")
 
 
 def _no_keys(why: str) -> Unavailable:
-    return Unavailable(
-        f"no credentials for S3 are available ({why})",
-        "Give the server AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE or a role of its host.",
-    )
+    fix = "Give the server AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE or a role of its host."
+    return Unavailable(f"no credentials for S3 are available ({why})", fix)
 
 
 ALGORITHM = "AWS4-HMAC-SHA256"
@@ -322,14 +309,13 @@ class S3Signer:
     def sign(self, keys: list[bytes]) -> list[bytes]:
         url, query = self._url, self._query + b"&X-Amz-Signature="
         before, after = self._canonical
-        inner, outer = (state.copy for state in remote.prepare_hmac(self._key, self._to_sign))
-        urls = []
-        for key in remote.quote_keys(keys, safe=b"/"):
-            within, around = inner(), outer()
-            within.update(sha256(before + key + after).hexdigest().encode())
-            around.update(within.digest())
-            urls.append(url + key + query + around.hexdigest().encode())
-        return urls
+        names = remote.quote_keys(keys, safe=b"/")
+        requests = (sha256(before + name + after).hexdigest().encode() for name in names)
+        signatures = remote.sign_texts(self._key, self._to_sign, requests)
+        return [
+            url + name + query + signature.hexdigest().encode()
+            for name, signature in zip(names, signatures, strict=True)
+        ]
 
 
 def s3_signer(
@@ -389,9 +375,8 @@ def read_key(bucket: Bucket, method: str, uri: str) -> str:
     """Returns the key that a request reads from a bucket."""
     address, _, query = uri.partition("?")
     if method not in METHODS or query not in CALLS:
-        raise Denied(
-            f"Only plain reads of a table's files are signed, this is none: {shorten_value(method)}."
-        )
+        reason = f"Only plain reads of a table's files are signed, this is none: {shorten_value(method)}."
+        raise Denied(reason)
     before = f"{bucket.url}/"
     if not address.startswith(before):
         raise Denied(

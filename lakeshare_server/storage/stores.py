@@ -18,26 +18,11 @@ import pyarrow.compute as pc
 from lakeshare_server.errors import Denied, StoreDenied, StoreMissing, Unavailable, Unserveable
 from lakeshare_server.outbound import Services
 from lakeshare_server.settings import StoreSettings
-from lakeshare_server.storage import s3
+from lakeshare_server.storage import locations, remote, s3
 from lakeshare_server.storage.azure import AzureAccess
 from lakeshare_server.storage.gcs import GcsAccess
-from lakeshare_server.storage.locations import (
-    AZURE,
-    GCS,
-    LOCAL,
-    S3,
-    ParsedLocation,
-    byte_strings,
-    parse_location,
-)
-from lakeshare_server.storage.remote import (
-    LocalFolders,
-    LocalSigner,
-    Store,
-    StoredObject,
-    TemporaryCredentials,
-    now_s,
-)
+from lakeshare_server.storage.locations import AZURE, GCS, LOCAL, S3, ParsedLocation, parse_location
+from lakeshare_server.storage.remote import LocalFolders, LocalSigner, StoredObject, TemporaryCredentials
 from lakeshare_server.storage.s3 import S3Access
 
 NO_SUCH_NAME = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
@@ -131,7 +116,7 @@ class Stores:
         self.s3 = S3Access(settings, self.services)
         self.gcs = GcsAccess(settings, self.services)
         self.azure = AzureAccess(settings, self.services)
-        self._opened: dict[str, Store] = {"": LocalStore()}
+        self._opened: dict[str, remote.Store] = {"": LocalStore()}
         # One lock per root: slow credentials of one store do not delay others.
         self._opening: dict[str, Lock] = {}
 
@@ -174,7 +159,7 @@ class Stores:
         """Returns the access to an object store."""
         return self.s3 if place.kind == S3 else self.gcs if place.kind == GCS else self.azure
 
-    def _store(self, place: ParsedLocation) -> Store:
+    def _store(self, place: ParsedLocation) -> remote.Store:
         opened = self._opened.get(place.root)
         if opened is None:
             with self._opening.setdefault(place.root, Lock()):
@@ -215,8 +200,8 @@ class SigningSession:
         if len(self._signers) == 1:
             root, signer = next(iter(self._signers.items()))
             if pc.all(pc.starts_with(paths, f"{root}/"), min_count=0).as_py():
-                locations, start = byte_strings(paths), len(root.encode()) + 1
-                return signer.sign([location[start:] for location in locations] if root else locations)
+                names, start = locations.byte_strings(paths), len(root.encode()) + 1
+                return signer.sign([name[start:] for name in names] if root else names)
         return self._sign_scattered(paths)
 
     def _sign_scattered(self, paths: pa.StringArray) -> list[bytes]:
@@ -228,11 +213,8 @@ class SigningSession:
         for root, numbers in numbers_by_root.items():
             if root not in self._signers:
                 location = places[numbers[0]].location
-                raise Unserveable(
-                    f"{location} lies in a store that this table is not known to use.",
-                    "Provider: follow the table anew.",
-                    places=[location],
-                )
+                reason = f"{location} lies in a store that this table is not known to use."
+                raise Unserveable(reason, "Provider: follow the table anew.", places=[location])
             keys = [places[number].key.encode() for number in numbers]
             for number, url in zip(numbers, self._signers[root].sign(keys), strict=True):
                 urls[number] = url
@@ -256,7 +238,7 @@ class Signers:
             Unserveable: the server's credentials read a store, but cannot sign for it.
             Unavailable: the credentials of a store are not available now.
         """
-        moment_s = now_s()
+        moment_s = remote.now_s()
         places = [self._stores.place(root or "/") for root in (roots or [""])]
         folders = [place.key for place in places if place.kind == LOCAL]
         signers: dict[str, RootSigner] = {
@@ -291,13 +273,10 @@ class Signers:
         """
         refusal = self.can_vend(location)
         if refusal:
-            raise Unserveable(
-                f"No temporary credentials for {location}: {refusal}.",
-                "Read the files by their URLs.",
-                places=[location],
-            )
+            reason = f"No temporary credentials for {location}: {refusal}."
+            raise Unserveable(reason, "Read the files by their URLs.", places=[location])
         place = self._stores.place(location)
-        return self._stores.access(place).vend(place, life_s, now_s())
+        return self._stores.access(place).vend(place, life_s, remote.now_s())
 
     def s3_client_config(self, place: ParsedLocation) -> dict[str, str]:
         """Returns the settings by which an Iceberg client finds an S3 bucket."""

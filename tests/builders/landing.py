@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from lakeshare_pipelines.contracts import SetContract, load_contract
+from lakeshare_pipelines.demo.processes import deliver
 from lakeshare_pipelines.ingest import Delivery, find_delivery
 from lakeshare_pipelines.settings import LakeSettings
 
@@ -100,3 +101,20 @@ def parquet_bytes(columns: Mapping[str, Sequence[object]], **types: pa.DataType)
 def zipped(text: str) -> bytes:
     """Text as gzip."""
     return gzip.compress(text.encode())
+
+
+def with_other_columns(
+    settings: LakeSettings, contract: SetContract, partition: str, *, rename: Mapping[str, str], drop: str
+) -> Delivery:
+    """Thirty rows of the sample data, with a column renamed and one left out."""
+    delivery = deliver(settings, contract, partition=partition, rows=30)
+    for path in delivery.files:
+        with gzip.open(path, "rt", newline="") as file:
+            rows = list(csv.DictReader(file))
+        out = io.StringIO()
+        names = [name for name in rows[0] if name != drop]
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow([rename.get(name, name) for name in names])
+        writer.writerows([row[name] for name in names] for row in rows)
+        path.write_bytes(gzip.compress(out.getvalue().encode(), mtime=0))
+    return find_delivery(settings, contract, partition)

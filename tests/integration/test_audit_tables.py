@@ -2,7 +2,8 @@
 
 import pytest
 
-from lakeshare_pipelines.contracts import Column, Drift
+from lakeshare_pipelines.contracts import Column
+from lakeshare_pipelines.contracts.model import Drift
 from lakeshare_pipelines.wap.audit import audit
 from lakeshare_pipelines.wap.checks import list_checks
 from lakeshare_pipelines.wap.stage import staging_for

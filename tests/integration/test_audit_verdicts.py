@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from lakeshare_pipelines.contracts import Drift
+from lakeshare_pipelines.contracts.model import Drift
 from lakeshare_pipelines.errors import BranchMoved
 from lakeshare_pipelines.wap.audit import audit
 from lakeshare_pipelines.wap.checks import list_checks

@@ -6,12 +6,11 @@ import pyarrow as pa
 import pytest
 
 from lakeshare_pipelines.contracts import load_contracts
-from lakeshare_pipelines.demo.processes import deliver
 from lakeshare_pipelines.errors import ContractError
 from lakeshare_pipelines.ingest.frame import TableFrame, read_delivery
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.wap.staged import Lake
-from tests.builders.landing import a_readings_contract, landed, parquet_bytes
+from tests.builders.landing import a_readings_contract, landed, parquet_bytes, with_other_columns
 
 FLIGHTS, _ = load_contracts()
 TWO_COLUMNS = [{"name": "id", "physicalType": "int"}, {"name": "name", "logicalType": "string"}]
@@ -127,13 +126,8 @@ def test_a_computed_column_that_is_no_sql_is_the_contracts_fault(lake: Lake, tmp
 def test_a_month_with_renamed_columns_is_told_once(lake: Lake, tmp_path: Path) -> None:
     settings = LakeSettings(_env_file=None, state_dir=tmp_path)
     deliveries = [
-        deliver(
-            settings,
-            FLIGHTS,
-            partition=f"2013-01-0{day}",
-            rows=30,
-            rename={"carrier": "airline"},
-            drop=["tailnum"],
+        with_other_columns(
+            settings, FLIGHTS, f"2013-01-0{day}", rename={"carrier": "airline"}, drop="tailnum"
         )
         for day in range(1, 4)
     ]

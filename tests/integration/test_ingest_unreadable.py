@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from lakeshare_pipelines.errors import DeliveryError
-from lakeshare_pipelines.ingest.frame import read_delivery
-from lakeshare_pipelines.ingest.sources import ReadingLimits
+from lakeshare_pipelines.ingest.frame import ReadingLimits, read_delivery
 from lakeshare_pipelines.spark.session import translate_errors
 from lakeshare_pipelines.wap.staged import Lake
 from tests.builders.landing import a_readings_contract, landed, parquet_bytes, zipped

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from lakeshare_pipelines.contracts import SetContract, View, describe
+from lakeshare_pipelines.contracts import SetContract
+from lakeshare_pipelines.contracts.model import View, describe
 from lakeshare_pipelines.errors import ContractError
 from lakeshare_pipelines.share.shares import declared_shares
 from lakeshare_pipelines.wap.checks import list_checks

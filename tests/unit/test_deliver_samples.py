@@ -73,29 +73,12 @@ def test_corrupt_spoils_every_twentieth_row_in_two_ways(settings: LakeSettings) 
     assert sum(row["year"] == "?" or row["time_hour"] is None for row in rows) == 3
 
 
-def test_columns_can_be_dropped_renamed_and_added(settings: LakeSettings) -> None:
-    delivery = deliver(
-        settings,
-        FLIGHTS,
-        partition="2013-01-01",
-        rows=2,
-        drop=["tailnum"],
-        rename={"dest": "to"},
-        add={"note": "x"},
-    )
-    row = rows_of(delivery)[0]
-    assert "tailnum" not in row
-    assert "dest" not in row
-    assert (row["to"], row["note"]) == ("IAH", "x")
-
-
 @pytest.mark.parametrize(
     ("partition", "asked", "reason"),
     [
         ("2014-06-01", {}, r"there are no flights on 2014-06-01.*2013-01-01 to 2013-12-31"),
         ("yesterday", {}, "'yesterday' is no partition"),
         ("2013-01-01", {"nulls": ["carier"]}, "no column 'carier'.*'carrier'"),
-        ("2013-01-01", {"rename": {"tale": "x"}}, "no column 'tale'"),
     ],
 )
 def test_what_cannot_be_delivered_is_refused_with_a_remedy(

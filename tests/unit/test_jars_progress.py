@@ -5,7 +5,7 @@ import io
 from rich.console import Console
 from rich.progress import Progress as RichProgress
 
-from lakeshare_pipelines.spark.jars import DownloadProgress, ProgressBars, open_stderr_progress
+from lakeshare_pipelines.spark.jars import DownloadProgress, open_stderr_progress
 
 
 def a_download(progress: DownloadProgress) -> None:
@@ -32,7 +32,7 @@ def test_without_a_terminal_a_file_has_a_line_at_its_begin_and_end(capsys):
 def test_on_a_terminal_a_second_attempt_starts_the_same_bar_again():
     screen = io.StringIO()
     with RichProgress(console=Console(file=screen, force_terminal=True, width=100)) as rich:
-        a_download(ProgressBars(rich))
+        a_download(DownloadProgress(rich))
         [task] = rich.tasks
         assert (task.completed, task.finished) == (2_000_000, True)
     assert "delta-spark" in screen.getvalue()

@@ -119,8 +119,9 @@ def test_what_fails_at_once_is_called_again(service: Service) -> None:
     assert service.state().calls == 3
 
 
-def test_calls_that_run_are_limited_in_number(over: threading.Event) -> None:
-    service = Service("s3://lake", 30, most_calls=3)
+def test_calls_that_run_are_limited_in_number(over: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lakeshare_server.outbound.MAX_CALLS", 3)
+    service = Service("s3://lake", 30)
     with ThreadPoolExecutor(3) as pool:
         running = [pool.submit(service.call, silent(over)) for _ in range(3)]
         wait_until(lambda: service.state().calls == 3)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lakeshare_pipelines.contracts import Promise
+from lakeshare_pipelines.contracts.model import Promise
 from lakeshare_pipelines.defs.wap import check_metadata
 from lakeshare_pipelines.wap.serveable import ClientMatrix, check_serveable, compute_delta_matrix
 from lakeshare_pipelines.wap.staged import Finding, Staged, StagedTable, Verdict

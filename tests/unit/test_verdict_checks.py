@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from lakeshare_pipelines.contracts import Drift, Promise, load_contracts
+from lakeshare_pipelines.contracts import load_contracts
+from lakeshare_pipelines.contracts.model import Drift, Promise
 from lakeshare_pipelines.errors import ContractError
 from lakeshare_pipelines.wap.checks import list_checks, needs_whole_table
 from tests.builders.audits import (

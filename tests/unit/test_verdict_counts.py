@@ -2,7 +2,7 @@
 
 import pytest
 
-from lakeshare_pipelines.contracts import Drift
+from lakeshare_pipelines.contracts.model import Drift
 from lakeshare_pipelines.wap.checks import (
     check_drift,
     check_not_empty,
