@@ -19,7 +19,7 @@ from lakeshare_pipelines.backup.model import CatalogRecord
 from lakeshare_pipelines.backup.points import OWN_PREFIX, Points
 from lakeshare_pipelines.contracts.loader import PACKAGED
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
-from lakeshare_pipelines.nessie.client import Nessie, TableContent
+from lakeshare_pipelines.nessie.client import Nessie
 from lakeshare_pipelines.nessie.server import nessie_dir, nessie_for
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_server.catalog import Catalog, open_catalog
@@ -42,43 +42,32 @@ class DumpedFile(BaseModel, frozen=True):
 
 
 class DumpedTable(BaseModel, frozen=True):
-    """The rows of one table, in the order of its files."""
-
     name: str
     rows: int
     files: tuple[DumpedFile, ...]
 
 
 class DumpedNessie(BaseModel, frozen=True):
-    """Nessie's main at the time of the dump."""
-
     hash: str
     tables: int
-    state: tuple[DumpedFile, ...]
-    """A JSON line for each Iceberg table: name and content."""
-    log: tuple[DumpedFile, ...]
-    """All commits as Nessie returns them, newest first, a JSON line each."""
+    state: tuple[DumpedFile, ...]  # A JSON line for each Iceberg table: name and content
+    log: tuple[DumpedFile, ...]  # All commits as Nessie returns them, newest first, a JSON line each
 
 
 class Manifest(BaseModel, frozen=True):
     lakeshare: str
-    revision: str
-    """Alembic revision of the tables."""
+    revision: str  # Alembic revision of the tables
     dumped_at: dt.datetime
     tables: tuple[DumpedTable, ...]
     left_out: tuple[str, ...]
-    audit_head: str | None
-    """Hash of the newest event of the audit log, which is not dumped."""
+    audit_head: str | None  # Hash of the newest event of the audit log, which is not dumped
     contracts: tuple[DumpedFile, ...]
     backups: DumpedFile | None = None
-    indexes: tuple[DumpedFile, ...] = ()
-    """File indexes and changes of publications; all points share their files."""
-    missing_indexes: tuple[str, ...] = ()
-    """Digests of publications that the state folder does not have."""
+    indexes: tuple[DumpedFile, ...] = ()  # File indexes of publications; all points share their files
+    missing_indexes: tuple[str, ...] = ()  # Digests of publications that the state folder does not have
     nessie: DumpedNessie | None = None
 
     def table(self, name: str) -> DumpedTable:
-        """The dump of one table; an empty one if the table did not exist yet."""
         empty = DumpedTable(name=name, rows=0, files=())
         return next((table for table in self.tables if table.name == name), empty)
 
@@ -99,9 +88,8 @@ def read_manifest(points: Points, day: str) -> Manifest:
     except ObjectMissing:
         raise BackupError(where, "the point has no dump of the catalog", OTHER_POINT) from None
     except ValidationError as error:
-        raise BackupError(
-            where, f"not a manifest of a dump: {error.errors()[0]['msg']}", OTHER_POINT
-        ) from error
+        reason = f"not a manifest of a dump: {error.errors()[0]['msg']}"
+        raise BackupError(where, reason, OTHER_POINT) from error
 
 
 def read_file(points: Points, key: str, file: DumpedFile) -> bytes:
@@ -164,7 +152,6 @@ def reflect_tables(connection: Connection, names: Sequence[str]) -> list[Table]:
 
 
 def insert_rows(connection: Connection, table: Table, lines: Iterator[bytes]) -> int:
-    """Insert rows from the lines of `dump_rows`; returns how many."""
     if table.name == GENERATION:
         connection.execute(delete(table))
     times = {column.name for column in table.columns if isinstance(column.type, UtcDateTime)}
@@ -213,11 +200,8 @@ def restore_catalog(
     """Restore the catalog of a point into the database of the settings, which must be empty or not exist.
 
     File indexes are written to the state folder, contracts to `contracts_to`; existing files stay unchanged. All rows
-    are restored or none.
-
-    Raises:
-        BackupError: the database has rows, the dump is damaged, or a folder cannot be written.
-        CatalogConflict: a newer lakeshare made the dump, or the catalog has another revision.
+    are restored or none. Raises BackupError if the database has rows, the dump is damaged, or a folder cannot be
+    written, and CatalogConflict if a newer lakeshare made the dump, or the catalog has another revision.
     """
     manifest = read_manifest(points, day)
     catalog = new_catalog(settings.catalog_url, manifest.revision)
@@ -248,31 +232,17 @@ def restore_catalog(
     return RestoredCatalog(rows, indexes, manifest.missing_indexes, tuple(contracts))
 
 
-def read_nessie_tables(points: Points, day: str) -> dict[str, TableContent]:
-    """Iceberg tables of Nessie's main, by name; none if there was no Nessie."""
-    manifest = read_manifest(points, day)
-    if manifest.nessie is None:
-        return {}
-    records = (json.loads(line) for line in read_lines(points, day, manifest.nessie.state))
-    return {record.pop("table"): TableContent(**record) for record in records}
-
-
 def _require_empty(catalog: Catalog, manifest: Manifest) -> None:
     with catalog.engine.connect() as connection:
-        tables = reflect_tables(
-            connection, [table.name for table in manifest.tables if table.name != GENERATION]
-        )
         # The row of the generation exists from the beginning.
-        filled = [
-            table.name for table in tables if connection.execute(select(table).limit(1)).first() is not None
-        ]
+        names = [table.name for table in manifest.tables if table.name != GENERATION]
+        tables = reflect_tables(connection, names)
+        filled = [table.name for table in tables if connection.execute(select(table).limit(1)).first()]
     if filled:
         location = catalog.engine.url.set(query={}).render_as_string(hide_password=True)
-        raise BackupError(
-            f"the catalog at {location}",
-            f"it is not empty: there are rows in {', '.join(filled)}",
-            "A catalog is never overwritten: set LAKESHARE_STATE_DIR or LAKESHARE_DATABASE_URL to an empty one.",
-        )
+        reason = f"it is not empty: there are rows in {', '.join(filled)}"
+        fix = "A catalog is never overwritten: set LAKESHARE_STATE_DIR or LAKESHARE_DATABASE_URL to an empty one."
+        raise BackupError(f"the catalog at {location}", reason, fix)
 
 
 def _restore_indexes(
@@ -305,8 +275,7 @@ def _write(path: Path, content: bytes) -> None:
         scratch.unlink(missing_ok=True)
 
 
-FILE_BYTES = 32 * 1024**2
-"""Approximate size of files of lines, which bounds the memory of a dump."""
+FILE_BYTES = 32 * 1024**2  # Approximate size of files of lines, which bounds the memory of a dump
 
 
 def dump_catalog(settings: LakeSettings, backup: Backup, points: Points, day: str) -> CatalogRecord:
@@ -382,7 +351,6 @@ class _Dump:
         return DumpedTable(name=table.name, rows=sum(file.rows or 0 for file in files), files=files)
 
     def files(self, folder: str, paths: Iterable[Path]) -> Iterator[DumpedFile]:
-        """Write files of this host under their names."""
         for path in paths:
             try:
                 content = path.read_bytes()
@@ -394,7 +362,6 @@ class _Dump:
     def indexes(
         self, settings: LakeSettings, digests: Iterable[str]
     ) -> tuple[tuple[DumpedFile, ...], tuple[str, ...]]:
-        """Write new indexes; returns the dumped indexes, and the digests of missing ones."""
         found, missing = list[DumpedFile](), list[str]()
         for digest in digests:
             path, key = index_path(settings.index_dir, digest), get_index_key(self.points, digest)
@@ -409,7 +376,6 @@ class _Dump:
 
 
 def _dump_nessie(settings: LakeSettings, dump: _Dump) -> DumpedNessie | None:
-    """The state and the commits of main; None if there was never a Nessie."""
     if settings.nessie_uri is None and not nessie_dir(settings).exists():
         return None
     with nessie_for(settings, keep=False) as endpoint:

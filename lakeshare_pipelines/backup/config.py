@@ -6,22 +6,17 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
 
 GIB = 1024**3
-COPY_LIMIT_BYTES = 5 * GIB
-"""The largest object that one CopyObject request copies (5,368,709,120 bytes)."""
+COPY_LIMIT_BYTES = 5 * GIB  # The largest object that one CopyObject request copies (5,368,709,120 bytes)
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class ListingSource(_Section):
+class ListingSource(BaseModel, frozen=True, extra="forbid"):
     """Where the listing comes from."""
 
     kind: Literal["generator", "s3_inventory", "s3_metadata", "manifest_csv"] = Field(
@@ -50,7 +45,7 @@ class ListingSource(_Section):
     versions: bool = Field(False, description="List all versions, to heal from older ones.")
 
 
-class Prices(_Section):
+class Prices(BaseModel, frozen=True, extra="forbid"):
     """US dollars, for estimates only; see the price page of the store."""
 
     per_million_copies: float = Field(5.0, ge=0, description="COPY and PUT requests of the target's class.")
@@ -62,7 +57,7 @@ class Prices(_Section):
     per_gib_thawed: float = Field(0.0025, ge=0, description="Retrieval from an archive.")
 
 
-class Bounds(_Section):
+class Bounds(BaseModel, frozen=True, extra="forbid"):
     """Limits of a plan; a larger plan is refused before anything is copied. None: no limit."""
 
     objects: int | None = Field(None, ge=0)
@@ -71,7 +66,7 @@ class Bounds(_Section):
     minutes: float | None = Field(None, ge=0)
 
 
-class Retention(_Section):
+class Retention(BaseModel, frozen=True, extra="forbid"):
     """How many points of each kind are kept (grandfather, father, son)."""
 
     daily: int = Field(7, ge=1)
@@ -80,7 +75,7 @@ class Retention(_Section):
     yearly: int = Field(3, ge=0)
 
 
-class Scrub(_Section):
+class Scrub(BaseModel, frozen=True, extra="forbid"):
     """How often copies are read again and compared with what was backed up."""
 
     within_days: int = Field(
@@ -99,7 +94,7 @@ class Scrub(_Section):
     )
 
 
-class Lock(_Section):
+class Lock(BaseModel, frozen=True, extra="forbid"):
     """Object Lock of the copies; the target bucket must have been created with it."""
 
     mode: Literal["governance", "compliance"] = Field(
@@ -108,7 +103,7 @@ class Lock(_Section):
     )
 
 
-class Batch(_Section):
+class Batch(BaseModel, frozen=True, extra="forbid"):
     """S3 Batch Operations, for the engine `aws_batch`."""
 
     account: Annotated[str, Field(pattern=r"^\d{12}$", description="The account jobs run in: the target's.")]
@@ -123,7 +118,7 @@ class Batch(_Section):
     ) = Field(None, description="Storage class of the copies; the target's own default by default.")
 
 
-class Backup(_Section):
+class Backup(BaseModel, frozen=True, extra="forbid"):
     """One backup: a source, a target and options."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,39}$")
@@ -181,9 +176,8 @@ def load_backups(settings: LakeSettings) -> tuple[Backup, ...]:
     try:
         document = yaml.safe_load(path.read_text())
     except (OSError, yaml.YAMLError) as error:
-        raise BackupError(
-            str(path), f"it cannot be read: {error}", "Correct LAKESHARE_BACKUPS_FILE."
-        ) from error
+        fix = "Correct LAKESHARE_BACKUPS_FILE."
+        raise BackupError(str(path), f"it cannot be read: {error}", fix) from error
     if not isinstance(document, dict) or not isinstance(document.get("backups"), dict):
         raise BackupError(str(path), "it has no `backups`", "Begin with `backups:` and one name below it.")
     return tuple(_parse_backup(path, str(name), fields) for name, fields in document["backups"].items())
@@ -206,9 +200,8 @@ def find_backup(settings: LakeSettings, name: str | None) -> Backup:
         return next(iter(backups.values()))
     if name not in backups:
         names = ", ".join(backups)
-        raise BackupError(
-            f"backup {name or '(no name)'}", f"the declared ones are {names}", "Name one of them."
-        )
+        fix = "Name one of them."
+        raise BackupError(f"backup {name or '(no name)'}", f"the declared ones are {names}", fix)
     return backups[name]
 
 

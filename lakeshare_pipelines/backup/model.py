@@ -2,25 +2,25 @@
 
 import datetime as dt
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+OpenSpark = Callable[[], "SparkSession"]
 Status = Literal["verified", "verified_with_fallback", "degraded", "failed"]
 GOOD_STATUSES: tuple[Status, ...] = ("verified", "verified_with_fallback")
 """Only these statuses count for retention, drills and the age of a backup."""
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-
-class ListingRecord(_Record):
+class ListingRecord(BaseModel, frozen=True):
     """Provenance of a normalised listing: rows of schema LISTING in the workspace's folder `listing`."""
 
     kind: str
@@ -31,25 +31,20 @@ class ListingRecord(_Record):
     has_versions: bool = False
     rows: int
     size_bytes: int
-    is_late: bool = False
-    """The report is a later one, or did not arrive in time and the generator listed instead."""
-    warnings: tuple[str, ...] = ()
-    """Sentences for the operator: unusable reports, missing objects of a manifest, …"""
+    is_late: bool = False  # A later report, or the generator in place of a report
+    warnings: tuple[str, ...] = ()  # Sentences: unusable reports, missing objects of a manifest, …
 
 
-class FoundTable(_Record):
+class FoundTable(BaseModel, frozen=True):
     """A table in a listing; the key of its root has no slash at its end."""
 
     bucket: str
     root: str
     format: Literal["delta", "iceberg"]
-    stored_root: str
-    """Key of the root in the target."""
+    stored_root: str  # Key of the root in the target
 
 
-class Estimate(_Record):
-    """The cost of a plan, before anything is copied."""
-
+class Estimate(BaseModel, frozen=True):
     objects: int
     size_bytes: int
     held_objects: int
@@ -57,26 +52,22 @@ class Estimate(_Record):
     requests: int
     usd: float
     minutes: float
-    by_lane: dict[str, int]
-    """Objects of each lane (LANES)."""
+    by_lane: dict[str, int]  # Objects of each lane (LANES)
 
 
-class PlanRecord(_Record):
+class PlanRecord(BaseModel, frozen=True):
     """A plan: rows of schema PLAN in the workspace's folder `plan`."""
 
     day: str
     as_of: dt.datetime
-    previous: str | None
-    """The day of the point of the `held` rows."""
+    previous: str | None  # The day of the point of the `held` rows
     tables: tuple[FoundTable, ...]
     estimate: Estimate
-    left_out: dict[str, int]
-    """Objects that are not copied, by reason: "delete marker", "after as_of", "mutable", "own backup", …"""
-    warnings: tuple[str, ...] = ()
-    """Sentences for the operator: a vacuum that is shorter than the lag, locations outside the source, …"""
+    left_out: dict[str, int]  # Objects that are not copied, by reason: "delete marker", …
+    warnings: tuple[str, ...] = ()  # Sentences: a vacuum that is shorter than the lag, …
 
 
-class CopyRecord(_Record):
+class CopyRecord(BaseModel, frozen=True):
     """Result of an engine: rows of COPY_RESULTS in the workspace's folder `done`, one for each row to copy."""
 
     engine: str
@@ -84,70 +75,49 @@ class CopyRecord(_Record):
     failed: int
     size_bytes: int
     seconds: float
-    reports: tuple[str, ...]
-    """Locations of reports in AWS's layout (their manifest.json)."""
-    capabilities: dict[str, bool] = {}
-    """Features that the target supports, as the engine probed them."""
+    reports: tuple[str, ...]  # Locations of reports in AWS's layout (their manifest.json)
+    capabilities: dict[str, bool] = {}  # Features that the target supports, as the engine probed them
 
 
-class TableProof(_Record):
-    """Verification of one table in a point."""
-
+class TableProof(BaseModel, frozen=True):
     table: FoundTable
     status: Status
-    version: int | None = None
-    """Delta version, or Iceberg's last sequence number, at which the copy opens: v*."""
-    wanted_version: int | None = None
-    """The newest version before as_of; another than `version` if a fallback was needed."""
-    snapshot_id: int | None = None
-    """Iceberg's snapshot."""
-    metadata_key: str | None = None
-    """Iceberg: key of the source's metadata.json that is restored."""
-    oldest_version: int | None = None
-    """The oldest version that still opens from the copy."""
+    version: int | None = None  # Delta version, or Iceberg's last sequence number, that opens
+    wanted_version: int | None = None  # The newest one before as_of: without a fallback, `version`
+    snapshot_id: int | None = None  # Iceberg's snapshot
+    metadata_key: str | None = None  # Iceberg: key of the source's metadata.json that is restored
+    oldest_version: int | None = None  # The oldest version that still opens from the copy
     committed_at: dt.datetime | None = None
     files: int = 0
     size_bytes: int = 0
-    rows: int | None = None
-    """Rows of the table at `version`, counted by the independent reader."""
+    rows: int | None = None  # Rows of the table at `version`, counted by the independent reader
     level: int = 0
     """4 if a reader read all data files and every copy was compared with its digest within `scrub.within_days`,
     else the lowest level of its copies."""
-    compared_at: dt.datetime | None = None
-    """When the copy that was compared longest ago was compared."""
-    opened_by: str | None = None
-    """Name and version of the independent reader."""
-    mount: str | None = None
-    """Location at which the copy opens; for Iceberg that of a metadata.json."""
-    mount_digest: str | None = None
-    """Digest of the metadata that was written for an Iceberg mount (Points.mount_digest)."""
-    missing: tuple[str, ...] = ()
-    """Keys (the first hundred) that the table needs and that do not exist."""
+    compared_at: dt.datetime | None = None  # When the copy that was compared longest ago was compared
+    opened_by: str | None = None  # Name and version of the independent reader
+    mount: str | None = None  # Location at which the copy opens; for Iceberg that of a metadata.json
+    mount_digest: str | None = None  # Of an Iceberg mount: Points.mount_digest
+    missing: tuple[str, ...] = ()  # Keys (the first hundred) that the table needs and that do not exist
     missing_count: int = 0
     healed: tuple[str, ...] = ()
-    reasons: tuple[str, ...] = ()
-    """Sentences: why the table is not `verified`, and the remedy."""
+    reasons: tuple[str, ...] = ()  # Sentences: why the table is not `verified`, and the remedy
 
 
-class Verification(_Record):
+class Verification(BaseModel, frozen=True):
     """Verification of a day's copies: rows of POINT_COPIES in the workspace's folder `held`."""
 
     status: Status
     tables: tuple[TableProof, ...]
     objects: int
     size_bytes: int
-    accounted_for: bool
-    """L0: every planned object is reported, as succeeded or as failed."""
-    failed_objects: int
-    """Objects outside tables that could not be copied; those of tables are in their proofs."""
+    accounted_for: bool  # L0: every planned object is reported, as succeeded or as failed
+    failed_objects: int  # Objects outside tables; those of tables are in their proofs
     reasons: tuple[str, ...] = ()
 
 
-class CatalogRecord(_Record):
-    """The dump of the catalog that a point carries."""
-
-    key: str
-    """Key of its manifest in the store of the records."""
+class CatalogRecord(BaseModel, frozen=True):
+    key: str  # Key of its manifest in the store of the records
     nessie_hash: str | None
     tables: int
     publications: int
@@ -155,39 +125,31 @@ class CatalogRecord(_Record):
     grants: int
 
 
-class DamagedCopy(_Record):
-    """A copy of a point that differs from what was backed up."""
-
+class DamagedCopy(BaseModel, frozen=True):
     key: str
     stored_key: str
     table_root: str | None
     problem: str
 
 
-class Damage(_Record):
+class Damage(BaseModel, frozen=True):
     """Copies of a point that were found damaged after the point was written and could not be repaired."""
 
     found_at: dt.datetime
     count: int
-    copies: tuple[DamagedCopy, ...]
-    """The first hundred."""
-    tables: tuple[str, ...]
-    """Roots of all tables that hold damaged copies."""
-    record: str | None = None
-    """Why the list of the point's copies cannot be read, if so: then all its tables are lost."""
+    copies: tuple[DamagedCopy, ...]  # The first hundred
+    tables: tuple[str, ...]  # Roots of all tables that hold damaged copies
+    record: str | None = None  # Why the list of copies cannot be read: then all tables are lost
 
 
-class Point(_Record):
-    """One backup point: the copies of one moment and their verification."""
-
+class Point(BaseModel, frozen=True):
     backup: str
     day: str
     as_of: dt.datetime
     made_at: dt.datetime
     layout: Literal["incremental", "dated"]
     status: Status
-    target: str
-    """URL of the store of the copies."""
+    target: str  # URL of the store of the copies
     listing: ListingRecord
     plan: PlanRecord
     copied: CopyRecord
@@ -195,37 +157,25 @@ class Point(_Record):
     catalog: CatalogRecord | None = None
     retention_class: Literal["daily", "weekly", "monthly", "yearly"] = "daily"
     locked_until: dt.datetime | None = None
-    held_digests: dict[str, str] = {}
-    """SHA-256 of each file of the point's rows; points of earlier releases have none."""
-    digest: str | None = None
-    """SHA-256 of this record without this field; points of earlier releases have none."""
-    damage: Damage | None = None
-    """Found since the record was written; not stored in it."""
-    status_when_made: Status | None = None
-    """`status` before damage was found; not stored in the record."""
+    held_digests: dict[str, str] = {}  # SHA-256 of each file of its rows; none in earlier releases
+    digest: str | None = None  # SHA-256 of the record without it; none in earlier releases
+    damage: Damage | None = None  # Found since the record was written; not stored in it
+    status_when_made: Status | None = None  # `status` before damage was found; not stored in the record
 
     def downgraded(self, damage: Damage | None) -> "Point":
-        """The point after this damage: tables with damaged copies, and the point, are degraded."""
         if damage is None or not damage.count:
             return self
         reasons = [f"{copy.key}: {copy.problem}." for copy in damage.copies if copy.table_root is None]
         if damage.record is not None:
             reasons.append(f"{damage.record}.")
-        verification = self.verification.model_copy(
-            update={
-                "status": "degraded",
-                "tables": tuple(_downgrade(proof, damage) for proof in self.verification.tables),
-                "reasons": (*self.verification.reasons, *reasons),
-            }
-        )
-        return self.model_copy(
-            update={
-                "status": "degraded",
-                "status_when_made": self.status,
-                "verification": verification,
-                "damage": damage,
-            }
-        )
+        changes = {
+            "status": "degraded",
+            "tables": tuple(_downgrade(proof, damage) for proof in self.verification.tables),
+            "reasons": (*self.verification.reasons, *reasons),
+        }
+        verification = self.verification.model_copy(update=changes)
+        update = {"status": "degraded", "status_when_made": self.status, "damage": damage}
+        return self.model_copy(update={**update, "verification": verification})
 
 
 def _downgrade(proof: TableProof, damage: Damage) -> TableProof:
@@ -247,12 +197,10 @@ LISTING = pa.schema(
     [
         _required("bucket", pa.string()),
         _required("key", pa.string()),
-        # Null for the null version, and in stores without versions.
-        pa.field("version_id", pa.string()),
+        pa.field("version_id", pa.string()),  # Null for the null version, and in stores without versions
         _required("is_latest", pa.bool_()),
         _required("is_delete_marker", pa.bool_()),
-        # Null for delete markers, as are the columns below.
-        pa.field("size_bytes", pa.int64()),
+        pa.field("size_bytes", pa.int64()),  # Null for delete markers, as are the columns below
         pa.field("last_modified", pa.timestamp("ms", tz="UTC")),
         pa.field("etag", pa.string()),
         pa.field("storage_class", pa.string()),
@@ -270,14 +218,11 @@ be thawed first. external: a file of a table outside the source."""
 PLAN = pa.schema(
     [
         *LISTING,
-        # One of LANES.
-        _required("lane", pa.string()),
-        # The key of the copy in the target.
-        _required("stored_key", pa.string()),
+        _required("lane", pa.string()),  # One of LANES
+        _required("stored_key", pa.string()),  # The key of the copy in the target
         # Key of the table's root without a slash at its end; null for objects outside tables.
         pa.field("table_root", pa.string()),
-        # The day of the point that copied the object first.
-        _required("first_point", pa.string()),
+        _required("first_point", pa.string()),  # The day of the point that copied the object first
     ]
 )
 """The objects that a point will hold, each once."""
@@ -288,14 +233,12 @@ COPY_RESULTS = pa.schema(
         _required("key", pa.string()),
         pa.field("version_id", pa.string()),
         _required("stored_key", pa.string()),
-        # "succeeded" or "failed".
-        _required("status", pa.string()),
+        _required("status", pa.string()),  # "succeeded" or "failed"
         # S3's error code ("NoSuchKey", "PreconditionFailed", …), HTTP status and message; null on success.
         pa.field("error_code", pa.string()),
         pa.field("http_status", pa.int32()),
         pa.field("message", pa.string()),
-        # Of the copy, if the engine knows them.
-        pa.field("stored_etag", pa.string()),
+        pa.field("stored_etag", pa.string()),  # Of the copy, if the engine knows them
         pa.field("stored_version_id", pa.string()),
         # "sha256:…" or "crc64nvme:…" of the copied content, if the engine knows it.
         pa.field("checksum", pa.string()),
@@ -306,12 +249,7 @@ COPY_RESULTS = pa.schema(
 
 POINT_COPIES = pa.schema(
     [
-        *(
-            LISTING.field(name)
-            for name in (
-                "bucket", "key", "version_id", "size_bytes", "last_modified", "etag", "storage_class",
-            )
-        ),
+        *map(PLAN.field, ("bucket", "key", "version_id", "size_bytes", "last_modified", "etag", "storage_class")),
         *(PLAN.field(name) for name in ("stored_key", "table_root", "first_point")),
         *(COPY_RESULTS.field(name) for name in ("stored_etag", "stored_version_id", "checksum")),
         # Verification level: 0 reported, 1 present with its size, 2 same ETag, 3 same checksum (levels L0-L3).
@@ -322,16 +260,14 @@ POINT_COPIES = pa.schema(
 )  # fmt: skip
 """The objects that a point holds: enough to find, to compare with the next listing, and to restore each."""
 
+ARCHIVES = ("GLACIER", "DEEP_ARCHIVE")  # Storage classes of objects that must be thawed; GLACIER_IR is none
 ROWS_A_FILE = 1_000_000
-ROWS_A_BATCH = 32_768
-"""Small batches reuse memory: touching new memory costs as much as reading."""
+ROWS_A_BATCH = 32_768  # Small batches reuse memory: touching new memory costs as much as reading
 
 
 def write_rows(folder: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch | pa.Table]) -> int:
-    """Write rows as Parquet files `part-00000.parquet`, … into a folder, which appears when it is complete.
-
-    Replaces the folder and remains of an aborted write. Returns the number of rows.
-    """
+    """Write rows as Parquet files `part-00000.parquet`, … into a folder, which appears when it is complete. Replaces
+    the folder and remains of an aborted write. Returns the number of rows."""
     unfinished = folder.with_name(f".{folder.name}.part")
     for left in (unfinished, folder):
         if left.exists():

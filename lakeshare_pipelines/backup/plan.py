@@ -17,30 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from lakeshare_pipelines.backup import model, plan_tables
 from lakeshare_pipelines.backup.config import GIB, Backup
-from lakeshare_pipelines.backup.model import (
-    LANES,
-    LISTING,
-    PLAN,
-    POINT_COPIES,
-    Estimate,
-    ListingRecord,
-    PlanRecord,
-    Point,
-    read_rows,
-    write_rows,
-)
-from lakeshare_pipelines.backup.plan_tables import (
-    ListingCut,
-    LogFiles,
-    RootIndex,
-    StoredKeys,
-    TableRoots,
-    add_log_files,
-    find_retention_races,
-    find_taken_keys,
-    make_stored_keys,
-)
 from lakeshare_pipelines.backup.points import Points, Workspace, get_point_time
 from lakeshare_pipelines.backup.stores import open_store
 from lakeshare_pipelines.backup.stores.store import FOLDER
@@ -49,32 +27,21 @@ from lakeshare_pipelines.errors import BackupError
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-ARCHIVE_CLASSES = ("GLACIER", "DEEP_ARCHIVE")
-"""Storage classes that must be thawed before they can be read; GLACIER_IR is not one of them."""
-PART_BYTES = 64 * 1024**2
-"""Assumed size of a part; never more than 10,000 parts."""
+PART_BYTES = 64 * 1024**2  # Assumed size of a part; never more than 10,000 parts
 MAX_PARTS = 10_000
-AROUND_PARTS = 3
-"""Requests besides the parts: HEAD, CreateMultipartUpload, CompleteMultipartUpload."""
+AROUND_PARTS = 3  # Requests besides the parts: HEAD, CreateMultipartUpload, CompleteMultipartUpload
 
 MILLION = 1_000_000
-S3_COPY_S = 0.05
-"""Assumed duration of one copy request of a small object."""
-S3_COPIES_A_S = 3_500
-"""Copies per second that S3 accepts below one prefix."""
-S3_BYTES_A_S = 40 * 1024**2
-"""Bytes per second of one request that copies inside a store."""
+S3_COPY_S = 0.05  # Assumed duration of one copy request of a small object
+S3_COPIES_A_S = 3_500  # Copies per second that S3 accepts below one prefix
+S3_BYTES_A_S = 40 * 1024**2  # Bytes per second of one request that copies inside a store
 LOCAL_FILES_A_S = 500
-LOCAL_BYTES_A_S = 150 * 1024**2
-"""For copies through this host, from or to a folder or between two endpoints."""
-MEASURED_OBJECTS = 1_000
-"""The speed of an earlier copy of so many objects replaces the assumptions above."""
+LOCAL_BYTES_A_S = 150 * 1024**2  # For copies through this host, from or to a folder or between two endpoints
+MEASURED_OBJECTS = 1_000  # The speed of an earlier copy of so many objects replaces the assumptions above
 
 
 @dataclass
 class Tally:
-    """Sums over the rows of a plan."""
-
     copy_limit_bytes: int
     objects: Counter[str] = field(default_factory=Counter)
     size_bytes: Counter[str] = field(default_factory=Counter)
@@ -105,34 +72,27 @@ class Tally:
         return self.copied + self.part_requests + self.objects["archived"]
 
 
-def require_within_bounds(backup: Backup, day: str, estimate: Estimate) -> None:
+def require_within_bounds(backup: Backup, day: str, estimate: model.Estimate) -> None:
     """Raises BackupError with each bound that the plan exceeds."""
-    takes = {
-        "objects": estimate.objects,
-        "bytes": estimate.size_bytes,
-        "usd": estimate.usd,
-        "minutes": estimate.minutes,
-    }
+    amounts = (estimate.objects, estimate.size_bytes, estimate.usd, estimate.minutes)
+    takes = dict(zip(("objects", "bytes", "usd", "minutes"), amounts, strict=True))
     beyond = [
         f"{takes[name]:,} {name} where {most:,} are allowed"
         for name, most in backup.bounds
         if most is not None and takes[name] > most
     ]
     if beyond:
-        raise BackupError(
-            f"backup {backup.name}, point {day}",
-            f"its plan takes {', '.join(beyond)}; nothing was copied",
-            f"Check it with `lakeshare backup plan {backup.name} --day {day}`, then raise `bounds`, or back up less.",
-        )
+        reason = f"its plan takes {', '.join(beyond)}; nothing was copied"
+        fix = f"Check it with `lakeshare backup plan {backup.name} --day {day}`, then raise `bounds`, or back up less."
+        raise BackupError(f"backup {backup.name}, point {day}", reason, fix)
 
 
-def estimate_usd_per_month(backup: Backup, estimate: Estimate) -> float:
-    """Storage price of the new copies per month."""
+def estimate_usd_per_month(backup: Backup, estimate: model.Estimate) -> float:
     is_paid = backup.target.kind != FOLDER
     return estimate.size_bytes / GIB * backup.prices.per_gib_month if is_paid else 0.0
 
 
-def _estimate_usd(backup: Backup, tally: Tally, listing: ListingRecord, jobs: int) -> float:
+def _estimate_usd(backup: Backup, tally: Tally, listing: model.ListingRecord, jobs: int) -> float:
     if backup.source.kind == backup.target.kind == FOLDER:
         return 0.0
     prices, usd = backup.prices, 0.0
@@ -147,7 +107,7 @@ def _estimate_usd(backup: Backup, tally: Tally, listing: ListingRecord, jobs: in
     return usd
 
 
-def _estimate_minutes(backup: Backup, tally: Tally, previous: Point | None) -> float:
+def _estimate_minutes(backup: Backup, tally: Tally, previous: model.Point | None) -> float:
     """The longer of the times for requests and for bytes. Does not include thawing, which takes hours."""
     source, target = backup.source, backup.target
     before = None if previous is None else previous.copied
@@ -168,15 +128,13 @@ MEMORY_BYTES = 4 * 1024**3
 """Enough for ten million rows on each side without spilling; at most half of the free memory is used."""
 ROWS_AT_ONCE = 100_000
 BROADCAST_ROWS = 3_000_000
-GONE = pa.schema([POINT_COPIES.field("key")])
+GONE = pa.schema([model.POINT_COPIES.field("key")])
 LISTED, STORED = 1, 2
 BOTH = LISTED | STORED
 
-OpenSpark = Callable[[], "SparkSession"]
-
 
 def write_difference(
-    listed: Path, stored: Path, fresh: Path, gone: Path, spark: OpenSpark | None = None
+    listed: Path, stored: Path, fresh: Path, gone: Path, spark: model.OpenSpark | None = None
 ) -> None:
     """Write rows of LISTING that are not stored into `fresh`, keys of POINT_COPIES that are not listed into `gone`.
 
@@ -206,10 +164,10 @@ def write_difference_by_duckdb(listed: Path, stored: Path, fresh: Path, gone: Pa
             "WHERE l.key IS NULL OR h.key IS NULL"
         )
         for into, schema, rows in (
-            (fresh, LISTING, "SELECT * EXCLUDE (gone) FROM odd WHERE key IS NOT NULL ORDER BY key"),
+            (fresh, model.LISTING, "SELECT * EXCLUDE (gone) FROM odd WHERE key IS NOT NULL ORDER BY key"),
             (gone, GONE, "SELECT gone AS key FROM odd WHERE gone IS NOT NULL ORDER BY gone"),
         ):
-            write_rows(into, schema, database.sql(rows).to_arrow_reader(ROWS_AT_ONCE))
+            model.write_rows(into, schema, database.sql(rows).to_arrow_reader(ROWS_AT_ONCE))
 
 
 def write_difference_by_spark(
@@ -232,7 +190,7 @@ def write_difference_by_spark(
     try:
         hint = "broadcast" if odd.count() <= BROADCAST_ROWS else "shuffle_hash"
         for rows, side, schema, into in (
-            (listed_rows, LISTED, LISTING, fresh),
+            (listed_rows, LISTED, model.LISTING, fresh),
             (stored_rows, STORED, GONE, gone),
         ):
             hashes = odd.where(sql.col("side") == side).select("h1", "h2").hint(hint)
@@ -242,7 +200,6 @@ def write_difference_by_spark(
 
 
 def _add_hashes(rows: "DataFrame", side: str) -> "DataFrame":
-    """Adds two independent hashes of the columns that identify a version of an object."""
     from pyspark.sql import functions as sql
 
     identity: list[Column] = [
@@ -267,7 +224,7 @@ def _write_spark_rows(rows: "DataFrame", schema: pa.Schema, into: Path) -> None:
     raw = into.with_name(f".{into.name}.spark")
     rows.select(*columns).write.mode("overwrite").parquet(str(raw))
     fragments = pq.ParquetDataset(raw).fragments
-    write_rows(into, schema, (batch for fragment in fragments for batch in fragment.to_batches()))
+    model.write_rows(into, schema, (batch for fragment in fragments for batch in fragment.to_batches()))
     rmtree(raw)
 
 
@@ -277,56 +234,45 @@ ReportMessage = Callable[[str], None]
 def make_plan(
     backup: Backup,
     workspace: Workspace,
-    listing: ListingRecord,
+    listing: model.ListingRecord,
     points: Points,
     day: str,
-    spark: OpenSpark | None = None,
-) -> PlanRecord:
+    spark: model.OpenSpark | None = None,
+    report_message: ReportMessage = lambda sentence: None,
+    *,
+    is_bounded: bool = True,
+) -> model.PlanRecord:
     """Write rows of schema PLAN, the objects of the day's point, into the workspace's folder `plan`.
 
-    Spark is opened only for many millions of rows.
-
-    Raises:
-        BackupError: the plan exceeds the backup's bounds; or there is no listing, or it has nothing of the day.
+    Spark is opened only for many millions of rows. Raises BackupError if there is no listing, it has nothing of the
+    day, or, with `is_bounded`, the plan exceeds the backup's bounds.
     """
-    plan = draft_plan(backup, workspace, listing, points, day, spark)
-    require_within_bounds(backup, day, plan.estimate)
-    return plan
-
-
-def draft_plan(
-    backup: Backup,
-    workspace: Workspace,
-    listing: ListingRecord,
-    points: Points,
-    day: str,
-    spark: OpenSpark | None = None,
-    report_message: ReportMessage = lambda sentence: None,
-) -> PlanRecord:
-    """Like `make_plan`, without checking the bounds."""
     try:
-        return _PlanDraft(backup, workspace, listing, points, day, spark, report_message).plan()
+        plan = _PlanDraft(backup, workspace, listing, points, day, spark, report_message).plan()
     finally:
         for name in ("cut", "before", "followed", "fresh", "gone"):
             workspace.clear(name)
+    if is_bounded:
+        require_within_bounds(backup, day, plan.estimate)
+    return plan
 
 
 @dataclass
 class _PlanDraft:
     backup: Backup
     workspace: Workspace
-    listing: ListingRecord
+    listing: model.ListingRecord
     points: Points
     day: str
-    spark: OpenSpark | None
+    spark: model.OpenSpark | None
     report_message: ReportMessage
-    roots: TableRoots = field(default_factory=TableRoots)
-    logs: LogFiles = field(default_factory=lambda: LogFiles(list))
+    roots: plan_tables.TableRoots = field(default_factory=plan_tables.TableRoots)
+    logs: plan_tables.LogFiles = field(default_factory=lambda: plan_tables.LogFiles(list))
 
-    def plan(self) -> PlanRecord:
-        cut = ListingCut(self.backup, get_point_time(self.day))
+    def plan(self) -> model.PlanRecord:
+        cut = plan_tables.ListingCut(self.backup, get_point_time(self.day))
         self.report_message("selecting the objects of the day from the listing")
-        rows = write_rows(self.workspace.clear("cut"), LISTING, self._cut(cut))
+        rows = model.write_rows(self.workspace.clear("cut"), model.LISTING, self._cut(cut))
         if not rows:
             reasons = ", ".join(f"{count:,} {reason}" for reason, count in cut.left_out.items())
             raise BackupError(
@@ -336,12 +282,14 @@ class _PlanDraft:
             )
         tables = self.roots.tables()
         previous = self.points.latest(before=self.day) if self.backup.layout == "incremental" else None
-        self.stored = make_stored_keys(self.backup, self.day, RootIndex(tables), previous)
+        self.stored = plan_tables.make_stored_keys(
+            self.backup, self.day, plan_tables.RootIndex(tables), previous
+        )
         self.report_message(f"{rows:,} objects, {len(tables):,} tables; comparing with the previous point")
         self._write_previous(previous, pa.array(sorted(tables), pa.string()))
         self.fresh = self.workspace.rows("cut")
         if previous is None:
-            write_rows(self.workspace.clear("gone"), GONE, ())
+            model.write_rows(self.workspace.clear("gone"), GONE, ())
         else:
             self.fresh, gone = self.workspace.clear("fresh"), self.workspace.clear("gone")
             write_difference(
@@ -350,20 +298,20 @@ class _PlanDraft:
         if self.backup.layout == "incremental":
             self._move_conflicts(previous)
         tally, prefixes = Tally(self.backup.copy_limit_bytes), set[str]()
-        write_rows(self.workspace.clear("plan"), PLAN, self._count_rows(tally, prefixes))
+        model.write_rows(self.workspace.clear("plan"), model.PLAN, self._count_rows(tally, prefixes))
         minutes = round(_estimate_minutes(self.backup, tally, previous), 2)
         races = []
         # With versions, a removed file is still there as an older version.
         if not self.listing.has_versions:
             self.report_message("reading how long tables keep removed files")
             source = open_store(self.backup.source)
-            races = find_retention_races(self.backup, source, tables, self.logs, minutes)
-        return PlanRecord(
+            races = plan_tables.find_retention_races(self.backup, source, tables, self.logs, minutes)
+        return model.PlanRecord(
             day=self.day,
             as_of=cut.as_of,
             previous=None if previous is None else previous.day,
             tables=self.stored.locate_tables(self.backup.source.bucket, tables),
-            estimate=Estimate(
+            estimate=model.Estimate(
                 objects=tally.copied,
                 size_bytes=tally.copied_bytes,
                 held_objects=tally.objects["held"],
@@ -372,20 +320,20 @@ class _PlanDraft:
                 # Each stored prefix is a Batch Operations job.
                 usd=round(_estimate_usd(self.backup, tally, self.listing, len(prefixes)), 4),
                 minutes=minutes,
-                by_lane={lane: tally.objects[lane] for lane in LANES if tally.objects[lane]},
+                by_lane={lane: tally.objects[lane] for lane in model.LANES if tally.objects[lane]},
             ),
             left_out=dict(cut.left_out),
             warnings=(*self.roots.warnings(), *_describe_moves(self.stored), *races),
         )
 
-    def _cut(self, cut: ListingCut) -> Iterator[pa.RecordBatch]:
+    def _cut(self, cut: plan_tables.ListingCut) -> Iterator[pa.RecordBatch]:
         folder = self.workspace.rows("listing")
-        for batch in cut.select_rows(lambda: read_rows(folder), has_versions=self.listing.has_versions):
+        for batch in cut.select_rows(lambda: model.read_rows(folder), has_versions=self.listing.has_versions):
             self.roots.add(batch["key"])
-            add_log_files(self.logs, batch)
+            plan_tables.add_log_files(self.logs, batch)
             yield batch
 
-    def _write_previous(self, previous: Point | None, tables: pa.Array) -> None:
+    def _write_previous(self, previous: model.Point | None, tables: pa.Array) -> None:
         """Writes the previous point's rows into `before`; rows of listed tables outside the source into `followed`."""
         outside: list[pa.RecordBatch] = []
 
@@ -396,16 +344,16 @@ class _PlanDraft:
                 if not pc.all(is_source).as_py():
                     outside.append(batch.filter(pc.invert(is_source)))
 
-        write_rows(self.workspace.clear("before"), POINT_COPIES, select_source())
+        model.write_rows(self.workspace.clear("before"), model.POINT_COPIES, select_source())
         # No listing has files outside the source.
         followed = outside if self.backup.external == "follow" else []
         rows = (batch.filter(pc.is_in(batch["table_root"], tables)) for batch in followed)
-        write_rows(self.workspace.clear("followed"), POINT_COPIES, rows)
+        model.write_rows(self.workspace.clear("followed"), model.POINT_COPIES, rows)
 
-    def _move_conflicts(self, previous: Point | None) -> None:
+    def _move_conflicts(self, previous: model.Point | None) -> None:
         """Moves what would overwrite copies of a point, or would be separated from the rest of its table."""
         stored, gone = self.stored, self._read_gone_keys()
-        for batch in read_rows(self.fresh, ["key"]):
+        for batch in model.read_rows(self.fresh, ["key"]):
             stored.move(batch["key"].filter(pc.is_in(batch["key"], gone)))
         for batch in self._read_unchanged():
             stored.move(stored.find_misplaced(batch["key"], batch["stored_key"]))
@@ -416,12 +364,12 @@ class _PlanDraft:
             f"comparing with {len(days)} more points, so that none of their copies is overwritten"
         )
         wanted = []
-        for batch in read_rows(self.fresh, ["key", "etag", "size_bytes"]):
+        for batch in model.read_rows(self.fresh, ["key", "etag", "size_bytes"]):
             rows = batch.filter(pc.invert(stored.is_moved(batch["key"])))
             columns = {name: rows[name] for name in ("key", "etag", "size_bytes")}
             wanted.append(pa.table({**columns, "stored_key": stored.stored_keys(rows["key"])}))
         if wanted:
-            stored.move(find_taken_keys(self.points, days, pa.concat_tables(wanted)))
+            stored.move(plan_tables.find_taken_keys(self.points, days, pa.concat_tables(wanted)))
 
     def _count_rows(self, tally: Tally, prefixes: set[str]) -> Iterator[pa.RecordBatch]:
         for batch in self._make_rows():
@@ -435,26 +383,25 @@ class _PlanDraft:
         for batch in self._read_unchanged():
             held = batch.filter(pc.invert(stored.is_moved(batch["key"])))
             yield _make_held_rows(held, stored.roots.nearest(held["key"]))
-        for batch in read_rows(self.workspace.rows("followed")):
+        for batch in model.read_rows(self.workspace.rows("followed")):
             yield _make_held_rows(batch, batch["table_root"])
-        for batch in read_rows(self.fresh):
+        for batch in model.read_rows(self.fresh):
             yield self._make_rows_to_copy(batch.filter(pc.invert(stored.is_moved(batch["key"]))))
-        for batch in read_rows(self.workspace.rows("cut")) if stored.moved else ():
+        for batch in model.read_rows(self.workspace.rows("cut")) if stored.moved else ():
             yield self._make_rows_to_copy(batch.filter(stored.is_moved(batch["key"])))
 
     def _read_unchanged(self) -> Iterator[pa.RecordBatch]:
-        """Yields rows of the previous point that are still listed."""
         gone = self._read_gone_keys()
-        for batch in read_rows(self.workspace.rows("before")):
+        for batch in model.read_rows(self.workspace.rows("before")):
             yield batch.filter(pc.invert(pc.is_in(batch["key"], gone)))
 
     def _read_gone_keys(self) -> pa.Array:
-        keys = [batch["key"] for batch in read_rows(self.workspace.rows("gone"), ["key"])]
+        keys = [batch["key"] for batch in model.read_rows(self.workspace.rows("gone"), ["key"])]
         return pa.chunked_array(keys, pa.string()).combine_chunks()
 
     def _make_rows_to_copy(self, objects: pa.RecordBatch) -> pa.RecordBatch:
         # An archived object may be above the limit of one copy request as well.
-        is_archived = pc.is_in(objects["storage_class"], pa.array(ARCHIVE_CLASSES))
+        is_archived = pc.is_in(objects["storage_class"], pa.array(model.ARCHIVES))
         is_large = pc.fill_null(pc.greater(objects["size_bytes"], self.backup.copy_limit_bytes), False)
         return _make_plan_rows(
             objects,
@@ -477,13 +424,14 @@ def _make_held_rows(rows: pa.RecordBatch, table_root: pa.Array) -> pa.RecordBatc
 
 
 def _make_plan_rows(rows: pa.RecordBatch, **columns: pa.Array) -> pa.RecordBatch:
-    """Rows of schema PLAN from `columns`, the columns of `rows`, and nulls."""
     known = {name: rows[name] for name in rows.schema.names} | columns
     nulls = pa.nulls(rows.num_rows)
-    return pa.record_batch([known.get(column.name, nulls).cast(column.type) for column in PLAN], PLAN)
+    return pa.record_batch(
+        [known.get(column.name, nulls).cast(column.type) for column in model.PLAN], model.PLAN
+    )
 
 
-def _describe_moves(stored: StoredKeys) -> list[str]:
+def _describe_moves(stored: plan_tables.StoredKeys) -> list[str]:
     if not stored.moved:
         return []
     named = ", ".join(sorted(stored.moved)[:3])

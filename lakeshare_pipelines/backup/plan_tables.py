@@ -32,16 +32,13 @@ ROOT_OF_KEY = {
     "hudi": re.compile(r"(?:(.*?)/)?\.hoodie/.", re.DOTALL),
     "iceberg": re.compile(r"(?:(.*)/)?metadata/[^/]*\.metadata\.json(?:\.gz)?\Z", re.DOTALL),
 }
-STAGED = "/_staged/"
-"""A run writes its Delta staging table inside the table that its files will belong to (design, §5)."""
+STAGED = "/_staged/"  # Below a Delta table: the staging tables of runs (design, §5)
 
 Format = Literal["delta", "iceberg"]
 CACHED_FOLDERS = 200_000
 
 
 class TableRoots:
-    """Roots of the tables in a listing."""
-
     def __init__(self) -> None:
         self._roots = {format_: set[str]() for format_ in ROOT_OF_KEY}
 
@@ -75,10 +72,8 @@ class TableRoots:
 
 
 class RootIndex:
-    """The root of a key: the nearest one above it, and its family, the outermost one.
-
-    Tables inside each other stay together, because the outer table may have files below the inner root.
-    """
+    """The root of a key: the nearest one above it, and its family, the outermost one. Tables inside each other stay
+    together, because the outer table may have files below the inner root."""
 
     def __init__(self, roots: Mapping[str, Format]) -> None:
         self._roots = roots
@@ -122,8 +117,7 @@ def _format_roots(roots: list[str]) -> str:
     return named if len(roots) <= 3 else f"{named} and {len(roots) - 3} more"
 
 
-MARGIN = dt.timedelta(hours=6)
-"""For a late report, and a copy that is slower than estimated."""
+MARGIN = dt.timedelta(hours=6)  # For a late report, and a copy that is slower than estimated
 DELTA_PROPERTY, DELTA_DEFAULT = "delta.deletedFileRetentionDuration", dt.timedelta(days=7)
 ICEBERG_PROPERTY, ICEBERG_DEFAULT = "history.expire.max-snapshot-age-ms", dt.timedelta(days=5)
 TABLE_LOG_KEY = r"(^|/)(_delta_log/[0-9]{20}\.[^/]*(json|parquet)|metadata/[^/]*\.metadata\.json(\.gz)?)$"
@@ -132,16 +126,13 @@ FILES_READ, LARGEST_BYTES, READERS = 100, 64 * 1024**2, 16
 UNIT = re.compile(r"(\d+)\s*(microsecond|millisecond|second|minute|hour|day|week)s?", re.IGNORECASE)
 MAX_NAMED = 20
 
-LogFile = tuple[str, int, dt.datetime]
-"""Key, bytes, time of writing."""
+LogFile = tuple[str, int, dt.datetime]  # Key, bytes, time of writing
 
 
-LogFiles = defaultdict[str, list[LogFile]]
-"""Metadata files of a listing, by table root."""
+LogFiles = defaultdict[str, list[LogFile]]  # Metadata files of a listing, by table root
 
 
 def add_log_files(logs: LogFiles, rows: pa.RecordBatch) -> None:
-    """Keep the metadata files among rows of schema LISTING."""
     files = rows.filter(pc.match_substring_regex(rows["key"], TABLE_LOG_KEY))
     columns = (files[name].to_pylist() for name in ("key", "size_bytes", "last_modified"))
     for key, size_bytes, at in zip(*columns, strict=True):
@@ -226,9 +217,8 @@ def _read_iceberg_retention(source: BackupStore, files: Sequence[LogFile]) -> dt
     if not files:
         return None
     try:
-        content = decompress_metadata(
-            source.read(max(files, key=lambda file: file[2])[0]), MAX_METADATA_BYTES
-        )
+        newest = max(files, key=lambda file: file[2])[0]
+        content = decompress_metadata(source.read(newest), MAX_METADATA_BYTES)
         properties = orjson.loads(content).get("properties") or {}
         return dt.timedelta(milliseconds=int(properties[ICEBERG_PROPERTY]))
     except KeyError:
@@ -251,17 +241,12 @@ STORED = pa.schema([("stored_key", pa.string()), ("etag", pa.string()), ("size_b
 class StoredKeys:
     """Stored keys of a plan's copies. A prefix is empty, or ends with a slash."""
 
-    usual: str
-    """Prefix of what is not moved."""
-    remade: str
-    """Prefix of what this plan moves."""
+    usual: str  # Prefix of what is not moved
+    remade: str  # Prefix of what this plan moves
     roots: RootIndex
-    of_family: dict[str, str]
-    """Prefixes of families of tables that an earlier point moved."""
-    moved: set[str] = field(default_factory=set)
-    """Families that this plan moves."""
-    moved_keys: set[str] = field(default_factory=set)
-    """Objects outside tables that this plan moves."""
+    of_family: dict[str, str]  # Prefixes of families of tables that an earlier point moved
+    moved: set[str] = field(default_factory=set)  # Families that this plan moves
+    moved_keys: set[str] = field(default_factory=set)  # Objects outside tables that this plan moves
 
     def stored_keys(self, keys: pa.Array) -> pa.Array:
         return pc.binary_join_element_wise(self.prefixes(keys), keys, "")
@@ -298,7 +283,6 @@ class StoredKeys:
         )
 
     def stored_root(self, root: str) -> str:
-        """Key of a root in the target, without a slash at its end."""
         return f"{self._prefix(self.roots.family(root))}{root}".rstrip("/")
 
     def _prefix(self, family: str) -> str:
@@ -320,9 +304,7 @@ def make_stored_keys(backup: Backup, day: str, roots: RootIndex, previous: Point
 
 def find_taken_keys(points: Points, days: Sequence[str], wanted: pa.Table) -> pa.Array:
     """Keys of `wanted` (key, stored_key, etag, size_bytes) whose stored key has another object in a point of `days`.
-
-    A copy of any point must not be overwritten, even if the previous point does not have it.
-    """
+    A copy of any point must not be overwritten, even if the previous point does not have it."""
     taken = [pa.array([], pa.string())]
     stored = wanted["stored_key"].combine_chunks()
     for day in days if wanted.num_rows else ():
@@ -344,7 +326,6 @@ def find_taken_keys(points: Points, days: Sequence[str], wanted: pa.Table) -> pa
 
 
 def _read_stored(target: StoreAddress, stored_keys: pa.Array) -> pa.Table:
-    """The target's objects at these keys: schema STORED."""
     with ThreadPoolExecutor(CONCURRENT_REQUESTS) as pool:
         heads = [
             head for head in pool.map(open_store(target).head, stored_keys.to_pylist()) if head is not None
@@ -439,11 +420,9 @@ def own_prefixes(backup: Backup) -> tuple[str, ...]:
     prefixes = {OWN_PREFIX, f"{backup.source.prefix}{OWN_PREFIX}"}
     target = _find_target_prefix(backup)
     if target == "":
-        raise BackupError(
-            f"backup {backup.name}",
-            f"its target {backup.target.url} is its source, or holds it",
-            "Give it a target of its own, best in another account.",
-        )
+        reason = f"its target {backup.target.url} is its source, or holds it"
+        fix = "Give it a target of its own, best in another account."
+        raise BackupError(f"backup {backup.name}", reason, fix)
     if target is not None:
         prefixes.add(target)
     return tuple(sorted(prefixes))

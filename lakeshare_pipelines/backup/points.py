@@ -27,11 +27,9 @@ from lakeshare_pipelines.errors import BackupError, DamagedRecord, ObjectMissing
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_server.settings import make_private
 
-OWN_PREFIX = "_lakeshare/"
-"""Key prefix of lakeshare's own files: never backed up, never reported as orphans."""
+OWN_PREFIX = "_lakeshare/"  # Key prefix of lakeshare's own files: never backed up, never reported as orphans
 
-SWEEP = dt.timedelta(minutes=30)
-"""How long a sweep blocks new claims unless it renews that."""
+SWEEP = dt.timedelta(minutes=30)  # How long a sweep blocks new claims unless it renews that
 
 
 class Points:
@@ -42,22 +40,16 @@ class Points:
         self.store: BackupStore = open_store(backup.records)
 
     def folder(self, day: str) -> str:
-        """The key prefix of a point's own records, with a trailing slash."""
         return f"{self.backup.records.prefix}{OWN_PREFIX}{self.backup.name}/points/{day}/"
 
     def days(self) -> list[str]:
-        """The days of all finished points, oldest first."""
         start = self.folder("x").removesuffix("x/")
         keys = (listed.key.removeprefix(start) for listed in self.store.list(start))
         return sorted(key.split("/")[0] for key in keys if key.endswith("/point.json"))
 
     def get(self, day: str, *, as_made: bool = False) -> Point:
         """A finished point; with `as_made` as it was written, else degraded by copies that were found damaged since.
-
-        Raises:
-            BackupError: the day has no point.
-            DamagedRecord: its record cannot be read or was changed.
-        """
+        Raises BackupError if the day has no point, and DamagedRecord if its record cannot be read or was changed."""
         try:
             content = self.store.read(f"{self.folder(day)}point.json")
         except ObjectMissing:
@@ -110,28 +102,22 @@ class Points:
         record["digest"] = _compute_digest(record)
         content = json.dumps(record, indent=1).encode()
         if not self.store.put(f"{folder}point.json", content, if_absent=True):
-            raise BackupError(
-                f"backup {self.backup.name}, point {point.day}",
-                "another run already completed this backup point",
-                f"Look at it with `lakeshare backup show {self.backup.name} {point.day}`.",
-            )
+            reason = "another run already completed this backup point"
+            fix = f"Look at it with `lakeshare backup show {self.backup.name} {point.day}`."
+            raise BackupError(f"backup {self.backup.name}, point {point.day}", reason, fix)
 
     def read_copies(self, point: Point, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
         """The copies of a point: rows of schema POINT_COPIES; copies that were made again are in their new place.
-
-        Raises:
-            DamagedRecord: a file of the rows is missing, truncated or changed.
-        """
+        Raises DamagedRecord if a file of the rows is missing, truncated or changed."""
         repaired = self._read_repaired(point)
+        repaired_keys = repaired["stored_key"].combine_chunks()
         read = columns if columns is None or "stored_key" in columns else [*columns, "stored_key"]
         for name, content in self._read_held_files(point):
             try:
                 with pq.ParquetFile(io.BytesIO(content)) as file:
                     for batch in file.iter_batches(columns=read):
                         if repaired.num_rows:
-                            is_repaired = pc.is_in(
-                                batch["stored_key"], repaired["stored_key"].combine_chunks()
-                            )
+                            is_repaired = pc.is_in(batch["stored_key"], repaired_keys)
                             batch = batch.filter(pc.invert(is_repaired))
                         yield batch if columns is None else batch.select(columns)
             # What pyarrow raises for a damaged file depends on where the damage is.
@@ -155,7 +141,6 @@ class Points:
         return digest.hexdigest() if files else None
 
     def _read_repaired(self, point: Point) -> pa.Table:
-        """Rows of the copies that were made again under another version or ETag."""
         try:
             content = self.store.read(f"{self.folder(point.day)}held-repaired.parquet")
             return pq.read_table(io.BytesIO(content)).cast(POINT_COPIES)
@@ -165,7 +150,6 @@ class Points:
             raise self._make_error(point.day, f"held-repaired.parquet cannot be read: {error}") from error
 
     def record_repaired(self, point: Point, rows: pa.Table) -> None:
-        """Write rows of schema POINT_COPIES that replace those of the same stored key."""
         before = self._read_repaired(point)
         stays = pc.invert(pc.is_in(before["stored_key"], rows["stored_key"].combine_chunks()))
         file = io.BytesIO()
@@ -203,7 +187,6 @@ class Points:
             raise self._make_error(day, reason) from error
 
     def _read_held_files(self, point: Point) -> Iterator[tuple[str, bytes]]:
-        """Name and content of each file of the point's rows."""
         folder = f"{self.folder(point.day)}held/"
         existing = [listed.key.removeprefix(folder) for listed in self.store.list(folder)]
         for name in sorted({*existing, *point.held_digests}):
@@ -220,33 +203,26 @@ class Points:
         return DamagedRecord(f"backup {self.backup.name}, point {day}", reason)
 
     def claim(self, day: str, owner: str) -> None:
-        """Claim a day for `owner` (a run id); the same owner may claim it again.
-
-        Raises:
-            BackupError: another run has claimed the day, or a sweep is running.
-        """
+        """Claim a day for `owner` (a run id); the same owner may claim it again. Raises BackupError if another run
+        has claimed the day, or a sweep is running."""
         title, key = f"backup {self.backup.name}, point {day}", f"{self.folder(day)}claim.json"
         if self.store.put(key, json.dumps({"owner": owner}).encode(), if_absent=True):
             # A sweep reads claims after it wrote its mark: one of the two sees the other.
             until = self.swept_until()
             if until is not None and until > dt.datetime.now(dt.UTC):
                 self.release(day)
-                raise BackupError(
-                    title,
-                    "a sweep of old copies is running, which could remove new ones",
-                    f"Run it again when the sweep is done, or after {until:%H:%M} UTC if it was interrupted.",
+                fix = (
+                    f"Run it again when the sweep is done, or after {until:%H:%M} UTC if it was interrupted."
                 )
+                raise BackupError(title, "a sweep of old copies is running, which could remove new ones", fix)
             return
         try:
             claimed_by = json.loads(self.store.read(key))["owner"]
         except (ValueError, TypeError, KeyError):
             claimed_by = "a run whose claim cannot be read"
         if claimed_by != owner:
-            raise BackupError(
-                title,
-                f"{claimed_by} is making it",
-                f"Wait for it, or take it over with `lakeshare backup release {self.backup.name} {day}`.",
-            )
+            fix = f"Wait for it, or take it over with `lakeshare backup release {self.backup.name} {day}`."
+            raise BackupError(title, f"{claimed_by} is making it", fix)
 
     def release(self, day: str) -> None:
         """Remove the claim of a day; finished copies stay."""
@@ -254,7 +230,6 @@ class Points:
 
     @property
     def sweep_key(self) -> str:
-        """Key of the mark of a running sweep."""
         return f"{self.backup.records.prefix}{OWN_PREFIX}{self.backup.name}/sweeping.json"
 
     def swept_until(self) -> dt.datetime | None:
@@ -269,8 +244,7 @@ class Points:
             return None if head is None else head.last_modified + SWEEP
 
 
-_BESIDE: Sequence[str] = ("damage", "status_when_made")
-"""Fields of a point that are not part of its record."""
+_BESIDE: Sequence[str] = ("damage", "status_when_made")  # Fields of a point that are not part of its record
 
 
 def _compute_digest(record: dict[str, object]) -> str:
@@ -293,11 +267,9 @@ class Workspace:
         return cls(settings.state_dir / "backup_work" / backup.name / day)
 
     def rows(self, name: str) -> Path:
-        """The folder of rows of a name; it may not exist."""
         return self.folder / name
 
     def clear(self, name: str) -> Path:
-        """Remove the folder of rows of a name; returns its path."""
         for left in (self.folder / name, self.folder / f".{name}.part"):
             if left.exists():
                 shutil.rmtree(left)
@@ -305,7 +277,6 @@ class Workspace:
         return self.folder / name
 
     def save(self, name: str, record: BaseModel) -> None:
-        """Write a record as `<name>.json`, atomically."""
         make_private(self.folder)
         path = self.folder / f"{name}.json"
         part = path.with_suffix(".part")
@@ -313,7 +284,6 @@ class Workspace:
         part.replace(path)
 
     def load(self, name: str, kind: type[Record]) -> Record | None:
-        """A saved record; None if there is none."""
         path = self.folder / f"{name}.json"
         return kind.model_validate_json(path.read_text()) if path.exists() else None
 
@@ -322,11 +292,8 @@ class Workspace:
 
 
 def get_point_time(day: str) -> dt.datetime:
-    """The time of a point: the end of its day, or the time in its name (`2026-11-22T101500Z`).
-
-    Raises:
-        ValueError: the name is neither.
-    """
+    """The time of a point: the end of its day, or the time in its name (`2026-11-22T101500Z`). Raises ValueError if
+    the name is neither."""
     if "T" in day:
         return dt.datetime.strptime(day, "%Y-%m-%dT%H%M%SZ").replace(tzinfo=dt.UTC)
     midnight = dt.datetime.combine(dt.date.fromisoformat(day), dt.time(), dt.UTC)

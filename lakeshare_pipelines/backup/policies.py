@@ -22,42 +22,28 @@ ORGANISATION = re.compile(r"o-[a-z0-9]{10,32}")
 class Parties:
     """Principals and keys that the policies name, besides those that a backup declares."""
 
-    runner: str
-    """ARN of the role or user that runs lakeshare, in the target's account."""
-    break_glass: str | None = None
-    """ARN of the only role that may remove protection; by default `lakeshare-break-glass` of the account."""
-    retention_role: str | None = None
-    """ARN of the role that sweeps; without it no role removes copies."""
-    organisation: str | None = None
-    """Only its members may read the source."""
+    runner: str  # ARN of the role or user that runs lakeshare, in the target's account
+    break_glass: str | None = None  # ARN of the only role that may remove protection
+    retention_role: str | None = None  # ARN of the role that sweeps; without it no role removes copies
+    organisation: str | None = None  # Only its members may read the source
     source_key: str | None = None
     target_key: str | None = None
-    inventory_key: str | None = None
-    """ARNs of the KMS keys that encrypt the buckets."""
+    inventory_key: str | None = None  # ARNs of the KMS keys that encrypt the buckets
 
     def require(self, backup: Backup) -> None:
         account = backup.target.account
-        for option, name in (
-            ("--runner", self.runner),
-            ("--break-glass", self.break_glass),
-            ("--retention-role", self.retention_role),
-        ):
+        for field in ("runner", "break_glass", "retention_role"):
+            name = getattr(self, field)
             match = None if name is None else IAM_PRINCIPAL.fullmatch(name)
             if name is not None and (match is None or match["account"] != account):
-                raise BackupError(
-                    f"{option} {name}",
-                    f"not a role or user of account {account}, which owns the target",
-                    f"Give an ARN such as arn:aws:iam::{account}:role/lakeshare.",
-                )
-        for option, name in (
-            ("--source-key", self.source_key),
-            ("--target-key", self.target_key),
-            ("--inventory-key", self.inventory_key),
-        ):
+                reason = f"not a role or user of account {account}, which owns the target"
+                fix = f"Give an ARN such as arn:aws:iam::{account}:role/lakeshare."
+                raise BackupError(f"--{field.replace('_', '-')} {name}", reason, fix)
+        for field in ("source_key", "target_key", "inventory_key"):
+            name = getattr(self, field)
             if name is not None and not KEY.fullmatch(name):
-                raise BackupError(
-                    f"{option} {name}", "not the ARN of a key", "Give arn:aws:kms:REGION:ACCOUNT:key/ID."
-                )
+                option = f"--{field.replace('_', '-')} {name}"
+                raise BackupError(option, "not the ARN of a key", "Give arn:aws:kms:REGION:ACCOUNT:key/ID.")
         if self.organisation is not None and not ORGANISATION.fullmatch(self.organisation):
             raise BackupError(
                 f"--organisation {self.organisation}", "not the id of an organisation", "Give o-…."
@@ -78,7 +64,6 @@ class BucketArea:
 
     @classmethod
     def of(cls, address: StoreAddress) -> "BucketArea":
-        """The area of an address; `{day}` in its URL is any day."""
         of_any_day = address.model_copy(update={"url": address.url.replace("{day}", "*")})
         return cls(of_any_day.bucket, make_arn(of_any_day), of_any_day.prefix)
 
@@ -96,23 +81,17 @@ class PolicyBuckets:
     source_account: str
     target_account: str
     reports_account: str | None
-    is_dated: bool
-    """Each day has copies of its own, and the logs of their Delta tables are cut at the verified version."""
+    is_dated: bool  # Each day has its own copies, and logs are cut at the verified version
 
     @classmethod
     def of(cls, backup: Backup) -> "PolicyBuckets":
-        """The buckets of a backup."""
         for name, address in (("source", backup.source), ("target", backup.target)):
             if address.kind == "folder":
-                raise BackupError(
-                    f"backup {backup.name}", f"its {name} is a folder, which has no policies", "Name buckets."
-                )
+                reason = f"its {name} is a folder, which has no policies"
+                raise BackupError(f"backup {backup.name}", reason, "Name buckets.")
             if address.account is None:
-                raise BackupError(
-                    f"backup {backup.name}",
-                    f"the account of its {name} is not declared",
-                    f"Give `{name}.account`, the twelve digits of the account that owns {address.bucket}.",
-                )
+                fix = f"Give `{name}.account`, the twelve digits of the account that owns {address.bucket}."
+                raise BackupError(f"backup {backup.name}", f"the account of its {name} is not declared", fix)
         reports = get_destination(backup).address if backup.listing.kind == "s3_inventory" else None
         return cls(
             BucketArea.of(backup.source),
@@ -134,7 +113,6 @@ class PolicyBuckets:
 
 
 def find_reports_account(backup: Backup, reports: StoreAddress) -> str | None:
-    """The account of the bucket that receives inventory reports."""
     if reports.bucket == backup.target.bucket:
         return backup.target.account
     return reports.account or backup.source.account
@@ -168,6 +146,7 @@ UNPROTECT = (
     "s3:PutBucketOwnershipControls", "s3:PutEncryptionConfiguration",
 )  # fmt: skip
 REMOVE = ("s3:DeleteObject", "s3:DeleteObjectVersion")
+ENCRYPT = ("kms:GenerateDataKey", "kms:Decrypt", "kms:DescribeKey")
 LOGS = "*_delta_log/"
 
 
@@ -179,21 +158,20 @@ class PolicyFile:
     name: str
     kind: Kind
     account: str
-    subject: str
-    """ARN of the role or key, name of the bucket, or the account."""
+    subject: str  # ARN of the role or key, name of the bucket, or the account
     purpose: str
-    apply: str
-    """The command that applies it, for a person with rights in the account."""
-    document: dict[str, Any]
-    """JSON, as IAM accepts it."""
+    apply: str  # The command that applies it, for a person with rights in the account
+    statements: list[Statement]
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """JSON, as IAM accepts it."""
+        return {"Version": "2012-10-17", "Statement": self.statements}
 
 
 def make_policy_files(backup: Backup, parties: Parties) -> tuple[PolicyFile, ...]:
-    """All documents for a backup between two accounts.
-
-    Raises:
-        BackupError: an end of the backup is a folder or has no declared account, or a name of `parties` is malformed.
-    """
+    """All documents for a backup between two accounts. Raises BackupError if an end of the backup is a folder or has
+    no declared account, or a name of `parties` is malformed."""
     buckets = PolicyBuckets.of(backup)
     parties.require(backup)
     return (
@@ -209,11 +187,11 @@ def make_policy_files(backup: Backup, parties: Parties) -> tuple[PolicyFile, ...
             "aws organizations create-policy --type SERVICE_CONTROL_POLICY --name lakeshare-guard-rails "
             "--description 'Backups stay' --content file://guard-rails.json",
             # KeepCopies names what it does not apply to: in an account that would deny deletions in all other buckets.
-            _make_document(
+            [
                 rail
                 for rail in _make_guard_rails(parties, buckets, buckets.target_buckets())
                 if rail["Sid"] != "KeepCopies"
-            ),
+            ],
         ),
     )
 
@@ -232,17 +210,10 @@ def _make_identity_files(backup: Backup, parties: Parties, buckets: PolicyBucket
     if reading_keys := [key for key in (parties.source_key, parties.inventory_key) if key]:
         use_keys.append(_allow("ReadEncrypted", ("kms:Decrypt", "kms:DescribeKey"), *reading_keys))
     if parties.target_key:
-        use_keys.append(
-            _allow(
-                "WriteEncrypted",
-                ("kms:GenerateDataKey", "kms:Decrypt", "kms:DescribeKey"),
-                parties.target_key,
-            )
-        )
+        use_keys.append(_allow("WriteEncrypted", ENCRYPT, parties.target_key))
     submit_jobs = []
     if backup.batch is not None:
         role = backup.batch.role_arn
-        name = role.rpartition("/")[2]
         # The condition keeps jobs of other accounts out ("confused deputy").
         trust = {
             "Sid": "BatchOperationsOfThisAccount",
@@ -257,23 +228,22 @@ def _make_identity_files(backup: Backup, parties: Parties, buckets: PolicyBucket
             account,
             role,
             "lets S3 Batch Operations assume the role that copies, for jobs of this account only",
-            f"aws iam create-role --role-name {name} --assume-role-policy-document file://role-trust.json",
-            _make_document([trust]),
+            f"aws iam create-role --role-name {role.rpartition('/')[2]} "
+            "--assume-role-policy-document file://role-trust.json",
+            [trust],
         )
         # Manifests and reports of jobs are among the records of points.
         manifests = [
             _allow("ReadManifests", ("s3:GetObject", "s3:GetObjectVersion"), records.objects(OWN_PREFIX)),
             _allow("WriteReports", ("s3:PutObject",), records.objects(OWN_PREFIX)),
         ]
-        yield PolicyFile(
-            "role-policy.json",
-            "identity",
+        yield _make_identity_file(
             account,
             role,
+            "role-policy.json",
+            "lakeshare-copy",
             "lets the role read the source, write copies and reports, and read its manifests",
-            f"aws iam put-role-policy --role-name {name} --policy-name lakeshare-copy "
-            "--policy-document file://role-policy.json",
-            _make_document([*read_source, *write_copies, *manifests, *use_keys]),
+            [*read_source, *write_copies, *manifests, *use_keys],
         )
         pass_role = _allow("PassRole", ("iam:PassRole",), role)
         submit_jobs = [
@@ -282,52 +252,41 @@ def _make_identity_files(backup: Backup, parties: Parties, buckets: PolicyBucket
         ]
     # Versions of the commits that are cut from a log stay.
     cut_logs = [_allow("CutLogs", ("s3:DeleteObject",), target.objects(LOGS))] if buckets.is_dated else []
-    read_reports = (
-        [_allow("ReadReports", ("s3:GetObject",), buckets.reports.objects())] if buckets.reports else []
-    )
-    yield PolicyFile(
-        "runner-policy.json",
-        "identity",
+    reports = [buckets.reports] if buckets.reports else []
+    yield _make_identity_file(
         account,
         parties.runner,
+        "runner-policy.json",
+        "lakeshare-runner",
         "lets lakeshare list, plan, copy what jobs cannot copy, verify, and keep the records of points",
-        _format_put_command(parties.runner, "lakeshare-runner", "runner-policy.json"),
-        _make_document(
-            [
-                *read_source,
-                _allow("ThawSource", ("s3:RestoreObject",), source.objects()),
-                *write_copies,
-                *read_copies,
-                keep_records,
-                *cut_logs,
-                _make_inspect_statement(buckets.all_buckets()),
-                *read_reports,
-                *submit_jobs,
-                *use_keys,
-            ]
-        ),
+        [
+            *read_source,
+            _allow("ThawSource", ("s3:RestoreObject",), source.objects()),
+            *write_copies,
+            *read_copies,
+            keep_records,
+            *cut_logs,
+            _make_inspect_statement(buckets.all_buckets()),
+            *(_allow("ReadReports", ("s3:GetObject",), area.objects()) for area in reports),
+            *submit_jobs,
+            *use_keys,
+        ],
     )
     if parties.retention_role is not None:
-        yield PolicyFile(
-            "retention-policy.json",
-            "identity",
+        removed = dict.fromkeys((target.objects(), records.objects(OWN_PREFIX)))
+        yield _make_identity_file(
             account,
             parties.retention_role,
+            "retention-policy.json",
+            "lakeshare-retention",
             "lets the role that sweeps remove copies whose lock has ended, and nothing of the source",
-            _format_put_command(parties.retention_role, "lakeshare-retention", "retention-policy.json"),
-            _make_document(
-                [
-                    *read_copies,
-                    _allow(
-                        "RemoveUnneeded",
-                        REMOVE,
-                        *dict.fromkeys((target.objects(), records.objects(OWN_PREFIX))),
-                    ),
-                    _allow("ExtendLocks", LOCK, target.objects()),
-                    keep_records,
-                    _make_inspect_statement(buckets.target_buckets()),
-                ]
-            ),
+            [
+                *read_copies,
+                _allow("RemoveUnneeded", REMOVE, *removed),
+                _allow("ExtendLocks", LOCK, target.objects()),
+                keep_records,
+                _make_inspect_statement(buckets.target_buckets()),
+            ],
         )
 
 
@@ -371,7 +330,7 @@ def _make_bucket_files(backup: Backup, parties: Parties, buckets: PolicyBuckets)
             "; ".join(purposes[bucket]),
             f"aws s3api put-bucket-policy --bucket {bucket.replace('*', 'DAY')} --policy file://{name} "
             f"--expected-bucket-owner {accounts[bucket]}",
-            _make_document(of_bucket),
+            of_bucket,
         )
 
 
@@ -381,6 +340,7 @@ def _make_guard_rails(
     """Deny to remove protection to all but the break-glass role, and to remove copies to all but it and retention."""
     break_glass = parties.break_glass or f"arn:aws:iam::{buckets.target_account}:role/lakeshare-break-glass"
     sweepers = [break_glass, *([parties.retention_role] if parties.retention_role else [])]
+    not_by_sweepers = {"ArnNotLike": {"aws:PrincipalArn": sweepers}}
     arns = [area.bucket_arn for area in areas]
     objects = [f"{arn}/*" for arn in arns]
     # Claims of days are released, and logs are cut: versions of those stay.
@@ -389,29 +349,19 @@ def _make_guard_rails(
     ]  # fmt: skip
     for sid, actions, resources, condition in (
         ("KeepProtection", UNPROTECT, [*arns, *objects], {"ArnNotLike": {"aws:PrincipalArn": [break_glass]}}),
-        (
-            "KeepVersions",
-            ("s3:DeleteObjectVersion",),
-            objects,
-            {"ArnNotLike": {"aws:PrincipalArn": sweepers}},
-        ),
-        ("KeepCopies", ("s3:DeleteObject",), deletable, {"ArnNotLike": {"aws:PrincipalArn": sweepers}}),
+        ("KeepVersions", ("s3:DeleteObjectVersion",), objects, not_by_sweepers),
+        ("KeepCopies", ("s3:DeleteObject",), deletable, not_by_sweepers),
         ("OnlyEncryptedLines", ("s3:*",), [*arns, *objects], {"Bool": {"aws:SecureTransport": "false"}}),
     ):
         element = "NotResource" if sid == "KeepCopies" else "Resource"
-        yield {
-            "Sid": sid,
-            "Effect": "Deny",
-            "Action": list(actions),
-            element: resources,
-            "Condition": condition,
-        }
+        statement = {"Sid": sid, "Effect": "Deny", "Action": list(actions), element: resources}
+        yield {**statement, "Condition": condition}
 
 
 def _make_key_files(backup: Backup, parties: Parties, buckets: PolicyBuckets) -> Iterator[PolicyFile]:
     copiers = {"AWS": parties.copiers(backup)}
     read = _allow("BackupReads", ("kms:Decrypt", "kms:DescribeKey"), "*")
-    write = _allow("BackupWrites", ("kms:GenerateDataKey", "kms:Decrypt", "kms:DescribeKey"), "*")
+    write = _allow("BackupWrites", ENCRYPT, "*")
     encrypt_reports = {
         **_allow("InventoryEncrypts", ("kms:GenerateDataKey",), "*"),
         "Principal": {"Service": INVENTORY_SERVICE},
@@ -434,7 +384,7 @@ def _make_key_files(backup: Backup, parties: Parties, buckets: PolicyBuckets) ->
                 key,
                 f"lets the backup use the key of the {end}: add its statements to the key's policy, do not replace it",
                 f"aws kms put-key-policy --key-id {key} --policy-name default --policy file://WHOLE-KEY-POLICY.json",
-                _make_document(statements),
+                statements,
             )
 
 
@@ -456,16 +406,15 @@ def _add_principals(principals: list[str], statement: Statement, organisation: s
     return {**statement, "Principal": {"AWS": principals}, **condition}
 
 
-def _format_put_command(arn: str, policy: str, name: str) -> str:
-    kind, _, short = arn.rpartition(":")[2].partition("/")
-    return (
-        f"aws iam put-{kind}-policy --{kind}-name {short.rpartition('/')[2]} --policy-name {policy} "
+def _make_identity_file(
+    account: str, arn: str, name: str, policy: str, purpose: str, statements: list[Statement]
+) -> PolicyFile:
+    kind, _, path = arn.rpartition(":")[2].partition("/")
+    command = (
+        f"aws iam put-{kind}-policy --{kind}-name {path.rpartition('/')[2]} --policy-name {policy} "
         f"--policy-document file://{name}"
     )
-
-
-def _make_document(statements: Iterable[Statement]) -> dict[str, Any]:
-    return {"Version": "2012-10-17", "Statement": list(statements)}
+    return PolicyFile(name, "identity", account, arn, purpose, command, statements)
 
 
 INDEX = "index.json"
@@ -484,9 +433,8 @@ def write_policies(backup: Backup, files: tuple[PolicyFile, ...], folder: Path) 
         for name, content in contents.items():
             (folder / name).write_text(content)
     except OSError as error:
-        raise BackupError(
-            str(folder), f"the folder cannot be written: {error.strerror}", "Give another --to."
-        ) from error
+        fix = "Give another --to."
+        raise BackupError(str(folder), f"the folder cannot be written: {error.strerror}", fix) from error
     return [folder / name for name in contents]
 
 
@@ -508,12 +456,10 @@ def format_page(backup: Backup, files: tuple[PolicyFile, ...]) -> str:
                 for statement in file.document["Statement"]:
                     actions = statement["Action"]
                     names = actions if isinstance(actions, str) else ", ".join(actions)
-                    except_for = (
-                        " (except for the principals named in it)"
-                        if "ArnNotLike" in statement.get("Condition", {})
-                        else ""
-                    )
-                    lines.append(f"- {statement['Sid']}: {statement['Effect'].lower()} {names}{except_for}")
+                    line = f"- {statement['Sid']}: {statement['Effect'].lower()} {names}"
+                    if "ArnNotLike" in statement.get("Condition", {}):
+                        line += " (except for the principals named in it)"
+                    lines.append(line)
                 lines.append("")
     lines += ["After each step `lakeshare doctor` reports what is still missing.", ""]
     return "\n".join(lines)

@@ -100,7 +100,6 @@ def _compile(pattern: str) -> re.Pattern[str]:
 
 
 def _arn_matches(pattern: str, value: str) -> bool:
-    """Compares each of the six parts of an ARN."""
     expected, actual = pattern.split(":", 5), value.split(":", 5)
     return len(expected) == len(actual) and all(map(matches, expected, actual))
 
@@ -158,15 +157,10 @@ KNOWN = {
 
 @dataclass(frozen=True)
 class Request:
-    """One action of a principal on a resource."""
-
     action: str
-    resource: str
-    """ARN."""
-    principal: str
-    """ARN of a user or a role, or a service such as batchoperations.s3.amazonaws.com."""
-    context: Mapping[str, str] = field(default_factory=dict)
-    """Condition keys with their values."""
+    resource: str  # ARN
+    principal: str  # ARN of a user or a role, or a service such as batchoperations.s3.amazonaws.com
+    context: Mapping[str, str] = field(default_factory=dict)  # Condition keys with their values
 
     @property
     def account(self) -> str | None:
@@ -177,17 +171,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A decision, and the statement that made it or why there is none."""
-
     decision: Decision
     because: str
 
 
 def decide(request: Request, policies: Sequence[Document]) -> Verdict:
-    """Decide a request by the policies of its resource, for a principal whose own policies allow everything.
-
-    A statement that denies wins; `undecided` if no statement is about the request.
-    """
+    """Decide a request by the policies of its resource, for a principal whose own policies allow everything. A
+    statement that denies wins; `undecided` if no statement is about the request."""
     try:
         statements = [
             statement
@@ -275,7 +265,6 @@ class Check:
 
 
 def check_backup(backup: Backup) -> Iterator[Check]:
-    """Check the source, the target and the location of inventory reports."""
     for end, address in (("source", backup.source), ("target", backup.records)):
         if address.kind == "folder":
             path = Path(address.url)
@@ -300,12 +289,10 @@ def check_backup(backup: Backup) -> Iterator[Check]:
             yield from _check_bucket("reports", backup, owned)
 
 
-BucketCheck = Callable[[Backup, StoreAddress, BucketClient], tuple[str, str]]
-"""Returns detail and remedy."""
+BucketCheck = Callable[[Backup, StoreAddress, BucketClient], tuple[str, str]]  # Returns detail and remedy
 
 
 def _check_bucket(end: str, backup: Backup, address: StoreAddress) -> Iterator[Check]:
-    """Check whether a bucket answers; all other checks need that."""
     bucket, client = address.bucket, BucketClient(address)
     try:
         client.request("head_bucket")

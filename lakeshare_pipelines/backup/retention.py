@@ -24,12 +24,7 @@ from lakeshare_pipelines.backup.points import SWEEP, Points, get_point_time
 from lakeshare_pipelines.backup.stores import BackupStore, open_store
 from lakeshare_pipelines.backup.stores.store import make_s3_client, remove_unfinished
 from lakeshare_pipelines.backup.verify.delta_replay import BrokenLogFile, read_chain, sort_log_files
-from lakeshare_pipelines.backup.verify.iceberg import (
-    FOLDER,
-    NAME,
-    Snapshot,
-    read_metadata,
-)
+from lakeshare_pipelines.backup.verify.iceberg import FOLDER, NAME, Snapshot, read_metadata
 from lakeshare_pipelines.backup.verify.objects import normalize_location
 from lakeshare_pipelines.errors import BackupError, DamagedRecord, ObjectMissing
 from lakeshare_server.tables.delta.log import LOG
@@ -37,11 +32,16 @@ from lakeshare_server.tables.iceberg.avro import Entries, read_container
 from lakeshare_server.tables.iceberg.manifests import parse_manifest_list
 
 RetentionClass = Literal["daily", "weekly", "monthly", "yearly"]
-CLASSES: tuple[RetentionClass, ...] = get_args(RetentionClass)
-"""Shortest first; a point of a class counts for the shorter classes too."""
+CLASSES: tuple[RetentionClass, ...] = get_args(
+    RetentionClass
+)  # Shortest first; a longer one counts for shorter ones
 
-CLASS_DAYS = {"daily": 1, "weekly": 7, "monthly": 31, "yearly": 366}
-"""Longest lengths of the periods, so that a lock never ends before its class does."""
+CLASS_DAYS = {
+    "daily": 1,
+    "weekly": 7,
+    "monthly": 31,
+    "yearly": 366,
+}  # The longest periods: locks do not end before
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,7 @@ class RetentionCandidate:
     as_of: dt.datetime
     status: Status
     retention_class: RetentionClass
-    is_damaged: bool = False
-    """Copies were found damaged after it was made; it still counts, for its undamaged tables."""
+    is_damaged: bool = False  # It still counts, for its undamaged tables
 
     @classmethod
     def of(cls, point: Point) -> "RetentionCandidate":
@@ -66,7 +65,6 @@ class RetentionCandidate:
 def choose_class(
     as_of: dt.datetime, status: Status, others: Iterable[RetentionCandidate], retention: Retention
 ) -> RetentionClass:
-    """The class of a new point: the longest one whose period has no good point of that class yet."""
     if status not in GOOD_STATUSES:
         return "daily"
     good = [other for other in others if other.is_good]
@@ -86,10 +84,8 @@ def compute_lock_end(
 
 
 def select_kept_days(points: Sequence[RetentionCandidate], retention: Retention) -> set[str]:
-    """The days of the points to keep: of each class the newest periods, and always the newest good point.
-
-    Points that are not good take no place. They are kept as long as days are, and while no good point is newer.
-    """
+    """The days of the points to keep: of each class the newest periods, and always the newest good point. Points that
+    are not good take no place. They are kept as long as days are, and while no good point is newer."""
     good = sorted((point for point in points if point.is_good), key=lambda point: point.as_of, reverse=True)
     kept_days = {point.day for point in (*good[:1], *[point for point in good if not point.is_damaged][:1])}
     for name in CLASSES:
@@ -133,10 +129,8 @@ _log = logging.getLogger(__name__)
 COPY = ["stored_key", "stored_version_id"]
 AT_ONCE = 16
 PROGRESS_EVERY = 5_000
-LATER = "lock.json"
-"""In a point's folder: the end of a lock that was set or extended after the point was made."""
-SECOND = dt.timedelta(seconds=1)
-"""Stores keep the end of a lock in whole seconds."""
+LATER = "lock.json"  # In a point's folder: the end of a lock that was set after the point was made
+SECOND = dt.timedelta(seconds=1)  # Stores keep the end of a lock in whole seconds
 
 ReportMessage = Callable[[str], None]
 Row = dict[str, Any]  # a row of an Arrow table, by column
@@ -145,10 +139,8 @@ Row = dict[str, Any]  # a row of an Arrow table, by column
 @dataclass(frozen=True)
 class LockResult:
     until: dt.datetime
-    extended: int
-    """Copies whose lock was set or extended."""
-    sufficient: int
-    """Copies that were locked as long already."""
+    extended: int  # Copies whose lock was set or extended
+    sufficient: int  # Copies that were locked as long already
 
 
 def lock_copies(
@@ -161,17 +153,12 @@ def lock_copies(
 ) -> LockResult:
     """Lock the copies of a point (rows of schema POINT_COPIES); called again it does the rest.
 
-    A lock is never shortened. Copies that a point with a lock as long also holds are skipped.
-
-    Raises:
-        BackupError: a lock was refused or is not kept by the store; names the first such copy.
+    A lock is never shortened. Copies that a point with a lock as long also holds are skipped. Raises BackupError if a
+    lock was refused or is not kept by the store; names the first such copy.
     """
     if backup.lock is None:
-        raise BackupError(
-            f"backup {backup.name}",
-            "it has no lock",
-            "Declare `lock`, with a bucket that was made with Object Lock.",
-        )
+        fix = "Declare `lock`, with a bucket that was made with Object Lock."
+        raise BackupError(f"backup {backup.name}", "it has no lock", fix)
     columns = pa.schema([POINT_COPIES.field(name) for name in COPY])
     copies = pa.Table.from_batches([batch.select(COPY) for batch in batches], columns)
     rows = _select_unlocked(copies, points, day, until).to_pylist()
@@ -186,7 +173,6 @@ def lock_copies(
 
 
 def get_lock_end(points: Points, point: Point) -> dt.datetime | None:
-    """When the locks of a point's copies end; None without locks."""
     try:
         content = points.store.read(f"{points.folder(point.day)}{LATER}")
         later = dt.datetime.fromisoformat(json.loads(content)["until"])
@@ -201,7 +187,6 @@ def get_lock_end(points: Points, point: Point) -> dt.datetime | None:
 def lock_point(
     points: Points, point: Point, until: dt.datetime, report_message: ReportMessage = _log.info
 ) -> LockResult:
-    """Lock a finished point's copies, and record the end beside the point's record, which never changes."""
     result = lock_copies(
         points.backup, points.read_copies(point, COPY), points, point.day, until, report_message
     )
@@ -215,7 +200,6 @@ def lock_point(
 
 
 def _select_unlocked(copies: pa.Table, points: Points, day: str, until: dt.datetime) -> pa.Table:
-    """The copies that no other point with a lock as long holds."""
     for point in points.readable()[0] if points.backup.layout == "incremental" else ():
         # Copies of a point whose rows cannot be read are locked once more.
         with suppress(DamagedRecord):
@@ -270,10 +254,7 @@ class _CopyLocker:
                 Bucket=self._address.bucket, Key=key, **version, **owner, **arguments
             )
         except ClientError as error:
-            code, message = (
-                error.response["Error"].get("Code", ""),
-                error.response["Error"].get("Message", ""),
-            )
+            code, message = (error.response["Error"].get(name, "") for name in ("Code", "Message"))
             fix = OBJECT_LOCK
             if code in {"404", "NoSuchKey", "NoSuchVersion"}:
                 fix = "The copy does not exist: run the day again, verification reports what is missing."
@@ -332,9 +313,7 @@ def hold_point(
     """Hold a lease of a point during a `with` block; `reader` is the name of the holder.
 
     With `as_made`, later damage does not matter. `unwritable` receives a warning if the target cannot be written.
-
-    Raises:
-        BackupError: the point is being swept, or does not exist.
+    Raises BackupError if the point is being swept, or does not exist.
     """
     key = f"{points.folder(day)}leases/{uuid4().hex}.json"
     until = dt.datetime.now(dt.UTC) + length
@@ -351,11 +330,8 @@ def hold_point(
         )
     try:
         if points.store.head(f"{points.folder(day)}{SWEPT}") is not None:
-            raise BackupError(
-                f"backup {points.backup.name}, point {day}",
-                "retention is removing it",
-                "Use a newer point: `lakeshare backup list` shows them.",
-            )
+            fix = "Use a newer point: `lakeshare backup list` shows them."
+            raise BackupError(f"backup {points.backup.name}, point {day}", "retention is removing it", fix)
         points.get(day, as_made=as_made)
         yield
     finally:
@@ -416,11 +392,8 @@ def block_claims(points: Points) -> Iterator[Callable[[], None]]:
 
     until = points.swept_until()
     if until is not None and until > dt.datetime.now(dt.UTC):
-        raise BackupError(
-            f"backup {points.backup.name}",
-            "another sweep is running",
-            f"Wait for it, or sweep again after {until:%H:%M} UTC if it was interrupted.",
-        )
+        fix = f"Wait for it, or sweep again after {until:%H:%M} UTC if it was interrupted."
+        raise BackupError(f"backup {points.backup.name}", "another sweep is running", fix)
     renew()
     try:
         yield renew
@@ -432,19 +405,15 @@ COPY_SCHEMA = pa.schema(
     [("stored_key", pa.string()), ("stored_version_id", pa.string()), ("size_bytes", pa.int64())]
 )
 PORTION = 2_000
-UNFINISHED_AGE = dt.timedelta(days=1)
-"""A temporary file that was not written to for this long has no writer any more."""
+UNFINISHED_AGE = dt.timedelta(days=1)  # After so long without a write, a temporary file has no writer
 
 
 @dataclass(frozen=True)
 class SweepResult:
-    """The points and copies that a sweep removed, or would remove."""
-
     days: tuple[str, ...]
     objects: int
     size_bytes: int
-    spared: tuple[str, ...]
-    """Sentences: points that retention does not keep, and why they were not removed."""
+    spared: tuple[str, ...]  # Sentences: points that retention does not keep, and why they were not removed
 
 
 def sweep_points(
@@ -457,10 +426,8 @@ def sweep_points(
 ) -> SweepResult:
     """Remove points that are not kept any more, then the copies that only they held; called again it continues.
 
-    Points stay that are the newest good one, locked, being read, or built on by an unfinished day.
-
-    Raises:
-        BackupError: a day is being made in a store without versions, which distinguish new copies from old ones.
+    Points stay that are the newest good one, locked, being read, or built on by an unfinished day. Raises BackupError
+    if a day is being made in a store without versions, which distinguish new copies from old ones.
     """
     if dry_run:
         return _plan_sweep(backup, points, now).summarise()
@@ -480,14 +447,13 @@ def sweep_points(
             plan = _plan_sweep(backup, points, now)
         folders = {points.store.address.url, *(backup.target_of(day).url for day in points.days())}
         for folder in sorted(folder for folder in folders if folder.startswith("/")):
-            if removed := remove_unfinished(Path(folder), now - UNFINISHED_AGE):
+            if count := remove_unfinished(Path(folder), now - UNFINISHED_AGE):
                 report_message(
-                    f"{folder}: removed {removed:,} unfinished files of copies that were interrupted"
+                    f"{folder}: removed {count:,} unfinished files of copies that were interrupted"
                 )
         for point, copies in plan.copies:
-            _remove_point(
-                points, point, open_store(backup.target_of(point.day)), copies, renew, report_message
-            )
+            store = open_store(backup.target_of(point.day))
+            _remove_point(points, point, store, copies, renew, report_message)
     return replace(plan.summarise(), spared=tuple(dict.fromkeys((*plan.spared, *spared))))
 
 
@@ -539,7 +505,6 @@ def _plan_sweep(backup: Backup, points: Points, now: dt.datetime) -> _SweepPlan:
 
 
 def _select_unneeded(points: Points, going: Sequence[Point], staying: Sequence[Point]) -> list[pa.Table]:
-    """The copies of each point that no point which stays, and no point before it, holds."""
     tables: list[pa.Table] = []
     for point in going:
         batches = list(points.read_copies(point, COPY_SCHEMA.names))
@@ -583,7 +548,6 @@ def _mark_swept(points: Points, going: Sequence[Point], now: dt.datetime) -> lis
 
 
 def _find_unreadable(points: Points, candidates: Sequence[Point]) -> dict[str, str]:
-    """The days of points whose rows cannot be read, with the reasons."""
     unreadable = {}
     for point in candidates:
         try:
@@ -622,7 +586,6 @@ def _remove_point(
     renew: Callable[[], None],
     report_message: ReportMessage,
 ) -> None:
-    """Remove a point's copies, then the rest of its folder."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for start in range(0, copies.num_rows, PORTION):
             rows = copies.slice(start, PORTION).to_pylist()
@@ -636,22 +599,14 @@ def _remove_point(
         points.store.delete(key)
 
 
-OLDER_THAN = dt.timedelta(days=7)
-"""Younger files may belong to a write that is not committed yet."""
+OLDER_THAN = dt.timedelta(days=7)  # Younger files may belong to a write that is not committed yet
 NEVER_ORPHANED = r"(^|/)(_delta_log|_change_data|\.hoodie|\.lakeshare[^/]*)/"
 """Folders whose files are needed without being named, or by readers of changes."""
 EXAMPLES = 5
-DELETED = 2
-"""Iceberg spec, "Manifests": the status of an entry of a removed file."""
+DELETED = 2  # Iceberg spec, "Manifests": the status of an entry of a removed file
 ORPHAN_COLUMNS = [
-    "bucket",
-    "key",
-    "size_bytes",
-    "last_modified",
-    "stored_key",
-    "stored_version_id",
-    "table_root",
-]
+    "bucket", "key", "size_bytes", "last_modified", "stored_key", "stored_version_id", "table_root"
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -659,10 +614,8 @@ class Orphans:
     root: str
     objects: int
     size_bytes: int
-    usd_a_month: float
-    """At the backup's price of storage."""
-    examples: tuple[str, ...]
-    """Keys, the largest first."""
+    usd_a_month: float  # At the backup's price of storage
+    examples: tuple[str, ...]  # Keys, the largest first
 
 
 @dataclass(frozen=True)
@@ -671,8 +624,7 @@ class OrphanReport:
 
     day: str
     tables: tuple[Orphans, ...]
-    unknown: tuple[str, ...]
-    """Sentences: tables whose copies do not show which files they name."""
+    unknown: tuple[str, ...]  # Sentences: tables whose copies do not show which files they name
 
 
 def find_orphans(
@@ -722,8 +674,6 @@ def _select_orphans(
 
 
 class _NamedFileReader:
-    """Reads the locations that a table names, from the copies of its log or metadata."""
-
     def __init__(self, backup: Backup, store: BackupStore, copies: pa.Table, table: FoundTable) -> None:
         self._source, self._store, self._table = backup.source, store, table
         below = f"{table.root}/" if table.root else ""
@@ -731,7 +681,6 @@ class _NamedFileReader:
         self._rows = {key: row for row, key in enumerate(self._copies["key"].to_pylist())}
 
     def read_names(self) -> pa.Array:
-        """Locations of the files of all versions that can still be made."""
         return self._read_delta() if self._table.format == "delta" else self._read_iceberg()
 
     def _read_delta(self) -> pa.Array:

@@ -7,8 +7,7 @@ import struct
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from dataclasses import field as dataclass_field
+from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
 from threading import Lock
@@ -19,14 +18,7 @@ import pyarrow.compute as pc
 
 from lakeshare_pipelines.backup.stores import BackupStore
 from lakeshare_pipelines.errors import BackupError
-from lakeshare_server.tables.iceberg.avro import (
-    MAGIC,
-    SYNC_BYTES,
-    AvroBlocks,
-    AvroError,
-    parse_avro_schema,
-    read_container,
-)
+from lakeshare_server.tables.iceberg import avro
 from lakeshare_server.tables.iceberg.metadata import (
     FORMAT_VERSIONS,
     GZIP,
@@ -47,9 +39,7 @@ def read_records(location: str, content: bytes) -> Iterator[Record]:
 
 def rewrite_records(location: str, content: bytes, change: Callable[[Record], None]) -> bytes:
     """A container file (Avro spec, "Object Container Files") after `change` was called with each of its records.
-
-    Blocks keep their records; those of codecs other than null and deflate are deflated.
-    """
+    Blocks keep their records; those of codecs other than null and deflate are deflated."""
     from fastavro import schemaless_writer
 
     container, schema = _open_container(location, content)
@@ -57,9 +47,9 @@ def rewrite_records(location: str, content: bytes, change: Callable[[Record], No
     if is_packed:
         header["avro.codec"] = b"deflate"
     pairs = b"".join(_encode_text(key.encode()) + _encode_text(text) for key, text in header.items())
-    sync = sha256(content).digest()[:SYNC_BYTES]
+    sync = sha256(content).digest()[: avro.SYNC_BYTES]
     written = io.BytesIO()
-    written.write(MAGIC + _encode_long(len(header)) + pairs + _encode_long(0) + sync)
+    written.write(avro.MAGIC + _encode_long(len(header)) + pairs + _encode_long(0) + sync)
     for count, block in container.blocks:
         changed = io.BytesIO()
         for record in _decode_records(location, schema, count, block):
@@ -73,12 +63,12 @@ def rewrite_records(location: str, content: bytes, change: Callable[[Record], No
     return written.getvalue()
 
 
-def _open_container(location: str, content: bytes) -> tuple[AvroBlocks, Any]:
+def _open_container(location: str, content: bytes) -> tuple[avro.AvroBlocks, Any]:
     from fastavro import parse_schema
 
     try:
-        container = read_container(content)
-        return container, parse_schema(_strip_logical_types(parse_avro_schema(container.schema)))
+        container = avro.read_container(content)
+        return container, parse_schema(_strip_logical_types(avro.parse_avro_schema(container.schema)))
     except ValueError as error:
         raise make_unreadable_error(location, error) from error
 
@@ -96,7 +86,7 @@ def _decode_records(location: str, schema: Any, count: int, block: bytes) -> Ite
 
 
 def make_unreadable_error(location: str, error: Exception) -> BackupError:
-    reason = str(error) if isinstance(error, AvroError) else f"{type(error).__name__}: {error}"
+    reason = str(error) if isinstance(error, avro.AvroError) else f"{type(error).__name__}: {error}"
     fix = "Restore from another point, or an older snapshot of this point."
     return BackupError(location, f"it cannot be read: {reason}", fix)
 
@@ -122,11 +112,9 @@ def _encode_long(number: int) -> bytes:
     return bytes((*coded, number))
 
 
-PATH, POSITION = (2147483546, "file_path"), (2147483545, "pos")
-"""Field ids that the specification reserves, and their names."""
+PATH, POSITION = (2147483546, "file_path"), (2147483545, "pos")  # Reserved field ids, and their names
 PUFFIN = b"PFA1"
-FOOTER_TAIL = struct.Struct("<iI4s")
-"""After the payload of a Puffin footer: its length, flags, the magic (Puffin spec, "Footer structure")."""
+FOOTER_TAIL = struct.Struct("<iI4s")  # End of a Puffin footer: length, flags, magic (Puffin spec)
 PACKED_FLAG = 1
 MoveLocation = Callable[[str], str]
 
@@ -149,9 +137,8 @@ def rewrite_deletes(location: str, file_format: str, content: bytes, moved: Move
         "PUFFIN": _rewrite_puffin,
     }
     if file_format.upper() not in formats:
-        raise BackupError(
-            location, f"position deletes in {file_format} are unknown", "Compact the table's deletes first."
-        )
+        fix = "Compact the table's deletes first."
+        raise BackupError(location, f"position deletes in {file_format} are unknown", fix)
     try:
         return formats[file_format.upper()](location, content, moved)
     except (OSError, ValueError, KeyError, TypeError, struct.error, pa.ArrowException) as error:
@@ -218,8 +205,7 @@ def _rewrite_puffin(_location: str, content: bytes, moved: MoveLocation) -> Rewr
     return RewrittenDeletes(content[:start] + payload + FOOTER_TAIL.pack(len(payload), flags, PUFFIN))
 
 
-READERS = 8
-"""How many manifests are rewritten at a time."""
+READERS = 8  # How many manifests are rewritten at a time
 MOUNT_PROPERTIES: Mapping[str, str] = {"gc.enabled": "false"}
 """For tables on the files of a backup: dropping them or expiring snapshots must not remove files."""
 # Where writers put files: a restored table uses its own location.
@@ -239,8 +225,7 @@ class RewrittenTable:
     metadata_location: str
     keys: tuple[str, ...]
     size_bytes: int
-    snapshot_id: int | None
-    """The current snapshot."""
+    snapshot_id: int | None  # The current snapshot
 
 
 def rewrite_table(
@@ -258,13 +243,11 @@ def rewrite_table(
     """Write the metadata of a table whose data files have moved (Iceberg spec, format versions 1 to 3).
 
     `read` returns the content of an *original* location (called by several threads), `moved` the new location of any
-    data file. Files are written to `<folder>/metadata/` in `target`, with the same names for the same table each time.
-    Only `snapshots` are kept, by default all; `current` becomes the current one, by default the present or the newest
-    that is kept. Position deletes and deletion vectors are rewritten with their manifests; equality deletes and
-    statistics name no file and only move. The log of older metadata files is dropped.
-
-    Raises:
-        BackupError: a file is missing, damaged or encrypted, or there is no such snapshot.
+    data file. Files are written to `<folder>/metadata/` in `target`, with the same names for the same table each
+    time. Only `snapshots` are kept, by default all; `current` becomes the current one, by default the present or the
+    newest that is kept. Position deletes and deletion vectors are rewritten with their manifests; equality deletes
+    and statistics name no file and only move. The log of older metadata files is dropped. Raises BackupError if a
+    file is missing, damaged or encrypted, or there is no such snapshot.
     """
     content = read(metadata_location)
     table = _parse_metadata(metadata_location, content)
@@ -302,14 +285,13 @@ class _MetadataRewrite:
     target: BackupStore
     folder: str
     report_progress: ReportProgress | None
-    keys: list[str] = dataclass_field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
     size_bytes: int = 0
-    deletes: dict[str, tuple[str, int, str | None, str | None]] = dataclass_field(default_factory=dict)
-    turns: dict[str, Lock] = dataclass_field(default_factory=dict)
-    lock: Lock = dataclass_field(default_factory=Lock)
+    deletes: dict[str, tuple[str, int, str | None, str | None]] = field(default_factory=dict)
+    turns: dict[str, Lock] = field(default_factory=dict)
+    lock: Lock = field(default_factory=Lock)
 
     def rewrite_snapshots(self, table: Json) -> None:
-        """Rewrite manifests first, each once, then the lists that name them with their lengths."""
         lists: dict[str, bytes] = {}
         manifests: dict[str, None] = {}
         for snapshot in table.get("snapshots", ()):
@@ -403,11 +385,8 @@ def _keep_snapshots(location: str, table: Json, kept: Collection[int] | None, cu
     ids = set(snapshots) if kept is None else set(kept)
     named = ids if current is None else ids | {current}
     if absent := named - set(snapshots):
-        raise BackupError(
-            location,
-            f"it has no snapshot {', '.join(map(str, sorted(absent)))}",
-            f"It has {', '.join(map(str, sorted(snapshots))) or 'none'}.",
-        )
+        fix = f"It has {', '.join(map(str, sorted(snapshots))) or 'none'}."
+        raise BackupError(location, f"it has no snapshot {', '.join(map(str, sorted(absent)))}", fix)
     newest = current if current is not None else _get_current(table)
     if newest not in ids:
         ages = {
@@ -441,7 +420,6 @@ def _get_current(table: Json) -> int | None:
 
 
 def _set_bounds(file: Record, name: str, path: str | None) -> None:
-    """Replace the bound of the paths of a file of deletes, where there is one."""
     for bound in file.get(name) or ():
         if bound["key"] == PATH[0] and path is not None:
             bound["value"] = path.encode()
@@ -483,6 +461,5 @@ def find_whole_snapshots(
 def require_whole_snapshot(metadata_location: str, snapshot_id: int, whole: set[int]) -> None:
     if snapshot_id not in whole:
         others = ", ".join(map(str, sorted(whole))) or "none"
-        raise BackupError(
-            metadata_location, f"its snapshot {snapshot_id} is not whole in the point", f"Whole are {others}."
-        )
+        fix = f"Whole are {others}."
+        raise BackupError(metadata_location, f"its snapshot {snapshot_id} is not whole in the point", fix)

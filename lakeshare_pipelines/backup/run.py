@@ -2,17 +2,17 @@
 
 import datetime as dt
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from hashlib import file_digest, md5, sha256
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from pydantic import BaseModel
 
+from lakeshare_pipelines.backup import model
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.copy.engine import (
     CopyEngine,
@@ -22,29 +22,13 @@ from lakeshare_pipelines.backup.copy.engine import (
     archived_in_plan,
     thaw,
 )
-from lakeshare_pipelines.backup.model import (
-    GOOD_STATUSES,
-    CatalogRecord,
-    CopyRecord,
-    ListingRecord,
-    PlanRecord,
-    Point,
-    TableProof,
-    Verification,
-    read_rows,
-)
-from lakeshare_pipelines.backup.points import Points, Workspace, get_point_time
+from lakeshare_pipelines.backup.points import Points, Record, Workspace, get_point_time
 from lakeshare_pipelines.backup.restore.copies import ReportMessage, TableRestore, get_point, ignore_message
 from lakeshare_pipelines.backup.restore.tables import PointRestore
 from lakeshare_pipelines.backup.restore.targets import map_to_new_keys, select_copied
 from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-Record = TypeVar("Record", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -55,7 +39,7 @@ class BackupRun:
     backup: Backup
     day: str
     owner: str
-    open_spark: "Callable[[], SparkSession] | None" = None
+    open_spark: model.OpenSpark | None = None
 
     @cached_property
     def points(self) -> Points:
@@ -85,20 +69,16 @@ class BackupRun:
 
 def make_point(
     backup_run: BackupRun, now: dt.datetime, report_message: ReportMessage, report_progress: ReportProgress
-) -> Point:
+) -> model.Point:
     """Make the point of a day, from the listing to its record; called again after a crash it continues.
 
-    Raises:
-        BackupError: there is no listing yet, the plan exceeds its bounds, no table was proved, the day has a point
-            or another run makes it.
+    Raises BackupError if there is no listing yet, the plan exceeds its bounds, no table was proved, the day has a
+    point or another run makes it.
     """
     listing = ensure_listing(backup_run, now)
     if listing is None:
-        raise BackupError(
-            backup_run.title,
-            "the store has not reported yet",
-            "Run it again later: `lakeshare inventory status` lists the reports.",
-        )
+        fix = "Run it again later: `lakeshare inventory status` lists the reports."
+        raise BackupError(backup_run.title, "the store has not reported yet", fix)
     report_message(f"listed {listing.rows:,} objects, {listing.size_bytes:,} bytes, by {listing.kind}")
     plan = ensure_plan(backup_run)
     estimate = plan.estimate
@@ -113,19 +93,16 @@ def make_point(
     return finish_point(backup_run, now)
 
 
-def ensure_listing(backup_run: BackupRun, now: dt.datetime) -> ListingRecord | None:
+def ensure_listing(backup_run: BackupRun, now: dt.datetime) -> model.ListingRecord | None:
     """The day's listing; None while the store has not reported."""
     from lakeshare_pipelines.backup.inventory.sources import make_listing
 
     name, day, workspace = backup_run.backup.name, backup_run.day, backup_run.workspace
     if day in backup_run.points.days():
-        raise BackupError(
-            backup_run.title,
-            "the point exists already, and a point is never replaced",
-            f"Look at it with `lakeshare backup show {name} {day}`, or make a point of now.",
-        )
+        fix = f"Look at it with `lakeshare backup show {name} {day}`, or make a point of now."
+        raise BackupError(backup_run.title, "the point exists already, and a point is never replaced", fix)
     backup_run.points.claim(day, backup_run.owner)
-    listing = workspace.load("listing", ListingRecord)
+    listing = workspace.load("listing", model.ListingRecord)
     if listing is None:
         listing = make_listing(backup_run.backup, workspace, day, now, backup_run.open_spark)
         if listing is not None:
@@ -133,13 +110,13 @@ def ensure_listing(backup_run: BackupRun, now: dt.datetime) -> ListingRecord | N
     return listing
 
 
-def ensure_plan(backup_run: BackupRun) -> PlanRecord:
+def ensure_plan(backup_run: BackupRun) -> model.PlanRecord:
     from lakeshare_pipelines.backup.plan import make_plan
 
     workspace = backup_run.workspace
-    plan = workspace.load("plan", PlanRecord)
+    plan = workspace.load("plan", model.PlanRecord)
     if plan is None:
-        listing = _load_step(backup_run, "listing", ListingRecord)
+        listing = _load_step(backup_run, "listing", model.ListingRecord)
         plan = make_plan(
             backup_run.backup, workspace, listing, backup_run.points, backup_run.day, backup_run.open_spark
         )
@@ -147,10 +124,10 @@ def ensure_plan(backup_run: BackupRun) -> PlanRecord:
     return plan
 
 
-def ensure_copies(backup_run: BackupRun, report_progress: ReportProgress) -> CopyRecord:
-    _load_step(backup_run, "plan", PlanRecord)
+def ensure_copies(backup_run: BackupRun, report_progress: ReportProgress) -> model.CopyRecord:
+    _load_step(backup_run, "plan", model.PlanRecord)
     workspace, source = backup_run.workspace, backup_run.backup.source
-    record = workspace.load("copied", CopyRecord)
+    record = workspace.load("copied", model.CopyRecord)
     if record is None:
         if source.kind == "s3" and (archived := list(archived_in_plan(workspace.rows("plan")))):
             thaw(source, archived, report_progress)
@@ -159,14 +136,14 @@ def ensure_copies(backup_run: BackupRun, report_progress: ReportProgress) -> Cop
     return record
 
 
-def ensure_verification(backup_run: BackupRun) -> Verification:
+def ensure_verification(backup_run: BackupRun) -> model.Verification:
     from lakeshare_pipelines.backup.verify.iceberg import list_main_pointers
     from lakeshare_pipelines.backup.verify.run import verify_copies
 
-    verification = backup_run.workspace.load("verified", Verification)
+    verification = backup_run.workspace.load("verified", model.Verification)
     if verification is None:
-        _load_step(backup_run, "copied", CopyRecord)
-        plan = _load_step(backup_run, "plan", PlanRecord)
+        _load_step(backup_run, "copied", model.CopyRecord)
+        plan = _load_step(backup_run, "plan", model.PlanRecord)
         # Iceberg's metadata files do not show which of them is current.
         has_iceberg = any(table.format == "iceberg" for table in plan.tables)
         verification = verify_copies(
@@ -182,13 +159,13 @@ def ensure_verification(backup_run: BackupRun) -> Verification:
     return verification
 
 
-def finish_point(backup_run: BackupRun, now: dt.datetime) -> Point:
+def finish_point(backup_run: BackupRun, now: dt.datetime) -> model.Point:
     """Write the day's point; a day that failed gets none and can be made again."""
     from lakeshare_pipelines.backup.catalog_dump import dump_catalog
     from lakeshare_pipelines.backup.retention import apply_retention
 
     backup, points, day = backup_run.backup, backup_run.points, backup_run.day
-    proof = _load_step(backup_run, "verified", Verification)
+    proof = _load_step(backup_run, "verified", model.Verification)
     if proof.status == "failed":
         reasons = [*proof.reasons, *(reason for table in proof.tables for reason in table.reasons)][:5]
         raise BackupError(
@@ -196,13 +173,13 @@ def finish_point(backup_run: BackupRun, now: dt.datetime) -> Point:
             f"nothing of it could be proved: {' '.join(reasons) or 'no table opens'}",
             f"Correct the causes, then `lakeshare backup release {backup.name} {day}` and run it again.",
         )
-    catalog = backup_run.workspace.load("catalog", CatalogRecord)
+    catalog = backup_run.workspace.load("catalog", model.CatalogRecord)
     if catalog is None:
         catalog = dump_catalog(backup_run.settings, backup, points, day)
         backup_run.workspace.save("catalog", catalog)
     copies = backup_run.workspace.rows("held")
-    retention_class, locked_until = apply_retention(points, day, proof.status, now, read_rows(copies))
-    point = Point(
+    retention_class, locked_until = apply_retention(points, day, proof.status, now, model.read_rows(copies))
+    point = model.Point(
         backup=backup.name,
         day=day,
         as_of=get_point_time(day),
@@ -210,9 +187,9 @@ def finish_point(backup_run: BackupRun, now: dt.datetime) -> Point:
         layout=backup.layout,
         status=proof.status,
         target=backup.target_of(day).url,
-        listing=_load_step(backup_run, "listing", ListingRecord),
-        plan=_load_step(backup_run, "plan", PlanRecord),
-        copied=_load_step(backup_run, "copied", CopyRecord),
+        listing=_load_step(backup_run, "listing", model.ListingRecord),
+        plan=_load_step(backup_run, "plan", model.PlanRecord),
+        copied=_load_step(backup_run, "copied", model.CopyRecord),
         verification=proof,
         catalog=catalog,
         retention_class=retention_class,
@@ -239,9 +216,8 @@ def make_engine(backup_run: BackupRun) -> CopyEngine:
         from lakeshare_pipelines.backup.copy.spark import SparkEngine
 
         if backup_run.open_spark is None:
-            raise BackupError(
-                f"backup {backup_run.backup.name}", "its engine needs Spark", "Run it with Spark."
-            )
+            fix = "Run it with Spark."
+            raise BackupError(f"backup {backup_run.backup.name}", "its engine needs Spark", fix)
         return SparkEngine(backup_run.open_spark)
     from lakeshare_pipelines.backup.copy.local import LocalEngine
 
@@ -257,23 +233,18 @@ def format_progress(progress: Progress) -> str:
     )
 
 
-STEPS = {"listing": "list", "plan": "plan", "copied": "copy", "verified": "verify"}
-"""The step that writes each record."""
+STEPS = {"listing": "list", "plan": "plan", "copied": "copy", "verified": "verify"}  # Steps by record
 
 
 def _load_step(backup_run: BackupRun, name: str, kind: type[Record]) -> Record:
     record = backup_run.workspace.load(name, kind)
     if record is None:
-        raise BackupError(
-            backup_run.title,
-            f"its step `{STEPS[name]}` has not run on this host",
-            "Run the day from its first step: finished copies are found again.",
-        )
+        fix = "Run the day from its first step: finished copies are found again."
+        raise BackupError(backup_run.title, f"its step `{STEPS[name]}` has not run on this host", fix)
     return record
 
 
-LOOK_BACK_DAYS = 7
-"""Older days are not made automatically: their files may have been vacuumed since."""
+LOOK_BACK_DAYS = 7  # Older days are not made automatically: their files may have been vacuumed since
 
 
 def list_due_days(backup: Backup, now: dt.datetime) -> list[str]:
@@ -298,31 +269,24 @@ def list_due_days(backup: Backup, now: dt.datetime) -> list[str]:
     return due[::-1]
 
 
-MAX_COMPARED = 10_000
-"""Larger tables are compared by a random sample of this many files."""
+MAX_COMPARED = 10_000  # Larger tables are compared by a random sample of this many files
 MD5_HEX = 32
 
 
 class DrillRecord(BaseModel, frozen=True):
-    """The result of a drill; kept beside the point."""
-
     backup: str
     day: str
     table: str
     passed: bool
-    reasons: tuple[str, ...] = ()
-    """Sentences: each failure, with the object's name."""
+    reasons: tuple[str, ...] = ()  # Sentences: each failure, with the object's name
     started_at: dt.datetime
     rows: int | None = None
     files: int = 0
-    compared: int = 0
-    """Files whose content was compared with the checksum of the backup."""
+    compared: int = 0  # Files whose content was compared with the checksum of the backup
     objects: int = 0
     size_bytes: int = 0
-    rto_s: float
-    """From the decision to restore until the table is opened and compared."""
-    rpo_s: float
-    """The age of the restored state."""
+    rto_s: float  # From the decision to restore until the table is opened and compared
+    rpo_s: float  # The age of the restored state
     seed: str
 
 
@@ -335,10 +299,8 @@ def run_drill(
 ) -> DrillRecord:
     """Restore one table of a point and compare it; the same seed draws the same table of the same point.
 
-    A table that cannot be restored is a failed drill, not an error.
-
-    Raises:
-        BackupError: there is no good point, or it has no good table.
+    A table that cannot be restored is a failed drill, not an error. Raises BackupError if there is no good point, or
+    it has no good table.
     """
     random, started = Random(seed), dt.datetime.now(dt.UTC)  # noqa: S311  sampling, not a secret
     point = get_point(points, None, report_message)
@@ -371,26 +333,22 @@ def run_drill(
         **(restored.model_dump(include={"rows", "files", "objects", "size_bytes"}) if restored else {}),
     )
     name = f"{started:%Y-%m-%dT%H%M%S.%fZ}"
-    points.store.put(
-        f"{points.folder(point.day)}drills/{name}.json", record.model_dump_json(indent=1).encode()
-    )
+    key = f"{points.folder(point.day)}drills/{name}.json"
+    points.store.put(key, record.model_dump_json(indent=1).encode())
     return record
 
 
-def draw_table(backup: Backup, point: Point, random: Random) -> TableProof:
-    """A random table, by the weights of the backup."""
-    good = [proof for proof in point.verification.tables if proof.status in GOOD_STATUSES]
+def draw_table(backup: Backup, point: model.Point, random: Random) -> model.TableProof:
+    good = [proof for proof in point.verification.tables if proof.status in model.GOOD_STATUSES]
     weights = [backup.drill_weights.get(proof.table.root, 1.0) for proof in good]
     if not any(weight > 0 for weight in weights):
-        raise BackupError(
-            f"point {point.day}", "it has no table to drill", "Back up tables, or correct `drill_weights`."
-        )
+        fix = "Back up tables, or correct `drill_weights`."
+        raise BackupError(f"point {point.day}", "it has no table to drill", fix)
     return random.choices(good, [max(weight, 0.0) for weight in weights])[0]
 
 
 def _find_differences(work: TableRestore, random: Random) -> tuple[int, list[str]]:
     """How many restored files were compared with the backup, and a sentence about each that differs."""
-
     rows = select_copied(work).rows.select(["bucket", "key", "etag", "stored_etag", "checksum"]).to_pylist()
     if len(rows) > MAX_COMPARED:
         rows = random.sample(rows, MAX_COMPARED)
@@ -407,10 +365,8 @@ def _find_differences(work: TableRestore, random: Random) -> tuple[int, list[str
 
 
 def _get_expected_digest(row: dict[str, Any], source: str) -> tuple[str, str] | None:
-    """Algorithm and digest of the backed-up content, where they are known.
-
-    The ETag of an S3 object without a KMS key is its MD5, of an upload in one part the MD5 of that.
-    """
+    """Algorithm and digest of the backed-up content, where they are known. The ETag of an S3 object without a KMS key
+    is its MD5, of an upload in one part the MD5 of that."""
     kind, _, digest = (row["checksum"] or "").partition(":")
     if kind == "sha256":
         return kind, digest

@@ -17,23 +17,13 @@ import pyarrow as pa
 from pydantic import BaseModel
 
 from lakeshare_pipelines.backup.config import Backup
-from lakeshare_pipelines.backup.copy.engine import ARCHIVES
 from lakeshare_pipelines.backup.copy.local import LocalEngine
-from lakeshare_pipelines.backup.model import Point
+from lakeshare_pipelines.backup.model import ARCHIVES, Point
 from lakeshare_pipelines.backup.points import OWN_PREFIX, Points, Workspace, get_point_time
 from lakeshare_pipelines.backup.restore.copies import ReportMessage, ignore_progress
 from lakeshare_pipelines.backup.retention import hold_point
 from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, open_store
-from lakeshare_pipelines.backup.verify.objects import (
-    CONTENT_READERS,
-    ReadingStore,
-    copy_rows,
-    make_plan_row,
-    make_reading_row,
-    read_copy,
-    repair_points,
-    report_damage,
-)
+from lakeshare_pipelines.backup.verify import objects
 from lakeshare_pipelines.backup.verify.run import Healer, MissingObject
 from lakeshare_pipelines.errors import BackupError, DamagedRecord
 from lakeshare_pipelines.settings import LakeSettings
@@ -42,8 +32,7 @@ _log = logging.getLogger(__name__)
 
 DUCKDB_MEMORY = "2GB"
 PORTION = 1_000
-MAX_REMEMBERED = 20_000
-"""Readings are written after this many: an interrupted scrub continues behind them."""
+MAX_REMEMBERED = 20_000  # Readings are written after this many: an interrupted scrub continues behind them
 COLUMNS = (
     "bucket", "key", "version_id", "size_bytes", "etag", "storage_class", "stored_key", "table_root", "first_point",
     "stored_etag", "stored_version_id", "checksum",
@@ -54,21 +43,15 @@ Row = dict[str, Any]
 class ScrubRecord(BaseModel, frozen=True):
     backup: str
     started_at: dt.datetime
-    copies: int
-    """All copies that points hold."""
+    copies: int  # All copies that points hold
     size_bytes: int
     read: int
     read_bytes: int
-    archived: int
-    """Archived copies, which are not read."""
-    compared_since: dt.datetime | None
-    """Every copy was compared with what was backed up at this time or later."""
-    repaired: tuple[str, ...] = ()
-    """Sentences: damaged copies that were made again, and from where."""
-    damaged: tuple[str, ...] = ()
-    """Sentences: damaged copies that cannot be repaired, and records of points that cannot be read."""
-    downgraded: tuple[str, ...] = ()
-    """Days of the points that these degrade."""
+    archived: int  # Archived copies, which are not read
+    compared_since: dt.datetime | None  # All copies were compared at this time or later
+    repaired: tuple[str, ...] = ()  # Sentences: damaged copies that were made again, and from where
+    damaged: tuple[str, ...] = ()  # Sentences: copies that cannot be repaired, unreadable records of points
+    downgraded: tuple[str, ...] = ()  # Days of the points that these degrade
     warnings: tuple[str, ...] = ()
 
     @property
@@ -88,13 +71,10 @@ def scrub(
 ) -> ScrubRecord:
     """Read copies again, repair damaged ones, and downgrade the points that hold what cannot be repaired.
 
-    By default a share of all bytes and all that is overdue is read, within `scrub.bytes_per_scrub`; `everything` reads
-    all copies. Called again after an interruption, it continues.
-
-    Raises:
-        BackupError: the target does not answer, or refuses.
+    By default a share of all bytes and all that is overdue is read, within `scrub.bytes_per_scrub`; `everything`
+    reads all copies. Called again after an interruption, it continues. Raises BackupError if the target does not
+    answer, or refuses.
     """
-    scrubbing = _ScrubRun(backup, points, settings, now, report_message)
     scrubbing = _ScrubRun(backup, points, settings, now, report_message)
     with ExitStack() as leases, TemporaryDirectory(prefix="lakeshare-scrub-") as folder:
         whole, damaged = points.readable(as_made=True)
@@ -168,13 +148,12 @@ class _ScrubRun:
             compared_since=compared_since if unarchived else None,
             repaired=tuple(repaired),
             damaged=tuple(sentences),
-            downgraded=tuple(report_damage(self.points, self.now)),
+            downgraded=tuple(objects.report_damage(self.points, self.now)),
             warnings=tuple(warnings),
         )
 
     def _order(self, on: duckdb.DuckDBPyConnection) -> tuple[int, int, int, int]:
-        """Make the table `held`: every copy once, in the order to read; `through` is the running sum of bytes."""
-        known = ReadingStore(self.points).load()
+        known = objects.ReadingStore(self.points).load()
         times = known["read_at"].cast(pa.timestamp("us"))
         on.register("readings", known.set_column(known.column_names.index("read_at"), "read_at", times))
         made_at = (
@@ -206,10 +185,9 @@ class _ScrubRun:
         return copies, found[0], int(found[1]), int(found[2])
 
     def _read_chosen(self, on: duckdb.DuckDBPyConnection) -> list[tuple[Row, str]]:
-        """Read the chosen copies; returns the damaged ones, and why."""
-        damaged, readings = list[tuple[Row, str]](), ReadingStore(self.points)
+        damaged, readings = list[tuple[Row, str]](), objects.ReadingStore(self.points)
         unsaved = list[Row]()
-        with ThreadPoolExecutor(CONTENT_READERS) as pool:
+        with ThreadPoolExecutor(objects.CONTENT_READERS) as pool:
             for batch in on.sql("SELECT * FROM chosen ORDER BY through").to_arrow_reader(PORTION):
                 rows = batch.to_pylist()
                 for row, result in zip(rows, pool.map(self._read, rows), strict=True):
@@ -223,14 +201,13 @@ class _ScrubRun:
         return damaged
 
     def _read(self, row: Row) -> Row:
-        reading = read_copy(self._store(row["place"]), row, row["sha256"])
-        return make_reading_row(row["place"], row, reading, self.now)
+        reading = objects.read_copy(self._store(row["place"]), row, row["sha256"])
+        return objects.make_reading_row(row["place"], row, reading, self.now)
 
     def _store(self, place: str) -> BackupStore:
         return open_store(self.backup.target.model_copy(update={"url": place}))
 
     def _repair(self, on: duckdb.DuckDBPyConnection, row: Row) -> str | None:
-        """Make a copy again, from the source or from another point; returns from where, or None."""
         target = self._store(row["place"])
         for where, copy_again in ((str(self.backup.source), self._copy_source), *self._list_others(on, row)):
             if not copy_again(row, target):
@@ -239,12 +216,14 @@ class _ScrubRun:
             if head is None:
                 continue
             new = row | {"stored_etag": head.etag, "stored_version_id": head.version_id}
-            reading = read_copy(target, new, row["sha256"])
+            reading = objects.read_copy(target, new, row["sha256"])
             if reading.problem is None:
-                repair_points(self.points, row["place"], row["stored_key"], head, row)
+                objects.repair_points(self.points, row["place"], row["stored_key"], head, row)
                 later = self.now + dt.timedelta(microseconds=1)
-                old, again = (make_reading_row(row["place"], copy, reading, later) for copy in (row, new))
-                ReadingStore(self.points).add([old, again])
+                old, again = (
+                    objects.make_reading_row(row["place"], copy, reading, later) for copy in (row, new)
+                )
+                objects.ReadingStore(self.points).add([old, again])
                 return where
         return None
 
@@ -291,13 +270,13 @@ class _ScrubRun:
 
     def _copy_other(self, row: Row, target: BackupStore, *, other: Row) -> bool:
         source = self._store(other["place"])
-        if read_copy(source, other, row["sha256"]).problem is not None:
+        if objects.read_copy(source, other, row["sha256"]).problem is not None:
             return False
         head = source.head(other["stored_key"], other["stored_version_id"])
         if head is None:
             return False
         workspace, prefix = self._workspace, self._make_work_prefix(target)
-        planned = make_plan_row(
+        planned = objects.make_plan_row(
             head,
             bucket=source.address.bucket,
             key=other["stored_key"],
@@ -307,12 +286,10 @@ class _ScrubRun:
             table_root=row["table_root"],
             first_point=row["first_point"],
         )
-        folders, addresses = (
-            (workspace.clear("plan"), workspace.clear("done")),
-            (source.address, target.address),
-        )
+        folders = (workspace.clear("plan"), workspace.clear("done"))
+        addresses = (source.address, target.address)
         try:
-            record = copy_rows(
+            record = objects.copy_rows(
                 LocalEngine(), self.backup, folders, [planned], addresses, prefix, self.now, ignore_progress
             )
             return record.succeeded == 1
@@ -329,7 +306,6 @@ class _ScrubRun:
 
 
 def _load(on: duckdb.DuckDBPyConnection, points: Points, whole: Sequence[Point]) -> list[DamagedRecord]:
-    """Load the copies of all points into the table `copies`; returns the errors of points whose rows cannot be read."""
     columns = ", ".join(f"{name} {'BIGINT' if name == 'size_bytes' else 'VARCHAR'}" for name in COLUMNS)
     on.execute(f"CREATE TABLE copies (day VARCHAR, place VARCHAR, {columns})")
     damaged = []

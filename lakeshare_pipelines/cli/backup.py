@@ -184,7 +184,7 @@ def plan(
     """
     from tempfile import TemporaryDirectory
 
-    from lakeshare_pipelines.backup.plan import draft_plan, require_within_bounds
+    from lakeshare_pipelines.backup.plan import make_plan, require_within_bounds
     from lakeshare_pipelines.backup.points import Points, Workspace, get_point_time, wait_for_point_name
 
     settings, backup = load_backup(name)
@@ -200,7 +200,10 @@ def plan(
         if listing is None:
             typer.echo(f"{backup.name} {day}: no report has arrived yet; see `lakeshare inventory status`")
             raise typer.Exit(1)
-        drawn = draft_plan(backup, workspace, listing, Points(backup), day, report_message=print_message)
+        points = Points(backup)
+        drawn = make_plan(
+            backup, workspace, listing, points, day, report_message=print_message, is_bounded=False
+        )
     _show_plan(backup, drawn)
     require_within_bounds(backup, day, drawn.estimate)
 

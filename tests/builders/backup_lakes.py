@@ -25,6 +25,7 @@ from lakeshare_pipelines.backup.model import (
     Estimate,
     FoundTable,
     ListingRecord,
+    OpenSpark,
     PlanRecord,
     Point,
     Verification,
@@ -33,7 +34,6 @@ from lakeshare_pipelines.backup.model import (
 from lakeshare_pipelines.backup.plan import make_plan
 from lakeshare_pipelines.backup.points import Points, Workspace, get_point_time
 from lakeshare_pipelines.backup.stores import ListedObject, StoreAddress, open_store
-from lakeshare_pipelines.backup.verify.objects import OpenSpark
 from lakeshare_pipelines.backup.verify.run import verify_copies
 
 DAY = "2026-11-20"

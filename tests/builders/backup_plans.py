@@ -22,7 +22,7 @@ from lakeshare_pipelines.backup.model import (
     read_table,
     write_rows,
 )
-from lakeshare_pipelines.backup.plan import draft_plan, make_plan
+from lakeshare_pipelines.backup.plan import make_plan
 from lakeshare_pipelines.backup.points import Points, Workspace, get_point_time
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
 
@@ -93,9 +93,9 @@ class Planner:
         self, day: str, rows: Sequence[dict[str, Any]], *, bounded: bool = True, **told: object
     ) -> PlanRecord:
         """The plan of a day that shows these objects."""
-        draw = make_plan if bounded else draft_plan
         record = self.leave_listing(day, rows, **told)
-        return draw(self.backup, self.workspace(day), record, self.points, day, self.spark)
+        workspace = self.workspace(day)
+        return make_plan(self.backup, workspace, record, self.points, day, self.spark, is_bounded=bounded)
 
     def rows(self, day: str) -> list[dict[str, Any]]:
         """The day's planned rows."""

@@ -8,10 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from lakeshare_pipelines.backup.config import Backup
-from lakeshare_pipelines.backup.model import TableProof
+from lakeshare_pipelines.backup.model import OpenSpark, TableProof
 from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.backup.verify.iceberg import normalize_location
-from lakeshare_pipelines.backup.verify.objects import OpenSpark
 from lakeshare_pipelines.wap.staged import Lake as SparkLake
 from tests.builders.backup_lakes import Lake
 from tests.builders.iceberg_matrix import TABLES

@@ -22,26 +22,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import BaseModel
 
+from lakeshare_pipelines.backup import model
 from lakeshare_pipelines.backup.config import Backup, Batch
-from lakeshare_pipelines.backup.copy.engine import (
-    REPORT_FORMAT,
-    CopyTask,
-    Progress,
-    ReportProgress,
-    ReportRow,
-    compute_plan_digest,
-    find_report,
-    read_results,
-)
+from lakeshare_pipelines.backup.copy import engine
 from lakeshare_pipelines.backup.copy.local import LocalEngine
-from lakeshare_pipelines.backup.model import (
-    COPY_RESULTS,
-    PLAN,
-    CopyRecord,
-    read_rows,
-    select_rows_to_copy,
-    write_rows,
-)
 from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, open_store
 from lakeshare_pipelines.backup.stores.store import make_s3_client
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
@@ -54,12 +38,11 @@ log = logging.getLogger(__name__)
 BATCH_LANES = ("small", "archived")
 ROWS_A_JOB = 1_000_000
 """A job's manifest and report fit into memory; the price of a job is then 4 % of that of its copies."""
-NULL_VERSION = "null"
-"""The null version in a manifest; an empty version id fails its task."""
+NULL_VERSION = "null"  # The null version in a manifest; an empty version id fails its task
 
 COPIED = ("bucket", "key", "version_id", "size_bytes", "stored_key")
 ROWS = pa.schema(
-    [PLAN.field(name) for name in COPIED]
+    [model.PLAN.field(name) for name in COPIED]
     + [pa.field("asked_version", pa.string()), pa.field("asked_key", pa.string(), nullable=False)]
 )
 """The rows of a job; `asked_key` and `asked_version` are spelt as in its manifest."""
@@ -76,8 +59,6 @@ class JobKind:
 
 @dataclass
 class JobRows:
-    """The rows of one job."""
-
     kind: JobKind
     table: pa.Table
 
@@ -141,11 +122,8 @@ def check_request(operation: str, request: Mapping[str, Any]) -> None:
     if operation == "CreateJob":
         faults += _find_job_faults(request)
     if faults:
-        raise BackupError(
-            f"s3control.{operation}",
-            f"the request is not valid: {'; '.join(faults)}",
-            "Correct the backup's `batch`, `target` or account.",
-        )
+        fix = "Correct the backup's `batch`, `target` or account."
+        raise BackupError(f"s3control.{operation}", f"the request is not valid: {'; '.join(faults)}", fix)
 
 
 @cache
@@ -204,18 +182,15 @@ def make_copy_request(
     """
     # The ARN's partition (`aws`, `aws-cn`, …) is that of the role.
     bucket_arn = f"arn:{batch.role_arn.split(':')[1]}:s3:::{target.bucket}"
-    operation: Fields = {
-        "TargetResource": bucket_arn,
-        "MetadataDirective": "COPY",
-        "UnModifiedSinceConstraint": as_of,
-    }
+    operation: Fields = {"TargetResource": bucket_arn, "MetadataDirective": "COPY"}
+    operation["UnModifiedSinceConstraint"] = as_of
     if kind.stored_prefix:
         operation["TargetKeyPrefix"] = kind.stored_prefix
     if batch.storage_class:
         operation["StorageClass"] = batch.storage_class
     report: Fields = {
         "Bucket": bucket_arn,
-        "Format": REPORT_FORMAT,
+        "Format": engine.REPORT_FORMAT,
         "Enabled": True,
         "Prefix": report_prefix,
         "ReportScope": "AllTasks",
@@ -256,16 +231,13 @@ class BatchJob(BaseModel):
     token: str
     manifest_key: str
     manifest_etag: str
-    rows_key: str
-    """Parquet file of its rows, of schema ROWS."""
+    rows_key: str  # Parquet file of its rows, of schema ROWS
     report_prefix: str
-    job_id: str | None = None
-    """None until the service has confirmed the job."""
+    job_id: str | None = None  # None until the service has confirmed the job
     status: str = "Unsent"
     succeeded: int = 0
     failed: int = 0
-    reasons: tuple[str, ...] = ()
-    """The service's messages for a job that failed, was cancelled or waits."""
+    reasons: tuple[str, ...] = ()  # The service's messages for a job that failed, was cancelled or waits
 
     @property
     def has_ended(self) -> bool:
@@ -312,8 +284,7 @@ class JobService:
     """S3 Batch Operations for one backup; methods raise BackupError when it refuses or does not answer."""
 
     batch: Batch
-    store: BackupStore
-    """The target."""
+    store: BackupStore  # The target
 
     @cached_property
     def _client(self) -> Any:
@@ -330,10 +301,8 @@ class JobService:
         return client
 
     def submit(self, job: BatchJob, as_of: dt.datetime, description: str, *, may_exist: bool) -> str:
-        """Make a job exactly once, by its token; returns its id.
-
-        With `may_exist`, the existing jobs are searched first: how long the service keeps a token is not documented.
-        """
+        """Make a job exactly once, by its token; returns its id. With `may_exist`, the existing jobs are searched
+        first: how long the service keeps a token is not documented."""
         if may_exist and (job_id := self.find(job.token)):
             return job_id
         request = make_copy_request(
@@ -371,9 +340,8 @@ class JobService:
             description = self._call("describe_job", self._identify(job))["Job"]
         except _UnknownJob:
             # The service keeps a job for 90 days; the report may exist.
-            return job.model_copy(
-                update={"status": "Failed", "reasons": ("the service no longer has the job",)}
-            )
+            reasons = ["the service no longer has the job"]
+            return job.model_copy(update={"status": "Failed", "reasons": tuple(reasons)})
         summary = description.get("ProgressSummary") or {}
         reasons = [
             f"{reason.get('FailureCode', '')} {reason.get('FailureReason', '')}".strip()
@@ -397,13 +365,11 @@ class JobService:
         """Cancel a job unless it is ending; returns its state before. Finished copies stay."""
         current = self.refresh(job)
         if not current.has_ended and current.status not in {"Cancelling", "Failing", "Completing"}:
-            self._update(
-                "UpdateJobStatus", job, RequestedJobStatus="Cancelled", StatusUpdateReason=reason[:256]
-            )
+            changes = {"RequestedJobStatus": "Cancelled", "StatusUpdateReason": reason[:256]}
+            self._update("UpdateJobStatus", job, **changes)
         return current
 
     def set_priority(self, job: BatchJob, priority: int) -> None:
-        """Change the priority of a job; higher ones go first."""
         self._update("UpdateJobPriority", job, Priority=priority)
 
     def _update(self, operation: str, job: BatchJob, **changes: str | int) -> None:
@@ -423,11 +389,8 @@ class JobService:
         try:
             response: Fields = getattr(self._client, method)(**request)
         except NoRegionError as error:
-            raise BackupError(
-                subject,
-                "jobs are made in the target's region, and none is declared",
-                "Give the target's `region`.",
-            ) from error
+            reason = "jobs are made in the target's region, and none is declared"
+            raise BackupError(subject, reason, "Give the target's `region`.") from error
         except ClientError as error:
             details = error.response.get("Error", {})
             code = str(details.get("Code"))
@@ -435,50 +398,32 @@ class JobService:
             fix = REMEDIES.get(code, f"Correct the backup's `batch`; {RUN_AGAIN}")
             raise ERRORS.get(code, BackupError)(subject, reason, fix) from error
         except BotoCoreError as error:
-            raise BackupError(
-                subject,
-                f"the service cannot be reached: {str(error).rstrip('.')}",
-                f"Check the network, `batch.endpoint` and the credentials; run again: {RUN_AGAIN}",
-            ) from error
+            reason = f"the service cannot be reached: {str(error).rstrip('.')}"
+            fix = f"Check the network, `batch.endpoint` and the credentials; run again: {RUN_AGAIN}"
+            raise BackupError(subject, reason, fix) from error
         return response
 
 
-NOT_REPORTED = "NotReported"
-"""Error code of rows that are missing in the report."""
+NOT_REPORTED = "NotReported"  # Error code of rows that are missing in the report
 OBJECT_ERRORS = {"NoSuchKey", "NoSuchVersion", "PreconditionFailed", "InvalidObjectState", NOT_REPORTED}
-"""Failures with the object as their cause, not the target or the role: it is gone, changed, or archived."""
-FEW = 10
-"""From so many failures on, without any success, the cause is not the objects."""
+FEW = 10  # From so many failures on, without any success, the cause is not the objects
 MAX_NAMED = 3
-REPORT_COLUMNS = (
-    "status",
-    "error_code",
-    "http_status",
-    "message",
-    "stored_etag",
-    "stored_version_id",
-    "checksum",
-)
+REPORT_COLUMNS = [name for name in model.COPY_RESULTS.names if name not in COPIED]
 
 
 def join_report(rows: pa.Table, report: pa.Table) -> pa.Table:
     """A job's rows (schema ROWS) with their results in its report (columns of COPY_RESULTS): schema COPY_RESULTS."""
     names = _join_ids(report, "key", "version_id").combine_chunks()
     # Reports spell keys like the manifest, or decoded.
-    matches = [
-        pc.index_in(_join_ids(rows, key, "asked_version"), value_set=names) for key in ("asked_key", "key")
-    ]
+    matches = [pc.index_in(_join_ids(rows, key, "asked_version"), names) for key in ("asked_key", "key")]
     index = min(matches, key=lambda match: match.null_count)
     columns = {name: report[name].take(index) for name in REPORT_COLUMNS}
     is_missing = pc.is_null(columns["status"])
-    missing = {
-        "status": "failed",
-        "error_code": NOT_REPORTED,
-        "message": "the job's report does not contain it",
-    }
+    message = "the job's report does not contain it"
+    missing = {"status": "failed", "error_code": NOT_REPORTED, "message": message}
     columns |= {name: pc.if_else(is_missing, value, columns[name]) for name, value in missing.items()}
     columns |= {name: rows[name] for name in COPIED}
-    return pa.table([columns[name] for name in COPY_RESULTS.names], schema=COPY_RESULTS)
+    return pa.table([columns[name] for name in model.COPY_RESULTS.names], schema=model.COPY_RESULTS)
 
 
 def _join_ids(table: pa.Table, key: str, version: str) -> pa.ChunkedArray:
@@ -491,10 +436,8 @@ def count_failures(done: pa.Table) -> Counter[str]:
 
 
 def explain_broken_job(job: BatchJob, failed: Mapping[str, int], succeeded: int) -> str | None:
-    """Why the results of a job that has ended are not accepted; None if they are, including failed rows.
-
-    A Complete job is not accepted if it copied nothing for reasons other than its objects.
-    """
+    """Why the results of a job that has ended are not accepted; None if they are, including failed rows. A Complete
+    job is not accepted if it copied nothing for reasons other than its objects."""
     most = ", ".join(f"{count} {code}" for code, count in Counter(failed).most_common(MAX_NAMED))
     reasons = "; ".join([*job.reasons, *([most] if most else [])])
     if job.status != "Complete":
@@ -506,27 +449,20 @@ def explain_broken_job(job: BatchJob, failed: Mapping[str, int], succeeded: int)
 
 
 class Attempt(BaseModel):
-    """All jobs of one attempt; `broken` is the reason for another attempt."""
-
     number: int
     jobs: list[BatchJob]
     broken: str | None = None
 
 
 class Attempts(BaseModel):
-    """The attempts of one plan, oldest first."""
-
-    plan: str
-    """Digest of the plan's rows."""
+    plan: str  # Digest of the plan's rows
     attempts: list[Attempt] = []
 
 
 @dataclass(frozen=True)
 class AttemptStore:
-    """The attempts of one task, in its target."""
-
     store: BackupStore
-    task: CopyTask
+    task: engine.CopyTask
 
     @property
     def _folder(self) -> str:
@@ -558,20 +494,21 @@ class AttemptStore:
     def done(self, job: BatchJob) -> pa.Table:
         """The results of a job's rows, by its report; schema COPY_RESULTS, in the order of `rows`."""
         key = self.find_report(job)
-        return join_report(self.rows(job), _make_results_table(read_results(self.store, key) if key else ()))
+        return join_report(
+            self.rows(job), _make_results_table(engine.read_results(self.store, key) if key else ())
+        )
 
     def rows(self, job: BatchJob) -> pa.Table:
         return pq.read_table(io.BytesIO(self.store.read(job.rows_key)))
 
     def select_missing(self, attempt: Attempt) -> Iterator[JobRows]:
-        """The rows of an attempt that were not copied, for another attempt."""
         for job in attempt.jobs:
             rows = self.rows(job).filter(pc.not_equal(self.done(job)["status"], "succeeded"))
             if rows.num_rows:
                 yield JobRows(job.kind, rows)
 
     def find_report(self, job: BatchJob) -> str | None:
-        return find_report(self.store, f"{job.report_prefix}/", job.job_id) if job.job_id else None
+        return engine.find_report(self.store, f"{job.report_prefix}/", job.job_id) if job.job_id else None
 
     def _prepare_job(self, attempts: Attempts, number: int, rows: JobRows) -> BatchJob:
         attempt = len(attempts.attempts)
@@ -585,11 +522,9 @@ class AttemptStore:
         if head is None:
             raise ObjectMissing(self.store.address.location(manifest_key))
         if (head.encryption or "").startswith("aws:kms"):
-            raise BackupError(
-                self.store.address.location(manifest_key),
-                "the bucket encrypts it with KMS, and S3 Batch Operations reads no such manifest",
-                "Let the target's default encryption be SSE-S3, or use engine spark.",
-            )
+            reason = "the bucket encrypts it with KMS, and S3 Batch Operations reads no such manifest"
+            fix = "Let the target's default encryption be SSE-S3, or use engine spark."
+            raise BackupError(self.store.address.location(manifest_key), reason, fix)
         return BatchJob(
             number=number,
             **vars(rows.kind),
@@ -603,8 +538,7 @@ class AttemptStore:
         )
 
 
-def _make_results_table(results: Iterable[ReportRow]) -> pa.Table:
-    """A report's rows as columns of COPY_RESULTS; null in columns that reports do not have."""
+def _make_results_table(results: Iterable[engine.ReportRow]) -> pa.Table:
     rows = list(results)
     columns: dict[str, list[object]] = {
         name: [getattr(row, name) for row in rows] for name in ("bucket", "key", "version_id")
@@ -613,8 +547,8 @@ def _make_results_table(results: Iterable[ReportRow]) -> pa.Table:
         columns[name] = [None if row.is_success else getattr(row, name) for row in rows]
     columns["status"] = ["succeeded" if row.is_success else "failed" for row in rows]
     return pa.table(
-        [pa.array(columns.get(field.name, [None] * len(rows)), field.type) for field in COPY_RESULTS],
-        names=COPY_RESULTS.names,
+        [pa.array(columns.get(field.name, [None] * len(rows)), field.type) for field in model.COPY_RESULTS],
+        names=model.COPY_RESULTS.names,
     )
 
 
@@ -623,9 +557,7 @@ POLL_S = 15.0
 
 class AwsBatchEngine:
     """The engine `aws_batch` of one backup; its whole state is in the target, so that any process can continue.
-
-    `wait` is called between two polls of the jobs.
-    """
+    `wait` is called between two polls of the jobs."""
 
     name = "aws_batch"
 
@@ -644,11 +576,11 @@ class AwsBatchEngine:
         # Copies what no job can.
         self._beside = LocalEngine()
 
-    def copy(self, task: CopyTask, report_progress: ReportProgress) -> CopyRecord:
+    def copy(self, task: engine.CopyTask, report_progress: engine.ReportProgress) -> model.CopyRecord:
         """See CopyEngine. Continues the jobs of an earlier process, after a broken job (BackupError) with new ones."""
         began = time.monotonic()
         store = AttemptStore(open_store(task.target), task)
-        attempts = store.load(compute_plan_digest(read_rows(task.plan)))
+        attempts = store.load(engine.compute_plan_digest(model.read_rows(task.plan)))
         if not attempts.attempts:
             # The plan may have been made again: the copies of an earlier plan's jobs are not needed.
             self._cancel(store, f"another plan for backup {self._backup.name}")
@@ -656,18 +588,18 @@ class AwsBatchEngine:
         others = _make_task_of_others(task)
         shutil.rmtree(others.plan.parent, ignore_errors=True)
         others.plan.parent.mkdir(parents=True)
-        others_record: CopyRecord | None = None
-        if write_rows(others.plan, PLAN, _select_others(read_rows(task.plan))):
+        others_record: model.CopyRecord | None = None
+        if model.write_rows(others.plan, model.PLAN, _select_others(model.read_rows(task.plan))):
             others_record = self._beside.copy(others, progress.report_others)
         self._watch(store, attempts, progress.report_jobs)
         self._require_accepted(store, attempts)
         counts: Counter[str] = Counter()
-        beside = read_rows(others.done) if others_record else iter(())
+        beside = model.read_rows(others.done) if others_record else iter(())
         results = chain(_read_results_of_jobs(store, attempts), beside)
-        write_rows(task.done, COPY_RESULTS, _count_results(results, counts))
+        model.write_rows(task.done, model.COPY_RESULTS, _count_results(results, counts))
         keys = [store.find_report(job) for attempt in attempts.attempts for job in attempt.jobs]
         reports = [task.target.location(key) for key in keys if key]
-        return CopyRecord(
+        return model.CopyRecord(
             engine=self.name,
             succeeded=counts["succeeded"],
             failed=counts["failed"],
@@ -677,27 +609,25 @@ class AwsBatchEngine:
             capabilities=others_record.capabilities if others_record else {},
         )
 
-    def cancel(self, task: CopyTask) -> None:
+    def cancel(self, task: engine.CopyTask) -> None:
         """Cancel the unfinished jobs of a task; finished copies stay, the next `copy` makes new jobs."""
         self._cancel(AttemptStore(open_store(task.target), task), f"backup {self._backup.name} was cancelled")
         self._beside.cancel(_make_task_of_others(task))
 
-    def jobs(self, task: CopyTask) -> list[BatchJob]:
-        """All jobs of a task with their current state, oldest first."""
+    def jobs(self, task: engine.CopyTask) -> list[BatchJob]:
         store = AttemptStore(open_store(task.target), task)
         service = JobService(self._batch, store.store)
         known = [job for plan in store.all() for attempt in plan.attempts for job in attempt.jobs]
         return [service.refresh(job) if job.may_run else job for job in known]
 
-    def confirm(self, task: CopyTask) -> int:
+    def confirm(self, task: engine.CopyTask) -> int:
         service = JobService(self._batch, open_store(task.target))
         waiting = [job for job in self.jobs(task) if job.status == "Suspended"]
         for job in waiting:
             service.confirm(job)
         return len(waiting)
 
-    def set_priority(self, task: CopyTask, priority: int) -> int:
-        """Change the priority of the unfinished jobs of a task; returns how many."""
+    def set_priority(self, task: engine.CopyTask, priority: int) -> int:
         service = JobService(self._batch, open_store(task.target))
         unfinished = [job for job in self.jobs(task) if job.may_run]
         for job in unfinished:
@@ -709,7 +639,9 @@ class AwsBatchEngine:
         last = attempts.attempts[-1] if attempts.attempts else None
         is_new = last is None or last.broken is not None
         if last is None:
-            last = store.prepare(attempts, divide_into_jobs(read_rows(store.task.plan), self._rows_a_job))
+            last = store.prepare(
+                attempts, divide_into_jobs(model.read_rows(store.task.plan), self._rows_a_job)
+            )
         elif last.broken:
             # Cancelled jobs take a while to end, and write their reports only then.
             self._watch(store, attempts, lambda: None)
@@ -724,7 +656,6 @@ class AwsBatchEngine:
         return last
 
     def _watch(self, store: AttemptStore, attempts: Attempts, report_state: Callable[[], None]) -> None:
-        """Polls the last attempt's jobs until all have ended; calls `report_state` after each poll."""
         service, attempt = JobService(self._batch, store.store), attempts.attempts[-1]
         while True:
             before = [job.status for job in attempt.jobs]
@@ -771,23 +702,20 @@ class AwsBatchEngine:
 
 @dataclass
 class _JobProgress:
-    """Progress of jobs and of the engine beside them, as a sum."""
-
-    report_progress: ReportProgress
+    report_progress: engine.ReportProgress
     attempt: Attempt
     began: float
-    others: Progress = field(default_factory=lambda: Progress(0, 0, 0, 0, 0, 0.0))
+    others: engine.Progress = field(default_factory=lambda: engine.Progress(0, 0, 0, 0, 0, 0.0))
 
-    def report_others(self, progress: Progress) -> None:
+    def report_others(self, progress: engine.Progress) -> None:
         self.others = progress
         self.report_jobs()
 
     def report_jobs(self) -> None:
-        """Reports the sum; a job counts objects only, its bytes are in proportion."""
         jobs, others = self.attempt.jobs, self.others
         done_bytes = sum(job.size_bytes * (job.succeeded + job.failed) // job.objects for job in jobs)
         self.report_progress(
-            Progress(
+            engine.Progress(
                 objects=sum(job.succeeded + job.failed for job in jobs) + others.objects,
                 objects_of=sum(job.objects for job in jobs) + others.objects_of,
                 size_bytes=done_bytes + others.size_bytes,
@@ -798,15 +726,14 @@ class _JobProgress:
         )
 
 
-def _make_task_of_others(task: CopyTask) -> CopyTask:
+def _make_task_of_others(task: engine.CopyTask) -> engine.CopyTask:
     folder = task.done.with_name(f"{task.done.name}-beside-jobs")
-    return replace(
-        task, plan=folder / "plan", done=folder / "done", work_prefix=f"{task.work_prefix}beside-jobs/"
-    )
+    prefix = f"{task.work_prefix}beside-jobs/"
+    return replace(task, plan=folder / "plan", done=folder / "done", work_prefix=prefix)
 
 
 def _select_others(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in select_rows_to_copy(batches):
+    for batch in model.select_rows_to_copy(batches):
         columns = (batch[name].to_pylist() for name in ("lane", "key", "stored_key"))
         is_selected = [
             lane not in BATCH_LANES or find_stored_prefix(key, stored_key) is None
@@ -817,7 +744,6 @@ def _select_others(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch
 
 
 def _read_results_of_jobs(store: AttemptStore, attempts: Attempts) -> Iterator[pa.RecordBatch]:
-    """Yields one result of every row: a success of any attempt, or the last attempt's."""
     for attempt in attempts.attempts:
         is_last = attempt is attempts.attempts[-1]
         for job in attempt.jobs:

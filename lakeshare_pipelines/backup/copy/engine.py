@@ -8,20 +8,27 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from functools import partial
 from hashlib import blake2b, md5, sha256
 from pathlib import Path
-from typing import Protocol, Self
-from urllib.parse import quote, unquote
+from typing import Protocol
+from urllib.parse import quote
 from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from lakeshare_pipelines.backup.model import COPY_RESULTS, LISTING, CopyRecord, read_rows, select_rows_to_copy
+from lakeshare_pipelines.backup.model import (
+    ARCHIVES,
+    COPY_RESULTS,
+    LISTING,
+    CopyRecord,
+    read_rows,
+    select_rows_to_copy,
+)
 from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress
 from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3, Response
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
@@ -33,14 +40,10 @@ class CopyTask:
 
     source: StoreAddress
     target: StoreAddress
-    plan: Path
-    """Folder of rows of schema PLAN. Those of lane `held` are not copied; those of lane `archived` were thawed."""
-    done: Path
-    """Folder for the rows of COPY_RESULTS, one for each row to copy; it appears when the copy is complete."""
-    work_prefix: str
-    """Prefix in the target of the engine's ledger, manifests and reports; ends with a slash."""
-    as_of: dt.datetime
-    """Copies of objects that were modified later fail."""
+    plan: Path  # Folder of rows of schema PLAN; those of lane `held` are not copied
+    done: Path  # Folder of rows of COPY_RESULTS; it appears when the copy is complete
+    work_prefix: str  # Prefix in the target of the engine's ledger, manifests and reports; ends with a slash
+    as_of: dt.datetime  # Copies of objects that were modified later fail
     copy_limit_bytes: int
     in_flight: int
     overwrite: bool = True
@@ -57,8 +60,6 @@ class CopyTask:
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a copy."""
-
     objects: int
     objects_of: int
     size_bytes: int
@@ -76,15 +77,11 @@ ReportProgress = Callable[[Progress], None]
 
 
 class CopyEngine(Protocol):
-    """Copies tasks, with resumption and cancellation."""
-
     name: str
 
     def copy(self, task: CopyTask, report_progress: ReportProgress) -> CopyRecord:
-        """Copy all rows; after a crash, a new call continues and copies nothing twice.
-
-        An object that cannot be copied is a failed row. Raises BackupError if too many fail, or the target refuses all.
-        """
+        """Copy all rows; after a crash, a new call continues and copies nothing twice. An object that cannot be
+        copied is a failed row. Raises BackupError if too many fail, or the target refuses all."""
 
     def cancel(self, task: CopyTask) -> None:
         """Stop a task that runs in any process; finished copies stay."""
@@ -104,8 +101,7 @@ def compute_plan_digest(batches: Iterable[pa.RecordBatch]) -> str:
 
 REPORT_FORMAT = "Report_CSV_20180820"
 SCHEMA = "Bucket, Key, VersionId, TaskStatus, ErrorCode, HTTPStatusCode, ResultMessage"
-MANIFESTS = ("manifest.json", "report.json")
-"""The names in the user guide and in the service model."""
+MANIFESTS = ("manifest.json", "report.json")  # The names in the user guide and in the service model
 COLUMNS = 7
 
 
@@ -121,11 +117,6 @@ class ReportRow:
     http_status: int | None
     message: str
 
-    @property
-    def decoded_key(self) -> str:
-        """The key of a report whose manifest was quoted."""
-        return unquote(self.key)
-
 
 def write_report(store: BackupStore, prefix: str, job: str, done: Iterable[pa.RecordBatch]) -> str:
     """Write rows of COPY_RESULTS as a report; returns the location of its manifest, which is written last."""
@@ -135,17 +126,15 @@ def write_report(store: BackupStore, prefix: str, job: str, done: Iterable[pa.Re
     for batch in done:
         for row in batch.to_pylist():
             is_success = row["status"] == "succeeded"
-            writers[row["status"]].writerow(
-                [
-                    row["bucket"],
-                    quote(str(row["key"]), safe="/-_.~*"),
-                    row["version_id"] or "",
-                    row["status"],
-                    200 if is_success else (row["http_status"] or ""),
-                    row["error_code"] or "",
-                    "Successful" if is_success else row["message"],
-                ]
-            )
+            status = 200 if is_success else (row["http_status"] or "")
+            cells = [
+                row["bucket"],
+                quote(str(row["key"]), safe="/-_.~*"),
+                row["version_id"] or "",
+                row["status"],
+            ]
+            cells += [status, row["error_code"] or "", "Successful" if is_success else row["message"]]
+            writers[row["status"]].writerow(cells)
     results = []
     for status, text in texts.items():
         content = text.getvalue().encode()
@@ -190,11 +179,9 @@ def read_results(store: BackupStore, manifest_key: str) -> Iterator[ReportRow]:
                 where, f"its results {key} are not there", "Run the copy again: it writes them again."
             ) from missing
         if md5(content, usedforsecurity=False).hexdigest() != checksum:
-            raise BackupError(
-                store.address.location(key),
-                f"its MD5 is not {checksum}, as in the report's manifest",
-                "The file was changed: run the copy again.",
-            )
+            reason = f"its MD5 is not {checksum}, as in the report's manifest"
+            fix = "The file was changed: run the copy again."
+            raise BackupError(store.address.location(key), reason, fix)
         yield from _parse_results(content, store.address.location(key))
 
 
@@ -220,22 +207,10 @@ def _parse_results(content: bytes, where: str) -> Iterator[ReportRow]:
 
 LEDGER = COPY_RESULTS.append(LISTING.field("etag"))
 """Rows of an engine's ledger: COPY_RESULTS, and the listed ETag, which is part of a copy's identity."""
-COPY_ITEM_COLUMNS = [
-    "bucket",
-    "key",
-    "version_id",
-    "stored_key",
-    "size_bytes",
-    "etag",
-    "last_modified",
-    "lane",
-]
 
 
 @dataclass(frozen=True)
 class CopyItem:
-    """One object to copy, as it was listed."""
-
     bucket: str
     key: str
     version_id: str | None
@@ -251,10 +226,11 @@ class CopyItem:
         return _compute_digest(self.bucket, self.key, self.version_id, self.stored_key, self.etag)
 
 
+COPY_ITEM_COLUMNS = [field.name for field in fields(CopyItem)]
+
+
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a copy: success, or S3's error code, HTTP status and message."""
-
     item: CopyItem
     error_code: str | None = None
     http_status: int | None = None
@@ -284,14 +260,12 @@ class NotCopied(Exception):
 
 
 def require_success(response: Response) -> Response:
-    """The response; raises NotCopied if it is an error."""
     if not response.is_success:
         raise NotCopied(response.code, response.status, response.message)
     return response
 
 
 def read_items(batches: Iterable[pa.RecordBatch]) -> Iterator[CopyItem]:
-    """The objects to copy of rows with COPY_ITEM_COLUMNS."""
     for batch in select_rows_to_copy(batches):
         columns = (batch.column(name).to_pylist() for name in COPY_ITEM_COLUMNS)
         for bucket, key, version, stored_key, size, etag, modified, lane in zip(*columns, strict=True):
@@ -314,8 +288,6 @@ EVERY_S = 2.0
 
 
 class Ledger:
-    """The outcomes of one task, as files in its target."""
-
     def __init__(self, store: BackupStore, work_prefix: str) -> None:
         self._store, self._prefix = store, f"{work_prefix}ledger/"
 
@@ -349,15 +321,12 @@ class Ledger:
         for batch in failed:
             yield from _take_planned(batch, planned)
         if planned:
-            raise BackupError(
-                self._store.address.location(self._prefix),
-                f"the ledger has no result for {len(planned)} objects of the plan",
-                "Run the copy again: it copies what is left.",
-            )
+            reason = f"the ledger has no result for {len(planned)} objects of the plan"
+            fix = "Run the copy again: it copies what is left."
+            raise BackupError(self._store.address.location(self._prefix), reason, fix)
 
 
 def _take_planned(rows: pa.RecordBatch, planned: set[bytes]) -> Iterator[pa.RecordBatch]:
-    """Yields the rows that are planned, and removes them from `planned`."""
     taken = []
     for digest in compute_digests(rows):
         taken.append(digest in planned)
@@ -371,10 +340,8 @@ def _filter_by_status(batch: pa.RecordBatch, status: str) -> pa.RecordBatch:
 
 
 class LedgerWriter:
-    """Writes outcomes in batches beside the copies: `async with` it, `begin` before a copy, `add` after it.
-
-    `settle` is called before a batch is written.
-    """
+    """Writes outcomes in batches beside the copies: `begin` before a copy, `add` after it, `flush` at the end. `settle`
+    is called before a batch is written."""
 
     def __init__(
         self, ledger: Ledger, objects: int, in_flight: int, settle: Callable[[], None] | None = None
@@ -387,7 +354,6 @@ class LedgerWriter:
         self._writing = asyncio.Lock()
 
     async def begin(self) -> None:
-        """Wait until one more copy may begin."""
         await self._unwritten.acquire()
 
     def add(self, outcome: Outcome) -> None:
@@ -419,12 +385,6 @@ class LedgerWriter:
                     await self._is_enough.wait()
             await self.flush()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.flush()
-
 
 async def run_concurrently(works: Iterable[Callable[[], Awaitable[None]]], most: int) -> None:
     """Run all, at most `most` at a time, started in order; the first fault cancels the others and is raised."""
@@ -442,8 +402,6 @@ async def run_concurrently(works: Iterable[Callable[[], Awaitable[None]]], most:
         raise faults.exceptions[0] from None
 
 
-ARCHIVES = ("GLACIER", "DEEP_ARCHIVE")
-"""Storage classes whose objects must be restored before they can be read; GLACIER_IR is not one of them."""
 DAYS = 7
 POLL_S = 300.0
 IN_FLIGHT = 64
@@ -467,14 +425,11 @@ class Thawed:
     """Result of thawing: all objects except `gone` can be read now."""
 
     objects: int
-    requested: int
-    """Restores requested by this call; others were requested before, or are not needed."""
-    gone: tuple[Archived, ...]
-    """Objects that no longer exist."""
+    requested: int  # Restores requested by this call; others were requested before, or are not needed
+    gone: tuple[Archived, ...]  # Objects that no longer exist
 
 
 def archived_in_plan(plan: Path) -> Iterator[Archived]:
-    """The rows of lane `archived` of a plan."""
     columns = ["bucket", "key", "version_id", "size_bytes", "lane"]
     for batch in read_rows(plan, columns):
         for row in batch.filter(pc.field("lane") == "archived").drop_columns(["lane"]).to_pylist():
@@ -490,26 +445,17 @@ def thaw(
     poll_s: float = POLL_S,
     wait: Callable[[float], None] = time.sleep,
 ) -> Thawed:
-    """Request archived objects (S3 API, RestoreObject) and wait until each can be read, for `days` days.
-
-    Objects that can be read already are skipped: it may be called again at any time, by any process.
-    """
+    """Request archived objects (S3 API, RestoreObject) and wait until each can be read, for `days` days. Objects that
+    can be read already are skipped: it may be called again at any time, by any process."""
     began = time.monotonic()
     frozen = list(wanted)
     objects, size_bytes = len(frozen), sum(item.size_bytes for item in frozen)
     thawing = _Thawing(days)
     while True:
         frozen = asyncio.run(thawing.poll(store, frozen))
-        report_progress(
-            Progress(
-                objects=objects - len(frozen),
-                objects_of=objects,
-                size_bytes=size_bytes - sum(item.size_bytes for item in frozen),
-                size_bytes_of=size_bytes,
-                failed=len(thawing.gone),
-                seconds=time.monotonic() - began,
-            )
-        )
+        thawed, thawed_bytes = objects - len(frozen), size_bytes - sum(item.size_bytes for item in frozen)
+        seconds = time.monotonic() - began
+        report_progress(Progress(thawed, objects, thawed_bytes, size_bytes, len(thawing.gone), seconds))
         if not frozen:
             return Thawed(objects, thawing.requested, tuple(thawing.gone))
         wait(poll_s)
@@ -521,7 +467,6 @@ class _Thawing:
         self.requested, self.gone = 0, list[Archived]()
 
     async def poll(self, store: StoreAddress, items: list[Archived]) -> list[Archived]:
-        """Requests objects that were not requested yet; returns those that cannot be read yet."""
         frozen: list[Archived] = []
 
         async def check(item: Archived) -> None:

@@ -18,45 +18,10 @@ from typing import BinaryIO, TypeVar
 from uuid import uuid4
 
 import pyarrow.compute as pc
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
-from lakeshare_pipelines.backup.copy.engine import (
-    COPY_ITEM_COLUMNS,
-    CopyItem,
-    CopyTask,
-    Ledger,
-    LedgerWriter,
-    NotCopied,
-    Outcome,
-    Progress,
-    ReportProgress,
-    compute_digests,
-    read_items,
-    write_report,
-)
-from lakeshare_pipelines.backup.copy.objects import (
-    MTIME,
-    BucketSource,
-    Copier,
-    CopyTerms,
-    MemoryBudget,
-    PartsCopier,
-    ServerSideCopier,
-    Source,
-    SourceObject,
-    StreamedCopier,
-    Uploads,
-    make_key_taken_error,
-    split_ranges,
-)
-from lakeshare_pipelines.backup.model import (
-    COPY_RESULTS,
-    CopyRecord,
-    count_rows,
-    read_rows,
-    select_rows_to_copy,
-    write_rows,
-)
+from lakeshare_pipelines.backup import model
+from lakeshare_pipelines.backup.copy import engine, objects
 from lakeshare_pipelines.backup.stores import BackupStore, open_store
 from lakeshare_pipelines.backup.stores.async_s3 import PREFIX_PER_S, AsyncS3, Pace, quote_path
 from lakeshare_pipelines.backup.stores.store import (
@@ -72,8 +37,7 @@ from lakeshare_pipelines.backup.stores.store import (
 from lakeshare_pipelines.errors import BackupError, NoResponse, ObjectMissing
 
 FAILURES_COUNT_FROM = 1000
-MAX_FAILED_FRACTION = 0.5
-"""As in Batch Operations: after so many objects, a greater share of failures ends the copy."""
+MAX_FAILED_FRACTION = 0.5  # A greater share of failures ends the copy, as in Batch Operations
 FATAL_CODES = {
     **dict.fromkeys(("InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch"), CREDENTIALS),
     **dict.fromkeys(("QuotaExceeded", "InsufficientStorage", "XMinioStorageFull", "HTTP507"), FREE_SPACE),
@@ -104,13 +68,11 @@ async def run_with_background(
 
 
 class FailureBound:
-    """Ends a copy of which most objects fail."""
-
     def __init__(self, target: str) -> None:
         self._target, self._seen, self._failed = target, 0, Counter[str]()
         self._messages: dict[str, str] = {}
 
-    def count_outcome(self, outcome: Outcome) -> None:
+    def count_outcome(self, outcome: engine.Outcome) -> None:
         """Count an outcome. Raises BackupError if too many copies failed, or the fault affects all objects."""
         self._seen += 1
         code = outcome.error_code
@@ -132,14 +94,12 @@ class FailureBound:
 
 
 class CopyRun:
-    """One run of a task, which other processes can find and cancel."""
-
-    def __init__(self, store: BackupStore, task: CopyTask) -> None:
+    def __init__(self, store: BackupStore, task: engine.CopyTask) -> None:
         self._store, self._task, self.id = store, task, uuid4().hex
         store.put(f"{task.work_prefix}run", self.id.encode())
 
     @staticmethod
-    def cancel(store: BackupStore, task: CopyTask) -> None:
+    def cancel(store: BackupStore, task: engine.CopyTask) -> None:
         try:
             run = store.read(f"{task.work_prefix}run")
         except ObjectMissing:
@@ -147,38 +107,32 @@ class CopyRun:
         store.put(f"{task.work_prefix}cancelled", run)
 
     def require_not_cancelled(self) -> None:
-        """Raises BackupError if this run was cancelled."""
         try:
             cancelled = self._store.read(f"{self._task.work_prefix}cancelled").decode()
         except ObjectMissing:
             return
         if cancelled == self.id:
-            raise BackupError(
-                str(self._task.target),
-                "the copy was cancelled",
-                "Run it again to go on: what is copied already stays.",
-            )
+            fix = "Run it again to go on: what is copied already stays."
+            raise BackupError(str(self._task.target), "the copy was cancelled", fix)
 
 
 class CopyCounter:
-    """Counts the objects of a task and reports the progress."""
-
-    def __init__(self, task: CopyTask, report: ReportProgress) -> None:
+    def __init__(self, task: engine.CopyTask, report: engine.ReportProgress) -> None:
         self._task, self._report, self._began = task, report, time.monotonic()
         self.objects = self.size_bytes = self.failed = 0
-        rows = select_rows_to_copy(read_rows(task.plan, ["lane", "size_bytes"]))
-        self.objects_of, self.size_bytes_of = count_rows(rows)
+        rows = model.select_rows_to_copy(model.read_rows(task.plan, ["lane", "size_bytes"]))
+        self.objects_of, self.size_bytes_of = model.count_rows(rows)
 
-    def select_items(self, copied: set[bytes]) -> Iterator[CopyItem]:
+    def select_items(self, copied: set[bytes]) -> Iterator[engine.CopyItem]:
         """The objects of the task that are not copied yet; the others, whose digests are given, count as done."""
-        for item in read_items(read_rows(self._task.plan, COPY_ITEM_COLUMNS)):
+        for item in engine.read_items(model.read_rows(self._task.plan, engine.COPY_ITEM_COLUMNS)):
             if copied and item.digest in copied:
                 self.objects += 1
                 self.size_bytes += item.size_bytes
             else:
                 yield item
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: engine.Outcome) -> None:
         self.objects += 1
         self.failed += not outcome.is_success
         self.size_bytes += outcome.item.size_bytes if outcome.is_success else 0
@@ -189,25 +143,19 @@ class CopyCounter:
 
     def report_progress(self) -> None:
         counts = (self.objects, self.objects_of, self.size_bytes, self.size_bytes_of, self.failed)
-        self._report(Progress(*counts, self.seconds))
+        self._report(engine.Progress(*counts, self.seconds))
 
 
 CONTENT = b"lakeshare asks what this store can"
 
 
-class Capabilities(BaseModel):
+class Capabilities(BaseModel, frozen=True):
     """Features of a store; recorded in CopyRecord."""
 
-    model_config = ConfigDict(frozen=True)
-
-    copies_on_condition: bool = True
-    """Refuses a copy whose source has another ETag than requested."""
-    copies_parts: bool = True
-    """Copies ranges into parts and returns the part's ETag."""
-    writes_on_condition: bool = True
-    """Refuses a write with `if-none-match: *` to an existing key."""
-    checks_checksums: bool = True
-    """Refuses a body that does not match its checksum."""
+    copies_on_condition: bool = True  # Refuses a copy whose source has another ETag than requested
+    copies_parts: bool = True  # Copies ranges into parts and returns the part's ETag
+    writes_on_condition: bool = True  # Refuses a write with `if-none-match: *` to an existing key
+    checks_checksums: bool = True  # Refuses a body that does not match its checksum
     versions: bool = False
     locks: bool = False
 
@@ -264,21 +212,19 @@ Result = TypeVar("Result")
 
 
 class FolderCopier:
-    """From a folder into a folder."""
-
-    def __init__(self, source: FolderStore, target: FolderStore, terms: CopyTerms) -> None:
+    def __init__(self, source: FolderStore, target: FolderStore, terms: objects.CopyTerms) -> None:
         self._source, self._target, self._terms = source, target, terms
 
-    async def copy(self, item: CopyItem) -> Outcome:
+    async def copy(self, item: engine.CopyItem) -> engine.Outcome:
         return await run_in_thread(lambda: self._copy(item))
 
-    def _copy(self, item: CopyItem) -> Outcome:
+    def _copy(self, item: engine.CopyItem) -> engine.Outcome:
         path = get_file_path(self._target, item.stored_key)
         if not self._terms.overwrite:
             with suppress(FileNotFoundError):
                 # An existing copy of the file has its time and size.
                 if compute_etag(path.stat()) != item.etag:
-                    raise make_key_taken_error(str(path))
+                    raise objects.make_key_taken_error(str(path))
                 return make_file_outcome(item, path, None)
         digest = sha256()
         # The copy gets its name after the source was checked again.
@@ -294,35 +240,33 @@ class FolderCopier:
 
 
 class FolderSource:
-    """Files, as a source of uploads."""
-
-    def __init__(self, store: FolderStore, terms: CopyTerms) -> None:
+    def __init__(self, store: FolderStore, terms: objects.CopyTerms) -> None:
         self._store, self._terms = store, terms
 
-    async def describe(self, item: CopyItem) -> SourceObject:
+    async def describe(self, item: engine.CopyItem) -> objects.SourceObject:
         return (await run_in_thread(lambda: self._read(item, 0, 0)))[0]
 
-    async def whole(self, item: CopyItem) -> tuple[SourceObject, bytes]:
+    async def whole(self, item: engine.CopyItem) -> tuple[objects.SourceObject, bytes]:
         return await run_in_thread(lambda: self._read(item, 0, -1))
 
-    async def piece(self, item: CopyItem, start: int, end: int) -> bytes:
+    async def piece(self, item: engine.CopyItem, start: int, end: int) -> bytes:
         return (await run_in_thread(lambda: self._read(item, start, end - start)))[1]
 
-    def _read(self, item: CopyItem, start: int, size: int) -> tuple[SourceObject, bytes]:
+    def _read(self, item: engine.CopyItem, start: int, size: int) -> tuple[objects.SourceObject, bytes]:
         with open_as_listed(self._store, item, self._terms) as (file, status):
             whole, part = divmod(status.st_mtime_ns, 10**9)
-            described = SourceObject(status.st_size, status.st_mtime_ns, {MTIME: f"{whole}.{part:09}"})
+            described = objects.SourceObject(
+                status.st_size, status.st_mtime_ns, {objects.MTIME: f"{whole}.{part:09}"}
+            )
             file.seek(start)
             return described, file.read(size)
 
 
 class FetchingCopier:
-    """From a bucket into a folder."""
-
-    def __init__(self, source: BucketSource, target: FolderStore, terms: CopyTerms) -> None:
+    def __init__(self, source: objects.BucketSource, target: FolderStore, terms: objects.CopyTerms) -> None:
         self._source, self._target, self._terms = source, target, terms
 
-    async def copy(self, item: CopyItem) -> Outcome:
+    async def copy(self, item: engine.CopyItem) -> engine.Outcome:
         path = get_file_path(self._target, item.stored_key)
         if not self._terms.overwrite and path.exists():
             return await self._compare(item, path)
@@ -332,59 +276,59 @@ class FetchingCopier:
         described, digest = await self._source.describe(item), sha256()
         with translate_disk_errors(), write_file(path, self._terms) as unfinished:
             unfinished.modified_ns = described.modified_ns
-            for start, end in split_ranges(item.size_bytes, PIECE_BYTES):
+            for start, end in objects.split_ranges(item.size_bytes, PIECE_BYTES):
                 content = await self._source.piece(item, start, end)
                 digest.update(content)
                 await run_in_thread(partial(unfinished.file.write, content))
         return make_file_outcome(item, path, f"sha256:{digest.hexdigest()}")
 
-    def _write(self, item: CopyItem, path: Path, described: SourceObject, content: bytes) -> Outcome:
+    def _write(
+        self, item: engine.CopyItem, path: Path, described: objects.SourceObject, content: bytes
+    ) -> engine.Outcome:
         with write_file(path, self._terms) as unfinished:
             unfinished.modified_ns = described.modified_ns
             unfinished.file.write(content)
         return make_file_outcome(item, path, f"sha256:{sha256(content).hexdigest()}")
 
-    async def _compare(self, item: CopyItem, path: Path) -> Outcome:
+    async def _compare(self, item: engine.CopyItem, path: Path) -> engine.Outcome:
         """Accepts an existing file with the same content, for example of an aborted run."""
         size = (await run_in_thread(path.stat)).st_size
         if size != item.size_bytes:
-            raise make_key_taken_error(str(path))
+            raise objects.make_key_taken_error(str(path))
         digest = sha256()
-        for start, end in split_ranges(size, PIECE_BYTES):
+        for start, end in objects.split_ranges(size, PIECE_BYTES):
             digest.update(await self._source.piece(item, start, end) if size else b"")
         if await run_in_thread(lambda: _compute_sha256(path)) != digest.digest():
-            raise make_key_taken_error(str(path))
+            raise objects.make_key_taken_error(str(path))
         return make_file_outcome(item, path, f"sha256:{digest.hexdigest()}")
 
 
 @contextmanager
 def open_as_listed(
-    store: FolderStore, item: CopyItem, terms: CopyTerms
+    store: FolderStore, item: engine.CopyItem, terms: objects.CopyTerms
 ) -> Iterator[tuple[BinaryIO, os.stat_result]]:
     """An open file; raises NotCopied unless it is the listed one both before and after it was read."""
     path = get_file_path(FolderStore(store.address.at(item.bucket)), item.key)
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
         if item.etag is None and status.st_mtime > terms.as_of.timestamp():
-            raise NotCopied.changed(f"{path} was modified after {terms.as_of:%Y-%m-%d %H:%M:%S} UTC")
+            raise engine.NotCopied.changed(f"{path} was modified after {terms.as_of:%Y-%m-%d %H:%M:%S} UTC")
         listed = item.etag or compute_etag(status)
         if compute_etag(status) != listed:
-            raise NotCopied.changed(f"{path} changed since it was listed")
+            raise engine.NotCopied.changed(f"{path} changed since it was listed")
         yield file, status
         if compute_etag(os.fstat(file.fileno())) != listed or compute_etag(path.stat()) != listed:
-            raise NotCopied.changed(f"{path} changed while it was copied")
+            raise engine.NotCopied.changed(f"{path} changed while it was copied")
 
 
 @dataclass
 class UnfinishedFile:
-    """A file that is being written, and its future modification time."""
-
     file: BinaryIO
     modified_ns: int = 0
 
 
 @contextmanager
-def write_file(path: Path, terms: CopyTerms) -> Iterator[UnfinishedFile]:
+def write_file(path: Path, terms: objects.CopyTerms) -> Iterator[UnfinishedFile]:
     """A file that gets its name and time when it is complete. Raises NotCopied if the name must not be overwritten."""
     temporary = path.with_name(f"{UNFINISHED}{uuid4().hex}")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -394,13 +338,13 @@ def write_file(path: Path, terms: CopyTerms) -> Iterator[UnfinishedFile]:
             yield unfinished
         os.utime(temporary, ns=(unfinished.modified_ns, unfinished.modified_ns))
         if not move_into_place(temporary, path, if_absent=not terms.overwrite):
-            raise make_key_taken_error(str(path))
+            raise objects.make_key_taken_error(str(path))
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def make_file_outcome(item: CopyItem, path: Path, checksum: str | None) -> Outcome:
-    return Outcome(item, stored_etag=compute_etag(path.stat()), checksum=checksum)
+def make_file_outcome(item: engine.CopyItem, path: Path, checksum: str | None) -> engine.Outcome:
+    return engine.Outcome(item, stored_etag=compute_etag(path.stat()), checksum=checksum)
 
 
 def get_file_path(store: FolderStore, key: str) -> Path:
@@ -408,12 +352,10 @@ def get_file_path(store: FolderStore, key: str) -> Path:
     try:
         return store.path(key)
     except BackupError as error:
-        raise NotCopied("InvalidKey", 400, f"{error.subject}: {error.reason}") from error
+        raise engine.NotCopied("InvalidKey", 400, f"{error.subject}: {error.reason}") from error
 
 
 async def run_in_thread(work: Callable[[], Result]) -> Result:
-    """Run file operations in a thread, with their errors translated."""
-
     def run() -> Result:
         with translate_disk_errors():
             return work()
@@ -431,7 +373,7 @@ def translate_disk_errors() -> Iterator[None]:
         if error.errno in DISK_FULL_ERRNOS:
             raise BackupError(where, f"the disk takes nothing more: {reason}", FREE_SPACE) from error
         code, status = S3_CODES.get(error.errno or 0, ("InternalError", 500))
-        raise NotCopied(code, status, f"{where}: {reason}") from error
+        raise engine.NotCopied(code, status, f"{where}: {reason}") from error
 
 
 def _compute_sha256(path: Path) -> bytes:
@@ -441,30 +383,22 @@ def _compute_sha256(path: Path) -> bytes:
 
 @dataclass(frozen=True)
 class CopySession:
-    """A copier with open connections, for one event loop."""
-
-    copier: Copier
+    copier: objects.Copier
     capabilities: Mapping[str, bool]
-    pace: Pace | None
-    """Of the target's requests; None for a folder."""
+    pace: Pace | None  # Of the target's requests; None for a folder
 
 
 @asynccontextmanager
 async def open_copy_session(
-    task: CopyTask,
-    *,
-    capabilities: Capabilities | None = None,
-    prefix_per_s: float = PREFIX_PER_S,
+    task: engine.CopyTask, *, capabilities: Capabilities | None = None, prefix_per_s: float = PREFIX_PER_S
 ) -> AsyncIterator[CopySession]:
-    """The copier of a task until the end of the block.
-
-    `prefix_per_s` is this process's share of the requests to a prefix. Without `capabilities` the target is probed.
-    """
-    terms = CopyTerms(
+    """The copier of a task until the end of the block. `prefix_per_s` is this process's share of the requests to a
+    prefix. Without `capabilities` the target is probed."""
+    terms = objects.CopyTerms(
         as_of=task.as_of, copy_limit_bytes=task.copy_limit_bytes, overwrite=task.overwrite, source=task.source
     )
     is_from_folder = task.source.kind == FOLDER
-    copier: Copier
+    copier: objects.Copier
     async with AsyncExitStack() as stack:
         if task.target.kind == FOLDER:
             folder = FolderStore(task.target)
@@ -472,22 +406,24 @@ async def open_copy_session(
                 copier = FolderCopier(FolderStore(task.source), folder, terms)
             else:
                 source = await stack.enter_async_context(AsyncS3(task.source, task.in_flight))
-                copier = FetchingCopier(BucketSource(source), folder, terms)
+                copier = FetchingCopier(objects.BucketSource(source), folder, terms)
             yield CopySession(copier, {}, None)
             return
         pace = Pace(task.in_flight, prefix_per_s)
         target = await stack.enter_async_context(AsyncS3(task.target, task.in_flight, pace=pace))
         known = capabilities or await probe_capabilities(target, task.work_prefix)
-        uploads, memory = Uploads(target, task.work_prefix, terms), MemoryBudget()
-        reader: Source = FolderSource(FolderStore(task.source), terms)
+        uploads, memory = objects.Uploads(target, task.work_prefix, terms), objects.MemoryBudget()
+        reader: objects.Source = FolderSource(FolderStore(task.source), terms)
         if not is_from_folder:
             source = await stack.enter_async_context(AsyncS3(task.source, task.in_flight))
-            reader = BucketSource(source)
-        copier = StreamedCopier(reader, target, terms, uploads, memory)
+            reader = objects.BucketSource(source)
+        copier = objects.StreamedCopier(reader, target, terms, uploads, memory)
         # Within one store, the store itself copies; the target's identity must be allowed to read the source.
         if not is_from_folder and task.source.endpoint == task.target.endpoint:
-            larger = PartsCopier(source, target, terms, uploads) if known.copies_parts else copier
-            copier = ServerSideCopier(source, target, terms, larger, is_conditional=known.copies_on_condition)
+            larger = objects.PartsCopier(source, target, terms, uploads) if known.copies_parts else copier
+            copier = objects.ServerSideCopier(
+                source, target, terms, larger, is_conditional=known.copies_on_condition
+            )
         yield CopySession(copier, known.model_dump(), pace)
 
 
@@ -495,10 +431,8 @@ PROGRESS_S = 1.0
 
 
 class LocalEngine:
-    """Copies in this process.
-
-    `capabilities` are the target's, if known; `prefix_per_s` is this process's share of the requests to a prefix.
-    """
+    """Copies in this process. `capabilities` are the target's, if known; `prefix_per_s` is this process's share of
+    the requests to a prefix."""
 
     name = "local"
 
@@ -507,41 +441,41 @@ class LocalEngine:
     ) -> None:
         self._capabilities, self._prefix_per_s = capabilities, prefix_per_s
 
-    def copy(self, task: CopyTask, report_progress: ReportProgress) -> CopyRecord:
+    def copy(self, task: engine.CopyTask, report_progress: engine.ReportProgress) -> model.CopyRecord:
         store, counter = open_store(task.target), CopyCounter(task, report_progress)
-        run, ledger = CopyRun(store, task), Ledger(store, task.work_prefix)
+        run, ledger = CopyRun(store, task), engine.Ledger(store, task.work_prefix)
         capabilities = asyncio.run(self._copy_items(task, ledger, counter, run))
         run.require_not_cancelled()
         counter.report_progress()
         seconds = counter.seconds
-        rows = select_rows_to_copy(read_rows(task.plan))
-        planned = {digest for batch in rows for digest in compute_digests(batch)}
-        objects = len(planned)
-        write_rows(task.done, COPY_RESULTS, ledger.done(planned))
-        report = write_report(store, task.work_prefix, task.token(), read_rows(task.done))
-        succeeded, size_bytes = count_rows(
-            batch.filter(pc.field("status") == "succeeded") for batch in read_rows(task.done)
+        rows = model.select_rows_to_copy(model.read_rows(task.plan))
+        planned = {digest for batch in rows for digest in engine.compute_digests(batch)}
+        count = len(planned)
+        model.write_rows(task.done, model.COPY_RESULTS, ledger.done(planned))
+        report = engine.write_report(store, task.work_prefix, task.token(), model.read_rows(task.done))
+        succeeded, size_bytes = model.count_rows(
+            batch.filter(pc.field("status") == "succeeded") for batch in model.read_rows(task.done)
         )
-        return CopyRecord(
+        return model.CopyRecord(
             engine=self.name,
             succeeded=succeeded,
-            failed=objects - succeeded,
+            failed=count - succeeded,
             size_bytes=size_bytes,
             seconds=seconds,
             reports=(report,),
             capabilities=capabilities,
         )
 
-    def cancel(self, task: CopyTask) -> None:
+    def cancel(self, task: engine.CopyTask) -> None:
         CopyRun.cancel(open_store(task.target), task)
 
     async def _copy_items(
-        self, task: CopyTask, ledger: Ledger, counter: CopyCounter, run: CopyRun
+        self, task: engine.CopyTask, ledger: engine.Ledger, counter: CopyCounter, run: CopyRun
     ) -> dict[str, bool]:
         bound = FailureBound(str(task.target))
         # Copies in a folder must be on disk before the ledger has them.
         settle = os.sync if task.target.kind == FOLDER else None
-        writer = LedgerWriter(ledger, counter.objects_of, task.in_flight, settle)
+        writer = engine.LedgerWriter(ledger, counter.objects_of, task.in_flight, settle)
 
         async def watch() -> None:
             while True:
@@ -559,18 +493,21 @@ class LocalEngine:
                     await writer.begin()
                     try:
                         outcome = await session.copier.copy(item)
-                    except NotCopied as refused:
+                    except engine.NotCopied as refused:
                         outcome = refused.outcome(item)
                     except NoResponse as fault:
-                        outcome = NotCopied("RequestTimeout", None, fault.reason).outcome(item)
+                        outcome = engine.NotCopied("RequestTimeout", None, fault.reason).outcome(item)
                     writer.add(outcome)
                     counter.add(outcome)
                     bound.count_outcome(outcome)
 
             async def copy_all() -> None:
-                async with writer, asyncio.TaskGroup() as group:
-                    for _ in range(task.in_flight):
-                        group.create_task(work())
+                try:
+                    async with asyncio.TaskGroup() as group:
+                        for _ in range(task.in_flight):
+                            group.create_task(work())
+                finally:
+                    await writer.flush()
 
             await run_with_background(copy_all(), writer.keep(), watch())
             return dict(session.capabilities)

@@ -33,14 +33,10 @@ _CHECKSUM = re.compile(rb"<Checksum(CRC64NVME|SHA256|CRC32C|CRC32|SHA1)>([^<]+)<
 
 @dataclass(frozen=True)
 class CopyTerms:
-    """Conditions for every object of a task."""
-
     as_of: dt.datetime
     copy_limit_bytes: int = COPY_LIMIT_BYTES
-    overwrite: bool = True
-    """False: an existing key of the target stays unchanged, and the row fails as `AlreadyThere`."""
-    source: StoreAddress | None = None
-    """The source, whose account must own the objects of its bucket, if declared."""
+    overwrite: bool = True  # False: an existing key stays, and the row fails as `AlreadyThere`
+    source: StoreAddress | None = None  # Its account, if declared, must own its objects
 
 
 class Copier(Protocol):
@@ -51,7 +47,6 @@ class Copier(Protocol):
 
 
 def make_source_headers(item: CopyItem, terms: CopyTerms) -> dict[str, str]:
-    """The source of a copy and its conditions."""
     version = f"?versionId={quote_path(item.version_id)}" if item.version_id else ""
     headers = {"x-amz-copy-source": f"/{item.bucket}/{quote_path(item.key)}{version}"}
     if item.etag:
@@ -109,10 +104,8 @@ def _is_copy(response: Response, item: CopyItem) -> bool:
 
 
 class ServerSideCopier:
-    """Copies within one store: no content passes through this host.
-
-    Without `is_conditional` the store ignores conditions on the source, which is then checked before and after.
-    """
+    """Copies within one store: no content passes through this host. Without `is_conditional` the store ignores
+    conditions on the source, which is then checked before and after."""
 
     def __init__(
         self,
@@ -166,22 +159,17 @@ CARRIED = (
 )  # fmt: skip
 """Headers that a copy has in common with its source, besides METADATA."""
 METADATA = "x-amz-meta-"
-MTIME = "x-amz-meta-mtime"
-"""Modification time of a file that is stored in a bucket, in seconds, as rclone and others write it."""
+MTIME = "x-amz-meta-mtime"  # Modification time of a file in seconds, as rclone and others write it
 
-Bounds = list[tuple[int, int]]
-"""Parts of an object: first byte, and the byte after the last."""
+Bounds = list[tuple[int, int]]  # Parts of an object: first byte, and the byte after the last
 
 
 @dataclass(frozen=True)
 class SourceObject:
-    """Metadata of an object that is about to be copied."""
-
     size_bytes: int
     modified_ns: int
     headers: Mapping[str, str] = field(default_factory=dict)
-    bounds: Bounds | None = None
-    """Bounds of the object's own parts; None for an object without parts."""
+    bounds: Bounds | None = None  # Bounds of the object's own parts; None for an object without parts
 
 
 class Source(Protocol):
@@ -198,8 +186,6 @@ class Source(Protocol):
 
 
 class BucketSource:
-    """Objects of the buckets of one store."""
-
     def __init__(self, s3: AsyncS3) -> None:
         self._s3 = s3
 
@@ -271,7 +257,6 @@ class BucketSource:
 
 
 def split_ranges(size_bytes: int, part_bytes: int) -> Bounds:
-    """Equal parts; the last one is the rest."""
     return [
         (start, min(start + part_bytes, size_bytes)) for start in range(0, max(size_bytes, 1), part_bytes)
     ]
@@ -316,10 +301,8 @@ class Uploads:
         send: SendPart,
         at_a_time: int = AT_A_TIME,
     ) -> Outcome:
-        """Send the missing parts and complete the upload.
-
-        After NotCopied the upload is aborted; after NoResponse the next run continues it.
-        """
+        """Send the missing parts and complete the upload. After NotCopied the upload is aborted; after NoResponse the
+        next run continues it."""
         record = await self._load_record(item)
         etags = None if record is None else await self._list_parts(item, record)
         if record is None or etags is None:
@@ -441,10 +424,8 @@ def choose_part_bounds(described: SourceObject, most_bytes: int, wanted_bytes: i
     return split_ranges(described.size_bytes, max(least, min(wanted_bytes, most_bytes)))
 
 
-WHOLE_BYTES = 16 * 1024**2
-"""Objects up to this size are one request."""
-MAX_PIECE_BYTES = 64 * 1024**2
-"""Larger parts of the source are divided: a piece is held in memory."""
+WHOLE_BYTES = 16 * 1024**2  # Objects up to this size are one request
+MAX_PIECE_BYTES = 64 * 1024**2  # Larger parts of the source are divided: a piece is held in memory
 MEMORY_BYTES = 256 * 1024**2
 PARTS_AT_A_TIME = 4
 
@@ -472,8 +453,6 @@ class MemoryBudget:
 
 
 class StreamedCopier:
-    """Reads from any source and writes into a bucket."""
-
     def __init__(
         self, source: Source, target: AsyncS3, terms: CopyTerms, uploads: Uploads, memory: MemoryBudget
     ) -> None:

@@ -28,6 +28,7 @@ from lakeshare_pipelines.backup.model import (
     COPY_RESULTS,
     PLAN,
     CopyRecord,
+    OpenSpark,
     count_rows,
     read_rows,
     read_table,
@@ -44,25 +45,19 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 HEAVY_BYTES = 64 * 1024**2
-BYTES_A_REQUEST = 4 * 1024**2
-"""Copying so many bytes takes about as long as one more request."""
+BYTES_A_REQUEST = 4 * 1024**2  # Copying so many bytes takes about as long as one more request
 MIN_ROWS = 256
 MAX_ROWS = 1_000_000
-PORTIONS_A_WORKER = 3
-"""Several, so that a worker that finishes early takes another."""
+PORTIONS_A_WORKER = 3  # Several, so that a worker that finishes early takes another
 
 
 class Portions(BaseModel):
-    """The portions of a plan; their number stays the same in later runs."""
-
-    prefix: str
-    """Prefix in the target of the portions and their results; ends with a slash."""
+    prefix: str  # Prefix in the target of the portions and their results; ends with a slash
     count: int
     objects: int
     size_bytes: int
 
     def folder(self, number: int) -> str:
-        """The prefix of one portion's ledger, report and results."""
         return f"{self.prefix}{number}/"
 
 
@@ -96,10 +91,8 @@ def estimate_cost(size_bytes: int) -> float:
 def write_portions(
     store: BackupStore, prefix: str, count: int, read: Callable[[], Iterable[pa.RecordBatch]], scratch: Path
 ) -> None:
-    """Write the rows of a plan as `<prefix>0.parquet`, …, with a deterministic assignment, heavy rows first.
-
-    `read` returns the rows to copy, and is called twice. `scratch` is a folder for temporary files.
-    """
+    """Write the rows of a plan as `<prefix>0.parquet`, …, with a deterministic assignment, heavy rows first. `read`
+    returns the rows to copy, and is called twice. `scratch` is a folder for temporary files."""
     paths = [scratch / f"{number}.parquet" for number in range(count)]
     writers = [pq.ParquetWriter(path, PLAN, compression="zstd") for path in paths]
     try:
@@ -159,7 +152,6 @@ class PortionWork:
     engine: LocalEngine
 
     def copy(self, number: int) -> CopyRecord:
-        """Copy the rest of one portion."""
         store = open_store(self.task.target)
         record = read_portion_record(store, self.portions, number)
         return self._copy(store, number) if record is None or record.failed else record
@@ -206,13 +198,7 @@ class SparkEngine:
 
     name = "spark"
 
-    def __init__(
-        self,
-        open_spark: "Callable[[], SparkSession]",
-        *,
-        workers: int | None = None,
-        poll_s: float = POLL_S,
-    ) -> None:
+    def __init__(self, open_spark: OpenSpark, *, workers: int | None = None, poll_s: float = POLL_S) -> None:
         self._open_spark = open_spark
         self._workers, self._poll_s = workers, poll_s
         self._running: SparkSession | None = None
@@ -266,8 +252,6 @@ class SparkEngine:
 
 @dataclass
 class _PortionProgress:
-    """Progress of all portions by their ledgers, including those of earlier runs."""
-
     store: BackupStore
     portions: Portions
     report_progress: ReportProgress
@@ -278,7 +262,6 @@ class _PortionProgress:
     seen: set[str] = field(default_factory=set)
 
     def poll(self) -> None:
-        """Read the new files of the ledgers and report the sum."""
         for file in self.store.list(self.portions.prefix):
             if "/ledger/" in file.key and file.key not in self.seen:
                 self.seen.add(file.key)
@@ -290,22 +273,14 @@ class _PortionProgress:
                 self.size_bytes += size_bytes
         # A retry of a failure of an earlier run adds a second row for the object.
         done = min(self.succeeded + self.failed, self.portions.objects)
-        self.report_progress(
-            Progress(
-                objects=done,
-                objects_of=self.portions.objects,
-                size_bytes=self.size_bytes,
-                size_bytes_of=self.portions.size_bytes,
-                failed=done - min(self.succeeded, done),
-                seconds=time.monotonic() - self.began,
-            )
-        )
+        counts = (done, self.portions.objects, self.size_bytes, self.portions.size_bytes)
+        failed, seconds = done - min(self.succeeded, done), time.monotonic() - self.began
+        self.report_progress(Progress(*counts, failed, seconds))
 
 
 def _run(
     spark: "SparkSession", task: CopyTask, work: PortionWork, progress: _PortionProgress, poll_s: float
 ) -> list[CopyRecord]:
-    """Copies all portions, one Spark task each; polls the progress every `poll_s` and at the end."""
     count = work.portions.count
     records: list[CopyRecord] = []
     faults: list[Exception] = []

@@ -15,12 +15,7 @@ import pyarrow.compute as pc
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.points import OWN_PREFIX
 from lakeshare_pipelines.backup.stores import StoreAddress
-from lakeshare_pipelines.backup.stores.store import (
-    FOLDER,
-    REFUSALS,
-    make_s3_client,
-    make_unreachable_error,
-)
+from lakeshare_pipelines.backup.stores.store import FOLDER, REFUSALS, make_s3_client, make_unreachable_error
 from lakeshare_pipelines.errors import BackupError
 
 ReportFormat = Literal["CSV", "ORC", "Parquet"]
@@ -62,8 +57,7 @@ class InventoryColumn:
         return pa.field(self.name, _ARROW[self.kind], nullable=not self.is_required)
 
 
-VERSION_FIELDS = ("VersionId", "IsLatest", "IsDeleteMarker")
-"""Only in reports of all versions."""
+VERSION_FIELDS = ("VersionId", "IsLatest", "IsDeleteMarker")  # Only in reports of all versions
 
 OPTIONAL_FIELDS = (
     "Size", "LastModifiedDate", "ETag", "StorageClass", "IsMultipartUploaded", "ReplicationStatus",
@@ -138,11 +132,9 @@ def parse_file_schema(file_format: ReportFormat, schema: str) -> tuple[str, ...]
         match = re.fullmatch(body, schema, re.DOTALL)
         names = re.findall(column, match[1]) if match else []
     if not {"bucket", "key"} <= set(names):
-        raise BackupError(
-            f"fileSchema {schema!r}",
-            f"it is no schema of a {file_format} report with a bucket and a key",
-            "Take a report that AWS S3 Inventory or `lakeshare inventory generate` wrote.",
-        )
+        reason = f"it is no schema of a {file_format} report with a bucket and a key"
+        fix = "Take a report that AWS S3 Inventory or `lakeshare inventory generate` wrote."
+        raise BackupError(f"fileSchema {schema!r}", reason, fix)
     return tuple(names)
 
 
@@ -180,7 +172,6 @@ def resolve_address(backup: Backup, location: str) -> StoreAddress:
 
 
 def drop_prefixes(rows: pa.RecordBatch, prefixes: Sequence[str]) -> pa.RecordBatch:
-    """The rows of a listing without those whose keys begin with one of the prefixes."""
     for prefix in prefixes:
         is_own = pc.starts_with(rows["key"], prefix)
         if pc.any(is_own).as_py():
@@ -188,8 +179,7 @@ def drop_prefixes(rows: pa.RecordBatch, prefixes: Sequence[str]) -> pa.RecordBat
     return rows
 
 
-Document = dict[str, Any]
-"""JSON, as boto3 takes and returns it."""
+Document = dict[str, Any]  # JSON, as boto3 takes and returns it
 LOCK_FIELDS = ("ObjectLockRetainUntilDate", "ObjectLockMode", "ObjectLockLegalHoldStatus")
 ABSENT_CODES = {"NoSuchConfiguration", "NoSuchBucketPolicy"}
 UNKNOWN_CODES = {"NotImplemented", "MethodNotAllowed", "BucketAlreadyOwnedByYou", "BucketAlreadyExists"}
@@ -199,14 +189,10 @@ USE_GENERATOR = "Use the generator: leave `listing` out, or set `listing.kind: g
 
 @dataclass(frozen=True)
 class InventoryOptions:
-    """Options of a configuration that a backup does not declare."""
-
     file_format: ReportFormat = "Parquet"
     frequency: Literal["Daily", "Weekly"] = "Daily"
-    kms_key: str | None = None
-    """ARN of the key that encrypts reports; the bucket's own keys (SSE-S3) by default."""
-    with_lock: bool = False
-    """Include the columns of Object Lock."""
+    kms_key: str | None = None  # ARN of the key of reports; by default the bucket's own (SSE-S3)
+    with_lock: bool = False  # Include the columns of Object Lock
 
 
 @dataclass(frozen=True)
@@ -222,19 +208,14 @@ def get_destination(backup: Backup) -> Destination:
     """The destination in `listing.location`. Raises BackupError if reports of the source cannot arrive there."""
     location = backup.listing.location
     if backup.listing.kind != "s3_inventory" or location is None or backup.source.kind == FOLDER:
-        raise BackupError(
-            f"backup {backup.name}",
-            f"its listing is of kind {backup.listing.kind}, of {backup.source}",
-            "Set `listing.kind: s3_inventory` and `listing.location` for a bucket of S3.",
-        )
+        reason = f"its listing is of kind {backup.listing.kind}, of {backup.source}"
+        fix = "Set `listing.kind: s3_inventory` and `listing.location` for a bucket of S3."
+        raise BackupError(f"backup {backup.name}", reason, fix)
     address = resolve_address(backup, location)
     parts = address.prefix.rstrip("/").split("/")
     if address.kind == FOLDER or len(parts) < 2 or parts[-2] != backup.source.bucket:
-        raise BackupError(
-            location,
-            "reports cannot arrive there",
-            f"Let `listing.location` be s3://bucket/prefix/{backup.source.bucket}/configuration-id.",
-        )
+        fix = f"Let `listing.location` be s3://bucket/prefix/{backup.source.bucket}/configuration-id."
+        raise BackupError(location, "reports cannot arrive there", fix)
     return Destination(address.at(address.bucket), "/".join(parts[:-2]), parts[-1])
 
 
@@ -265,17 +246,11 @@ def make_configuration(backup: Backup, options: InventoryOptions) -> Document:
 
 def make_statement(backup: Backup) -> Document:
     """The statement of the destination's bucket policy (S3 User Guide, "Granting permissions for … Inventory").
-
-    Raises:
-        BackupError: the source's account is not declared.
-    """
+    Raises BackupError if the source's account is not declared."""
     destination = get_destination(backup)
     if backup.source.account is None:
-        raise BackupError(
-            f"backup {backup.name}",
-            "the account of its source is not declared",
-            "Give `source.account`: the destination's policy lets only that account's bucket report.",
-        )
+        fix = "Give `source.account`: the destination's policy lets only that account's bucket report."
+        raise BackupError(f"backup {backup.name}", "the account of its source is not declared", fix)
     return {
         "Sid": f"LakeshareInventory{backup.name.replace('_', '').capitalize()}",
         "Effect": "Allow",
@@ -307,11 +282,8 @@ def get_configuration(backup: Backup) -> Document | None:
 
 
 def put_configuration(backup: Backup, options: InventoryOptions) -> Document:
-    """Put the configuration and read it back; replaces one with the same id, and no other.
-
-    Raises:
-        BackupError: the store has no inventories or did not keep this one, or the destination is in another region.
-    """
+    """Put the configuration and read it back; replaces one with the same id, and no other. Raises BackupError if the
+    store has no inventories or did not keep this one, or the destination is in another region."""
     source, destination = backup.source, get_destination(backup).address
     document = make_configuration(backup, options)
     # First a read: a store without inventories may take a write for another request.
@@ -321,19 +293,14 @@ def put_configuration(backup: Backup, options: InventoryOptions) -> Document:
         for address in (source, destination)
     ]
     if regions[0] != regions[1]:
-        raise BackupError(
-            f"{destination}",
-            f"it is in {regions[1]}, and {source} in {regions[0]}: inventories go to the same region",
-            "Let the reports arrive in a bucket of the source's region.",
-        )
+        reason = f"it is in {regions[1]}, and {source} in {regions[0]}: inventories go to the same region"
+        fix = "Let the reports arrive in a bucket of the source's region."
+        raise BackupError(f"{destination}", reason, fix)
     _call(source, "put_bucket_inventory_configuration", Id=document["Id"], InventoryConfiguration=document)
     stored = get_configuration(backup)
     if stored is None or _normalize(stored) != _normalize(document):
-        raise BackupError(
-            f"{source}",
-            f"the store did not keep inventory configuration {document['Id']} as it was put",
-            USE_GENERATOR,
-        )
+        reason = f"the store did not keep inventory configuration {document['Id']} as it was put"
+        raise BackupError(f"{source}", reason, USE_GENERATOR)
     return stored
 
 
@@ -381,7 +348,6 @@ class _Absent(BackupError):
 
 
 def _call(address: StoreAddress, method: str, **request: Any) -> Document:
-    """Sends a request for a bucket; boto3 has no types."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     if address.account:

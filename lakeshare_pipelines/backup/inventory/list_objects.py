@@ -23,15 +23,8 @@ import pyarrow.compute as pc
 
 from lakeshare_pipelines.backup.config import GIB
 from lakeshare_pipelines.backup.model import LISTING, group_batches, make_listing_batch
-from lakeshare_pipelines.backup.stores import StoreAddress
+from lakeshare_pipelines.backup.stores import StoreAddress, store
 from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3
-from lakeshare_pipelines.backup.stores.store import (
-    FOLDER,
-    UNFINISHED,
-    compute_etag,
-    make_refusal,
-    translate_errors,
-)
 from lakeshare_pipelines.errors import BackupError
 
 if TYPE_CHECKING:
@@ -46,16 +39,14 @@ def log_message(sentence: str) -> None:
     log.info("%s", sentence)
 
 
-THREADS = 8
-"""More threads gain nothing on a local disk; a network file system serves as many requests concurrently."""
-SCANNING = 4 * THREADS
-"""Folders that are scanned, or whose rows are not consumed yet."""
+THREADS = 8  # More threads gain nothing on a local disk
+SCANNING = 4 * THREADS  # Folders that are scanned, or whose rows are not consumed yet
 
 
 def list_folder_rows(address: StoreAddress) -> Iterator[pa.RecordBatch]:
     """All files below a folder, unordered. Raises BackupError if a folder cannot be read, or a name is not UTF-8."""
     root = Path(address.url)
-    with translate_errors(str(root)):
+    with store.translate_errors(str(root)):
         # A folder below may vanish while it is listed; this one must exist.
         os.scandir(root).close()
     with ThreadPoolExecutor(THREADS, "folders") as pool:
@@ -75,17 +66,16 @@ def list_folder_rows(address: StoreAddress) -> Iterator[pa.RecordBatch]:
 
 
 def _scan_folder(root: Path, folder: str) -> tuple[pa.RecordBatch, list[str]]:
-    """The files of one folder, and the keys of the folders in it."""
     files: list[tuple[str, os.stat_result]] = []
     folders: list[str] = []
     # A folder or file may vanish while it is listed.
     with (
-        translate_errors(str(root / folder)),
+        store.translate_errors(str(root / folder)),
         suppress(FileNotFoundError),
         os.scandir(root / folder) as entries,
     ):
         for entry in entries:
-            if entry.name.startswith(UNFINISHED):
+            if entry.name.startswith(store.UNFINISHED):
                 continue
             with suppress(FileNotFoundError):
                 if entry.is_dir():
@@ -101,16 +91,15 @@ def _make_folder_rows(root: Path, files: list[tuple[str, os.stat_result]]) -> pa
         keys = pa.array([key for key, _ in files], pa.string())
     except UnicodeEncodeError as error:
         name = error.object.encode(errors="backslashreplace").decode()
-        raise BackupError(
-            f"{root}/{name}", "the name is no UTF-8, and no listing can hold it", "Rename the file."
-        ) from error
+        reason = "the name is no UTF-8, and no listing can hold it"
+        raise BackupError(f"{root}/{name}", reason, "Rename the file.") from error
     milliseconds = [status.st_mtime_ns // 1_000_000 for _, status in files]
     columns = {
         "bucket": pa.repeat(pa.scalar(str(root), pa.string()), count),
         "key": keys,
         "size_bytes": pa.array([status.st_size for _, status in files], pa.int64()),
         "last_modified": pa.array(milliseconds, pa.int64()).cast(LISTING.field("last_modified").type),
-        "etag": pa.array([compute_etag(status) for _, status in files], pa.string()),
+        "etag": pa.array([store.compute_etag(status) for _, status in files], pa.string()),
         "storage_class": pa.repeat("STANDARD", count),
         "is_multipart": pa.repeat(False, count),
     }
@@ -147,10 +136,8 @@ Column = Sequence[bytes | None]
 
 @dataclass(frozen=True)
 class Page:
-    """Columns of one response, in its order and spelling, with decoded keys.
-
-    `next` is added to the query of the next request; empty at the end. `prefixes` are those of a delimiter listing.
-    """
+    """Columns of one response, in its order and spelling, with decoded keys. `next` is added to the query of the next
+    request; empty at the end. `prefixes` are those of a delimiter listing."""
 
     keys: list[str]
     columns: Mapping[str, Column]
@@ -161,6 +148,7 @@ class Page:
     def rows(self, bucket: str) -> pa.RecordBatch:
         count = len(self.keys)
         etags, classes = _make_text(self.columns["etag"]), _make_text(self.columns["storage_class"])
+        times = _make_text(self.columns["last_modified"])
         is_marker = pa.array(self.is_marker or [False] * count, pa.bool_())
         if classes.null_count:
             # S3 lists delete markers without a class, some stores all objects.
@@ -170,9 +158,7 @@ class Page:
             "key": pa.array(self.keys, pa.string()),
             "is_delete_marker": is_marker,
             "size_bytes": _make_text(self.columns["size_bytes"]).cast(pa.int64()),
-            "last_modified": _make_text(self.columns["last_modified"]).cast(
-                LISTING.field("last_modified").type
-            ),
+            "last_modified": times.cast(LISTING.field("last_modified").type),
             "etag": etags,
             "storage_class": classes,
             # Not listed; the ETag of an upload in parts ends with their number.
@@ -219,7 +205,6 @@ def _parse_next(body: bytes, is_encoded: bool) -> dict[str, str]:
 
 
 def _parse_columns(body: bytes) -> dict[str, Column] | None:
-    """All columns at once, if every entry has every field; None if some differ."""
     if MARKER in body:
         return None
     versions = body.count(VERSION)
@@ -258,12 +243,10 @@ def _decode_key(spelt: bytes, is_encoded: bool) -> str:
     return unquote_to_bytes(text.replace("+", " ")).decode() if is_encoded else text
 
 
-HIGHEST = "~"
-"""The highest character of most keys; higher ones are searched only after a key that has one."""
+HIGHEST = "~"  # The highest character of most keys; higher ones are searched only after a key that has one
 SURROGATES = range(0xD800, 0xE000)
 
-FIRST_THREE = 3
-"""Names with the same beginning: an object, the folder of the same name, and in either order one more."""
+FIRST_THREE = 3  # An object, the folder of the same name, and in either order one more name
 
 ListNames = Callable[..., Awaitable[list[str]]]
 """`(prefix, after="", *, most=1, by_folder=False)`: the first keys with a prefix after a key, by one small request.
@@ -274,10 +257,8 @@ With `by_folder`, keys with the same folder below the prefix are one name.
 
 @dataclass(frozen=True)
 class KeyRange:
-    """Keys that begin with `prefix`, are after `after` and not after `until`.
-
-    Python compares strings by code points, which is the order of their UTF-8 bytes.
-    """
+    """Keys that begin with `prefix`, are after `after` and not after `until`. Python compares strings by code points,
+    which is the order of their UTF-8 bytes."""
 
     prefix: str
     after: str = ""
@@ -380,15 +361,11 @@ async def _is_safe(list_names: ListNames, prefix: str, cut: str) -> bool:
     return not any(folders) and not any(name[at:] and name[at] < "/" for at, some in pairs for name in some)
 
 
-PAGE_KEYS = 1000
-"""The maximum of S3."""
-RANGES_EACH = 2
-"""Ranges per concurrent request to find in the folders."""
-PAGES_BEFORE_CUT = 8
-"""A range of so many pages is cut: finding a cut takes as many requests as a few pages, though small ones."""
+PAGE_KEYS = 1000  # The maximum of S3
+RANGES_EACH = 2  # Ranges per concurrent request to find in the folders
+PAGES_BEFORE_CUT = 8  # Finding a cut takes as many requests as a few pages, though small ones
 PAGES_AFTER_FAILURE = 32
-WAITING = 4
-"""Pages per concurrent request that wait to be consumed."""
+WAITING = 4  # Pages per concurrent request that wait to be consumed
 
 
 class BucketListing:
@@ -446,13 +423,12 @@ class BucketListing:
             await asyncio.gather(*workers, finishing, return_exceptions=True)
 
     async def page(self, prefix: str, place: Mapping[str, str], **more: str) -> Page:
-        """One response: names with a prefix, after a place."""
         kind = {"versions": ""} if self.versions else {"list-type": "2"}
         parameters = {"prefix": prefix, "encoding-type": "url", "max-keys": self.page_keys}
         response = await self.s3.request("GET", query=kind | parameters | more | dict(place))
         where = self.s3.address.location(prefix)
         if not response.is_success:
-            raise make_refusal(where, response.code, response.message)
+            raise store.make_refusal(where, response.code, response.message)
         try:
             return read_page(response.body)
         except ValueError as error:
@@ -460,7 +436,6 @@ class BucketListing:
             raise BackupError(where, f"its listing cannot be read: {error}", fix) from error
 
     def after(self, key: str) -> dict[str, str]:
-        """The query for names after a key."""
         return {"key-marker" if self.versions else "start-after": key} if key else {}
 
     async def list_names(
@@ -473,8 +448,6 @@ class BucketListing:
 
 @dataclass(eq=False)
 class _OpenRange:
-    """A range that is being listed."""
-
     keys: KeyRange
     last: str = ""
     pages: int = 0
@@ -484,8 +457,6 @@ class _OpenRange:
 
 
 class _Work:
-    """The common state of the workers of one listing: waiting and open ranges."""
-
     def __init__(
         self, listing: BucketListing, ranges: list[KeyRange], pages: "asyncio.Queue[pa.RecordBatch | None]"
     ) -> None:
@@ -568,11 +539,9 @@ class _Work:
             beside = await self.listing.list_names(stem, most=FIRST_THREE, by_folder=True)
             ambiguous += [name for name in beside if name[len(stem) :] and name[len(stem)] < "/"]
         if ambiguous:
-            raise BackupError(
-                f"{self.listing.bucket}: {marker!r} and {ambiguous[0]!r}",
-                "the store may confuse their order, and lose versions of one of them",
-                "Let the backup list without `versions`, or rename one of the two.",
-            )
+            reason = "the store may confuse their order, and lose versions of one of them"
+            fix = "Let the backup list without `versions`, or rename one of the two."
+            raise BackupError(f"{self.listing.bucket}: {marker!r} and {ambiguous[0]!r}", reason, fix)
 
     def _find_longest(self) -> _OpenRange | None:
         candidates = [
@@ -611,23 +580,19 @@ class _Work:
 
 
 def _select_range(page: Page, keys: KeyRange, bucket: str) -> tuple[pa.RecordBatch, bool]:
-    """The rows of a page that are in the range, and whether the page goes past it."""
     rows = page.rows(bucket)
     outside = next((key for key in page.keys if key <= keys.after), None) if keys.after else None
     if outside is not None:
-        raise BackupError(
-            f"{bucket}: key {outside!r}",
-            f"the store lists it after {keys.after!r}: ranges of keys cannot be listed there",
-            "List with one request at a time: `in_flight: 1`.",
-        )
+        reason = f"the store lists it after {keys.after!r}: ranges of keys cannot be listed there"
+        fix = "List with one request at a time: `in_flight: 1`."
+        raise BackupError(f"{bucket}: key {outside!r}", reason, fix)
     if keys.until is None:
         return rows, False
     inside = [not keys.is_past(key) for key in page.keys]
     return (rows, False) if all(inside) else (rows.filter(pa.array(inside, pa.bool_())), True)
 
 
-IN_FLIGHT = 32
-"""Concurrent listing requests: with a thousand keys each, the processor is the limit long before the store."""
+IN_FLIGHT = 32  # With a thousand keys each, the processor is the limit long before the store
 ROWS_A_BATCH = 131_072
 PROGRESS_EVERY_S = 1.0
 
@@ -641,7 +606,7 @@ def list_rows(
     report_progress: ReportProgress | None = log_message,
 ) -> Iterator[pa.RecordBatch]:
     """All objects of a source, or of ranges of a bucket, unordered: batches of about `ROWS_A_BATCH` rows of LISTING."""
-    if source.kind == FOLDER:
+    if source.kind == store.FOLDER:
         batches = list_folder_rows(source)
     else:
         batches = _run_generator(_list_bucket_rows(source, versions, in_flight, ranges))
@@ -701,10 +666,8 @@ def _report_rows(
 
 
 RANGES_A_CORE = 16
-TASKS_A_CORE = 4
-"""Tasks differ in the number of objects; the last ones should be short."""
-CORES_OF_CONNECT = 16
-"""Spark Connect does not report the number of cores."""
+TASKS_A_CORE = 4  # Tasks differ in the number of objects; the last ones should be short
+CORES_OF_CONNECT = 16  # Spark Connect does not report the number of cores
 SPARK_PROGRESS_EVERY_S = 2.0
 
 
@@ -754,10 +717,8 @@ def run_spark_tasks(
     work: Callable[[int], Iterable[Sequence[Any]]],
     error: type[BackupError],
 ) -> list[Any]:
-    """The results of `work` for the numbers up to `count`, sent as JSON; raises the first `error` of a task.
-
-    A task with an `error` is not retried by Spark. With as many partitions as numbers, each has one, in every mode.
-    """
+    """The results of `work` for the numbers up to `count`, sent as JSON; raises the first `error` of a task. A task
+    with an `error` is not retried by Spark. With as many partitions as numbers, each has one, in every mode."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

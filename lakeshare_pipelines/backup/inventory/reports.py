@@ -15,15 +15,16 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from hashlib import md5
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING, NamedTuple, TypeVar
+from typing import IO, NamedTuple, TypeVar
 from urllib.parse import quote, unquote_plus
 from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
+from lakeshare_pipelines.backup import model
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.inventory.configuration import (
     LISTED_AS,
@@ -45,29 +46,18 @@ from lakeshare_pipelines.backup.inventory.list_objects import (
     log_message,
     run_spark_tasks,
 )
-from lakeshare_pipelines.backup.model import LISTING, ListingRecord, group_batches, make_listing_batch
 from lakeshare_pipelines.backup.points import Workspace, get_point_time
 from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, open_store
 from lakeshare_pipelines.backup.stores.store import FOLDER
 from lakeshare_pipelines.errors import BackupError, ObjectMissing, ReportUnusable
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    OpenSpark = Callable[[], SparkSession]
-
 Result = TypeVar("Result")
-SCAN_TIME = "%Y-%m-%dT%H-%MZ"
-"""The name of a report's folder: the minute its scan began (S3 User Guide, "Locating your inventory list")."""
+SCAN_TIME = "%Y-%m-%dT%H-%MZ"  # Name of a report's folder (S3 User Guide, "Locating your inventory list")
 NEXT_REPORT = "The next report is taken, or the generator lists when none comes in time."
 _ARRIVED = re.compile(r"(\d{4}-\d\d-\d\dT\d\d-\d\dZ)/manifest\.checksum")
 
 
-class ReportFile(BaseModel):
-    """A data file in a manifest."""
-
-    model_config = ConfigDict(frozen=True)
-
+class ReportFile(BaseModel, frozen=True):
     key: str
     size_bytes: int = Field(alias="size")
     md5: str = Field(alias="MD5checksum")
@@ -77,8 +67,7 @@ class ReportFile(BaseModel):
 class Arrival:
     """A report whose manifest.checksum has arrived; nothing of it is read yet."""
 
-    folder: str
-    """Key prefix of its manifest, with a slash at its end."""
+    folder: str  # Key prefix of its manifest, with a slash at its end
     scan_started_at: dt.datetime
     arrived_at: dt.datetime
 
@@ -88,8 +77,7 @@ class Report:
     """A report whose manifest matches its checksum."""
 
     store: StoreAddress
-    location: str
-    """URL of its manifest.json."""
+    location: str  # URL of its manifest.json
     source_bucket: str
     scan_started_at: dt.datetime
     arrived_at: dt.datetime
@@ -105,8 +93,6 @@ class Report:
 
 @dataclass(frozen=True)
 class LateReport:
-    """No usable report arrived in time."""
-
     reasons: tuple[str, ...]
 
     @property
@@ -128,9 +114,8 @@ def list_arrivals(store: BackupStore, location: str) -> list[Arrival]:
     for listed in store.list(f"{base}2"):
         if match := _ARRIVED.fullmatch(listed.key.removeprefix(base)):
             began = dt.datetime.strptime(match[1], SCAN_TIME).replace(tzinfo=dt.UTC)
-            arrivals.append(
-                Arrival(listed.key.removesuffix("manifest.checksum"), began, listed.last_modified)
-            )
+            folder = listed.key.removesuffix("manifest.checksum")
+            arrivals.append(Arrival(folder, began, listed.last_modified))
     return sorted(arrivals, key=lambda arrival: arrival.scan_started_at)
 
 
@@ -234,11 +219,13 @@ def use_first_report(
             if report.scan_started_at < earliest:
                 continue
             if report.source_bucket != backup.source.bucket:
-                raise BackupError(
-                    report.location,
-                    f"it lists {report.source_bucket}, and backup {backup.name} is of {backup.source.bucket}",
-                    "Correct `listing.location`: it ends with the source's bucket and the configuration's id.",
+                reason = (
+                    f"it lists {report.source_bucket}, and backup {backup.name} is of {backup.source.bucket}"
                 )
+                fix = (
+                    "Correct `listing.location`: it ends with the source's bucket and the configuration's id."
+                )
+                raise BackupError(report.location, reason, fix)
             return use(report, unusable)
         except ReportUnusable as error:
             report_message(str(error))
@@ -257,31 +244,22 @@ MAX_SHOWN = 5
 
 @dataclass(frozen=True)
 class ReportStatus:
-    """One report that has arrived."""
-
     scan_started_at: dt.datetime
     arrived_at: dt.datetime
-    age: dt.timedelta
-    """Since its scan began."""
-    day: str
-    """The newest day it may cover."""
+    age: dt.timedelta  # Since its scan began
+    day: str  # The newest day it may cover
     is_in_time: bool
     report: Report | None
-    problem: str | None
-    """Why it cannot be used; None if its manifest is valid."""
+    problem: str | None  # Why it cannot be used; None if its manifest is valid
 
 
 @dataclass(frozen=True)
 class InventoryStatus:
-    """The reports of one backup, newest first, and the newest day whose wait is over."""
-
     reports: tuple[ReportStatus, ...]
     arrived: int
     due_day: str
-    late: LateReport | None
-    """Set if no report came for that day; the generator lists it instead."""
-    next_day: str
-    """The next day whose report is expected, or may have come already."""
+    late: LateReport | None  # Set if no report came for that day; the generator lists it instead
+    next_day: str  # The next day whose report is expected, or may have come already
     next_from: dt.datetime
     next_until: dt.datetime
 
@@ -316,13 +294,11 @@ def get_inventory_status(backup: Backup, now: dt.datetime) -> InventoryStatus:
 
 
 def _get_newest_day(backup: Backup, scan: dt.datetime) -> str:
-    """The newest day that a scan from this moment covers."""
     return str(scan.astimezone(dt.UTC).date() - dt.timedelta(days=max(1, backup.listing.lag_days)))
 
 
 BATCH_ROWS = 131_072
-NEEDED = ("size", "last_modified_date", "e_tag")
-"""Without these, objects cannot be compared."""
+NEEDED = ("size", "last_modified_date", "e_tag")  # Without these, objects cannot be compared
 
 
 def read_listed_rows(store: BackupStore, report: Report, file: ReportFile) -> Iterator[pa.RecordBatch]:
@@ -346,9 +322,8 @@ def read_listed_rows(store: BackupStore, report: Report, file: ReportFile) -> It
                 yield _normalize_report_rows(rows, report, where)
         except (pa.ArrowException, ValueError, OSError, EOFError, zlib.error) as error:
             # The file differs from its schema, or is cut off.
-            raise ReportUnusable(
-                where, f"it cannot be read as {report.file_format}: {error}", NEXT_REPORT
-            ) from error
+            reason = f"it cannot be read as {report.file_format}: {error}"
+            raise ReportUnusable(where, reason, NEXT_REPORT) from error
 
 
 def decode_keys(keys: pa.Array) -> pa.Array:
@@ -377,13 +352,13 @@ def _normalize_report_rows(rows: pa.RecordBatch, report: Report, where: str) -> 
         raise ReportUnusable(where, f"it has rows of other buckets than {report.source_bucket}", NEXT_REPORT)
     if report.file_format == "CSV":
         columns["key"] = decode_keys(columns["key"])
-    return make_listing_batch(columns, len(rows))
+    return model.make_listing_batch(columns, len(rows))
 
 
 def select_listed_columns(rows: pa.RecordBatch, names: Mapping[str, str]) -> dict[str, pa.Array]:
     """Columns of reports and metadata tables under the names and with the types of LISTING."""
     columns = {
-        listed: rows[name].cast(LISTING.field(listed).type)
+        listed: rows[name].cast(model.LISTING.field(listed).type)
         for name, listed in names.items()
         if name in rows.schema.names
     }
@@ -410,7 +385,7 @@ def _read_csv(content: IO[bytes], columns: Sequence[str]) -> Iterator[pa.RecordB
         read_options=csv.ReadOptions(column_names=list(columns), block_size=16 * 1024**2),
         convert_options=csv.ConvertOptions(
             include_columns=names,
-            column_types={name: LISTING.field(LISTED_AS[name]).type for name in names},
+            column_types={name: model.LISTING.field(LISTED_AS[name]).type for name in names},
             null_values=[""],
             strings_can_be_null=True,
             quoted_strings_can_be_null=True,
@@ -440,8 +415,7 @@ _READERS: dict[ReportFormat, Callable[[IO[bytes], Sequence[str]], Iterator[pa.Re
 }
 
 
-SPARK_BYTES = 512 * 1024**2
-"""Spark reads a report from this size of its data files on (some ten million rows), if there is a session."""
+SPARK_BYTES = 512 * 1024**2  # From this size of its data files on (ten million rows), Spark reads a report
 PROGRESS_EVERY_S = 1.0
 
 
@@ -451,10 +425,8 @@ class ReportReader:
 
     report: Report
     folder: Path
-    prefix: str
-    """Prefix of the source's keys."""
-    own: tuple[str, ...]
-    """Prefixes of keys that are omitted."""
+    prefix: str  # Prefix of the source's keys
+    own: tuple[str, ...]  # Prefixes of keys that are omitted
 
     @cached_property
     def store(self) -> BackupStore:
@@ -462,15 +434,13 @@ class ReportReader:
         return open_store(self.report.store)
 
     def read(self, number: int, seen: Callable[[int], None] = lambda _: None) -> tuple[int, int]:
-        """Write the rows of one data file as a Parquet file, or replace it; returns rows and their bytes.
-
-        `seen` is called with the number of rows of each batch. Raises ReportUnusable.
-        """
+        """Write the rows of one data file as a Parquet file, or replace it; returns rows and their bytes. `seen` is
+        called with the number of rows of each batch. Raises ReportUnusable."""
         path = self.folder / f"part-{number:05}.parquet"
         part = path.with_suffix(".writing")
         rows = size = 0
         try:
-            with pq.ParquetWriter(part, LISTING, compression="zstd") as writer:
+            with pq.ParquetWriter(part, model.LISTING, compression="zstd") as writer:
                 for batch in read_listed_rows(self.store, self.report, self.report.files[number]):
                     if self.prefix:
                         batch = batch.filter(pc.starts_with(batch["key"], self.prefix))
@@ -493,16 +463,13 @@ def list_report(
     report: Report,
     workspace: Workspace,
     report_progress: ReportProgress,
-    spark: "OpenSpark | None" = None,
-) -> ListingRecord:
+    spark: model.OpenSpark | None = None,
+) -> model.ListingRecord:
     """Read a report into the workspace's folder `listing`. Raises ReportUnusable if it is damaged, or has no object."""
     lacking = [name for name in NEEDED if name not in report.columns]
     if lacking:
-        raise ReportUnusable(
-            report.location,
-            f"it has no {', '.join(lacking)}",
-            "Let `lakeshare inventory configure` ask the store for them; reports from then on have them.",
-        )
+        fix = "Let `lakeshare inventory configure` ask the store for them; reports from then on have them."
+        raise ReportUnusable(report.location, f"it has no {', '.join(lacking)}", fix)
     folder = workspace.clear("listing")
     unfinished = folder.with_name(f".{folder.name}.part")
     unfinished.mkdir(parents=True)
@@ -519,17 +486,14 @@ def list_report(
         counts = _read_by_threads(reader, report_progress)
     rows = sum(count for count, _ in counts)
     if not rows:
-        raise ReportUnusable(
-            report.location,
-            f"it lists no object of {backup.source}",
-            "Check the filter of the store's inventory; an empty source needs no backup.",
-        )
+        fix = "Check the filter of the store's inventory; an empty source needs no backup."
+        raise ReportUnusable(report.location, f"it lists no object of {backup.source}", fix)
     unfinished.rename(folder)
     warning = (
         f"{report.location} lists current objects only, though backup {backup.name} asks for all versions: "
         "nothing can be healed from older ones. Configure the store's inventory with all versions."
     )
-    return ListingRecord(
+    return model.ListingRecord(
         kind="s3_inventory",
         location=report.location,
         scan_started_at=report.scan_started_at,
@@ -565,8 +529,6 @@ _ENCODED_IN_KEYS = r"[^A-Za-z0-9/\-_.~*]"
 
 @dataclass(frozen=True)
 class ReportDestination:
-    """Location and format of generated reports; sent to Spark's executors."""
-
     source: StoreAddress
     destination: StoreAddress
     file_format: ReportFormat = "Parquet"
@@ -585,22 +547,16 @@ class ReportDestination:
 
 
 class WrittenFile(NamedTuple):
-    """One data file of a generated report."""
-
     key: str
     size_bytes: int
     md5: str
     rows: int
-    listed_bytes: int
-    """Sum of the listed objects."""
+    listed_bytes: int  # Sum of the listed objects
 
 
 @dataclass(frozen=True)
 class GeneratedReport:
-    """A report that was written."""
-
-    location: str
-    """URL of its manifest.json."""
+    location: str  # URL of its manifest.json
     scan_started_at: dt.datetime
     scan_ended_at: dt.datetime
     files: int
@@ -612,13 +568,11 @@ def generate_report(
     place: ReportDestination,
     *,
     in_flight: int = IN_FLIGHT,
-    spark: "OpenSpark | None" = None,
+    spark: model.OpenSpark | None = None,
     report_progress: ReportProgress = log_message,
 ) -> GeneratedReport:
-    """List all of a source and write a report, which exists when its checksum is written.
-
-    Its time is the moment before the listing began: it may or may not include later changes.
-    """
+    """List all of a source and write a report, which exists when its checksum is written. Its time is the moment
+    before the listing began: it may or may not include later changes."""
     started_at = dt.datetime.now(dt.UTC)
     source, versions = place.source, place.versions
     if spark is not None and source.kind != FOLDER:
@@ -638,7 +592,7 @@ def write_files(
     store = open_store(place.destination)
     columns = {LISTED_AS[column.name]: column for column in place.columns}
     names = [column.name for column in place.columns]
-    for group in group_batches(batches, rows_a_file):
+    for group in model.group_batches(batches, rows_a_file):
         listing = pa.Table.from_batches(group)
         rows = listing.select(list(columns)).rename_columns(names)
         content = _FORMATS[place.file_format](rows, place.columns)
@@ -667,9 +621,8 @@ def write_manifest(
     content = json.dumps(manifest, indent=2).encode()
     where = destination.location(f"{folder}manifest.json")
     if not store.put(f"{folder}manifest.json", content, if_absent=True):
-        raise BackupError(
-            where, "there is a report of this minute already", "Read that one, or generate again in a minute."
-        )
+        fix = "Read that one, or generate again in a minute."
+        raise BackupError(where, "there is a report of this minute already", fix)
     scheme = "file://" if destination.kind == FOLDER else ""
     links = "\n".join(f"{scheme}{destination.location(file.key)}" for file in files)
     store.put(f"{place.prefix}hive/dt={started_at:%Y-%m-%d-%H-%M}/symlink.txt", links.encode())

@@ -7,7 +7,7 @@ import csv
 import datetime as dt
 import io
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import md5
@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lakeshare_pipelines.backup.config import Backup
+from lakeshare_pipelines.backup.inventory import reports
 from lakeshare_pipelines.backup.inventory.configuration import (
     LISTED_AS,
     drop_prefixes,
@@ -34,17 +35,7 @@ from lakeshare_pipelines.backup.inventory.list_objects import (
     list_rows,
     log_message,
 )
-from lakeshare_pipelines.backup.inventory.reports import (
-    LateReport,
-    Report,
-    compute_deadline,
-    compute_earliest_scan,
-    find_report,
-    list_report,
-    select_listed_columns,
-    use_first_report,
-)
-from lakeshare_pipelines.backup.model import LISTING, ListingRecord, make_listing_batch, write_rows
+from lakeshare_pipelines.backup.model import LISTING, ListingRecord, OpenSpark, make_listing_batch, write_rows
 from lakeshare_pipelines.backup.points import Workspace, get_point_time
 from lakeshare_pipelines.backup.stores import ObjectHead, StoreAddress, open_store
 from lakeshare_pipelines.backup.stores.store import FOLDER, make_file_properties
@@ -55,11 +46,8 @@ if TYPE_CHECKING:
     from pyiceberg.table.snapshots import Snapshot
     from pyspark.sql import SparkSession
 
-    OpenSpark = Callable[[], SparkSession]
-
 
 def _write_listing(workspace: Workspace, batches: Iterable[pa.RecordBatch]) -> tuple[int, int]:
-    """Writes a listing into the workspace unless it is empty; returns the rows and their bytes."""
     size = 0
 
     def count() -> Iterator[pa.RecordBatch]:
@@ -78,7 +66,7 @@ def _write_listing(workspace: Workspace, batches: Iterable[pa.RecordBatch]) -> t
 def list_source(
     backup: Backup,
     workspace: Workspace,
-    spark: "OpenSpark | None" = None,
+    spark: OpenSpark | None = None,
     report_progress: ReportProgress = log_message,
 ) -> ListingRecord:
     """List a source without lakeshare's own objects; by Spark if the engine is. Raises BackupError if it is empty."""
@@ -94,9 +82,8 @@ def list_source(
         batches = list_rows(source, versions=versions, in_flight=in_flight, report_progress=report_progress)
         rows, size = _write_listing(workspace, (drop_prefixes(batch, own) for batch in batches))
     if not rows:
-        raise BackupError(
-            str(source), "there is no object in it", "Correct the backup's `source`: nothing needs no backup."
-        )
+        fix = "Correct the backup's `source`: nothing needs no backup."
+        raise BackupError(str(source), "there is no object in it", fix)
     return ListingRecord(
         kind="generator",
         location=str(source),
@@ -116,7 +103,6 @@ def _write_rows_by_spark(
     versions: bool,
     report_progress: ReportProgress,
 ) -> tuple[int, int]:
-    """Lists a bucket into a folder that all executors can access; returns rows and their bytes."""
     unfinished = folder.with_name(f".{folder.name}.part")
     unfinished.mkdir(parents=True)
 
@@ -146,11 +132,8 @@ MAX_MISSING_NAMED = 20
 
 @dataclass(frozen=True)
 class ManifestEntry:
-    """One line of a manifest."""
-
     key: str
-    version_id: str | None
-    """`null` is the null version, None the current one."""
+    version_id: str | None  # `null` is the null version, None the current one
 
 
 def list_manifest(
@@ -184,9 +167,8 @@ def list_manifest(
 
     rows, size = _write_listing(workspace, batches())
     if not rows:
-        raise BackupError(
-            location, f"{source} has no object that it names", "Correct the manifest, or the source."
-        )
+        fix = "Correct the manifest, or the source."
+        raise BackupError(location, f"{source} has no object that it names", fix)
     warnings = []
     if missing:
         more = f" and {len(missing) - MAX_MISSING_NAMED:,} more" if len(missing) > MAX_MISSING_NAMED else ""
@@ -242,17 +224,12 @@ def _make_manifest_rows(bucket: str, found: list[tuple[ManifestEntry, ObjectHead
     return pa.RecordBatch.from_pylist(
         [
             {
+                **vars(head),
                 "bucket": bucket,
-                "key": head.key,
                 "version_id": None if entry.version_id == "null" else entry.version_id,
                 "is_latest": newest[head.key] is head,
                 "is_delete_marker": False,
-                "size_bytes": head.size_bytes,
-                "last_modified": head.last_modified,
-                "etag": head.etag,
-                "storage_class": head.storage_class,
                 "is_multipart": "-" in head.etag,
-                "encryption": head.encryption,
                 "checksum_algorithm": next(iter(head.checksums), "").upper() or None,
             }
             for entry, head in found
@@ -304,25 +281,19 @@ def _find_metadata(address: StoreAddress, location: str) -> str:
     return store.address.location(max(files, key=lambda file: (get_number(file.key), file.last_modified)).key)
 
 
-METADATA_COLUMNS = {
-    **{
-        name: listed
-        for name, listed in LISTED_AS.items()
-        if name not in ("is_latest", "is_multipart_uploaded")
-    },
-    "is_multipart": "is_multipart",
-}
-"""Columns of both tables that a listing keeps."""
+METADATA_COLUMNS = LISTED_AS | {"is_multipart": "is_multipart"}  # Columns of both tables that a listing keeps
+for absent in ("is_latest", "is_multipart_uploaded"):
+    del METADATA_COLUMNS[absent]
 NEEDED = ("bucket", "key", "sequence_number", "version_id", "size", "last_modified_date", "e_tag")
 
 
-def find_snapshot(backup: Backup, day: str, now: dt.datetime) -> "Snapshot | LateReport | None":
+def find_snapshot(backup: Backup, day: str, now: dt.datetime) -> "Snapshot | reports.LateReport | None":
     """The live inventory's snapshot of a day; None during the wait for it, LateReport after it.
 
     Without a journal it is the first one made at D+lag or later. With a journal it is the newest one before the day's
     end (or the oldest one, if those are expired), once the journal has a snapshot of D+lag or later.
     """
-    earliest = compute_earliest_scan(backup, day)
+    earliest = reports.compute_earliest_scan(backup, day)
     location, journal = backup.listing.location, backup.listing.journal
     snapshots: list[Snapshot] = []
     if journal is None:
@@ -332,13 +303,13 @@ def find_snapshot(backup: Backup, day: str, now: dt.datetime) -> "Snapshot | Lat
         snapshots = [made for made in every if _time(made) <= get_point_time(day)][-1:] or every[:1]
     if snapshots:
         return snapshots[0]
-    if now < compute_deadline(backup, day):
+    if now < reports.compute_deadline(backup, day):
         return None
     reason = (
         f"{backup.listing.location}: the tables of S3 Metadata had nothing of {earliest:%Y-%m-%d %H:%M} UTC or later "
-        f"by {compute_deadline(backup, day):%Y-%m-%d %H:%M} UTC; the generator lists instead."
+        f"by {reports.compute_deadline(backup, day):%Y-%m-%d %H:%M} UTC; the generator lists instead."
     )
-    return LateReport((reason,))
+    return reports.LateReport((reason,))
 
 
 def list_newest_snapshots(backup: Backup) -> dict[str, dt.datetime | None]:
@@ -353,16 +324,13 @@ def list_newest_snapshots(backup: Backup) -> dict[str, dt.datetime | None]:
 def list_metadata(
     backup: Backup, workspace: Workspace, day: str, snapshot: "Snapshot", report_progress: ReportProgress
 ) -> ListingRecord:
-    """Read a snapshot of the live inventory. Raises ReportUnusable if a table lacks a column, or has no object.
-
-    A table without versions and without a journal is streamed; else it is held in memory, about 300 bytes an object.
-    """
+    """Read a snapshot of the live inventory. Raises ReportUnusable if a table lacks a column, or has no object. A
+    table without versions and without a journal is streamed; else it is held in memory, about 300 bytes an object."""
     inventory, source = _open(backup, backup.listing.location), backup.source
     _require_columns(inventory, NEEDED)
     own = own_prefixes(backup)
-    scan = inventory.scan(
-        "version_id IS NOT NULL", selected_fields=("key",), snapshot_id=snapshot.snapshot_id
-    )
+    of_versions = "version_id IS NOT NULL"
+    scan = inventory.scan(of_versions, selected_fields=("key",), snapshot_id=snapshot.snapshot_id)
     has_versions = bool(scan.count())
 
     def select(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -385,11 +353,8 @@ def list_metadata(
         batches = (_normalize_records(batch) for batch in reader.to_arrow_batch_reader())
     rows, size = _write_listing(workspace, select(batches))
     if not rows:
-        raise ReportUnusable(
-            backup.listing.location or "",
-            f"it lists no object of {source}",
-            "Wait for its backfill to end, or correct the source.",
-        )
+        fix = "Wait for its backfill to end, or correct the source."
+        raise ReportUnusable(backup.listing.location or "", f"it lists no object of {source}", fix)
     return ListingRecord(
         kind="s3_metadata",
         location=inventory.metadata_location,
@@ -401,7 +366,6 @@ def list_metadata(
 
 
 def _read_records(backup: Backup, inventory: "Table", snapshot: "Snapshot", day: str) -> pa.Table:
-    """All relevant records of both tables, with the same columns."""
     wanted = [*METADATA_COLUMNS, "sequence_number"]
     present = tuple(name for name in wanted if name in inventory.schema().column_names)
     records = inventory.scan(snapshot_id=snapshot.snapshot_id, selected_fields=present).to_arrow()
@@ -420,7 +384,6 @@ def _read_records(backup: Backup, inventory: "Table", snapshot: "Snapshot", day:
 
 
 def _replay_records(records: pa.Table) -> pa.Table:
-    """The state after all records, as rows of schema LISTING."""
     records = records.set_column(
         records.schema.get_field_index("version_id"), "version_id", pc.fill_null(records["version_id"], "")
     )
@@ -448,8 +411,7 @@ def _select_newest(records: pa.Table, names: list[str]) -> pa.Table:
 
 
 def _normalize_records(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Records as rows of LISTING; `is_latest` is the column that _replay_records adds."""
-    columns = select_listed_columns(batch, {**METADATA_COLUMNS, "is_latest": "is_latest"})
+    columns = reports.select_listed_columns(batch, {**METADATA_COLUMNS, "is_latest": "is_latest"})
     return make_listing_batch(columns, len(batch))
 
 
@@ -465,11 +427,8 @@ def _add_missing(table: pa.Table, names: list[str]) -> pa.Table:
 def _require_columns(table: "Table", names: tuple[str, ...]) -> None:
     lacking = [name for name in names if name not in table.schema().column_names]
     if lacking:
-        raise ReportUnusable(
-            table.metadata_location,
-            f"it has no {', '.join(lacking)}",
-            "Name a table of S3 Metadata: the live inventory as `location`, the journal as `journal`.",
-        )
+        fix = "Name a table of S3 Metadata: the live inventory as `location`, the journal as `journal`."
+        raise ReportUnusable(table.metadata_location, f"it has no {', '.join(lacking)}", fix)
 
 
 def _open(backup: Backup, location: str | None) -> "Table":
@@ -489,7 +448,7 @@ def is_listing_ready(backup: Backup, day: str, now: dt.datetime) -> bool:
     if now < get_point_time(day):
         return False
     if backup.listing.kind == "s3_inventory":
-        return find_report(backup, day, now) is not None
+        return reports.find_report(backup, day, now) is not None
     if backup.listing.kind == "s3_metadata":
         return find_snapshot(backup, day, now) is not None
     return True
@@ -500,28 +459,26 @@ def make_listing(
     workspace: Workspace,
     day: str,
     now: dt.datetime,
-    spark: "OpenSpark | None" = None,
+    spark: OpenSpark | None = None,
     report_progress: ReportProgress = log_message,
 ) -> ListingRecord | None:
-    """List the source for a day; None during the wait for a report, or before the end of the day.
-
-    After an unusable report the next one is read; after the wait the generator lists, and the record has the reasons.
-    """
+    """List the source for a day; None during the wait for a report, or before the end of the day. After an unusable
+    report the next one is read; after the wait the generator lists, and the record has the reasons."""
     if now < get_point_time(day):
         return None
 
-    def read(report: Report, unusable: list[str]) -> ListingRecord:
-        record = list_report(backup, report, workspace, report_progress, spark)
+    def read(report: reports.Report, unusable: list[str]) -> ListingRecord:
+        record = reports.list_report(backup, report, workspace, report_progress, spark)
         minute = report.scan_started_at.replace(second=0, microsecond=0)
-        is_late = bool(unusable) or ("T" not in day and minute > compute_deadline(backup, day))
+        is_late = bool(unusable) or ("T" not in day and minute > reports.compute_deadline(backup, day))
         return record.model_copy(update={"is_late": is_late, "warnings": (*unusable, *record.warnings)})
 
-    record: ListingRecord | LateReport | None
+    record: ListingRecord | reports.LateReport | None
     if backup.listing.kind == "s3_inventory":
-        record = use_first_report(backup, day, now, read, report_progress)
+        record = reports.use_first_report(backup, day, now, read, report_progress)
     elif backup.listing.kind == "s3_metadata":
         snapshot = find_snapshot(backup, day, now)
-        if snapshot is None or isinstance(snapshot, LateReport):
+        if snapshot is None or isinstance(snapshot, reports.LateReport):
             record = snapshot
         else:
             record = list_metadata(backup, workspace, day, snapshot, report_progress)
@@ -529,7 +486,7 @@ def make_listing(
         record = list_manifest(backup, workspace, now, report_progress)
     else:
         record = list_source(backup, workspace, spark, report_progress)
-    if isinstance(record, LateReport):
+    if isinstance(record, reports.LateReport):
         reasons = record.reasons
         for reason in reasons:
             report_progress(reason)

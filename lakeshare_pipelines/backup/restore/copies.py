@@ -18,23 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BaseModel
 
+from lakeshare_pipelines.backup import model
 from lakeshare_pipelines.backup.config import Backup
-from lakeshare_pipelines.backup.copy.engine import (
-    ARCHIVES,
-    Archived,
-    Progress,
-    ReportProgress,
-    thaw,
-)
-from lakeshare_pipelines.backup.model import (
-    COPY_RESULTS,
-    GOOD_STATUSES,
-    POINT_COPIES,
-    FoundTable,
-    Point,
-    TableProof,
-    read_table,
-)
+from lakeshare_pipelines.backup.copy.engine import Archived, Progress, ReportProgress, thaw
 from lakeshare_pipelines.backup.points import OWN_PREFIX, Points, Workspace
 from lakeshare_pipelines.backup.stores import BackupStore, ListedObject, StoreAddress, open_store
 from lakeshare_pipelines.backup.stores.store import (
@@ -68,51 +54,40 @@ RestoreMode = Literal["in_place", "elsewhere", "mount"]
 
 
 class RestorePlan(BaseModel, frozen=True):
-    table: FoundTable
+    table: model.FoundTable
     day: str
-    version: int
-    """Delta version, or Iceberg's snapshot id."""
-    place: str
-    """Location of the restored table's root."""
+    version: int  # Delta version, or Iceberg's snapshot id
+    place: str  # Location of the restored table's root
     way: RestoreMode
     objects: int
     size_bytes: int
-    there: int
-    """Objects that exist at the destination and stay unchanged."""
+    there: int  # Objects that exist at the destination and stay unchanged
     archived: int
     requests: int
     usd: float
     minutes: float
-    steps: tuple[str, ...]
-    """Sentences: the steps in order."""
+    steps: tuple[str, ...]  # Sentences: the steps in order
 
 
 class RestoreRecord(BaseModel, frozen=True):
     day: str
-    table: FoundTable
+    table: model.FoundTable
     version: int
-    location: str
-    """The table's root, or Iceberg's metadata.json."""
-    rows: int | None
-    """As counted by an independent reader; None if it cannot count them."""
+    location: str  # The table's root, or Iceberg's metadata.json
+    rows: int | None  # As counted by an independent reader; None if it cannot count them
     files: int
     opened_by: str
-    objects: int
-    """Copied objects; others existed."""
+    objects: int  # Copied objects; others existed
     size_bytes: int
     started_at: datetime
     seconds: float
-    registered_as: str | None = None
-    """The table's name in the lake, if main or a live log shows the restored state again."""
-    publication: int | None = None
-    """The number under which recipients read it; None if it is not published."""
-    notes: tuple[str, ...] = ()
-    """Sentences for people: what is left to do."""
+    registered_as: str | None = None  # Its name in the lake, if main or a live log shows it again
+    publication: int | None = None  # The number under which recipients read it; None if it is not published
+    notes: tuple[str, ...] = ()  # Sentences for people: what is left to do
 
 
 LOG = "/_delta_log/"
-TABLE_FILE = r"(^|/)(_delta_log/|metadata/[^/]*metadata\.json)"
-"""Files that make a folder a table: they are written last."""
+TABLE_FILE = r"(^|/)(_delta_log/|metadata/[^/]*metadata\.json)"  # Files that are written last
 COMPACTED = re.compile(r"\d{20}\.(\d{20})\.compacted\.json")
 # Commits, checksums and checkpoints of every kind begin with their version (Delta PROTOCOL.md, "Delta Log Entries").
 VERSION_FILE = re.compile(r"(\d{20})\.(json|crc|checkpoint\..+)")
@@ -123,25 +98,22 @@ METADATA_JSON = re.compile(r"v(\d+)(\.gz)?\.metadata\.json(\.gz)?")
 class SelectedTable:
     """A table of a point at one version, with the rows (schema POINT_COPIES) of all its copies."""
 
-    point: Point
-    proof: TableProof
+    point: model.Point
+    proof: model.TableProof
     version: int
     rows: pa.Table
     copies: StoreAddress
 
     @property
-    def table(self) -> FoundTable:
+    def table(self) -> model.FoundTable:
         return self.proof.table
 
 
 def select_table(
     points: Points, name: str, day: str | None = None, version: int | None = None
 ) -> SelectedTable:
-    """The table of a name in the lake or of a root's key, at a Delta version or Iceberg snapshot.
-
-    Raises:
-        BackupError: there is no such point, table or version, or the point does not hold it whole.
-    """
+    """The table of a name in the lake or of a root's key, at a Delta version or Iceberg snapshot. Raises BackupError
+    if there is no such point, table or version, or the point does not hold it whole."""
     point = get_point(points, day)
     proof = _get_proof(point, name)
     table = proof.table
@@ -149,7 +121,7 @@ def select_table(
     is_damaged = point.damage is not None and table.root in point.damage.tables
     # An older or small state is restored if its version is given; a damaged one never.
     is_explicit = version is not None and proof.version is not None
-    if proof.status not in GOOD_STATUSES and (is_damaged or not is_explicit):
+    if proof.status not in model.GOOD_STATUSES and (is_damaged or not is_explicit):
         why = "; ".join(proof.reasons) or "it was not proved to open"
         raise BackupError(subject, f"it is {proof.status}: {why}", "Restore it from another point.")
     version = _choose_version(subject, proof, version)
@@ -162,8 +134,8 @@ def select_table(
         )
         own = pc.fill_null(pc.equal(batch.column("table_root"), table.root), False)
         chosen = pc.or_(own, pc.and_(inside, pc.equal(batch.column("bucket"), table.bucket)))
-        batches.append(batch.filter(chosen).cast(POINT_COPIES))
-    rows = pa.Table.from_batches(batches, POINT_COPIES)
+        batches.append(batch.filter(chosen).cast(model.POINT_COPIES))
+    rows = pa.Table.from_batches(batches, model.POINT_COPIES)
     belongs = (
         _make_delta_filter(table.root, version) if table.format == "delta" else _make_iceberg_filter(proof)
     )
@@ -173,19 +145,18 @@ def select_table(
 
 def get_point(
     points: Points, day: str | None, report_message: Callable[[str], None] = lambda sentence: None
-) -> Point:
+) -> model.Point:
     """The point of a day; by default the newest that is fully verified, else the newest with fallbacks."""
     if day is not None:
         return points.get(day)
     readable, damaged = points.readable()
     fully = [point for point in readable if point.status == "verified"]
-    point = next(reversed(fully or [point for point in readable if point.status in GOOD_STATUSES]), None)
+    point = next(
+        reversed(fully or [point for point in readable if point.status in model.GOOD_STATUSES]), None
+    )
     if point is None:
-        raise BackupError(
-            f"backup {points.backup.name}",
-            "it has no verified point",
-            "Make one with `lakeshare backup run`.",
-        )
+        fix = "Make one with `lakeshare backup run`."
+        raise BackupError(f"backup {points.backup.name}", "it has no verified point", fix)
     newer = [f"{other.day} is {other.status}" for other in readable if other.day > point.day]
     unreadable = [error.subject.rpartition("point ")[2] for error in damaged]
     newer += [f"{other} is damaged" for other in unreadable if other > point.day]
@@ -197,7 +168,7 @@ def get_point(
     return point
 
 
-def _get_proof(point: Point, name: str) -> TableProof:
+def _get_proof(point: model.Point, name: str) -> model.TableProof:
     proofs = {proof.table.root: proof for proof in point.verification.tables}
     if name.strip("/") in proofs:
         return proofs[name.strip("/")]
@@ -208,12 +179,11 @@ def _get_proof(point: Point, name: str) -> TableProof:
         return proofs[matching[0]]
     roots = ", ".join(matching or sorted(proofs)) or "none"
     several = "it holds several such tables" if matching else "it holds no such table"
-    raise BackupError(
-        f"point {point.day}, table {name}", f"{several}: {roots}", "Name one of them by its root."
-    )
+    fix = "Name one of them by its root."
+    raise BackupError(f"point {point.day}, table {name}", f"{several}: {roots}", fix)
 
 
-def _choose_version(subject: str, proof: TableProof, wanted: int | None) -> int:
+def _choose_version(subject: str, proof: model.TableProof, wanted: int | None) -> int:
     if proof.table.format == "iceberg":
         newest = proof.snapshot_id
         if newest is None:
@@ -223,11 +193,8 @@ def _choose_version(subject: str, proof: TableProof, wanted: int | None) -> int:
         raise BackupError(subject, "the point does not state its version", "Restore it from another point.")
     oldest = proof.version if proof.oldest_version is None else proof.oldest_version
     if wanted is not None and not oldest <= wanted <= proof.version:
-        raise BackupError(
-            subject,
-            f"version {wanted} is not in it",
-            f"It holds versions {oldest} to {proof.version}; others may be in other points.",
-        )
+        fix = f"It holds versions {oldest} to {proof.version}; others may be in other points."
+        raise BackupError(subject, f"version {wanted} is not in it", fix)
     return proof.version if wanted is None else wanted
 
 
@@ -245,7 +212,7 @@ def _make_delta_filter(root: str, version: int) -> Callable[[str], bool]:
     return belongs
 
 
-def _make_iceberg_filter(proof: TableProof) -> Callable[[str], bool]:
+def _make_iceberg_filter(proof: model.TableProof) -> Callable[[str], bool]:
     """Whether a key belongs to a table at the proved metadata: catalogs of folders use the newest metadata."""
     proved = METADATA_JSON.fullmatch((proof.metadata_key or "").rpartition("/")[2])
 
@@ -292,7 +259,7 @@ def head_copies(selected: SelectedTable, rows: pa.Table) -> dict[str, ListedObje
 
 
 def select_archived(stored: dict[str, ListedObject]) -> list[ListedObject]:
-    return [head for head in stored.values() if head.storage_class in ARCHIVES]
+    return [head for head in stored.values() if head.storage_class in model.ARCHIVES]
 
 
 def _head(store: BackupStore, key: str, version_id: str | None = None) -> ListedObject | None:
@@ -309,7 +276,6 @@ def _make_damaged_error(selected: SelectedTable, row: Row, reason: str) -> Backu
 
 
 def _require_done(selected: SelectedTable, rows: list[Row], done: list[Row], to: StoreAddress) -> None:
-    """Check that every row was copied, with the content that was backed up where both sides know it."""
     backed_up = {row["stored_key"]: row for row in rows}
     failed = next((result for result in done if result["status"] != "succeeded"), None)
     if failed is not None:
@@ -337,20 +303,14 @@ ROW = pa.schema([pa.field("to_bucket", pa.string()), pa.field("to_key", pa.strin
 class DestinationState:
     """The copies of a table by the state of their destinations."""
 
-    missing: pa.Table
-    """Rows of schema POINT_COPIES, with `to_bucket` and `to_key`."""
+    missing: pa.Table  # Rows of schema POINT_COPIES, with `to_bucket` and `to_key`
     there: int
-    differing: tuple[str, ...]
-    """Locations of other objects at the keys of the table."""
-    others: tuple[str, ...]
-    """Keys below the root that the point does not have."""
+    differing: tuple[str, ...]  # Locations of other objects at the keys of the table
+    others: tuple[str, ...]  # Keys below the root that the point does not have
 
 
 def compare_destination(
-    selected: SelectedTable,
-    address: StoreAddress,
-    root: str,
-    map_key: Callable[[str, str], tuple[str, str]],
+    selected: SelectedTable, address: StoreAddress, root: str, map_key: Callable[[str, str], tuple[str, str]]
 ) -> DestinationState:
     """Compare the copies of a table with their destination; `map_key` returns the new bucket and key of an object."""
     rows = selected.rows.to_pylist()
@@ -382,11 +342,8 @@ def require_outside_target(backup: Backup, to: StoreAddress) -> None:
         if to.kind == "folder":
             above, place = os.path.realpath(above), os.path.realpath(place)
         if re.match(rf"{re.escape(above).replace(re.escape('{day}'), DAY)}(/|$)", place):
-            raise BackupError(
-                f"--to {to.url}",
-                f"it is inside {target.url}, the target of backup {backup.name}",
-                "Name an empty place outside of it.",
-            )
+            reason = f"it is inside {target.url}, the target of backup {backup.name}"
+            raise BackupError(f"--to {to.url}", reason, "Name an empty place outside of it.")
 
 
 def _is_same(selected: SelectedTable, row: Row, store: BackupStore, head: ListedObject) -> bool:
@@ -467,8 +424,6 @@ def _make_open_error(location: str, error: Exception) -> BackupError:
 
 @dataclass
 class TableRestore:
-    """The restore of a table of a point to `root` in the store `to`."""
-
     settings: LakeSettings
     backup: Backup
     selected: SelectedTable
@@ -496,7 +451,6 @@ class TableRestore:
 
     @property
     def name(self) -> str:
-        """An identifier that is the same for the same restore."""
         parts = (self.selected.point.day, self.selected.table.root, str(self.selected.version), self.place)
         return sha256("\n".join(parts).encode()).hexdigest()[:16]
 
@@ -515,7 +469,6 @@ class TableRestore:
         self.report_message(f"{at.missing.num_rows:,} objects copied to {self.place}, {at.there:,} existed")
 
     def _copy_all(self, rows: pa.Table, work_prefix: str, *, into_live_log: bool) -> None:
-        """Copy rows to their destinations, which are empty; files that make it a table are written last."""
         stored = head_copies(self.selected, rows)
         archived = [
             Archived(self.selected.copies.bucket, head.key, head.version_id, head.size_bytes or 0)
@@ -554,18 +507,10 @@ class TableRestore:
             )
             for row in rows
         ]
-        addresses, now = (self.selected.copies, to), datetime.now(UTC)
-        copy_rows(
-            LocalEngine(),
-            self.backup,
-            (plan, done),
-            planned,
-            addresses,
-            work_prefix,
-            now,
-            self.report_progress,
-        )
-        _require_done(self.selected, rows, read_table(done, COPY_RESULTS).to_pylist(), to)
+        folders, addresses, now = (plan, done), (self.selected.copies, to), datetime.now(UTC)
+        engine, report = LocalEngine(), self.report_progress
+        copy_rows(engine, self.backup, folders, planned, addresses, work_prefix, now, report)
+        _require_done(self.selected, rows, model.read_table(done, model.COPY_RESULTS).to_pylist(), to)
 
     def _commit(self, rows: list[Row]) -> None:
         """Write files of a log, where others may commit meanwhile, only if they do not exist."""
@@ -574,15 +519,11 @@ class TableRestore:
             content = read_verified(self.selected, copies, row)
             key = row["to_key"]
             if not self.store.put(key, content, if_absent=True) and self.store.read(key) != content:
-                raise BackupError(
-                    self.to.location(key),
-                    "another writer wrote it meanwhile",
-                    "Run the restore again: it compares with the destination again.",
-                )
+                fix = "Run the restore again: it compares with the destination again."
+                raise BackupError(self.to.location(key), "another writer wrote it meanwhile", fix)
 
     @property
     def _prefix(self) -> str:
-        """Key prefix of the engine's own files, in the store of the destination."""
         return f"{self.to.prefix}{OWN_PREFIX}{self.backup.name}/restores/{self.name}/"
 
     @property

@@ -11,18 +11,12 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakeshare_pipelines.backup import plan
 from lakeshare_pipelines.backup.config import GIB, Backup
 from lakeshare_pipelines.backup.copy.engine import ReportProgress
 from lakeshare_pipelines.backup.model import POINT_COPIES, FoundTable, Point, TableProof
-from lakeshare_pipelines.backup.plan import (
-    LOCAL_BYTES_A_S,
-    LOCAL_FILES_A_S,
-    MILLION,
-    S3_BYTES_A_S,
-    S3_COPIES_A_S,
-    S3_COPY_S,
-)
 from lakeshare_pipelines.backup.points import Points
+from lakeshare_pipelines.backup.restore import targets
 from lakeshare_pipelines.backup.restore.copies import (
     DestinationState,
     ReportMessage,
@@ -40,25 +34,6 @@ from lakeshare_pipelines.backup.restore.copies import (
     require_outside_target,
     select_archived,
     select_table,
-)
-from lakeshare_pipelines.backup.restore.targets import (
-    APART,
-    Add,
-    copy_delta,
-    copy_iceberg,
-    find_lake_table,
-    find_newest_commit,
-    list_log_names,
-    make_commit_info,
-    map_to_new_keys,
-    put_commit,
-    read_live_adds,
-    require_contiguous_commits,
-    require_free,
-    restore_delta_in_place,
-    restore_iceberg_in_place,
-    select_copied,
-    target_lock_set,
 )
 from lakeshare_pipelines.backup.retention import hold_point
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
@@ -78,8 +53,7 @@ class RestoreResult:
     """The results of several restores; a failed one does not stop the others."""
 
     records: tuple[RestoreRecord, ...]
-    failures: tuple[str, ...]
-    """Sentences with the table's name."""
+    failures: tuple[str, ...]  # Sentences with the table's name
 
 
 def restore_each(
@@ -87,7 +61,6 @@ def restore_each(
     restore: Callable[[str], RestoreRecord],
     report_message: ReportMessage = ignore_message,
 ) -> RestoreResult:
-    """Restore tables one after the other; failures are reported, and the next table follows."""
     records, failures = [], []
     for name in names:
         try:
@@ -112,10 +85,8 @@ def restore_other_files(
     to: StoreAddress | None,
     report_message: ReportMessage = ignore_message,
 ) -> int:
-    """Restore files of no table, in their place or below `to`; returns how many objects were missing.
-
-    Objects that were replaced since stay unchanged in their place; below `to` they are an error.
-    """
+    """Restore files of no table, in their place or below `to`; returns how many objects were missing. Objects that
+    were replaced since stay unchanged in their place; below `to` they are an error."""
     if to is not None:
         require_outside_target(backup, to)
     points = Points(backup)
@@ -155,15 +126,15 @@ def make_restore_plan(
     thawed = select_archived(head_copies(work.selected, rows))
     size_bytes = int(pc.sum(rows["size_bytes"]).as_py() or 0)
     requests = rows.num_rows + len(thawed)
-    usd = requests / MILLION * prices.per_million_copies if to.kind == "s3" else 0.0
+    usd = requests / plan.MILLION * prices.per_million_copies if to.kind == "s3" else 0.0
     if (copies.kind, to.kind) != ("folder", "folder"):
         usd += size_bytes / GIB * prices.per_gib_transferred
         usd += sum(copy.size_bytes or 0 for copy in thawed) / GIB * prices.per_gib_thawed
     # The longer of requests and transfer, without thawing.
-    seconds = max(rows.num_rows / LOCAL_FILES_A_S, size_bytes / LOCAL_BYTES_A_S)
+    seconds = max(rows.num_rows / plan.LOCAL_FILES_A_S, size_bytes / plan.LOCAL_BYTES_A_S)
     if copies.kind == to.kind == "s3" and copies.endpoint == to.endpoint:
-        by_requests = rows.num_rows / min(S3_COPIES_A_S, in_flight / S3_COPY_S)
-        seconds = max(by_requests, size_bytes / (S3_BYTES_A_S * in_flight))
+        by_requests = rows.num_rows / min(plan.S3_COPIES_A_S, in_flight / plan.S3_COPY_S)
+        seconds = max(by_requests, size_bytes / (plan.S3_BYTES_A_S * in_flight))
     if thawed:
         steps = [f"{len(thawed):,} archived copies are requested first, which takes hours.", *steps]
     return RestorePlan(
@@ -186,7 +157,7 @@ def make_restore_plan(
 def _plan_in_place(work: TableRestore, at: DestinationState) -> list[str]:
     version, place = work.selected.version, work.place
     if at.differing:
-        beside = f"{place}{APART}{work.selected.point.day}"
+        beside = f"{place}{targets.APART}{work.selected.point.day}"
         steps = [
             f"{len(at.differing):,} keys have other objects, as {at.differing[0]}: nothing is written to them.",
             f"The table's {work.selected.rows.num_rows:,} objects go to {beside}.",
@@ -196,9 +167,9 @@ def _plan_in_place(work: TableRestore, at: DestinationState) -> list[str]:
         steps = [f"{at.missing.num_rows:,} missing objects are restored; {at.there:,} exist and stay."]
         commit = f"The log ends at version {version}, as in the point."
         if work.selected.table.format == "delta":
-            names = list_log_names(work.store, work.root)
-            newest = find_newest_commit(names)
-            require_contiguous_commits(place, names, version)
+            names = targets.list_log_names(work.store, work.root)
+            newest = targets.find_newest_commit(names)
+            targets.require_contiguous_commits(place, names, version)
             if newest is not None and newest > version:
                 commit = f"The log has versions to {newest}: a commit shows version {version} again."
     if work.selected.table.format == "iceberg":
@@ -212,8 +183,7 @@ def _plan_in_place(work: TableRestore, at: DestinationState) -> list[str]:
 
 
 UUID_CHARS = 20
-LEGACY_WRITER = 6
-"""Up to this version of writers a protocol has no list of features (Delta PROTOCOL.md, "Protocol Evolution")."""
+LEGACY_WRITER = 6  # Up to this version of writers there is no list of features (Delta PROTOCOL.md)
 # Features that need nothing of a commit that only restores files.
 SUPPORTED_FEATURES = {
     "appendOnly", "invariants", "checkConstraints", "changeDataFeed", "generatedColumns", "columnMapping",
@@ -223,20 +193,20 @@ REMOVE_FIELDS = (
     "path", "partitionValues", "size", "tags", "deletionVector", "baseRowId", "defaultRowCommitVersion"
 )  # fmt: skip
 PartitionValues = Mapping[str, str | None]
-Adds = dict[tuple[str, str | None], Add]
+Adds = dict[tuple[str, str | None], targets.Add]
 
 
 def _compare_partition(
     work: TableRestore, partition: PartitionValues
 ) -> tuple[TableRestore, int, DestinationState, list[dict[str, Any]]]:
     """A restore of a partition's files, the live version, the state of the destination, and the actions to commit."""
-    now = find_newest_commit(list_log_names(work.store, work.root))
+    now = targets.find_newest_commit(targets.list_log_names(work.store, work.root))
     if now is None:
         raise BackupError(work.place, "there is no table", "Restore the whole table in place.")
     _require_like(work, now)
     copies, stored_root = open_store(work.selected.copies), work.selected.table.stored_root
-    then = _filter_partition(read_live_adds(copies, stored_root, work.selected.version), partition)
-    live = _filter_partition(read_live_adds(work.store, work.root, now), partition)
+    then = _filter_partition(targets.read_live_adds(copies, stored_root, work.selected.version), partition)
+    live = _filter_partition(targets.read_live_adds(work.store, work.root, now), partition)
     if not then:
         description = ", ".join(f"{name}={value}" for name, value in partition.items())
         raise BackupError(
@@ -262,7 +232,7 @@ def _restrict_to_files(work: TableRestore, adds: Adds) -> TableRestore:
     return replace(work, selected=replace(work.selected, rows=selected))
 
 
-def _list_keys(root: str, add: Add) -> list[str]:
+def _list_keys(root: str, add: targets.Add) -> list[str]:
     """Keys of a data file and of the file of its deletion vector (Delta PROTOCOL.md, "Deletion Vector Descriptor")."""
     keys = [f"{root}/{unquote(add['path'])}"]
     vector = add.get("deletionVector")
@@ -282,8 +252,7 @@ def _filter_partition(adds: Adds, partition: PartitionValues) -> Adds:
 
 
 def _make_actions(then: Adds, live: Adds, version: int) -> list[dict[str, Any]]:
-    """The actions of a commit; only `commitInfo` if the partition is unchanged."""
-    commit_info = make_commit_info(version)
+    commit_info = targets.make_commit_info(version)
     now_ms = commit_info["timestamp"]
     actions: list[dict[str, Any]] = [{"commitInfo": commit_info}]
     for identity in live.keys() - then.keys():
@@ -329,9 +298,8 @@ def _require_like(work: TableRestore, now: int) -> None:
     elif live.metadata().configuration.get("delta.appendOnly") == "true":
         reason, fix = "it takes appends only", "Unset delta.appendOnly, then restore."
     elif unsupported := features - SUPPORTED_FEATURES:
-        reason = (
-            f"its features {', '.join(sorted(unsupported))} need more in a commit than lakeshare supports"
-        )
+        names = ", ".join(sorted(unsupported))
+        reason = f"its features {names} need more in a commit than lakeshare supports"
         fix = "Restore the table to another place, and overwrite the partition from there."
     if reason:
         raise BackupError(work.place, reason, fix)
@@ -349,25 +317,20 @@ class PointRestore:
         """Restore a table in its original place, for the lake and its recipients.
 
         Missing objects are restored at their keys; no existing object is overwritten or removed. A table with newer
-        versions shows the restored state by a new commit; if other objects are at its keys, the restored table is
-        put below `_restored/` beside them. Called again after a crash it continues.
-
-        Raises:
-            BackupError: the point does not hold the table whole, or the destination refuses; the lake is unchanged.
-            CatalogConflict: a run of the table's set is publishing and did not end in time.
+        versions shows the restored state by a new commit; if other objects are at its keys, the restored table is put
+        below `_restored/` beside them. Called again after a crash it continues. Raises BackupError if the point does
+        not hold the table whole, or the destination refuses (the lake is unchanged), and CatalogConflict if a run of
+        the table's set is publishing and did not end in time.
         """
         work = self._make_in_place(catalog, table, version)
         is_delta = work.selected.table.format == "delta"
-        restore = restore_delta_in_place if is_delta else restore_iceberg_in_place
+        restore = targets.restore_delta_in_place if is_delta else targets.restore_iceberg_in_place
         with self._hold(work):
             return restore(work, open_lake_without_spark(self.settings), catalog)
 
     def elsewhere(self, table: str, to: StoreAddress, version: int | None = None) -> RestoreRecord:
-        """Restore a table to a new root `to` without registering it; called again after a crash it continues.
-
-        Raises:
-            BackupError: the point does not hold the table whole, or another object is at the destination.
-        """
+        """Restore a table to a new root `to` without registering it; called again after a crash it continues. Raises
+        BackupError if the point does not hold the table whole, or another object is at the destination."""
         return self.work_elsewhere(table, to, version)[1]
 
     def work_elsewhere(
@@ -377,9 +340,9 @@ class PointRestore:
         work = self._make_elsewhere(table, to, version)
         with self._hold(work):
             if work.selected.table.format == "delta":
-                copy_delta(work)
+                targets.copy_delta(work)
                 return work, work.record(work.place, open_delta(work.to, work.root, work.selected.version))
-            location = copy_iceberg(work).metadata_location
+            location = targets.copy_iceberg(work).metadata_location
             return work, work.record(location, open_iceberg(work.to, location, work.selected.version))
 
     def plan(
@@ -392,8 +355,10 @@ class PointRestore:
             rows = at.missing if not at.differing else work.selected.rows
             return make_restore_plan(work, rows, at.there, _plan_in_place(work, at), "in_place")
         work = self._make_elsewhere(table, to, version)
-        at = compare_destination(select_copied(work), work.to, work.root, map_to_new_keys(work))
-        require_free(work, at)
+        at = compare_destination(
+            targets.select_copied(work), work.to, work.root, targets.map_to_new_keys(work)
+        )
+        targets.require_free(work, at)
         steps = [f"{at.missing.num_rows:,} objects are copied to {work.place}; {at.there:,} exist already."]
         if work.selected.table.format == "iceberg":
             steps.append("Metadata, manifests and deletes are rewritten for that place.")
@@ -406,22 +371,20 @@ class PointRestore:
         """Restore a partition of a live Delta table by one commit; `partition` has a text for each partition column.
 
         Missing files are restored at their keys first. Recipients read the partition with the next publication.
-
-        Raises:
-            BackupError: the point has no such partition, the table cannot take its files, or another writer committed.
-            CatalogConflict: a run of the table's set is publishing and did not end in time.
+        Raises BackupError if the point has no such partition, the table cannot take its files, or another writer
+        committed, and CatalogConflict if a run of the table's set is publishing and did not end in time.
         """
         work = self._make_of_partitions(catalog, table, version)
-        known = find_lake_table(
+        known = targets.find_lake_table(
             open_lake_without_spark(self.settings), catalog, normalise_location(work.place), "delta"
         )
-        with self._hold(work), target_lock_set(known, work):
+        with self._hold(work), targets.target_lock_set(known, work):
             part, version, at, actions = _compare_partition(work, partition)
             part.bring(at)
             work.objects, work.size_bytes = part.objects, part.size_bytes
             if len(actions) > 1:
                 version += 1
-                put_commit(work.to, work.root, version, actions)
+                targets.put_commit(work.to, work.root, version, actions)
                 work.report_message(f"version {version} of {work.place} has the partition as it was")
             opened = open_delta(work.to, work.root, version)
         work.notes.append("Recipients read the partition with the next publication of the table.")
@@ -446,7 +409,7 @@ class PointRestore:
         # The folder of an Iceberg table has an id in its name: the ledger knows its location.
         latest = Ledger(catalog).latest(table)
         if latest is not None:
-            location = normalise_location(latest.location).partition(APART)[0]
+            location = normalise_location(latest.location).partition(targets.APART)[0]
             roots = (proof.table.root for proof in self.point.verification.tables)
             table = next((root for root in roots if self.backup.source.location(root) == location), table)
         selected = self._select(table, version)

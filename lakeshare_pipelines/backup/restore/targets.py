@@ -73,8 +73,7 @@ Copied = TypeVar("Copied")
 Add: TypeAlias = dict[str, Any]  # an `add` action, as in the log
 
 REWRITTEN_FILE = r"(^|/)metadata/[^/]*(metadata\.json(\.gz)?|\.avro)$"
-COPIED = "files"
-"""Below the new root of an Iceberg table: its unchanged files, beside the metadata that is written for them."""
+COPIED = "files"  # Below the new root of an Iceberg table: its unchanged files
 
 
 def map_to_new_keys(work: TableRestore) -> Callable[[str, str], tuple[str, str]]:
@@ -114,7 +113,6 @@ def copy_delta(work: TableRestore) -> None:
 
 
 def copy_iceberg(work: TableRestore) -> RewrittenTable:
-    """Copy an Iceberg table to the work's root and write metadata for it."""
     selected, source = work.selected, work.backup.source
     metadata_location = source.location(get_metadata_key(selected))
     map_key = map_to_new_keys(work)
@@ -230,8 +228,7 @@ def find_mount(
     return MountedTable(rewritten.metadata_location, selected.version)
 
 
-APART = "/_restored/"
-"""Below a table's root: folders of tables that were restored beside it."""
+APART = "/_restored/"  # Below a table's root: folders of tables that were restored beside it
 SEARCHED_PUBLICATIONS = 1000
 log = logging.getLogger(__name__)
 
@@ -260,7 +257,6 @@ class LakeTable:
             yield lease
 
     def published_as(self, **state: object) -> Publication | None:
-        """The newest publication that pins this state (fields of a publication)."""
         for publication in self.ledger.history(self.name, SEARCHED_PUBLICATIONS):
             if all(_is_same(getattr(publication, field), value) for field, value in state.items()):
                 return publication
@@ -274,7 +270,6 @@ class LakeTable:
         return rollback_properties(self.contract, self.table, publication.version, run_id, None)
 
     def has_all_files(self, publication: Publication) -> bool:
-        """Whether all files that recipients of a publication read exist."""
         try:
             index = open_index(self.lake.settings.index_dir, publication.index_digest)
         except Unavailable:
@@ -314,11 +309,9 @@ class LakeTable:
         try:
             complete_publications(self.lake, self.ledger, self.contract, lease)
         except SparkError as error:
-            raise BackupError(
-                f"table {self.name}",
-                "a run of its set reached main but not the ledger, and recording its changes needs Spark",
-                "Run the set once, then restore again; missing files are already restored.",
-            ) from error
+            reason = "a run of its set reached main but not the ledger, and recording its changes needs Spark"
+            fix = "Run the set once, then restore again; missing files are already restored."
+            raise BackupError(f"table {self.name}", reason, fix) from error
 
 
 def find_lake_table(lake: Lake, catalog: Catalog, location: str, kind: str) -> LakeTable | None:
@@ -415,12 +408,8 @@ def restore_iceberg_in_place(work: TableRestore, lake: Lake, catalog: Catalog) -
             )
         else:
             publication = _publish_on_main(work, table, lease, metadata_location, is_beside=is_beside)
-        return work.record(
-            metadata_location,
-            opened,
-            registered_as=table and table.name,
-            publication=publication and publication.version,
-        )
+        number = publication and publication.version
+        return work.record(metadata_location, opened, registered_as=table and table.name, publication=number)
 
 
 def restore_delta_in_place(work: TableRestore, lake: Lake, catalog: Catalog) -> RestoreRecord:
@@ -449,12 +438,8 @@ def restore_delta_in_place(work: TableRestore, lake: Lake, catalog: Catalog) -> 
         opened = open_delta(work.to, work.root, now)
         work.require_rows(work.place, opened)
         publication = None if table is None else _number_delta(work, table, lease, now, published)
-        return work.record(
-            work.place,
-            opened,
-            registered_as=table and table.name,
-            publication=publication and publication.version,
-        )
+        number = publication and publication.version
+        return work.record(work.place, opened, registered_as=table and table.name, publication=number)
 
 
 def target_lock_set(table: LakeTable | None, work: TableRestore) -> "AbstractContextManager[Lease | None]":
@@ -472,7 +457,6 @@ def _compare_with_destination(work: TableRestore) -> DestinationState:
 def _restore_beside(
     work: TableRestore, copy: Callable[[TableRestore], Copied]
 ) -> tuple[TableRestore, Copied]:
-    """Copy the table beside the objects at its own keys, and count the copies."""
     beside = replace(work, root=f"{work.root}{APART}{work.selected.point.day}", notes=work.notes)
     result = copy(beside)
     work.objects, work.size_bytes = work.objects + beside.objects, work.size_bytes + beside.size_bytes
@@ -521,7 +505,6 @@ def _write_older_metadata(work: TableRestore, metadata_key: str) -> str:
 def _publish_on_main(
     work: TableRestore, table: LakeTable, lease: Lease | None, location: str, *, is_beside: bool
 ) -> Publication | None:
-    """Make main show the restored metadata; the newest publication is its state again, or it gets a new number."""
     table.complete_publications(lease)
     newest = table.ledger.latest(table.name)
     snapshot_id = work.selected.version
@@ -548,7 +531,6 @@ def _publish_on_main(
 
 
 def _number_table(work: TableRestore, table: LakeTable, lease: Lease | None) -> Publication | None:
-    """Record publications that main shows and the ledger lacks; returns the newest publication."""
     try:
         if table.contract is not None and lease is not None:
             record_rollbacks(table.lake, table.ledger, table.contract, lease)
@@ -559,7 +541,6 @@ def _number_table(work: TableRestore, table: LakeTable, lease: Lease | None) -> 
 
 
 def _take_over_delta(work: TableRestore, properties: Mapping[str, str]) -> int:
-    """Restore the table below `_restored/`, and commit its files to the live one."""
     beside, _ = _restore_beside(work, copy_delta)
     work.require_rows(beside.place, open_delta(beside.to, beside.root, work.selected.version))
     now = commit_takeover(work.to, work.root, beside.root, work.selected.version, properties)
@@ -570,7 +551,6 @@ def _take_over_delta(work: TableRestore, properties: Mapping[str, str]) -> int:
 def _number_delta(
     work: TableRestore, table: LakeTable, lease: Lease | None, now: int, published: Publication | None
 ) -> Publication | None:
-    """Make the newest publication the table's state again, or give the state a new number."""
     newest = table.ledger.latest(table.name)
     if newest is None:
         return None
@@ -605,11 +585,9 @@ def require_contiguous_commits(place: str, names: list[str], version: int) -> No
     found = {int(match[1]) for name in names if (match := COMMIT.fullmatch(name))}
     missing = set(range(version + 1, max(found, default=version))) - found
     if missing:
-        raise BackupError(
-            place,
-            f"its log has newer commits, but not {min(missing)}: nothing can be committed to it",
-            "Restore it to another place with --to; nothing was changed at this place.",
-        )
+        reason = f"its log has newer commits, but not {min(missing)}: nothing can be committed to it"
+        fix = "Restore it to another place with --to; nothing was changed at this place."
+        raise BackupError(place, reason, fix)
 
 
 def write_pointer(store: BackupStore, root: str) -> None:
@@ -669,10 +647,8 @@ def commit_takeover(
         adds = read_live_adds(open_store(address), beside, version).values()
         reason = ""
         partitions = other.metadata().partition_columns
-        if (live.schema().to_json(), live.metadata().partition_columns) != (
-            other.schema().to_json(),
-            partitions,
-        ):
+        is_partitioned_alike = live.metadata().partition_columns == partitions
+        if not is_partitioned_alike or live.schema().to_json() != other.schema().to_json():
             reason = "a table with other columns is at this place"
         elif any(add.get("deletionVector") for add in adds):
             reason = "another table is at this place, and the restored one has deletion vectors"
@@ -745,11 +721,9 @@ def read_live_adds(store: BackupStore, root: str, version: int) -> dict[tuple[st
     for number in range(newest + 1, version + 1):
         name = f"{number:020}.json"
         if name not in names:
-            raise BackupError(
-                f"{store.address.location(root)} at version {version}",
-                f"its log cannot be read: commit {number} is missing, and there is no classic checkpoint after it",
-                "Restore the whole table instead.",
-            )
+            reason = f"its log cannot be read: commit {number} is missing, and there is no classic checkpoint after it"
+            fix = "Restore the whole table instead."
+            raise BackupError(f"{store.address.location(root)} at version {version}", reason, fix)
         for line in store.read(folder + name).splitlines():
             action = json.loads(line)
             if "remove" in action:
@@ -780,7 +754,6 @@ def _get_identity(action: Mapping[str, Any]) -> tuple[str, str | None]:
 
 
 def _list_checkpoints(names: list[str]) -> dict[int, list[str]]:
-    """Complete classic checkpoints by version: one file, or all parts."""
     found: dict[tuple[int, int], list[str]] = {}
     for name in sorted(names):
         if match := CHECKPOINT.fullmatch(name):

@@ -48,8 +48,6 @@ _ERROR_BODY = re.compile(rb"^\s*(?:<\?xml[^>]*\?>)?\s*<Error[\s>]")
 
 @dataclass(frozen=True)
 class Response:
-    """A response of the store; header names are case-insensitive."""
-
     status: int
     headers: Mapping[str, str]
     body: bytes
@@ -67,7 +65,6 @@ class Response:
 
     @property
     def message(self) -> str:
-        """S3's error message, or the code."""
         return self.text("Message") or self.code
 
     @property
@@ -115,22 +112,17 @@ def make_response(method: str, status: int, headers: Mapping[str, str], body: by
 
 
 ALGORITHM = "AWS4-HMAC-SHA256"
-NO_BODY = sha256(b"").hexdigest()
-"""`x-amz-content-sha256` of a request without a body."""
+NO_BODY = sha256(b"").hexdigest()  # `x-amz-content-sha256` of a request without a body
 
 
 @dataclass(frozen=True)
 class SigningKeys:
-    """Access keys of a user, or of a role's session."""
-
     access_key: str
     secret_key: str = field(repr=False)
     token: str | None = field(default=None, repr=False)
 
 
 class Signer:
-    """Signs requests to one service in one region."""
-
     def __init__(self, region: str, service: str = "s3") -> None:
         self.region, self.service = region, service
         self._derived: dict[tuple[SigningKeys, str], bytes] = {}
@@ -146,10 +138,8 @@ class Signer:
         content_sha256: str = NO_BODY,
         moment: datetime | None = None,
     ) -> dict[str, str]:
-        """The headers to send: `headers` (names in lower case), the host and the signature.
-
-        `path` and `query` are quoted by `quote_path` and `quote_query`. IAM guide, "Create a signed AWS API request".
-        """
+        """The headers to send: `headers` (names in lower case), the host and the signature. `path` and `query` are
+        quoted by `quote_path` and `quote_query`. IAM guide, "Create a signed AWS API request"."""
         stamp = (moment or datetime.now(UTC)).strftime("%Y%m%dT%H%M%SZ")
         sent = {**headers, "host": host, "x-amz-content-sha256": content_sha256, "x-amz-date": stamp}
         if keys.token:
@@ -190,10 +180,8 @@ def quote_query(query: Mapping[str, str]) -> str:
 
 DEFAULT_REGION = "us-east-1"
 AWS = re.compile(r"(\S+\.)?amazonaws\.com(\.cn)?")
-HOST_LABEL = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
-"""Bucket names that a wildcard certificate covers as part of the host name."""
-CREDENTIALS_CACHED_S = 30.0
-"""botocore refreshes keys ten minutes before they expire: reading them for every request is not necessary."""
+HOST_LABEL = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")  # Names that a wildcard certificate covers
+CREDENTIALS_CACHED_S = 30.0  # botocore refreshes keys ten minutes before they expire
 
 
 class Identity:
@@ -256,10 +244,10 @@ class Identity:
         return SigningKeys(keys.access_key, keys.secret_key, keys.token)
 
 
-PREFIX_PER_S = 3500.0
-"""Write requests per second that S3 accepts below one prefix (user guide, "Optimizing performance")."""
-RECOVERY_S = 1.0
-"""Concurrent requests report the same congestion: the limit is halved at most once in this time."""
+PREFIX_PER_S = (
+    3500.0  # Writes a second that S3 accepts below one prefix (user guide, "Optimizing performance")
+)
+RECOVERY_S = 1.0  # Concurrent requests report the same congestion: the limit is halved once in this time
 MAX_PREFIXES = 4096
 MIN_WAIT_S = 0.001
 
@@ -334,16 +322,13 @@ class Pace:
 
 ATTEMPTS = 8
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 20.0
-CONNECT_S, RESPONSE_S = 10.0, 300.0
-"""The response to a large copy may take minutes."""
+CONNECT_S, RESPONSE_S = 10.0, 300.0  # The response to a large copy may take minutes
 LARGE_BYTES = 1024**2
 WRITES = {"PUT", "POST", "DELETE"}
 
 
 @dataclass(frozen=True)
 class _Route:
-    """How requests reach a bucket."""
-
     origin: str
     path: str
     host: str
@@ -391,10 +376,8 @@ class AsyncS3:
         """Send a request, with retries and backoff for transient faults; returns the response of any status.
 
         `key` is decoded; without a key the request is for the bucket. An error inside a 200 has the error's status.
-
-        Raises:
-            NoResponse: the store did not respond in `attempts` attempts.
-            BackupError: there are no credentials.
+        Raises NoResponse if the store did not respond in `attempts` attempts, and BackupError if there are no
+        credentials.
         """
         import aiohttp
 
@@ -445,7 +428,6 @@ class AsyncS3:
         headers: Mapping[str, str] | None,
         body: bytes,
     ) -> Response:
-        """Send one signed request at the pace and read the whole response."""
         from yarl import URL
 
         await self.pace.enter(key.rpartition("/")[0] if method in WRITES else None)
@@ -488,7 +470,6 @@ class AsyncS3:
         return self._sessions[0]
 
     async def _should_retry(self, response: Response) -> bool:
-        """Whether to send the request again; adapts pace, keys, region and route to the response."""
         if response.is_throttled:
             self.pace.slow_down()
             return True

@@ -14,7 +14,7 @@ from tempfile import SpooledTemporaryFile
 from typing import IO, Any, Literal, Protocol, cast
 from uuid import uuid4
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, Field, field_validator
 
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
 from lakeshare_server.settings import Endpoint, make_private
@@ -22,13 +22,11 @@ from lakeshare_server.settings import Endpoint, make_private
 FOLDER = "folder"
 
 
-class StoreAddress(BaseModel):
+class StoreAddress(BaseModel, frozen=True, extra="forbid"):
     """A folder of this host, or a bucket (or a prefix of one) of S3 or an S3-compatible store.
 
     Keys are complete: those of `s3://lake/sales/` begin with `sales/`; those of a folder are relative to it.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     url: str = Field(description="An absolute path, or s3://bucket or s3://bucket/prefix/.")
     endpoint: Endpoint | None = Field(None, description="URL of an S3-compatible store; AWS by default.")
@@ -109,10 +107,8 @@ class ObjectHead:
 
 
 class BackupStore(Protocol):
-    """A store, usable from many threads.
-
-    Every method raises BackupError, with the location and the remedy, when the store refuses or does not answer.
-    """
+    """A store, usable from many threads. Every method raises BackupError, with the location and the remedy, when the
+    store refuses or does not answer."""
 
     address: StoreAddress
 
@@ -138,15 +134,12 @@ class BackupStore(Protocol):
         """Delete an object, or one version of it; succeeds if it does not exist."""
 
 
-UNFINISHED = ".lakeshare-unfinished-"
-"""Name prefix of files that are being written; listings omit them."""
+UNFINISHED = ".lakeshare-unfinished-"  # Name prefix of files that are being written; listings omit them
 FREE_SPACE = "Free space there, or give the backup another target; what is copied already stays."
 MISSING_ERRNOS = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
 
 
 class FolderStore:
-    """Files of this host below one folder."""
-
     def __init__(self, address: StoreAddress) -> None:
         self.address = address
         self._root = Path(address.url)
@@ -285,8 +278,7 @@ def translate_errors(path: str) -> Iterator[None]:
 
 
 ATTEMPTS = 5
-MAX_MEMORY_BYTES = 32 * 1024**2
-"""A downloaded object is kept in memory up to this size, on disk beyond it."""
+MAX_MEMORY_BYTES = 32 * 1024**2  # A downloaded object is kept in memory up to this size, on disk beyond it
 MISSING_CODES = {"NoSuchKey", "NoSuchVersion", "404"}
 TAKEN_CODES = {"PreconditionFailed", "412", "ConditionalRequestConflict"}
 CREDENTIALS = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, name a profile, or give the machine a role."
@@ -310,8 +302,6 @@ REFUSALS = {
 
 
 class S3Store:
-    """One bucket, or a prefix of it."""
-
     def __init__(self, address: StoreAddress) -> None:
         self.address = address
         self._bucket = {"Bucket": address.bucket}
@@ -424,7 +414,6 @@ class _KeyTaken(BackupError):
 
 
 def make_refusal(where: str, code: str, message: str) -> BackupError:
-    """The error for a refused request, by its S3 error code."""
     reason, fix = REFUSALS.get(code, (f"the store refused: {message}", "What is copied already stays."))
     return BackupError(where, reason, fix)
 
@@ -483,7 +472,6 @@ def _make_listed_object(entry: dict[str, Any], is_marker: bool = False) -> Liste
 
 
 def open_store(address: StoreAddress) -> BackupStore:
-    """A store, ready for use; no request is sent yet."""
     return FolderStore(address) if address.kind == FOLDER else S3Store(address)
 
 

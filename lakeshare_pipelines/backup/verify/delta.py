@@ -4,8 +4,8 @@ import datetime as dt
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
-from dataclasses import field as dataclass_field
+from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version as package_version
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeshare_pipelines.backup.config import Backup
-from lakeshare_pipelines.backup.model import Status, TableProof
+from lakeshare_pipelines.backup.model import OpenSpark, Status, TableProof
 from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress
 from lakeshare_pipelines.backup.stores.store import make_storage_options
 from lakeshare_pipelines.backup.verify.delta_replay import (
@@ -38,13 +38,13 @@ from lakeshare_pipelines.backup.verify.delta_replay import (
     sort_log_files,
 )
 from lakeshare_pipelines.backup.verify.objects import (
+    MAX_TRIED,
+    READ_WHOLE_FILES,
     Need,
-    OpenSpark,
     TableCopy,
-    count_rows_by_spark,
+    count_rows_or_use_spark,
     explain_outside_needs,
     explain_too_small,
-    is_unsupported,
 )
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
 from lakeshare_server.tables.delta.log import LOG, STAGED_COMMIT, STAGED_FOLDERS
@@ -62,22 +62,18 @@ class DeltaAssessment:
     """The versions at which the copy of a table can be opened, and what is missing."""
 
     wanted: int | None = None
-    complete: list[VersionCount] = dataclass_field(default_factory=list)
-    """Complete versions before as_of, newest first."""
-    needs: list[Need] = dataclass_field(default_factory=list)
-    """Files that `wanted` needs and that are not whole."""
-    reasons: list[str] = dataclass_field(default_factory=list)
-    committed_at: dict[int, dt.datetime] = dataclass_field(default_factory=dict)
-    log: LogFiles = dataclass_field(default_factory=LogFiles)
-    counts: dict[int, VersionCount] = dataclass_field(default_factory=dict)
-    """Counts of every version that can be made, complete or not."""
+    complete: list[VersionCount] = field(default_factory=list)  # Before as_of, newest first
+    needs: list[Need] = field(default_factory=list)  # Of `wanted`: files that are not whole
+    reasons: list[str] = field(default_factory=list)
+    committed_at: dict[int, dt.datetime] = field(default_factory=dict)
+    log: LogFiles = field(default_factory=LogFiles)
+    counts: dict[int, VersionCount] = field(
+        default_factory=dict
+    )  # Of versions that can be made, complete or not
     bases: frozenset[Checkpoint] = frozenset()
-    has_hole: bool = False
-    """The listing lacks files of the log: the source has to be listed."""
-    newest_known: str | None = None
-    """The newest listed commit, to check that the source still has the same log."""
-    has_unpublished: bool = False
-    """A catalog may have commits that are not in the log: the newest version of the copy is not certain."""
+    has_hole: bool = False  # The listing lacks files of the log: the source has to be listed
+    newest_known: str | None = None  # The newest listed commit: the source must still have it
+    has_unpublished: bool = False  # A catalog may have commits that are not in the log
 
 
 def replay_locally(copy: TableCopy, chain: Chain, read: Read) -> tuple[Replayed, dict[int, int]]:
@@ -150,8 +146,6 @@ def find_contradiction(copy: TableCopy, found: DeltaAssessment, count: VersionCo
 
 
 class LogReader:
-    """Reads the files of a copied log, by their names below `_delta_log/`."""
-
     def __init__(self, copy: TableCopy) -> None:
         self._copy, self._folder = copy, f"{copy.table.root}/{LOG}/".lstrip("/")
         log = copy.below(f"{LOG}/").select(
@@ -169,7 +163,6 @@ class LogReader:
 
     @property
     def times(self) -> dict[int, dt.datetime]:
-        """When commits were written, by the source's store."""
         return {
             version: self._rows[format_commit_name(version)]["last_modified"]
             for version in sort_log_files(self._rows).commits
@@ -184,7 +177,6 @@ class LogReader:
                 yield int(staged[1])
 
     def modified(self, name: str) -> dt.datetime:
-        """When a file was written, by the source's store."""
         at: dt.datetime = self._rows[name]["last_modified"]
         return at
 
@@ -322,10 +314,6 @@ def _make_pointer(assessed: DeltaAssessment, version: int) -> dict[str, int] | N
     return None
 
 
-READ_WHOLE_FILES = 20_000
-"""The data files of larger tables are not read: those of new tables were compared one by one."""
-
-
 def count_rows(address: StoreAddress, root: str, version: int, files: int) -> tuple[int | None, str]:
     """Rows of the table at a version, and the name of the reader; None for a table with too many files to read."""
     from deltalake import DeltaTable, QueryBuilder
@@ -352,17 +340,12 @@ def count_rows(address: StoreAddress, root: str, version: int, files: int) -> tu
         ) from error
 
 
-LARGE_LOG_BYTES = 1 << 30
-"""About three million adds, whose columns take twice that in memory."""
-MAX_TRIED = 5
-"""How many versions are opened, newest first, until a table counts as unreadable."""
-SHOWN = 100
+LARGE_LOG_BYTES = 1 << 30  # About three million adds, whose columns take twice that in memory
 
 
 def assess_delta_table(
     copy: TableCopy, as_of: dt.datetime, backup: Backup, spark: OpenSpark | None
 ) -> "DeltaTable":
-    """Replay the copy of a table's log; a large one in Spark."""
     log_bytes = int(pc.sum(copy.below(f"{LOG}/")["size_bytes"], min_count=0).as_py())
     replay_chain = (
         make_spark_replay(spark()) if spark is not None and log_bytes > LARGE_LOG_BYTES else replay_locally
@@ -372,15 +355,12 @@ def assess_delta_table(
 
 @dataclass(frozen=True)
 class DeltaTable:
-    """A Delta table of a backup whose log was read from the copy."""
-
     copy: TableCopy
     found: DeltaAssessment
     backup: Backup
     as_of: dt.datetime
     spark: OpenSpark | None
-    removed: list[str] = dataclass_field(default_factory=list)
-    """Stored keys that were removed from the copy when it was proved: those of later versions."""
+    removed: list[str] = field(default_factory=list)  # Stored keys of later versions
 
     def list_unlisted(self, source: BackupStore) -> list[Need]:
         """Files of the log that were not listed: in a hole, or after the newest listed commit."""
@@ -418,7 +398,7 @@ class DeltaTable:
             if missing
             else "No version of it can be opened: look at its log at the source."
         )
-        return copy.make_failed_proof(status, assessed.wanted, missing, reasons)
+        return copy.make_proof(status, assessed.wanted, missing, reasons)
 
     def _open(self, count: VersionCount, reasons: list[str]) -> TableProof:
         copy, assessed = self.copy, self.found
@@ -447,11 +427,12 @@ class DeltaTable:
         if not is_wanted and shrunk is not None:
             status = "degraded"
             reasons.append(shrunk)
-        return TableProof(
-            table=copy.table,
-            status=status,
+        return copy.make_proof(
+            status,
+            assessed.wanted,
+            missing,
+            [*reasons, *limits],
             version=version,
-            wanted_version=assessed.wanted,
             oldest_version=min(complete.version for complete in assessed.complete),
             committed_at=assessed.committed_at.get(version),
             files=count.files,
@@ -461,10 +442,6 @@ class DeltaTable:
             compared_at=compared_at,
             opened_by=reader,
             mount=copy.store.address.location(copy.table.stored_root),
-            missing=tuple(missing[:SHOWN]),
-            missing_count=len(missing),
-            healed=copy.list_healed(),
-            reasons=(*reasons, *limits),
         )
 
     def _get_wanted_count(self) -> VersionCount | None:
@@ -484,12 +461,8 @@ class DeltaTable:
 
     def _count_rows(self, count: VersionCount) -> tuple[int | None, str]:
         address, root = self.copy.store.address, self.copy.table.stored_root
-        try:
-            return count_rows(address, root, count.version, count.files)
-        except BackupError as error:
-            if self.spark is None or not is_unsupported(error):
-                raise
-            return count_rows_by_spark(self.spark, "delta", address.location(root), count.version)
+        read = partial(count_rows, address, root, count.version, count.files)
+        return count_rows_or_use_spark(read, self.spark, "delta", address.location(root), count.version)
 
 
 def _is_same_log(copy: TableCopy, folder: str, assessed: DeltaAssessment, source: BackupStore) -> bool:

@@ -8,8 +8,7 @@ import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from dataclasses import field as dataclass_field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -71,10 +70,10 @@ class Chain:
 
 @dataclass
 class LogFiles:
-    commits: set[int] = dataclass_field(default_factory=set)
-    compacted: set[tuple[int, int]] = dataclass_field(default_factory=set)
-    checkpoints: dict[int, list[Checkpoint]] = dataclass_field(default_factory=dict)
-    crcs: set[int] = dataclass_field(default_factory=set)
+    commits: set[int] = field(default_factory=set)
+    compacted: set[tuple[int, int]] = field(default_factory=set)
+    checkpoints: dict[int, list[Checkpoint]] = field(default_factory=dict)
+    crcs: set[int] = field(default_factory=set)
 
     def chains(self, without: frozenset[Checkpoint] = frozenset()) -> list[Chain]:
         """All chains, oldest first, except from checkpoints `without`, which are unreadable."""
@@ -150,13 +149,13 @@ EVENTS = pa.schema(
     [
         # Of the data file, as a store names it: a path, or s3://bucket/key.
         pa.field("location", pa.string(), nullable=False),
-        # The unique id of the deletion vector; empty without one.
-        pa.field("dv_id", pa.string(), nullable=False),
+        pa.field(
+            "dv_id", pa.string(), nullable=False
+        ),  # The unique id of the deletion vector; empty without one
         # Location of the vector; null without one, and if it is in the log itself.
         pa.field("dv_location", pa.string()),
         pa.field("size_bytes", pa.int64()),
-        # Live rows of the file; null if the log does not state them.
-        pa.field("rows", pa.int64()),
+        pa.field("rows", pa.int64()),  # Live rows of the file; null if the log does not state them
         # The log has an absolute location of the file or its vector: a copy of the log still names the original.
         pa.field("is_absolute", pa.bool_(), nullable=False),
         pa.field("version", pa.int64(), nullable=False),
@@ -172,8 +171,7 @@ NOT_WHOLE = (
     orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError, pa.ArrowException, OSError
 )  # fmt: skip
 
-Read = Callable[[str], bytes]
-"""The content of a file below `_delta_log/`, by its name."""
+Read = Callable[[str], bytes]  # The content of a file below `_delta_log/`, by its name
 
 
 class BrokenLogFile(LakeshareError):
@@ -189,21 +187,19 @@ class ChainEvents:
     """The events of a chain, and the times that commits state, in milliseconds."""
 
     events: pa.Table
-    times_ms: dict[int, int] = dataclass_field(default_factory=dict)
+    times_ms: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass
 class EventColumns:
-    """Collects actions of commits as columns."""
-
-    paths: list[str | None] = dataclass_field(default_factory=list)
-    storages: list[str | None] = dataclass_field(default_factory=list)
-    vectors: list[str | None] = dataclass_field(default_factory=list)
-    ids: list[str] = dataclass_field(default_factory=list)
-    sizes: list[int | None] = dataclass_field(default_factory=list)
-    rows: list[int | None] = dataclass_field(default_factory=list)
-    versions: list[int] = dataclass_field(default_factory=list)
-    adds: list[bool] = dataclass_field(default_factory=list)
+    paths: list[str | None] = field(default_factory=list)
+    storages: list[str | None] = field(default_factory=list)
+    vectors: list[str | None] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
+    sizes: list[int | None] = field(default_factory=list)
+    rows: list[int | None] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    adds: list[bool] = field(default_factory=list)
 
     def add(self, action: dict[str, Any], version: int, is_add: bool) -> None:
         vector = action.get("deletionVector")
@@ -326,7 +322,6 @@ def resolve_locations(root: str, paths: pa.Array) -> pa.Array:
 
 
 def read_checkpoint_file(root: str, version: int, name: str, content: bytes) -> pa.Table:
-    """The events of one file of a checkpoint."""
     try:
         if name.endswith(".json"):
             columns = EventColumns()
@@ -379,8 +374,7 @@ INTERVALS = pa.schema(
         pa.field("location", pa.string(), nullable=False),
         pa.field("size_bytes", pa.int64()),
         pa.field("since", pa.int64(), nullable=False),
-        # The first version without it; null if there is none.
-        pa.field("until", pa.int64()),
+        pa.field("until", pa.int64()),  # The first version without it; null if there is none
     ]
 )
 """Versions that need a file which is missing or of another size (null: of any size)."""
@@ -395,8 +389,7 @@ class VersionCount:
     size_bytes: int
     rows: int | None
     lacking: int
-    absolute: int = 0
-    """Files that the log names by absolute locations: a copy of the log still names the originals."""
+    absolute: int = 0  # Files with absolute locations: a copy of the log still names the originals
 
 
 @dataclass(frozen=True)
@@ -414,7 +407,6 @@ class Replayed:
         return next((count for count in self.versions if count.version == version), None)
 
     def missing_at(self, version: int) -> list[str]:
-        """Locations of missing files that a version needs."""
         until = pc.fill_null(self.missing["until"], version + 1)
         needed = pc.and_(pc.less_equal(self.missing["since"], version), pc.greater(until, version))
         return sorted(set(self.missing["location"].filter(needed).to_pylist()))
@@ -455,7 +447,6 @@ def compute_changes(lives: pa.Table, missing: pa.Table) -> pa.Table:
 
 
 def sum_changes(changes: pa.Table, versions: Sequence[int]) -> tuple[VersionCount, ...]:
-    """The counts of each version, from the changes of all versions."""
     changes_of = {row["version"]: row for row in changes.to_pylist()}
     wanted, counts = set(versions), list[VersionCount]()
     totals = dict.fromkeys(("files", "size_bytes", "rows", "untold", "lacking", "absolute"), 0)
@@ -512,8 +503,9 @@ FILES_A_TASK = 200
 EVENTS_OR_FAULT = pa.schema(
     [
         *(pa.field(field.name, field.type) for field in EVENTS),
-        # A row for each commit that states its time, and for each damaged file.
-        pa.field("time_ms", pa.int64()),
+        pa.field(
+            "time_ms", pa.int64()
+        ),  # A row for each commit that states its time, and for each damaged file
         pa.field("broken", pa.string()),
         pa.field("reason", pa.string()),
     ]
@@ -533,9 +525,7 @@ def replay_by_spark(
     """Replay a chain in Spark; `stored` has its files (columns `name`, `stored_key`, `stored_version_id`).
 
     `there` returns the whole objects of the table and of the named locations: columns `location` and `size_bytes`.
-
-    Raises:
-        BrokenLogFile: a file is damaged or missing.
+    Raises BrokenLogFile if a file is damaged or missing.
     """
     files = _list_files(chain, stored, read)
     tasks = max(1, -(-len(files) // FILES_A_TASK))

@@ -3,27 +3,26 @@
 import datetime as dt
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from dataclasses import field as dataclass_field
+from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version as version_of
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 import pyarrow as pa
 
-from lakeshare_pipelines.backup.model import Status, TableProof
+from lakeshare_pipelines.backup.model import OpenSpark, Status, TableProof
 from lakeshare_pipelines.backup.points import Points
 from lakeshare_pipelines.backup.rewriting import MOUNT_PROPERTIES, RewrittenTable, rewrite_table
 from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.backup.stores.store import make_file_properties
 from lakeshare_pipelines.backup.verify.objects import (
+    READ_WHOLE_FILES,
     Need,
-    OpenSpark,
     TableCopy,
-    count_rows_by_spark,
+    count_rows_or_use_spark,
     explain_outside_needs,
     explain_too_small,
-    is_unsupported,
     normalize_location,
 )
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
@@ -49,8 +48,7 @@ class Snapshot:
     sequence_number: int
     manifest_list: str | None
     manifests: tuple[str, ...]
-    rows: int | None = None
-    """As in its summary."""
+    rows: int | None = None  # As in its summary
 
 
 @dataclass(frozen=True)
@@ -61,18 +59,12 @@ class TableMetadata:
     updated_at: dt.datetime
     current: int | None
     snapshots: Mapping[int, Snapshot]
-    statistics: tuple[str, ...]
-    """Of all snapshots; they only help to plan."""
-    earlier: tuple[str, ...]
-    """Locations of earlier metadata files, newest first."""
+    statistics: tuple[str, ...]  # Of all snapshots; they only help to plan
+    earlier: tuple[str, ...]  # Locations of earlier metadata files, newest first
 
 
 def read_metadata(key: str, content: bytes) -> TableMetadata:
-    """Parse a metadata file.
-
-    Raises:
-        ValueError: it is damaged, or not the metadata of a table.
-    """
+    """Parse a metadata file. Raises ValueError if it is damaged, or not the metadata of a table."""
     try:
         return _parse_metadata(key, orjson.loads(decompress_metadata(content, MAX_METADATA_BYTES)))
     except (MetadataError, KeyError, TypeError, AttributeError) as error:
@@ -123,11 +115,10 @@ DELETED = 2
 class Closure:
     """The files of a snapshot or a manifest; `needs` are those that are not whole."""
 
-    needs: list[Need] = dataclass_field(default_factory=list)
+    needs: list[Need] = field(default_factory=list)
     files: int = 0
     size_bytes: int = 0
-    rows: int | None = 0
-    """Of its data files; None if other files delete rows of them."""
+    rows: int | None = 0  # Of its data files; None if other files delete rows of them
 
     def add(self, other: "Closure") -> None:
         self.needs += other.needs
@@ -137,8 +128,6 @@ class Closure:
 
 
 class StoredCopy(NamedTuple):
-    """Stored key, version and size of a copy."""
-
     key: str
     version_id: str | None
     size_bytes: int
@@ -162,7 +151,6 @@ class CopiedFiles:
         return self._stored.get(location)
 
     def read(self, location: str) -> bytes:
-        """The copy of an original; raises ObjectMissing if there is none."""
         copy = self.find(location)
         if copy is None:
             raise ObjectMissing(location)
@@ -225,7 +213,6 @@ class CopiedFiles:
             return None
 
     def _look_up(self, locations: Sequence[str]) -> None:
-        """Look for unknown locations among the objects of other tables, and of none."""
         unknown = [
             location
             for location in locations
@@ -242,8 +229,7 @@ class CopiedFiles:
             self._stored[location] = StoredCopy(*stored)
 
 
-MAX_NEWEST = 50
-"""How many metadata files are read; tables keep a hundred by default."""
+MAX_NEWEST = 50  # How many metadata files are read; tables keep a hundred by default
 
 
 @dataclass(frozen=True)
@@ -253,8 +239,7 @@ class CompleteState:
     metadata: TableMetadata
     closure: Closure
     complete: tuple[int, ...]
-    without_statistics: tuple[str, ...]
-    """Missing files of statistics: the table opens without them."""
+    without_statistics: tuple[str, ...]  # Missing files of statistics: the table opens without them
 
 
 @dataclass
@@ -262,15 +247,13 @@ class IcebergAssessment:
     """The states at which the copy of a table can be opened, newest first, and what is missing."""
 
     wanted: TableMetadata | None = None
-    states: list[CompleteState] = dataclass_field(default_factory=list)
-    needs: list[Need] = dataclass_field(default_factory=list)
-    reasons: list[str] = dataclass_field(default_factory=list)
-    is_newest_read: bool = True
-    """No metadata file newer than `wanted` was left out because it cannot be read."""
+    states: list[CompleteState] = field(default_factory=list)
+    needs: list[Need] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+    is_newest_read: bool = True  # No metadata file newer than `wanted` was left out because it cannot be read
 
     @property
     def wanted_rows(self) -> int | None:
-        """Rows of the newest state; None if that is not known."""
         if self.wanted is None or not self.is_newest_read:
             return None
         if self.wanted.current is None:
@@ -280,10 +263,8 @@ class IcebergAssessment:
 
 
 def assess(copy: TableCopy, as_of: dt.datetime, pointer: str | None, tried: int) -> IcebergAssessment:
-    """Read the metadata of the copy of an Iceberg table.
-
-    With the metadata file that the catalog had at as_of, `pointer`, only that file and those before it count.
-    """
+    """Read the metadata of the copy of an Iceberg table. With the metadata file that the catalog had at as_of,
+    `pointer`, only that file and those before it count."""
     files, found = CopiedFiles(copy), IcebergAssessment()
     if pointer is None:
         newest_first = _read_newest(copy, files, as_of, found)
@@ -316,7 +297,6 @@ def _get_location(copy: TableCopy, key: str) -> str:
 def _read_newest(
     copy: TableCopy, files: CopiedFiles, as_of: dt.datetime, found: IcebergAssessment
 ) -> list[TableMetadata]:
-    """The newest listed metadata files, newest first; damaged ones are needs."""
     rows = copy.below(f"{FOLDER}/").select(["key", "location", "last_modified", "is_whole"]).to_pylist()
     named = [row for row in rows if NAME.fullmatch(row["key"])]
     named.sort(key=lambda row: row["last_modified"], reverse=True)
@@ -363,10 +343,6 @@ def _read_metadata_file(
     return None
 
 
-READ_WHOLE_FILES = 20_000
-"""The data files of larger tables are not read, only planned: new ones were compared one by one."""
-
-
 def count_rows(address: StoreAddress, metadata_location: str, files: int) -> tuple[int | None, str]:
     """Rows of the table, and the name of the reader; None for a table with too many files to read."""
     from pyiceberg.table import StaticTable
@@ -397,15 +373,8 @@ def choose_file_column(scan: "DataScan") -> str:
     return chosen[0].name
 
 
-MAX_TRIED = 5
-"""How many states are opened, newest first, until a table counts as unreadable."""
-SHOWN = 100
-
-
 @dataclass(frozen=True)
 class IcebergTable:
-    """An Iceberg table of a backup whose metadata was read from the copy."""
-
     copy: TableCopy
     found: IcebergAssessment
     as_of: dt.datetime
@@ -429,12 +398,14 @@ class IcebergTable:
             if missing
             else "No state of it can be opened: look at its metadata at the source."
         )
-        return self.copy.make_failed_proof(status, self._wanted_version(), missing, reasons)
+        return self.copy.make_proof(status, self._wanted_version(), missing, reasons)
 
     def _open(self, state: CompleteState, reasons: list[str]) -> TableProof:
         metadata, closure = state.metadata, state.closure
         mount = self._write_mount(state)
-        rows, reader = self._count_rows(mount.metadata_location, closure.files)
+        location = mount.metadata_location
+        read = partial(count_rows, self.points.store.address, location, closure.files)
+        rows, reader = count_rows_or_use_spark(read, self.spark, "iceberg", location)
         level, compared_at, limits = self.copy.prove_level(
             self.points.backup.scrub.within_days, was_read=rows is not None
         )
@@ -462,11 +433,12 @@ class IcebergTable:
         # Files outside of the source will be missing the next day as well: an older state is no fallback.
         if shrunk or outside:
             status = "degraded"
-        return TableProof(
-            table=self.copy.table,
-            status=status,
+        return self.copy.make_proof(
+            status,
+            self._wanted_version(),
+            missing,
+            [*reasons, *limits],
             version=metadata.sequence_number,
-            wanted_version=self._wanted_version(),
             snapshot_id=metadata.current,
             metadata_key=metadata.key,
             oldest_version=min(
@@ -480,25 +452,13 @@ class IcebergTable:
             level=level,
             compared_at=compared_at,
             opened_by=reader,
-            mount=mount.metadata_location,
-            mount_digest=self.points.mount_digest(mount.metadata_location),
-            missing=tuple(missing[:SHOWN]),
-            missing_count=len(missing),
-            healed=self.copy.list_healed(),
-            reasons=(*reasons, *limits),
+            mount=location,
+            mount_digest=self.points.mount_digest(location),
         )
 
     def _wanted_version(self) -> int | None:
         wanted = self.found.wanted if self.found.is_newest_read else None
         return None if wanted is None else wanted.sequence_number
-
-    def _count_rows(self, mount: str, files: int) -> tuple[int | None, str]:
-        try:
-            return count_rows(self.points.store.address, mount, files)
-        except BackupError as error:
-            if self.spark is None or not is_unsupported(error):
-                raise
-            return count_rows_by_spark(self.spark, "iceberg", mount)
 
     def _write_mount(self, state: CompleteState) -> RewrittenTable:
         """Write metadata in the point's folder that names the copies: Iceberg's paths are absolute up to version 3."""

@@ -11,35 +11,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from lakeshare_pipelines.backup import model
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.copy.engine import CopyEngine, CopyTask, ReportProgress
-from lakeshare_pipelines.backup.model import (
-    COPY_RESULTS,
-    PLAN,
-    POINT_COPIES,
-    CopyRecord,
-    Damage,
-    DamagedCopy,
-    FoundTable,
-    Point,
-    Status,
-    TableProof,
-    write_rows,
-)
 from lakeshare_pipelines.backup.points import OWN_PREFIX, Points, get_point_time
 from lakeshare_pipelines.backup.stores import BackupStore, ListedObject, ObjectHead, StoreAddress
 from lakeshare_pipelines.errors import BackupError, DamagedRecord, ObjectMissing
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.storage.locations import normalise_location
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 READERS = 16
 CHUNK_BYTES = 1 << 20
@@ -49,18 +34,16 @@ MISSING = "it is not in the target"
 RESIZED = "it has another size in the target"
 CHANGED = "it was changed in the target since it was copied"
 DIFFERS = "it has other content in the target"
-DAMAGE = (MISSING, RESIZED, CHANGED, DIFFERS)
-"""Problems of copies that were whole before."""
+DAMAGE = (MISSING, RESIZED, CHANGED, DIFFERS)  # Problems of copies that were whole before
 
 OBJECTS = pa.schema(
     [
-        *POINT_COPIES,
+        *model.POINT_COPIES,
         # The original's location as tables name it: StoreAddress.location.
         pa.field("location", pa.string(), nullable=False),
         # Copied (or held from an earlier point), in the target with its size, and not of other content.
         pa.field("is_whole", pa.bool_(), nullable=False),
-        # Why it is not whole, for people; null if it is.
-        pa.field("problem", pa.string()),
+        pa.field("problem", pa.string()),  # Why it is not whole, for people; null if it is
         # When its content was last compared with what was backed up.
         pa.field("compared_at", pa.timestamp("us", tz="UTC")),
     ]
@@ -75,11 +58,11 @@ def join_reports(
     plan: Iterable[pa.RecordBatch], done: Iterable[pa.RecordBatch], earlier: Iterable[pa.RecordBatch]
 ) -> tuple[pa.Table, bool]:
     """The plan's rows with the reports of engines and of the earlier point, and L0: whether all are accounted for."""
-    planned = pa.Table.from_batches(list(plan), PLAN)
+    planned = pa.Table.from_batches(list(plan), model.PLAN)
     is_held = pc.equal(planned["lane"], "held")
     done_rows, earlier_rows = (
         pa.Table.from_batches(list(batches), schema)
-        for batches, schema in ((done, COPY_RESULTS), (earlier, POINT_COPIES))
+        for batches, schema in ((done, model.COPY_RESULTS), (earlier, model.POINT_COPIES))
     )
     results = done_rows.select(["bucket", "key", "status", "error_code", "message", *_REPORTED_COLUMNS])
     fresh = planned.filter(pc.invert(is_held)).join(results, ["bucket", "key"], join_type="left outer")
@@ -114,7 +97,6 @@ def list_copies(store: BackupStore, prefixes: Sequence[str]) -> pa.Table:
 
 
 def head_copies(store: BackupStore, keys: Sequence[str]) -> pa.Table:
-    """The same columns for single objects."""
     with ThreadPoolExecutor(READERS) as pool:
         return _make_listed_table(head for head in pool.map(store.head, keys) if head is not None)
 
@@ -201,7 +183,6 @@ def _judge_by_listing(rows: pa.Table) -> tuple[pa.Array, pa.Array]:
 
 
 def _select_unclear(rows: pa.Table, source: StoreAddress, target: StoreAddress) -> pa.Array:
-    """The copies whose content can be compared, and was not yet."""
     has_sum = pc.fill_null(pc.starts_with(rows["checksum"], SHA256), False)
     fine, succeeded = pc.is_null(rows["problem"]), pc.fill_null(pc.equal(rows["status"], "succeeded"), False)
     changed = pc.fill_null(pc.equal(rows["problem"], CHANGED), False)
@@ -220,7 +201,6 @@ def _select_unclear(rows: pa.Table, source: StoreAddress, target: StoreAddress) 
 
 
 def _judge_content(store: BackupStore, row: Row) -> tuple[int, str | None]:
-    """Level and problem of an object, by its content or the checksums that the target keeps."""
     checksum = row["checksum"] or ""
     expected = checksum.removeprefix(SHA256) if checksum.startswith(SHA256) else None
     if store.address.kind == "folder":
@@ -257,17 +237,9 @@ def normalize_location(location: str) -> str:
 
 def make_plan_row(head: ObjectHead | ListedObject, **columns: Any) -> Row:
     """A row of schema PLAN for a current object, with further columns."""
-    return {
-        "key": head.key,
-        "version_id": head.version_id,
-        "is_latest": True,
-        "is_delete_marker": False,
-        "size_bytes": head.size_bytes,
-        "last_modified": head.last_modified,
-        "etag": head.etag,
-        "storage_class": head.storage_class,
-        **columns,
-    }
+    names = ("key", "version_id", "size_bytes", "last_modified", "etag", "storage_class")
+    of_head = {name: getattr(head, name) for name in names}
+    return {**of_head, "is_latest": True, "is_delete_marker": False, **columns}
 
 
 def copy_rows(
@@ -279,10 +251,10 @@ def copy_rows(
     work_prefix: str,
     as_of: dt.datetime,
     report_progress: ReportProgress,
-) -> CopyRecord:
+) -> model.CopyRecord:
     """Copy rows of schema PLAN between addresses; `folders` receive the plan and the results."""
     (plan, done), (source, target) = folders, addresses
-    write_rows(plan, PLAN, [pa.Table.from_pylist(rows, PLAN)])
+    model.write_rows(plan, model.PLAN, [pa.Table.from_pylist(rows, model.PLAN)])
     task = CopyTask(
         source=source,
         target=target,
@@ -309,22 +281,20 @@ _log = logging.getLogger(__name__)
 CONTENT_READERS = 8
 MD5_HEX = 32
 SHOWN = 100
-NO_MD5 = {"EXPRESS_ONEZONE"}
-"""Storage classes whose ETags are not MD5."""
+NO_MD5 = {"EXPRESS_ONEZONE"}  # Storage classes whose ETags are not MD5
 
 READ = pa.schema(
     [
-        # URL of the store that the copy is in.
-        pa.field("place", pa.string(), nullable=False),
+        pa.field("place", pa.string(), nullable=False),  # URL of the store that the copy is in
         pa.field("stored_key", pa.string(), nullable=False),
         pa.field("stored_version_id", pa.string()),
-        # Of the copy that was read: with another ETag it is another copy.
-        pa.field("stored_etag", pa.string()),
+        pa.field(
+            "stored_etag", pa.string()
+        ),  # Of the copy that was read: with another ETag it is another copy
         # Of the content that was read: the reference where no checksum was known when the copy was made.
         pa.field("sha256", pa.string()),
         pa.field("read_at", pa.timestamp("us", tz="UTC"), nullable=False),
-        # Why it is not what was backed up, for people; null if it is.
-        pa.field("problem", pa.string()),
+        pa.field("problem", pa.string()),  # Why it is not what was backed up, for people; null if it is
     ]
 )
 """Results of reading copies again."""
@@ -366,7 +336,6 @@ def read_copy(store: BackupStore, row: Row, known_sha256: str | None = None) -> 
 
 
 def _list_expected(store: BackupStore, row: Row, known_sha256: str | None) -> Iterator[tuple[str, str]]:
-    """Algorithm and hexadecimal digest of everything that is known of a copy's content."""
     checksum, etag = row["checksum"] or "", row["stored_etag"]
     if checksum.startswith(SHA256) or known_sha256 is not None:
         yield "sha256", checksum.removeprefix(SHA256) if checksum.startswith(SHA256) else str(known_sha256)
@@ -504,15 +473,9 @@ def _replace_problems(
 
 def make_reading_row(place: str, row: Row, reading: CopyReading, now: dt.datetime) -> Row:
     """A row of schema READ; without a digest for content that differs."""
-    return {
-        "place": place,
-        "stored_key": row["stored_key"],
-        "stored_version_id": row["stored_version_id"],
-        "stored_etag": row["stored_etag"],
-        "sha256": reading.sha256 if reading.problem is None else None,
-        "read_at": now,
-        "problem": reading.problem,
-    }
+    copy = {name: row[name] for name in ("stored_key", "stored_version_id", "stored_etag")}
+    sha256 = reading.sha256 if reading.problem is None else None
+    return {"place": place, **copy, "sha256": sha256, "read_at": now, "problem": reading.problem}
 
 
 def report_damage(points: Points, now: dt.datetime) -> list[str]:
@@ -527,23 +490,25 @@ def report_damage(points: Points, now: dt.datetime) -> list[str]:
             damage = _find_damage(points, point, own, now)
         except DamagedRecord as error:
             roots = tuple(proof.table.root for proof in point.verification.tables)
-            damage = Damage(found_at=now, count=1, copies=(), tables=roots, record=error.reason)
+            damage = model.Damage(found_at=now, count=1, copies=(), tables=roots, record=error.reason)
         points.record_damage(point.day, damage)
         if damage is not None:
             downgraded.append(point.day)
     return downgraded
 
 
-def _find_damage(points: Points, point: Point, damaged: pa.Table, now: dt.datetime) -> Damage | None:
+def _find_damage(
+    points: Points, point: model.Point, damaged: pa.Table, now: dt.datetime
+) -> model.Damage | None:
     problems = {(row["stored_key"], row["stored_version_id"]): row["problem"] for row in damaged.to_pylist()}
     keys = damaged["stored_key"].combine_chunks()
-    copies: list[DamagedCopy] = []
+    copies: list[model.DamagedCopy] = []
     for batch in points.read_copies(point, ["key", "stored_key", "stored_version_id", "table_root"]):
         for row in batch.filter(pc.is_in(batch["stored_key"], keys)).to_pylist():
             problem = problems.get((row["stored_key"], row["stored_version_id"]))
             if problem is not None:
                 names = ("key", "stored_key", "table_root")
-                copies.append(DamagedCopy(**{name: row[name] for name in names}, problem=problem))
+                copies.append(model.DamagedCopy(**{name: row[name] for name in names}, problem=problem))
     if not copies:
         return None
     tables = {copy.table_root for copy in copies if copy.table_root is not None}
@@ -553,7 +518,9 @@ def _find_damage(points: Points, point: Point, damaged: pa.Table, now: dt.dateti
         for proof in point.verification.tables
         if any(copy.key.startswith(f"{proof.table.root}/") for copy in copies)
     }
-    return Damage(found_at=now, count=len(copies), copies=tuple(copies[:SHOWN]), tables=tuple(sorted(tables)))
+    return model.Damage(
+        found_at=now, count=len(copies), copies=tuple(copies[:SHOWN]), tables=tuple(sorted(tables))
+    )
 
 
 def repair_points(points: Points, place: str, stored_key: str, head: ObjectHead, was: Row) -> None:
@@ -573,13 +540,11 @@ def repair_points(points: Points, place: str, stored_key: str, head: ObjectHead,
         new = {"stored_etag": head.etag, "stored_version_id": head.version_id}
         changed = [row | new for row in rows if row | new != row]
         if changed:
-            points.record_repaired(point, pa.Table.from_pylist(changed, POINT_COPIES))
+            points.record_repaired(point, pa.Table.from_pylist(changed, model.POINT_COPIES))
 
 
-ENOUGH = 0.5
-"""An older state with a smaller share of the newest state's rows is no fallback."""
-TABLE_COPY_PRESENT, OPENED = 1, 4
-"""Levels: every copy is in the target with its size; an independent reader read every data file."""
+ENOUGH = 0.5  # An older state with a smaller share of the newest state's rows is no fallback
+TABLE_COPY_PRESENT, OPENED = 1, 4  # Levels: all copies are present; an independent reader read all data files
 
 
 @dataclass(frozen=True)
@@ -588,20 +553,18 @@ class Need:
 
     location: str
     size_bytes: int | None = None
-    etag: str | None = None
-    """As the source's store returns it now."""
+    etag: str | None = None  # As the source's store returns it now
 
 
 @dataclass(frozen=True)
 class TableCopy:
     """The objects of one table: rows of schema OBJECTS below its root."""
 
-    table: FoundTable
+    table: model.FoundTable
     source: StoreAddress
     store: BackupStore
     objects: pa.Table
-    elsewhere: Callable[[Sequence[str]], pa.Table]
-    """Rows of schema OBJECTS by location, of any table."""
+    elsewhere: Callable[[Sequence[str]], pa.Table]  # Rows of schema OBJECTS by location, of any table
 
     @property
     def location(self) -> str:
@@ -613,7 +576,6 @@ class TableCopy:
         return self.objects.filter(self.objects["is_whole"])
 
     def below(self, name: str) -> pa.Table:
-        """The objects below a folder of the table; `name` ends with a slash."""
         folder = f"{self.table.root}/{name}".lstrip("/")
         return self.objects.filter(pc.starts_with(self.objects["key"], folder))
 
@@ -639,21 +601,20 @@ class TableCopy:
         inside = self.source.at(self.table.bucket).location("")
         return [need.location.removeprefix(inside) for need in needs]
 
-    def list_healed(self) -> tuple[str, ...]:
-        return tuple(self.objects.filter(self.objects["is_healed"])["key"].slice(0, SHOWN).to_pylist())
-
-    def make_failed_proof(
-        self, status: Status, wanted: int | None, missing: Sequence[str], reasons: Sequence[str]
-    ) -> TableProof:
-        """The proof of a table of which no version opens."""
-        return TableProof(
+    def make_proof(
+        self, status: model.Status, wanted: int | None, missing: list[str], reasons: list[str], **opened: Any
+    ) -> model.TableProof:
+        """The proof of the table; `opened` are fields of the version that opens, if there is one."""
+        healed = self.objects.filter(self.objects["is_healed"])["key"]
+        return model.TableProof(
             table=self.table,
             status=status,
             wanted_version=wanted,
             missing=tuple(missing[:SHOWN]),
             missing_count=len(missing),
-            healed=self.list_healed(),
+            healed=tuple(healed.slice(0, SHOWN).to_pylist()),
             reasons=tuple(reasons),
+            **opened,
         )
 
     def prove_level(
@@ -674,6 +635,10 @@ class TableCopy:
             reason = "It has too many files for all of them to be read: opened was its log, or its manifests."
             return lowest, compared_at, (reason,)
         return OPENED, compared_at, ()
+
+
+READ_WHOLE_FILES = 20_000  # The data files of larger tables are not read: new ones were compared one by one
+MAX_TRIED = 5  # So many versions are opened, newest first, until a table counts as unreadable
 
 
 def explain_too_small(rows: int | None, newest_rows: int | None) -> str | None:
@@ -705,19 +670,29 @@ def explain_outside_needs(copy: TableCopy, needs: Sequence[Need], backup: Backup
     ]
 
 
-OpenSpark = Callable[[], "SparkSession"]
 UNSUPPORTED_PHRASES = (
     "unsupported", "not supported", "not yet support", "does not support", "not implemented", "notimplemented"
 )  # fmt: skip
 
 
-def is_unsupported(error: BackupError) -> bool:
-    """Whether a reader refused an unknown feature, rather than a damaged table."""
-    return any(phrase in error.reason.lower() for phrase in UNSUPPORTED_PHRASES)
+def count_rows_or_use_spark(
+    count: Callable[[], tuple[int | None, str]],
+    open_spark: model.OpenSpark | None,
+    table_format: Literal["delta", "iceberg"],
+    location: str,
+    version: int | None = None,
+) -> tuple[int | None, str]:
+    """As `count`; by Spark if its reader refuses a feature that it does not know, rather than a damaged table."""
+    try:
+        return count()
+    except BackupError as error:
+        if open_spark is None or not any(phrase in error.reason.lower() for phrase in UNSUPPORTED_PHRASES):
+            raise
+        return count_rows_by_spark(open_spark, table_format, location, version)
 
 
 def count_rows_by_spark(
-    open_spark: OpenSpark,
+    open_spark: model.OpenSpark,
     table_format: Literal["delta", "iceberg"],
     location: str,
     version: int | None = None,
@@ -740,6 +715,5 @@ def count_rows_by_spark(
     # Spark raises errors of its sources through a gateway: any of them means that the table does not open.
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise BackupError(
-            location, f"{reader} cannot open it: {reason}", "Look at the table at its source."
-        ) from error
+        fix = "Look at the table at its source."
+        raise BackupError(location, f"{reader} cannot open it: {reason}", fix) from error

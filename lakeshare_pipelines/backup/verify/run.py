@@ -13,28 +13,19 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakeshare_pipelines.backup import model
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.copy.engine import CopyEngine, Progress
-from lakeshare_pipelines.backup.model import (
-    POINT_COPIES,
-    FoundTable,
-    PlanRecord,
-    Status,
-    TableProof,
-    Verification,
-    read_rows,
-    write_rows,
-)
 from lakeshare_pipelines.backup.points import OWN_PREFIX, Points, Workspace
 from lakeshare_pipelines.backup.stores import BackupStore, ListedObject, ObjectHead, open_store
 from lakeshare_pipelines.backup.verify.delta import DeltaTable, assess_delta_table
-from lakeshare_pipelines.backup.verify.iceberg import MAX_TRIED, IcebergTable
+from lakeshare_pipelines.backup.verify.iceberg import IcebergTable
 from lakeshare_pipelines.backup.verify.iceberg import assess as assess_iceberg
 from lakeshare_pipelines.backup.verify.objects import (
+    MAX_TRIED,
     OBJECTS,
     CopyReading,
     Need,
-    OpenSpark,
     ReadingStore,
     TableCopy,
     copy_rows,
@@ -55,9 +46,7 @@ from lakeshare_server.errors import BadRequest
 from lakeshare_server.storage.locations import LOCAL, parse_location
 
 CONCURRENT_REQUESTS = 16
-MAX_OBJECTS = 100_000
-"""If more objects failed, the copy has to be run again, which is faster."""
-ARCHIVED = {"GLACIER", "DEEP_ARCHIVE"}
+MAX_OBJECTS = 100_000  # If more objects failed, the copy has to be run again, which is faster
 
 
 @dataclass(frozen=True)
@@ -69,8 +58,7 @@ class MissingObject:
     stored_key: str
     table_root: str | None
     size_bytes: int | None = None
-    etag: str | None = None
-    """As listed; None if it was not listed."""
+    etag: str | None = None  # As listed; None if it was not listed
 
 
 @dataclass
@@ -85,8 +73,7 @@ class Healer:
     as_of: dt.datetime
     target: BackupStore
     report_progress: Callable[[Progress], None]
-    refusals: list[str] = field(default_factory=list)
-    """Refusals of the source's store: such objects are not healed."""
+    refusals: list[str] = field(default_factory=list)  # Of the source's store: such objects are not healed
     _stores: dict[str, BackupStore] = field(default_factory=dict)
 
     def heal(self, missing: Sequence[MissingObject]) -> pa.Table:
@@ -102,13 +89,11 @@ class Healer:
         return pa.concat_tables([self._copy(bucket, of_bucket) for bucket, of_bucket in by_bucket.items()])
 
     def store(self, bucket: str) -> BackupStore:
-        """The store of a bucket, reached like the source."""
         if bucket not in self._stores:
             self._stores[bucket] = open_store(self.backup.source.at(bucket))
         return self._stores[bucket]
 
     def _plan(self, wanted: MissingObject) -> dict[str, Any] | None:
-        """The plan's row of the right version of an object; None if it is not found or access is refused."""
         try:
             store = self.store(wanted.bucket)
             head = store.head(wanted.key)
@@ -132,7 +117,7 @@ class Healer:
             bucket=wanted.bucket,
             is_latest=found is head,
             size_bytes=size_bytes,
-            lane="archived" if found.storage_class in ARCHIVED else "large" if large else "small",
+            lane="archived" if found.storage_class in model.ARCHIVES else "large" if large else "small",
             stored_key=wanted.stored_key,
             table_root=wanted.table_root,
             first_point=self.day,
@@ -151,10 +136,9 @@ class Healer:
         plan, done = self.workspace.clear(f"{name}-plan"), self.workspace.clear(f"{name}-done")
         source, prefix = self.backup.source.at(bucket), f"{self.work_prefix}{name}/"
         addresses = (source, self.target.address)
-        copy_rows(
-            self.engine, self.backup, (plan, done), rows, addresses, prefix, self.as_of, self.report_progress
-        )
-        reported, _ = join_reports(read_rows(plan), read_rows(done), ())
+        folders, report = (plan, done), self.report_progress
+        copy_rows(self.engine, self.backup, folders, rows, addresses, prefix, self.as_of, report)
+        reported, _ = join_reports(model.read_rows(plan), model.read_rows(done), ())
         for folder in (plan, done):
             shutil.rmtree(folder)
         listed = head_copies(self.target, [row["stored_key"] for row in rows])
@@ -180,26 +164,22 @@ def bucket_and_key(location: str, folders: Sequence[str]) -> tuple[str, str] | N
 
 
 AT_ONCE = 8
-ROUNDS = 5
-"""A commit that was not listed names files that were not, a manifest list names manifests: each needs a round."""
+ROUNDS = 5  # A commit that was not listed names files that were not: each step needs a round
 
 
 @dataclass
 class Tables:
-    """The tables of a plan, and their objects."""
-
     backup: Backup
-    plan: PlanRecord
+    plan: model.PlanRecord
     target: BackupStore
     points: Points
     objects: pa.Table
     pointers: Sequence[str]
-    spark: OpenSpark | None
+    spark: model.OpenSpark | None
     report_progress: Callable[[str], None]
     assessed: dict[str, DeltaTable | IcebergTable] = field(default_factory=dict)
 
     def heal(self, healer: Healer) -> None:
-        """Copy objects that are not whole from the source, until nothing more is found."""
         self._assess(self.plan.tables)
         looked_up: set[tuple[str, str, int | None]] = set()
         columns = ["bucket", "key", "stored_key", "table_root", "size_bytes", "etag"]
@@ -229,7 +209,7 @@ class Tables:
             )
             missing = []
 
-    def proofs(self) -> list[TableProof]:
+    def proofs(self) -> list[model.TableProof]:
         """The proof of each table, in the plan's order; objects that were removed from the copy are dropped."""
         with ThreadPoolExecutor(AT_ONCE) as pool:
             proofs = []
@@ -242,7 +222,7 @@ class Tables:
         self.objects = self.objects.filter(pc.invert(gone))
         return proofs
 
-    def _assess(self, tables: Sequence[FoundTable]) -> None:
+    def _assess(self, tables: Sequence[model.FoundTable]) -> None:
         slices = _group_by_root(self.objects)
         nothing = self.objects.slice(0, 0)
         copies = [
@@ -268,7 +248,7 @@ class Tables:
         named = pa.array(locations, pa.string())
         return self.objects.filter(pc.is_in(self.objects["location"], value_set=named))
 
-    def _list_needs(self, table: FoundTable, healer: Healer) -> list[MissingObject]:
+    def _list_needs(self, table: model.FoundTable, healer: Healer) -> list[MissingObject]:
         assessed = self.assessed[table.root]
         needs = list(assessed.found.needs)
         # Names of Iceberg's metadata files are not predictable; the catalog's pointer is among the needs.
@@ -328,24 +308,23 @@ def _group_by_root(objects: pa.Table) -> dict[str | None, pa.Table]:
 
 _log = logging.getLogger(__name__)
 
-STATUSES_WORST_FIRST: tuple[Status, ...] = ("failed", "degraded", "verified_with_fallback", "verified")
+STATUSES_WORST_FIRST: tuple[model.Status, ...] = ("failed", "degraded", "verified_with_fallback", "verified")
 MAX_NAMED = 5
 VANISHED_CODES = ("NoSuchKey", "NoSuchVersion", "PreconditionFailed", "404", "412")
-UNSTORABLE_CODES = ("InvalidKey", "KeyTooLongError")
-"""The target cannot have such a key; objects of a table are judged with the table."""
+UNSTORABLE_CODES = ("InvalidKey", "KeyTooLongError")  # The target cannot have such a key
 ReportProgress = Callable[[str], None]
 
 
 def verify_copies(
     backup: Backup,
     workspace: Workspace,
-    plan: PlanRecord,
+    plan: model.PlanRecord,
     points: Points,
     day: str,
-    spark: OpenSpark | None = None,
+    spark: model.OpenSpark | None = None,
     report_progress: ReportProgress = _log.info,
     pointers: Sequence[str] = (),
-) -> Verification:
+) -> model.Verification:
     """Verify a day's copies, heal what can be healed, and write the rows of the copies that the point holds.
 
     `pointers` are the locations of the metadata files that the catalog had at as_of: the files alone do not show which
@@ -358,7 +337,7 @@ def verify_copies(
     if plan.previous is not None:
         earlier = points.read_copies(points.get(plan.previous))
     reported, accounted_for = join_reports(
-        read_rows(workspace.rows("plan")), read_rows(workspace.rows("done")), earlier
+        model.read_rows(workspace.rows("plan")), model.read_rows(workspace.rows("done")), earlier
     )
     report_progress(f"{reported.num_rows:,} objects: comparing with the listing of the target")
     listed = list_copies(target, list_prefixes(reported))
@@ -382,7 +361,7 @@ def verify_copies(
     tables.heal(healer)
     proofs = tables.proofs()
     copies = tables.objects.filter(tables.objects["is_whole"])
-    write_rows(workspace.clear("held"), POINT_COPIES, [copies.select(POINT_COPIES.names)])
+    model.write_rows(workspace.clear("held"), model.POINT_COPIES, [copies.select(model.POINT_COPIES.names)])
     _save_readings(points, place, target, tables.objects, readings, now)
     return _make_verification(tables.objects, proofs, copies, healer.refusals, accounted_for=accounted_for)
 
@@ -395,7 +374,6 @@ def _save_readings(
     readings: list[dict[str, Any]],
     now: dt.datetime,
 ) -> None:
-    """Write readings; record copies that were damaged and healed in the points that share them."""
     damaged = {row["stored_key"]: row for row in readings if row["problem"] is not None}
     is_damaged = pc.is_in(objects["stored_key"], pa.array(list(damaged), pa.string()))
     for row in objects.filter(pc.and_(objects["is_whole"], is_damaged)).to_pylist():
@@ -412,12 +390,12 @@ def _save_readings(
 
 def _make_verification(
     objects: pa.Table,
-    proofs: Sequence[TableProof],
+    proofs: Sequence[model.TableProof],
     copies: pa.Table,
     refusals: Sequence[str],
     *,
     accounted_for: bool,
-) -> Verification:
+) -> model.Verification:
     lost = objects.filter(pc.and_(pc.invert(objects["is_whole"]), pc.is_null(objects["table_root"])))
     problems = lost["problem"].to_pylist()
     reasons = [
@@ -425,7 +403,7 @@ def _make_verification(
     ]
     unique_refusals = list(dict.fromkeys(refusals))[:MAX_NAMED]
     reasons += [f"The source did not answer: {refusal}" for refusal in unique_refusals]
-    statuses: list[Status] = [proof.status for proof in proofs]
+    statuses: list[model.Status] = [proof.status for proof in proofs]
     if statuses and set(statuses) != {"failed"}:
         # A table that cannot be opened must not keep the others from having a point.
         statuses = ["degraded" if status == "failed" else status for status in statuses]
@@ -437,7 +415,7 @@ def _make_verification(
         vanished = all(problem.split(":")[0] in VANISHED_CODES for problem in problems)
         # Objects that were removed or overwritten at the source after the listing are no fault of the copy.
         statuses.append("verified_with_fallback" if vanished else "degraded")
-    return Verification(
+    return model.Verification(
         status=min(statuses, key=STATUSES_WORST_FIRST.index, default="verified"),
         tables=tuple(proofs),
         objects=copies.num_rows,

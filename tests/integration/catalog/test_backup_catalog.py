@@ -17,8 +17,8 @@ from lakeshare_pipelines.backup.catalog_dump import (
     dump_rows,
     get_dump_folder,
     list_dumped_tables,
+    read_lines,
     read_manifest,
-    read_nessie_tables,
     restore_catalog,
 )
 from lakeshare_pipelines.backup.config import Backup
@@ -27,6 +27,7 @@ from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.cli.main import app
 from lakeshare_pipelines.contracts.loader import load_contracts
 from lakeshare_pipelines.errors import BackupError
+from lakeshare_pipelines.nessie.client import TableContent
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_server.catalog import Catalog, Ledger, open_catalog
 from lakeshare_server.catalog import database as database_module
@@ -288,7 +289,10 @@ def test_nessies_main_is_in_the_dump(tmp_path: Path, points: Points) -> None:
             name: nessie.writer.content(name, f"main@{head}") for name in ("sales.orders", "sales.items")
         }
     assert record.nessie_hash == head
-    assert read_nessie_tables(points, DAY) == expected
+    nessie = read_manifest(points, DAY).nessie
+    assert nessie is not None
+    records = (json.loads(line) for line in read_lines(points, DAY, nessie.state))
+    assert {record.pop("table"): TableContent(**record) for record in records} == expected
     manifest = read_manifest(points, DAY).nessie
     assert manifest is not None
     assert (manifest.hash, manifest.tables) == (head, 2)

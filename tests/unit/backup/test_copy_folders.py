@@ -3,6 +3,7 @@
 import os
 from hashlib import sha256
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -60,7 +61,7 @@ def test_the_report_tells_of_every_object(tmp_path: Path, source: StoreAddress, 
     key = find_report(store, WORK, task.token())
     assert key is not None
     results = read_results(store, key)
-    assert {one.decoded_key: (one.is_success, one.error_code) for one in results} == {
+    assert {unquote(one.key): (one.is_success, one.error_code) for one in results} == {
         key: (True, None) if key != keys[0] else (False, "NoSuchKey") for key in keys
     }
     assert record.reports == (f"{target.url}/{WORK}job-{task.token()}/manifest.json",)

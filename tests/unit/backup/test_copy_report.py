@@ -3,6 +3,7 @@
 import json
 from hashlib import md5
 from pathlib import Path
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pytest
@@ -93,7 +94,7 @@ def test_our_own_reports_are_read_back(store: BackupStore) -> None:
     ]
     location = write_report(store, "work/", "abc", [pa.RecordBatch.from_pylist(rows, COPY_RESULTS)])
     assert location.endswith("/work/job-abc/manifest.json")
-    results = {one.decoded_key: one for one in read_results(store, "work/job-abc/manifest.json")}
+    results = {unquote(one.key): one for one in read_results(store, "work/job-abc/manifest.json")}
     assert set(results) == set(keys)
     for row in rows:
         found = results[str(row["key"])]
