@@ -44,6 +44,7 @@ class NotApplicable(Exception):
 
 
 Target = TypeVar("Target")
+Required = TypeVar("Required")
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,9 @@ class Group:
 
     def on_tables(self, level: Level, *sections: str) -> Callable[[Callable[[Table], None]], Case]:
         """Add a case about each shared table."""
+        lacking = "nothing is shared"
         return self._adder(
-            level, sections, "nothing is shared", lambda targets: ((one.name, one) for one in targets.tables)
+            level, sections, lacking, lambda targets: [(one.name, one) for one in targets.tables]
         )
 
     def on_views(
@@ -116,10 +118,11 @@ def expect(holds: object, where: str, expected: str, actual: object) -> None:
         raise ExpectationFailed(where, expected, actual)
 
 
-def require(holds: object, lacking: str) -> None:
-    """Raise `NotApplicable` unless the condition holds or the value is true."""
-    if not holds:
+def require(value: Required | None, lacking: str) -> Required:
+    """Return the value if it is true, or the condition if it holds; else raise `NotApplicable`."""
+    if not value:
         raise NotApplicable(lacking)
+    return value
 
 
 def format_value(value: object) -> str:

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -54,11 +53,7 @@ class Profile:
 
 
 def read_profile(path: Path, option: str = "PROFILE") -> Profile:
-    """Read a profile with a bearer token; `option` names it in errors.
-
-    Raises:
-        BadOption: the file cannot be read, or is not such a profile.
-    """
+    """Read a profile with a bearer token; raises BadOption, which names it by `option`, if it is none."""
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -92,9 +87,8 @@ class Response:
 
     def expect_status(self, *statuses: int) -> Self:
         """Return the response if its status is one of these."""
-        expect(
-            self.status in statuses, self.request, f"status {' or '.join(map(str, statuses))}", self.summary
-        )
+        wanted = f"status {' or '.join(map(str, statuses))}"
+        expect(self.status in statuses, self.request, wanted, self.summary)
         return self
 
     def expect_refusal(self) -> Self:
@@ -185,11 +179,7 @@ class Reply:
     """The lines of a 200; its file actions in the same terms for both response formats."""
 
     def __init__(self, response: Response) -> None:
-        """Parse the lines.
-
-        Raises:
-            ExpectationFailed: the response is not a 200 of lines that each hold a JSON object with one key.
-        """
+        """Parse the lines; raises ExpectationFailed unless the response is a 200 of JSON objects with one key each."""
         self.response = response.expect_status(200)
         self.where, self.format = response.request, response.format
         self.lines = tuple(_parse_lines(response))
@@ -290,8 +280,11 @@ class Reply:
         self, actions: Iterable[wire.Action], what: str, pages: Iterable["Reply"] | None = None
     ) -> None:
         """Expect the same files with the same kinds and versions, in any order; `pages` together, if given."""
-        found = count_files(action for reply in pages or (self,) for action in reply.actions)
-        wanted = count_files(actions)
+        in_pages = (action for reply in pages or (self,) for action in reply.actions)
+        found, wanted = (
+            Counter((action.kind, action.key, action.version) for action in some)
+            for some in (in_pages, actions)
+        )
         actual = f"{found.total()} files; {(wanted - found).total()} are missing"
         expect(wanted == found, self.where, f"the {wanted.total()} files of {what}", actual)
 
@@ -315,11 +308,6 @@ class Reply:
         count, wanted = self.kinds.count(END), "endStreamAction as last line" if is_expected else f"no {END}"
         is_fit = count == 1 and self.kinds[-1] == END if is_expected else count == 0
         expect(is_fit, self.where, wanted, self.kinds[-3:])
-
-
-def count_files(actions: Iterable[wire.Action]) -> Counter[tuple[str, tuple[str, str], int]]:
-    """Files by kind, identity and version."""
-    return Counter((action.kind, action.key, action.version) for action in actions)
 
 
 def _parse_lines(response: Response) -> Iterator[Line]:
@@ -348,7 +336,9 @@ class Client:
 
     def __init__(self, profile: Profile, timeout_s: float = TIMEOUT_S) -> None:
         self._profile = profile
-        self._http = httpx.Client(timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_TIMEOUT_S)))
+        timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_TIMEOUT_S))
+        # The bytes of a file are compared as they are stored, so they must not be compressed.
+        self._http = httpx.Client(timeout=timeout, headers={"Accept-Encoding": "identity"})
         self._unreachable: dict[str, str] = {}
 
     @property
@@ -358,9 +348,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._http.close()
 
     def ask(
@@ -384,7 +372,7 @@ class Client:
         text = "" if content is None else " " + content.decode("utf-8", "replace")
         request = format_value(f"{method} {path}{'?' if shown else ''}{shown}{text}") + _show(headers)
         url = self._profile.endpoint + path + query
-        return self._send(request, method, url, {**sent, **(headers or {})}, content, follows=False)
+        return self._send(request, url, method, headers={**sent, **(headers or {})}, content=content)
 
     def fetch(
         self,
@@ -395,25 +383,15 @@ class Client:
     ) -> Response:
         """Fetch a file as clients do: without the token, following redirects."""
         request = format_value(f"{method} {url}") + _show(headers)
-        return self._send(request, method, url, headers or {}, body, follows=True)
+        headers = headers or {}
+        return self._send(request, url, method, headers=headers, content=body, follow_redirects=True)
 
-    def _send(
-        self,
-        request: str,
-        method: str,
-        url: str,
-        headers: Mapping[str, str],
-        content: bytes | None,
-        *,
-        follows: bool,
-    ) -> Response:
+    def _send(self, request: str, url: str, method: str, **options: Any) -> Response:
         host = urlsplit(url).netloc
         if host in self._unreachable:
             raise ExpectationFailed(request, "an answer", f"none ({self._unreachable[host]})")
-        # The bytes of a file are compared as they are stored, so they must not be compressed.
-        headers = {"Accept-Encoding": "identity", **headers}
         try:
-            response = self._request(method, url, headers, content, follows)
+            response = self._request(url, method, **options)
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             cause = f"{type(error).__name__}: {error}"
             if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
@@ -422,11 +400,9 @@ class Client:
             raise ExpectationFailed(request, "an answer", f"none ({cause})") from error
         return Response(request, response.status_code, response.headers, response.content)
 
-    def _request(
-        self, method: str, url: str, headers: Mapping[str, str], content: bytes | None, follows: bool
-    ) -> httpx.Response:
+    def _request(self, url: str, method: str, **options: Any) -> httpx.Response:
         def send() -> httpx.Response:
-            return self._http.request(method, url, headers=headers, content=content, follow_redirects=follows)
+            return self._http.request(method, url, **options)
 
         try:
             response = send()
@@ -443,6 +419,5 @@ class Client:
 
 
 def _show(headers: Mapping[str, str] | None) -> str:
-    return format_value(
-        "".join(f" [{name}: {value:.{MAX_SHOWN}}]" for name, value in (headers or {}).items())
-    )
+    shown = (f" [{name}: {value:.{MAX_SHOWN}}]" for name, value in (headers or {}).items())
+    return format_value("".join(shown))

@@ -47,18 +47,14 @@ def group_titles() -> dict[str, str]:
 
 
 def select_cases(patterns: Sequence[str]) -> tuple[Case, ...]:
-    """The cases whose name or group matches one of the patterns (`paging.*`, `*head*`); all for no pattern.
-
-    Raises:
-        BadOption: no case matches.
-    """
+    """The cases whose name or group matches a pattern (`paging.*`), all without; raises BadOption if none matches."""
     if not patterns:
         return list_cases()
-    found = tuple(
-        case
-        for case in list_cases()
-        if any(fnmatch(case.name, pattern) or case.group == pattern for pattern in patterns)
-    )
+
+    def is_selected(case: Case) -> bool:
+        return any(fnmatch(case.name, pattern) or case.group == pattern for pattern in patterns)
+
+    found = tuple(filter(is_selected, list_cases()))
     if not found:
         raise BadOption("--only", ", ".join(patterns), "No case has such a name; --list names them all.")
     return found
@@ -118,9 +114,8 @@ def _run_case(case: Case, targets: Targets) -> Outcome:
             except Exception as error:
                 # A malformed response is a failure of the server, and no reason to end the run.
                 actual = f"{type(error).__name__}: {format_value(str(error))}"
-                sentences.append(
-                    f"{place}: expected an answer that can be judged, came {actual} ({case.section})"
-                )
+                expected = "expected an answer that can be judged"
+                sentences.append(f"{place}: {expected}, came {actual} ({case.section})")
     except ExpectationFailed as error:
         # The targets could not be determined.
         sentences.append(f"{error} ({case.section})")
@@ -260,11 +255,7 @@ BEGIN, END = "<!-- generated: begin -->", "<!-- generated: end -->"
 
 
 def with_tables(page: str) -> str:
-    """The page of the reference with its tables replaced.
-
-    Raises:
-        ValueError: the page lacks the markers.
-    """
+    """The page of the reference with its tables replaced; raises ValueError if it lacks the markers."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -275,12 +266,9 @@ def with_tables(page: str) -> str:
         lines += ["| case | level | sections | promise |", "|---|---|---|---|"]
         for case in group.cases:
             name = case.name.partition(".")[2]
-            lines.append(f"| `{name}` | {case.level} | {case.section} | {_to_cell(case.promise)} |")
+            promise = case.promise.replace("|", "\\|").replace("<", "&lt;")
+            lines.append(f"| `{name}` | {case.level} | {case.section} | {promise} |")
     return "\n".join((before + BEGIN, *lines, "", END + after))
-
-
-def _to_cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyroaring
 
-from lakeshare_conformance.case import ExpectationFailed, NotApplicable, require
+from lakeshare_conformance.case import ExpectationFailed, expect, require
 from lakeshare_conformance.client import Reply
 from lakeshare_conformance.targets import View
 from lakeshare_conformance.wire import Action, Statistics
@@ -27,12 +27,8 @@ INTEGERS = ("byte", "short", "integer", "long")
 FLOATS = ("float", "double")
 # Types whose values compare the same in all engines.
 TYPES = {
-    "byte": pa.int8(),
-    "short": pa.int16(),
-    "integer": pa.int32(),
-    "long": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
+    **dict(zip(INTEGERS, (pa.int8(), pa.int16(), pa.int32(), pa.int64()), strict=True)),
+    **dict(zip(FLOATS, (pa.float32(), pa.float64()), strict=True)),
     "string": pa.string(),
     "date": pa.date32(),
     "timestamp": pa.timestamp("us", "UTC"),
@@ -58,11 +54,7 @@ def is_partition_value(value: str | None, kind: object) -> bool:
 
 
 def to_value(text: str | None, kind: str) -> object:
-    """A partition value or a bound as a Python value.
-
-    Raises:
-        ValueError: the text is not of the type.
-    """
+    """A partition value or a bound as a Python value; raises ValueError if the text is not of the type."""
     if text is None or text == "":
         return None
     if kind in INTEGERS:
@@ -124,12 +116,10 @@ def get_physical_name(reply: Reply, column: str) -> str:
 
 def get_columns(reply: Reply) -> dict[str, tuple[str, str]]:
     """Name and type of each column by its physical name; the type is empty if values cannot be compared."""
+    columns = ((column.name, column.type) for column in reply.columns)
     return {
-        get_physical_name(reply, column.name): (
-            column.name,
-            column.type if isinstance(column.type, str) and column.type in TYPES else "",
-        )
-        for column in reply.columns
+        get_physical_name(reply, name): (name, kind if isinstance(kind, str) and kind in TYPES else "")
+        for name, kind in columns
     }
 
 
@@ -139,30 +129,23 @@ def can_read_as(stored: pa.DataType, kind: str) -> bool:
     A wider number would lose digits, a narrower one may have been widened. Parquet stores integers in 32 bits or
     more; writers may omit the annotation of a narrower type.
     """
+    if kind in FLOATS and pa.types.is_integer(stored):
+        return True
     if kind in (*INTEGERS, *FLOATS):
-        if kind in FLOATS and pa.types.is_integer(stored):
-            return True
         is_same = pa.types.is_floating if kind in FLOATS else pa.types.is_integer
         return bool(is_same(stored)) and stored.bit_width <= max(32, TYPES[kind].bit_width)
-    checks: dict[str, Callable[[pa.DataType], bool]] = {
-        "string": lambda stored: pa.types.is_string(stored) or pa.types.is_large_string(stored),
-        "date": pa.types.is_date,
-        "timestamp": pa.types.is_timestamp,
-        "boolean": pa.types.is_boolean,
-    }
-    return kind not in checks or checks[kind](stored)
+    if kind == "string":
+        return bool(pa.types.is_string(stored) or pa.types.is_large_string(stored))
+    checks = {"date": pa.types.is_date, "timestamp": pa.types.is_timestamp, "boolean": pa.types.is_boolean}
+    return kind not in checks or bool(checks[kind](stored))
 
 
 def read_all(view: View) -> list[FileRows]:
-    """Every file of the snapshot without a deletion vector, with the columns that can be compared.
-
-    Raises:
-        NotApplicable: the files are too large or too many, or have no rows.
-    """
+    """Every file without a deletion vector, with its comparable columns; `NotApplicable` if too large or empty."""
     reply, name = view.snapshot, view.table.name
     size = sum(action.size for action in reply.actions)
-    if len(reply.actions) > MAX_FILES or size > MAX_BYTES:
-        raise NotApplicable(f"{name} is too large to read whole: {len(reply.actions)} files, {size} bytes")
+    is_fit, count = len(reply.actions) <= MAX_FILES and size <= MAX_BYTES, len(reply.actions)
+    require(is_fit, f"{name} is too large to read whole: {count} files, {size} bytes")
     plain = [action for action in reply.actions if action.deletion_vector is None]
     files = [FileRows(action, select_rows(reply, action, read_parquet(view, action))) for action in plain]
     require(any(file.rows.num_rows for file in files), "no table has rows to compare with")
@@ -355,9 +338,7 @@ def sample_values(files: Sequence[FileRows], column: str) -> list[Any]:
     """The least, the middle and the greatest value of a column."""
     whole = pa.chunked_array([chunk for file in files for chunk in file.rows.column(column).chunks])
     try:
-        values = sorted(
-            value for value in whole.unique().to_pylist() if value is not None and is_ordinary(value)
-        )
+        values = sorted(value for value in whole.drop_null().unique().to_pylist() if is_ordinary(value))
     except (OverflowError, ValueError):
         # Python has no dates before year 1 and after 9999.
         return []
@@ -391,14 +372,9 @@ MAGIC = struct.pack("<I", 1681511377)
 Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 
 
-def unpack_inline_vector(text: str) -> bytes:
-    """The bytes of an inline deletion vector.
-
-    Raises:
-        ValueError: the text is not Z85.
-    """
-    if len(text) % 5:
-        raise ValueError(f"{len(text)} characters are no Z85")
+def unpack_inline_vector(text: str, where: str) -> bytes:
+    """The bytes of an inline deletion vector; fails if the text is not Z85."""
+    expect(len(text) % 5 == 0 and set(text) <= set(Z85), where, "pathOrInlineDv in Z85", text)
     groups = (text[start : start + 5] for start in range(0, len(text), 5))
     numbers = (reduce(lambda number, sign: number * 85 + Z85.index(sign), group, 0) for group in groups)
     return b"".join(struct.pack(">I", number & 0xFFFFFFFF) for number in numbers)

@@ -86,10 +86,8 @@ class Server:
     @property
     def table_listings(self) -> list[str]:
         """The path of every listing of tables: by schema, and of whole shares."""
-        paths = [f"{make_path(share)}/all-tables" for share in self.shares]
-        return paths + [
-            f"{make_path(share, schema)}/tables" for share in self.shares for schema in self.schemas(share)
-        ]
+        schemas = [make_path(share, schema) for share in self.shares for schema in self.schemas(share)]
+        return [f"{make_path(one)}/all-tables" for one in self.shares] + [f"{one}/tables" for one in schemas]
 
     @property
     def listings(self) -> list[str]:
@@ -159,16 +157,13 @@ class Table:
     @property
     def first_view(self) -> "View":
         """The table in the first format that it is served in; `NotApplicable` if in none."""
-        for view in self.views:
-            return view
-        raise NotApplicable(f"{self.name} is served in no format")
+        return require(self.views, f"{self.name} is served in no format")[0]
 
     @property
     def other_views(self) -> list["View"]:
         """A view of up to five other tables; `NotApplicable` without."""
         views = [other.views[0] for other in self.others if other.views]
-        require(views, "there is one table only")
-        return views[:5]
+        return require(views, "there is one table only")[:5]
 
     def require_readable(self) -> None:
         """Raise `NotApplicable` if the server refuses the whole table."""
@@ -176,8 +171,8 @@ class Table:
             raise NotApplicable(f"{self.name} cannot be read: {self.version().summary}")
 
     def require_delta_only(self) -> None:
-        if self.view(PARQUET) is not None or self.view(DELTA) is None:
-            raise NotApplicable("no table is served in delta format only")
+        is_delta_only = self.view(PARQUET) is None and self.view(DELTA) is not None
+        require(is_delta_only, "no table is served in delta format only")
 
 
 @dataclass
@@ -246,10 +241,7 @@ class View:
         require(not response.is_refusal, f"{self.table.name} does not share its history")
         response.expect_status(200)
         earlier = range(max(0, latest - MAX_VERSIONS), latest)
-        return (
-            *(v for v in earlier if self.ask({"version": v, "limitHint": 0}).status == 200),
-            latest,
-        )
+        return (*(v for v in earlier if self.ask({"version": v, "limitHint": 0}).status == 200), latest)
 
     @property
     @once
@@ -271,8 +263,7 @@ class View:
         versions = self.versions_from(start)
         schemas = {version: self.query(version=version).metadata.schema_string for version in versions}
         changed = {new for old, new in pairwise(versions) if schemas[old] != schemas[new]}
-        require(changed, "no table changed its schema within these versions")
-        return changed
+        return require(changed, "no table changed its schema within these versions")
 
     def _find_first(self, what: str, ask: Callable[[Mapping[str, object]], Response]) -> int:
         for version in self.versions:
@@ -311,9 +302,7 @@ def discover_targets(
 ) -> Targets:
     """Read the listings of a server, of one share, or of one table given as `schema.table`.
 
-    Raises:
-        Unreachable: the server does not respond.
-        BadOption: the share or the table is not listed.
+    Raises Unreachable if the server does not respond, BadOption if the share or the table is not listed.
     """
     server = Server(client, profile, share, foreign, expired)
     try:

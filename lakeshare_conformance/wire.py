@@ -319,11 +319,7 @@ Model = TypeVar("Model", bound=Wire)
 
 
 def parse(model: type[Model], value: object, where: str, *, is_secret: bool = False) -> Model:
-    """Validate an object of the wire; `is_secret` keeps its values out of the sentence.
-
-    Raises:
-        ExpectationFailed: a field is missing or invalid.
-    """
+    """Validate an object, or raise ExpectationFailed; `is_secret` keeps its values out of the sentence."""
     try:
         return model.model_validate(value)
     except ValidationError as error:
@@ -337,11 +333,7 @@ def parse(model: type[Model], value: object, where: str, *, is_secret: bool = Fa
 
 
 def parse_json(model: type[Model], text: str, where: str, what: str) -> Model:
-    """Validate a JSON text that is the value of a field.
-
-    Raises:
-        ExpectationFailed: the text is not JSON, or a field is missing or invalid.
-    """
+    """Validate a JSON text that is the value of a field, or raise ExpectationFailed."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -29,7 +29,7 @@ def a_version_is_answered_as_asked(view: View) -> None:
 
 
 @TIME_TRAVEL.on_views(SHOULD, "2.1")
-def a_version_asked_for_is_told_in_metadata(view: View) -> None:
+def a_requested_version_is_in_metadata(view: View) -> None:
     """metaData.version is there when a version was asked for."""
     _expect_metadata_version(view.query(version=view.versions[-1]), view.versions[-1])
 
@@ -51,9 +51,8 @@ def versions_are_read_from_text_too(view: View) -> None:
 @TIME_TRAVEL.on_views(MUST, "1.7", "1.5")
 def a_time_gives_the_version_of_that_time(view: View) -> None:
     """timestamp answers the latest version committed at or before it; startingTimestamp the first at or after it."""
-    times = {
-        action.version: action.timestamp for action in sorted(view.window.actions, key=lambda a: a.version)
-    }
+    actions = sorted(view.window.actions, key=lambda action: action.version)
+    times = {action.version: action.timestamp for action in actions}
     require(len(times) >= 2, f"{view.table.name} has the times of fewer than two versions")
     for version, at_ms in list(times.items())[:-1]:
         until_ms = min(other for other in times.values() if other > at_ms)
@@ -112,7 +111,7 @@ def a_window_has_adds_and_removes(view: View) -> None:
 
 
 @WINDOWS.on_views(MUST, "2.1", "6.2")
-def files_of_a_window_tell_version_and_time(view: View) -> None:
+def files_of_a_window_have_version_and_time(view: View) -> None:
     """Every file of a window has version and timestamp, and a size, removed ones too."""
     _expect_dated(view.window)
 
@@ -139,8 +138,7 @@ def a_window_keeps_its_bounds(view: View) -> None:
     for version in view.versions_from(start):
         for first in {start, version}:
             part = Reply(view.ask({"startingVersion": first, "endingVersion": version}))
-            wanted = [action for action in whole.actions if first <= action.version <= version]
-            part.expect_files(wanted, f"versions {first} to {version}")
+            part.expect_files(_select(whole, first, version), f"versions {first} to {version}")
 
 
 @WINDOWS.on_views(MUST, "1.7")
@@ -158,7 +156,7 @@ def a_window_has_data_changes_only(view: View) -> None:
 
 
 @WINDOWS.on_views(MUST, "1.7")
-def a_change_of_the_schema_is_told_where_it_happens(view: View) -> None:
+def a_change_of_the_schema_is_sent_at_its_version(view: View) -> None:
     """Each version of the window whose schema differs from the one before has a metaData line with its version."""
     start = view.window_start
     changed, later = view.find_schema_changes(start), _list_metadata_versions(view.window)
@@ -170,7 +168,7 @@ def a_change_of_the_schema_is_told_where_it_happens(view: View) -> None:
 
 
 @WINDOWS.on_views(MUST, "1.7", formats=(DELTA,))
-def protocols_are_told_when_asked_for(view: View) -> None:
+def protocols_are_sent_on_request(view: View) -> None:
     """includeHistoricalProtocol gives every protocol line its version; without it there is one, without."""
     start = view.window_start
     plain = [line.value.get("version") for line in view.window.lines if line.kind == PROTOCOL]
@@ -200,8 +198,7 @@ def windows_that_are_none_are_400(view: View) -> None:
 def removed_files_can_be_read(view: View) -> None:
     """The URL of a removed file serves its bytes: the rows that were deleted are read from there."""
     removed = [action for action in view.window.actions if action.kind == "remove"]
-    require(removed, "no window has a removed file")
-    for action in removed[:2]:
+    for action in require(removed, "no window has a removed file")[:2]:
         fetch_whole(view, action)
 
 
@@ -213,13 +210,12 @@ def a_window_adds_up(view: View) -> None:
     snapshots = {version: view.query(version=version).actions for version in versions}
     known = {action.key: action.rows for actions in snapshots.values() for action in actions}
     known |= {action.key: action.rows for action in view.window.actions if action.kind == "add"}
-    if None in (*known.values(), *(known.get(action.key) for action in view.window.actions)):
-        raise NotApplicable("statistics do not have the rows of every file")
+    counts = (*known.values(), *(known.get(action.key) for action in view.window.actions))
+    require(None not in counts, "statistics do not have the rows of every file")
     for earlier, version in pairwise(versions):
         rows = sum(action.rows or 0 for action in snapshots[earlier])
-        for action in view.window.actions:
-            if earlier < action.version <= version:
-                rows += (known[action.key] or 0) * (1 if action.kind == "add" else -1)
+        for action in _select(view.window, earlier + 1, version):
+            rows += (known[action.key] or 0) * (1 if action.kind == "add" else -1)
         wanted = sum(action.rows or 0 for action in snapshots[version])
         where = f"{view.window.where}, version {version}"
         expect(rows == wanted, where, f"{wanted} rows", f"{rows} by this window")
@@ -261,13 +257,13 @@ def changes_are_added_removed_and_changed_files(view: View) -> None:
 
 
 @CHANGES.on_views(MUST, "0.13", "2.1", "6.2")
-def changes_tell_version_and_time(view: View) -> None:
+def changes_have_version_and_time(view: View) -> None:
     """Every file of a change has version and timestamp, and a size."""
     _expect_dated(view.feed)
 
 
 @CHANGES.on_views(MUST, "0.13", "1.8")
-def metadata_of_changes_tells_its_version(view: View) -> None:
+def metadata_of_changes_has_its_version(view: View) -> None:
     """The head's metaData has a version; the starting one when includeHistoricalMetadata is asked for."""
     expect(view.feed.shared.version is not None, view.feed.where, "metaData.version", "none")
     reply = view.changes(startingVersion=view.change_start, includeHistoricalMetadata="true")
@@ -277,11 +273,10 @@ def metadata_of_changes_tells_its_version(view: View) -> None:
 @CHANGES.on_views(MUST, "0.13", formats=(DELTA,))
 def changes_in_delta_format_say_that_they_are_recorded(view: View) -> None:
     """The head's configuration has delta.enableChangeDataFeed, and the writer protocol allows it."""
-    expect(
-        view.feed.is_change_data_feed_on, view.feed.where, "delta.enableChangeDataFeed true", "another value"
-    )
-    protocol, wanted = view.feed.protocol, "a writer protocol with the change data feed"
-    expect(protocol.allows_change_data_feed, view.feed.where, wanted, protocol.model_dump(by_alias=True))
+    is_on, protocol, where = view.feed.is_change_data_feed_on, view.feed.protocol, view.feed.where
+    expect(is_on, where, "delta.enableChangeDataFeed true", "another value")
+    wanted, actual = "a writer protocol with the change data feed", protocol.model_dump(by_alias=True)
+    expect(protocol.allows_change_data_feed, where, wanted, actual)
 
 
 @CHANGES.on_views(MUST, "0.11", "1.8")
@@ -295,7 +290,7 @@ def booleans_are_read_in_any_case(view: View) -> None:
 
 
 @CHANGES.on_views(MUST, "1.8")
-def changes_of_the_schema_are_told_when_asked_for(view: View) -> None:
+def changes_of_the_schema_are_sent_on_request(view: View) -> None:
     """With includeHistoricalMetadata every later change of the schema is a metaData line with its version."""
     changed = view.find_schema_changes(view.change_start)
     reply = view.changes(startingVersion=view.change_start, includeHistoricalMetadata="true")
@@ -322,11 +317,10 @@ def files_of_changes_can_be_read(view: View) -> None:
 
 
 @CHANGES.on_views(MUST, "1.8")
-def changed_rows_tell_their_kind(view: View) -> None:
+def changed_rows_have_their_kind(view: View) -> None:
     """Files of changed rows have the column _change_type: insert, update_preimage, update_postimage or delete."""
     changed = [action for action in view.feed.actions if action.kind == "cdc"]
-    require(changed, "no version has files of changed rows")
-    for action in changed[:3]:
+    for action in require(changed, "no version has files of changed rows")[:3]:
         rows = read_parquet(view, action)
         expect("_change_type" in rows.column_names, action.where, "a column _change_type", rows.column_names)
         found = set(pc.unique(rows.column("_change_type")).to_pylist())
@@ -342,8 +336,7 @@ def changes_add_up(view: View) -> None:
     snapshots = {version: view.query(version=version) for version in versions}
     stored = _read_stored_files(view, [view.feed, *snapshots.values()])
     for earlier, version in pairwise(versions):
-        after = snapshots[version]
-        changed = [action for action in view.feed.actions if earlier < action.version <= version]
+        after, changed = snapshots[version], _select(view.feed, earlier + 1, version)
         rows = _count_rows(after, snapshots[earlier].actions, stored)
         rows.update(_count_rows(after, changed, stored))
         wanted = _count_rows(after, after.actions, stored)
@@ -367,8 +360,8 @@ def _read_stored_files(view: View, replies: Iterable[Reply]) -> dict[str, pa.Tab
     """Every file of the replies by its id, read once; `NotApplicable` if large or with deletion vectors."""
     actions = {action.id: action for reply in replies for action in reply.actions}
     size = sum(action.size for action in actions.values())
-    if any(action.deletion_vector for action in actions.values()) or size > MAX_BYTES:
-        raise NotApplicable(f"{view.table.name} is too large to compare, or has deletion vectors")
+    is_fit = size <= MAX_BYTES and not any(action.deletion_vector for action in actions.values())
+    require(is_fit, f"{view.table.name} is too large to compare, or has deletion vectors")
     stored = {id: read_parquet(view, action) for id, action in actions.items()}
     rows = sum(table.num_rows for table in stored.values())
     require(rows <= MAX_ROWS, f"{view.table.name} is too large to compare: {rows} rows")
@@ -429,10 +422,8 @@ def times_bound_a_range_too(view: View) -> None:
     first, last = min(times), max(times)
     # All versions; and from a millisecond after the first to one before the last, without these two versions.
     for inset in (0, 1) if len(times) > 2 else (0,):
-        bounds = {
-            "startingTimestamp": format_time(times[first] + inset),
-            "endingTimestamp": format_time(times[last] - inset),
-        }
+        start, end = format_time(times[first] + inset), format_time(times[last] - inset)
+        bounds = {"startingTimestamp": start, "endingTimestamp": end}
         wanted = _select(view.feed, first + inset, last - inset)
         Reply(view.ask_changes(bounds)).expect_files(wanted, f"the versions between {bounds}")
 

@@ -85,8 +85,10 @@ def every_listing_wants_a_token(server: Server) -> None:
     """Shares, schemas and tables are listed only with a valid token."""
     for path in (*server.listings, *(make_path(share) for share in server.shares)):
         response = _with_wrong_token(server, path)
-        is_refused = response.status in UNAUTHENTICATED
-        if not is_refused and server.client.ask("GET", path).status not in NOT_OFFERED:
+        if (
+            response.status not in UNAUTHENTICATED
+            and server.client.ask("GET", path).status not in NOT_OFFERED
+        ):
             response.expect_status(*UNAUTHENTICATED)
 
 
@@ -95,8 +97,7 @@ def every_call_about_a_table_wants_a_token(table: Table) -> None:
     """A table's version, metadata, files, changes and credentials are given only with a valid token."""
     for method, below in (*TABLE_CALLS, ("HEAD", "")):
         response = _call(table, method, below, authorization=f"Bearer {WRONG_TOKEN}")
-        is_refused = response.status in UNAUTHENTICATED
-        if not is_refused and _call(table, method, below).status not in NOT_OFFERED:
+        if response.status not in UNAUTHENTICATED and _call(table, method, below).status not in NOT_OFFERED:
             response.expect_status(*UNAUTHENTICATED)
 
 
@@ -139,9 +140,8 @@ def what_others_see_does_not_exist(server: Server) -> None:
 @OTHER_PROFILES.on_server(MUST, "1.0", "4")
 def an_expired_token_is_refused(server: Server) -> None:
     """A token that has expired is 401 (or 403), in JSON, for listings and tables."""
-    if server.expired is None:
-        raise NotApplicable("no profile with an expired token was given (--expired)")
-    with Client(server.expired) as client:
+    expired = require(server.expired, "no profile with an expired token was given (--expired)")
+    with Client(expired) as client:
         for path in server.listings:
             client.ask("GET", path).refusal(*UNAUTHENTICATED)
         for table in list(server.tables())[:MAX_TABLES]:
@@ -151,11 +151,10 @@ def an_expired_token_is_refused(server: Server) -> None:
 
 def _find_hidden_tables(server: Server) -> list[Table]:
     """Tables that the other recipient lists and this one does not; `NotApplicable` without."""
-    if server.foreign is None:
-        raise NotApplicable("no profile of another recipient was given (--foreign)")
+    foreign_profile = require(server.foreign, "no profile of another recipient was given (--foreign)")
     own = {table.name.lower() for table in Server(server.client, server.profile).tables()}
-    with Client(server.foreign) as client:
-        foreign = list(Server(client, server.foreign).tables())
+    with Client(foreign_profile) as client:
+        foreign = list(Server(client, foreign_profile).tables())
     hidden = [Table(server, table.names) for table in foreign if table.name.lower() not in own]
     require(hidden, "the other recipient (--foreign) sees no table that this one does not")
     return hidden[:MAX_TABLES]
@@ -215,7 +214,7 @@ def names_of_shares_have_no_dot(server: Server) -> None:
 
 
 @LISTINGS.on_server(MUST, "1.2")
-def a_share_is_told_as_it_is_listed(server: Server) -> None:
+def a_share_is_returned_as_it_is_listed(server: Server) -> None:
     """Get Share answers the listed item, under the key share."""
     listed = {str(item.get("name")): item for item in server.items("/shares")}
     for share in server.shares:
@@ -298,7 +297,7 @@ def a_table_is_found_in_its_own_place_only(table: Table) -> None:
 
 
 @LISTINGS.on_server(SHOULD, "4")
-def what_is_not_there_is_told_by_its_code(server: Server) -> None:
+def what_is_not_there_has_its_error_code(server: Server) -> None:
     """The errorCode of a 404 is RESOURCE_DOES_NOT_EXIST."""
     response = server.client.ask("GET", make_path(MISSING))
     code = response.refusal(404).error_code
@@ -306,7 +305,7 @@ def what_is_not_there_is_told_by_its_code(server: Server) -> None:
 
 
 @LISTINGS.on_tables(OPTIONAL, "9")
-def a_table_tells_its_format(table: Table) -> None:
+def a_table_has_a_format(table: Table) -> None:
     """OpenSharing's Get Table answers the table's names and its format: delta, iceberg, or both."""
     response = table.ask("GET")
     require(response.status not in NOT_OFFERED, "the server does not know Get Table")
@@ -378,7 +377,7 @@ def a_token_goes_on_without_a_size(server: Server) -> None:
 
 
 @LISTING_PAGES.on_server(MUST, "1.0")
-def a_token_nobody_gave_is_400(server: Server) -> None:
+def an_unknown_token_is_400(server: Server) -> None:
     """A page token that the server did not give is 400."""
     for token in ("nonsense", "AAAA", "%", "é", "x" * 5000):
         server.client.ask("GET", "/shares", params={"pageToken": token, "maxResults": 1}).refusal(400)
@@ -424,16 +423,16 @@ CREDENTIALS = Group("credentials", "Temporary credentials for a table's director
 def credentials_are_given_as_documented_or_refused(table: Table) -> None:
     """A table listed with access mode dir gives credentials of one store; any other refuses by 4xx, in JSON."""
     response = table.ask("POST", CREDENTIALS_PATH, body={})
-    if not _is_offered(table):
+    items = table.server.items(f"{make_path(*table.names[:2])}/tables")
+    own = [item for item in items if _key(item) == table.name.lower()]
+    if not any("dir" in (item.get("accessModes") or []) for item in own):
         expect(response.status != 200, response.request, "a refusal: accessModes lists no dir", "credentials")
         response.refusal()
         return
-    given = wire.parse(
-        wire.CredentialsResult, response.object(), response.request, is_secret=True
-    ).credentials
-    ends_ms = given.expiration_time
-    is_valid = ends_ms > time.time() * 1000
-    expect(is_valid, response.request, "an expirationTime to come, in milliseconds", ends_ms)
+    given = wire.parse(wire.CredentialsResult, response.object(), response.request, is_secret=True)
+    ends_ms = given.credentials.expiration_time
+    wanted = "an expirationTime to come, in milliseconds"
+    expect(ends_ms > time.time() * 1000, response.request, wanted, ends_ms)
     lines = [line for line in response.body.split(b"\n") if line.strip()]
     expect(len(lines) == 1, response.request, "one line", len(lines))
 
@@ -446,15 +445,8 @@ def credentials_for_other_places_are_refused(table: Table) -> None:
         table.ask("POST", CREDENTIALS_PATH, body=body).refusal()
 
 
-def _is_offered(table: Table) -> bool:
-    share, schema, _ = table.names
-    items = table.server.items(f"{make_path(share, schema)}/tables")
-    return any("dir" in (item.get("accessModes") or []) for item in items if _key(item) == table.name.lower())
-
-
-BAD_REQUESTS = Group(
-    "bad-requests", "Requests that make no sense: always a 4xx with a reason, never a fault of the server"
-)
+BAD_REQUESTS_TITLE = "Requests that make no sense: always a 4xx with a reason, never a fault of the server"
+BAD_REQUESTS = Group("bad-requests", BAD_REQUESTS_TITLE)
 
 TRACES = (b"Traceback (most recent", b'File "/', b"\tat java.", b"\tat org.", b"goroutine ", b"panicked at")
 LONG_HEADER_BYTES = 60_000
@@ -538,7 +530,7 @@ def what_is_no_endpoint_is_404_or_405(server: Server) -> None:
 
 
 @BAD_REQUESTS.on_views(SHOULD, "1.0", "4")
-def refusals_tell_no_secrets(view: View) -> None:
+def refusals_contain_no_secrets(view: View) -> None:
     """A refusal has no stack trace."""
     bodies: tuple[Any, ...] = (b"{", {"version": view.table.latest + 1000}, {"jsonPredicateHints": 1})
     responses = [view.client.ask("GET", make_path(MISSING)), view.ask_changes({}), *map(view.ask, bodies)]

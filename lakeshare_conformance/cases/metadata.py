@@ -64,19 +64,18 @@ def parquet_schemas_hold_what_old_clients_know(view: View) -> None:
     """A schema in parquet format is made of the first types only: no timestamp_ntz, no variant."""
     for column in view.metadata.columns:
         unknown = sorted(_find_unknown_types(column.type))
-        expect(
-            not unknown, f"{view.metadata.where}, column {column.name}", "a type every client knows", unknown
-        )
+        where = f"{view.metadata.where}, column {column.name}"
+        expect(not unknown, where, "a type every client knows", unknown)
 
 
 @METADATA_GROUP.on_views(MUST, "0.4", "2.2", formats=(DELTA,))
-def delta_metadata_tells_the_size(view: View) -> None:
+def delta_metadata_has_the_size(view: View) -> None:
     """metaData.size is there in delta format: Spark's reader fails without."""
     _expect_shared(view.metadata, "size")
 
 
 @METADATA_GROUP.on_views(SHOULD, "2.1", "2.2")
-def metadata_tells_size_and_number_of_files(view: View) -> None:
+def metadata_has_size_and_number_of_files(view: View) -> None:
     """metaData has size and numFiles: without them Spark lists all files once more."""
     _expect_shared(view.metadata, "size")
     _expect_shared(view.metadata, "numFiles")
@@ -98,11 +97,8 @@ def the_delta_protocol_is_well_formed(view: View) -> None:
     has_reader, has_writer = protocol.reader_features is not None, protocol.writer_features is not None
     is_fit = protocol.min_writer_version is not None and has_reader == (protocol.min_reader_version == 3)
     is_fit = is_fit and has_writer == (protocol.min_writer_version == 7)
-    where, wanted = (
-        view.metadata.where,
-        "both versions, and feature lists for reader version 3 and writer version 7",
-    )
-    expect(is_fit, where, wanted, protocol.model_dump(by_alias=True))
+    wanted = "both versions, and feature lists for reader version 3 and writer version 7"
+    expect(is_fit, view.metadata.where, wanted, protocol.model_dump(by_alias=True))
 
 
 @METADATA_GROUP.on_views(MUST, "2.4", formats=(DELTA,))
@@ -134,19 +130,18 @@ def the_writer_protocol_fits_the_change_data_feed(view: View) -> None:
 
 
 @METADATA_GROUP.on_views(MUST, "1.11", "6.1")
-def the_format_is_told(view: View) -> None:
+def the_format_is_in_the_header(view: View) -> None:
     """The header delta-sharing-capabilities has the format in lower case; without it the format is parquet."""
     for reply in (view.metadata, view.snapshot):
         header = reply.response.headers.get(CAPABILITIES)
         is_fit = view.format == PARQUET if header is None else f"responseformat={view.format}" in header
         expect(is_fit, reply.where, f"{CAPABILITIES} with responseformat={view.format}", header or "none")
-        is_delta = "deltaProtocol" in reply.head[0].value
-        is_fit = is_delta == (view.format == DELTA)
+        is_fit = ("deltaProtocol" in reply.head[0].value) == (view.format == DELTA)
         expect(is_fit, reply.where, f"lines in {view.format} format", reply.head[0].value)
 
 
 @METADATA_GROUP.on_views(MUST, "1.6", "0.19")
-def metadata_of_a_version_is_told(view: View) -> None:
+def metadata_of_a_version_is_returned(view: View) -> None:
     """Metadata is asked for at a version, too: header and metaData are of that version."""
     for version in {view.versions[0], view.versions[-1]}:
         reply = Reply(view.table.metadata(view.announced, version=version))
@@ -211,7 +206,7 @@ def the_version_is_a_header(table: Table) -> None:
 
 
 @VERSIONS.on_tables(OPTIONAL, "1.1", "1.5")
-def head_of_a_table_tells_its_version(table: Table) -> None:
+def head_of_a_table_returns_its_version(table: Table) -> None:
     """HEAD of the table, which old clients send, answers the same header."""
     table.require_readable()
     response = table.ask("HEAD")
@@ -220,7 +215,7 @@ def head_of_a_table_tells_its_version(table: Table) -> None:
 
 
 @VERSIONS.on_views(MUST, "1.0", "1.6", "1.7", "6.2")
-def all_calls_tell_one_version(view: View) -> None:
+def all_calls_return_one_version(view: View) -> None:
     """Metadata and query have the version of the version call, in the same header."""
     for reply in (view.metadata, view.snapshot):
         reply.expect_version(view.table.latest)
@@ -269,12 +264,8 @@ NEGOTIATION = Group("negotiation", "How client and server agree on a response fo
 
 PYTHON_FEATURES = "deletionvectors,columnmapping,timestampntz"
 MALFORMED = (
-    "=;;==,;",
-    "responseformat=",
-    "responseformat",
-    "responseformat=avro",
-    ";" * 5000,
-    "a=" + "b," * 3000,
+    *("=;;==,;", "responseformat=", "responseformat", "responseformat=avro"),
+    *(";" * 5000, "a=" + "b," * 3000),
 )
 
 

@@ -27,12 +27,8 @@ STRANGE_JSON = (
     json.dumps({"op": "equal", "children": [COLUMN, {**LITERAL, "value": "9" * MAX_LENGTH}]}),
 )
 STRANGE_SQL: tuple[list[str], ...] = (
-    ["this is not SQL ("],
-    ["lakeshare_no_such_column = 1"],
-    ["a.b.c = 1", "rlike(x, 'y')"],
-    ["", "\u0000"],
-    [],
-    ["1 = 1 OR " * 200 + "1 = 1"],
+    *(["this is not SQL ("], ["lakeshare_no_such_column = 1"], ["a.b.c = 1", "rlike(x, 'y')"]),
+    *(["", "\u0000"], [], ["1 = 1 OR " * 200 + "1 = 1"]),
 )
 
 
@@ -123,9 +119,8 @@ def partition_values_leave_files_out(view: View) -> None:
 def statistics_leave_files_out(view: View) -> None:
     """A comparison with the least value of a column leaves out files whose bounds exclude it."""
     files, partition_columns = rows.read_all(view), view.snapshot.metadata.partition_columns
-    bounded = set.intersection(
-        *(set(stats.min_values) if (stats := file.action.stats) else set() for file in files)
-    )
+    stats = [file.action.stats for file in files]
+    bounded = set.intersection(*(set(one.min_values) if one else set() for one in stats))
     for hint in rows.list_comparisons(view.snapshot, files):
         is_tried = hint.operator == "equal" and hint.kind in ("integer", "long", "date")
         has_bounds = hint.column in bounded and hint.column not in partition_columns
@@ -136,9 +131,7 @@ def statistics_leave_files_out(view: View) -> None:
 
 
 def _expect_nothing_lost(view: View, files: list[rows.FileRows], hints: Iterable[rows.Hint]) -> None:
-    tried = list(hints)
-    require(tried, "no table has a column to compare")
-    for hint in tried:
+    for hint in require(list(hints), "no table has a column to compare"):
         reply = Reply(view.ask({"jsonPredicateHints": hint.json}))
         expect_no_row_lost(files, hint, reply.where, reply.ids)
 
@@ -176,11 +169,10 @@ def a_limit_leaves_enough_rows(view: View) -> None:
 def a_limit_leaves_files_out(view: View) -> None:
     """limitHint leaves out files that are not needed for that many rows."""
     counts = _get_row_counts(view)
-    if len(counts) < 2 or min(counts.values()) < 1:
-        raise NotApplicable("no table has two files with rows")
+    require(len(counts) >= 2 and min(counts.values()) >= 1, "no table has two files with rows")
     reply = view.query(limitHint=1)
-    is_fewer = len(reply.actions) < len(counts)
-    expect(is_fewer, reply.where, f"fewer than all {len(counts)} files", len(reply.actions))
+    found = len(reply.actions)
+    expect(found < len(counts), reply.where, f"fewer than all {len(counts)} files", found)
 
 
 @LIMITS.on_views(MUST, "1.7", "6.1")
@@ -195,15 +187,11 @@ def a_limit_of_none_has_a_head(view: View) -> None:
 def a_limit_counts_rows_that_match(view: View) -> None:
     """With a predicate and limitHint, the files left hold that many rows that match, if there are so many."""
     files = rows.read_all(view)
-    if any(action.deletion_vector for action in view.snapshot.actions):
-        raise NotApplicable("all tables have deletion vectors")
-    hints = [
-        hint
-        for hint in rows.list_comparisons(view.snapshot, files)
-        if hint.operator in ("equal", "lessThanOrEqual")
-    ]
-    require(hints, "no table has a column to compare")
-    for hint in hints:
+    has_vectors = any(action.deletion_vector for action in view.snapshot.actions)
+    require(not has_vectors, "all tables have deletion vectors")
+    hints = rows.list_comparisons(view.snapshot, files)
+    tried = [hint for hint in hints if hint.operator in ("equal", "lessThanOrEqual")]
+    for hint in require(tried, "no table has a column to compare"):
         counts = {file.action.id: hint.count_matches(file) for file in files}
         total = sum(counts.values())
         for limit in (1, max(1, total)):
@@ -227,8 +215,7 @@ def _get_row_counts(view: View) -> dict[str, int]:
     """The rows of every file that its deletion vector leaves; `NotApplicable` without."""
     counts = {action.id: action.rows for action in view.snapshot.actions}
     require(None not in counts.values(), "statistics do not have the rows of every file")
-    if not sum(count or 0 for count in counts.values()):
-        raise NotApplicable("no table has rows")
+    require(any(counts.values()), "no table has rows")
     return {id: count or 0 for id, count in counts.items()}
 
 
@@ -239,10 +226,6 @@ FRAGMENTS = Group(
 
 NOON, LONG_AGO, FAR_AHEAD = "2022-01-01T12:00:00Z", "1970-01-02T00:00:00Z", "2999-01-01T00:00:00Z"
 Body = dict[str, object]
-
-
-def _query(view: View, body: Body) -> Response:
-    return view.ask(body)
 
 
 def _query_history(view: View, body: Body) -> Response:
@@ -259,8 +242,7 @@ def _read_changes(view: View, params: Body) -> Response:
 
 def _query_page(view: View, body: Body) -> Response:
     """The query of a second page; `NotApplicable` if the server does not page."""
-    token = view.query(maxFiles=1).next_page_token
-    require(token, "no answer comes in two pages")
+    token = require(view.query(maxFiles=1).next_page_token, "no answer comes in two pages")
     return view.ask({"maxFiles": 1, "pageToken": token, **body})
 
 
@@ -290,10 +272,8 @@ def a_history_that_is_not_shared(table: Table) -> None:
     require(not is_shared, "every table shares its history")
     response = view.ask({"version": table.latest})
     message = response.refusal(400).message.lower()
-    sentence = (
-        "reading table by version or timestamp is not supported because history sharing is not enabled on"
-    )
-    wanted = f"{sentence} table: {table.name.lower()}"
+    sentence = "reading table by version or timestamp is not supported because history sharing is not enabled"
+    wanted = f"{sentence} on table: {table.name.lower()}"
     expect(wanted in message, response.request, f"a refusal with “{wanted}”", message)
 
 
@@ -323,6 +303,8 @@ def _add_sentence_case(name: str, ask: Callable[[View, Body], Response], body: B
 
 ONE_OF = "Please only provide one of: version,timestamp,startingVersion"
 REFRESH_OF_VERSION = "includeRefreshToken cannot be used when querying a specific version"
+TOKEN_OF_VERSION: Body = {"includeRefreshToken": True, "version": "$latest"}
+FIRST_PAGE_ONLY, NO_NUMBER = "must be used in the first page request", "startingVersion is not a valid number"
 WINDOW = "startingVersion(3) must be smaller than or equal to endingVersion(2)"
 TOO_LATE = "End version cannot be greater than the latest version"
 NO_START = "No startingVersion or startingTimestamp provided for CDF read"
@@ -331,40 +313,25 @@ TWO_STARTS, TWO_ENDS = "Multiple starting arguments provided for CDF read", "Mul
 STARTS: Body = {"startingVersion": 0, "startingTimestamp": NOON}
 ENDS: Body = {"startingVersion": 0, "endingVersion": 0, "endingTimestamp": NOON}
 SENTENCES: tuple[tuple[str, Callable[[View, Body], Response], Body, str], ...] = (
-    ("two_versions", _query, {"version": 0, "startingVersion": 0}, ONE_OF),
+    ("two_versions", View.ask, {"version": 0, "startingVersion": 0}, ONE_OF),
     ("negative_version", _query_history, {"version": -1}, "table version cannot be negative"),
     ("negative_start", _query_history, {"startingVersion": -1}, "startingVersion cannot be negative"),
-    ("no_files_on_a_page", _query, {"maxFiles": 0}, "maxFiles must be positive"),
+    ("no_files_on_a_page", View.ask, {"maxFiles": 0}, "maxFiles must be positive"),
     ("a_window_turned_round", _query_history, {"startingVersion": 3, "endingVersion": 2}, WINDOW),
     ("an_end_too_late", _query_history, {"startingVersion": "$latest", "endingVersion": "$beyond"}, TOO_LATE),
     ("a_time_that_is_none", _query_history, {"timestamp": "2022"}, "Invalid startingTimestamp:"),
     ("a_time_too_early", _query_history, {"timestamp": LONG_AGO}, "before the earliest available version"),
     ("a_time_too_late", _query_history, {"timestamp": FAR_AHEAD}, "is after the latest available version"),
-    (
-        "a_refresh_token_of_a_version",
-        _query_history,
-        {"includeRefreshToken": True, "version": "$latest"},
-        REFRESH_OF_VERSION,
-    ),
-    (
-        "a_refresh_token_asked_for_later",
-        _query_page,
-        {"includeRefreshToken": True},
-        "must be used in the first page request",
-    ),
-    ("a_page_token_nobody_gave", _query_page, {"pageToken": "nonsense"}, "Error decoding the page token"),
-    ("a_refresh_token_nobody_gave", _refresh, {"refreshToken": "nonsense"}, "Error decoding refresh token"),
+    ("a_refresh_token_of_a_version", _query_history, TOKEN_OF_VERSION, REFRESH_OF_VERSION),
+    ("a_refresh_token_asked_for_later", _query_page, {"includeRefreshToken": True}, FIRST_PAGE_ONLY),
+    ("an_unknown_page_token", _query_page, {"pageToken": "nonsense"}, "Error decoding the page token"),
+    ("an_unknown_refresh_token", _refresh, {"refreshToken": "nonsense"}, "Error decoding refresh token"),
     ("an_unknown_scheme_of_ids", _query_file_ids, {"fileidhash": "md5"}, "Unsupported fileidhash: '"),
     ("changes_without_a_start", _read_changes, {}, NO_START),
     ("changes_with_two_starts", _read_changes, STARTS, TWO_STARTS),
     ("changes_with_two_ends", _read_changes, ENDS, TWO_ENDS),
     ("changes_turned_round", _read_changes, {"startingVersion": 1, "endingVersion": 0}, TURNED),
-    (
-        "changes_from_no_number",
-        _read_changes,
-        {"startingVersion": "x"},
-        "startingVersion is not a valid number",
-    ),
+    ("changes_from_no_number", _read_changes, {"startingVersion": "x"}, NO_NUMBER),
 )
 for row in SENTENCES:
     _add_sentence_case(*row)

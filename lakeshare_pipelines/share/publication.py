@@ -40,7 +40,7 @@ from lakeshare_pipelines.wap.stage import (
 from lakeshare_pipelines.wap.staged import CUT_SHORT, Lake, Staged, Verdicts
 from lakeshare_server.catalog import Catalog, Lease, Ledger, NewPublication, Publication, lock_set
 from lakeshare_server.tables import Stores, describe_index, read_delta, write_index
-from lakeshare_server.tables.delta.changes import open_segment
+from lakeshare_server.tables.delta.changes import Segment
 from lakeshare_server.tables.iceberg.changes import change_files_of
 from lakeshare_server.tables.index import index_path
 
@@ -539,7 +539,7 @@ def _find_abandoned(lake: Lake, ledger: Ledger, table: Table) -> list[Path]:
     for publication in history:
         if publication.changes_digest is not None:
             try:
-                segment = open_segment(index_path(lake.settings.index_dir, publication.changes_digest))
+                segment = Segment(index_path(lake.settings.index_dir, publication.changes_digest))
                 used += change_files_of(segment, publication.version)
             except (OSError, KeyError, TypeError, ValueError):
                 log.warning("the change files of %s stay: not all indexes of changes can be read", table.name)

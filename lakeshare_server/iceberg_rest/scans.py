@@ -259,7 +259,7 @@ def _by_id(client_schema: "Schema", own: "Schema") -> "Schema":
 
 def _own_partitions(columns: "Schema", files: DataFiles, table: "TableMetadata") -> dict[str, pa.Array]:
     by_spec: dict[str, pa.Array] = {}
-    for spec_id in pc.unique(files.column("spec_id")).to_pylist():
+    for spec_id in files.spec_ids:
         is_own = files.in_spec(spec_id)
         own = files.filtered(is_own)
         values = partition_values(table, columns, own, partition_columns(table, columns, own))

@@ -433,7 +433,9 @@ def format_json(executed: StatementResult) -> str:
     """One object on one line: the statement, the message, and the rows as objects."""
     result = executed.result
     rows = [dict(zip(result.columns, map(_plain_value, row), strict=True)) for row in result.rows]
-    return json.dumps({"statement": executed.text, "message": result.message, "rows": rows}, ensure_ascii=False)
+    return json.dumps(
+        {"statement": executed.text, "message": result.message, "rows": rows}, ensure_ascii=False
+    )
 
 
 PRINTED: Mapping[OutputFormat, Callable[[StatementResult], str]] = {

@@ -96,11 +96,7 @@ class FileIndex:
 
 
 def open_index(index_dir: Path, digest: str) -> FileIndex:
-    """Maps the index with this digest.
-
-    Raises:
-        Unavailable: the index is missing, damaged or of another layout.
-    """
+    """Maps the index with this digest; raises Unavailable if it is missing, damaged or of another layout."""
     path = index_path(index_dir, digest)
     try:
         index = FileIndex(path)
@@ -335,10 +331,7 @@ STRUCTS = ("partition", "min", "max", "null_count")
 
 @dataclass(frozen=True)
 class StoredIndex:
-    """An index on disk and its totals.
-
-    `rows` excludes deleted rows; a file with an unknown row count counts as 0.
-    """
+    """An index on disk and its totals; `rows` excludes deleted rows and those of files with an unknown row count."""
 
     digest: str
     path: Path

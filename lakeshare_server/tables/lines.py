@@ -4,10 +4,10 @@ The columns of a line are the ids, `common` (the same in both formats), `delta_r
 which follows the URL of a deletion vector that has a file of its own.
 """
 
+import base64
 import hashlib
 import json
-import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -129,9 +129,8 @@ def _common_years(values: pa.Array, number_type: pa.DataType, limits: tuple[int,
     ends = pc.min_max(numbers).as_py()
     if ends["min"] is None or (limits[0] <= ends["min"] and ends["max"] <= limits[1]):
         return values
-    return pc.if_else(
-        pc.and_(pc.greater_equal(numbers, limits[0]), pc.less_equal(numbers, limits[1])), values, None
-    )
+    is_common = pc.and_(pc.greater_equal(numbers, limits[0]), pc.less_equal(numbers, limits[1]))
+    return pc.if_else(is_common, values, None)
 
 
 def column_of(table: pa.Table, name: str) -> pa.Array:
@@ -202,9 +201,8 @@ def _logged_stats(texts: pa.Array) -> list[Part]:
     if is_plain(texts):
         quoted = pc.replace_substring(texts, '"', '\\"')
     else:
-        quoted = pa.array(
-            [None if text is None else PLAIN.escaped(text) for text in texts.to_pylist()], pa.string()
-        )
+        escaped = (None if text is None else PLAIN.escaped(text) for text in texts.to_pylist())
+        quoted = pa.array(escaped, pa.string())
     return [pc.fill_null(join_parts([',"stats":"', quoted, '"']), "")]
 
 
@@ -279,11 +277,15 @@ def _vectors(files: pa.Table) -> list[pa.Array]:
         return [pa.nulls(count, pa.string())] * 3
     paths = column_of(files, "dv_path")
     in_files = pc.is_valid(paths)
-    ids = pa.array(
-        [name and hashlib.sha256(name.encode()).hexdigest() for name in column_of(files, "dv_id").to_pylist()]
-    )
+    ids = vector_file_ids(column_of(files, "dv_id").to_pylist())
     rest = join_parts(['"', *_vector_size(files), "}"])
     return [paths, pc.if_else(in_files, ids, None), pc.if_else(in_files, rest, None)]
+
+
+def vector_file_ids(names: Iterable[str | None]) -> pa.Array:
+    """Returns the ids of deletion vectors for recipients, null for null."""
+    ids = (name and hashlib.sha256(name.encode()).hexdigest() for name in names)
+    return pa.array(ids, pa.string())
 
 
 def _vector_size(files: pa.Table) -> list[Part]:
@@ -298,35 +300,20 @@ def _vector_size(files: pa.Table) -> list[Part]:
 
 
 ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
-DIGIT = {character: value for value, character in enumerate(ALPHABET)}
-# Two digits at a time: a vector of 50,000 bytes is 12,500 numbers of five digits.
-PAIRS = [first + second for first in ALPHABET for second in ALPHABET]
+# Python's base 85, which has the same digits in another order; NUL is a digit of neither.
+BASE_85 = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
+TO_Z85 = bytes.maketrans(BASE_85, ALPHABET.encode())
+_DIGITS = dict(zip(ALPHABET.encode(), BASE_85, strict=True))
+FROM_Z85 = bytes(_DIGITS.get(byte, 0) for byte in range(256))
 
 
 def encode_z85(content: bytes) -> str:
     """Encodes bytes in Z85, padded with zeros to a multiple of four: the reader needs the length from another field."""
-    padded = content + bytes(-len(content) % 4)
-    return "".join(_five_digits(number) for (number,) in struct.iter_unpack(">I", padded))
-
-
-def _five_digits(number: int) -> str:
-    upper, last = divmod(number, len(PAIRS))
-    first, middle = divmod(upper, len(PAIRS))
-    return ALPHABET[first] + PAIRS[middle] + PAIRS[last]
+    return base64.b85encode(content + bytes(-len(content) % 4)).translate(TO_Z85).decode()
 
 
 def decode_z85(text: str) -> bytes:
-    """Decodes a Z85 text.
-
-    Raises:
-        KeyError, ValueError, OverflowError: the text is not Z85.
-    """
+    """Decodes a Z85 text; raises ValueError if it is none."""
     if len(text) % 5:
         raise ValueError("the length of a Z85 text is a multiple of five")
-    decoded = bytearray()
-    for start in range(0, len(text), 5):
-        number = 0
-        for character in text[start : start + 5]:
-            number = number * 85 + DIGIT[character]
-        decoded += number.to_bytes(4, "big")
-    return bytes(decoded)
+    return base64.b85decode(text.encode().translate(FROM_Z85))

@@ -73,15 +73,11 @@ class Not:
 
 @dataclass(frozen=True)
 class And:
-    """Conjunction."""
-
     operands: tuple["Predicate", ...]
 
 
 @dataclass(frozen=True)
 class Or:
-    """Disjunction."""
-
     operands: tuple["Predicate", ...]
 
 
@@ -243,9 +239,8 @@ def columns_of(schema_string: str | None, schema: pa.Schema) -> Columns:
     for struct in ("null_count", "min", "partition"):
         position = schema.get_field_index(struct)
         if position >= 0:
-            columns.update(
-                {path: Column(path, kind) for path, kind in _members(schema.field(position).type, ())}
-            )
+            members = _members(schema.field(position).type, ())
+            columns.update((path, Column(path, kind)) for path, kind in members)
     return Columns(list(columns.values()))
 
 
@@ -324,7 +319,7 @@ class Range:
 def constant_range(part: Compare, column: Column, bounds: pa.DataType, *, exact: bool) -> Range | None:
     """The constant as a range of the column's values; None if they may compare in another order.
 
-    `bounds` is the type of the column's bounds; `exact` is True for partition values, which are the values themselves.
+    `bounds` is the type of the column's bounds; `exact` means that they are the values of partitions.
     """
     for is_kind, kept_as, kinds, convert in _CONVERSIONS:
         if is_kind(column.type):

@@ -39,7 +39,9 @@ from lakeshare_server.tables.predicates import (
     format_value,
 )
 
-Ruled: TypeAlias = bool | pa.BooleanArray
+# One boolean for each file of a batch.
+Flags: TypeAlias = pa.BooleanArray
+Ruled: TypeAlias = bool | Flags
 Bounds: TypeAlias = pa.Array | None
 
 
@@ -59,42 +61,26 @@ def never_false(operator: Comparison, low: Bounds, high: Bounds, constant: Range
         return _NEVER[_OPPOSITE[operator]](low, high, constant)
     if not constant.is_point:
         return False
-    return both(_test(pc.equal, low, constant.low), _test(pc.equal, high, constant.high))
-
-
-def both(left: Ruled, right: Ruled) -> Ruled:
-    if left is False or right is False:
-        return False
-    if isinstance(left, bool):
-        return right
-    return left if isinstance(right, bool) else pc.and_kleene(left, right)
-
-
-def either(left: Ruled, right: Ruled) -> Ruled:
-    if left is True or right is True:
-        return True
-    if isinstance(left, bool):
-        return right
-    return left if isinstance(right, bool) else pc.or_kleene(left, right)
+    return all_of((_test(pc.equal, low, constant.low), _test(pc.equal, high, constant.high)))
 
 
 def all_of(parts: Iterable[Ruled]) -> Ruled:
     """Ruled out by every part; stops at the first part that rules nothing out."""
-    result: Ruled = True
-    for part in parts:
-        result = both(result, part)
-        if result is False:
-            break
-    return result
+    return _combine(parts, False, pc.and_kleene)
 
 
 def any_of(parts: Iterable[Ruled]) -> Ruled:
     """Ruled out by some part; stops at the first part that rules everything out."""
-    result: Ruled = False
+    return _combine(parts, True, pc.or_kleene)
+
+
+def _combine(parts: Iterable[Ruled], decisive: bool, join: Callable[[Flags, Flags], Flags]) -> Ruled:
+    result: Ruled = not decisive
     for part in parts:
-        result = either(result, part)
-        if result is True:
-            break
+        if not isinstance(part, bool):
+            result = part if isinstance(result, bool) else join(result, part)
+        elif part == decisive:
+            return decisive
     return result
 
 
@@ -106,8 +92,8 @@ def _test(
 
 
 _NEVER: dict[Comparison, Callable[[Bounds, Bounds, Range], Ruled]] = {
-    "=": lambda low, high, constant: either(
-        _test(pc.greater, low, constant.high), _test(pc.less, high, constant.low)
+    "=": lambda low, high, constant: any_of(
+        (_test(pc.greater, low, constant.high), _test(pc.less, high, constant.low))
     ),
     "<": lambda low, high, constant: _test(pc.greater_equal, low, constant.high),
     "<=": lambda low, high, constant: _test(pc.greater, low, constant.high),
@@ -185,10 +171,7 @@ ZERO = pa.scalar(0, pa.int64())
 
 @dataclass(frozen=True)
 class ColumnBounds:
-    """The bounds of a column's values and the numbers of its nulls; None where unknown.
-
-    With `is_exact` both bounds are the values themselves.
-    """
+    """The bounds of a column's values, exact or not, and the numbers of its nulls; None where unknown."""
 
     column: Column
     low: Bounds
@@ -251,10 +234,8 @@ class BatchBounds:
         if pa.types.is_float32(column.type):
             # A bound is the shortest text of this float; parsed as a double it is another number.
             low, high = (
-                values.cast(pa.float32())
-                if values is not None and pa.types.is_float64(values.type)
-                else values
-                for values in (low, high)
+                bound.cast(pa.float32()) if bound is not None and pa.types.is_float64(bound.type) else bound
+                for bound in (low, high)
             )
         return ColumnBounds(column, low, high, False, counts, self._batch.column("rows"))
 
@@ -286,8 +267,6 @@ def _partition_bounds(column: Column, values: pa.Array) -> ColumnBounds:
     return ColumnBounds(column, values, values, False, nulls, ones)
 
 
-# One boolean for each file of a batch.
-Flags: TypeAlias = pa.BooleanArray
 Part: TypeAlias = Predicate | OneOf
 
 
@@ -385,8 +364,7 @@ class PruningResult:
                 # Null needs an operand that is null, and no operand that decides alone: a false one in an And.
                 decides = isinstance(part, And)
                 parts = [(self.never_null(one), self.never(one, decides)) for one in self._operands(part)]
-                some_decides = any_of(both(null, undecided) for null, undecided in parts)
-                return either(all_of(null for null, _ in parts), some_decides)
+                return any_of((all_of(null for null, _ in parts), any_of(map(all_of, parts))))
             case _:
                 return self._leaf(part).never_null()
 
@@ -434,8 +412,8 @@ class PruningResult:
         if len(parts) == 1:
             bounds = parts[0].operator, known.low, known.high, constants[0]
             return _Leaf(
-                lambda: either(known.all_null, never_true(*bounds)),
-                lambda: either(known.all_null, never_false(*bounds)),
+                lambda: any_of((known.all_null, never_true(*bounds))),
+                lambda: any_of((known.all_null, never_false(*bounds))),
                 lambda: known.no_nulls,
             )
         outside = outside_all(known.low, known.high, constants)
@@ -443,8 +421,8 @@ class PruningResult:
         if known.is_exact and not isinstance(outside, bool) and all(one.is_point for one in constants):
             is_inside = pc.invert(outside)
         return _Leaf(
-            lambda: either(known.all_null, outside),
-            lambda: either(known.all_null, is_inside),
+            lambda: any_of((known.all_null, outside)),
+            lambda: any_of((known.all_null, is_inside)),
             lambda: known.no_nulls,
         )
 
@@ -568,10 +546,7 @@ class FileExplained:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The effect of a predicate and a limit on the files of an index.
-
-    `rows` are those of the kept files; `uncounted` of these files have an unknown number of rows.
-    """
+    """The effect of a predicate and a limit on an index; `uncounted` kept files have an unknown number of rows."""
 
     files: int
     kept: int

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import date, datetime
 from decimal import Decimal
-from functools import lru_cache, partial, reduce
+from functools import lru_cache, reduce
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -22,7 +22,6 @@ from lakeshare_server.tables.predicates import (
     DATE,
     And,
     Column,
-    ColumnName,
     Columns,
     Compare,
     Constant,
@@ -64,10 +63,9 @@ class Undecided:
 
 
 def only_within(rule: Predicate, batch: pa.RecordBatch) -> pa.BooleanArray:
-    """For each file of a batch, whether the rule is true for every row of the file.
+    """For each file of a batch with rows, spec_id and `SPEC_PARTITION` columns, whether a rule is true for all rows.
 
-    Parts that are not understood, name no partition column of the file or are null are not true. The batch has the
-    columns rows and spec_id, and those of `SPEC_PARTITION`.
+    Parts that are not understood, name no partition column of the file or are null are not true.
     """
     result = pa.repeat(pa.scalar(False), batch.num_rows)
     for spec_id in pc.unique(batch.column("spec_id")).to_pylist():
@@ -85,20 +83,20 @@ def is_within(rule: Predicate, partition: pa.StructArray, columns: Columns) -> p
 
 
 def _truth(rule: Predicate, partition: pa.StructArray, columns: Columns) -> Truth:
-    constant = partial(_repeat, len(partition))
+    def constant(value: bool | None) -> Truth:
+        return pa.repeat(pa.scalar(value, pa.bool_()), len(partition))
+
     match rule:
         case Constant(value):
             return constant(value)
         case Not(operand):
             return pc.invert(_truth(operand, partition, columns))
         case And(operands):
-            return reduce(
-                pc.and_kleene, (_truth(one, partition, columns) for one in operands), constant(True)
-            )
+            truths = (_truth(operand, partition, columns) for operand in operands)
+            return reduce(pc.and_kleene, truths, constant(True))
         case Or(operands):
-            return reduce(
-                pc.or_kleene, (_truth(one, partition, columns) for one in operands), constant(False)
-            )
+            truths = (_truth(operand, partition, columns) for operand in operands)
+            return reduce(pc.or_kleene, truths, constant(False))
         case Compare() | IsNull():
             column = columns.resolve(rule.column)
             if column is None or _why_undecided(rule, column, partition.type) is not None:
@@ -109,10 +107,6 @@ def _truth(rule: Predicate, partition: pa.StructArray, columns: Columns) -> Trut
             return _compare(values, rule, _convert_constant(rule.value, column))
         case _:
             return constant(None)
-
-
-def _repeat(count: int, value: bool | None) -> Truth:
-    return pa.repeat(pa.scalar(value, pa.bool_()), count)
 
 
 def _compare(values: pa.Array, part: Compare, constant: Any) -> Truth:
@@ -267,9 +261,7 @@ def find_undecided_in_index(index: FileIndex, rule: Predicate) -> Undecided | No
 def find_renamed_column(rule: Predicate, head: TableHead, latest: TableHead) -> Undecided | None:
     """The first column of a rule that was another column than at the latest version, by ids of mapped columns."""
     then, today = _ids(head.schema_string), _ids(latest.schema_string)
-    names: Iterator[ColumnName] = (
-        part.column for part in _leaves(rule) if isinstance(part, Compare | IsNull)
-    )
+    names = (part.column for part in _leaves(rule) if isinstance(part, Compare | IsNull))
     for name in map(format_column, names):
         key = name.lower()
         if key in then and key in today and then[key] != today[key]:
@@ -285,10 +277,6 @@ def _ids(schema_string: str) -> dict[str, int]:
 
 def without_counts(head: TableHead) -> TableHead:
     """The head without numbers of files that the recipient may not see."""
-    hindrances = (
-        replace(hindrance, reason="has deletion vectors")
-        if hindrance.feature == "deletionVectors"
-        else hindrance
-        for hindrance in head.hindrances
-    )
+    name, reason = "deletionVectors", "has deletion vectors"
+    hindrances = (replace(one, reason=reason) if one.feature == name else one for one in head.hindrances)
     return replace(head, hindrances=tuple(dict.fromkeys(hindrances)))

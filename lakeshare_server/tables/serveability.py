@@ -215,9 +215,8 @@ class Verdict:
 
 
 def needed_features(head: TableHead) -> list[str]:
-    return list(
-        dict.fromkeys(hindrance.feature for hindrance in head.hindrances if hindrance.feature is not None)
-    )
+    features = (hindrance.feature for hindrance in head.hindrances)
+    return list(dict.fromkeys(feature for feature in features if feature is not None))
 
 
 def missing_features(head: TableHead, announced: Set[str]) -> list[str]:
@@ -246,9 +245,7 @@ def _verdict(client: Client, head: TableHead) -> Verdict:
         missing, needed = missing_features(head, client.features), tuple(needed_features(head))
         obstacles = tuple(hindrance for hindrance in head.hindrances if hindrance.feature in missing)
     if obstacles:
-        refusals = tuple(
-            Refusal(f"it {hindrance.reason}", hindrance.fix, hindrance.code) for hindrance in obstacles
-        )
+        refusals = tuple(Refusal(f"it {one.reason}", one.fix, one.code) for one in obstacles)
         return Verdict(client.id, client.name, None, refused_for=refusals)
     return Verdict(client.id, client.name, client.response_format, needed)
 

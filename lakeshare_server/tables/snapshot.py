@@ -23,10 +23,7 @@ class TableProtocol:
 
 @dataclass(frozen=True)
 class Hindrance:
-    """Why the parquet response format cannot carry a table; `feature` is the reader feature that would help, if any.
-
-    `code` is one of `ReasonCode`; indexes of earlier versions have none.
-    """
+    """Why the parquet format cannot carry a table; `feature` is the reader feature that would help, if any."""
 
     feature: str | None
     reason: str
@@ -206,7 +203,3 @@ class TableSnapshot:
     version: int | None = None
     snapshot_id: int | None = None
     files: pa.Table
-
-    @property
-    def fields(self) -> tuple[Field, ...]:
-        return parse_schema(self.head.schema_string)

@@ -253,7 +253,8 @@ class FollowedVersions:
             ChangeLog(log.stores, log.root, listing=log.listing), self._segments, first, last
         )
         return [
-            change if change.tells_time else change.at(log.timestamp_ms(change.version)) for change in changes
+            change if change.has_own_time else change.at(log.timestamp_ms(change.version))
+            for change in changes
         ]
 
     def feed(self, first: int, last: int, schema_at: int | None) -> Sequence[VersionChanges]:

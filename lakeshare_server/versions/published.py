@@ -260,18 +260,12 @@ def _make_changes(segment: Segment, publication: Publication, fault: str | None)
     if version.head is None:
         raise TableFilesMissing(publication.location, "its index of changes is not whole")
     return VersionChanges(
-        version=version.version,
+        **version.totals,
         timestamp_ms=_time_ms(publication),
-        tells_time=True,
+        has_own_time=True,
         head=TableHead.from_json(json.loads(version.head)),
         metadata_text=version.metadata,
         protocol_text=version.protocol,
-        window_rows=version.window_rows,
-        cdc_rows=version.cdc_rows,
-        feed_rows=version.feed_rows,
-        window_bytes=version.window_bytes,
-        feed_bytes=version.feed_bytes,
-        first_row=version.first_row,
         segment=segment,
         window_hindrances=(vector_hindrance(version.vectors),) if version.vectors else (),
         feed_hindrances=(vector_hindrance(version.feed_vectors),) if version.feed_vectors else (),

@@ -29,7 +29,7 @@ from lakeshare_server.catalog import (
     apply_shares,
 )
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.tables.delta.changes import open_segment
+from lakeshare_server.tables.delta.changes import Segment
 from lakeshare_server.tables.iceberg.changes import change_files_of
 from lakeshare_server.tables.index import index_path
 from tests.builders.applied_changes import applied
@@ -239,5 +239,5 @@ def folders_of(walk: Walk, version: int) -> set[Path]:
 def change_files(walk: Walk, published: Publication | None) -> list[Path]:
     assert published is not None
     assert published.changes_digest is not None
-    segment = open_segment(index_path(walk.lake.settings.index_dir, published.changes_digest))
+    segment = Segment(index_path(walk.lake.settings.index_dir, published.changes_digest))
     return [Path(path) for path in change_files_of(segment, published.version)]

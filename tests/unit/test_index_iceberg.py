@@ -14,6 +14,7 @@ from lakeshare_server.tables import TableSnapshot, read_iceberg
 from lakeshare_server.tables.iceberg.manifests import DataFiles
 from lakeshare_server.tables.iceberg.partitions import client_maxima
 from lakeshare_server.tables.lines import LINE_COLUMNS, render_lines
+from lakeshare_server.tables.snapshot import parse_schema
 from tests.builders.lake_tables import IcebergTable, an_iceberg_table, some_rows
 
 
@@ -38,7 +39,7 @@ def test_a_snapshot_has_the_files_it_had(tmp_path: Path) -> None:
 
 def test_the_schema_is_said_in_deltas_words(tmp_path: Path) -> None:
     snapshot = read(an_iceberg_table(tmp_path))
-    assert {field.name: field.type for field in snapshot.fields} == {
+    assert {field.name: field.type for field in parse_schema(snapshot.head.schema_string)} == {
         "day": "date",
         "carrier": "string",
         "flight": "integer",
@@ -61,7 +62,7 @@ def test_comments_and_required_columns_stay(tmp_path: Path) -> None:
     with table.table.update_schema() as update:
         update.update_column("carrier", doc="who flies")
     table.append(some_rows(days=1))
-    [carrier] = [field for field in read(table).fields if field.name == "carrier"]
+    [carrier] = [field for field in parse_schema(read(table).head.schema_string) if field.name == "carrier"]
     assert carrier.metadata == {"comment": "who flies"}
 
 
@@ -256,7 +257,7 @@ def test_a_promoted_column_is_a_widened_one_while_files_have_the_old_type(tmp_pa
     table.append(some_rows(days=1).set_column(2, "flight", pa.array([1, 2, 3, 4], pa.int64())))
     snapshot = read(table)
     assert hindrance(snapshot)[0] == "typeWidening"
-    [flight] = [field for field in snapshot.fields if field.name == "flight"]
+    [flight] = [field for field in parse_schema(snapshot.head.schema_string) if field.name == "flight"]
     assert flight.metadata == {"delta.typeChanges": [{"fromType": "integer", "toType": "long"}]}
 
 
@@ -269,7 +270,7 @@ def test_an_added_column_is_no_hindrance(tmp_path: Path) -> None:
     table.append(some_rows(days=1).append_column("remark", pa.array(["x"] * 4)))
     snapshot = read(table)
     assert snapshot.files.num_rows == 4
-    assert snapshot.fields[-1].name == "remark"
+    assert parse_schema(snapshot.head.schema_string)[-1].name == "remark"
 
 
 def expired(table: IcebergTable, folder: Path, *, first_kept: bool = False) -> TableSnapshot:

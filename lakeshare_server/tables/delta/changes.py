@@ -8,7 +8,7 @@ import hashlib
 import json
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from dataclasses import field as dataclass_field
 from functools import cached_property, lru_cache
 from itertools import chain, groupby
@@ -44,7 +44,7 @@ from lakeshare_server.tables.delta.log import (
 )
 from lakeshare_server.tables.delta.snapshot import make_delta_head, require_known
 from lakeshare_server.tables.index import CacheFolder
-from lakeshare_server.tables.lines import LINE_COLUMNS, file_ids, struct_of, total
+from lakeshare_server.tables.lines import LINE_COLUMNS, file_ids, struct_of, total, vector_file_ids
 from lakeshare_server.tables.predicates import Predicate, columns_of
 from lakeshare_server.tables.restrictions import Undecided, find_undecided, is_within, without_counts
 from lakeshare_server.tables.snapshot import Hindrance, TableHead, parse_schema
@@ -61,24 +61,38 @@ BATCH_ROWS = 16_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class SegmentVersion:
-    """A version in a segment; `protocol` and `metadata` are JSON of the log, in force after its commit.
-
-    `own_time_ms` is the in-commit timestamp; `fault` says why the changes are unknown. A version of an Iceberg table
-    has a `head` for recipients, in JSON, and `feed_fault` if its changed rows are unknown.
-    """
+class VersionTotals:
+    """A version in a segment: its first row, and the rows and bytes of its window and its feed."""
 
     version: int
-    protocol: str
-    metadata: str
-    modified_ms: int
-    own_time_ms: int | None
     first_row: int
     window_rows: int
     cdc_rows: int
     feed_rows: int
     window_bytes: int
     feed_bytes: int
+
+    @property
+    def end_row(self) -> int:
+        return self.first_row + self.window_rows + self.cdc_rows
+
+    @property
+    def totals(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(VersionTotals)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentVersion(VersionTotals):
+    """A version in a segment; `protocol` and `metadata` are JSON of the log, in force after its commit.
+
+    `own_time_ms` is the in-commit timestamp; `fault` says why the changes are unknown. A version of an Iceberg table
+    has a `head` for recipients, in JSON, and `feed_fault` if its changed rows are unknown.
+    """
+
+    protocol: str
+    metadata: str
+    modified_ms: int
+    own_time_ms: int | None
     vectors: int
     lacks_row_ids: bool
     fault: str | None = None
@@ -111,17 +125,17 @@ class SegmentFooter:
     def from_json(cls, text: str) -> "SegmentFooter":
         footer = json.loads(text)
         versions = {}
-        for fields in footer["versions"]:
-            texts = {name: footer["texts"][fields[name]] for name in ("protocol", "metadata")}
-            versions[fields["version"]] = SegmentVersion(**{**fields, **texts})
+        for stored in footer["versions"]:
+            texts = {name: footer["texts"][stored[name]] for name in ("protocol", "metadata")}
+            versions[stored["version"]] = SegmentVersion(**{**stored, **texts})
         return cls(versions, tuple(footer["roots"]), tuple(footer["made_of"]))
 
 
 class Segment:
     """An open segment. Batches are views into the mapped file."""
 
-    def __init__(self, source: pa.MemoryMappedFile) -> None:
-        self._reader = pa.ipc.open_file(source)
+    def __init__(self, path: Path) -> None:
+        self._reader = pa.ipc.open_file(pa.memory_map(str(path)))
         last = self._reader.num_record_batches - 1
         self.note = SegmentFooter.from_json(self._reader.get_batch(last).column(FOOTER_KEY)[0].as_py())
         self._starts = [0]
@@ -145,12 +159,7 @@ class RewrittenSegment(Segment):
         self.original, self._rewrite = segment, rewrite
 
     def rows(self, start: int, stop: int) -> Iterator[pa.RecordBatch]:
-        """The rows from `start` to before `stop`, in batches."""
         return map(self._rewrite, self.original.rows(start, stop))
-
-
-def open_segment(path: Path) -> Segment:
-    return Segment(pa.memory_map(str(path)))
 
 
 SegmentCache = CacheFolder[Segment]
@@ -158,7 +167,7 @@ SegmentCache = CacheFolder[Segment]
 
 def segment_cache(folder: Path, max_bytes: int) -> SegmentCache:
     """Segments in a folder of bounded size, which other indexes may share."""
-    return CacheFolder(folder, "changes", max_bytes, open_segment)
+    return CacheFolder(folder, "changes", max_bytes, Segment)
 
 
 class SegmentFile:
@@ -234,13 +243,11 @@ def make_change_table(
     if names.null_count:
         raise ValueError("a file without a path")
     vectors = [change.action.get("deletionVector") or {} for change in changes]
-    described = pa.table(
-        {
-            "dv_storage": pa.array([vector.get("storageType") for vector in vectors], pa.string()),
-            "dv_path": pa.array([vector.get("pathOrInlineDv") for vector in vectors], pa.string()),
-        }
-    )
+    members = (("dv_storage", "storageType"), ("dv_path", "pathOrInlineDv"))
+    texts = {name: pa.array([vector.get(key) for vector in vectors], pa.string()) for name, key in members}
     stored = [vector if vector and vector["storageType"] != "i" else None for vector in vectors]
+    # What follows the URL of a deletion vector, with the closing quote of the URL.
+    ends = [vector and '",' + _members(_vector_size(vector)) + "}" for vector in stored]
     columns = [
         pa.array([change.version for change in changes], pa.int64()),
         pa.array([change.kind for change in changes], pa.int8()),
@@ -251,13 +258,9 @@ def make_change_table(
         file_ids(names, hashlib.sha256),
         pa.array([_common(change, partition_types) for change in changes], pa.string()),
         pa.array([_rest(change) for change in changes], pa.string()),
-        vector_paths(root, described),
-        pa.array([_vector_file_id(vector) for vector in stored], pa.string()),
-        # What follows the URL of a deletion vector, with the closing quote of the URL.
-        pa.array(
-            [None if vector is None else '",' + _members(_vector_size(vector)) + "}" for vector in stored],
-            pa.string(),
-        ),
+        vector_paths(root, pa.table(texts)),
+        vector_file_ids(map(vector_id, stored)),
+        pa.array(ends, pa.string()),
     ]
     return pa.Table.from_arrays(columns, schema=pa.schema(list(COLUMNS)))
 
@@ -304,11 +307,6 @@ def _rest(change: FileChange) -> str:
     return "," + _members(fields)
 
 
-def _vector_file_id(vector: Action | None) -> str | None:
-    unique = vector_id(vector)
-    return None if unique is None else hashlib.sha256(unique.encode()).hexdigest()
-
-
 def _vector_size(vector: Action) -> Action:
     offset = vector.get("offset")
     size: Action = {} if offset is None else {"offset": offset}
@@ -334,18 +332,14 @@ class RemovedFiles:
         def is_lacking(remove: Action) -> bool:
             return remove.get("size") is None or (is_partitioned and remove.get("partitionValues") is None)
 
-        lacking = {
-            remove["path"] for remove in commit.removes if _has_data_change(remove) and is_lacking(remove)
-        }
+        changing = filter(_has_data_change, commit.removes)
+        lacking = {remove["path"] for remove in changing if is_lacking(remove)}
         if lacking and self._before is None:
             self._before = replay(self._stores, self._listing, commit.first - 1).adds
         known = self._describe(sorted(lacking))
         complete = [
             # The remove's own values take precedence, but not nulls.
-            {
-                **remove,
-                **{k: v if remove.get(k) is None else remove[k] for k, v in known[remove["path"]].items()},
-            }
+            {**remove, **{k: v for k, v in known[remove["path"]].items() if remove.get(k) is None}}
             if remove["path"] in lacking
             else remove
             for remove in commit.removes
@@ -365,9 +359,8 @@ class RemovedFiles:
                 known[row["path"]] = {"size": row["size"], "partitionValues": row["partition_values"] or {}}
         unknown = [path for path in left if path not in known]
         if unknown:
-            raise TableFilesMissing(
-                self._listing.root, f"its log removes {unknown[0]} without a size, and never added it"
-            )
+            what = f"its log removes {unknown[0]} without a size, and never added it"
+            raise TableFilesMissing(self._listing.root, what)
         return known
 
 
@@ -431,15 +424,12 @@ class SegmentWriter:
     def write(self, path: Path, versions: Collection[int]) -> None:
         """Writes the file, which has to contain `versions`."""
         commits = self._listing.commits
-        for version in sorted(versions):
-            if version not in commits:
-                oldest = min(commits, default=None)
-                kept = "it has no commits at all"
-                if oldest is not None:
-                    kept = f"its oldest commit is that of version {oldest}"
-                raise TableFilesMissing(
-                    self._root, f"the log has lost the commit of version {version}; {kept}"
-                )
+        lost = min(set(versions) - commits.keys(), default=None)
+        if lost is not None:
+            kept = "it has no commits at all"
+            if commits:
+                kept = f"its oldest commit is that of version {min(commits)}"
+            raise TableFilesMissing(self._root, f"the log has lost the commit of version {lost}; {kept}")
         # Runs of existing versions without a gap.
         runs: list[list[int]] = []
         for version in range(self.begin, self.end + 1):
@@ -480,9 +470,8 @@ class SegmentWriter:
                 try:
                     self._write_commit(file, commit, heads)
                 except NOT_AS_SPECIFIED as error:
-                    raise TableFilesMissing(
-                        self._root, f"an entry of version {commit.last} in its log is not whole"
-                    ) from error
+                    what = f"an entry of version {commit.last} in its log is not whole"
+                    raise TableFilesMissing(self._root, what) from error
 
     def _write_commit(self, file: SegmentFile, commit: Commit, heads: HeadTexts) -> None:
         fault = None
@@ -546,26 +535,19 @@ LENGTHS = (100, 10)
 
 
 @dataclass(frozen=True, kw_only=True)
-class VersionChanges:
+class VersionChanges(VersionTotals):
     """The changes of one version.
 
-    `head` is in force after its commit; its hindrances are those of the whole range that was read. `tells_time`: the
+    `head` is in force after its commit; its hindrances are those of the whole range that was read. `has_own_time`: the
     time is an in-commit timestamp; other times come from files and can be replaced with `at`. The window and the feed
     of an Iceberg table can have hindrances of their own, and `feed_fault` says why the feed is unknown.
     """
 
-    version: int
     timestamp_ms: int
-    tells_time: bool
+    has_own_time: bool
     head: TableHead
     metadata_text: str = dataclass_field(repr=False)
     protocol_text: str = dataclass_field(repr=False)
-    window_rows: int
-    cdc_rows: int
-    feed_rows: int
-    window_bytes: int
-    feed_bytes: int
-    first_row: int
     segment: Segment = dataclass_field(repr=False, compare=False)
     window_hindrances: tuple[Hindrance, ...] = ()
     feed_hindrances: tuple[Hindrance, ...] = ()
@@ -574,10 +556,6 @@ class VersionChanges:
     @property
     def has_data_changes(self) -> bool:
         return bool(self.window_rows or self.cdc_rows)
-
-    @property
-    def end_row(self) -> int:
-        return self.first_row + self.window_rows + self.cdc_rows
 
     @property
     def roots(self) -> tuple[str, ...]:
@@ -590,10 +568,7 @@ class VersionChanges:
 
 @dataclass(frozen=True)
 class ChangeLog:
-    """The log of a table; `table_id` distinguishes it from an earlier table at the same path.
-
-    A `listing` saves listing again, and its commits distinguish tables, too.
-    """
+    """The log of a table; `table_id` or the commits of `listing` distinguish it from an earlier table at the path."""
 
     stores: Stores
     root: str
@@ -610,10 +585,9 @@ def read_changes(log: ChangeLog, cache: SegmentCache, first: int, last: int) -> 
         Unavailable: the cache folder cannot be written, or the store does not answer.
     """
     segments = list(_segments(log, cache, first, last))
-    versions = [(version, segment) for segment in segments for version in segment.note.versions.values()]
     requested = []
     times: list[int] = []
-    for version, segment in versions:
+    for version, segment in ((version, one) for one in segments for version in one.note.versions.values()):
         # Times of files increase with the versions, regardless of clocks and copies.
         file_time_ms = max(version.modified_ms, times[-1] + 1) if times else version.modified_ms
         times.append(file_time_ms if version.own_time_ms is None else version.own_time_ms)
@@ -625,18 +599,12 @@ def read_changes(log: ChangeLog, cache: SegmentCache, first: int, last: int) -> 
     heads = _heads(log.root, [version for version, _, _ in requested])
     return [
         VersionChanges(
-            version=version.version,
+            **version.totals,
             timestamp_ms=time_ms,
-            tells_time=version.own_time_ms is not None,
+            has_own_time=version.own_time_ms is not None,
             head=head,
             metadata_text=version.metadata,
             protocol_text=version.protocol,
-            window_rows=version.window_rows,
-            cdc_rows=version.cdc_rows,
-            feed_rows=version.feed_rows,
-            window_bytes=version.window_bytes,
-            feed_bytes=version.feed_bytes,
-            first_row=version.first_row,
             segment=segment,
         )
         for (version, segment, time_ms), head in zip(requested, heads, strict=True)
@@ -667,9 +635,8 @@ def _segments(log: ChangeLog, cache: SegmentCache, first: int, last: int) -> Ite
                 before = cache.find(_identity(log, begin - length, begin - 1))
             known = None if before is None else before.note.versions.get(begin - 1)
             heads = None if known is None else HeadTexts(known.protocol, known.metadata)
-            segment = _build_segment(
-                log, cache, SegmentWriter(log.stores, listing, begin, end, heads), versions
-            )
+            writer = SegmentWriter(log.stores, listing, begin, end, heads)
+            segment = _build_segment(log, cache, writer, versions)
         before = segment
         yield segment
 
@@ -698,10 +665,8 @@ def _heads(root: str, versions: Sequence[SegmentVersion]) -> list[TableHead]:
     protocols = {version.protocol for version in versions}
     supporting = {protocol for protocol in protocols if '"deletionVectors"' in protocol} or protocols
     try:
-        heads = [
-            _head(one.protocol, one.metadata, vectors if one.protocol in supporting else 0, lacks_row_ids)
-            for one in versions
-        ]
+        counts = ((one, vectors if one.protocol in supporting else 0) for one in versions)
+        heads = [_head(one.protocol, one.metadata, count, lacks_row_ids) for one, count in counts]
     except NOT_AS_SPECIFIED as error:
         raise TableFilesMissing(root, "the protocol or the metadata in its log is not whole") from error
     return share_hindrances(heads)
@@ -740,7 +705,6 @@ class RestrictedSegment(Segment):
         self._segment, self._numbers = segment, numbers
 
     def rows(self, start: int, stop: int) -> Iterator[pa.RecordBatch]:
-        """The chosen rows from `start` to before `stop`, in batches."""
         numbers = self._numbers.slice(start, stop - start)
         if not len(numbers):
             return

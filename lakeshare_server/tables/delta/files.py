@@ -41,12 +41,11 @@ VECTOR: tuple[tuple[str, pa.DataType, str], ...] = (
 
 def from_actions(actions: Sequence[Action], partition_columns: Sequence[str]) -> pa.Table:
     """Converts `add` actions of commits; `partition_columns` have the names in the log."""
-    columns: dict[str, pa.Array] = {
-        name: pa.array([action.get(key) for action in actions], kind) for name, kind, key in PLAIN
-    }
+    columns: dict[str, pa.Array] = {}
     vectors = [action.get("deletionVector") or {} for action in actions]
-    for name, kind, key in VECTOR:
-        columns[name] = pa.array([vector.get(key) for vector in vectors], kind)
+    for members, objects in ((PLAIN, actions), (VECTOR, vectors)):
+        for name, kind, key in members:
+            columns[name] = pa.array([one.get(key) for one in objects], kind)
     columns["tags"] = pa.array([_tags(action.get("tags")) for action in actions], pa.string())
     values = [action.get("partitionValues") or {} for action in actions]
     texts = {name: pa.array([value.get(name) for value in values], pa.string()) for name in partition_columns}
@@ -68,13 +67,11 @@ def from_checkpoint(adds: pa.StructArray, partition_columns: Sequence[str]) -> p
         texts = [_tags(None if tag is None else dict(tag)) for tag in tags.to_pylist()]
         columns["tags"] = pa.array(texts, pa.string())
     values = _member(adds, "partitionValues", None)
-    columns["partition_values"] = struct_of(
-        {
-            name: pa.nulls(count, pa.string()) if values is None else _find_in_maps(values, name)
-            for name in partition_columns
-        },
-        count,
-    )
+    texts_by_name = {
+        name: pa.nulls(count, pa.string()) if values is None else _find_in_maps(values, name)
+        for name in partition_columns
+    }
+    columns["partition_values"] = struct_of(texts_by_name, count)
     return pa.table(columns)
 
 
@@ -143,14 +140,9 @@ def empty_as_null(texts: pa.StructArray, types: Sequence[str]) -> pa.StructArray
 
 
 def parse_partition_values(texts: pa.StructArray, columns: list[tuple[str, str]]) -> pa.StructArray:
-    """Parses the texts; `columns` are the logical names and types, in the struct's order.
-
-    A column with an invalid text is left out: its values are unknown.
-    """
-    parsed = {
-        name: _parse(pc.struct_field(texts, [position]), type_name)
-        for position, (name, type_name) in enumerate(columns)
-    }
+    """Parses texts in the order of `columns`, logical names and types; leaves out a column with an invalid text."""
+    members = [pc.struct_field(texts, [position]) for position in range(len(columns))]
+    parsed = {name: _parse(member, kind) for (name, kind), member in zip(columns, members, strict=True)}
     return struct_of({name: values for name, values in parsed.items() if values is not None}, len(texts))
 
 
@@ -201,7 +193,7 @@ def _vector_name(root: str, storage: str | None, described: str | None) -> str |
     prefix, encoded = described[:-UUID_CHARS], described[-UUID_CHARS:]
     try:
         name = f"deletion_vector_{uuid.UUID(bytes=decode_z85(encoded))}.bin"
-    except (KeyError, ValueError, OverflowError) as error:
+    except ValueError as error:
         raise TableFilesMissing(root, f"a deletion vector has the unreadable name {described!r}") from error
     location = "/".join(part for part in (root.rstrip("/"), prefix, name) if part)
     # Normalized like the paths of data files, to find files outside of the table's folder.
@@ -338,14 +330,10 @@ class Statistics:
 
 
 def parse_stats(texts: pa.Array, leaves: Sequence[Leaf]) -> Statistics:
-    schema = pa.schema(
-        [
-            ("numRecords", pa.int64()),
-            ("minValues", _arrow_struct(leaves, lambda leaf: leaf.read_as)),
-            ("maxValues", _arrow_struct(leaves, lambda leaf: leaf.read_as)),
-            ("nullCount", _arrow_struct(leaves, lambda _: pa.int64())),
-        ]
-    )
+    bounds = _arrow_struct(leaves, lambda leaf: leaf.read_as)
+    counts = _arrow_struct(leaves, lambda _: pa.int64())
+    members = {"numRecords": pa.int64(), "minValues": bounds, "maxValues": bounds, "nullCount": counts}
+    schema = pa.schema(members)
     table, is_json = _parsed(texts, schema)
     rows = column_of(table, "numRecords")
     rows = pc.if_else(pc.greater_equal(rows, 0), rows, None)

@@ -92,7 +92,8 @@ class LogListing:
     def segments(self, version: int) -> Iterator[Segment]:
         """Yields the alternatives for reading a version, the smallest first."""
         is_readable = False
-        for checkpoint in self._candidates(version):
+        earlier = sorted((at for at in self.checkpoints if at <= version), reverse=True)
+        for checkpoint in (*(one for at in earlier for one in self.checkpoints[at]), None):
             start = -1 if checkpoint is None else checkpoint.version
             compacted, single = self._deltas(start, version, self.compacted), self._deltas(start, version, {})
             for deltas in [compacted] if compacted == single else [compacted, single]:
@@ -110,17 +111,10 @@ class LogListing:
                 return read_segment(segment)
             except TableFilesMissing as error:
                 refused = refused or error
-        if refused is None:
-            raise AssertionError("unreachable: a listing without a segment raises")
-        raise refused
+        raise refused or AssertionError("unreachable: a listing without a segment raises")
 
     def oldest_readable(self) -> int:
         return min([*self.checkpoints, *([0] if 0 in self.commits else [])], default=self.latest)
-
-    def _candidates(self, version: int) -> Iterator[Checkpoint | None]:
-        for at in sorted((at for at in self.checkpoints if at <= version), reverse=True):
-            yield from self.checkpoints[at]
-        yield None
 
     def _deltas(
         self, start: int, version: int, compacted: Mapping[int, list[tuple[int, StoredObject]]]
@@ -204,8 +198,7 @@ def require_published(stores: Stores, root: str, latest: int) -> None:
             if staged := STAGED_COMMIT.fullmatch(file.location[start:]):
                 newest = max(newest, int(staged[1]))
     if newest > latest:
-        code = ReasonCode.UNPUBLISHED_COMMITS
-        raise code.error(
+        raise ReasonCode.UNPUBLISHED_COMMITS.error(
             f"The Delta table is managed by a catalog, and a commit of version {newest} is staged: the log ends at "
             f"version {latest}, so the table may be newer than what the log shows."
         )
@@ -214,7 +207,7 @@ def require_published(stores: Stores, root: str, latest: int) -> None:
 READERS = 16
 
 
-@dataclass(frozen=True)
+@dataclass
 class Commit:
     """The changes of the versions `first` to `last`, which are the same for a plain commit."""
 
@@ -259,8 +252,9 @@ def _read_commit(stores: Stores, root: str, first: int, last: int, file: StoredO
 
 def parse_commit(body: bytes, first: int, last: int, modified_ms: int) -> Commit:
     """Parses a commit file; kinds of actions that readers do not need are left out."""
-    single: dict[str, Action] = {}
-    several: dict[str, list[Action]] = {"add": [], "remove": [], "cdc": [], "sidecar": []}
+    commit = Commit(first, last, modified_ms)
+    several = {"add": commit.adds, "remove": commit.removes, "cdc": commit.cdc, "sidecar": commit.sidecars}
+    single = {"protocol": "protocol", "metaData": "metadata", "commitInfo": "info"}
     for line in body.split(b"\n"):
         if not line.strip():
             continue
@@ -269,37 +263,17 @@ def parse_commit(body: bytes, first: int, last: int, modified_ms: int) -> Commit
                 continue
             if kind in several:
                 several[kind].append(action)
-            elif kind in ("protocol", "metaData", "commitInfo"):
-                single[kind] = action
-    return Commit(
-        first=first,
-        last=last,
-        modified_ms=modified_ms,
-        protocol=single.get("protocol"),
-        metadata=single.get("metaData"),
-        adds=several["add"],
-        removes=several["remove"],
-        cdc=several["cdc"],
-        info=single.get("commitInfo", {}),
-        sidecars=several["sidecar"],
-    )
+            elif kind in single:
+                setattr(commit, single[kind], action)
+    return commit
 
 
 # Rows of other actions: a checkpoint with few of them is sliced without copying.
 FEW_NULLS = 8
 SMALL = ("protocol", "metaData", "sidecar")
 ADD_FIELDS = (
-    *(
-        "path",
-        "partitionValues",
-        "size",
-        "modificationTime",
-        "stats",
-        "stats_parsed",
-        "tags",
-        "deletionVector",
-    ),
-    *("baseRowId", "defaultRowCommitVersion", "clusteringProvider"),
+    *("path", "partitionValues", "size", "modificationTime", "stats", "stats_parsed", "tags"),
+    *("deletionVector", "baseRowId", "defaultRowCommitVersion", "clusteringProvider"),
 )
 
 
@@ -332,9 +306,8 @@ def read_checkpoint(
         state.adds += content.adds
         state.json_adds += content.json_adds
     if state.protocol is None or state.metadata is None:
-        raise TableFilesMissing(
-            root, f"the checkpoint of version {checkpoint.version} has no protocol or metadata"
-        )
+        at = f"the checkpoint of version {checkpoint.version}"
+        raise TableFilesMissing(root, f"{at} has no protocol or metadata")
     return state
 
 
@@ -409,10 +382,7 @@ NOT_AS_SPECIFIED = (
 
 @dataclass(frozen=True)
 class TableState:
-    """A table at a version: actions as in the log, live files as `adds` in the form of `files.from_actions`.
-
-    `commit` is that of this version; None if only a checkpoint was read.
-    """
+    """A table at a version: actions as in the log, live files as `adds`, the commit of the version if it was read."""
 
     version: int
     protocol: Action
@@ -454,9 +424,8 @@ def _require_announced_files(stores: Stores, root: str, version: int, state: Che
     count = sum(len(adds) for adds in state.adds) + len(state.json_adds)
     expected = announced.get("numOfAddFiles")
     if announced.get("version") == version and expected not in (None, count):
-        raise TableFilesMissing(
-            root, f"the checkpoint of version {version} names {count} files, {expected} announced"
-        )
+        at = f"the checkpoint of version {version}"
+        raise TableFilesMissing(root, f"{at} names {count} files, {expected} announced")
 
 
 def _require_head(root: str, protocol: Action, metadata: Action) -> None:

@@ -259,15 +259,10 @@ def find_hindrances(
     is_supported = "deletionVectors" in (protocol.get("readerFeatures") or ())
     is_enabled = (properties.get("delta.enableDeletionVectors") or "false").lower() == "true"
     if files or (is_supported and is_enabled):
-        hindrances.append(
-            Hindrance(
-                "deletionVectors",
-                f"has deletion vectors on {files} files" if files else "has deletion vectors switched on",
-                "Run ALTER TABLE … SET TBLPROPERTIES ('delta.enableDeletionVectors'='false'), "
-                "then REORG TABLE … APPLY (PURGE).",
-                ReasonCode.ROW_LEVEL_DELETES,
-            )
-        )
+        reason = f"has deletion vectors on {files} files" if files else "has deletion vectors switched on"
+        switch_off = "Run ALTER TABLE … SET TBLPROPERTIES ('delta.enableDeletionVectors'='false')"
+        fix = f"{switch_off}, then REORG TABLE … APPLY (PURGE)."
+        hindrances.append(Hindrance("deletionVectors", reason, fix, ReasonCode.ROW_LEVEL_DELETES))
     return (*hindrances, *_hindrances_of_types(metadata["schemaString"], columns, protocol))
 
 
@@ -275,12 +270,8 @@ def _hindrances_of_types(
     schema_string: str, partition_columns: tuple[str, ...], protocol: Mapping[str, Any]
 ) -> Iterator[Hindrance]:
     if has_metadata(schema_string, "delta.typeChanges"):
-        yield Hindrance(
-            _spelt("typeWidening", protocol),
-            "has columns whose type was widened",
-            "Rewrite the table with its new types.",
-            ReasonCode.WIDENED_TYPES,
-        )
+        reason, fix = "has columns whose type was widened", "Rewrite the table with its new types."
+        yield Hindrance(_spelt("typeWidening", protocol), reason, fix, ReasonCode.WIDENED_TYPES)
     kinds = set()
     for column, kind in primitive_types(schema_string):
         if kind in BY_TYPE and kind not in kinds:

@@ -37,11 +37,7 @@ class AvroBlocks:
 
 
 def read_container(content: bytes) -> AvroBlocks:
-    """Reads a container file (Avro spec, "Object Container Files").
-
-    Raises:
-        AvroError: the file is damaged or encrypted.
-    """
+    """Reads a container file (Avro spec, "Object Container Files"); raises AvroError if damaged or encrypted."""
     if content.startswith(ENCRYPTED):
         raise EncryptedError("it is encrypted")
     if not content.startswith(MAGIC):

@@ -24,7 +24,6 @@ from lakeshare_server.tables.delta.changes import (
     SegmentFile,
     SegmentFooter,
     SegmentVersion,
-    open_segment,
 )
 from lakeshare_server.tables.iceberg.deletes import FEATURE as DELETION_VECTORS
 from lakeshare_server.tables.index import (
@@ -45,9 +44,7 @@ WRITER_VERSION = 4
 # Features that only data files can need: change files have the names and types of their version.
 OF_DATA_FILES = frozenset({"columnMapping", "typeWidening", DELETION_VECTORS})
 ROWS_ONLY = TableProtocol(min_writer_version=WRITER_VERSION)
-PROPERTIES_OF_DATA_FILES = (
-    *("delta.columnMapping.", "delta.enableTypeWidening", "delta.enableDeletionVectors"),
-)
+DATA_FILE_PROPERTIES = ("delta.columnMapping.", "delta.enableTypeWidening", "delta.enableDeletionVectors")
 
 
 def change_head(head: TableHead) -> TableHead:
@@ -76,16 +73,13 @@ def head_of_rows(head: TableHead) -> TableHead:
     """
     reader = tuple(one for one in head.protocol.reader_features or () if one not in OF_DATA_FILES)
     writer = tuple(one for one in head.protocol.writer_features or () if one not in OF_DATA_FILES)
+    protocol = replace(head.protocol, reader_features=reader, writer_features=writer)
     properties = head.configuration.items()
     return replace(
         head,
         schema_string=parquet_format_schema(head.schema_string),
-        protocol=replace(head.protocol, reader_features=reader, writer_features=writer)
-        if reader
-        else ROWS_ONLY,
-        configuration={
-            key: value for key, value in properties if not key.startswith(PROPERTIES_OF_DATA_FILES)
-        },
+        protocol=protocol if reader else ROWS_ONLY,
+        configuration={k: v for k, v in properties if not k.startswith(DATA_FILE_PROPERTIES)},
         hindrances=tuple(one for one in head.hindrances if one.feature not in OF_DATA_FILES),
     )
 
@@ -155,9 +149,8 @@ def vectors_of(files: pa.Table) -> pa.Array:
     """Returns a key of each file's deletion vector; empty for a file without one."""
     rest = files.column("delta_rest").combine_chunks()
     inline = pc.struct_field(pc.extract_regex(rest, pattern=INLINE_VECTOR), "vector")
-    stored = pc.binary_join_element_wise(
-        files.column("dv_path").combine_chunks(), files.column("dv_rest").combine_chunks(), " "
-    )
+    paths, more = (files.column(name).combine_chunks() for name in ("dv_path", "dv_rest"))
+    stored = pc.binary_join_element_wise(paths, more, " ")
     return pc.coalesce(inline, stored, pa.scalar("", pa.string()))
 
 
@@ -287,10 +280,7 @@ class StateChange:
 
 
 def write_change_index(change: StateChange, made_of: tuple[str, str], index_dir: Path) -> str:
-    """Writes the changes of a publication beside the file indexes; returns the SHA-256 of the file, its name.
-
-    `made_of` are the digests of both file indexes, the first one empty before the first publication.
-    """
+    """Writes the changes of a publication beside the file indexes; returns the SHA-256 of the file, its name."""
     make_private(index_dir)
     remove_abandoned(index_dir)
     with new_file(index_dir) as scratch:
@@ -319,7 +309,7 @@ def write_changes(change: StateChange, made_of: tuple[str, str], path: Path) -> 
 def open_changes(path: Path, version: int, made_of: tuple[str, str]) -> Segment | None:
     """Opens the changes of a version between two states; None if missing, of other states or of another layout."""
     try:
-        segment = open_segment(path)
+        segment = Segment(path)
     except (OSError, KeyError, TypeError, ValueError):
         return None
     is_right = segment.note.made_of == (LAYOUT, *made_of) and list(segment.note.versions) == [version]
@@ -330,9 +320,7 @@ def change_files_of(segment: Segment, version: int) -> dict[str, int]:
     """Returns the change files in an index of changes, with their sizes in bytes."""
     one = segment.note.versions[version]
     sizes: dict[str, int] = {}
-    for batch in (
-        segment.rows(one.first_row, one.first_row + one.window_rows + one.cdc_rows) if one.cdc_rows else ()
-    ):
+    for batch in segment.rows(one.first_row, one.end_row) if one.cdc_rows else ():
         chosen = batch.filter(pc.equal(batch.column("kind"), CDC))
         sizes.update(zip(chosen.column("path").to_pylist(), chosen.column("size").to_pylist(), strict=True))
     return sizes

@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+# The scope of equality deletes of an unpartitioned spec.
 EVERYWHERE = ""
-"""The scope of equality deletes of an unpartitioned spec."""
+# Delete files are small and come from stores with latency: many are requested at once.
 READERS = 16
-"""Delete files are small and come from stores with latency: many are requested at once."""
 
 
 @contextmanager
@@ -86,9 +86,7 @@ class Targets:
         for file in self.files:
             groups[_partition(file)].append(file)
         return {
-            partition: _Group(
-                sorted(file.path for file in files), min(file.sequence_number for file in files)
-            )
+            partition: _Group(sorted(one.path for one in files), min(one.sequence_number for one in files))
             for partition, files in groups.items()
         }
 
@@ -190,9 +188,7 @@ def _partition(file: Target | DeleteFile) -> _Partition:
     values = file.partition
     # As in Iceberg, partition values of NaN are equal and the two zeros differ.
     if any(isinstance(value, float) for _, value in values):
-        values = tuple(
-            (field_id, repr(value) if isinstance(value, float) else value) for field_id, value in values
-        )
+        values = tuple((key, repr(value) if isinstance(value, float) else value) for key, value in values)
     return file.spec_id, values
 
 
@@ -242,12 +238,9 @@ def frame_vector(content: bytes) -> bytes:
 
 
 def vector_columns(vectors: Mapping[int, Vector], files: int, folder: Path | None) -> dict[str, pa.Array]:
-    """The columns of a snapshot's deletion vectors by row; empty without vectors.
+    """The columns of deletion vectors by row, empty without vectors; large ones are written to `folder`.
 
-    Large vectors are written to `folder`.
-
-    Raises:
-        VectorTooLarge: a vector is large, and there is no folder.
+    Raises VectorTooLarge if a vector is large and there is no folder.
     """
     if not vectors:
         return {}
@@ -341,11 +334,8 @@ def _positions(
         columns = [str(ids.get(b"%d" % field_id, name)) for field_id, name in (PATH, POSITION)]
         # Consecutive rows have the same path: a dictionary has each path once.
         parquet = pq.ParquetFile(stream, metadata=footer, read_dictionary=columns[:1])
-        groups = [
-            group
-            for group in range(footer.num_row_groups)
-            if _may_name_live_file(footer.row_group(group), columns[0], near)
-        ]
+        every = ((group, footer.row_group(group)) for group in range(footer.num_row_groups))
+        groups = [number for number, group in every if _may_name_live_file(group, columns[0], near)]
         rows = parquet.read_row_groups(groups, columns=columns, use_threads=False).select(columns)
     for batch in rows.rename_columns(["path", "position"]).to_batches():
         for path, positions in _by_path(batch):
@@ -494,9 +484,8 @@ def deletion_vectors(
 
 def require_no_equality_deletes(targets: Targets, deletes: Sequence[DeleteFile], root: str) -> None:
     """Raises Unserveable if equality deletes apply to a data file."""
-    applied = [
-        delete for delete in deletes if delete.content == "equality" and targets.has_equal_rows(delete)
-    ]
+    equality = (delete for delete in deletes if delete.content == "equality")
+    applied = list(filter(targets.has_equal_rows, equality))
     if applied:
         raise Unserveable(
             f"{root} has {len(applied)} files of equality deletes, the first is {applied[0].path}, which are not "
@@ -515,7 +504,7 @@ def _vector_blobs(targets: Targets, deletes: Sequence[DeleteFile], root: str) ->
         path, offset, size = delete.referenced_data_file, delete.content_offset, delete.content_size_in_bytes
         if path is None or offset is None or size is None:
             raise _malformed_error(
-                root, f"a deletion vector in {delete.path} does not say where it is, or whose"
+                root, f"a deletion vector in {delete.path} lacks its data file, offset or size"
             )
         number = targets.by_path.get(path)
         if number is None:
@@ -573,9 +562,5 @@ def add_vector_feature(head: TableHead, vectors: Mapping[str, pa.Array]) -> Tabl
 
 def vector_hindrance(files: int) -> Hindrance:
     """Why parquet cannot carry a table with vectors on this number of files."""
-    return Hindrance(
-        FEATURE,
-        f"has deletion vectors on {files} files",
-        f"Run {COMPACTION}; or write copy-on-write.",
-        ReasonCode.ROW_LEVEL_DELETES,
-    )
+    reason, fix = f"has deletion vectors on {files} files", f"Run {COMPACTION}; or write copy-on-write."
+    return Hindrance(FEATURE, reason, fix, ReasonCode.ROW_LEVEL_DELETES)

@@ -123,9 +123,8 @@ def key_columns(table: "TableMetadata", ids: Sequence[int]) -> list[KeyColumn]:
     """The columns with these ids, each from the newest schema that has it: a dropped column still deletes rows."""
     if not ids:
         raise ValueError("their manifest names no columns")
-    oldest_first = sorted(
-        table.schemas, key=lambda schema: (schema.schema_id == table.current_schema_id, schema.schema_id)
-    )
+    current = table.current_schema_id
+    oldest_first = sorted(table.schemas, key=lambda one: (one.schema_id == current, one.schema_id))
     columns = []
     for field_id in ids:
         schema = next((one for one in reversed(oldest_first) if field_id in one.field_ids), None)
@@ -184,9 +183,8 @@ def _ticks(unit: str, values: pa.Array) -> pa.Array:
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
-    return kind in (pa.binary(), pa.string(), pa.large_binary(), pa.large_string()) or bool(
-        pa.types.is_fixed_size_binary(kind)
-    )
+    plain = (pa.binary(), pa.string(), pa.large_binary(), pa.large_string())
+    return kind in plain or bool(pa.types.is_fixed_size_binary(kind))
 
 
 def _is_time(kind: pa.DataType) -> bool:
@@ -200,8 +198,7 @@ def _unchanged(values: pa.Array) -> pa.Array:
 # For each type of key columns: the Arrow types in files, and the conversion to comparable values.
 FORMS: Mapping[str, tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], pa.Array]]] = {
     "boolean": (pa.types.is_boolean, lambda values: values.cast(pa.int8())),
-    "int": (pa.types.is_integer, _unchanged),
-    "long": (pa.types.is_integer, _unchanged),
+    **dict.fromkeys(("int", "long"), (pa.types.is_integer, _unchanged)),
     "float": (pa.types.is_floating, lambda values: _float_bits(values.cast(pa.float32()))),
     "double": (pa.types.is_floating, lambda values: _float_bits(values.cast(pa.float64()))),
     "decimal": (pa.types.is_decimal, _unchanged),
@@ -231,12 +228,8 @@ class KeySet:
             pairs = pc.unique(codes)
             self._pairs.append(pairs)
             codes = pc.index_in(codes, value_set=pairs).cast(pa.int64())
-        highest = (
-            pa.table({"code": codes, "sequence_number": sequence_numbers})
-            .group_by("code")
-            .aggregate([("sequence_number", "max")])
-            .sort_by("code")
-        )
+        rows = pa.table({"code": codes, "sequence_number": sequence_numbers})
+        highest = rows.group_by("code").aggregate([("sequence_number", "max")]).sort_by("code")
         self._sequence_numbers = highest.column("sequence_number_max").combine_chunks()
         self._sorted: dict[int, pa.Array] = {}
 
@@ -296,9 +289,8 @@ class KeyReading:
         self._columns = set()
         for key in keys:
             # If a file lacks a column in a struct, the struct is read for its own nulls.
-            ids = [
-                one for one in (*key.structs, key.field_id) if one in self._places and one not in constants
-            ]
+            known = self._places.keys() - constants.keys()
+            ids = [field_id for field_id in (*key.structs, key.field_id) if field_id in known]
             if ids:
                 self._columns.add(_dotted(schema, self._places[ids[-1]]))
         # The compressed size of these columns.
@@ -330,9 +322,8 @@ class KeyReading:
         parts = []
         for key in self._keys:
             for struct in key.structs:
-                is_null = (
-                    column_at(batch, places[struct]).is_null() if struct in places else pa.repeat(True, count)
-                )
+                is_known = struct in places
+                is_null = column_at(batch, places[struct]).is_null() if is_known else pa.repeat(True, count)
                 parts.append(is_null.cast(pa.int64()))
             if key.field_id in self._constants:
                 parts.append(pa.repeat(self._constants[key.field_id][0], count))
@@ -521,10 +512,8 @@ class ResultsCache:
         """Keeps the results of a snapshot, unless those of a later one are kept."""
         if self._folder is None:
             return
-        header = {
-            "sequence_number": sequence_number,
-            "deletes": {delete.path: self._key_of(delete) for delete in deletes},
-        }
+        keys = {delete.path: self._key_of(delete) for delete in deletes}
+        header = {"sequence_number": sequence_number, "deletes": keys}
         contents = [(number, rows[number]) for number in sorted(rows)]
         bitmaps = [None if content is None else content.serialize() for _, content in contents]
         columns = {
@@ -582,9 +571,8 @@ def rows_deleted_by_equality(
         )
     for delete in applied:
         if delete.format != "PARQUET":
-            raise _refusal(
-                f"{root} has equality deletes in {delete.format}, which this server does not read: {delete.path}."
-            )
+            what = f"{root} has equality deletes in {delete.format}"
+            raise _refusal(f"{what}, which this server does not read: {delete.path}.")
     cache = ResultsCache(stores.settings, table, targets)
     known = cache.find(applied)
     work = _Work(stores, table, files, targets, root)
@@ -668,9 +656,8 @@ class _Work:
                 keys = key_columns(self._table, ids)
             except ValueError as error:
                 path = local_path(own[0].path)
-                raise _refusal(
-                    f"{self._root} has equality deletes in {path} that cannot be applied: {error}."
-                ) from error
+                what = f"{self._root} has equality deletes in {path} that cannot be applied"
+                raise _refusal(f"{what}: {error}.") from error
             numbers = self._targets.in_scope(own[0])
             later = [delete for delete in own if delete.path not in known.deletes]
             for some, which in (
@@ -693,20 +680,14 @@ class _Work:
         while current is not None:
             following = next(passes, None)
             keys, newest = current
-            wanted = [
-                number
-                for number in group.numbers
-                if self._targets.files[number].sequence_number < newest
-                and self._targets.files[number].rows
-                and self._may_match(number, group.keys, keys)
-            ]
+            files_of = ((number, self._targets.files[number]) for number in group.numbers)
+            older = (number for number, file in files_of if file.sequence_number < newest and file.rows)
+            wanted = [number for number in older if self._may_match(number, group.keys, keys)]
             if following is None:
                 self._finish(set(group.numbers) - set(wanted))
+            largest = SMALL_VALUES // len(group.keys)
             jobs = (
-                (
-                    self._targets.files[number].rows * len(group.keys) <= SMALL_VALUES,
-                    partial(self._read_rows, number, group.keys),
-                )
+                (self._targets.files[number].rows <= largest, partial(self._read_rows, number, group.keys))
                 for number in wanted
             )
             for rows in _batch_rows(read_ahead(files, jobs)):
@@ -743,10 +724,8 @@ class _Work:
 
     def _key_sets(self, files: ThreadPoolExecutor, group: _Group) -> Iterator[tuple[KeySet, int]]:
         """The deleted keys, as many at once as memory allows, and the highest sequence number among them."""
-        jobs = (
-            (delete.size_bytes <= SMALL_BYTES, partial(self._read_keys, delete, group.keys))
-            for delete in group.deletes
-        )
+        deletes = ((delete.size_bytes <= SMALL_BYTES, delete) for delete in group.deletes)
+        jobs = ((is_small, partial(self._read_keys, delete, group.keys)) for is_small, delete in deletes)
         chunks: list[list[pa.Array]] = []
         numbers: list[pa.Array] = []
         size, newest = 0, 0

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -44,11 +44,9 @@ COLUMNS: dict[str, pa.DataType] = {
 COUNTS = ("null_counts", "nan_counts")
 PARTITION_TYPES: dict[str, pa.DataType] = {
     "boolean": pa.bool_(),
-    "float": pa.float64(),
-    "double": pa.float64(),
     "string": pa.string(),
-    "bytes": pa.binary(),
-    "fixed": pa.binary(),
+    **dict.fromkeys(("float", "double"), pa.float64()),
+    **dict.fromkeys(("bytes", "fixed"), pa.binary()),
 }
 
 
@@ -80,6 +78,10 @@ class DataFiles:
     @property
     def formats(self) -> set[str]:
         return set(pc.unique(self.column("format")).to_pylist())
+
+    @property
+    def spec_ids(self) -> list[int]:
+        return cast("list[int]", pc.unique(self.column("spec_id")).to_pylist())
 
     def in_spec(self, spec_id: int) -> pa.BooleanArray:
         return pc.equal(self.column("spec_id"), spec_id)
@@ -222,11 +224,7 @@ class Manifest:
 
 
 def live_files(stores: Stores, snapshot: "Snapshot", root: str) -> LiveFiles:
-    """Reads all live files of a snapshot.
-
-    Raises:
-        Unserveable: the manifest list or a manifest is missing, truncated, damaged, or has unexpected files.
-    """
+    """Reads all live files of a snapshot; raises Unserveable if a manifest is missing, damaged or unexpected."""
     name = listing = snapshot.manifest_list or "list of the metadata file"
     try:
         manifests = _manifests(stores, snapshot)
@@ -244,13 +242,9 @@ def live_files(stores: Stores, snapshot: "Snapshot", root: str) -> LiveFiles:
         # Not the store's message: it may contain locations of the server.
         why = str(error) if isinstance(error, AvroError) else "it is missing or not readable"
         code = ReasonCode.ENCRYPTED_FILES if isinstance(error, EncryptedError) else None
-        raise Unserveable(
-            f"The manifest {local_path(name)} of snapshot {snapshot.snapshot_id} of {root} cannot be read: {why}.",
-            code.fix
-            if code
-            else "Check that the table's metadata folder is whole, or publish another snapshot.",
-            code,
-        ) from error
+        what = f"The manifest {local_path(name)} of snapshot {snapshot.snapshot_id} of {root} cannot be read"
+        check = "Check that the table's metadata folder is whole, or publish another snapshot."
+        raise Unserveable(f"{what}: {why}.", code.fix if code else check, code) from error
 
 
 def _manifests(stores: Stores, snapshot: "Snapshot") -> list[Manifest]:

@@ -74,7 +74,7 @@ def read_iceberg(
     require_known_types(schema, table.format_version, root)
     live = live_files(stores, snapshot, root)
     files = live.data
-    unknown = sorted(set(pc.unique(files.column("spec_id")).to_pylist()) - table.specs().keys())
+    unknown = sorted(set(files.spec_ids) - table.specs().keys())
     if unknown:
         raise Unserveable(
             f"{root} has manifests of the partition spec {unknown[0]}, which its metadata does not have.",
@@ -89,9 +89,8 @@ def read_iceberg(
     vectors = vectors_of(stores, targets, live.deletes, by_equality, root, vectors_dir)
     others = files.formats - {"PARQUET"}
     if others:
-        raise ReasonCode.FILE_FORMAT.error(
-            f"{root} has data files in {min(others)}, recipients read Parquet only."
-        )
+        reason = f"{root} has data files in {min(others)}, recipients read Parquet only."
+        raise ReasonCode.FILE_FORMAT.error(reason)
     known = partitions.partition_columns(table, schema, files)
     ids = {schema.find_field(name).field_id for name in known}
     identities = partitions.identity_columns(table, schema, files)
@@ -133,8 +132,7 @@ def _require_no_encryption(live: LiveFiles, root: str) -> None:
     if any(delete.is_encrypted for delete in live.deletes):
         what = what or "files of deletes"
     if what is not None:
-        code = ReasonCode.ENCRYPTED_FILES
-        raise code.error(f"{root} has encrypted {what}.")
+        raise ReasonCode.ENCRYPTED_FILES.error(f"{root} has encrypted {what}.")
 
 
 def _require_each_file_once(files: DataFiles, root: str) -> None:
@@ -144,8 +142,7 @@ def _require_each_file_once(files: DataFiles, root: str) -> None:
         return
     counts = pc.value_counts(paths)
     [twice, *_] = counts.field("values").filter(pc.greater(counts.field("counts"), 1)).to_pylist()
-    code = ReasonCode.DUPLICATE_FILES
-    raise code.error(f"{root} lists {local_path(twice)} more than once.")
+    raise ReasonCode.DUPLICATE_FILES.error(f"{root} lists {local_path(twice)} more than once.")
 
 
 class MetadataError(ValueError):
@@ -160,13 +157,9 @@ class MetadataTooLarge(MetadataError):
 
 
 def open_metadata(stores: Stores, metadata_location: str, snapshot_id: int) -> tuple[TableMetadata, Snapshot]:
-    """Reads the metadata of a table, and one of its snapshots.
+    """Reads the metadata of a table, and a snapshot; `NO_SNAPSHOT` gives one without files if the table has none.
 
-    If the table has no snapshot, `NO_SNAPSHOT` gives a snapshot without files.
-
-    Raises:
-        Unserveable: the file cannot be read, or has no such snapshot.
-        Unavailable: its store does not answer.
+    Raises Unserveable without such a file or snapshot, Unavailable if the store does not answer.
     """
     try:
         table = parse_metadata(stores.read(metadata_location), snapshot_id)
@@ -220,11 +213,7 @@ def decompress_metadata(content: bytes, longest_bytes: int) -> bytes:
 
 
 def parse_metadata(content: bytes, snapshot_id: int) -> TableMetadata:
-    """Parses a metadata file, plain or gzip; only the snapshot with this id is complete.
-
-    Raises:
-        MetadataError: says which part cannot be read.
-    """
+    """Parses a metadata file, plain or gzip, with one complete snapshot; raises MetadataError if it cannot be read."""
     try:
         metadata = orjson.loads(decompress_metadata(content, MAX_METADATA_BYTES))
     except MetadataError:
@@ -271,20 +260,16 @@ def _describe_error(error: Exception) -> str:
         return "it lacks a part, or has one of another type than Iceberg says"
     first = cause.errors(include_url=False, include_context=False, include_input=False)[0]
     field = ".".join(str(step) for step in first["loc"])
-    return (
-        f"its field {field} is missing or not what Iceberg says"
-        if field
-        else "its parts contradict each other"
-    )
+    if not field:
+        return "its parts contradict each other"
+    return f"its field {field} is missing or not what Iceberg says"
 
 
 def schema_at(table: TableMetadata, snapshot: Snapshot) -> Schema:
     schemas = {schema.schema_id: schema for schema in table.schemas}
-    is_newest = snapshot.snapshot_id == table.current_snapshot_id
-    today, known = table.current_schema_id, schemas.keys()
-    return schemas[
-        readers_schema_id(is_newest=is_newest, written_with=snapshot.schema_id, today=today, known=known)
-    ]
+    is_newest, today = snapshot.snapshot_id == table.current_snapshot_id, table.current_schema_id
+    own = snapshot.schema_id
+    return schemas[readers_schema_id(is_newest=is_newest, written_with=own, today=today, known=schemas)]
 
 
 def readers_schema_id(
@@ -352,9 +337,7 @@ def keeps_rows(stores: Stores, metadata_location: str, snapshot_id: int, before_
     """Whether all snapshots after `before_id` up to this one only replaced files by others with the same rows, as
     compaction does (Iceberg spec, "Snapshots": operation `replace`).
 
-    Raises:
-        Unserveable: the metadata cannot be read.
-        Unavailable: its store does not answer.
+    Raises Unserveable if the metadata cannot be read, Unavailable if its store does not answer.
     """
     table, _ = open_metadata(stores, metadata_location, snapshot_id)
     ancestor: int | None = snapshot_id
@@ -370,9 +353,7 @@ def restores_columns(stores: Stores, before: tuple[str, int], after: tuple[str, 
     """Whether a later state, given by metadata location and snapshot id, has a column that the table had before the
     earlier state, but not in it, such as after a rollback: files of both states then have different rows in each.
 
-    Raises:
-        Unserveable: the metadata cannot be read.
-        Unavailable: its store does not answer.
+    Raises Unserveable if the metadata cannot be read, Unavailable if its store does not answer.
     """
     then = open_metadata(stores, *before)
     now = open_metadata(stores, *after)

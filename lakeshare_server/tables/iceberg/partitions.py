@@ -98,7 +98,9 @@ def json_value(kind: str, value: Any) -> Any:
     if kind == "date":
         return (EPOCH + timedelta(days=value)).isoformat()
     if kind in ("timestamp", "timestamptz"):
-        return timestamp_text(value, has_zone=kind == "timestamptz")
+        # Raises OverflowError outside of the years 1 to 9999.
+        text = (START + timedelta(microseconds=value)).isoformat(timespec="microseconds")
+        return text if kind == "timestamptz" else text.removesuffix("+00:00")
     if kind.startswith("decimal"):
         scale = int(kind.rstrip(")").rpartition(",")[2])
         unscaled = Decimal(int.from_bytes(value, "big", signed=True))
@@ -106,12 +108,6 @@ def json_value(kind: str, value: Any) -> Any:
     if kind == "binary" or kind.startswith("fixed"):
         return bytes(value).hex().upper()
     raise ValueError(kind)
-
-
-def timestamp_text(micros: int, *, has_zone: bool) -> str:
-    """Formats microseconds since 1970; raises OverflowError outside of the years 1 to 9999."""
-    text = (START + timedelta(microseconds=micros)).isoformat(timespec="microseconds")
-    return text if has_zone else text.removesuffix("+00:00")
 
 
 DECIMAL_BYTES = 16
@@ -186,7 +182,6 @@ def _text(value: bytes | None, *, is_upper: bool) -> str | None:
 
 
 HOUR_US = 3_600_000_000
-EPOCH_DATE = date(1970, 1, 1)
 # The least and the greatest value that a partition value stands for, None without an end.
 Span: TypeAlias = tuple[Any, Any]
 
@@ -224,7 +219,7 @@ def partition_ranges(
     from pyiceberg.types import PrimitiveType
 
     found: dict[int, Range] = {}
-    for spec_id in pc.unique(files.column("spec_id")).to_pylist():
+    for spec_id in files.spec_ids:
         is_in_spec = files.in_spec(spec_id)
         for field in table.specs()[spec_id].fields:
             values = files.partition.get((spec_id, field.field_id))
@@ -269,7 +264,7 @@ def _month_start(months: int, per_day: int) -> int | None:
     year, month = 1970 + months // 12, months % 12 + 1
     if not MINYEAR <= year <= MAXYEAR:
         return None
-    return (date(year, month, 1) - EPOCH_DATE).days * per_day
+    return (date(year, month, 1) - EPOCH).days * per_day
 
 
 TIMES: Mapping[str, Callable[[int, int], int | None]] = {
@@ -309,11 +304,9 @@ def cast_values(values: list[Any], kind: pa.DataType) -> pa.Array:
     """Converts numbers and texts of partitions to the type of their column; null if out of range."""
     if pa.types.is_decimal(kind):
         limit = 10**kind.precision
+        known = (value if value is not None and abs(value) < limit else None for value in values)
         packed = [
-            None
-            if value is None or abs(value) >= limit
-            else value.to_bytes(DECIMAL_BYTES, "big", signed=True)
-            for value in values
+            value if value is None else value.to_bytes(DECIMAL_BYTES, "big", signed=True) for value in known
         ]
         return decode_bounds(pa.array(packed, pa.binary()), kind, is_upper=True)
     if not pa.types.is_temporal(kind) and not pa.types.is_integer(kind):
@@ -422,7 +415,7 @@ def partition_columns(table: "TableMetadata", schema: "Schema", files: DataFiles
 
     Without files, the columns of the table's own spec, so that rules by partitions can be decided.
     """
-    identities = [_identities(table, files, spec) for spec in _specs(files)]
+    identities = [_identities(table, files, spec) for spec in files.spec_ids]
     if not identities:
         identities = [_identity_fields(table, table.default_spec_id)]
     everywhere = set.intersection(*(set(identity) for identity in identities))
@@ -440,7 +433,7 @@ def identity_columns(
 ) -> dict[int, pa.BooleanArray]:
     """The columns, by id, that files are partitioned by, and whether each file is."""
     found: dict[int, pa.BooleanArray] = {}
-    for spec_id in _specs(files):
+    for spec_id in files.spec_ids:
         for field_id in _identities(table, files, spec_id):
             # The column may have been dropped.
             if field_id in schema.field_ids:
@@ -500,28 +493,17 @@ def _problem(
     return None
 
 
-def _specs(files: DataFiles) -> list[int]:
-    specs: list[int] = pc.unique(files.column("spec_id")).to_pylist()
-    return specs
-
-
 def _identities(table: "TableMetadata", files: DataFiles, spec_id: int) -> dict[int, int]:
     """`{source column id: partition field id}` of a spec's identity fields with values in its manifests."""
-    return {
-        source_id: field_id
-        for source_id, field_id in _identity_fields(table, spec_id).items()
-        if (spec_id, field_id) in files.partition
-    }
+    fields = _identity_fields(table, spec_id).items()
+    return {source: field for source, field in fields if (spec_id, field) in files.partition}
 
 
 def _identity_fields(table: "TableMetadata", spec_id: int) -> dict[int, int]:
     from pyiceberg.transforms import IdentityTransform
 
-    return {
-        field.source_id: field.field_id
-        for field in table.specs()[spec_id].fields
-        if isinstance(field.transform, IdentityTransform)
-    }
+    fields = table.specs()[spec_id].fields
+    return {one.source_id: one.field_id for one in fields if isinstance(one.transform, IdentityTransform)}
 
 
 def _has_text(table: "TableMetadata", schema: "Schema", files: DataFiles, field_id: int) -> bool:
@@ -531,9 +513,8 @@ def _has_text(table: "TableMetadata", schema: "Schema", files: DataFiles, field_
         return False
     values = _typed_values(table, schema, files, field_id)
     texts = partition_text(values)
-    return bool(
-        texts.null_count == values.null_count and not pc.any(pc.equal(texts, ""), min_count=0).as_py()
-    )
+    is_without_empty = not pc.any(pc.equal(texts, ""), min_count=0).as_py()
+    return is_without_empty and texts.null_count == values.null_count
 
 
 def _typed_values(table: "TableMetadata", schema: "Schema", files: DataFiles, field_id: int) -> pa.Array:
@@ -551,7 +532,7 @@ def _partition_values(table: "TableMetadata", files: DataFiles, field_id: int) -
     """A column's values as in manifests, null for files that are not partitioned by it."""
     by_spec = [
         files.partition[spec, identities[field_id]]
-        for spec in _specs(files)
+        for spec in files.spec_ids
         if field_id in (identities := _identities(table, files, spec))
     ]
     return reduce(pc.coalesce, by_spec)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from functools import partial, reduce
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -74,12 +74,8 @@ def columns_of(schema: pa.Schema) -> list[FileColumn]:
 
 def columns_of_table(schema: "Schema") -> dict[str, FileColumn]:
     """Returns all columns and groups of a table by their paths; the types of groups are empty."""
-    columns = (
-        column
-        for field in schema.fields
-        for column in _columns_of_type(field.name, field.field_id, field.field_type)
-    )
-    return {column.name: column for column in columns}
+    columns = (_columns_of_type(field.name, field.field_id, field.field_type) for field in schema.fields)
+    return {column.name: column for column in chain.from_iterable(columns)}
 
 
 def _columns_of_type(path: str, field_id: int, kind: "IcebergType") -> Iterator[FileColumn]:
@@ -195,9 +191,8 @@ def _footers(stores: Stores, paths: Sequence[str], numbers: Sequence[int]) -> It
     with ThreadPoolExecutor(READERS) as pool:
         for start in range(0, len(numbers), READ_AHEAD):
             some = numbers[start : start + READ_AHEAD]
-            yield from zip(
-                some, pool.map(partial(_footer, stores), [paths[one] for one in some]), strict=True
-            )
+            footers = pool.map(partial(_footer, stores), [paths[number] for number in some])
+            yield from zip(some, footers, strict=True)
 
 
 def _footer(stores: Stores, path: str) -> pa.Schema:
@@ -214,12 +209,7 @@ def _footer(stores: Stores, path: str) -> pa.Schema:
 
 
 def find_lacking_column(stores: Stores, paths: Sequence[str], names: Collection[str]) -> str | None:
-    """Returns one of these columns that some file lacks by name; None if all files have all.
-
-    Raises:
-        Unserveable: a file cannot be read.
-        Unavailable: its store does not answer.
-    """
+    """Returns one of these columns that some file lacks by name, None if all have all."""
     for _, footer in _footers(stores, paths, range(len(paths))):
         present = {name.lower() for name in footer.names}
         lacking = next((name for name in names if name.lower() not in present), None)
@@ -268,10 +258,8 @@ class _Compared:
 
     def result(self) -> InFiles:
         if self._renamed and self._without_ids:
-            self._refuse(
-                ReasonCode.FILES_WITHOUT_IDS,
-                f"{self._without_ids} has no field ids, and another file {self._renamed}",
-            )
+            what = f"{self._without_ids} has no field ids, and another file {self._renamed}"
+            self._refuse(ReasonCode.FILES_WITHOUT_IDS, what)
         return InFiles(
             self._renamed,
             # Several older types of a column are all decimals: the longest name is the widest.
@@ -300,9 +288,8 @@ class _Compared:
         for field_id, name in self._defaults.items():
             # The value that a file is partitioned by precedes a default.
             if field_id not in present and field_id not in constants:
-                self._refuse(
-                    ReasonCode.COLUMN_DEFAULTS, f"{path} lacks column {name}, which has a default for that"
-                )
+                what = f"{path} lacks column {name}, which has a default for that"
+                self._refuse(ReasonCode.COLUMN_DEFAULTS, what)
         return lacking
 
     def _compare(self, path: str, column: FileColumn, *, has_ids: bool) -> None:
@@ -335,10 +322,8 @@ class _Compared:
             return
         older = older_type(column.type, today.type)
         if older is None or today.field_id is None:
-            self._refuse(
-                ReasonCode.OTHER_TYPES_IN_FILES,
-                f"{path} has column {today.name} as {column.shape}, the table has it as {today.shape}",
-            )
+            what = f"{path} has column {today.name} as {column.shape}, the table has it as {today.shape}"
+            self._refuse(ReasonCode.OTHER_TYPES_IN_FILES, what)
         else:
             self._widened.setdefault(today.field_id, set()).add(older)
 
@@ -401,19 +386,9 @@ def _mapped(parent: str, fields: "Sequence[MappedField]") -> Iterator[tuple[str,
             yield from _mapped(f"{parent}{name}.", field.fields)
 
 
-SAME_MEANING = {
-    "boolean": "boolean",
-    "int": "integer",
-    "long": "long",
-    "float": "float",
-    "double": "double",
-    "date": "date",
-    "timestamp": "timestamp_ntz",
-    "timestamptz": "timestamp",
-    "string": "string",
-    "binary": "binary",
-    "variant": "variant",
-}
+SAME_NAME = ("boolean", "long", "float", "double", "date", "string", "binary", "variant")
+SAME_MEANING = {name: name for name in SAME_NAME}
+SAME_MEANING |= {"int": "integer", "timestamp": "timestamp_ntz", "timestamptz": "timestamp"}
 # Primitive types of Iceberg's specification without parameters, and those added in format version 3.
 TYPES = frozenset({*SAME_MEANING, "decimal", "time", "uuid", "fixed"})
 TYPES_OF_V3 = frozenset({"timestamp_ns", "timestamptz_ns", "unknown", "geometry", "geography"})
@@ -578,19 +553,15 @@ def _hindrances(schema_string: str, in_files: InFiles) -> Iterator[Hindrance]:
         code = ReasonCode.NAMES_SPELT_OTHERWISE if is_odd else ReasonCode.RENAMED_COLUMNS
         yield _hindrance("columnMapping", code, reason)
     if in_files.widened:
-        yield _hindrance(
-            "typeWidening", ReasonCode.WIDENED_TYPES, "has columns of an older type in live files"
-        )
+        reason = "has columns of an older type in live files"
+        yield _hindrance("typeWidening", ReasonCode.WIDENED_TYPES, reason)
     first = {kind: column for column, kind in reversed(list(primitive_types(schema_string)))}
     for kind, feature, code, reason in NEEDED_BY_TYPE:
         if kind in first:
             yield _hindrance(feature, code, f"{reason} (column {first[kind]})")
     if in_files.shredded:
-        yield _hindrance(
-            "variantShredding",
-            ReasonCode.SHREDDED_VARIANTS,
-            f"has files in which parts of variants are columns of their own (column {in_files.shredded})",
-        )
+        reason = f"has files in which parts of variants are columns of their own (column {in_files.shredded})"
+        yield _hindrance("variantShredding", ReasonCode.SHREDDED_VARIANTS, reason)
 
 
 def _hindrance(feature: str, code: ReasonCode, reason: str) -> Hindrance:

@@ -65,16 +65,16 @@ DELETION_VECTORS: Mapping[str, Defect] = {
     ),
 }
 DATA_FILES: Mapping[str, Defect] = {
-    "a-file-is-as-long-as-told": at(QUERY, files(lambda _, inner: inner.update(size=inner["size"] + 1))),
+    "a-file-is-as-long-as-its-size": at(QUERY, files(lambda _, inner: inner.update(size=inner["size"] + 1))),
     "a-range-is-206": at(DATA, _whole, when=_has_range),
     "a-suffix-range-is-206": at(DATA, answer(501), when=_suffix),
     "a-range-beyond-the-end-is-416": at(DATA, lambda reply: setattr(reply, "status", 200), when=_has_range),
-    "head-tells-the-length-or-refuses": at(DATA, answer(405), method="HEAD"),
-    "head-tells-that-ranges-are-served": at(DATA, header("Accept-Ranges", None), method="HEAD"),
+    "head-returns-the-length-or-refuses": at(DATA, answer(405), method="HEAD"),
+    "head-announces-ranges": at(DATA, header("Accept-Ranges", None), method="HEAD"),
     "a-url-that-was-altered-is-refused": at(
         DATA, answer(200), when=lambda request: "X-Amz-Signature" not in request.params
     ),
-    "urls-end-no-sooner-than-told": at(
+    "urls-end-no-sooner-than-their-expiry": at(
         QUERY,
         files(lambda outer, _: outer.update(expirationTimestamp=outer["expirationTimestamp"] + 3_600_000)),
     ),
@@ -117,8 +117,8 @@ FURTHER: tuple[Named, ...] = (
     ("deletion-vectors.vectors-can-be-read", at(QUERY, files(vector(put(cardinality=1), "p")))),
     ("deletion-vectors.vectors-can-be-read", at(QUERY, files(vector(put(pathOrInlineDv="ö" * 10), "i")))),
     ("deletion-vectors.vectors-can-be-read", at(QUERY, files(vector(put(sizeInBytes=10_000), "i")))),
-    ("data-files.a-file-is-as-long-as-told", at(DATA, content(lambda data: data[:-1]))),
-    ("data-files.a-file-is-as-long-as-told", at(DATA, answer(403))),
+    ("data-files.a-file-is-as-long-as-its-size", at(DATA, content(lambda data: data[:-1]))),
+    ("data-files.a-file-is-as-long-as-its-size", at(DATA, answer(403))),
     ("data-files.urls-are-for-reading-only", at(DATA, answer(204), method="DELETE")),
     ("data-files.urls-are-for-reading-only", at(DATA, answer(412), method="DELETE")),
     (
@@ -130,7 +130,7 @@ FURTHER: tuple[Named, ...] = (
         "data-files.a-range-is-206",
         at(DATA, content(lambda data: data[::-1]), when=_has_range),
     ),
-    ("data-files.head-tells-the-length-or-refuses", at(DATA, header("Content-Length", "0"), method="HEAD")),
+    ("data-files.head-returns-the-length-or-refuses", at(DATA, header("Content-Length", "0"), method="HEAD")),
     (
         "data-files.a-url-that-was-altered-is-refused",
         at(DATA, answer(200), when=lambda r: r.path.endswith("x")),

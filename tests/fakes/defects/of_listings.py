@@ -106,7 +106,7 @@ LISTINGS: Mapping[str, Defect] = {
     "tables-have-the-documented-fields": at(SCHEMA_TABLES, items(drop("location"))),
     "names-are-made-of-allowed-characters": at("/shares/[^/]+/all-tables", items(put(name="a.b"))),
     "names-of-shares-have-no-dot": at("/shares", page(lambda found: found["items"].append({"name": "a.b"}))),
-    "a-share-is-told-as-it-is-listed": at("/shares/[^/]+", page(lambda found: found["share"].pop("id"))),
+    "a-share-is-returned-as-it-is-listed": at("/shares/[^/]+", page(lambda found: found["share"].pop("id"))),
     "all-tables-are-the-tables-of-all-schemas": at(
         "/shares/[^/]+/all-tables", page(_without_shares_of_all_tables)
     ),
@@ -116,10 +116,10 @@ LISTINGS: Mapping[str, Defect] = {
     "names-are-percent-decoded-once": at(VERSION, answer(404), when=_encoded),
     "what-is-not-there-is-404": at("/shares/lakeshare_[a-z_]+/schemas", answer(500)),
     "a-table-is-found-in-its-own-place-only": at(f"{TABLE}_/changes", answer(400)),
-    "what-is-not-there-is-told-by-its-code": at(
+    "what-is-not-there-has-its-error-code": at(
         ".*", anything(lambda text: text.replace(b"RESOURCE_DOES_NOT_EXIST", b"GONE"))
     ),
-    "a-table-tells-its-format": at(TABLE, page(put(format="parquet"))),
+    "a-table-has-a-format": at(TABLE, page(put(format="parquet"))),
     "a-listed-table-can-be-read": at(METADATA, answer(404)),
 }
 LISTING_PAGES: Mapping[str, Defect] = {
@@ -129,7 +129,7 @@ LISTING_PAGES: Mapping[str, Defect] = {
     "a-token-goes-on-without-a-size": at(
         LISTING, answer(400), when=lambda request: set(request.params) == {"pageToken"}
     ),
-    "a-token-nobody-gave-is-400": at("/shares", answer(500), when=asked("pageToken")),
+    "an-unknown-token-is-400": at("/shares", answer(500), when=asked("pageToken")),
     "a-token-of-another-listing-is-400": at(LISTING, answer(200), when=asked("pageToken")),
     "sizes-that-are-none-are-400": at(
         "/shares", answer(500), when=lambda request: request.params.get("maxResults") == "1.5"
@@ -138,8 +138,8 @@ LISTING_PAGES: Mapping[str, Defect] = {
 }
 VERSIONS: Mapping[str, Defect] = {
     "the-version-is-a-header": at(VERSION, header("Delta-Table-Version", None)),
-    "head-of-a-table-tells-its-version": at(TABLE, header("Delta-Table-Version", "99"), method="HEAD"),
-    "all-calls-tell-one-version": at(QUERY, header("Delta-Table-Version", "99")),
+    "head-of-a-table-returns-its-version": at(TABLE, header("Delta-Table-Version", "99"), method="HEAD"),
+    "all-calls-return-one-version": at(QUERY, header("Delta-Table-Version", "99")),
     "the-first-version-since-a-time-is-found": at(
         VERSION, header("Delta-Table-Version", "6"), when=asked("startingTimestamp")
     ),
@@ -180,7 +180,7 @@ BAD_REQUESTS: Mapping[str, Defect] = {
         METADATA, answer(500), when=lambda request: len(request.params.get("version", "")) > 300
     ),
     "what-is-no-endpoint-is-404-or-405": at("/lakeshare", answer(200)),
-    "refusals-tell-no-secrets": at(
+    "refusals-contain-no-secrets": at(
         QUERY,
         anything(
             lambda text: text.replace(b'"message": "', b'"message": "Traceback (most recent call last) ')
@@ -213,7 +213,7 @@ FURTHER: tuple[Named, ...] = (
     ("listings.names-are-made-of-allowed-characters", at("/shares/[^/]+/all-tables", items(put(name="a b")))),
     ("listings.names-are-made-of-allowed-characters", at("/shares", items(put(name="x" * 256)))),
     ("listings.names-are-percent-decoded-once", at(".*%25.*", answer(200))),
-    ("listings.a-table-tells-its-format", at(TABLE, page(put(name="other")))),
+    ("listings.a-table-has-a-format", at(TABLE, page(put(name="other")))),
     ("listings.ids-are-unique-and-stay", at("/shares", items(put(id="same")))),
     (
         "listing-pages.pages-of-one-give-every-item-once",
@@ -223,10 +223,10 @@ FURTHER: tuple[Named, ...] = (
         "listing-pages.a-page-of-none-is-allowed",
         at(LISTING, page(put(items=[{"name": "x"}])), when=_page_all),
     ),
-    ("listing-pages.a-token-nobody-gave-is-400", at("/shares", answer(200), when=asked("pageToken"))),
+    ("listing-pages.an-unknown-token-is-400", at("/shares", answer(200), when=asked("pageToken"))),
     ("versions.the-version-is-a-header", at(VERSION, header("Delta-Table-Version", "v1"))),
     ("versions.the-version-is-a-header", at(VERSION, content(lambda _: b"{}"))),
-    ("versions.all-calls-tell-one-version", at(METADATA, header("Delta-Table-Version", None))),
+    ("versions.all-calls-return-one-version", at(METADATA, header("Delta-Table-Version", None))),
     (
         "credentials.credentials-are-given-as-documented-or-refused",
         _credentials(put(gcpOauthToken={"oauthToken": "x"})),

@@ -46,8 +46,8 @@ METADATAS: Mapping[str, Defect] = {
     "parquet-schemas-hold-what-old-clients-know": at(
         METADATA, metadata(in_schema('"timestamp"', '"timestamp_ntz"'))
     ),
-    "delta-metadata-tells-the-size": at(METADATA, each("metaData", drop("size"))),
-    "metadata-tells-size-and-number-of-files": at(METADATA, each("metaData", drop("numFiles"))),
+    "delta-metadata-has-the-size": at(METADATA, each("metaData", drop("size"))),
+    "metadata-has-size-and-number-of-files": at(METADATA, each("metaData", drop("numFiles"))),
     "size-and-number-of-files-are-true": at(QUERY, each("metaData", put(numFiles=77))),
     "the-delta-protocol-is-well-formed": at(METADATA, protocol(put(minReaderVersion=2))),
     "features-of-the-log-are-left-out": at(
@@ -57,8 +57,8 @@ METADATAS: Mapping[str, Defect] = {
         METADATA, protocol(lambda found: found.get("readerFeatures", [""]).pop())
     ),
     "the-writer-protocol-fits-the-change-data-feed": at(METADATA, protocol(put(minWriterVersion=2))),
-    "the-format-is-told": at(QUERY, header(CAPABILITIES, "responseformat=DELTA;x")),
-    "metadata-of-a-version-is-told": at(METADATA, header("Delta-Table-Version", "99"), when=_late),
+    "the-format-is-in-the-header": at(QUERY, header(CAPABILITIES, "responseformat=DELTA;x")),
+    "metadata-of-a-version-is-returned": at(METADATA, header("Delta-Table-Version", "99"), when=_late),
     "metadata-of-no-version-is-400": at(METADATA, answer(200), when=asked("timestamp")),
 }
 NEGOTIATION: Mapping[str, Defect] = {
@@ -104,7 +104,7 @@ FURTHER: tuple[Named, ...] = (
     ("metadata.size-and-number-of-files-are-true", at(QUERY, each("metaData", put(size=77)))),
     ("metadata.the-delta-protocol-is-well-formed", at(METADATA, protocol(drop("writerFeatures")))),
     ("metadata.the-delta-protocol-is-well-formed", at(METADATA, protocol(put(minWriterVersion="7")))),
-    ("metadata.the-format-is-told", at(QUERY, header(CAPABILITIES, None))),
+    ("metadata.the-format-is-in-the-header", at(QUERY, header(CAPABILITIES, None))),
     ("metadata.table-answers-are-ndjson", at(METADATA, header("Content-Type", "application/x-ndjson"))),
     (
         "metadata.metadata-of-no-version-is-400",

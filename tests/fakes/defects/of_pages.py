@@ -68,11 +68,11 @@ PAGING: Mapping[str, Defect] = {
         when=lambda request: {"jsonPredicateHints", "pageToken"} <= set(body(request)),
     ),
     "pages-of-changes-are-the-changes": at(CHANGES, without_files(), when=asked("pageToken")),
-    "page-tokens-nobody-gave-are-400": at(QUERY, answer(500), when=given("pageToken", "nonsense")),
+    "unknown-page-tokens-are-400": at(QUERY, answer(500), when=given("pageToken", "nonsense")),
     "a-page-token-belongs-to-its-request": at(QUERY, answer(200), when=_alone("pageToken", "maxFiles")),
     "a-page-token-belongs-to-its-table": at("/shares/beta/.*/query", answer(200), when=later_page),
     "sizes-of-pages-are-positive": at(QUERY, answer(500), when=given("maxFiles", 1.5)),
-    "an-end-tells-the-earliest-expiry": at(
+    "an-end-has-the-earliest-expiry": at(
         QUERY, each("endStreamAction", put(minUrlExpirationTimestamp=32_503_680_000_000))
     ),
 }
@@ -80,7 +80,7 @@ REFRESH: Mapping[str, Defect] = {
     "a-refresh-token-is-given": at(QUERY, each("endStreamAction", drop("refreshToken"))),
     "an-end-comes-last-and-once": at(QUERY, lines(_end_first)),
     "a-refreshed-answer-has-the-same-files": at(QUERY, without_files(), when=refreshing),
-    "refresh-tokens-nobody-gave-are-400": at(QUERY, answer(200), when=given("refreshToken", "nonsense")),
+    "unknown-refresh-tokens-are-400": at(QUERY, answer(200), when=given("refreshToken", "nonsense")),
     "a-refresh-token-stands-alone": at(
         QUERY, answer(200), when=lambda request: refreshing(request) and in_window(request)
     ),
@@ -152,7 +152,7 @@ FURTHER: tuple[Named, ...] = (
         "paging.pages-of-changes-are-the-changes",
         at(CHANGES, each("metaData", put(name="x")), when=asked("pageToken")),
     ),
-    ("paging.page-tokens-nobody-gave-are-400", at(QUERY, answer(200), when=_wrong("pageToken"))),
+    ("paging.unknown-page-tokens-are-400", at(QUERY, answer(200), when=_wrong("pageToken"))),
     ("paging.a-page-token-belongs-to-its-request", at(CHANGES, answer(200), when=asked("pageToken"))),
     (
         "paging.a-page-token-belongs-to-its-request",
@@ -168,7 +168,7 @@ FURTHER: tuple[Named, ...] = (
         "refresh.a-refreshed-answer-has-the-same-files",
         at(QUERY, each("endStreamAction", drop("refreshToken")), when=asked("refreshToken")),
     ),
-    ("refresh.refresh-tokens-nobody-gave-are-400", at(QUERY, answer(500), when=given("refreshToken", 1))),
+    ("refresh.unknown-refresh-tokens-are-400", at(QUERY, answer(500), when=given("refreshToken", 1))),
     (
         "refresh.a-refresh-token-stands-alone",
         at(QUERY, answer(200), when=lambda r: {"refreshToken", "version"} <= set(body(r))),

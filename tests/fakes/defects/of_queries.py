@@ -66,7 +66,7 @@ ASYNC_QUERIES: Mapping[str, Defect] = {
     "the-key-goes-by-both-names": at(
         QUERY, answer(400), when=lambda request: "idempotency_key" in body(request)
     ),
-    "pending-answers-tell-the-version": at(QUERY, header("Delta-Table-Version", None), when=is_async),
+    "pending-answers-have-the-version": at(QUERY, header("Delta-Table-Version", None), when=is_async),
     "the-answer-comes-as-if-at-once": at(POLL, header("Delta-Table-Version", None)),
     "pages-come-from-the-same-query": at(POLL, without_files(), when=later_page),
     "a-query-sent-twice-is-one": at(
@@ -111,13 +111,13 @@ LIMITS: Mapping[str, Defect] = {
     "limits-that-are-none-are-400": at(QUERY, answer(500), when=given("limitHint", -1)),
 }
 FURTHER: tuple[Named, ...] = (
-    ("async-queries.pending-answers-tell-the-version", at(QUERY, header(CAPABILITIES, None), when=is_async)),
+    ("async-queries.pending-answers-have-the-version", at(QUERY, header(CAPABILITIES, None), when=is_async)),
     (
-        "async-queries.pending-answers-tell-the-version",
+        "async-queries.pending-answers-have-the-version",
         at(QUERY, each("queryStatus", put(status="waiting")), when=is_async),
     ),
     (
-        "async-queries.pending-answers-tell-the-version",
+        "async-queries.pending-answers-have-the-version",
         at(QUERY, lines(lambda found: found * 2), when=is_async),
     ),
     ("async-queries.the-answer-comes-as-if-at-once", at(POLL, each("queryStatus", put(queryId="other")))),

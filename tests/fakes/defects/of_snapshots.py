@@ -88,7 +88,7 @@ SNAPSHOTS: Mapping[str, Defect] = {
     "a-snapshot-is-head-and-files": at(
         QUERY, lines(lambda found: [*found, {"comment": {"text": "hello"}}]), when=plainly
     ),
-    "nobody-gets-an-end-that-did-not-ask": at(QUERY, lines(with_end), when=plainly),
+    "an-end-is-sent-on-request-only": at(QUERY, lines(with_end), when=plainly),
     "parquet-files-have-the-documented-fields": at(QUERY, files(_url(lambda _: "file:///tmp/x"))),
     "delta-files-have-the-documented-fields": at(
         QUERY, files(lambda _, inner: inner.pop("modificationTime", 0))
@@ -103,9 +103,9 @@ SNAPSHOTS: Mapping[str, Defect] = {
     "urls-live-as-long-as-clients-need": at(
         QUERY, files(lambda outer, _: outer.update(expirationTimestamp=1_700_000_000_000))
     ),
-    "urls-tell-when-they-end": at(QUERY, files(lambda outer, _: outer.pop("expirationTimestamp"))),
+    "urls-have-an-expiry": at(QUERY, files(lambda outer, _: outer.pop("expirationTimestamp"))),
     "urls-do-not-hold-the-token": at(QUERY, files(_url(lambda url: f"{url}&token={TOKEN}"))),
-    "a-plain-read-tells-no-version-in-its-lines": at(QUERY, files(lambda outer, _: outer.update(version=1))),
+    "a-plain-read-has-no-version-in-its-lines": at(QUERY, files(lambda outer, _: outer.update(version=1))),
     "an-empty-object-asks-for-all": at(QUERY, without_files(), when=asked("lakeshareConformance")),
     "the-content-type-of-a-request-is-optional": at(
         QUERY, answer(415), when=lambda request: request.headers.get("content-type") == ""
@@ -124,9 +124,7 @@ DELTA_FORMAT: Mapping[str, Defect] = {
 }
 TIME_TRAVEL: Mapping[str, Defect] = {
     "a-version-is-answered-as-asked": at(QUERY, header("Delta-Table-Version", "6"), when=asked("version")),
-    "a-version-asked-for-is-told-in-metadata": at(
-        QUERY, each("metaData", drop("version")), when=asked("version")
-    ),
+    "a-requested-version-is-in-metadata": at(QUERY, each("metaData", drop("version")), when=asked("version")),
     "the-latest-version-is-the-latest-snapshot": at(QUERY, without_files(), when=asked("version")),
     "versions-are-read-from-text-too": at(
         QUERY, answer(400), when=lambda request: b'"version": "' in request.body

@@ -93,7 +93,7 @@ def _other_ids(stored: bytes) -> bytes:
 WINDOWS: Mapping[str, Defect] = {
     "a-window-begins-with-its-first-version": at(QUERY, header("Delta-Table-Version", "6"), when=in_window),
     "a-window-has-adds-and-removes": at(QUERY, lines(lambda found: [*found, {"cdf": {}}]), when=in_window),
-    "files-of-a-window-tell-version-and-time": at(
+    "files-of-a-window-have-version-and-time": at(
         QUERY, files(lambda outer, _: outer.pop("timestamp")), when=in_window
     ),
     "times-grow-with-versions": at(QUERY, files(lambda outer, _: outer.update(timestamp=5)), when=in_window),
@@ -108,8 +108,8 @@ WINDOWS: Mapping[str, Defect] = {
         files(lambda _, inner: inner.update(dataChange=False) if "dataChange" in inner else None),
         when=in_window,
     ),
-    "a-change-of-the-schema-is-told-where-it-happens": at(QUERY, lines(without("metaData")), when=in_window),
-    "protocols-are-told-when-asked-for": at(QUERY, each("protocol", drop("version")), when=in_window),
+    "a-change-of-the-schema-is-sent-at-its-version": at(QUERY, lines(without("metaData")), when=in_window),
+    "protocols-are-sent-on-request": at(QUERY, each("protocol", drop("version")), when=in_window),
     "windows-that-are-none-are-400": at(QUERY, answer(500), when=asked("endingVersion")),
     "removed-files-can-be-read": at(
         QUERY, files(lambda _, inner: inner.update(size=1), only="remove"), when=in_window
@@ -121,16 +121,16 @@ CHANGE: Mapping[str, Defect] = {
     "changes-are-added-removed-and-changed-files": at(
         CHANGES, files(lambda _, inner: inner.update(dataChange=True), only="cdc")
     ),
-    "changes-tell-version-and-time": at(CHANGES, files(lambda outer, _: outer.pop("version"))),
-    "metadata-of-changes-tells-its-version": at(CHANGES, each("metaData", drop("version"))),
+    "changes-have-version-and-time": at(CHANGES, files(lambda outer, _: outer.pop("version"))),
+    "metadata-of-changes-has-its-version": at(CHANGES, each("metaData", drop("version"))),
     "changes-in-delta-format-say-that-they-are-recorded": at(CHANGES, protocol(put(minWriterVersion=2))),
     "booleans-are-read-in-any-case": at(
         CHANGES, answer(400), when=lambda request: request.params.get("includeHistoricalMetadata") == "True"
     ),
-    "changes-of-the-schema-are-told-when-asked-for": at(CHANGES, lines(without("metaData"))),
+    "changes-of-the-schema-are-sent-on-request": at(CHANGES, lines(without("metaData"))),
     "changed-rows-stand-alone": at(CHANGES, lines(_and_adds)),
     "files-of-changes-can-be-read": at(DATA, answer(404)),
-    "changed-rows-tell-their-kind": at("/data/.*/c", content(_without_kinds)),
+    "changed-rows-have-their-kind": at("/data/.*/c", content(_without_kinds)),
     "changes-add-up": at(CHANGES, lines(without("remove"))),
     "changes-that-were-not-recorded-are-400": at("/shares/beta/.*/changes", answer(500)),
 }
@@ -152,20 +152,20 @@ FURTHER: tuple[Named, ...] = (
     ("windows.a-window-begins-with-its-first-version", at(QUERY, lines(_later_schema), when=in_window)),
     ("windows.a-window-has-adds-and-removes", at(QUERY, lines(with_end), when=in_window)),
     (
-        "windows.files-of-a-window-tell-version-and-time",
+        "windows.files-of-a-window-have-version-and-time",
         at(QUERY, files(lambda outer, _: outer.pop("version")), when=in_window),
     ),
     (
-        "windows.files-of-a-window-tell-version-and-time",
+        "windows.files-of-a-window-have-version-and-time",
         at(QUERY, files(lambda _, inner: inner.pop("size"), only="remove"), when=in_window),
     ),
     (
         "windows.a-window-keeps-its-bounds",
         at(QUERY, files(lambda outer, _: outer.update(version=77)), when=asked("endingVersion")),
     ),
-    ("windows.a-change-of-the-schema-is-told-where-it-happens", at(QUERY, lines(_unstamped), when=in_window)),
+    ("windows.a-change-of-the-schema-is-sent-at-its-version", at(QUERY, lines(_unstamped), when=in_window)),
     (
-        "windows.protocols-are-told-when-asked-for",
+        "windows.protocols-are-sent-on-request",
         at(QUERY, each("protocol", put(version=0)), when=in_window),
     ),
     ("windows.windows-that-are-none-are-400", at(QUERY, answer(200), when=given("startingVersion", -1))),
@@ -176,10 +176,10 @@ FURTHER: tuple[Named, ...] = (
     ("changes.changes-begin-with-a-head", at(CHANGES, header(CAPABILITIES, None))),
     ("changes.changes-are-added-removed-and-changed-files", at(CHANGES, lines(with_end))),
     (
-        "changes.changes-tell-version-and-time",
+        "changes.changes-have-version-and-time",
         at(CHANGES, files(lambda outer, _: outer.update(timestamp="now"))),
     ),
-    ("changes.metadata-of-changes-tells-its-version", at(CHANGES, each("metaData", put(version=6)))),
+    ("changes.metadata-of-changes-has-its-version", at(CHANGES, each("metaData", put(version=6)))),
     (
         "changes.changes-in-delta-format-say-that-they-are-recorded",
         at(

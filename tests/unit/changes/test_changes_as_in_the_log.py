@@ -82,7 +82,7 @@ def test_in_commit_times_count_from_the_version_that_switches_them_on(log: Writt
     log.commit(info("SET", inCommitTimestamp=FIRST_MS + 777_000), metadata(switched))
     log.commit(info("WRITE", inCommitTimestamp=FIRST_MS + 888_000), add("1"))
     changes = read(log.location, 0, 2)
-    assert [(one.timestamp_ms, one.tells_time) for one in changes] == [
+    assert [(one.timestamp_ms, one.has_own_time) for one in changes] == [
         (FIRST_MS, False),
         (FIRST_MS + 777_000, True),
         (FIRST_MS + 888_000, True),
