@@ -67,11 +67,7 @@ _log = logging.getLogger(__name__)
 
 
 def create_app(settings: ServerSettings) -> FastAPI:
-    """The application over the catalog of the settings; its shutdown writes the last audit rows.
-
-    Raises:
-        BadRequest: the signing key is too short, or the catalog's URL is invalid.
-    """
+    """The application over the catalog of the settings; raises `BadRequest` for a short key or an invalid URL."""
     metrics = health.Metrics(names=settings.telemetry_names)
     stores = Stores(settings, Services(settings.outside_answer_s, metrics.note_outage))
     app_state = _make_app_state(settings, stores, metrics)
@@ -89,16 +85,14 @@ def create_app(settings: ServerSettings) -> FastAPI:
         app_state.audit.close()
         app_state.catalog.close()
 
-    app = FastAPI(
-        lifespan=lifespan, openapi_url=None, redirect_slashes=False, telemetry=health.telemetry_settings()
-    )
+    telemetry = health.telemetry_settings()
+    app = FastAPI(lifespan=lifespan, openapi_url=None, redirect_slashes=False, telemetry=telemetry)
     app.state.app_state = app_state
     app.state.previews = Previews(LocationSigners(settings, app_state.local_signer, stores), stores)
     app.add_middleware(PageHeaders)
     # The last middleware is the outermost: all others get the client address from it.
-    app.add_middleware(
-        AuditMiddleware, audit=app_state.audit, metrics=metrics, names=settings.telemetry_names
-    )
+    names = settings.telemetry_names
+    app.add_middleware(AuditMiddleware, audit=app_state.audit, metrics=metrics, names=names)
     app.add_middleware(RateLimitMiddleware, limits=app_state.limits)
     app.add_middleware(ClientAddressMiddleware, proxies=TrustedProxies(settings.trusted_proxies))
     app.add_middleware(RequestBodyMiddleware)
@@ -129,6 +123,7 @@ def _make_app_state(settings: ServerSettings, stores: Stores, metrics: health.Me
     limits = RecipientLimits(allowances, settings)
     brute_force = BruteForceProtection(allowances, settings.guesses_per_minute)
     async_queries, scans = AsyncQueries(catalog), IcebergScans(stores, settings)
+    issuers = Issuers(settings, stores.services)
     federation = Federation(catalog, Credentials(catalog), settings, stores.services)
     return AppState(
         settings=settings,
@@ -137,9 +132,7 @@ def _make_app_state(settings: ServerSettings, stores: Stores, metrics: health.Me
         access_tokens=access_tokens,
         limits=limits,
         usage_writer=UsageWriter(uses, limits.daily_limits),
-        admin_authenticator=AdminAuthenticator(
-            catalog, make_admin_issuer(settings), Issuers(settings, stores.services), brute_force
-        ),
+        admin_authenticator=AdminAuthenticator(catalog, make_admin_issuer(settings), issuers, brute_force),
         versions=versions,
         views=views,
         pager=Pager(key, settings.page_size),
@@ -182,11 +175,7 @@ class Server(uvicorn.Server):
 def make_server(
     settings: ServerSettings, on_ready: Callable[[str], None] | None = None
 ) -> tuple[Server, socket.socket]:
-    """A server and the socket it will listen on; `on_ready` is called with the protocol's root URL.
-
-    Raises:
-        BadRequest: the signing key is too short, or the catalog's URL is invalid.
-    """
+    """A server and its socket; `on_ready` is called with the protocol's root URL. Raises as `create_app`."""
     settings, listening = _bind(settings)
     try:
         app = create_app(settings)
@@ -197,10 +186,7 @@ def make_server(
 
 
 def serve(settings: ServerSettings, on_ready: Callable[[str], None] | None = None, workers: int = 1) -> None:
-    """Serve until a signal ends it; requests in progress may finish.
-
-    Several workers are processes that share one socket; they are restarted when they die.
-    """
+    """Serve until a signal ends it; several workers are processes that share one socket and are restarted."""
     # Files that the server and its workers write are for their own user.
     os.umask(0o077)
     folder = settings.state_dir

@@ -6,8 +6,8 @@ LakeshareError
 ├── MalformedRequest    what, hint           → 400 MALFORMED_REQUEST
 ├── Unserveable         reason, fix, code    → 400 UNSUPPORTED_OPERATION
 ├── LinkEnded           why, at, by          → 410 RESOURCE_DOES_NOT_EXIST
-├── Unauthenticated     reason               → 401 UNAUTHENTICATED
-├── Denied              reason               → 403 PERMISSION_DENIED
+├── Unauthenticated                          → 401 UNAUTHENTICATED
+├── Denied                                   → 403 PERMISSION_DENIED
 ├── TooManyRequests     what, retry_s        → 429 REQUEST_LIMIT_EXCEEDED
 ├── Unavailable         what, fix, retry_s   → 503 TEMPORARILY_UNAVAILABLE
 ├── StoreError          location             → 400 RESOURCE_DOES_NOT_EXIST, as the reference server answers
@@ -113,10 +113,6 @@ class Unserveable(LakeshareError):
 class Unauthenticated(LakeshareError):
     """No token, an unknown token or an expired one."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
 
 class LinkEnded(LakeshareError):
     """An activation link that existed: used, expired, or replaced."""
@@ -131,10 +127,6 @@ class LinkEnded(LakeshareError):
 
 class Denied(LakeshareError):
     """Known, but not allowed, as a signed URL that is expired or altered."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 class TooManyRequests(LakeshareError):

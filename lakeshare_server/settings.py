@@ -38,88 +38,65 @@ class StoreSettings(BaseSettings):
 
     # An empty variable is not set: lines of .env.example without `#`, and unset variables that are passed on.
     model_config = SettingsConfigDict(
-        env_prefix="LAKESHARE_", env_file=".env", env_ignore_empty=True, extra="ignore", validate_default=True
+        env_prefix="LAKESHARE_",
+        env_file=".env",
+        env_ignore_empty=True,
+        extra="ignore",
+        validate_default=True,
+        use_attribute_docstrings=True,
     )
 
-    s3_endpoint: Endpoint | None = Field(
-        None, description="URL of an S3-compatible store; boto3's usual one, AWS, by default."
-    )
-    s3_public_endpoint: Endpoint | None = Field(
-        None, description="How recipients reach the S3 store, when not as the server does."
-    )
-    s3_region: str | None = Field(
-        None,
-        description="Region of all S3 buckets; each bucket's own on AWS by default.",
-        pattern=r"^[a-z0-9-]+$",
-    )
-    s3_path_style: bool | None = Field(
-        None, description="Whether buckets stand in the path of URLs; by default unless the store is AWS."
-    )
-    s3_request_payer: bool = Field(False, description="Pay for requests to requester-pays buckets.")
-    s3_role_arn: str | None = Field(
-        None, description="Role assumed for directory access; a federation token is asked for by default."
-    )
-    s3_sts_endpoint: Endpoint | None = Field(
-        None, description="URL of STS; S3_ENDPOINT by default if that is set, else boto3's usual one."
-    )
-    gcs_endpoint: Endpoint | None = Field(
-        None, description="URL of a stand-in for Google Cloud Storage; Google's by default."
-    )
-    gcs_public_endpoint: Endpoint | None = Field(
-        None, description="How recipients reach Google Cloud Storage, when not as the server does."
-    )
-    gcs_hmac_id: str | None = Field(
-        None,
-        description="Id of an HMAC key of Google's; it signs URLs hundreds of times faster than a private key.",
-    )
-    gcs_hmac_secret: SecretStr | None = Field(None, description="Secret of GCS_HMAC_ID.")
-    azure_account: str | None = Field(
-        None, description="Storage account of locations that name a container only.", pattern=r"^[a-z0-9-]+$"
-    )
-    azure_account_key: SecretStr | None = Field(
-        None, description="Key of AZURE_ACCOUNT; Azure's default chain of identities is used by default."
-    )
-    azure_sas_token: SecretStr | None = Field(
-        None, description="Shared access signature to read AZURE_ACCOUNT with; it signs no URLs."
-    )
-    azure_endpoint: Endpoint | None = Field(
-        None, description="URL of the blob service of AZURE_ACCOUNT; Azure's by default."
-    )
-    azure_public_endpoint: Endpoint | None = Field(
-        None,
-        description="How recipients reach the blob service of AZURE_ACCOUNT, when not as the server does.",
-    )
-    outside_answer_s: float = Field(
-        15,
-        gt=0,
-        le=600,
-        description="How long one call of a store, catalog, token service or issuer may take, in seconds.",
-    )
+    s3_endpoint: Endpoint | None = None
+    """URL of an S3-compatible store; boto3's usual one, AWS, by default."""
+    s3_public_endpoint: Endpoint | None = None
+    """How recipients reach the S3 store, when not as the server does."""
+    s3_region: str | None = Field(None, pattern=r"^[a-z0-9-]+$")
+    """Region of all S3 buckets; each bucket's own on AWS by default."""
+    s3_path_style: bool | None = None
+    """Whether buckets stand in the path of URLs; by default unless the store is AWS."""
+    s3_request_payer: bool = False
+    """Pay for requests to requester-pays buckets."""
+    s3_role_arn: str | None = None
+    """Role assumed for directory access; a federation token is asked for by default."""
+    s3_sts_endpoint: Endpoint | None = None
+    """URL of STS; S3_ENDPOINT by default if that is set, else boto3's usual one."""
+    gcs_endpoint: Endpoint | None = None
+    """URL of a stand-in for Google Cloud Storage; Google's by default."""
+    gcs_public_endpoint: Endpoint | None = None
+    """How recipients reach Google Cloud Storage, when not as the server does."""
+    gcs_hmac_id: str | None = None
+    """Id of an HMAC key of Google's; it signs URLs hundreds of times faster than a private key."""
+    gcs_hmac_secret: SecretStr | None = None
+    """Secret of GCS_HMAC_ID."""
+    azure_account: str | None = Field(None, pattern=r"^[a-z0-9-]+$")
+    """Storage account of locations that name a container only."""
+    azure_account_key: SecretStr | None = None
+    """Key of AZURE_ACCOUNT; Azure's default chain of identities is used by default."""
+    azure_sas_token: SecretStr | None = None
+    """Shared access signature to read AZURE_ACCOUNT with; it signs no URLs."""
+    azure_endpoint: Endpoint | None = None
+    """URL of the blob service of AZURE_ACCOUNT; Azure's by default."""
+    azure_public_endpoint: Endpoint | None = None
+    """How recipients reach the blob service of AZURE_ACCOUNT, when not as the server does."""
+    outside_answer_s: float = Field(15, gt=0, le=600)
+    """How long one call of a store, catalog, token service or issuer may take, in seconds."""
 
-    equality_delete_bytes: int = Field(
-        4_294_967_296,
-        ge=1,
-        description="Most bytes of key columns read to apply a table's equality deletes, in each attempt.",
-    )
-    equality_delete_s: float = Field(
-        60, gt=0, description="Most seconds spent on applying a table's equality deletes, in each attempt."
-    )
+    equality_delete_bytes: int = Field(4_294_967_296, ge=1)
+    """Most bytes of key columns read to apply a table's equality deletes, in each attempt."""
+    equality_delete_s: float = Field(60, gt=0)
+    """Most seconds spent on applying a table's equality deletes, in each attempt."""
 
 
 class StateSettings(StoreSettings):
     """The state folder and the database, which pipelines and server share."""
 
-    state_dir: AbsolutePath = Field(Path(".lakeshare"), description="Folder of everything lakeshare keeps.")
-    database_url: str | None = Field(
-        None, description="SQLAlchemy URL of the catalog and ledger; SQLite in the state folder by default."
-    )
+    state_dir: AbsolutePath = Path(".lakeshare")
+    """Folder of everything lakeshare keeps."""
+    database_url: str | None = None
+    """SQLAlchemy URL of the catalog and ledger; SQLite in the state folder by default."""
 
-    audit_retention_days: int | None = Field(
-        None,
-        ge=1,
-        description="Days that audit events are kept, by the nightly janitor and `lakeshare audit prune`; all by "
-        "default.",
-    )
+    audit_retention_days: int | None = Field(None, ge=1)
+    """Days that audit events are kept, by the nightly janitor and `lakeshare audit prune`; all by default."""
 
     @property
     def catalog_url(self) -> str:
@@ -145,106 +122,66 @@ class StateSettings(StoreSettings):
 class ServerSettings(StateSettings):
     """Addresses, signing, paging and limits of the sharing server."""
 
-    host: str = Field("127.0.0.1", description="Address the server listens on.")
-    port: int = Field(8765, ge=0, le=65535, description="Port the server listens on; 0 takes a free one.")
-    endpoint: str = Field("/delta-sharing", description="Path prefix of the protocol.", pattern=r"^/[^?#]*$")
-    public_url: str | None = Field(
-        None, description="How recipients reach the server, without the prefix; http://HOST:PORT by default."
-    )
-    provider_name: str | None = Field(
-        None, description="Who shares, as pages for recipients say it; the host of PUBLIC_URL by default."
-    )
-    provider_contact: str | None = Field(
-        None,
-        description="Contact for recipients on their pages, like data@example.com; no contact by default.",
-    )
-    url_life_s: int = Field(
-        3600,
-        ge=60,
-        le=604800,
-        description="Life of a signed file URL, in seconds; Spark jobs that read for longer need more than 900.",
-    )
-    signing_key: SecretStr | None = Field(
-        None,
-        description="Key that signs local file URLs, 32 bytes or more; made and kept in the state folder by default.",
-    )
-    page_size: int = Field(500, ge=1, le=500, description="Most items in one page of a listing.")
-    page_files: int = Field(
-        10_000, ge=1, description="Most files in one page of a paged query, change feed or Iceberg scan."
-    )
-    iceberg_planning: Literal["server", "client"] = Field(
-        "server",
-        description="Who plans scans of Iceberg tables where clients leave it to the catalog: server or client.",
-    )
-    page_token_life_s: int = Field(259_200, ge=60, description="Life of a page token, in seconds.")
-    refresh_token_life_s: int = Field(3600, ge=60, description="Life of a refresh token, in seconds.")
-    index_cache_bytes: int = Field(
-        10_737_418_240,
-        ge=1,
-        description="Most bytes of indexes built on demand, for old and followed versions.",
-    )
+    host: str = "127.0.0.1"
+    """Address the server listens on."""
+    port: int = Field(8765, ge=0, le=65535)
+    """Port the server listens on; 0 takes a free one."""
+    endpoint: str = Field("/delta-sharing", pattern=r"^/[^?#]*$")
+    """Path prefix of the protocol."""
+    public_url: str | None = None
+    """How recipients reach the server, without the prefix; http://HOST:PORT by default."""
+    provider_name: str | None = None
+    """Who shares, as pages for recipients say it; the host of PUBLIC_URL by default."""
+    provider_contact: str | None = None
+    """Contact for recipients on their pages, like data@example.com; no contact by default."""
+    url_life_s: int = Field(3600, ge=60, le=604800)
+    """Life of a signed file URL, in seconds; Spark jobs that read for longer need more than 900."""
+    signing_key: SecretStr | None = None
+    """Key that signs local file URLs, 32 bytes or more; made and kept in the state folder by default."""
+    page_size: int = Field(500, ge=1, le=500)
+    """Most items in one page of a listing."""
+    page_files: int = Field(10_000, ge=1)
+    """Most files in one page of a paged query, change feed or Iceberg scan."""
+    iceberg_planning: Literal["server", "client"] = "server"
+    """Who plans scans of Iceberg tables where clients leave it to the catalog: server or client."""
+    page_token_life_s: int = Field(259_200, ge=60)
+    """Life of a page token, in seconds."""
+    refresh_token_life_s: int = Field(3600, ge=60)
+    """Life of a refresh token, in seconds."""
+    index_cache_bytes: int = Field(10_737_418_240, ge=1)
+    """Most bytes of indexes built on demand, for old and followed versions."""
     files_also_in: str = Field(
         "",
         description="Stores and local folders, by spaces, that tables may name files in beside their own, like "
         "s3://bucket /srv/lake.",
     )
-    metrics_token: SecretStr | None = Field(
-        None,
-        description="Bearer token that `/metrics` asks for; without one, only programs of this host may read it.",
-    )
-    telemetry_names: bool = Field(
-        False, description="Whether metrics and traces name recipients; without names by default."
-    )
+    metrics_token: SecretStr | None = None
+    """Bearer token that `/metrics` asks for; without one, only programs of this host may read it."""
+    telemetry_names: bool = False
+    """Whether metrics and traces name recipients; without names by default."""
     trusted_proxies: str = Field(
         "",
         description="Addresses and networks of reverse proxies, by spaces, whose X-Forwarded-For is believed, like "
         "10.0.0.5 fd00::/64.",
     )
-    access_token_life_s: int = Field(
-        3600,
-        ge=60,
-        le=86_400,
-        description="Life of an OAuth access token given for a client secret, in seconds.",
-    )
-    requests_per_minute: int | None = Field(
-        None, ge=1, description="Most requests of a recipient in a minute; no limit by default."
-    )
-    urls_per_day: int | None = Field(
-        None, ge=1, description="Most files a recipient may get URLs of in a day (UTC); no limit by default."
-    )
-    bytes_per_day: int | None = Field(
-        None,
-        ge=1,
-        description="Most bytes of files a recipient may get URLs of in a day (UTC); no limit by default.",
-    )
-    guesses_per_minute: int = Field(
-        60,
-        ge=1,
-        description="Wrong tokens an address may try in a minute before it has to wait for the next.",
-    )
-    compress_lines: bool = Field(
-        True,
-        description="Compress responses with files (zstd, gzip) for clients that accept it and are not on this host.",
-    )
-    slow_client_s: float = Field(
-        30,
-        gt=0,
-        le=3600,
-        description="How long a client may take to send its headers, and its body, in seconds.",
-    )
-    request_wait_s: float = Field(
-        60,
-        gt=0,
-        le=3600,
-        description="How long a request may wait for its table's store or catalog before it is answered 503, in "
-        "seconds.",
-    )
-    min_free_bytes: int = Field(
-        67_108_864,
-        ge=0,
-        description="Free bytes on the disk of the state folder below which `/readyz` says that the server is not "
-        "ready.",
-    )
+    access_token_life_s: int = Field(3600, ge=60, le=86_400)
+    """Life of an OAuth access token given for a client secret, in seconds."""
+    requests_per_minute: int | None = Field(None, ge=1)
+    """Most requests of a recipient in a minute; no limit by default."""
+    urls_per_day: int | None = Field(None, ge=1)
+    """Most files a recipient may get URLs of in a day (UTC); no limit by default."""
+    bytes_per_day: int | None = Field(None, ge=1)
+    """Most bytes of files a recipient may get URLs of in a day (UTC); no limit by default."""
+    guesses_per_minute: int = Field(60, ge=1)
+    """Wrong tokens an address may try in a minute before it has to wait for the next."""
+    compress_lines: bool = True
+    """Compress responses with files (zstd, gzip) for clients that accept it and are not on this host."""
+    slow_client_s: float = Field(30, gt=0, le=3600)
+    """How long a client may take to send its headers, and its body, in seconds."""
+    request_wait_s: float = Field(60, gt=0, le=3600)
+    """How long a request may wait for its table's store or catalog before it is answered 503, in seconds."""
+    min_free_bytes: int = Field(67_108_864, ge=0)
+    """Free bytes on the disk of the state folder below which `/readyz` says that the server is not ready."""
     connections_per_address: int = Field(
         1000,
         ge=1,
@@ -256,29 +193,24 @@ class ServerSettings(StateSettings):
         description="Hosts of OIDC issuers, by spaces, that may be in a private network or without TLS, like "
         "idp.corp login.corp:8080.",
     )
-    oidc_leeway_s: int = Field(
-        60, ge=0, le=600, description="How far an issuer's clock may be from ours, in seconds."
-    )
-    admin_oidc_issuer: Endpoint | None = Field(
-        None, description="OIDC issuer whose tokens administer, as they name it; keys only by default."
-    )
-    admin_oidc_audiences: str = Field(
-        "", description="Audiences, by spaces, of which an administrator's token has one."
-    )
-    admin_oidc_name_claim: str = Field(
-        "sub", description="Claim that identifies an administrator; one that its owner cannot choose."
-    )
-    admin_oidc_role_claim: str = Field(
-        "roles", description="Claim with an administrator's roles or groups, like realm_access.roles."
-    )
-    admin_oidc_owners: str = Field("lakeshare-owner", description="Values of the claim that make an owner.")
-    admin_oidc_stewards: str = Field(
-        "lakeshare-steward", description="Values of the claim that make a steward."
-    )
-    admin_oidc_auditors: str = Field(
-        "lakeshare-auditor", description="Values of the claim that make an auditor."
-    )
-    max_body_bytes: int = Field(2_097_152, ge=1024, description="Largest request body accepted, in bytes.")
+    oidc_leeway_s: int = Field(60, ge=0, le=600)
+    """How far an issuer's clock may be from ours, in seconds."""
+    admin_oidc_issuer: Endpoint | None = None
+    """OIDC issuer whose tokens administer, as they name it; keys only by default."""
+    admin_oidc_audiences: str = ""
+    """Audiences, by spaces, of which an administrator's token has one."""
+    admin_oidc_name_claim: str = "sub"
+    """Claim that identifies an administrator; one that its owner cannot choose."""
+    admin_oidc_role_claim: str = "roles"
+    """Claim with an administrator's roles or groups, like realm_access.roles."""
+    admin_oidc_owners: str = "lakeshare-owner"
+    """Values of the claim that make an owner."""
+    admin_oidc_stewards: str = "lakeshare-steward"
+    """Values of the claim that make a steward."""
+    admin_oidc_auditors: str = "lakeshare-auditor"
+    """Values of the claim that make an auditor."""
+    max_body_bytes: int = Field(2_097_152, ge=1024)
+    """Largest request body accepted, in bytes."""
 
     def base_url(self) -> str:
         """The URL of the protocol's root for recipients."""

@@ -16,8 +16,6 @@ from lakeshare_server.errors import BadRequest
 if TYPE_CHECKING:
     from lakeshare_server.catalog import TableEntry
     from lakeshare_server.provider.serveability import ServedTable
-    from lakeshare_server.storage import ParsedLocation
-    from lakeshare_server.tables.serveability import Verdict
 
 EngineName = Literal[
     "pyiceberg", "pandas", "polars", "duckdb", "duckdb-sql", "spark", "trino", "power-bi", "snowflake"
@@ -56,30 +54,6 @@ class SnippetTable:
     def alias(self) -> str:
         """The share as a catalog name for any engine."""
         return re.sub(r"[^a-z0-9_]", "_", self.share.lower())
-
-
-@dataclass(frozen=True)
-class TableAccess:
-    """How recipients can read a table: verdicts by client, and how Iceberg clients read its files.
-
-    `storage` is None where they cannot; `no_credentials` is the reason why there are no credentials.
-    """
-
-    verdicts: dict[str, Verdict]
-    place: ParsedLocation
-    storage: Storage | None
-    no_credentials: str | None
-
-    @property
-    def iceberg(self) -> Verdict:
-        from lakeshare_server.tables.serveability import ICEBERG_REST
-
-        return self.verdicts[ICEBERG_REST]
-
-
-def make_table_access(served: ServedTable) -> TableAccess:
-    verdicts = {verdict.client: verdict for verdict in served.verdicts.values()}
-    return TableAccess(verdicts, served.place, served.storage, served.no_credentials)
 
 
 ICEBERG_PACKAGE = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
@@ -318,17 +292,14 @@ def _m_text(text: str) -> str:
     return '"' + text.replace("#(", "#(#)(").replace("\n", "#(lf)").replace('"', '""') + '"'
 
 
-PYTHON, PLAIN, SPARK = "Python, delta format", "Python, parquet format", "Spark, delta format"
-
-
 @dataclass(frozen=True)
 class Engine:
-    """An engine: its code for each API, its client at Delta Sharing, and the ways it can read files with Iceberg."""
+    """An engine: its code for each API, the id of its Delta Sharing client, and how it can read files with Iceberg."""
 
     name: EngineName
     iceberg: Text | None = None
     sharing: Text | None = None
-    client: str = PYTHON
+    client: str = "python-delta"
     storages: tuple[Storage, ...] = ("credentials", "signed requests", "disk")
 
 
@@ -370,29 +341,23 @@ ENGINES: dict[EngineName, Engine] = {
             ),
         ),
         Engine("duckdb-sql", iceberg=duckdb_sql, storages=("credentials", "disk")),
-        Engine("spark", iceberg=spark_iceberg, sharing=spark_sharing, client=SPARK),
+        Engine("spark", iceberg=spark_iceberg, sharing=spark_sharing, client="spark"),
         Engine("trino", iceberg=trino, storages=("credentials",)),
         # Power BI's connector does not document its capabilities: assume those of any client.
-        Engine("power-bi", sharing=power_bi, client=PLAIN),
+        Engine("power-bi", sharing=power_bi, client="python-parquet"),
         Engine("snowflake", iceberg=snowflake, storages=("credentials",)),
     )
 }
 
 
-def render_snippet(engine: Engine, table: SnippetTable, access: TableAccess, api: Api | None = None) -> str:
-    """The code for the given API, or for the one that works on most machines.
-
-    Raises:
-        BadRequest: the engine cannot read the table, or not through that API; with reason and remedy.
-    """
+def render_snippet(engine: Engine, table: SnippetTable, served: ServedTable, api: Api | None = None) -> str:
+    """The code for the given API, or the one that works on most machines; raises `BadRequest` with the reason."""
     # Iceberg first, except where its clients would have to be on the server's machine.
-    apis: Sequence[Api] = ("iceberg", "delta-sharing")
-    if access.storage == "disk":
-        apis = ("delta-sharing", "iceberg")
+    apis = API_NAMES[::-1] if served.storage == "disk" else API_NAMES
     refused = {}
     for tried in apis if api is None else (api,):
         text = engine.iceberg if tried == "iceberg" else engine.sharing
-        reason = "it does not use this API." if text is None else _find_refusal(engine, access, tried)
+        reason = "it does not use this API." if text is None else _find_refusal(engine, served, tried)
         if text is not None and reason is None:
             return text(table)
         refused[tried] = reason
@@ -400,16 +365,16 @@ def render_snippet(engine: Engine, table: SnippetTable, access: TableAccess, api
     raise BadRequest("--engine", engine.name, f"It cannot read {table.path}: {why}")
 
 
-def _find_refusal(engine: Engine, access: TableAccess, api: Api) -> str | None:
+def _find_refusal(engine: Engine, served: ServedTable, api: Api) -> str | None:
     """Why an engine cannot read a table through an API that it uses; None if it can."""
-    verdict = access.iceberg if api == "iceberg" else access.verdicts[engine.client]
+    verdict = served.iceberg if api == "iceberg" else served.verdicts[engine.client]
     if verdict.served_as is None:
         return str(verdict).removeprefix("no, ").rstrip(".") + "."
-    if api == "delta-sharing" or access.storage in engine.storages:
+    if api == "delta-sharing" or served.storage in engine.storages:
         return None
-    if access.storage == "disk":
+    if served.storage == "disk":
         return "the table is on the server's own disk."
-    return f"it needs credentials for the folder, and there are none: {access.no_credentials}."
+    return f"it needs credentials for the folder, and there are none: {served.no_credentials}."
 
 
 TITLES: Mapping[EngineName, str] = {
@@ -433,7 +398,7 @@ class EngineSnippet:
 
 
 def make_snippet_table(
-    entry: TableEntry, access: TableAccess, *, profile: str, iceberg_url: str, sharing_url: str
+    entry: TableEntry, served: ServedTable, *, profile: str, iceberg_url: str, sharing_url: str
 ) -> SnippetTable:
     return SnippetTable(
         share=entry.share.name,
@@ -442,18 +407,18 @@ def make_snippet_table(
         profile=profile,
         iceberg_url=iceberg_url,
         sharing_url=sharing_url,
-        storage=access.storage,
-        scheme=access.place.root.partition("://")[0],
-        needs_delta=bool(access.verdicts[SPARK].features),
+        storage=served.storage,
+        scheme=served.place.root.partition("://")[0],
+        needs_delta=bool(served.verdicts["spark"].features),
     )
 
 
-def make_snippets(table: SnippetTable, access: TableAccess, api: Api | None = None) -> list[EngineSnippet]:
+def make_snippets(table: SnippetTable, served: ServedTable, api: Api | None = None) -> list[EngineSnippet]:
     """The snippets of a table, through the given API or the one that works on most machines, or the refusals."""
     snippets = []
     for engine, title in TITLES.items():
         try:
-            text = render_snippet(ENGINES[engine], table, access, api)
+            text = render_snippet(ENGINES[engine], table, served, api)
             snippets.append(EngineSnippet(engine, title, text, None))
         except BadRequest as error:
             snippets.append(EngineSnippet(engine, title, None, error.hint))

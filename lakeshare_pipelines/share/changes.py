@@ -23,6 +23,7 @@ from lakeshare_pipelines.spark.session import translate_errors
 from lakeshare_pipelines.wap.staged import Lake, Staged
 from lakeshare_server.catalog import Ledger, Publication
 from lakeshare_server.errors import Unavailable
+from lakeshare_server.lazy import LazyModule
 from lakeshare_server.tables import FileIndex, Stores, TableSnapshot, open_index, read_iceberg, write_index
 from lakeshare_server.tables.iceberg.changes import (
     FeedSource,
@@ -37,9 +38,12 @@ from lakeshare_server.tables.iceberg.metadata import keeps_rows, open_metadata, 
 from lakeshare_server.tables.index import index_path
 
 if TYPE_CHECKING:
-    from pyiceberg.types import StructType
     from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import functions as F
+    from pyspark.sql import types as T
     from pyspark.sql.types import DataType
+else:
+    F, T = LazyModule("pyspark.sql.functions"), LazyModule("pyspark.sql.types")
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +57,6 @@ def align_columns(
     then: "DataFrame", then_type: StructType, now: "DataFrame", now_type: StructType
 ) -> "DataFrame":
     """The rows of an older state in the columns of a newer one: by field id, promoted, null for new columns."""
-    from pyspark.sql import functions as F
 
     row = then.select(F.struct(*(column_by_name(name) for name in then.columns)).alias(ROW))
     return row.select(_convert(F.col(ROW), then_type, now_type, now.schema).alias(ROW)).select(f"{ROW}.*")
@@ -64,13 +67,11 @@ def find_changed_rows(before: "DataFrame", after: "DataFrame", key: Sequence[str
 
     A removed and an added row with the same `key`, unique on both sides, are one updated row.
     """
-    from pyspark.sql import functions as F
 
     row = F.struct(*(column_by_name(name) for name in after.columns))
-    sides = [
-        frame.select(row.alias(ROW), F.lit(times).alias(TIMES)) for frame, times in ((before, -1), (after, 1))
-    ]
-    both = sides[0].unionByName(sides[1])
+    rows = row.alias(ROW)
+    added = after.select(rows, F.lit(1).alias(TIMES))
+    both = before.select(rows, F.lit(-1).alias(TIMES)).unionByName(added)
     counted = (
         both.groupBy(to_comparable(F.col(ROW), both.schema[ROW].dataType).alias(KEY))
         .agg(F.sum(TIMES).alias(TIMES), F.first(ROW).alias(ROW))
@@ -82,19 +83,12 @@ def find_changed_rows(before: "DataFrame", after: "DataFrame", key: Sequence[str
 
 
 def to_comparable(value: "Column", kind: "DataType") -> "Column":
-    """A value in a form that can be grouped by, and is equal only for equal values.
-
-    Maps have no equality, and grouping treats the two zeros of floating point as equal.
-    """
-    from pyspark.sql import functions as F
-    from pyspark.sql import types as T
+    """A value to group by: maps have no equality, and grouping treats the two zeros of floats as equal."""
 
     if not _has(kind, T.MapType, T.FloatType, T.DoubleType):
         return value
     if isinstance(kind, T.StructType):
-        members = (
-            to_comparable(value.getField(field.name), field.dataType).alias(field.name) for field in kind
-        )
+        members = (to_comparable(value.getField(each.name), each.dataType).alias(each.name) for each in kind)
         return F.when(value.isNotNull(), F.struct(*members))
     if isinstance(kind, T.ArrayType):
         return F.transform(value, lambda item: to_comparable(item, kind.elementType))
@@ -125,13 +119,11 @@ def add_field_ids(frame: "DataFrame", kind: StructType) -> "DataFrame":
 
 def column_by_name(name: str) -> "Column":
     """A column by its name, with any characters."""
-    from pyspark.sql import functions as F
 
     return F.col(f"`{name.replace('`', '``')}`")
 
 
 def _change_type(counted: "DataFrame", key: Sequence[str]) -> "Column":
-    from pyspark.sql import functions as F
     from pyspark.sql.window import Window
 
     came = F.col(TIMES) > 0
@@ -141,9 +133,8 @@ def _change_type(counted: "DataFrame", key: Sequence[str]) -> "Column":
     row: Any = counted.schema[ROW].dataType
     kinds = {field.name: field.dataType for field in row}
     values = [F.col(ROW).getField(name) for name in key]
-    same = Window.partitionBy(
-        *(to_comparable(value, kinds[name]) for value, name in zip(values, key, strict=True))
-    )
+    keys = [to_comparable(value, kinds[name]) for value, name in zip(values, key, strict=True)]
+    same = Window.partitionBy(*keys)
     unique = [F.sum(F.when(side, F.abs(TIMES)).otherwise(F.lit(0))).over(same) == 1 for side in (came, ~came)]
     known = [value.isNotNull() for value in values]
     updated = F.when(came, F.lit(INSERT_TYPES[1])).otherwise(F.lit(DELETE_TYPES[1]))
@@ -151,8 +142,6 @@ def _change_type(counted: "DataFrame", key: Sequence[str]) -> "Column":
 
 
 def _convert(value: "Column", then: IcebergType, now: IcebergType, kind: "DataType") -> "Column":
-    from pyspark.sql import functions as F
-
     spark: Any = kind
     if then == now:
         return value
@@ -172,10 +161,8 @@ def _convert(value: "Column", then: IcebergType, now: IcebergType, kind: "DataTy
     if isinstance(then, MapType) and isinstance(now, MapType):
         key = _each(then.key_type, now.key_type, spark.keyType)
         item = _each(then.value_type, now.value_type, spark.valueType)
-        entries = F.transform(
-            F.map_entries(value), lambda entry: F.struct(key(entry["key"]), item(entry["value"]))
-        )
-        return F.map_from_entries(entries)
+        pairs = F.map_entries(value)
+        return F.map_from_entries(F.transform(pairs, lambda e: F.struct(key(e["key"]), item(e["value"]))))
     return value.cast(kind)
 
 
@@ -184,8 +171,6 @@ def _each(then: IcebergType, now: IcebergType, kind: "DataType") -> "Callable[[C
 
 
 def _with_ids(kind: "DataType", iceberg: IcebergType) -> "DataType":
-    from pyspark.sql import types as T
-
     if isinstance(kind, T.StructType) and isinstance(iceberg, StructType):
         fields = [
             T.StructField(
@@ -212,8 +197,8 @@ def _has(kind: "DataType", *wanted: type) -> bool:
     return any(_has(part, *wanted) for part in parts if part is not None)
 
 
+# The folder beside a table's own files with a folder of change files per publication.
 CHANGES_FOLDER = "_changes"
-"""The folder beside a table's own files with a folder of change files per publication."""
 
 
 @dataclass(frozen=True)
@@ -229,11 +214,7 @@ class TableState:
         return self.metadata_location, self.snapshot_id
 
     def read(self, vectors_dir: Path) -> TableSnapshot:
-        """The table as recipients get it; large deletion vectors are written to `vectors_dir`.
-
-        Raises:
-            Unserveable: no client could read it.
-        """
+        """The table as recipients get it, with large deletion vectors in `vectors_dir`; raises `Unserveable`."""
         return read_iceberg(self.metadata_location, self.snapshot_id, vectors_dir, self.stores)
 
     def columns(self) -> "StructType":
@@ -253,13 +234,11 @@ CHANGES = "changes"
 
 def record_changes(lake: Lake, ledger: Ledger, contract: SetContract, staged: Staged) -> dict[str, object]:
     """Evidence for a set that is about to land: per Iceberg table the digest of its changes."""
-    recorded = {
-        table.name: record_changes_since_latest(
-            lake, ledger, table, get_table_state(lake, table, f"{staged.ref}@{staged.head}")
-        )
-        for table in contract.tables
-        if table.format == "iceberg"
-    }
+    recorded = {}
+    for table in contract.tables:
+        if table.format == "iceberg":
+            state = get_table_state(lake, table, f"{staged.ref}@{staged.head}")
+            recorded[table.name] = record_changes_since_latest(lake, ledger, table, state)
     return {CHANGES: recorded} if recorded else {}
 
 
@@ -281,11 +260,7 @@ def get_table_state(lake: Lake, table: Table, ref: str) -> TableState:
 def ensure_changes(
     lake: Lake, ledger: Ledger, table: Table, state: TableState, index_digest: str, recorded: str | None
 ) -> str:
-    """The recorded index of changes if it leads from the latest publication to this state, else a new one.
-
-    Raises:
-        SparkError: a new one needs Spark, which is not there: the publication stays incomplete.
-    """
+    """The recorded index of changes if it leads from the latest publication to this state, else a new one."""
     latest = ledger.latest(table.name)
     if recorded is not None:
         path = index_path(lake.settings.index_dir, recorded)
@@ -296,24 +271,18 @@ def ensure_changes(
 
 
 def record_changes_since_latest(lake: Lake, ledger: Ledger, table: Table, state: TableState) -> str:
-    """Record the differences between the table's latest publication and a state; returns the index digest.
-
-    Raises:
-        Unserveable: the state cannot be served.
-        SparkError: rows have to be compared, and Spark is not there or died.
-    """
+    """Record the differences between the table's latest publication and a state; returns the index digest."""
     latest = ledger.latest(table.name)
     snapshot = state.read(lake.settings.vectors_dir)
     digest = write_index(snapshot, lake.settings.index_dir).digest
-    published = None if latest is None else _get_published_state(lake, latest)
+    published, stores = None if latest is None else _get_published_state(lake, latest), state.stores
     change = StateChange(
         version=_next_version(latest),
         before=None if latest is None else _load_file_index(lake, latest),
         after=open_index(lake.settings.index_dir, digest),
-        changed_at_ms=open_metadata(state.stores, *state.key)[1].timestamp_ms,
-        keeps_rows=published is not None and keeps_rows(state.stores, *state.key, published.snapshot_id),
-        brings_back_columns=published is not None
-        and restores_columns(state.stores, published.key, state.key),
+        changed_at_ms=open_metadata(stores, *state.key)[1].timestamp_ms,
+        keeps_rows=published is not None and keeps_rows(stores, *state.key, published.snapshot_id),
+        brings_back_columns=published is not None and restores_columns(stores, published.key, state.key),
     )
     if published is not None:
         change = _add_change_files(lake, table, change, (published, state))
@@ -407,7 +376,6 @@ def write_change_files(
 
 def _select_files(frame: "DataFrame", files: pa.Table) -> "DataFrame":
     """The rows of some files. Bounds let Iceberg skip other files unread."""
-    from pyspark.sql import functions as F
 
     columns = [column_by_name(name) for name in frame.columns]
     for condition in _within_bounds(frame, files):
@@ -419,8 +387,6 @@ def _select_files(frame: "DataFrame", files: pa.Table) -> "DataFrame":
 
 
 def _within_bounds(frame: "DataFrame", files: pa.Table) -> "Iterator[Column]":
-    from pyspark.sql import functions as F
-
     if not {"min", "max"} <= set(files.column_names) or not files.num_rows:
         return
     lower, upper = (files.column(name).combine_chunks() for name in ("min", "max"))
@@ -450,16 +416,13 @@ def _find_key_columns(key: Sequence[str], columns: StructType) -> list[str]:
 
 
 def _write_parquet(rows: "DataFrame", partition_columns: Sequence[str], folder: str) -> None:
-    from pyspark.sql import functions as F
-    from pyspark.sql.types import BinaryType
-
     if not partition_columns:
         rows.write.mode("errorifexists").parquet(folder)
         return
     kinds = {field.name: field.dataType for field in rows.schema}
     columns = {name: column_by_name(name) for name in partition_columns}
     values = [
-        (F.hex(column) if isinstance(kinds[name], BinaryType) else column.cast("string")).alias(name)
+        (F.hex(column) if isinstance(kinds[name], T.BinaryType) else column.cast("string")).alias(name)
         for name, column in columns.items()
     ]
     # All rows of a file have the same values, and no folder has a name that must be escaped.
@@ -468,8 +431,6 @@ def _write_parquet(rows: "DataFrame", partition_columns: Sequence[str], folder: 
 
 
 def _describe_change_files(written: "DataFrame", folder: str, partition_columns: Sequence[str]) -> pa.Table:
-    from pyspark.sql import functions as F
-
     described = written.groupBy(F.col("_metadata.file_path").alias("written_to")).agg(
         F.first("_metadata.file_size").alias("size"),
         F.first(F.expr(MODIFIED_MS)).alias("modification_time"),
@@ -484,15 +445,10 @@ def _describe_change_files(written: "DataFrame", folder: str, partition_columns:
     if partition_columns:
         values = [files.column(f"p{n}").combine_chunks() for n in range(len(partition_columns))]
         partition = pa.StructArray.from_arrays(values, list(partition_columns))
-    return pa.table(
-        {
-            "path": pa.array([f"{folder}/{name}" for name in names], pa.string()),
-            "size": files.column("size").cast(pa.int64()),
-            "modification_time": files.column("modification_time").cast(pa.int64()),
-            "partition": partition,
-            "more_rows": files.column("more_rows"),
-        }
-    )
+    paths = pa.array([f"{folder}/{name}" for name in names], pa.string())
+    numbers = {name: files.column(name).cast(pa.int64()) for name in ("size", "modification_time")}
+    more_rows = files.column("more_rows")
+    return pa.table({"path": paths, **numbers, "partition": partition, "more_rows": more_rows})
 
 
 @contextmanager

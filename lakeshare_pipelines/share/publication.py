@@ -10,14 +10,13 @@ import shutil
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.errors import NoSuchPublication, NotAudited
 from lakeshare_pipelines.ingest import find_delivery
-from lakeshare_pipelines.nessie.client import TableContent
 from lakeshare_pipelines.share.changes import (
     CHANGES_FOLDER,
     ensure_changes,
@@ -52,72 +51,46 @@ def pin_publication(
     *,
     nessie_hash: str | None,
     delta_version: int | None,
-    set_name: str,
-    run_id: str,
-    partition: str,
-    contract_digest: str,
-    verdicts: Mapping[str, object],
-    rollback_of: int | None = None,
     changes_digest: str | None = None,
-    tells_changes: bool = True,
+    records_changes: bool = True,
+    **evidence: Any,
 ) -> NewPublication:
     """The table at a Nessie commit of main, or at a Delta version, with its file index.
 
+    `evidence` are the fields of the publication that do not depend on the table's state: set, run, partition, verdicts.
     `changes_digest` is of the changes recorded before the table came to main; they are recorded again if it is missing
-    or starts at another publication. `tells_changes` False skips changes, for publications whose files are lost.
+    or starts at another publication. `records_changes` False skips changes, for publications whose files are lost.
 
     Raises:
         Unserveable: the table's state cannot be served correctly; the ledger is unchanged.
     """
-    state = get_table_state(lake, table, f"main@{nessie_hash}") if table.format == "iceberg" else None
-    if state is not None:
+    if table.format == "iceberg":
+        state = get_table_state(lake, table, f"main@{nessie_hash}")
         snapshot = state.read(lake.settings.vectors_dir)
+        index = write_index(snapshot, lake.settings.index_dir)
+        evidence |= {"metadata_location": state.metadata_location, "snapshot_id": state.snapshot_id}
+        if records_changes:
+            changes_digest = ensure_changes(lake, ledger, table, state, index.digest, changes_digest)
     else:
         snapshot = read_delta(str(table_location(lake.settings, table)), delta_version, Stores(lake.settings))
-    index = write_index(snapshot, lake.settings.index_dir)
-    if state is not None and tells_changes:
-        changes_digest = ensure_changes(lake, ledger, table, state, index.digest, changes_digest)
+        index = write_index(snapshot, lake.settings.index_dir)
     return NewPublication(
         table=table.name,
-        set_name=set_name,
         format=table.format,
-        metadata_location=None if state is None else state.metadata_location,
-        snapshot_id=None if state is None else state.snapshot_id,
         delta_version=delta_version,
         nessie_hash=nessie_hash,
         **describe_index(snapshot, index),
         index_digest=index.digest,
-        contract_digest=contract_digest,
-        verdicts=verdicts,
-        run_id=run_id,
-        partition=partition,
-        rollback_of=rollback_of,
         changes_digest=changes_digest,
+        **evidence,
     )
 
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class RecordedRollback:
-    """A rollback as recorded in its commit on main: `table` shows publication `version` again."""
-
-    run_id: str
-    table: str
-    version: int
-    nessie_hash: str | None
-    delta_version: int | None
-    changes_digest: str | None
-
-
 def repair(lake: Lake, catalog: Catalog, contract: SetContract, wait_s: float = 0) -> list[Publication]:
-    """Complete publications that crashed runs of this set left unfinished; needs Spark only where changes are lost.
-
-    Raises:
-        SparkError: the changes of a publication have to be recorded again, which needs Spark.
-        CatalogConflict: a run of the set is publishing now.
-    """
+    """Complete publications that crashed runs left unfinished; raises `SparkError` if changes are lost."""
     with lock_set(catalog, contract.name, "repair", wait_s) as lease:
         return complete_publications(lake, Ledger(catalog), contract, lease)
 
@@ -162,30 +135,23 @@ def record_landed(
 
 
 def record_rollbacks(lake: Lake, ledger: Ledger, contract: SetContract, lease: Lease) -> list[Publication]:
-    """Number the rollbacks that main has and the ledger lacks; also the last step of each rollback.
-
-    Raises:
-        NoSuchPublication: the ledger does not have the publication that main was rolled back to.
-    """
+    """Number the rollbacks that main has and the ledger lacks; also the last step of each rollback."""
     recorded = []
     for table in contract.tables:
-        for rolled_back in _find_incomplete_rollbacks(lake, ledger, contract, table):
-            target = ledger.at(table.name, rolled_back.version)
+        for version, fields in _find_incomplete_rollbacks(lake, ledger, contract, table):
+            target = ledger.at(table.name, version)
             if target is None:
-                raise NoSuchPublication(table.name, rolled_back.version)
+                raise NoSuchPublication(table.name, version)
             row = pin_publication(
                 lake,
                 ledger,
                 table,
-                nessie_hash=rolled_back.nessie_hash,
-                delta_version=rolled_back.delta_version,
                 set_name=contract.name,
-                run_id=rolled_back.run_id,
                 partition=target.partition,
                 contract_digest=target.contract_digest,
                 verdicts=target.verdicts,
                 rollback_of=target.version,
-                changes_digest=rolled_back.changes_digest,
+                **fields,
             )
             recorded += ledger.append([row], lease)
     return recorded
@@ -195,18 +161,14 @@ def rollback_properties(
     contract: SetContract, table: Table, version: int, run_id: str, changes_digest: str | None
 ) -> dict[str, str]:
     """Properties of a rollback's commit on main: all that is needed to write the ledger from storage."""
-    record = {"table": table.name, "version": version, "changes": changes_digest}
-    return {
-        PROPERTY + "set": contract.name,
-        PROPERTY + "run": run_id,
-        PROPERTY + "rollback": json.dumps(record),
-    }
+    record = json.dumps({"table": table.name, "version": version, "changes": changes_digest})
+    return {PROPERTY + "set": contract.name, PROPERTY + "run": run_id, PROPERTY + "rollback": record}
 
 
 def _find_incomplete_rollbacks(
     lake: Lake, ledger: Ledger, contract: SetContract, table: Table
-) -> list[RecordedRollback]:
-    """Oldest first."""
+) -> list[tuple[int, dict[str, Any]]]:
+    """The publications that main was rolled back to, oldest first, with the fields to pin each rollback."""
     rollbacks = []
     for properties, nessie_hash, delta_version in _list_commits(lake, contract, table):
         run = properties.get(PROPERTY + "run")
@@ -216,8 +178,8 @@ def _find_incomplete_rollbacks(
             break
         record = json.loads(properties.get(PROPERTY + "rollback", "{}"))
         if record.get("table") == table.name:
-            version, changes = record["version"], record.get("changes")
-            rollbacks.append(RecordedRollback(run, table.name, version, nessie_hash, delta_version, changes))
+            fields = {"run_id": run, "nessie_hash": nessie_hash, "delta_version": delta_version}
+            rollbacks.append((record["version"], {**fields, "changes_digest": record.get("changes")}))
     return rollbacks[::-1]
 
 
@@ -286,12 +248,7 @@ def latest_publications(catalog: Catalog, contract: SetContract) -> list[Publica
 def publish_or_replay(
     lake: Lake, catalog: Catalog, contract: SetContract, staged: Staged, verdicts: Verdicts
 ) -> list[Publication]:
-    """`publish`, with a replay after each conflict.
-
-    Raises:
-        Conflict, NotAudited: as `publish_with_replay`.
-        CatalogConflict: another run held the set's lock for too long, or took it away.
-    """
+    """`publish`, with a replay after each conflict; raises as `publish_with_replay` and `lock_set`."""
     return publish_with_replay(
         lake, contract, staged, verdicts, lambda *audited: publish(lake, catalog, contract, *audited)
     )
@@ -318,12 +275,8 @@ def publish(
         if not publications and _are_in_force(ledger, contract, staged.deliveries):
             publications = latest_publications(catalog, contract)
         if not publications:
-            evidence = {
-                **verdicts.as_evidence(),
-                "deliveries": dict(staged.deliveries),
-                "attempt": staged.attempt,
-            }
-            evidence |= record_changes(lake, ledger, contract, staged)
+            evidence = verdicts.as_evidence() | record_changes(lake, ledger, contract, staged)
+            evidence |= {"deliveries": dict(staged.deliveries), "attempt": staged.attempt}
             landed = staging_for(lake, contract).land(staged, evidence)
             publications = record_landed(lake, ledger, contract, landed, lease)
     drop_staging_location(lake, contract, staged.ref)
@@ -335,9 +288,8 @@ def require_green(contract: SetContract, staged: Staged, verdicts: Verdicts) -> 
     if verdicts.head != staged.head:
         raise NotAudited(staged.title, f"its audit is of {verdicts.head}, it is at {staged.head}")
     if verdicts.contract_digest != contract.digest:
-        raise NotAudited(
-            staged.title, "it was audited against another version of its contract; audit it again"
-        )
+        why = "it was audited against another version of its contract; audit it again"
+        raise NotAudited(staged.title, why)
     given = {(verdict.table, verdict.check) for verdict in verdicts.verdicts}
     missing = [check for check in list_checks(contract) if (check.table, check.name) not in given]
     if missing:
@@ -440,10 +392,7 @@ def rollback_with_views(
 ) -> list[Publication]:
     """`rollback` of a table, and before it of its views, to the publications of the run that made `version`.
 
-    A view that did not exist then stays as it is. Returns the publications, the table's own last.
-
-    Raises:
-        NoSuchPublication, CatalogConflict: as `rollback`.
+    A view that did not exist then stays as it is. Returns the publications, the table's own last; raises as `rollback`.
     """
     ledger = Ledger(catalog)
     origin = ledger.at(table.name, version)
@@ -454,12 +403,8 @@ def rollback_with_views(
     versions = {published.table: published.version for published in ledger.by_run(origin.run_id)}
     views = [view for view in contract.tables if view.view is not None and view.view.of == table.name]
     # Views first: after an interruption they show too few rows, and none that the table no longer has.
-    publications = [
-        rollback(lake, catalog, contract, view, versions[view.name])
-        for view in views
-        if view.name in versions
-    ]
-    return [*publications, rollback(lake, catalog, contract, table, version)]
+    shown = [(view, versions[view.name]) for view in views if view.name in versions]
+    return [rollback(lake, catalog, contract, *each) for each in (*shown, (table, version))]
 
 
 def _is_on_main(lake: Lake, table: Table, latest: Publication) -> bool:
@@ -469,10 +414,8 @@ def _is_on_main(lake: Lake, table: Table, latest: Publication) -> bool:
 
         return DeltaTable(table_location(lake.settings, table)).version() == latest.delta_version
     content = lake.nessie().content(table.name, "main")
-    return content is not None and (content.metadata_location, content.snapshot_id) == (
-        latest.metadata_location,
-        latest.snapshot_id,
-    )
+    pinned = latest.metadata_location, latest.snapshot_id
+    return content is not None and (content.metadata_location, content.snapshot_id) == pinned
 
 
 def _restore_iceberg(lake: Lake, table: Table, target: Publication, properties: dict[str, str]) -> None:
@@ -482,17 +425,9 @@ def _restore_iceberg(lake: Lake, table: Table, target: Publication, properties: 
     now = publisher.content(table.name, f"main@{main}")
     if old is None or now is None:
         raise NoSuchPublication(table.name, target.version)
-    restored = TableContent(
-        now.id, old.metadata_location, old.snapshot_id, old.schema_id, old.spec_id, old.sort_order_id
-    )
-    publisher.put_table(
-        table.name,
-        restored,
-        "main",
-        main,
-        message=f"Roll {table.name} back to publication {target.version}",
-        properties=properties,
-    )
+    message = f"Roll {table.name} back to publication {target.version}"
+    restored = replace(old, id=now.id)
+    publisher.put_table(table.name, restored, "main", main, message=message, properties=properties)
 
 
 def _restore_delta(lake: Lake, table: Table, target: Publication, properties: dict[str, str]) -> None:
@@ -507,13 +442,7 @@ def _restore_delta(lake: Lake, table: Table, target: Publication, properties: di
 
 
 def drop_abandoned(lake: Lake, catalog: Catalog, contract: SetContract, wait_s: float = 0) -> list[str]:
-    """Remove folders of change files of a set that no publication uses, older than `branch_days`; returns them.
-
-    Only on the local disk.
-
-    Raises:
-        CatalogConflict: a run of the set is publishing now.
-    """
+    """Remove local folders of change files that no publication uses, older than `branch_days`; returns them."""
     dropped = []
     with lock_set(catalog, contract.name, "janitor", wait_s) as lease:
         ledger = Ledger(catalog)

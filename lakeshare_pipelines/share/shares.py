@@ -1,7 +1,7 @@
 """The shares that contracts declare, the sharing DDL for users of Spark, and alerts on their usage."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 from statistics import median
 from typing import TYPE_CHECKING
@@ -35,27 +35,21 @@ MIN_DAYS = 5
 
 
 def apply_declared_shares(catalog: Catalog, contracts: Sequence[SetContract]) -> ShareDiff:
-    """Make the catalog's declared shares equal to those of the contracts; returns the difference.
-
-    Raises:
-        ContractError: two contracts share different tables under the same name.
-    """
+    """Make the catalog's declared shares equal to those of the contracts; raises as `declared_shares`."""
     return apply_shares(catalog, declared_shares(contracts))
 
 
 def declared_shares(contracts: Sequence[SetContract]) -> list[DeclaredShare]:
+    """The shares of the contracts; raises `ContractError` when two share different tables under the same name."""
     tables: dict[str, dict[tuple[str, str], SharedTable]] = {}
     for contract in contracts:
         for entry in contract.shares:
             share = tables.setdefault(entry.share, {})
             key = (entry.schema.lower(), entry.name.lower())
             if key in share and share[key].table != entry.table:
-                raise ContractError(
-                    contract.path,
-                    "shares",
-                    f"{entry.share}.{entry.schema}.{entry.name} stands for {share[key].table} and {entry.table}",
-                    "Give one of them another name.",
-                )
+                path = f"{entry.share}.{entry.schema}.{entry.name}"
+                problem = f"{path} stands for {share[key].table} and {entry.table}"
+                raise ContractError(contract.path, "shares", problem, "Give one of them another name.")
             share[key] = _make_shared_table(contract, entry)
     return [
         DeclaredShare(name=name, tables=tuple(share[key] for key in sorted(share)))
@@ -64,11 +58,12 @@ def declared_shares(contracts: Sequence[SetContract]) -> list[DeclaredShare]:
 
 
 def _make_shared_table(contract: SetContract, entry: ShareEntry) -> SharedTable:
+    shared = SharedTable(schema=entry.schema, name=entry.name, table=entry.table)
     view = contract.table(entry.table).view
     if view is None:
-        return SharedTable(schema=entry.schema, name=entry.name, table=entry.table)
+        return shared
     rule = None if view.per_recipient is None else view.per_recipient.rule
-    return SharedTable(schema=entry.schema, name=entry.name, table=entry.table, kind="VIEW", rule=rule)
+    return replace(shared, kind="VIEW", rule=rule)
 
 
 def sql(
@@ -96,13 +91,8 @@ def sql(
     if not result.columns:
         rows = [(result.message,)] if result.message else []
         return spark.createDataFrame(rows, T.StructType([T.StructField(RESULT_TEXT, T.StringType())]))
-    types: dict[type, T.DataType] = {
-        str: T.StringType(),
-        int: T.LongType(),
-        bool: T.BooleanType(),
-        datetime: T.TimestampType(),
-    }
-    fields = [T.StructField(name, types[kind]) for name, kind in result.columns.items()]
+    types = {str: T.StringType, int: T.LongType, bool: T.BooleanType, datetime: T.TimestampType}
+    fields = [T.StructField(name, types[kind]()) for name, kind in result.columns.items()]
     return spark.createDataFrame(list(result.rows), T.StructType(fields))
 
 
@@ -129,17 +119,11 @@ def find_silent_recipients(catalog: Catalog, days: int, now: datetime) -> list[S
     """Recipients with a valid token, added more than `days` ago, without a successful request in that time."""
     since = now - timedelta(days=days)
     with catalog.reading() as session:
-        active = [
-            recipient.name
-            for recipient in states.list_recipients(session)
-            if recipient.state in ACTIVE_STATES and recipient.created_at < since
-        ]
+        recipients = states.list_recipients(session)
+    active = [row.name for row in recipients if row.state in ACTIVE_STATES and row.created_at < since]
     last_seen = read_last_seen(catalog)
-    return [
-        SilentRecipient(name, seen)
-        for name in active
-        if (seen := last_seen.get(name)) is None or seen < since
-    ]
+    seen = [SilentRecipient(name, last_seen.get(name)) for name in active]
+    return [recipient for recipient in seen if recipient.last_seen is None or recipient.last_seen < since]
 
 
 def find_usage_spikes(catalog: Catalog, factor: float, day: date) -> list[UsageSpike]:

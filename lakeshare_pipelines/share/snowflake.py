@@ -86,11 +86,7 @@ class TableName:
 
 
 def quote_identifier(field: str, name: str) -> str:
-    """A name as a quoted identifier, in upper case unless it needs quotes or is given in double quotes.
-
-    Raises:
-        BadRequest: it is empty, too long, or has unprintable characters; `field` names it in the message.
-    """
+    """A name as a quoted identifier, in upper case unless it needs quotes; raises `BadRequest` for the `field`."""
     return _quote(_parse_name(field, name))
 
 
@@ -142,11 +138,7 @@ class SnowflakeSession:
         self.query_ids: list[str] = []
 
     def run(self, statement: str, *bound: str) -> Any:
-        """The first value of the first row of a statement's result, None without one.
-
-        Raises:
-            SnowflakeError: Snowflake refused it, or did not respond.
-        """
+        """The first value of the first row of a statement's result, None without one; raises `SnowflakeError`."""
         from snowflake.connector import Error
 
         with self._connection.cursor() as cursor:
@@ -162,18 +154,13 @@ class SnowflakeSession:
 
 @contextmanager
 def snowflake_session(settings: LakeSettings) -> Iterator[SnowflakeSession]:
-    """A session as configured, logged out at the end of the block.
-
-    Raises:
-        SnowflakeError: a setting is missing, the connector is not installed, or Snowflake refused the login.
-    """
+    """A session as configured, logged out at the end of the block; raises `SnowflakeError`."""
     parameters = connect_parameters(settings)
     try:
         from snowflake.connector import Error, connect
     except ImportError:
-        raise SnowflakeError(
-            "snowflake-connector-python is not installed", "Install lakeshare[snowflake] where Dagster runs."
-        ) from None
+        fix = "Install lakeshare[snowflake] where Dagster runs."
+        raise SnowflakeError("snowflake-connector-python is not installed", fix) from None
     try:
         connection = connect(**parameters)
     except Error as error:
@@ -279,22 +266,19 @@ class PublishedState:
     path: str
     volume_location: str
 
+    @property
+    def opened(self) -> str:
+        return f"{self.volume_location}/{self.path}"
+
 
 def get_published_state(
     published: PublishedTable, volume_location: str | None, settings: StoreSettings
 ) -> PublishedState:
-    """The state to open; the volume's location defaults to the root of the table's store.
-
-    Raises:
-        SnowflakeError: Snowflake cannot reach the table, or could show more than publications.
-    """
+    """The state to open, by default in the root of the table's store; raises `SnowflakeError`."""
     publication = published.publication
     opened = publication.metadata_location if publication.format == "iceberg" else publication.location
     if opened is None:
-        raise SnowflakeError(
-            f"publication {publication.version} of {publication.table} names no metadata file",
-            "Publish the table again.",
-        )
+        raise SnowflakeError(f"{_name(publication)} names no metadata file", "Publish the table again.")
     root = STORE_ROOT.match(opened)
     if root is None or opened.startswith("file:"):
         raise SnowflakeError(
@@ -313,11 +297,7 @@ def get_published_state(
 
 
 def require_readable(published: PublishedTable, settings: StoreSettings) -> None:
-    """Check that Snowflake would show the publication, and nothing that was never published.
-
-    Raises:
-        SnowflakeError: it would show something else.
-    """
+    """Raise `SnowflakeError` unless Snowflake would show the publication, and nothing that was never published."""
     publication = published.publication
     if publication.format == "delta":
         newest = list_for_latest(Stores(settings), publication.location.rstrip("/")).latest
@@ -339,8 +319,7 @@ def require_readable(published: PublishedTable, settings: StoreSettings) -> None
     if hidden:
         names = [name for name, snapshot in sorted(state.refs.items()) if snapshot in hidden]
         by_name = f", by the names {', '.join(names)}" if names else ""
-        some = ", ".join(str(snapshot) for snapshot in hidden[:MAX_NAMED])
-        some += ", …" if len(hidden) > MAX_NAMED else ""
+        some = ", ".join(map(str, hidden[:MAX_NAMED])) + (", …" if len(hidden) > MAX_NAMED else "")
         raise SnowflakeError(
             f"the metadata file of {_name(publication)} lists {len(hidden)} snapshots that were never published "
             f"({some}{by_name}), and Snowflake would let its users read them",
@@ -402,7 +381,6 @@ def format_create_volume(state: PublishedState, objects: SnowflakeObjects) -> st
     scheme, _, rest = state.volume_location.partition("://")
     provider = PROVIDERS.get(scheme, "AZURE")
     root, _, key = rest.partition("/")
-    access = ACCESS[provider]
     if provider == "AZURE":
         container, _, host = root.partition("@")
         root = f"{host.replace('.dfs.', '.blob.')}/{container}"
@@ -411,7 +389,7 @@ def format_create_volume(state: PublishedState, objects: SnowflakeObjects) -> st
         "NAME = 'lakeshare'",
         f"STORAGE_PROVIDER = {quote_literal(provider)}",
         f"STORAGE_BASE_URL = {quote_literal(base)}",
-        *access,
+        *ACCESS[provider],
     ]
     inner = "\n    ".join(location)
     return (
@@ -421,14 +399,10 @@ def format_create_volume(state: PublishedState, objects: SnowflakeObjects) -> st
 
 
 def format_create_integration(state: PublishedState, objects: SnowflakeObjects) -> str:
-    return "\n  ".join(
-        [
-            "CREATE CATALOG INTEGRATION IF NOT EXISTS "
-            f"{quote_identifier('catalog integration', objects.catalog_integration)}",
-            "CATALOG_SOURCE = OBJECT_STORE",
-            f"TABLE_FORMAT = {state.publication.format.upper()}",
-            "ENABLED = TRUE",
-        ]
+    name = quote_identifier("catalog integration", objects.catalog_integration)
+    return (
+        f"CREATE CATALOG INTEGRATION IF NOT EXISTS {name}\n  CATALOG_SOURCE = OBJECT_STORE\n"
+        f"  TABLE_FORMAT = {state.publication.format.upper()}\n  ENABLED = TRUE"
     )
 
 
@@ -449,15 +423,11 @@ def format_script(
             format_create_volume(state, objects) + ";\n",
             format_create_integration(state, objects) + ";\n",
         ]
-    lines.append(format_create_table(state, objects) + ";\n")
+    note = "-- Shows the newest version of the Delta log: run it only while that is the published one."
     if publication.format == "iceberg":
-        lines.append("-- Shows this publication and no other, also in a table that was there before.")
-    else:
-        lines.append(
-            "-- Shows the newest version of the Delta log: run it only while that is the published one."
-        )
-    lines.append(format_refresh_table(state, objects) + ";\n")
-    return "\n".join(lines)
+        note = "-- Shows this publication and no other, also in a table that was there before."
+    create, refresh = format_create_table(state, objects), format_refresh_table(state, objects)
+    return "\n".join([*lines, f"{create};\n", note, f"{refresh};\n"])
 
 
 def find_published(catalog: Catalog, table: str, version: int | None = None) -> PublishedTable:
@@ -538,8 +508,8 @@ def sync_table(catalog: Catalog, table: str, target: TableName, settings: LakeSe
                 require_readable(published, settings)
             published = find_published(catalog, table)
             if published.publication.version == state.publication.version:
-                opened, query_ids = _get_opened_path(state), tuple(session.query_ids)
-                return SyncResult(target.sql, published.publication, opened, query_ids)
+                query_ids = tuple(session.query_ids)
+                return SyncResult(target.sql, published.publication, state.opened, query_ids)
     raise SnowflakeError(
         f"{table} was published {ATTEMPTS} times while {target.sql} was brought to it",
         "Run this again when the publications have ended.",
@@ -558,7 +528,7 @@ def _require_opened(
         path = None
     if path != state.path:
         raise SnowflakeError(
-            f"{objects.table.sql} shows {location or 'no metadata file'} instead of {_get_opened_path(state)}",
+            f"{objects.table.sql} shows {location or 'no metadata file'} instead of {state.opened}",
             "A table of that name was there before: drop it in Snowflake, or give another name in the contract; or "
             "the volume is another one than LAKESHARE_SNOWFLAKE_VOLUME_LOCATION says.",
         )
@@ -572,7 +542,3 @@ def _metadata_location(response: object) -> str | None:
         return None
     location = information.get("metadataLocation") if isinstance(information, Mapping) else None
     return location if isinstance(location, str) and location else None
-
-
-def _get_opened_path(state: PublishedState) -> str:
-    return f"{state.volume_location}/{state.path}"

@@ -82,6 +82,7 @@ class TableAudit:
 
     def _checks(self, rows: "DataFrame") -> dict[str, Callable[[], Finding]]:
         types = checks.get_types(rows.schema)
+        outcomes = self._evaluate_rules(rows, types)
         return {
             checks.STRUCTURE: partial(self._check_structure, types),
             checks.ROWS_PARSED: self._check_rows_parsed,
@@ -90,14 +91,8 @@ class TableAudit:
             checks.DRIFT: partial(self._check_drift, rows),
             checks.SERVEABLE: self._check_serveable,
             checks.SELECTION: partial(self._check_selection, rows),
-            **{
-                rule.name: partial(self._check_rule, rule, outcome)
-                for rule, outcome in self._evaluate_rules(rows, types)
-            },
-            **{
-                reference.name: partial(self._check_reference, reference, rows, types)
-                for reference in self.table.references
-            },
+            **{rule.name: partial(self._check_rule, rule, outcomes[rule.name]) for rule in self.table.rules},
+            **{ref.name: partial(self._check_reference, ref, rows, types) for ref in self.table.references},
         }
 
     # Cached, because Delta rebuilds a table's state for each reading of a version.
@@ -122,9 +117,9 @@ class TableAudit:
             return finding
         settings, set_name, run_id = self.lake.settings, self.contract.name, self.staged.run_id
         rejected = read_quarantine(settings, set_name, run_id, self.table.name, checks.SAMPLE_ROWS)
+        shows_values = settings.show_rejected_values
         samples = tuple(
-            checks.make_rejected_sample(self.table, row, shows_values=settings.show_rejected_values)
-            for row in rejected
+            checks.make_rejected_sample(self.table, r, shows_values=shows_values) for r in rejected
         )
         command = f"lakeshare wap rejected {set_name} --run {run_id} --table {self.table.name}"
         return Finding(False, {**finding.observed, checks.SHOW_REJECTED: command}, samples)
@@ -138,9 +133,8 @@ class TableAudit:
         by_day = self._count_by_day(rows)
         written = sum(by_day.values()) if self.record is None else self.record.rows
         # A new view has all days that its table has.
-        return checks.check_within_partitions(
-            by_day, by_day if self.is_whole else self.staged.partitions, written
-        )
+        expected = by_day if self.is_whole else self.staged.partitions
+        return checks.check_within_partitions(by_day, expected, written)
 
     def _check_selection(self, rows: "DataFrame") -> Finding:
         view = self.table.view
@@ -182,9 +176,7 @@ class TableAudit:
         checks.require_columns(reference.to_columns, checks.get_types(target.schema))
         return checks.check_reference(self.table, reference, self._after if self.is_daily else rows, target)
 
-    def _evaluate_rules(
-        self, rows: "DataFrame", types: Types
-    ) -> list[tuple[Rule, RuleOutcome | NotEvaluated]]:
+    def _evaluate_rules(self, rows: "DataFrame", types: Types) -> dict[str, RuleOutcome | NotEvaluated]:
         outcomes: dict[str, RuleOutcome | NotEvaluated] = {}
         of_run: list[Rule] = []
         of_table: list[Rule] = []
@@ -205,8 +197,7 @@ class TableAudit:
             # Great Expectations hides that the Spark driver is gone; a query shows it.
             with self._translate_errors():
                 self.lake.spark.sql("SELECT 1").collect()
-        outcomes.update(evaluated)
-        return [(rule, outcomes[rule.name]) for rule in self.table.rules]
+        return {**outcomes, **evaluated}
 
     def _run(self, check: Callable[[], Finding]) -> Finding:
         try:
@@ -222,10 +213,8 @@ class TableAudit:
 
 
 def _make_verdict(spec: CheckSpec, finding: Finding) -> Verdict:
-    severity, passed = finding.severity or spec.severity, finding.passed
-    return Verdict(
-        spec.table, spec.name, severity, passed, spec.description, finding.observed, finding.samples
-    )
+    severity, text = finding.severity or spec.severity, spec.description
+    return Verdict(spec.table, spec.name, severity, finding.passed, text, finding.observed, finding.samples)
 
 
 def audit(lake: Lake, contract: SetContract, staged: Staged) -> Verdicts:

@@ -12,13 +12,17 @@ from lakeshare_pipelines.contracts import Reference, Rule, SetContract, Table
 from lakeshare_pipelines.contracts.model import EXPECTATIONS, UNIQUENESS, Drift, list_rule_columns
 from lakeshare_pipelines.errors import ContractError
 from lakeshare_pipelines.wap.staged import Finding, Severity, StagedTable, format_percentage
+from lakeshare_server.lazy import LazyModule
 
 if TYPE_CHECKING:
     from great_expectations.core import ExpectationValidationResult
     from great_expectations.datasource.fluent.interfaces import Batch
     from great_expectations.expectations.expectation import Expectation
     from pyspark.sql import DataFrame
+    from pyspark.sql import functions as F
     from pyspark.sql.types import StructType
+else:
+    F = LazyModule("pyspark.sql.functions")
 
 STRUCTURE = "structure"
 ROWS_PARSED = "rows_parsed"
@@ -41,11 +45,7 @@ class CheckSpec:
 
 
 def list_checks(contract: SetContract) -> tuple[CheckSpec, ...]:
-    """Every check that an audit of this contract reports, table by table.
-
-    Raises:
-        ContractError: two checks of a table have the same name.
-    """
+    """Every check that an audit of this contract reports; raises `ContractError` for two of the same name."""
     specs = tuple(spec for table in contract.tables for spec in _table_checks(contract, table))
     seen: set[tuple[str, str]] = set()
     for spec in specs:
@@ -89,10 +89,8 @@ def _table_checks(contract: SetContract, table: Table) -> Iterator[CheckSpec]:
     if table.view is None:
         yield CheckSpec(table.name, NOT_EMPTY, "error", "Every partition of the run has rows.")
     else:
-        selection = (
-            f"Its rows are those that its definition selects of {table.view.of}, no more and no fewer."
-        )
-        yield CheckSpec(table.name, SELECTION, "error", selection)
+        rows = f"Its rows are those that its definition selects of {table.view.of}, no more and no fewer."
+        yield CheckSpec(table.name, SELECTION, "error", rows)
     if is_daily(contract, table):
         within = "Every row belongs to a partition of the run."
         yield CheckSpec(table.name, WITHIN_PARTITIONS, "error", within)
@@ -142,9 +140,9 @@ def find_structure_problems(table: Table, staged: Types, declared: Types, main: 
         for name in staged
         if name not in declared and name not in published
     ]
-    return (
-        problems if table.allow_schema_changes else problems + _compare_with_main(staged, declared, published)
-    )
+    if not table.allow_schema_changes:
+        problems += _compare_with_main(staged, declared, published)
+    return problems
 
 
 def _compare_with_main(staged: Types, declared: Types, published: Types) -> list[str]:
@@ -221,10 +219,8 @@ def check_drift(limits: Drift, rows: Mapping[str, int], usual: Mapping[str, floa
         "max_shrink_fraction": limits.max_shrink_fraction,
         "max_growth_fraction": limits.max_growth_fraction,
     }
-    moved = [
-        text for name in sorted(known) if (text := _describe_movement(limits, name, rows[name], known[name]))
-    ]
-    return Finding.of(observed, _join_some(moved, "; "))
+    moved = [_describe_movement(limits, name, rows[name], known[name]) for name in sorted(known)]
+    return Finding.of(observed, _join_some([text for text in moved if text], "; "))
 
 
 def compute_usual_rows(counts: Mapping[str, int], of_run: Iterable[str]) -> dict[str, float | None]:
@@ -241,7 +237,6 @@ def compute_usual_rows(counts: Mapping[str, int], of_run: Iterable[str]) -> dict
 
 def count_rows_by_day(frame: "DataFrame", table: Table) -> dict[str, int]:
     """Rows of the frame by day, named as the partitions of a daily set."""
-    from pyspark.sql import functions as F
 
     day = F.col(f"`{table.partition_by[0][0]}`").cast("date").cast("string")
     counted = frame.groupBy(day.alias("day")).count().collect()
@@ -276,18 +271,14 @@ def select_sample_columns(table: Table, checked: Iterable[str]) -> list[str]:
 def mask_rows(
     table: Table, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]
 ) -> tuple[Mapping[str, Any], ...]:
-    """At most `SAMPLE_ROWS` of `rows`, with personal data and columns the contract does not know as `***`.
-
-    A null stays a null: most samples are there to show that a value is missing.
-    """
+    """At most `SAMPLE_ROWS` of `rows`, with personal data and unknown columns as `***`; nulls stay nulls."""
     open_columns = {column.name.lower() for column in table.columns if not column.pii}
 
     def mask(name: str, value: Any) -> Any:
         return value if value is None or name.lower() in open_columns else MASK
 
-    return tuple(
-        {name: mask(name, row[name]) for name in columns if name in row} for row in islice(rows, SAMPLE_ROWS)
-    )
+    shown = islice(rows, SAMPLE_ROWS)
+    return tuple({name: mask(name, row[name]) for name in columns if name in row} for row in shown)
 
 
 def make_rejected_sample(table: Table, row: Mapping[str, Any], *, shows_values: bool) -> Mapping[str, Any]:
@@ -307,11 +298,9 @@ def has_pii(table: Table, columns: Iterable[str] | None = None) -> bool:
 
 def check_reference(table: Table, reference: Reference, rows: "DataFrame", target: "DataFrame") -> Finding:
     """Whether each row with all its reference columns set has a match in `target`."""
-    from pyspark.sql import functions as F
 
     left, right = rows.alias("here"), target.select(*_quote(reference.to_columns)).distinct().alias("there")
-    referring = F.lit(True)
-    matching = F.lit(True)
+    referring = matching = F.lit(True)
     for column, target_column in zip(reference.columns, reference.to_columns, strict=True):
         referring = referring & F.col(f"here.`{column}`").isNotNull()
         matching = matching & (F.col(f"here.`{column}`") == F.col(f"there.`{target_column}`"))
@@ -452,9 +441,8 @@ def make_rule_finding(table: Table, rule: Rule, outcome: RuleOutcome) -> Finding
     columns = get_rule_columns(rule)
     observed: dict[str, Any] = {"expectation": rule.expectation, "expected": rule.kwargs}
     if outcome.rows is not None and outcome.failed_rows is not None:
-        observed["rows"] = outcome.rows
-        observed["failed_rows"] = outcome.failed_rows
-        observed["failed_fraction"] = outcome.failed_rows / outcome.rows if outcome.rows else 0.0
+        fraction = outcome.failed_rows / outcome.rows if outcome.rows else 0.0
+        observed |= {"rows": outcome.rows, "failed_rows": outcome.failed_rows, "failed_fraction": fraction}
     if outcome.found is not None:
         is_personal = has_pii(table, columns) and not any(word in rule.expectation for word in COUNTING)
         observed["found"] = MASK if is_personal else outcome.found

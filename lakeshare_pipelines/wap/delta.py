@@ -8,7 +8,7 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,16 +17,9 @@ from urllib.parse import unquote
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.errors import BranchMoved, Conflict, NotAudited
 from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_pipelines.wap import stage
 from lakeshare_pipelines.wap.serveable import ClientMatrix, compute_delta_matrix
-from lakeshare_pipelines.wap.stage import (
-    PROPERTY,
-    IsInLedger,
-    Landed,
-    commit_properties,
-    get_landed_run,
-    parse_commit_properties,
-    run_properties,
-)
+from lakeshare_pipelines.wap.stage import PROPERTY, Landed
 from lakeshare_pipelines.wap.staged import WHOLE, Lake, Staged
 from lakeshare_server.tables import Stores
 
@@ -62,7 +55,7 @@ class DeltaStaging:
     def write(
         self, ref: str, table: Table, frame: "DataFrame", partitions: Sequence[str], run_id: str
     ) -> None:
-        metadata = json.dumps(run_properties(self.contract, run_id))
+        metadata = json.dumps(stage.run_properties(self.contract, run_id))
         # Only views are written twice: after their table was repaired at the staging location.
         mode = "error" if table.view is None else "overwrite"
         writer = frame.write.format("delta").mode(mode).option("userMetadata", metadata)
@@ -124,7 +117,7 @@ class DeltaStaging:
         origin: Staged | None = staged
         if base != ABSENT:
             records = (
-                parse_commit_properties(commit)[0]
+                stage.parse_commit_properties(commit)[0]
                 for version, commit in self._effective_commits(table.name)
                 if version <= base and PROPERTY + "staged" in commit
             )
@@ -146,18 +139,18 @@ class DeltaStaging:
                 landed[name] = self._commit(self.tables[name], staged, evidence, base[name])
         return Landed(staged, evidence, None, {name: v for name, v in landed.items() if v is not None})
 
-    def find_incomplete(self, is_known: IsInLedger) -> list[Landed]:
+    def find_incomplete(self, is_known: Callable[[str], bool]) -> list[Landed]:
         incomplete: dict[str, Mapping[str, Any]] = {}
         for name in self.tables:
             for _, commit in self._effective_commits(name):
-                run = get_landed_run(commit, self.contract.name)
+                run = stage.get_landed_run(commit, self.contract.name)
                 if run is None:
                     continue
                 if is_known(run):
                     break
                 incomplete.setdefault(run, commit)
         oldest_first = sorted(incomplete.values(), key=lambda commit: commit["timestamp"])
-        completed = (self._complete(*parse_commit_properties(commit)) for commit in oldest_first)
+        completed = (self._complete(*stage.parse_commit_properties(commit)) for commit in oldest_first)
         return [landed for landed in completed if landed is not None]
 
     def _complete(self, staged: Staged, evidence: Mapping[str, object]) -> Landed | None:
@@ -187,17 +180,16 @@ class DeltaStaging:
         from deltalake.transaction import CommitProperties
 
         table = DeltaTable(self.location(name))
-        properties = CommitProperties(custom_metadata={REVERTED_PROPERTY: ref}, max_commit_retries=0)
+        commit = CommitProperties(custom_metadata={REVERTED_PROPERTY: ref}, max_commit_retries=0)
         try:
             if table.version() != version:
                 columns = [column for column, _ in self.tables[name].partition_by]
-                table.create_write_transaction(
-                    [], "append", table.schema(), columns, commit_properties=properties
-                )
+                schema = table.schema()
+                table.create_write_transaction([], "append", schema, columns, commit_properties=commit)
             elif base == ABSENT:
-                table.delete(commit_properties=properties)
+                table.delete(commit_properties=commit)
             else:
-                table.restore(base, commit_properties=properties)
+                table.restore(base, commit_properties=commit)
         except CommitFailedError as error:
             raise Conflict([name], str(version), str(self._version(name))) from error
         # The history of the table names these files.
@@ -258,7 +250,7 @@ class DeltaStaging:
 
         def properties(ordinal: int) -> CommitProperties:
             return CommitProperties(
-                custom_metadata=commit_properties(staged, evidence),
+                custom_metadata=stage.commit_properties(staged, evidence),
                 app_transactions=[Transaction(staged.set_name, ordinal)],
                 max_commit_retries=0,
             )
@@ -303,9 +295,8 @@ class DeltaStaging:
 
         for add in self._staged_adds(name, ref):
             if "deletionVector" in add:
-                raise NotAudited(
-                    ref, f"{name} was changed there with deletion vectors; run the partition again"
-                )
+                why = f"{name} was changed there with deletion vectors; run the partition again"
+                raise NotAudited(ref, why)
             yield AddAction(
                 # The log holds the path percent-encoded, and AddAction encodes it again.
                 f"{STAGED_FOLDER}/{ref}/{unquote(add['path'])}",

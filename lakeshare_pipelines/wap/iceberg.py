@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.contracts.model import can_widen
 from lakeshare_pipelines.errors import BranchMoved, Conflict, NessieError
+from lakeshare_pipelines.wap import stage
 from lakeshare_pipelines.wap.checks import get_types
 from lakeshare_pipelines.wap.serveable import (
     ClientMatrix,
@@ -17,16 +18,7 @@ from lakeshare_pipelines.wap.serveable import (
     find_solvable_codes,
     plan_rewrite,
 )
-from lakeshare_pipelines.wap.stage import (
-    DEFINITION,
-    PROPERTY,
-    IsInLedger,
-    Landed,
-    commit_properties,
-    get_landed_run,
-    parse_commit_properties,
-    run_properties,
-)
+from lakeshare_pipelines.wap.stage import Landed
 from lakeshare_pipelines.wap.staged import WHOLE, Lake, Staged, make_staging_prefix
 from lakeshare_server.tables import Stores
 from lakeshare_server.tables.serveability import Verdict
@@ -40,11 +32,7 @@ log = logging.getLogger(__name__)
 def rewrite_until_serveable(
     spark: "SparkSession", target: str, promised: Collection[str], verdicts: Callable[[], Iterable[Verdict]]
 ) -> tuple[str, ...]:
-    """Rewrite a table (`catalog.namespace.table`) until promised clients can read it; returns the codes it removed.
-
-    `verdicts` reads the table's newest state. A second problem may show only when the first is gone; each code is
-    tried once.
-    """
+    """Rewrite a table until promised clients can read it, trying each code once; returns the codes it removed."""
     tried: frozenset[str] = frozenset()
     while new := (codes := find_solvable_codes(promised, verdicts())) - tried:
         _rewrite(spark, target, plan_rewrite(new), new)
@@ -101,7 +89,7 @@ class IcebergStaging:
         else:
             self.lake.spark.sql(format_create_table(target, table))
         writer = frame.writeTo(target)
-        for name, value in run_properties(self.contract, run_id).items():
+        for name, value in stage.run_properties(self.contract, run_id).items():
             writer = writer.option(f"snapshot-property.{name}", value)
         writer.overwrite(replaced_rows_filter(table, partitions))
 
@@ -142,7 +130,7 @@ class IcebergStaging:
         return self.lake.spark.table(f"{self.lake.catalog('main')}.{namespace}.`{name}@main#{staged.base}`")
 
     def definition(self, staged: Staged, table: Table) -> str | None:
-        target, name = self._target(staged.ref, table), PROPERTY + DEFINITION
+        target, name = self._target(staged.ref, table), stage.PROPERTY + stage.DEFINITION
         properties = self.lake.spark.sql(f"SHOW TBLPROPERTIES {target}").collect()
         return next((str(row["value"]) for row in properties if row["key"] == name), None)
 
@@ -167,7 +155,7 @@ class IcebergStaging:
                 onto_hash=main,
                 message=f"Publish {staged.set_name} {staged.partition}",
                 author="lakeshare",
-                properties=commit_properties(staged, evidence),
+                properties=stage.commit_properties(staged, evidence),
             )
         except NessieError as error:
             if error.code == "REFERENCE_CONFLICT":
@@ -177,15 +165,15 @@ class IcebergStaging:
             raise NessieError(409, "NOTHING_TO_MERGE", f"{staged.ref} holds nothing that main does not have")
         return Landed(staged, evidence, merge.head, {})
 
-    def find_incomplete(self, is_known: IsInLedger) -> list[Landed]:
+    def find_incomplete(self, is_known: Callable[[str], bool]) -> list[Landed]:
         incomplete = []
         for commit in self.lake.nessie().history("main"):
-            run = get_landed_run(commit.properties, self.contract.name)
+            run = stage.get_landed_run(commit.properties, self.contract.name)
             if run is None:
                 continue
             if is_known(run):
                 break
-            incomplete.append(Landed(*parse_commit_properties(commit.properties), commit.hash, {}))
+            incomplete.append(Landed(*stage.parse_commit_properties(commit.properties), commit.hash, {}))
         return incomplete[::-1]
 
     def list_unpublished(self) -> list[tuple[str, datetime]]:
@@ -232,7 +220,7 @@ def format_create_table(target: str, table: Table) -> str:
     partitioned = f" PARTITIONED BY ({fields})" if fields else ""
     properties = {"format-version": "2"}
     if table.view is not None:
-        properties[PROPERTY + DEFINITION] = table.view.digest
+        properties[stage.PROPERTY + stage.DEFINITION] = table.view.digest
     table_properties = ", ".join(f"'{name}'='{value}'" for name, value in properties.items())
     return f"CREATE TABLE {target} ({columns}) USING iceberg{partitioned} TBLPROPERTIES ({table_properties})"
 

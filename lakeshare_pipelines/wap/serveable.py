@@ -40,11 +40,8 @@ DELETES_IN_PARQUET = {"write.delete.format.default": "parquet"}
 
 ALL_FILES = {"rewrite-all": "true"}
 # Any file size qualifies; files without deleted rows stay as they are.
-FILES_WITH_DELETES = {
-    "delete-file-threshold": "1",
-    "min-file-size-bytes": "0",
-    "max-file-size-bytes": str(2**63 - 1),
-}
+ANY_SIZE = {"min-file-size-bytes": "0", "max-file-size-bytes": str(2**63 - 1)}
+FILES_WITH_DELETES = {"delete-file-threshold": "1", **ANY_SIZE}
 # PyIceberg 0.12 refuses a scan with equality deletes, also when they apply to no file.
 NO_DELETES_LEFT = {"remove-dangling-deletes": "true"}
 
@@ -118,10 +115,7 @@ def compute_delta_matrix(
     column: str | None,
     partitions: Sequence[str],
 ) -> ClientMatrix:
-    """The matrix of a Delta table when the staged files replace `partitions` of `column`, or all files (None).
-
-    `version` is the table's version before that, None when the table does not exist.
-    """
+    """The matrix of a Delta table when staged files replace `partitions` of `column`, or all files, of `version`."""
     log.info("checking which clients can read %s", main)
     try:
         new = read_delta(str(staged), stores=stores)
@@ -134,10 +128,7 @@ def compute_delta_matrix(
 
 
 def check_serveable(promise: Promise, clients: ClientMatrix, rewritten: Iterable[str]) -> Finding:
-    """Whether all promised clients can read the table; `rewritten` are the reason codes that staging removed.
-
-    A table that cannot be published fails whatever was promised.
-    """
+    """Whether all promised clients can read the table; fails for any table that cannot be published."""
     observed = {
         "promised": list(promise.clients),
         "rewritten": list(rewritten),
@@ -178,21 +169,15 @@ def _make_rows(verdict: Verdict) -> list[Mapping[str, Any]]:
     if not verdict.refused_for:
         return [{**served, "needs": ", ".join(verdict.features), "code": "", "reason": "", "fix": ""}]
     return [
-        {
-            **served,
-            "needs": "",
-            "code": refusal.code or "",
-            "reason": refusal.reason,
-            "fix": refusal.fix or "",
-        }
-        for refusal in verdict.refused_for
+        {**served, "needs": "", "code": why.code or "", "reason": why.reason, "fix": why.fix or ""}
+        for why in verdict.refused_for
     ]
 
 
 def _describe_reasons(verdict: Verdict) -> str:
     """The reasons; those that no rewrite removes come first, because long texts are cut at the end."""
     sentences = []
-    for refusal in sorted(verdict.refused_for, key=lambda refusal: refusal.code in SOLVABLE):
-        code = f" [{refusal.code}]" if refusal.code else ""
-        sentences.append(f"{refusal.reason.rstrip('.')}{code}." + (f" {refusal.fix}" if refusal.fix else ""))
+    for why in sorted(verdict.refused_for, key=lambda why: why.code in SOLVABLE):
+        code = f" [{why.code}]" if why.code else ""
+        sentences.append(f"{why.reason.rstrip('.')}{code}." + (f" {why.fix}" if why.fix else ""))
     return " Besides, ".join(sentences)

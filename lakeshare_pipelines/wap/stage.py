@@ -36,9 +36,14 @@ from lakeshare_pipelines.wap.staged import (
     save_attempt,
     write_quarantine,
 )
+from lakeshare_server.lazy import LazyModule
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import functions as F
+    from pyspark.sql import types as T
+else:
+    F, T = LazyModule("pyspark.sql.functions"), LazyModule("pyspark.sql.types")
 
 log = logging.getLogger(__name__)
 
@@ -65,10 +70,7 @@ class Staging(Protocol):
         """Replace the table's `partitions` at the staging location by `frame`."""
 
     def make_serveable(self, ref: str, table: Table) -> tuple[str, ...]:
-        """Rewrite staged files that a promised client cannot read, if the contract asks for it.
-
-        Returns the reason codes that the rewrite removed.
-        """
+        """Rewrite staged files that a promised client cannot read; returns the reason codes that it removed."""
 
     def clients(self, staged: Staged, table: Table) -> ClientMatrix:
         """How each client would get the table after publication."""
@@ -100,7 +102,7 @@ class Staging(Protocol):
         """
 
     def find_incomplete(self, is_known: Callable[[str], bool]) -> list[Landed]:
-        """Landed sets that the ledger does not have, oldest first; completes partial landings."""
+        """Landed sets whose runs are not `is_known` to the ledger, oldest first; completes partial landings."""
 
     def list_unpublished(self) -> list[tuple[str, datetime]]:
         """Unpublished staging locations of this set, and when each was last written."""
@@ -118,11 +120,7 @@ DEFINITION = "view"
 
 def run_properties(contract: SetContract, run_id: str) -> dict[str, str]:
     """Properties of the commits and snapshots that a run writes at its staging location."""
-    return {
-        PROPERTY + "set": contract.name,
-        PROPERTY + "run": run_id,
-        PROPERTY + "contract": contract.digest,
-    }
+    return {PROPERTY + "set": contract.name, PROPERTY + "run": run_id, PROPERTY + "contract": contract.digest}
 
 
 def commit_properties(staged: Staged, evidence: Mapping[str, object]) -> dict[str, str]:
@@ -149,10 +147,6 @@ def get_landed_run(properties: Mapping[str, Any], set_name: str) -> str | None:
     return str(properties[PROPERTY + "run"])
 
 
-IsInLedger = Callable[[str], bool]
-"""Whether the publications of a run (by its id) are in the ledger."""
-
-
 def staging_for(lake: Lake, contract: SetContract) -> Staging:
     """The staging of the set's format. Raises `ContractError`: the tables have different formats."""
     from lakeshare_pipelines.wap.delta import DeltaStaging
@@ -170,11 +164,7 @@ def staging_for(lake: Lake, contract: SetContract) -> Staging:
 
 
 def select_view_rows(contract: SetContract, table: Table, view: View, rows: "DataFrame") -> "DataFrame":
-    """The rows and columns of its table that a view shows.
-
-    Raises:
-        ContractError: its predicate, or its value per recipient, is not Spark SQL over the table's columns.
-    """
+    """The rows and columns that a view shows; raises `ContractError` when its definition is not valid Spark SQL."""
     from pyspark.errors import AnalysisException, ParseException
 
     part = "where"
@@ -195,10 +185,7 @@ def select_view_rows(contract: SetContract, table: Table, view: View, rows: "Dat
 
 
 def _is_in_sync(settings: LakeSettings, table: Table, view: View) -> bool:
-    """Whether the newest publications of a view and of its table are of the same run.
-
-    If not, the view was missing from the contract for a while, or one of the two was rolled back alone.
-    """
+    """Whether the newest publications of a view and of its table are of the same run, rollbacks left out."""
     from lakeshare_server.catalog import Ledger, open_catalog
 
     catalog = open_catalog(settings.catalog_url)
@@ -220,10 +207,7 @@ def _is_in_sync(settings: LakeSettings, table: Table, view: View) -> bool:
 def check_selection(
     view: View, expected: "DataFrame", rows: "DataFrame", published_as: str | None
 ) -> Finding:
-    """Whether a view's staged rows are the expected rows, duplicates included.
-
-    `published_as` is the digest of the definition it was created with.
-    """
+    """Whether a view's staged rows are those expected; `published_as` is the digest it was created with."""
     (expected_count, expected_sum), (count, row_sum) = _fingerprint(expected, rows)
     observed = {"of": view.of, "selected_rows": expected_count, "rows": count, "definition": view.digest}
     if published_as != view.digest:
@@ -241,16 +225,12 @@ def check_selection(
 
 
 def _parse_expression(text: str) -> "Column":
-    from pyspark.sql import functions as F
-
     # In parentheses no text can end the expression and begin another clause.
     return F.expr(f"({text})")
 
 
 def _assign_recipients(frame: "DataFrame", view: View) -> "DataFrame":
     """The rows of recipients, once for each recipient of a row, with the column that names the recipient."""
-    from pyspark.sql import functions as F
-    from pyspark.sql import types as T
 
     per = view.per_recipient
     columns = [F.col(f"`{name}`") for name in view.columns]
@@ -272,18 +252,16 @@ def _assign_recipients(frame: "DataFrame", view: View) -> "DataFrame":
 
 def _fingerprint(*frames: "DataFrame") -> list[tuple[int, int]]:
     """Of each frame the number of rows and an order-independent sum over their hashes."""
-    from pyspark.sql import functions as F
 
     sums = []
     for number, frame in enumerate(frames):
         columns = [F.col(f"`{name}`") for name in frame.columns]
         # A hash skips nulls: without their positions (null, a) and (a, null) would be equal.
         row = F.xxhash64(*columns, *(column.isNull() for column in columns)).cast("decimal(38,0)")
-        sums.append(
-            frame.agg(F.lit(number).alias("frame"), F.count("*").alias("rows"), F.sum(row).alias("sum"))
-        )
-    rows = reduce(lambda union, frame: union.unionByName(frame), sums).collect()
-    return [(int(row["rows"]), int(row["sum"] or 0)) for row in sorted(rows, key=lambda row: row["frame"])]
+        rows = F.count("*").alias("rows")
+        sums.append(frame.agg(F.lit(number).alias("frame"), rows, F.sum(row).alias("sum")))
+    counted = reduce(lambda union, frame: union.unionByName(frame), sums).collect()
+    return [(int(row["rows"]), int(row["sum"] or 0)) for row in sorted(counted, key=lambda row: row["frame"])]
 
 
 def stage(
@@ -299,10 +277,9 @@ def stage(
     deliveries = [find_delivery(lake.settings, contract, partition) for partition in partitions]
     staging = staging_for(lake, contract)
     ref = make_staging_name(contract.name, partitions, run_id, attempt)
+    files = [file for delivery in deliveries for file in delivery.files]
     with (
-        translate_errors(
-            lake.settings, f"staging {ref}", [file for delivery in deliveries for file in delivery.files]
-        ),
+        translate_errors(lake.settings, f"staging {ref}", files),
         _discard_on_failure(lake, staging, ref),
         blame_changed_delivery(deliveries),
     ):
@@ -388,7 +365,6 @@ def _rebuild_views(lake: Lake, staging: Staging, contract: SetContract, staged: 
 
 def _derive_table(spark: "SparkSession", table: Table, frames: "Mapping[str, DataFrame]") -> "DataFrame":
     """A derived table: the contract's SQL over the rows of this run, cast to the contract's types."""
-    from pyspark.sql import functions as F
 
     if table.derive is None:
         raise ValueError(f"table {table.name} has neither a source nor a derivation")
@@ -463,11 +439,9 @@ def reseal(lake: Lake, contract: SetContract, staged: Staged) -> Staged:
     log.warning("%s moved from %s to %s since it was written", staged.ref, staged.head, head)
     _rebuild_views(lake, staging, contract, replace(staged, head=head))
     moved = replace(staged, head=staging.seal(staged.ref))
-    tables = tuple(
-        replace(table, rows=staging.count_written(moved, contract.table(table.table)))
-        for table in staged.tables
-    )
-    return replace(moved, tables=tables)
+    rows = [staging.count_written(moved, contract.table(table.table)) for table in staged.tables]
+    tables = zip(staged.tables, rows, strict=True)
+    return replace(moved, tables=tuple(replace(table, rows=count) for table, count in tables))
 
 
 def drop_staging_location(lake: Lake, contract: SetContract, ref: str) -> None:
@@ -502,9 +476,8 @@ def format_staging_location(location: StagingLocation) -> str:
         lines.append("  its run ended before everything was written; run the partition again, or discard it")
         return "\n".join(lines)
     staged = location.attempt.staged
-    lines.append(
-        f"  partition {staged.partition}, run {staged.run_id}, at {staged.head}, from main at {staged.base}"
-    )
+    states = f"at {staged.head}, from main at {staged.base}"
+    lines.append(f"  partition {staged.partition}, run {staged.run_id}, {states}")
     for table in staged.tables:
         rejected = f", {table.rejected} rejected (quarantined)" if table.rejected else ""
         rewritten = f", rewritten for {', '.join(table.rewritten)}" if table.rewritten else ""

@@ -23,12 +23,17 @@ from lakeshare_pipelines.nessie.client import Nessie, NessieEndpoint
 from lakeshare_pipelines.nessie.server import ensure_nessie
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.session import attach_catalog, spark_session
+from lakeshare_server.lazy import LazyModule
 from lakeshare_server.settings import make_private
 
 if TYPE_CHECKING:
+    import deltalake
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import functions as F
 
     from lakeshare_pipelines.ingest.frame import TableFrame
+else:
+    deltalake, F = LazyModule("deltalake"), LazyModule("pyspark.sql.functions")
 
 WHOLE = ("all",)
 """The partitions of a set that is delivered and replaced as a whole."""
@@ -219,9 +224,7 @@ class Verdicts:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
-        verdicts = tuple(
-            Verdict(**{**verdict, "samples": tuple(verdict["samples"])}) for verdict in record["verdicts"]
-        )
+        verdicts = tuple(Verdict(**{**row, "samples": tuple(row["samples"])}) for row in record["verdicts"])
         return cls(record["staged_ref"], record["head"], verdicts, record["contract_digest"])
 
     def as_evidence(self) -> dict[str, Any]:
@@ -412,9 +415,8 @@ def write_quarantine(
     """Write the rows that did not parse, replacing those of the same run and table; returns their number."""
     path = quarantine_path(lake.settings, contract.name)
     # Two runs of a set may write at once; the first creates the table.
-    with hold_lock(
-        lake.settings.state_dir / "locks" / f"quarantine-{contract.name}", wait_s=lake.settings.lock_wait_s
-    ):
+    lock = lake.settings.state_dir / "locks" / f"quarantine-{contract.name}"
+    with hold_lock(lock, wait_s=lake.settings.lock_wait_s):
         if read.rejected is None or not read.rejected_rows:
             _delete_from_quarantine(path, table.name, run_id)
             return 0
@@ -436,15 +438,13 @@ def read_quarantine(
     limit: int = SHOWN_ROWS,
 ) -> list[Mapping[str, Any]]:
     """At most `limit` rows of the quarantine, of one run and one table when given, by file and line."""
-    from deltalake import DeltaTable
 
     path = quarantine_path(settings, set_name)
-    if not DeltaTable.is_deltatable(str(path)):
+    if not deltalake.DeltaTable.is_deltatable(str(path)):
         return []
-    filters = [
-        (name, "=", value) for name, value in (("run_id", run_id), ("table", table)) if value is not None
-    ]
-    rows = DeltaTable(path).to_pyarrow_table(filters=filters or None)
+    wanted = {"run_id": run_id, "table": table}
+    filters = [(name, "=", value) for name, value in wanted.items() if value is not None]
+    rows = deltalake.DeltaTable(path).to_pyarrow_table(filters=filters or None)
     ordered = rows.sort_by([(name, "ascending") for name in ("run_id", "table", "file", "line")])
     shown: list[Mapping[str, Any]] = ordered.slice(0, limit).select(list(COLUMNS)).to_pylist()
     return shown
@@ -457,35 +457,26 @@ def quarantine_path(settings: LakeSettings, set_name: str) -> Path:
 def _select_quarantine_columns(
     rejected: "DataFrame", contract: SetContract, table: Table, run_id: str
 ) -> "DataFrame":
-    from pyspark.sql import functions as F
-
     # Files are named `<partition>/<file>`.
     partition = F.when(F.col("file").contains("/"), F.substring_index("file", "/", 1))
+    constants = {"set": contract.name, "table": table.name, "run_id": run_id}
+    types = {"file": "string", "line": "bigint", "reason": "string", "raw": "string"}
     return rejected.select(
-        F.lit(contract.name).alias("set"),
-        F.lit(table.name).alias("table"),
-        F.lit(run_id).alias("run_id"),
+        *(F.lit(value).alias(name) for name, value in constants.items()),
         partition.alias("partition"),
-        F.col("file").cast("string"),
-        F.col("line").cast("bigint"),
-        F.col("reason").cast("string"),
-        F.col("raw").cast("string"),
+        *(F.col(name).cast(kind) for name, kind in types.items()),
         F.current_timestamp().alias("kept_at"),
     )
 
 
 def _delete_from_quarantine(path: Path, table: str, run_id: str) -> None:
-    from deltalake import DeltaTable
-
-    if not DeltaTable.is_deltatable(str(path)):
+    if not deltalake.DeltaTable.is_deltatable(str(path)):
         return
-    quarantine = DeltaTable(path)
+    quarantine = deltalake.DeltaTable(path)
     if quarantine.partitions(file_pruning_predicate=[("run_id", "=", run_id), ("table", "=", table)]):
         quarantine.delete(_format_partition_filter(table, run_id))
 
 
 def _format_partition_filter(table: str, run_id: str) -> str:
-    return " AND ".join(
-        f"{name} = '{value.replace(chr(39), chr(39) * 2)}'"
-        for name, value in (("run_id", run_id), ("table", table))
-    )
+    values = {"run_id": run_id, "table": table}
+    return " AND ".join(f"{name} = '{value.replace(chr(39), chr(39) * 2)}'" for name, value in values.items())

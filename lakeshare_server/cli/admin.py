@@ -7,20 +7,27 @@ import os
 import sys
 import time
 from datetime import UTC, date, datetime, timedelta
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from lakeshare_server.cli.console import open_state_catalog, operator_name
-from lakeshare_server.settings import make_private
+from lakeshare_server.errors import BadRequest
+from lakeshare_server.lazy import LazyModule
+from lakeshare_server.settings import StateSettings, make_private
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from lakeshare_server.catalog import Catalog
-    from lakeshare_server.catalog.audit import ChainedEvent
+    from lakeshare_server.catalog import Catalog, audit, sharing
+    from lakeshare_server.catalog.audit import ChainedEvent, maintenance
+    from lakeshare_server.catalog.sharing import credentials
+else:
+    audit = LazyModule("lakeshare_server.catalog.audit")
+    maintenance = LazyModule("lakeshare_server.catalog.audit.maintenance")
+    sharing = LazyModule("lakeshare_server.catalog.sharing")
+    credentials = LazyModule("lakeshare_server.catalog.sharing.credentials")
 
 KEY_FILE = "first-admin.key"
 
@@ -36,47 +43,37 @@ admin_app.add_typer(key_app, name="key")
 def add_key(
     name: Annotated[str, typer.Argument(help="The key's name in the audit log.")],
     role: Annotated[str, typer.Option("--role", help="owner, steward or auditor.")],
-    days: Annotated[
-        int | None, typer.Option(min=1, help="Days until the key expires; never by default.")
-    ] = None,
+    days: Annotated[int | None, typer.Option(min=1, help="Days until it expires; never by default.")] = None,
 ) -> None:
     """Create a key and print it; it is stored nowhere."""
-    from lakeshare_server.catalog.sharing import editing
-    from lakeshare_server.catalog.sharing.credentials import add_admin_key
 
     expires_at = None if days is None else datetime.now(UTC) + timedelta(days=days)
-    with editing(open_state_catalog(), operator_name()) as edit:
-        added, key = add_admin_key(edit, name, role, expires_at=expires_at)
-    typer.echo(
-        f"{added.name} administers as {added.role}{_until(added.expires_at)}; the key is shown only now:"
-    )
-    typer.echo(key)
+    with sharing.editing(open_state_catalog(), operator_name()) as edit:
+        added, key = credentials.add_admin_key(edit, name, role, expires_at=expires_at)
+    until = _until(added.expires_at)
+    typer.echo(f"{added.name} administers as {added.role}{until}; the key is shown only now:\n{key}")
 
 
 @key_app.command("list")
 def list_keys() -> None:
     """List the keys: name, role, state, creator; never the keys themselves."""
-    from lakeshare_server.catalog.sharing.credentials import read_admin_keys
 
     with open_state_catalog().reading() as session:
-        keys = read_admin_keys(session)
+        keys = credentials.read_admin_keys(session)
     now = datetime.now(UTC)
     for key in keys:
         valid = f"valid{_until(key.expires_at)}"
         state = "revoked" if key.revoked_at else valid if key.is_valid(now) else "expired"
-        typer.echo(
-            f"{key.name}\t{key.role}\t{state}\tmade {key.created_at:%Y-%m-%d} by {key.created_by or '-'}"
-        )
+        made = f"made {key.created_at:%Y-%m-%d} by {key.created_by or '-'}"
+        typer.echo(f"{key.name}\t{key.role}\t{state}\t{made}")
 
 
 @key_app.command("revoke")
 def revoke_key(name: str) -> None:
     """Revoke a key at once; its name stays reserved."""
-    from lakeshare_server.catalog.sharing import editing
-    from lakeshare_server.catalog.sharing.credentials import revoke_admin_key
 
-    with editing(open_state_catalog(), operator_name()) as edit:
-        revoked = revoke_admin_key(edit, name)
+    with sharing.editing(open_state_catalog(), operator_name()) as edit:
+        revoked = credentials.revoke_admin_key(edit, name)
     typer.echo(f"{revoked.name} administers no more")
 
 
@@ -86,22 +83,22 @@ def print_first_key(catalog_url: str, state_dir: Path) -> None:
     The output of a service goes into a log, which others read and which is kept.
     """
     from lakeshare_server.catalog import open_catalog
-    from lakeshare_server.catalog.sharing.credentials import FIRST_KEY_NAME, create_first_admin_key
 
     catalog = open_catalog(catalog_url)
-    key = create_first_admin_key(catalog)
+    key = credentials.create_first_admin_key(catalog)
     catalog.close()
     if key is None:
         return
     what = "The first key of the admin API, an owner's"
     if sys.stdout.isatty():
-        typer.echo(f"{what}, is shown only now ({FIRST_KEY_NAME}):\n{key}")
+        typer.echo(f"{what}, is shown only now ({credentials.FIRST_KEY_NAME}):\n{key}")
         return
     path = state_dir / KEY_FILE
     make_private(state_dir)
     with open(path, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.write(f"{key}\n")
-    typer.echo(f"{what} ({FIRST_KEY_NAME}), is in {path}: keep it somewhere safe and remove the file.")
+    what += f" ({credentials.FIRST_KEY_NAME}), is in {path}"
+    typer.echo(f"{what}: keep it somewhere safe and remove the file.")
 
 
 def _until(moment: datetime | None) -> str:
@@ -114,30 +111,17 @@ audit_app = typer.Typer(
 FOLLOW_S = 0.5
 USAGE_DAYS = 30
 PROGRESS_EVERY_S = 2.0
-
-
-class Shape(StrEnum):
-    """Output formats of rows."""
-
-    TEXT = "text"
-    JSON = "json"
-    CSV = "csv"
+Shape = Literal["text", "json", "csv"]
 
 
 Recipient = Annotated[str | None, typer.Option(help="Only of this recipient.")]
 Principal = Annotated[str | None, typer.Option(help="Only of this administrator.")]
-Action = Annotated[
-    str | None, typer.Option(help="Only this call or change, like query_table or alter_share.")
-]
-Object = Annotated[
-    str | None, typer.Option("--object", help="Only SHARE or SHARE.SCHEMA.TABLE, and what is in it.")
-]
+Action = Annotated[str | None, typer.Option(help="Only this call or change, like query_table, alter_share.")]
+Object = Annotated[str | None, typer.Option("--object", help="Only this share or table, and what is in it.")]
 RequestId = Annotated[str | None, typer.Option("--request", help="Only this request: its x-request-id.")]
 Address = Annotated[str | None, typer.Option("--ip", help="Only from this address.")]
 Refused = Annotated[bool, typer.Option("--refused", help="Only refused and failed requests.")]
-Since = Annotated[
-    str | None, typer.Option(help="From this time on: 2026-03-01, 2026-03-01T12:00Z, or 2h, 30m, 7d ago.")
-]
+Since = Annotated[str | None, typer.Option(help="From 2026-03-01, 2026-03-01T12:00Z, or 2h, 30m, 7d ago on.")]
 Until = Annotated[str | None, typer.Option(help="Before this time; formats as for --since.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Whole events, as JSON lines.")]
 
@@ -154,19 +138,18 @@ def tail(
     as_json: AsJson = False,
 ) -> None:
     """Print the newest events, and new events as they come."""
-    from lakeshare_server.catalog.audit import Search, events_after, newest_event_number, search
 
     catalog = _complete_catalog()
-    query = Search(
+    query = audit.Search(
         recipient=recipient, principal=principal, action=action, object_name=object_name, refused=refused
     )
-    number = newest_event_number(catalog)
-    _print_events(search(catalog, query, lines) if lines else (), as_json=as_json)
+    number = audit.newest_event_number(catalog)
+    _print_events(audit.search(catalog, query, lines) if lines else (), as_json=as_json)
     while follow:
         time.sleep(FOLLOW_S)
-        newest = newest_event_number(catalog)
+        newest = audit.newest_event_number(catalog)
         if newest > number:
-            _print_events(events_after(catalog, number, query), as_json=as_json)
+            _print_events(audit.events_after(catalog, number, query), as_json=as_json)
             number = newest
 
 
@@ -188,9 +171,8 @@ def search_events(
 
     Example: lakeshare audit search --recipient bob --refused --since 7d
     """
-    from lakeshare_server.catalog.audit import Search, search
 
-    query = Search(
+    query = audit.Search(
         recipient=recipient,
         principal=principal,
         action=action,
@@ -201,14 +183,12 @@ def search_events(
         since=_moment("since", since),
         until=_moment("until", until),
     )
-    _print_events(search(_complete_catalog(), query, limit), as_json=as_json)
+    _print_events(audit.search(_complete_catalog(), query, limit), as_json=as_json)
 
 
 @audit_app.command("export")
 def export_events(
-    file: Annotated[
-        Path, typer.Argument(help="Output file; the suffix .jsonl or .parquet gives the format.")
-    ],
+    file: Annotated[Path, typer.Argument(help="Output file; its suffix is the format: .jsonl or .parquet.")],
     since: Since = None,
     until: Until = None,
     recipient: Recipient = None,
@@ -217,11 +197,9 @@ def export_events(
 
     Example: lakeshare audit export march.parquet --since 2026-03-01 --until 2026-04-01
     """
-    from lakeshare_server.catalog.audit import Search, events_after
-    from lakeshare_server.catalog.audit.maintenance import export
 
-    query = Search(recipient=recipient, since=_moment("since", since), until=_moment("until", until))
-    count = export(events_after(_complete_catalog(), 0, query), file)
+    query = audit.Search(recipient=recipient, since=_moment("since", since), until=_moment("until", until))
+    count = maintenance.export(audit.events_after(_complete_catalog(), 0, query), file)
     typer.echo(f"{count} events are in {file}")
 
 
@@ -235,7 +213,6 @@ def verify_chain(
 
     Keep the printed receipt where users with write access to the database cannot change it.
     """
-    from lakeshare_server.catalog.audit import parse_receipt, verify
 
     printed_at = time.monotonic()
 
@@ -245,15 +222,15 @@ def verify_chain(
             printed_at = time.monotonic()
             typer.echo(f"{done} of {events} events", err=True)
 
-    result = verify(_complete_catalog(), None if receipt is None else parse_receipt(receipt), print_progress)
+    earlier = None if receipt is None else audit.parse_receipt(receipt)
+    result = audit.verify(_complete_catalog(), earlier, print_progress)
     for finding in result.findings:
         typer.echo(f"{finding.kind}\t{finding.problem}")
     if result.unchained:
         typer.echo(f"{result.unchained} events are from before the chain, and cannot be verified")
     if not result.is_sound:
-        typer.echo(
-            f"{result.events} events, {len(result.findings)} findings: the log is not as it was written"
-        )
+        found = f"{result.events} events, {len(result.findings)} findings"
+        typer.echo(f"{found}: the log is not as it was written")
         raise typer.Exit(1)
     typer.echo(f"{result.events} events, none removed, changed or moved")
     typer.echo(f"receipt: {result.head}")
@@ -266,14 +243,11 @@ def prune_events(
     ] = None,
 ) -> None:
     """Remove old events. The rest can be verified as before, and usage stays."""
-    from lakeshare_server.catalog.audit import prune
-    from lakeshare_server.errors import BadRequest
-    from lakeshare_server.settings import StateSettings
-
     retention_days = days or StateSettings().audit_retention_days
     if retention_days is None:
         raise BadRequest("--days", None, "Give it, or set LAKESHARE_AUDIT_RETENTION_DAYS.")
-    pruned = prune(_complete_catalog(), datetime.now(UTC) - timedelta(days=retention_days), operator_name())
+    before = datetime.now(UTC) - timedelta(days=retention_days)
+    pruned = audit.prune(_complete_catalog(), before, operator_name())
     typer.echo(f"{pruned.events} events of more than {retention_days} days ago are removed")
 
 
@@ -285,28 +259,25 @@ def usage(
         list[str] | None,
         typer.Option("--by", help="Group by recipient, table, version or day; repeat for more."),
     ] = None,
-    shape: Annotated[Shape, typer.Option("--as", help="Output format.")] = Shape.TEXT,
+    shape: Annotated[Shape, typer.Option("--as", help="Output format.")] = "text",
 ) -> None:
     """Count the requests of recipients: requests, queries, signed files and bytes, refusals, versions read."""
-    from lakeshare_server.catalog.audit import group_usage, read_usage
-    from lakeshare_server.catalog.audit.maintenance import COUNTS, DIMENSIONS
-    from lakeshare_server.errors import BadRequest
 
     dimensions = list(dict.fromkeys(by or ["recipient", "table"]))
     for name in dimensions:
-        if name not in DIMENSIONS:
-            raise BadRequest("--by", name, f"It is one of {', '.join(DIMENSIONS)}.")
+        if name not in maintenance.DIMENSIONS:
+            raise BadRequest("--by", name, f"It is one of {', '.join(maintenance.DIMENSIONS)}.")
     today = datetime.now(UTC).date()
-    counted = read_usage(_complete_catalog(), today - timedelta(days=days - 1), today, recipient, table)
-    rows = group_usage(counted, dimensions)
-    typer.echo(_format_rows(rows, [*dimensions, *COUNTS, "versions"], shape), nl=False)
+    counted = audit.read_usage(_complete_catalog(), today - timedelta(days=days - 1), today, recipient, table)
+    rows = audit.group_usage(counted, dimensions)
+    typer.echo(_format_rows(rows, [*dimensions, *maintenance.COUNTS, "versions"], shape), nl=False)
 
 
 def _format_rows(rows: "list[dict[str, Any]]", names: list[str], shape: Shape) -> str:
-    if shape is Shape.JSON:
+    if shape == "json":
         return json.dumps(rows, default=date.isoformat, ensure_ascii=False) + "\n"
     text = io.StringIO()
-    if shape is Shape.CSV:
+    if shape == "csv":
         writer = csv.DictWriter(text, names, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
@@ -317,11 +288,9 @@ def _format_rows(rows: "list[dict[str, Any]]", names: list[str], shape: Shape) -
 
 
 def _print_events(events: "Iterable[ChainedEvent]", *, as_json: bool) -> None:
-    from lakeshare_server.catalog.audit.maintenance import event_line
-
     for chained in events:
         if as_json:
-            sys.stdout.write(event_line(chained).decode())
+            sys.stdout.write(maintenance.event_line(chained).decode())
             continue
         event = chained.event
         outcome = "changed" if event.kind == "change" else f"{event.status} {event.error_code or ''}".rstrip()
@@ -341,7 +310,6 @@ def _print_events(events: "Iterable[ChainedEvent]", *, as_json: bool) -> None:
 
 def _moment(option: str, text: str | None) -> datetime | None:
     """A time in ISO 8601, or as an age like `2h`; raises `BadRequest` for anything else."""
-    from lakeshare_server.errors import BadRequest
 
     if text is None:
         return None
@@ -359,9 +327,7 @@ def _moment(option: str, text: str | None) -> datetime | None:
 
 def _complete_catalog() -> "Catalog":
     """The catalog, with the events in the journals of ended processes."""
-    from lakeshare_server.catalog.audit import import_orphans
-    from lakeshare_server.settings import StateSettings
 
     catalog = open_state_catalog()
-    import_orphans(catalog, StateSettings().audit_dir)
+    audit.import_orphans(catalog, StateSettings().audit_dir)
     return catalog

@@ -2,13 +2,14 @@
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 import typer
 
 from lakeshare_server.errors import BadRequest
+from lakeshare_server.settings import ServerSettings, StateSettings
 
 if TYPE_CHECKING:
     from lakeshare_server.catalog import Catalog
@@ -19,13 +20,11 @@ if TYPE_CHECKING:
 def open_state_catalog() -> "Catalog":
     """The catalog that LAKESHARE_DATABASE_URL or LAKESHARE_STATE_DIR names."""
     from lakeshare_server.catalog import open_catalog
-    from lakeshare_server.settings import StateSettings
 
     return open_catalog(StateSettings().catalog_url)
 
 
 def open_versions(catalog: "Catalog") -> "Versions":
-    from lakeshare_server.settings import ServerSettings
     from lakeshare_server.storage import Stores
     from lakeshare_server.versions import Versions
 
@@ -35,11 +34,7 @@ def open_versions(catalog: "Catalog") -> "Versions":
 
 @contextmanager
 def edit_share(share: str, tables: Iterable[str] = (), *, writes_rule: bool) -> "Iterator[Edit]":
-    """One transaction on a share, and on tables of the lake that it gets.
-
-    Raises:
-        BadRequest: a rule is invalid, or is not decided by partitions.
-    """
+    """One transaction on a share and the lake's tables it gets; raises `BadRequest` for an undecidable rule."""
     from lakeshare_server.access.rules import require_decidable_rules
     from lakeshare_server.catalog.sharing import editing
     from lakeshare_server.provider.following import prefetch_versions
@@ -60,12 +55,7 @@ def operator_name() -> str:
 
 
 def confirm(question: str, otherwise: str = "give --yes.") -> None:
-    """Ask on the terminal whether to go on.
-
-    Raises:
-        BadRequest: there is no terminal.
-        typer.Abort: the answer is no.
-    """
+    """Ask on the terminal whether to go on; raises `typer.Abort` for no, `BadRequest` without a terminal."""
     if not sys.stdin.isatty():
         raise BadRequest("--yes", "not given", f"{question} This is not a terminal: {otherwise}")
     typer.confirm(question, abort=True, err=True)
@@ -75,13 +65,11 @@ def parse_moment(option: str, text: str | None) -> datetime | None:
     """A time with its zone in ISO 8601; raises `BadRequest` for anything else."""
     if text is None:
         return None
-    try:
+    with suppress(ValueError):
         parsed = datetime.fromisoformat(text)
-    except ValueError:
-        parsed = None
-    if parsed is None or parsed.tzinfo is None:
-        raise BadRequest(option, text, "Give a time with its zone, like 2027-01-01T00:00:00Z.")
-    return parsed
+        if parsed.tzinfo is not None:
+            return parsed
+    raise BadRequest(option, text, "Give a time with its zone, like 2027-01-01T00:00:00Z.")
 
 
 def parse_properties(option: str, pairs: Sequence[str]) -> dict[str, str]:

@@ -12,11 +12,11 @@ import typer
 
 from lakeshare_server.cli.console import parse_shared_path
 from lakeshare_server.errors import BadRequest, LakeshareError
+from lakeshare_server.settings import PORTAL_PATH, ServerSettings
 
 if TYPE_CHECKING:
     import httpx
 
-    from lakeshare_server.settings import ServerSettings
 
 T = TypeVar("T")
 
@@ -29,9 +29,7 @@ as_app = typer.Typer(
     no_args_is_help=True,
 )
 
-Table = Annotated[
-    str, typer.Argument(metavar="SHARE.SCHEMA.TABLE", help="The recipient's name of the table.")
-]
+Table = Annotated[str, typer.Argument(metavar="SHARE.SCHEMA.TABLE", help="The recipient's name of it.")]
 Version = Annotated[int | None, typer.Option(min=0, help="The version; the latest by default.")]
 ClientId = Annotated[
     str, typer.Option("--client", help="Client: python-parquet, python-delta, spark, or everything of these.")
@@ -61,31 +59,18 @@ class ImpersonatingClient:
 
     recipient: str
     client: "httpx.AsyncClient"
-    capabilities: str
+    headers: Mapping[str, str]
 
     async def get(self, path: str, **query: Any) -> "httpx.Response":
-        from lakeshare_server.protocol.lines import HEADER
-
-        return _require_success(
-            self.recipient,
-            await self.client.get(path, params=_drop_none(query), headers={HEADER: self.capabilities}),
-        )
+        return await self._request("GET", path, params=_drop_none(query), headers=self.headers)
 
     async def post(self, path: str, body: Mapping[str, Any]) -> "httpx.Response":
-        from lakeshare_server.protocol.lines import HEADER
-
-        return _require_success(
-            self.recipient,
-            await self.client.post(path, json=_drop_none(body), headers={HEADER: self.capabilities}),
-        )
+        return await self._request("POST", path, json=_drop_none(body), headers=self.headers)
 
     async def in_portal(self, path: str, **query: Any) -> dict[str, Any]:
         """The response of the portal's API."""
-        from lakeshare_server.pages.portal import API
-
-        url = self.client.base_url.join(f"{API}/{path}")
-        response = await self.client.get(url, params=_drop_none(query))
-        fields: dict[str, Any] = _require_success(self.recipient, response).json()
+        url = str(self.client.base_url.join(f"{PORTAL_PATH}/api/{path}"))
+        fields: dict[str, Any] = (await self._request("GET", url, params=_drop_none(query))).json()
         return fields
 
     async def items(self, path: str) -> list[dict[str, Any]]:
@@ -99,31 +84,27 @@ class ImpersonatingClient:
             if not token:
                 return items
 
+    async def _request(self, method: str, path: str, **content: Any) -> "httpx.Response":
+        response = await self.client.request(method, path, **content)
+        if not response.is_success:
+            raise AccessRefused(self.recipient, response)
+        return response
+
 
 def _drop_none(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
-
-
-def _require_success(recipient: str, response: "httpx.Response") -> "httpx.Response":
-    if not response.is_success:
-        raise AccessRefused(recipient, response)
-    return response
 
 
 @asynccontextmanager
 async def impersonate(
     settings: "ServerSettings", recipient: str, principal: str, client_id: str
 ) -> AsyncIterator[ImpersonatingClient]:
-    """A client of a server with these settings, in this process; its audit rows are written at the end.
-
-    Raises:
-        BadRequest: the client is unknown.
-        NotFound, Unauthenticated: the recipient does not exist, or has no access.
-    """
+    """A client of a server with these settings, in this process; its audit rows are written at the end."""
     from lakeshare_server.app import create_app
+    from lakeshare_server.protocol.lines import HEADER
     from lakeshare_server.routes.context import impersonating_client, make_impersonation
 
-    capabilities = capabilities_of(client_id)
+    headers = {HEADER: capabilities_of(client_id)}
     app = create_app(settings)
     lifespan = app.router.lifespan_context(app)
     await lifespan.__aenter__()
@@ -132,7 +113,7 @@ async def impersonate(
         # The host has no effect: nothing leaves the process.
         url = "http://lakeshare" + settings.endpoint.rstrip("/")
         async with impersonating_client(app, impersonation, url) as client:
-            yield ImpersonatingClient(impersonation.reader.name, client, capabilities)
+            yield ImpersonatingClient(impersonation.reader.name, client, headers)
     finally:
         # Also after an error: the shutdown writes the last audit rows.
         await lifespan.__aexit__(None, None, None)
@@ -292,9 +273,8 @@ def query(
     rows = [total.rows for total in totals if total.rows is not None]
     count = f"{sum(rows)} rows" if len(rows) == len(totals) else "row count unknown"
     files, size_bytes = sum(total.files for total in totals), sum(total.size_bytes for total in totals)
-    typer.echo(
-        f"version {response.headers['Delta-Table-Version']}: {files} files, {size_bytes} bytes, {count}"
-    )
+    version_read = response.headers["Delta-Table-Version"]
+    typer.echo(f"version {version_read}: {files} files, {size_bytes} bytes, {count}")
 
 
 @as_app.command("changes")
@@ -303,7 +283,7 @@ def changes(
     table: Table,
     start: Annotated[int, typer.Option("--from", min=0, help="The first version.")] = 0,
     end: Annotated[
-        int | None, typer.Option("--to", min=0, help="The last version; the latest by default.")
+        int | None, typer.Option("--to", min=0, help="Last version; the latest by default.")
     ] = None,
     client: ClientId = ALL_CAPABILITIES,
     lines: Lines = False,
@@ -342,7 +322,6 @@ def _run_as_recipient(
     client: str = ALL_CAPABILITIES,
 ) -> T:
     from lakeshare_server.catalog.sharing.editing import LOCAL_OPERATOR
-    from lakeshare_server.settings import ServerSettings
 
     async def run() -> T:
         async with impersonate(ServerSettings(), context.obj, LOCAL_OPERATOR, client) as impersonating:

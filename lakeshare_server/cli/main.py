@@ -1,6 +1,7 @@
 """The server's commands, by subject; the `lakeshare` command mounts them, too."""
 
 import sys
+from itertools import chain
 from typing import Annotated
 
 import typer
@@ -12,25 +13,21 @@ from lakeshare_server.cli.impersonation import as_app
 from lakeshare_server.cli.recipients import activate, group_app, recipient_app
 from lakeshare_server.cli.shares import apply, diff, export, share_app, sql
 from lakeshare_server.cli.tables import snippet, table_app
-from lakeshare_server.errors import LakeshareError
+from lakeshare_server.errors import BadRequest, LakeshareError
+from lakeshare_server.settings import ServerSettings
 
-commands = typer.Typer(
-    help="The lakeshare sharing server.", no_args_is_help=True, pretty_exceptions_enable=False
-)
+HELP = "The lakeshare sharing server."
+commands = typer.Typer(help=HELP, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def add_commands(app: typer.Typer) -> None:
     """Mount the server's commands on another application."""
     for command in (serve, publications, explain, snippet, usage, activate, sql, apply, diff, export):
         app.command()(command)
-    app.add_typer(recipient_app, name="recipient")
-    app.add_typer(group_app, name="group")
-    app.add_typer(share_app, name="share")
-    app.add_typer(table_app, name="table")
-    app.add_typer(admin_app, name="admin")
-    app.add_typer(as_app, name="as")
-    app.add_typer(conformance_app, name="conformance")
-    app.add_typer(audit_app, name="audit")
+    groups = {"recipient": recipient_app, "group": group_app, "share": share_app, "table": table_app}
+    groups |= {"admin": admin_app, "as": as_app, "conformance": conformance_app, "audit": audit_app}
+    for name, group in groups.items():
+        app.add_typer(group, name=name)
 
 
 def main() -> None:
@@ -45,7 +42,7 @@ def main() -> None:
 def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on (LAKESHARE_HOST).")] = None,
     port: Annotated[
-        int | None, typer.Option(help="Port to listen on; 0: a free port (LAKESHARE_PORT).")
+        int | None, typer.Option(help="Port to listen on; 0: a free one (LAKESHARE_PORT).")
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Worker processes; one per core is enough.")] = 1,
     first_key: Annotated[
@@ -54,7 +51,6 @@ def serve(
 ) -> None:
     """Serve the shares over OpenSharing (Delta Sharing) until Ctrl-C; the first time, print the first admin key."""
     from lakeshare_server.app import serve as serve_app
-    from lakeshare_server.settings import ServerSettings
 
     options = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
     settings = ServerSettings(**options)  # type: ignore[arg-type]  # checked by pydantic
@@ -73,7 +69,6 @@ def publications(
 ) -> None:
     """List the publications of a table: number, time, rows, files, partition, run."""
     from lakeshare_server.catalog import Ledger
-    from lakeshare_server.errors import BadRequest
 
     ledger = Ledger(open_state_catalog())
     history = ledger.history(table, limit)
@@ -84,21 +79,16 @@ def publications(
         remarks = [] if row.audited else ["unaudited"]
         remarks += [] if row.rollback_of is None else [f"rollback to {row.rollback_of}"]
         when = row.published_at.strftime("%Y-%m-%d %H:%M:%SZ")
-        typer.echo(
-            f"{row.version}\t{when}\t{row.rows}\t{row.files}\t{row.partition}\t{row.run_id}\t{', '.join(remarks)}"
-        )
+        words = row.version, when, row.rows, row.files, row.partition, row.run_id, ", ".join(remarks)
+        typer.echo("\t".join(map(str, words)))
 
 
 def explain(
     table: Annotated[
-        str, typer.Argument(metavar="PROFILE#SHARE.SCHEMA.TABLE", help="A table as in a client.")
+        str, typer.Argument(metavar="PROFILE#SHARE.SCHEMA.TABLE", help="Table, as in a client.")
     ],
-    where: Annotated[
-        str | None, typer.Option(help="A predicate in SQL, like \"day >= '2024-03-01'\".")
-    ] = None,
-    json_predicate: Annotated[
-        str | None, typer.Option(help="A predicate in JSON: jsonPredicateHints.")
-    ] = None,
+    where: Annotated[str | None, typer.Option(help="SQL predicate, like \"day >= '2024-03-01'\".")] = None,
+    json_predicate: Annotated[str | None, typer.Option(help="JSON predicate: jsonPredicateHints.")] = None,
     limit: Annotated[int | None, typer.Option(min=0, help="Number of rows: limitHint.")] = None,
     version: Annotated[int | None, typer.Option(min=0, help="The version; the latest by default.")] = None,
     files: Annotated[bool, typer.Option("--files", help="List each file with the reason.")] = False,
@@ -111,16 +101,10 @@ def explain(
     from lakeshare_server.provider.serveability import explain_query, parse_profile_table
 
     table_path, catalog = parse_profile_table(table), open_state_catalog()
-    fields = {
-        "predicateHints": where and [where],
-        "jsonPredicateHints": json_predicate,
-        "limitHint": limit,
-        "version": version,
-    }
+    predicates = {"predicateHints": where and [where], "jsonPredicateHints": json_predicate}
+    fields = {**predicates, "limitHint": limit, "version": version}
     explanation = explain_query(catalog, TableViews(catalog, open_versions(catalog)), table_path, fields)
-    for line in explanation.lines():
-        typer.echo(line)
-    for line in explanation.file_lines() if files else ():
+    for line in chain(explanation.lines(), explanation.file_lines() if files else ()):
         typer.echo(line)
 
 

@@ -4,9 +4,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 from urllib.parse import urlsplit
 
 import typer
@@ -19,13 +18,18 @@ from lakeshare_server.cli.console import (
     parse_properties,
 )
 from lakeshare_server.errors import BadRequest, Unavailable
+from lakeshare_server.lazy import LazyModule
+from lakeshare_server.settings import ServerSettings
 
 if TYPE_CHECKING:
     import httpx
 
-    from lakeshare_server.catalog.sharing import IssuedSecret, LinkState, RecipientState
+    from lakeshare_server.catalog import sharing
+    from lakeshare_server.catalog.sharing import IssuedSecret, LinkState, RecipientState, states
     from lakeshare_server.catalog.sharing.states import Authentication
-    from lakeshare_server.settings import ServerSettings
+else:
+    sharing = LazyModule("lakeshare_server.catalog.sharing")
+    states = LazyModule("lakeshare_server.catalog.sharing.states")
 
 POLICY = "default"
 LINK_DAYS = 3
@@ -36,39 +40,27 @@ GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The group's nam
 Members = Annotated[list[str], typer.Argument(metavar="RECIPIENT...", help="Names of recipients.")]
 LinkDays = Annotated[int, typer.Option("--link-days", min=1, max=365, help="Days until the link expires.")]
 TokenDays = Annotated[int | None, typer.Option(min=1, help="Days until the token expires; never by default.")]
-ProfilePath = Annotated[
-    Path | None, typer.Option("--profile", help="The profile file; NAME.share by default.")
-]
+ProfilePath = Annotated[Path | None, typer.Option("--profile", help="Profile file; NAME.share by default.")]
 Url = Annotated[str | None, typer.Option("--url", help="The server's root URL for the recipient.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
-recipient_app = typer.Typer(
-    help="Recipients: who may read which shares, and with which token.", no_args_is_help=True
-)
+HELP = "Recipients: who may read which shares, and with which token."
+recipient_app = typer.Typer(help=HELP, no_args_is_help=True)
 group_app = typer.Typer(help="Groups: recipients that are granted shares together.", no_args_is_help=True)
 
 
-class AuthenticationMethod(StrEnum):
-    """How a recipient authenticates."""
-
-    TOKEN = "token"  # noqa: S105  # a kind of token
-    OAUTH = "oauth"
-    OIDC = "oidc"
-
-
+AuthenticationMethod = Literal["token", "oauth", "oidc"]
 AUTHENTICATION: dict[AuthenticationMethod, "Authentication"] = {
-    AuthenticationMethod.TOKEN: "TOKEN",
-    AuthenticationMethod.OAUTH: "OAUTH_CLIENT_CREDENTIALS",
-    AuthenticationMethod.OIDC: "OIDC_FEDERATION",
+    "token": "TOKEN",
+    "oauth": "OAUTH_CLIENT_CREDENTIALS",
+    "oidc": "OIDC_FEDERATION",
 }
 
 
 @recipient_app.command("federate")
 def federate_recipient(
     name: RecipientName,
-    issuer: Annotated[
-        str | None, typer.Option(help="The recipient's OIDC issuer: `iss` of its tokens.")
-    ] = None,
+    issuer: Annotated[str | None, typer.Option(help="Its OIDC issuer: `iss` of its tokens.")] = None,
     subject: Annotated[str | None, typer.Option(help="The claim's value in its tokens.")] = None,
     claim: Annotated[str, typer.Option(help="The claim: sub, or one with groups, like groups.")] = "sub",
     audience: Annotated[
@@ -81,23 +73,21 @@ def federate_recipient(
 
     Example: lakeshare recipient federate acme --issuer https://login.acme.example --audience lakeshare --subject job-7
     """
-    from lakeshare_server.catalog.sharing import FederationPolicy, drop_policy, editing, put_policy
 
-    with editing(open_state_catalog(), operator_name()) as edit:
+    with sharing.editing(open_state_catalog(), operator_name()) as edit:
         if drop:
-            drop_policy(edit, name, policy)
+            sharing.drop_policy(edit, name, policy)
             typer.echo(f"{name}: policy {policy} is gone")
             return
         if not (issuer and subject and audience):
-            raise BadRequest(
-                "--issuer, --subject, --audience", "not given", "Give all three, or --drop to take one away."
-            )
-        state = put_policy(edit, name, FederationPolicy(
+            hint = "Give all three, or --drop to take one away."
+            raise BadRequest("--issuer, --subject, --audience", "not given", hint)
+        made = sharing.FederationPolicy(
             name=policy, issuer=issuer, subject_claim=claim, subject=subject, audiences=tuple(audience)
-        ))  # fmt: skip
-    typer.echo(
-        f"{name} gets in with tokens of {state.issuer} for {', '.join(state.audiences)}, {claim}={subject}"
-    )
+        )
+        state = sharing.put_policy(edit, name, made)
+    audiences = ", ".join(state.audiences)
+    typer.echo(f"{name} gets in with tokens of {state.issuer} for {audiences}, {claim}={subject}")
 
 
 @recipient_app.command("limit")
@@ -105,26 +95,18 @@ def limit_recipient(
     name: RecipientName,
     requests_per_minute: Annotated[int | None, typer.Option(min=1, help="Requests per minute.")] = None,
     urls_per_day: Annotated[int | None, typer.Option(min=1, help="Files with URLs per day (UTC).")] = None,
-    bytes_per_day: Annotated[
-        int | None, typer.Option(min=1, help="Bytes of those files per day (UTC).")
-    ] = None,
-    usual: Annotated[
-        bool, typer.Option("--usual", help="Reset limits that are not given to the settings.")
-    ] = False,
+    bytes_per_day: Annotated[int | None, typer.Option(min=1, help="Bytes of files per day (UTC).")] = None,
+    usual: Annotated[bool, typer.Option("--usual", help="Reset the other limits to the settings.")] = False,
 ) -> None:
     """Set limits of a recipient in place of those of the settings; without an option, print them."""
-    from lakeshare_server.catalog.sharing import UNCHANGED, editing, set_limits, states
 
     catalog = open_state_catalog()
-    given = {
-        "requests_per_minute": requests_per_minute,
-        "urls_per_day": urls_per_day,
-        "bytes_per_day": bytes_per_day,
-    }
+    per_day = {"urls_per_day": urls_per_day, "bytes_per_day": bytes_per_day}
+    given = {"requests_per_minute": requests_per_minute, **per_day}
     if usual or any(given.values()):
-        default = None if usual else UNCHANGED
-        with editing(catalog, operator_name()) as edit:
-            set_limits(
+        default = None if usual else sharing.UNCHANGED
+        with sharing.editing(catalog, operator_name()) as edit:
+            sharing.set_limits(
                 edit,
                 name,
                 requests_per_minute=requests_per_minute or default,
@@ -140,7 +122,6 @@ def limit_recipient(
 @group_app.command("list")
 def list_groups() -> None:
     """List groups with their members."""
-    from lakeshare_server.catalog.sharing import states
 
     with open_state_catalog().reading() as session:
         for group in states.list_groups(session):
@@ -157,43 +138,40 @@ def create(
 
     Example: lakeshare group create retail --member acme --member globex
     """
-    from lakeshare_server.catalog.sharing import create_group, editing
 
-    with editing(open_state_catalog(), operator_name()) as edit:
-        group = create_group(edit, name, comment=comment, members=member or [])
+    with sharing.editing(open_state_catalog(), operator_name()) as edit:
+        group = sharing.create_group(edit, name, comment=comment, members=member or [])
     typer.echo(f"{group.name}: {', '.join(group.members) or 'no members'}")
 
 
 @group_app.command("add")
 def add(name: GroupName, members: Members) -> None:
     """Add recipients to a group: they may read its shares at once."""
-    from lakeshare_server.catalog.sharing import alter_group, editing
 
-    with editing(open_state_catalog(), operator_name()) as edit:
-        typer.echo(f"{name}: {', '.join(alter_group(edit, name, add=members).members)}")
+    with sharing.editing(open_state_catalog(), operator_name()) as edit:
+        typer.echo(f"{name}: {', '.join(sharing.alter_group(edit, name, add=members).members)}")
 
 
 @group_app.command("remove")
 def remove(name: GroupName, members: Members) -> None:
     """Remove recipients from a group; their own grants stay."""
-    from lakeshare_server.catalog.sharing import alter_group, editing
 
-    with editing(open_state_catalog(), operator_name()) as edit:
-        typer.echo(f"{name}: {', '.join(alter_group(edit, name, remove=members).members) or 'no members'}")
+    with sharing.editing(open_state_catalog(), operator_name()) as edit:
+        left = sharing.alter_group(edit, name, remove=members).members
+        typer.echo(f"{name}: {', '.join(left) or 'no members'}")
 
 
 @group_app.command("drop")
 def drop(name: GroupName, yes: Yes = False) -> None:
     """Remove a group with its grants; its members stay, with grants of their own."""
-    from lakeshare_server.catalog.sharing import drop_group, editing, states
 
     catalog = open_state_catalog()
     with catalog.reading() as session:
         group = states.get_group(session, name)
     if not yes:
         confirm(f"Drop {group.name} of {len(group.members)} recipients?")
-    with editing(catalog, operator_name()) as edit:
-        drop_group(edit, name, revision=group.revision)
+    with sharing.editing(catalog, operator_name()) as edit:
+        sharing.drop_group(edit, name, revision=group.revision)
     typer.echo(f"{group.name} is gone")
 
 
@@ -205,22 +183,20 @@ def invite_recipient(
 
     Example: lakeshare recipient invite acme --link-days 7 --token-days 365
     """
-    from lakeshare_server.catalog.sharing import create_link, editing
 
-    with editing(open_state_catalog(), operator_name()) as edit:
-        link, code = create_link(
-            edit, name, link_life=timedelta(days=link_days), token_expires_at=_expires_at(token_days)
-        )
+    with sharing.editing(open_state_catalog(), operator_name()) as edit:
+        life, expires_at = timedelta(days=link_days), _expires_at(token_days)
+        link, code = sharing.create_link(edit, name, link_life=life, token_expires_at=expires_at)
     _print_link(link, code, url)
 
 
 def activate(
     link: Annotated[str, typer.Argument(help="The link from your provider.")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The profile file; NAME.share by default.")
+        Path | None, typer.Option("--output", "-o", help="Profile file; NAME.share by default.")
     ] = None,
     accept: Annotated[
-        bool, typer.Option("--accept", help="Accept the agreement without a question.")
+        bool, typer.Option("--accept", help="Accept the agreement, without a question.")
     ] = False,
 ) -> None:
     """Get your profile from an activation link, without a browser. The link works once.
@@ -254,20 +230,17 @@ def _request_link(
     """The response to a request of a link."""
     import httpx
 
+    host = urlsplit(link).hostname
     try:
         response = client.request(method, link, json=body)
         fields = response.json()
     except httpx.TransportError as error:
-        raise Unavailable(
-            f"{urlsplit(link).hostname} does not answer: {error}", "Try again in a moment."
-        ) from error
+        raise Unavailable(f"{host} does not answer: {error}", "Try again in a moment.") from error
     except ValueError:
         fields = None
     if not isinstance(fields, dict) or (response.is_success and "fileName" not in fields):
-        raise Unavailable(
-            f"{urlsplit(link).hostname} answers {response.status_code}, and not as a link does",
-            "Check that the link is whole, or open it in a browser.",
-        )
+        what = f"{host} answers {response.status_code}, and not as a link does"
+        raise Unavailable(what, "Check that the link is whole, or open it in a browser.")
     if not response.is_success:
         raise BadRequest("LINK", "this one", str(fields.get("message", response.status_code)))
     return fields
@@ -324,19 +297,16 @@ def add_recipient(
     by: Annotated[
         AuthenticationMethod,
         typer.Option(help="Authentication: a bearer token, OAuth client credentials, or OIDC."),
-    ] = AuthenticationMethod.TOKEN,
+    ] = "token",
     profile: ProfilePath = None,
     url: Url = None,
-    invite: Annotated[
-        bool, typer.Option("--invite", help="Print an activation link; write no profile.")
-    ] = False,
+    invite: Annotated[bool, typer.Option("--invite", help="Print an activation link instead.")] = False,
     link_days: LinkDays = LINK_DAYS,
 ) -> None:
     """Add a recipient and write the profile its client needs, or print a link to it. The secret is stored nowhere.
 
     With `--by oidc` there is no secret and no profile: configure its tokens with `lakeshare recipient federate`.
     """
-    from lakeshare_server.catalog import sharing
 
     issued = made_link = None
     with sharing.editing(open_state_catalog(), operator_name()) as edit:
@@ -344,13 +314,12 @@ def add_recipient(
         for share_name in {each.lower(): each for each in share}.values():
             sharing.grant(edit, share_name, recipient=name)
         if invite:
-            made_link = sharing.create_link(
-                edit, name, link_life=timedelta(days=link_days), token_expires_at=_expires_at(days)
-            )
-        elif by != AuthenticationMethod.OIDC:
+            life, expires_at = timedelta(days=link_days), _expires_at(days)
+            made_link = sharing.create_link(edit, name, link_life=life, token_expires_at=expires_at)
+        elif by != "oidc":
             issued = sharing.issue_token(edit, name, expires_at=_expires_at(days))
-        grants = sharing.states.list_grants_to(edit.session, name)
-        recipient = sharing.states.get_recipient(edit.session, name)
+        grants = states.list_grants_to(edit.session, name)
+        recipient = states.get_recipient(edit.session, name)
     if made_link is not None:
         _print_link(*made_link, url)
         return
@@ -366,19 +335,17 @@ def list_recipients() -> None:
 
     for recipient in Recipients(open_state_catalog()).list():
         state = "revoked" if recipient.revoked_at else f"until {_day(recipient.expires_at)}"
-        typer.echo(
-            f"{recipient.name}\t{', '.join(recipient.shares) or '-'}\t{state}\t{recipient.comment or ''}"
-        )
+        shares = ", ".join(recipient.shares) or "-"
+        typer.echo(f"{recipient.name}\t{shares}\t{state}\t{recipient.comment or ''}")
 
 
 @recipient_app.command("rotate")
 def rotate_recipient(name: str, days: TokenDays = None, profile: ProfilePath = None, url: Url = None) -> None:
     """Issue a new token, or client secret, and profile; the old one stops working at once."""
-    from lakeshare_server.catalog import sharing
 
     with sharing.editing(open_state_catalog(), operator_name()) as edit:
         issued = sharing.rotate_token(edit, name, expires_at=_expires_at(days))
-        recipient = sharing.states.get_recipient(edit.session, name)
+        recipient = states.get_recipient(edit.session, name)
     _write_issued(profile or Path(f"{recipient.name}.share"), url, recipient, issued)
 
 
@@ -393,10 +360,9 @@ def revoke_recipient(name: str) -> None:
 @recipient_app.command("show")
 def show_recipient(name: RecipientName) -> None:
     """Show a recipient: its state, tokens and links without their secrets, groups, and what it may read."""
-    from lakeshare_server.catalog.sharing import states
 
     with open_state_catalog().reading() as session:
-        fields, grants = states.get_recipient(session, name).as_json(), states.list_grants_to(session, name)
+        fields, grants = (states.get_recipient(session, name).as_json(), states.list_grants_to(session, name))
     lists = {kind: fields.pop(kind, []) for kind in ("tokens", "links", "policies")}
     for field, value in fields.items():
         typer.echo(f"{field}\t{value}")
@@ -405,9 +371,8 @@ def show_recipient(name: RecipientName) -> None:
             typer.echo(f"{kind}\t{', '.join(f'{field}={value}' for field, value in item.items())}")
     for grant in grants:
         through = "" if grant.group is None else f"as a member of {grant.group}, "
-        typer.echo(
-            f"may read\t{grant.share}\t{through}until {_day(grant.ends_at)}\t{grant.rule or ''}".rstrip()
-        )
+        until = f"{through}until {_day(grant.ends_at)}"
+        typer.echo(f"may read\t{grant.share}\t{until}\t{grant.rule or ''}".rstrip())
 
 
 @recipient_app.command("set")
@@ -416,25 +381,20 @@ def set_recipient(
     comment: Annotated[str | None, typer.Option(help="A description.")] = None,
     owner: Annotated[str | None, typer.Option(help="The person responsible for the recipient.")] = None,
     rename: Annotated[str | None, typer.Option(help="The new name; tokens and grants stay.")] = None,
-    expires: Annotated[
-        str | None, typer.Option(help="End of all access, with the zone; '' for never.")
-    ] = None,
-    agreement: Annotated[
-        Path | None, typer.Option(help="A text file to accept with the next activation link.")
-    ] = None,
+    expires: Annotated[str | None, typer.Option(help="End of access, with the zone; '' for never.")] = None,
+    agreement: Annotated[Path | None, typer.Option(help="Text file to accept with the next link.")] = None,
 ) -> None:
     """Change the given fields of a recipient; an empty text removes a comment or the end of access."""
-    from lakeshare_server.catalog.sharing import UNCHANGED, alter_recipient, editing
 
-    text = UNCHANGED if agreement is None else _read_agreement(agreement)
-    with editing(open_state_catalog(), operator_name()) as edit:
-        altered = alter_recipient(
+    text = sharing.UNCHANGED if agreement is None else _read_agreement(agreement)
+    with sharing.editing(open_state_catalog(), operator_name()) as edit:
+        altered = sharing.alter_recipient(
             edit,
             name,
-            new_name=UNCHANGED if rename is None else rename,
-            comment=UNCHANGED if comment is None else comment or None,
-            owner=UNCHANGED if owner is None else owner,
-            expires_at=UNCHANGED if expires is None else parse_moment("--expires", expires or None),
+            new_name=sharing.UNCHANGED if rename is None else rename,
+            comment=sharing.UNCHANGED if comment is None else comment or None,
+            owner=sharing.UNCHANGED if owner is None else owner,
+            expires_at=sharing.UNCHANGED if expires is None else parse_moment("--expires", expires or None),
             agreement=text,
         )
     typer.echo(f"{altered.name} is at revision {altered.revision}")
@@ -449,14 +409,13 @@ def allow_addresses(
     any_: Annotated[bool, typer.Option("--any", help="Remove the IP allow-list.")] = False,
 ) -> None:
     """Replace the addresses that a recipient may use; without an option, print them."""
-    from lakeshare_server.catalog.sharing import alter_recipient, editing, states
 
     if allow and any_:
         raise BadRequest("--any", "given with --allow", "Give one of the two.")
     catalog = open_state_catalog()
     if allow or any_:
-        with editing(catalog, operator_name()) as edit:
-            alter_recipient(edit, name, ip_allow=allow or None)
+        with sharing.editing(catalog, operator_name()) as edit:
+            sharing.alter_recipient(edit, name, ip_allow=allow or None)
     with catalog.reading() as session:
         state = states.get_recipient(session, name)
     typer.echo(f"{state.name} may come from {', '.join(state.ip_allow) or 'anywhere'}")
@@ -465,23 +424,20 @@ def allow_addresses(
 @recipient_app.command("props")
 def set_properties(
     name: RecipientName,
-    pairs: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Properties to set.")
-    ] = None,
+    pairs: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Properties.")] = None,
     unset: Annotated[list[str] | None, typer.Option(help="A key to remove; repeat for more.")] = None,
 ) -> None:
     """Set properties of a recipient, which rules read as current_recipient('key'); other properties stay.
 
     Example: lakeshare recipient props acme region=EU tier=gold --unset trial
     """
-    from lakeshare_server.catalog.sharing import alter_recipient, editing, states
 
     changes, catalog = parse_properties("KEY=VALUE", pairs or []), open_state_catalog()
     if changes or unset:
-        with editing(catalog, operator_name()) as edit:
+        with sharing.editing(catalog, operator_name()) as edit:
             current = states.get_recipient(edit.session, name).properties
             kept = {key: value for key, value in current.items() if key not in (unset or [])}
-            alter_recipient(edit, name, properties={**kept, **changes})
+            sharing.alter_recipient(edit, name, properties={**kept, **changes})
     with catalog.reading() as session:
         for key, value in sorted(states.get_recipient(session, name).properties.items()):
             typer.echo(f"{key}\t{value}")
@@ -490,12 +446,11 @@ def set_properties(
 @recipient_app.command("drop")
 def drop_recipient(name: RecipientName, yes: Yes = False) -> None:
     """Remove a recipient with its tokens and grants; its name can be used again. `revoke` keeps the name."""
-    from lakeshare_server.catalog import sharing
 
     catalog = open_state_catalog()
     with catalog.reading() as session:
-        state = sharing.states.get_recipient(session, name)
-        grants = len(sharing.states.list_grants_to(session, name))
+        state = states.get_recipient(session, name)
+        grants = len(states.list_grants_to(session, name))
     if not yes:
         confirm(f"Drop {state.name}, which may read {grants} shares?")
     with sharing.editing(catalog, operator_name()) as edit:
@@ -514,9 +469,7 @@ def _day(moment: datetime | None) -> str:
     return "further notice" if moment is None else moment.strftime("%Y-%m-%d %H:%MZ")
 
 
-def _settings(url: str | None) -> "ServerSettings":
-    from lakeshare_server.settings import ServerSettings
-
+def _settings(url: str | None) -> ServerSettings:
     settings = ServerSettings()
     return settings if url is None else settings.model_copy(update={"public_url": url})
 

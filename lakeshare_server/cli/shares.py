@@ -21,23 +21,28 @@ from lakeshare_server.cli.console import (
     parse_table_path,
 )
 from lakeshare_server.errors import BadRequest
+from lakeshare_server.lazy import LazyModule
+from lakeshare_server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from lakeshare_server.access.rules import LakeVersions
-    from lakeshare_server.catalog import Catalog
+    from lakeshare_server.catalog import Catalog, declared, sharing
     from lakeshare_server.catalog.declared import Plan
     from lakeshare_server.catalog.declared.files import DesiredObject, Key
-    from lakeshare_server.catalog.sharing import Edit
-    from lakeshare_server.settings import ServerSettings
+    from lakeshare_server.catalog.sharing import Edit, states
+    from lakeshare_server.provider import following
     from lakeshare_server.sql.session import SqlSession, StatementResult
     from lakeshare_server.versions import Versions
+else:
+    declared = LazyModule("lakeshare_server.catalog.declared")
+    following = LazyModule("lakeshare_server.provider.following")
+    sharing = LazyModule("lakeshare_server.catalog.sharing")
+    states = LazyModule("lakeshare_server.catalog.sharing.states")
 
 share_app = typer.Typer(help="Shares: what can be granted, and to whom it is.", no_args_is_help=True)
 
 ShareName = Annotated[str, typer.Argument(metavar="SHARE", help="The share's name.")]
-TablePath = Annotated[
-    str, typer.Argument(metavar="SHARE.SCHEMA.TABLE", help="The recipients' name of the table.")
-]
+TablePath = Annotated[str, typer.Argument(metavar="SHARE.SCHEMA.TABLE", help="The recipients' name of it.")]
 Comment = Annotated[str | None, typer.Option(help="A description.")]
 DisplayName = Annotated[str | None, typer.Option(help="A name for people.")]
 Properties = Annotated[
@@ -53,9 +58,7 @@ Rule = Annotated[
 Recipient = Annotated[str | None, typer.Option("--recipient", help="The recipient that may read it.")]
 Group = Annotated[str | None, typer.Option("--group", help="The group whose members may read it.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-Files = Annotated[
-    list[Path], typer.Option("--file", "-f", help="A YAML file, or a folder of them; repeat for more.")
-]
+Files = Annotated[list[Path], typer.Option("--file", "-f", help="YAML file, or folder of them; repeatable.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 SHOWN_FIELDS = ("comment", "start_version", "rule", "publication", "directory_access", "declared", "applied")
@@ -82,7 +85,6 @@ def list_shares() -> None:
 @share_app.command("show")
 def show_share(name: ShareName) -> None:
     """Show a share: its fields, its tables, and its grants with their start and end."""
-    from lakeshare_server.catalog.sharing import states
 
     with open_state_catalog().reading() as session:
         share, objects = states.get_share(session, name), states.list_objects(session, name)
@@ -113,11 +115,10 @@ def create(
 
     Example: lakeshare share create partners --comment "Orders of the last year"
     """
-    from lakeshare_server.catalog.sharing import create_share, editing
 
     properties = parse_properties("--property", property_ or [])
-    with editing(open_state_catalog(), operator_name()) as edit:
-        share = create_share(
+    with sharing.editing(open_state_catalog(), operator_name()) as edit:
+        share = sharing.create_share(
             edit, name, comment=comment, display_name=display_name, owner=owner, properties=properties
         )
     typer.echo(f"{share.name} is there: lakeshare share add {share.name} LAKE.TABLE")
@@ -129,23 +130,20 @@ def set_(
     comment: Comment = None,
     display_name: DisplayName = None,
     owner: Annotated[str | None, typer.Option(help="The person responsible.")] = None,
-    rename: Annotated[
-        str | None, typer.Option(help="The new name; the old name ends for recipients.")
-    ] = None,
+    rename: Annotated[str | None, typer.Option(help="New name; the old one ends for recipients.")] = None,
     property_: Properties = None,
 ) -> None:
     """Change the given fields of a share; an empty text removes a comment or display name."""
-    from lakeshare_server.catalog.sharing import UNCHANGED, alter_share, editing
 
-    with editing(open_state_catalog(), operator_name()) as edit:
-        altered = alter_share(
+    with sharing.editing(open_state_catalog(), operator_name()) as edit:
+        altered = sharing.alter_share(
             edit,
             name,
-            new_name=UNCHANGED if rename is None else rename,
-            comment=UNCHANGED if comment is None else comment or None,
-            display_name=UNCHANGED if display_name is None else display_name or None,
-            owner=UNCHANGED if owner is None else owner,
-            properties=UNCHANGED if property_ is None else parse_properties("--property", property_),
+            new_name=sharing.UNCHANGED if rename is None else rename,
+            comment=sharing.UNCHANGED if comment is None else comment or None,
+            display_name=sharing.UNCHANGED if display_name is None else display_name or None,
+            owner=sharing.UNCHANGED if owner is None else owner,
+            properties=sharing.UNCHANGED if property_ is None else parse_properties("--property", property_),
         )
     typer.echo(f"{altered.name} is at revision {altered.revision}")
 
@@ -153,26 +151,23 @@ def set_(
 @share_app.command("drop")
 def drop(name: ShareName, yes: Yes = False) -> None:
     """Remove a share with its tables and the grants on it; the tables of the lake stay."""
-    from lakeshare_server.catalog.sharing import drop_share, editing, states
 
     catalog = open_state_catalog()
     with catalog.reading() as session:
         share = states.get_share(session, name)
-        tables, grants = len(states.list_objects(session, name)), len(states.list_grants_on(session, name))
+        tables, grants = (len(states.list_objects(session, name)), len(states.list_grants_on(session, name)))
     if not yes:
         confirm(f"Drop {share.name} with {tables} shared tables and {grants} grants?")
-    with editing(catalog, operator_name()) as edit:
+    with sharing.editing(catalog, operator_name()) as edit:
         # Only at the revision of the question: additions made meanwhile are not dropped unseen.
-        drop_share(edit, name, revision=share.revision)
+        sharing.drop_share(edit, name, revision=share.revision)
     typer.echo(f"{share.name} is gone")
 
 
 @share_app.command("add")
 def add(
     name: ShareName,
-    table: Annotated[
-        str, typer.Argument(metavar="LAKE.TABLE", help="The lake's table, like flights.departures.")
-    ],
+    table: Annotated[str, typer.Argument(metavar="LAKE.TABLE", help="Lake's table, like flights.orders.")],
     as_: Annotated[
         str | None, typer.Option("--as", help="The recipients' name: schema.table; the same by default.")
     ] = None,
@@ -186,10 +181,9 @@ def add(
 
     Example: lakeshare share add partners sales.orders --as eu.orders --where "region = 'EU'"
     """
-    from lakeshare_server.catalog.sharing import SharedObject, add_table
 
     schema, alias = parse_table_path("--as" if as_ else "LAKE.TABLE", as_ or table)
-    shared = SharedObject(
+    shared = sharing.SharedObject(
         schema=schema,
         name=alias,
         table=table,
@@ -200,7 +194,7 @@ def add(
         kind="VIEW" if view else "TABLE",
     )
     with edit_share(name, [table], writes_rule=bool(rule)) as edit:
-        path = add_table(edit, name, shared).path
+        path = sharing.add_table(edit, name, shared).path
     typer.echo(f"{path} is {table}")
 
 
@@ -214,26 +208,25 @@ def change(
     ] = None,
     start_version: StartVersion = None,
     rule: Rule = None,
-    publication: Annotated[
-        int | None, typer.Option(min=-1, help="The publication to serve; -1 for the latest.")
-    ] = None,
+    publication: Annotated[int | None, typer.Option(min=-1, help="Publication; -1 for the latest.")] = None,
 ) -> None:
     """Change the given fields of a shared table; an empty text removes a comment or rule."""
-    from lakeshare_server.catalog.sharing import UNCHANGED, alter_table
 
-    schema, alias = parse_table_path("--as", as_) if as_ else (UNCHANGED, UNCHANGED)
+    schema, alias = parse_table_path("--as", as_) if as_ else (sharing.UNCHANGED, sharing.UNCHANGED)
     names = parse_shared_path("SHARE.SCHEMA.TABLE", path)
     with edit_share(names[0], writes_rule=bool(rule)) as edit:
-        altered = alter_table(
+        altered = sharing.alter_table(
             edit,
             *names,
             new_schema=schema,
             new_name=alias,
-            comment=UNCHANGED if comment is None else comment or None,
-            history=UNCHANGED if history is None else history,
-            start_version=UNCHANGED if start_version is None else start_version,
-            rule=UNCHANGED if rule is None else rule or None,
-            publication=UNCHANGED if publication is None else (None if publication < 0 else publication),
+            comment=sharing.UNCHANGED if comment is None else comment or None,
+            history=sharing.UNCHANGED if history is None else history,
+            start_version=sharing.UNCHANGED if start_version is None else start_version,
+            rule=sharing.UNCHANGED if rule is None else rule or None,
+            publication=sharing.UNCHANGED
+            if publication is None
+            else (None if publication < 0 else publication),
         )
     typer.echo(f"{altered.path} is {altered.table}")
 
@@ -241,11 +234,10 @@ def change(
 @share_app.command("remove")
 def remove(path: TablePath) -> None:
     """Remove a table from its share; the share and the grants on it stay."""
-    from lakeshare_server.catalog.sharing import editing, remove_table
 
     names = parse_shared_path("SHARE.SCHEMA.TABLE", path)
-    with editing(open_state_catalog(), operator_name()) as edit:
-        typer.echo(f"{remove_table(edit, *names).path} is shared no more")
+    with sharing.editing(open_state_catalog(), operator_name()) as edit:
+        typer.echo(f"{sharing.remove_table(edit, *names).path} is shared no more")
 
 
 @share_app.command("grant")
@@ -257,7 +249,7 @@ def grant_share(
         str | None, typer.Option("--from", help="Start, like 2027-01-01T00:00:00Z; at once by default.")
     ] = None,
     until: Annotated[
-        str | None, typer.Option(help="End, like 2027-12-31T00:00:00+01:00; never by default.")
+        str | None, typer.Option(help="End, like 2027-12-31T00:00:00Z; never by default.")
     ] = None,
     rule: Rule = None,
 ) -> None:
@@ -265,10 +257,9 @@ def grant_share(
 
     Example: lakeshare share grant partners --recipient acme --until 2027-01-01T00:00:00Z
     """
-    from lakeshare_server.catalog.sharing import grant
 
     with edit_share(name, writes_rule=bool(rule)) as edit:
-        granted = grant(
+        granted = sharing.grant(
             edit,
             name,
             recipient=recipient,
@@ -283,10 +274,9 @@ def grant_share(
 @share_app.command("revoke")
 def revoke_share(name: ShareName, recipient: Recipient = None, group: Group = None) -> None:
     """Revoke the grant of a share to a recipient or group, at once."""
-    from lakeshare_server.catalog.sharing import editing, revoke
 
-    with editing(open_state_catalog(), operator_name()) as edit:
-        ended = revoke(edit, name, recipient=recipient, group=group)
+    with sharing.editing(open_state_catalog(), operator_name()) as edit:
+        ended = sharing.revoke(edit, name, recipient=recipient, group=group)
     typer.echo(f"{ended.recipient or ended.group} may read {ended.share} no more by this grant")
 
 
@@ -312,43 +302,37 @@ def apply(
 
     Example: lakeshare apply -f shares/ --prune --yes
     """
-    from lakeshare_server.catalog.declared import apply_files, dry_run, format_applied, plan_changes
-    from lakeshare_server.provider.following import FollowPrefetch
-    from lakeshare_server.settings import ServerSettings
-
     desired, catalog = _read_files(files), open_state_catalog()
     versions = open_versions(catalog)
-    with FollowPrefetch(ServerSettings(), versions) as ahead:
-        changes = plan_changes(catalog, desired, prune=prune)
+    with following.FollowPrefetch(ServerSettings(), versions) as ahead:
+        changes = declared.plan_changes(catalog, desired, prune=prune)
         desired = ahead.read(desired, changes.steps)
         check = _make_rule_check(catalog, versions, ahead, desired, changes)
         if plan:
-            changes = dry_run(catalog, desired, operator_name(), prune=prune, check=check)
+            changes = declared.dry_run(catalog, desired, operator_name(), prune=prune, check=check)
             _print_plan(changes, as_json=as_json)
             raise typer.Exit(DIFFERS_EXIT_CODE if changes.steps else 0)
         if yes or expect is not None:
-            changes = apply_files(catalog, desired, operator_name(), prune=prune, digest=expect, check=check)
+            changes = declared.apply_files(
+                catalog, desired, operator_name(), prune=prune, digest=expect, check=check
+            )
             _print_plan(changes, as_json=as_json)
         else:
-            changes = plan_changes(catalog, desired, prune=prune)
+            changes = declared.plan_changes(catalog, desired, prune=prune)
             _print_plan(changes, as_json=as_json)
             if not changes.steps:
                 return
             confirm("Do this?", f"give --yes, or --expect {changes.digest} for this plan and no other.")
             digest = changes.digest
-            apply_files(catalog, desired, operator_name(), prune=prune, digest=digest, check=check)
+            declared.apply_files(catalog, desired, operator_name(), prune=prune, digest=digest, check=check)
     if changes.steps and not as_json:
-        typer.echo(format_applied(changes))
+        typer.echo(declared.format_applied(changes))
         _print_missing_tokens(changes)
 
 
 def _read_files(files: list[Path]) -> "dict[Key, DesiredObject]":
     """The objects in files, with the tables of location patterns that they follow."""
-    from lakeshare_server.catalog.declared import read_files
-    from lakeshare_server.provider.following import find_tables
-    from lakeshare_server.settings import ServerSettings
-
-    return read_files(files, partial(find_tables, ServerSettings()))
+    return declared.read_files(files, partial(following.find_tables, ServerSettings()))
 
 
 def _make_rule_check(
@@ -360,22 +344,21 @@ def _make_rule_check(
 ) -> "Callable[[Edit], None]":
     """A check that refuses rules that partitions do not decide; followed tables are read now, before the edit."""
     from lakeshare_server.access.rules import require_decidable_rules
-    from lakeshare_server.catalog.sharing.states import list_objects, list_shares_with_rules
-    from lakeshare_server.provider.following import prefetch_all_versions
 
     shares = {step.key[1] for step in plan.steps if step.kind in ("share", "table", "grant")}
     if shares:
         with catalog.reading() as session:
-            ruled = list_shares_with_rules(session) | {
+            ruled = states.list_shares_with_rules(session) | {
                 key[1] for key, wanted in desired.items() if wanted.fields.get("rule")
             }
-            tables = {row.table for row in list_objects(session) if row.share.lower() in shares & ruled}
+            rows = states.list_objects(session)
+            tables = {row.table for row in rows if row.share.lower() in shares & ruled}
         tables |= {
             str(wanted.fields.get("table"))
             for key, wanted in desired.items()
             if key[0] == "table" and key[1] in shares & ruled
         }
-        prefetch_all_versions(catalog, versions, tables)
+        following.prefetch_all_versions(catalog, versions, tables)
     return lambda edit: require_decidable_rules(edit, ahead)
 
 
@@ -384,9 +367,8 @@ def diff(files: Files, as_json: AsJson = False) -> None:
 
     Example: lakeshare diff -f shares/
     """
-    from lakeshare_server.catalog.declared import plan_changes
 
-    changes = plan_changes(open_state_catalog(), _read_files(files))
+    changes = declared.plan_changes(open_state_catalog(), _read_files(files))
     _print_plan(changes, as_json=as_json)
     raise typer.Exit(DIFFERS_EXIT_CODE if changes.drifted else 0)
 
@@ -403,14 +385,12 @@ def export(
     ] = False,
 ) -> None:
     """Write the catalog's shares, recipients and grants as a file for `lakeshare apply`; without any secret."""
-    from lakeshare_server.catalog.declared import Document
-    from lakeshare_server.catalog.declared import export as export_catalog
 
     if json_schema:
-        text = json.dumps(Document.model_json_schema(), indent=2) + "\n"
+        text = json.dumps(declared.Document.model_json_schema(), indent=2) + "\n"
     else:
         with open_state_catalog().reading() as session:
-            text = export_catalog(session, revisions=revisions)
+            text = declared.export(session, revisions=revisions)
     if output is None:
         typer.echo(text, nl=False)
     else:
@@ -420,12 +400,10 @@ def export(
 
 
 def _print_plan(plan: "Plan", *, as_json: bool) -> None:
-    from lakeshare_server.catalog.declared import format_plan, plan_json
-
     if as_json:
-        typer.echo(json.dumps(plan_json(plan), indent=2, ensure_ascii=False))
+        typer.echo(json.dumps(declared.plan_json(plan), indent=2, ensure_ascii=False))
         return
-    for line in format_plan(plan):
+    for line in declared.format_plan(plan):
         typer.secho(line, fg=COLORS.get(line.lstrip()[:1]) if line.startswith(" ") else None)
 
 
@@ -467,9 +445,8 @@ def sql(
     elif file is not None or not sys.stdin.isatty():
         _execute(session, *_read_script(file or STDIN), single_transaction, output)
     elif single_transaction:
-        raise typer.BadParameter(
-            "a prompt has no end to commit at; give a script", param_hint="--single-transaction"
-        )
+        hint = "--single-transaction"
+        raise typer.BadParameter("a prompt has no end to commit at; give a script", param_hint=hint)
     else:
         from lakeshare_server.sql.session import prompt_with_history, run_prompt
 
@@ -481,13 +458,10 @@ def sql(
 
 def _open_session() -> "SqlSession":
     from lakeshare_server.catalog import open_catalog
-    from lakeshare_server.settings import ServerSettings
     from lakeshare_server.sql.changes import Provider
     from lakeshare_server.sql.session import SqlSession
-    from lakeshare_server.sql.statements import operating_system_user
 
-    settings = ServerSettings()
-    principal = operating_system_user()
+    settings, principal = ServerSettings(), operator_name()
     provider = Provider(open_catalog(settings.catalog_url), settings)
     return SqlSession(provider, principal, partial(_read_rows, settings, principal))
 

@@ -8,18 +8,27 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lakeshare_server.cli.console import open_versions, parse_shared_path
-from lakeshare_server.errors import BadRequest
-from lakeshare_server.snippets import Api, EngineName
+from lakeshare_server.errors import BadRequest, NotFound, Unavailable
+from lakeshare_server.lazy import LazyModule
+from lakeshare_server.settings import ServerSettings
+from lakeshare_server.snippets import ENGINES, Api, EngineName, make_snippet_table, render_snippet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from lakeshare_server import catalog as server_catalog
     from lakeshare_server.access.table_access import TableView
-    from lakeshare_server.catalog import Catalog, TableEntry
+    from lakeshare_server.catalog import Catalog, TableEntry, listings
+    from lakeshare_server.provider import serveability
     from lakeshare_server.provider.following import FollowOutcome
     from lakeshare_server.provider.serveability import ServedTable
-    from lakeshare_server.settings import ServerSettings
+    from lakeshare_server.tables import serveability as table_serveability
     from lakeshare_server.tables.serveability import Verdict
+else:
+    server_catalog = LazyModule("lakeshare_server.catalog")
+    listings = LazyModule("lakeshare_server.catalog.listings")
+    serveability = LazyModule("lakeshare_server.provider.serveability")
+    table_serveability = LazyModule("lakeshare_server.tables.serveability")
 
 SharedPath = Annotated[str, typer.Argument(help="The recipients' name: share.schema.table.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
@@ -45,16 +54,12 @@ def follow(
         str | None,
         typer.Option("--as", help="Name of a single table: schema.table; by default its location's."),
     ] = None,
-    schema: Annotated[
-        str | None, typer.Option(help="Schema of all tables; by default each location's.")
-    ] = None,
+    schema: Annotated[str | None, typer.Option(help="Schema of all; by default each location's.")] = None,
     from_file: Annotated[
         Path | None, typer.Option(help="A file with a location per line, optionally a tab and schema.table.")
     ] = None,
     share: Annotated[str, typer.Option(help="The share to add them to; created if it is missing.")] = "lake",
-    check_every: Annotated[
-        float, typer.Option(min=0, help="Seconds between checks for new versions.")
-    ] = 10.0,
+    check_every: Annotated[float, typer.Option(min=0, help="Seconds between checks of versions.")] = 10.0,
     start_version: Annotated[
         int, typer.Option(min=0, help="The first version recipients may read, when history is shared.")
     ] = 0,
@@ -151,21 +156,19 @@ def _print_report(outcomes: "Iterator[FollowOutcome]", *, as_json: bool) -> None
 @table_app.command("unfollow")
 def unfollow(name: Annotated[str, typer.Argument(help="The table's name: schema.table.")]) -> None:
     """Stop following a table; recipients can no longer read it. The table itself is not changed."""
-    from lakeshare_server.catalog import FollowedTables
 
     _, catalog = _open_state()
     open_before = _list_open_folders(catalog)
-    typer.echo(f"{FollowedTables(catalog).remove(name).table} is followed no more")
+    typer.echo(f"{server_catalog.FollowedTables(catalog).remove(name).table} is followed no more")
     _print_closed_folders(catalog, open_before)
 
 
 @table_app.command("list")
 def list_tables() -> None:
     """List followed tables with location, check interval, first version and format."""
-    from lakeshare_server.catalog import FollowedTables
 
     _, catalog = _open_state()
-    for followed in FollowedTables(catalog).list():
+    for followed in server_catalog.FollowedTables(catalog).list():
         since = f"from version {followed.start_version}" if followed.start_version else "whole history"
         format_ = "delta" if followed.iceberg is None else "iceberg"
         every = f"every {followed.check_every_s:g} s"
@@ -175,13 +178,11 @@ def list_tables() -> None:
 @table_app.command("show")
 def show(path: SharedPath) -> None:
     """Show how a shared table is served: version, files, formats, and other ways to read it."""
-    from lakeshare_server.catalog.listings import find_shared_table
-    from lakeshare_server.provider.serveability import TableServeability, provider_view
 
     settings, catalog = _open_state()
-    entry = find_shared_table(catalog, path, "PATH")
-    view = provider_view(entry, open_versions(catalog))
-    served = TableServeability.of(catalog, settings).judge(view)
+    entry = listings.find_shared_table(catalog, path, "PATH")
+    view = serveability.provider_view(entry, open_versions(catalog))
+    served = serveability.TableServeability.of(catalog, settings).judge(view)
     for name, value in [
         *_describe_version(catalog, entry, view, served),
         ("history", "shared" if entry.history else "not shared"),
@@ -222,7 +223,6 @@ def directory_access(
     """Let recipients read a table's whole folder with temporary credentials, other files included; or end that."""
     from lakeshare_server.access.table_access import directory_refusal
     from lakeshare_server.catalog import allow_directory_access
-    from lakeshare_server.errors import Unavailable
     from lakeshare_server.storage import LocalSigner, Signers, Stores
 
     names = parse_shared_path("PATH", path)
@@ -241,28 +241,22 @@ def directory_access(
 
 def _judge_clients(settings: "ServerSettings", catalog: "Catalog", name: str) -> "list[Verdict]":
     """The verdicts on a table, of its first share if it is shared several times, and on each share's folder access."""
-    from lakeshare_server.catalog.listings import list_all_shared_tables
-    from lakeshare_server.errors import NotFound
-    from lakeshare_server.provider.serveability import TableServeability, make_unshared_entry, provider_view
-    from lakeshare_server.tables.serveability import directory_verdict
-
-    shared = list_all_shared_tables(catalog)
+    shared = listings.list_all_shared_tables(catalog)
     named = [entry for entry in shared if entry.path.lower() == name.lower()]
     lake_table = named[0].lake_table if named else name
     entries = [entry for entry in shared if entry.lake_table == lake_table]
-    versions, judging = open_versions(catalog), TableServeability.of(catalog, settings)
-    first = next(iter([*named, *entries]), make_unshared_entry(lake_table))
+    versions, judging = open_versions(catalog), serveability.TableServeability.of(catalog, settings)
+    first = next(iter([*named, *entries]), serveability.make_unshared_entry(lake_table))
     try:
-        served = judging.judge(provider_view(first, versions))
+        served = judging.judge(serveability.provider_view(first, versions))
     except NotFound as error:
         known = ", ".join(sorted({entry.lake_table for entry in shared})) or "none"
-        raise BadRequest(
-            "NAME", name, f"No version of it is published or followed. Shared are: {known}."
-        ) from error
+        hint = f"No version of it is published or followed. Shared are: {known}."
+        raise BadRequest("NAME", name, hint) from error
     folders = []
     for entry in entries:
-        judged = served if entry == first else judging.judge(provider_view(entry, versions))
-        folders.append(directory_verdict(entry.path, judged.no_credentials))
+        judged = served if entry == first else judging.judge(serveability.provider_view(entry, versions))
+        folders.append(table_serveability.directory_verdict(entry.path, judged.no_credentials))
     return [*served.verdicts.values(), *folders]
 
 
@@ -270,10 +264,9 @@ def _describe_version(
     catalog: "Catalog", entry: "TableEntry", view: "TableView", served: "ServedTable"
 ) -> "Iterator[tuple[str, str]]":
     """The newest version, by its file index, else by the counts of its writer."""
-    from lakeshare_server.catalog import Ledger
 
     header = served.header
-    row = None if header else Ledger(catalog).at(entry.lake_table, served.version.number)
+    row = None if header else server_catalog.Ledger(catalog).at(entry.lake_table, served.version.number)
     counted = header or row
     table_format = header.table_format if header else row.format if row else "unknown format"
     yield "table", f"{entry.path} ({table_format}, lake table {entry.lake_table})"
@@ -285,10 +278,9 @@ def _describe_version(
 
 def _describe_delta_format(served: "ServedTable") -> str:
     """Whether the delta format can carry a table, with the reader features that a client must announce."""
-    from lakeshare_server.tables.serveability import needed_features
 
     refused = [verdict for verdict in served.verdicts.values() if verdict.id in ("python-delta", "spark")]
-    needed = [] if served.header is None else needed_features(served.header.head)
+    needed = [] if served.header is None else table_serveability.needed_features(served.header.head)
     codes = {refusal.code for verdict in refused for refusal in verdict.refused_for}
     hindrances = set() if served.header is None else {h.code for h in served.header.head.hindrances}
     if served.header is None or not codes <= hindrances:
@@ -307,9 +299,9 @@ def _describe_verdict(verdict: "Verdict") -> str:
 
 def _list_open_folders(catalog: "Catalog") -> dict[str, str]:
     """The shared tables with directory access, path by id."""
-    from lakeshare_server.catalog.listings import list_all_shared_tables
 
-    return {entry.id: entry.path for entry in list_all_shared_tables(catalog) if entry.directory_access}
+    shared = listings.list_all_shared_tables(catalog)
+    return {entry.id: entry.path for entry in shared if entry.directory_access}
 
 
 def _print_closed_folders(catalog: "Catalog", open_before: dict[str, str]) -> None:
@@ -320,17 +312,12 @@ def _print_closed_folders(catalog: "Catalog", open_before: dict[str, str]) -> No
 
 
 def _open_state() -> "tuple[ServerSettings, Catalog]":
-    from lakeshare_server.catalog import open_catalog
-    from lakeshare_server.settings import ServerSettings
-
     settings = ServerSettings()
-    return settings, open_catalog(settings.catalog_url)
+    return settings, server_catalog.open_catalog(settings.catalog_url)
 
 
 def snippet(
-    path: Annotated[
-        str, typer.Argument(metavar="SHARE.SCHEMA.TABLE", help="The recipients' name of the table.")
-    ],
+    path: Annotated[str, typer.Argument(metavar="SHARE.SCHEMA.TABLE", help="The recipients' name of it.")],
     engine: Annotated[EngineName, typer.Option(help="The engine that reads the table.")],
     profile: Annotated[
         Path, typer.Option(help="Path of the recipient's profile file in the snippet.")
@@ -343,22 +330,19 @@ def snippet(
 
     Example: lakeshare snippet partners.sales.orders --engine polars --profile bob.share > orders.py
     """
-    from lakeshare_server.catalog.listings import find_shared_table
-    from lakeshare_server.provider.serveability import TableServeability, provider_view
-    from lakeshare_server.snippets import ENGINES, make_snippet_table, make_table_access, render_snippet
 
     settings, catalog = _open_state()
-    entry = find_shared_table(catalog, path, "SHARE.SCHEMA.TABLE")
-    view = provider_view(entry, open_versions(catalog))
-    access = make_table_access(TableServeability.of(catalog, settings).judge(view))
+    entry = listings.find_shared_table(catalog, path, "SHARE.SCHEMA.TABLE")
+    view = serveability.provider_view(entry, open_versions(catalog))
+    served = serveability.TableServeability.of(catalog, settings).judge(view)
     table = make_snippet_table(
         entry,
-        access,
+        served,
         profile=str(profile),
         iceberg_url=_read_url(profile, "icebergEndpoint", settings.iceberg_url()),
         sharing_url=_read_url(profile, "endpoint", settings.base_url()),
     )
-    typer.echo(render_snippet(ENGINES[engine], table, access, api), nl=False)
+    typer.echo(render_snippet(ENGINES[engine], table, served, api), nl=False)
 
 
 def _read_url(profile: Path, name: str, default: str) -> str:

@@ -7,6 +7,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -128,9 +129,8 @@ async def activation(
         if request.method == "POST":
             body = await read_bounded_body(request, MAX_BODY_BYTES, app_state.settings.slow_client_s)
             accepts = _accepts(body, request)
-            return await run_in_threadpool(
-                _redeem, code, request, app_state, audit_record, accepts, wants_json
-            )
+            call = partial(_redeem, code, request, app_state, audit_record, accepts, wants_json)
+            return await run_in_threadpool(call)
         if request.method not in ("GET", "HEAD"):
             raise MalformedRequest(f"{request.method} is nothing to do with a link", "Open it in a browser.")
         return await run_in_threadpool(_show_offer, code, request, app_state, audit_record, wants_json)
@@ -171,10 +171,8 @@ def _redeem(
     except BadRequest as error:
         if wants_json:
             raise
-        audit_record.error_code = RESPONSES[BadRequest][1]
-        return _offer_page(
-            app_state, make_offer(app_state.catalog, link, recipient), error.hint, RESPONSES[BadRequest][0]
-        )
+        status, audit_record.error_code = RESPONSES[BadRequest]
+        return _offer_page(app_state, make_offer(app_state.catalog, link, recipient), error.hint, status)
     if wants_json:
         return json_response({"fileName": profile_name(recipient.name), "profile": profile})
     offer = make_offer(app_state.catalog, link, recipient)

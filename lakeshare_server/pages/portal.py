@@ -30,15 +30,8 @@ from lakeshare_server.errors import LakeshareError, TableFilesMissing
 from lakeshare_server.pages.rendering import NO_STORE, STATIC_PATH, render_page, static_file, table_code
 from lakeshare_server.protocol.lines import HEADER
 from lakeshare_server.protocol.requests import matches_etag, optional_integer, parse_query
-from lakeshare_server.routes.context import (
-    AppStateDep,
-    AuditRecordDep,
-    RecipientRequest,
-    RecipientRequestDep,
-    TableRequest,
-    TableRequestDep,
-    in_table_pool,
-)
+from lakeshare_server.routes import context
+from lakeshare_server.routes.context import RecipientRequest, TableRequest, TableRequestDep
 from lakeshare_server.routes.files import open_file
 from lakeshare_server.routes.responses import LinesResponse, error_response, json_response
 from lakeshare_server.routes.tables import respond_to_query, respond_with_metadata
@@ -109,9 +102,8 @@ class LocationSigners(Signers):
 
 def local_request(request: TableRequest, signers: LocationSigners) -> TableRequest:
     """The request of a client that reads every feature, with its own audit record."""
-    headers = [
-        (name, value) for name, value in request.http_request.scope["headers"] if name != HEADER.encode()
-    ]
+    given = request.http_request.scope["headers"]
+    headers = [(name, value) for name, value in given if name != HEADER.encode()]
     headers.append((HEADER.encode(), CAPABILITIES.encode()))
     http_request = Request({**request.http_request.scope, "headers": headers, "query_string": b""})
     # Its URLs are not given out, so its files are not counted as signed.
@@ -160,10 +152,7 @@ class Column:
 
 
 class RowReader:
-    """Reads rows of a table's files; its metadata line has the columns and their mapping.
-
-    `folders` are the table's folders on the server's disk.
-    """
+    """Reads rows of a table's files with its metadata line; `folders` are its folders on the server's disk."""
 
     def __init__(
         self, settings: ServerSettings, stores: Stores, metadata: Mapping[str, Any], folders: Sequence[str]
@@ -174,11 +163,7 @@ class RowReader:
         self.columns = [Column.of(field, self._mode) for field in fields]
 
     def rows(self, add: Mapping[str, Any], max_rows: int) -> Iterator[list[str | None]]:
-        """At most `max_rows` rows of a file of the delta format's `add`.
-
-        Raises:
-            StoreError, TableFilesMissing: the file is missing, or cannot be read.
-        """
+        """At most `max_rows` rows of a file of the delta format's `add`; raises `StoreError` if it cannot be read."""
         location = unquote(add["path"])
         deleted = self._read_deleted(add.get("deletionVector"))
         try:
@@ -219,9 +204,8 @@ class RowReader:
         if column.field_id is None:
             return column.physical_name if column.physical_name in schema.names else None
         field_id = str(column.field_id).encode()
-        return next(
-            (field.name for field in schema if (field.metadata or {}).get(FIELD_ID) == field_id), None
-        )
+        names = (field.name for field in schema if (field.metadata or {}).get(FIELD_ID) == field_id)
+        return next(names, None)
 
     def _format(
         self, column: Column, batch: pa.RecordBatch, partition: Mapping[str, str | None]
@@ -281,10 +265,8 @@ def _name_fields(value: Any, kind: Any, mode: str) -> Any:
         return value
     match kind.get("type"):
         case "struct":
-            fields = (Column.of(field, mode) for field in kind["fields"])
-            return {
-                field.name: _name_fields(value.get(field.physical_name), field.kind, mode) for field in fields
-            }
+            columns = (Column.of(field, mode) for field in kind["fields"])
+            return {c.name: _name_fields(value.get(c.physical_name), c.kind, mode) for c in columns}
         case "array":
             return [_name_fields(item, kind["elementType"], mode) for item in value]
         case "map":
@@ -328,11 +310,7 @@ class Previews:
         return self._turns.setdefault(tuple(services), asyncio.Semaphore(AT_ONCE))
 
     def preview(self, request: TableRequest) -> dict[str, Any]:
-        """The first rows as JSON types: every value is a text or null.
-
-        Raises:
-            BadRequest: a parameter has a value that cannot be used.
-        """
+        """The first rows as JSON types: every value is a text or null; raises `BadRequest` for parameters."""
         query = request.http_request.query_params
         max_rows = optional_integer(query, "limit", low=1, high=MAX_ROWS) or ROWS
         version = optional_integer(query, "version", label="table version")
@@ -437,12 +415,7 @@ SIGNS = {"add": 1, "remove": -1}
 
 
 def list_versions(request: TableRequest, signers: LocationSigners) -> dict[str, Any]:
-    """One page of versions as JSON types; `before` of the response requests the next page.
-
-    Raises:
-        BadRequest: `before` is not a number.
-        NotFound: the table has no publication.
-    """
+    """One page of versions as JSON types; `before` of the response requests the next page."""
     before = optional_integer(request.http_request.query_params, "before")
     page = list(islice(_iterate_versions(request.view, before), PAGE_VERSIONS + 1))
     counter = _ChangeCounter(local_request(request, signers)) if request.view.entry.history else None
@@ -479,10 +452,7 @@ class _ChangeCounter:
         self._ends_at = time.monotonic() + MAX_COUNTING_S
 
     def count(self, version: Version, earlier: Version | None) -> dict[str, int | str | None] | None:
-        """The files that a version added and removed, and the rows it has more than the version before it.
-
-        None above the bounds; `rows` is None where files have no row counts; a refusal has its reason.
-        """
+        """The files that a version added and removed, and its additional rows, or a refusal; None above the bounds."""
         files, rows, is_counted = Counter[str](), 0, True
         fields = {"startingVersion": version.number, "endingVersion": version.number}
         try:
@@ -535,14 +505,14 @@ PreviewsDep = Annotated[Previews, Depends(get_previews)]
 
 
 @router.get("/", name="root")
-def root(app_state: AppStateDep, audit_record: AuditRecordDep) -> Response:
+def root(app_state: context.AppStateDep, audit_record: context.AuditRecordDep) -> Response:
     """Redirects browsers to the portal."""
     audit_record.action = "root"
     return RedirectResponse(app_state.settings.root_path() + PORTAL_PATH)
 
 
 @router.get(PORTAL_PATH, name="portal")
-def portal(app_state: AppStateDep, audit_record: AuditRecordDep) -> Response:
+def portal(app_state: context.AppStateDep, audit_record: context.AuditRecordDep) -> Response:
     audit_record.action = "portal"
     settings = app_state.settings
     endpoint = settings.root_path() + settings.endpoint.rstrip("/")
@@ -550,13 +520,12 @@ def portal(app_state: AppStateDep, audit_record: AuditRecordDep) -> Response:
 
 
 @router.get(f"{STATIC_PATH}/{{name}}", name="page_file")
-def page_file(name: str, http_request: Request, audit_record: AuditRecordDep) -> Response:
+def page_file(name: str, http_request: Request, audit_record: context.AuditRecordDep) -> Response:
     audit_record.action = "page_file"
     file = static_file(name)
     if file is None:
-        return error_response(
-            404, "RESOURCE_DOES_NOT_EXIST", "There is no such file.", {"Cache-Control": NO_STORE}
-        )
+        headers = {"Cache-Control": NO_STORE}
+        return error_response(404, "RESOURCE_DOES_NOT_EXIST", "There is no such file.", headers)
     content, media_type, digest = file
     is_versioned = http_request.query_params.get("v") == digest
     headers = {"Cache-Control": CACHE_FOREVER if is_versioned else REVALIDATE, "ETag": f'"{digest}"'}
@@ -566,19 +535,19 @@ def page_file(name: str, http_request: Request, audit_record: AuditRecordDep) ->
 
 
 @router.get(f"{API}/status", name="portal_status")
-def portal_status(request: RecipientRequestDep) -> Response:
+def portal_status(request: context.RecipientRequestDep) -> Response:
     return json_response(describe_token(request))
 
 
 @router.get(f"{TABLE}/about", name="portal_about")
-@in_table_pool
+@context.in_table_pool
 def portal_about(request: TableRequestDep, previews: PreviewsDep) -> Response:
     request.audit_record.version = request.view.latest().number
     return json_response(describe_table(request, previews.signers))
 
 
 @router.get(f"{TABLE}/versions", name="portal_versions")
-@in_table_pool
+@context.in_table_pool
 def portal_versions(request: TableRequestDep, previews: PreviewsDep) -> Response:
     return json_response(list_versions(request, previews.signers))
 
@@ -591,6 +560,6 @@ async def portal_preview(request: TableRequestDep, previews: PreviewsDep) -> Res
 
 
 @router.get(f"{TABLE}/code", name="portal_code")
-@in_table_pool
+@context.in_table_pool
 def portal_code(request: TableRequestDep) -> Response:
     return json_response({"snippets": table_code(request)})

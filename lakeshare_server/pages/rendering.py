@@ -17,24 +17,14 @@ from lakeshare_server.catalog.sharing import RecipientState, states
 from lakeshare_server.provider.serveability import TableServeability
 from lakeshare_server.routes.context import AppState, TableRequest
 from lakeshare_server.settings import ACTIVATION_PATH, PORTAL_PATH, ServerSettings
-from lakeshare_server.snippets import EngineSnippet, make_snippet_table, make_snippets, make_table_access
+from lakeshare_server.snippets import EngineSnippet, make_snippet_table, make_snippets
 
 STATIC_PATH = "/pages"
 
 # Scripts are our own files, and write only text into a page: no script of a provider or recipient runs.
-CONTENT_SECURITY_POLICY = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "img-src 'self'",
-        "connect-src 'self'",
-        "form-action 'self'",
-        "base-uri 'none'",
-        "frame-ancestors 'none'",
-        "require-trusted-types-for 'script'",
-        "trusted-types 'none'",
-    )
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
 HEADERS = {
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
@@ -60,7 +50,6 @@ class PageHeaders:
         if scope["type"] != "http" or not _is_of_pages(scope["path"]):
             await self.app(scope, receive, send)
             return
-
         if scope["path"].startswith(f"{ACTIVATION_PATH}/"):
             # The audit log records the path of unknown routes, and these paths are secrets.
             scope["state"]["audit_record"].action = LOOK_ACTION
@@ -125,9 +114,8 @@ def _templates() -> Environment:
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters.update(
-        moment=format_moment, iso=lambda at: at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    )
+    environment.filters["moment"] = format_moment
+    environment.filters["iso"] = lambda at: at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return environment
 
 
@@ -146,16 +134,16 @@ def table_code(request: TableRequest) -> list[dict[str, Any]]:
 def view_code(app_state: AppState, view: TableView, recipient: RecipientState) -> list[EngineSnippet]:
     """The snippets of a table that a recipient may read; raises as `table_code`."""
     judging = TableServeability(app_state.iceberg_tables, app_state.signers, app_state.settings)
-    access = make_table_access(judging.judge(view))
+    served = judging.judge(view)
     table = make_snippet_table(
         view.entry,
-        access,
+        served,
         profile=profile_name(recipient.name),
         iceberg_url=app_state.settings.iceberg_url(),
         sharing_url=app_state.settings.base_url(),
     )
     # Snippets for the Iceberg REST API read a bearer token from the profile; other profiles have none.
-    return make_snippets(table, access, None if recipient.authentication == "TOKEN" else "delta-sharing")
+    return make_snippets(table, served, None if recipient.authentication == "TOKEN" else "delta-sharing")
 
 
 def profile_name(recipient: str) -> str:

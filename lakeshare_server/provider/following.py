@@ -24,20 +24,10 @@ from lakeshare_server.catalog.declared.documents import describe_problem, descri
 from lakeshare_server.catalog.declared.files import DesiredObject, FoundTable, Key, TableLocation
 from lakeshare_server.catalog.declared.plan import Step
 from lakeshare_server.catalog.ledger import CHECK_EVERY_S, is_location_pattern, require_table_name
+from lakeshare_server.catalog.sharing import states
 from lakeshare_server.catalog.sharing.editing import LOCAL_OPERATOR, UNCHANGED, Edit
 from lakeshare_server.catalog.sharing.recipients import grant, revoke
 from lakeshare_server.catalog.sharing.shares import add_table, alter_share, alter_table, remove_table
-from lakeshare_server.catalog.sharing.states import (
-    Share,
-    SharedObject,
-    find_group_row,
-    find_recipient_row,
-    get_share,
-    is_followed,
-    list_grants_on,
-    list_objects,
-    newest_publication_number,
-)
 from lakeshare_server.errors import BadRequest, CatalogConflict, LakeshareError, NotFound
 from lakeshare_server.protocol.admin import (
     DataObject,
@@ -223,10 +213,9 @@ class Following:
     def _share(self, request: FollowRequest, by: str) -> TableEntry:
         schema, _, table = request.name.partition(".")
         shared = SharedTable(schema, table, request.name, history=request.history)
+        start = request.start_version or None
         with self._sharing:
-            return share_table(
-                self._catalog, request.share, shared, start_version=request.start_version or None, by=by
-            )
+            return share_table(self._catalog, request.share, shared, start_version=start, by=by)
 
 
 def find_tables(
@@ -247,11 +236,7 @@ def find_tables(
 
 
 class FollowPrefetch:
-    """Reads the tables that files are about to follow, before the transaction that writes them.
-
-    They are followed in a temporary catalog, by the same code and with the same refusals; nothing is written to the
-    real catalog.
-    """
+    """Reads the tables that files are about to follow, in a temporary catalog, before the transaction of the files."""
 
     def __init__(self, settings: ServerSettings, versions: Versions) -> None:
         self._settings, self._versions = settings, versions
@@ -266,16 +251,9 @@ class FollowPrefetch:
         self._open.close()
 
     def read(self, wanted: Mapping[Key, DesiredObject], steps: Iterable[Step]) -> dict[Key, DesiredObject]:
-        """The wanted objects, with the result of reading each table that the steps are to follow.
-
-        Raises:
-            DocumentError: a table cannot be followed; its `also` holds further refusals.
-        """
-        new = [
-            step.desired
-            for step in steps
-            if (step.kind, step.verb) == ("followed", "create") and step.desired
-        ]
+        """The wanted objects, with the result of reading each table that the steps follow; raises `DocumentError`."""
+        followed = (step.desired for step in steps if (step.kind, step.verb) == ("followed", "create"))
+        new = [table for table in followed if table]
         if not new:
             return dict(wanted)
         folder = Path(self._open.enter_context(TemporaryDirectory(prefix="lakeshare-apply-")))
@@ -286,18 +264,16 @@ class FollowPrefetch:
         self._names = frozenset(table.name for table in new)
         judging = TableServeability.of(catalog, self._settings)
         following = Following(catalog, self._settings, stores, self._ahead, judging)
-        requests = [
-            FollowRequest(str(table.fields["location"]), table.name, check_every_s=READ_ONCE_S)
-            for table in new
-        ]
+        request = FollowRequest(check_every_s=READ_ONCE_S)
+        requests = [replace(request, location=str(t.fields["location"]), name=t.name) for t in new]
         read, faults = dict(wanted), []
         for table, outcome in zip(new, following.follow_all(requests), strict=True):
             if outcome.refusal is not None and table.origin is not None:
                 problem = f"{outcome.location} cannot be followed as {table.name}: {describe_problem(outcome.refusal)}"
                 faults.append(table.origin.fault(problem, describe_remedy(outcome.refusal)))
-            followed = FollowedTables(catalog).get(table.name)
-            if followed is not None:
-                read[table.key] = replace(table, found=FoundTable(followed.iceberg, outcome.clients))
+            known = FollowedTables(catalog).get(table.name)
+            if known is not None:
+                read[table.key] = replace(table, found=FoundTable(known.iceberg, outcome.clients))
         raise_all(faults)
         return read
 
@@ -314,12 +290,12 @@ def prefetch_versions(
     """Load the versions of the followed tables that rules are checked against: of the share, and of `tables`."""
     with catalog.reading() as session:
         try:
-            is_needed = writes_rule or any(grant.rule for grant in list_grants_on(session, share))
-            concerned = {shared.table for shared in list_objects(session, share)} | set(tables)
+            is_needed = writes_rule or any(grant.rule for grant in states.list_grants_on(session, share))
+            concerned = {shared.table for shared in states.list_objects(session, share)} | set(tables)
         except NotFound:
             # The edit may create the share; if not, the operation reports it.
             is_needed, concerned = writes_rule, set(tables)
-        followed = sorted(table for table in concerned if is_needed and is_followed(session, table))
+        followed = sorted(table for table in concerned if is_needed and states.is_followed(session, table))
     _load_versions(versions, followed)
 
 
@@ -338,7 +314,7 @@ def _load_versions(versions: Versions, followed: Iterable[str]) -> None:
 SHARE_FIELDS = ("new_name", "comment", "owner", "display_name", "properties")
 
 
-def update_share(edit: Edit, name: str, wanted: UpdateShare, revision: int | None) -> Share:
+def update_share(edit: Edit, name: str, wanted: UpdateShare, revision: int | None) -> states.Share:
     """Apply all fields and table updates of an UpdateShare request.
 
     Raises:
@@ -356,7 +332,7 @@ def update_share(edit: Edit, name: str, wanted: UpdateShare, revision: int | Non
         update_table = _TableUpdate(edit, name, update.data_object, f"updates.{number}.data_object")
         update_table.apply(update.action, revision)
         revision = None
-    return get_share(edit.session, name)
+    return states.get_share(edit.session, name)
 
 
 @dataclass(frozen=True)
@@ -377,13 +353,13 @@ class _TableUpdate:
         else:
             alter_table(*target, **self._changes(shared), revision=revision)
 
-    def _make_object(self) -> SharedObject:
+    def _make_object(self) -> states.SharedObject:
         parts, alias = self.wanted.name.split("."), self._alias()
         if alias is None and len(parts) < 2:
             hint = "Name the table as `schema.table`, or give it an alias by shared_as."
             raise BadRequest(f"{self.field}.name", self.wanted.name, hint)
         schema, name = alias or (parts[-2], parts[-1])
-        return SharedObject(
+        return states.SharedObject(
             schema=schema,
             name=name,
             table=self.wanted.name,
@@ -395,7 +371,7 @@ class _TableUpdate:
             publication=self.wanted.publication,
         )
 
-    def _changes(self, shared: SharedObject) -> dict[str, Any]:
+    def _changes(self, shared: states.SharedObject) -> dict[str, Any]:
         wanted = self.wanted
         schema, name = self._alias() or (UNCHANGED, UNCHANGED)
         history = self._history()
@@ -412,9 +388,9 @@ class _TableUpdate:
             "publication": wanted.publication if wanted.has("publication") else UNCHANGED,
         }
 
-    def _find_object(self, *, may_rename: bool) -> SharedObject:
+    def _find_object(self, *, may_rename: bool) -> states.SharedObject:
         """The shared table with the given lake table, and with the given alias if there are several."""
-        objects = list_objects(self.edit.session, self.share)
+        objects = states.list_objects(self.edit.session, self.share)
         same = [shared for shared in objects if shared.table.lower() == self.wanted.name.lower()]
         alias = self.wanted.shared_as
         named = [s for s in same if alias and f"{s.schema}.{s.name}".lower() == alias.lower()]
@@ -444,10 +420,10 @@ class _TableUpdate:
         """The first version for recipients: the given one, else the newest one when history begins to be shared."""
         if self.wanted.start_version is not None or not begins:
             return self.wanted.start_version
-        if is_followed(self.edit.session, table):
+        if states.is_followed(self.edit.session, table):
             hint = "Say from which version of the followed table on recipients may read; 0 is all of them."
             raise BadRequest(f"{self.field}.start_version", None, hint)
-        return newest_publication_number(self.edit.session, table)
+        return states.newest_publication_number(self.edit.session, table)
 
     def _rule(self) -> str | None:
         by_partitions = parse_partitions(self.wanted.partitions or [])
@@ -482,7 +458,7 @@ def change_permissions(
         reader = _find_reader(edit, change.principal)
         is_granted = any(
             (row.recipient, row.group) == (reader["recipient"], reader["group"])
-            for row in list_grants_on(edit.session, name)
+            for row in states.list_grants_on(edit.session, name)
         )
         # Terms that the Databricks API does not have; a grant without them leaves existing terms as they are.
         has_terms = change.has("starts_at") or change.has("ends_at") or change.has("rule")
@@ -494,11 +470,11 @@ def change_permissions(
         if change.remove and is_granted:
             revoke(edit, name, **reader, revision=revision)
             revision = None
-    return get_share(edit.session, name).revision
+    return states.get_share(edit.session, name).revision
 
 
 def _find_reader(edit: Edit, principal: str) -> Reader:
     if principal.startswith(GROUP):
-        name = find_group_row(edit.session, principal.removeprefix(GROUP)).name
+        name = states.find_group_row(edit.session, principal.removeprefix(GROUP)).name
         return {"recipient": None, "group": name}
-    return {"recipient": find_recipient_row(edit.session, principal).name, "group": None}
+    return {"recipient": states.find_recipient_row(edit.session, principal).name, "group": None}

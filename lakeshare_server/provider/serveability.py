@@ -75,12 +75,7 @@ class TableServeability:
         return cls(IcebergTables(catalog, stores), signers, settings)
 
     def judge(self, view: TableView) -> ServedTable:
-        """How each client gets the newest version.
-
-        Raises:
-            NotFound: the table has no publication.
-            Unserveable, StoreError: its newest state cannot be determined.
-        """
+        """How each client gets the newest version; raises `NotFound`, `Unserveable` or `StoreError` without one."""
         version = view.latest()
         header: IndexHeader | None = None
         try:

@@ -1,5 +1,6 @@
 """The readable versions of each table: publications of pipelines, or versions found in storage."""
 
+from dataclasses import replace
 from threading import Lock
 
 from lakeshare_server.catalog import (
@@ -23,7 +24,7 @@ from lakeshare_server.versions.metadata_sources import (
     normalise_followed_location,
     read_table_name,
 )
-from lakeshare_server.versions.published import ChangeFiles, PublishedVersions
+from lakeshare_server.versions.published import ChangeFiles, PublishedVersions, VersionSources
 from lakeshare_server.versions.version import PinnedSnapshot, TableVersions, Version, VersionsUntil
 
 __all__ = [
@@ -43,12 +44,12 @@ class Versions:
     """The versions of all tables, with this process's caches."""
 
     def __init__(self, catalog: Catalog, settings: ServerSettings, stores: Stores) -> None:
-        self._ledger, self._followed = Ledger(catalog), FollowedTables(catalog)
-        self._audited = Ledger(catalog, audited_only=True)
-        self._settings, self._stores = settings, stores
-        self._cache = IndexCache(settings.index_dir / "cache", settings.index_cache_bytes)
-        self._segments = segment_cache(self._cache.folder, settings.index_cache_bytes)
-        self._change_files = ChangeFiles(stores)
+        self._followed, self._settings, self._stores = FollowedTables(catalog), settings, stores
+        cache = IndexCache(settings.index_dir / "cache", settings.index_cache_bytes)
+        segments = segment_cache(cache.folder, settings.index_cache_bytes)
+        files, folders = ChangeFiles(stores), (settings.index_dir, settings.vectors_dir)
+        self._sources = VersionSources(Ledger(catalog), stores, *folders, cache, segments, files)
+        self._audited = replace(self._sources, ledger=Ledger(catalog, audited_only=True))
         self._logs: dict[tuple[str, str, float], FollowedLog] = {}
         self._observations: dict[tuple[str, str, float, IcebergIdentity], LatestObservation] = {}
         self._opening = Lock()
@@ -61,31 +62,12 @@ class Versions:
     def _open(self, table: str) -> TableVersions:
         followed = self._followed.get(table)
         if followed is not None and followed.iceberg is not None:
-            return FollowedSnapshots(
-                self._ledger,
-                followed,
-                followed.iceberg,
-                self._open_observation(followed, followed.iceberg),
-                self._cache,
-                self._segments,
-                self._change_files,
-                self._stores,
-                self._settings.vectors_dir,
-            )
+            observation = self._open_observation(followed, followed.iceberg)
+            return FollowedSnapshots(self._sources, followed, followed.iceberg, observation)
         if followed is not None:
-            log = self._open_log(followed)
-            return FollowedVersions(self._ledger, followed, log, self._cache, self._segments)
+            return FollowedVersions(self._sources, followed, self._open_log(followed))
         # Without the unaudited versions of a table that is no longer followed.
-        return PublishedVersions(
-            self._audited,
-            table,
-            self._settings.index_dir,
-            self._cache,
-            self._segments,
-            self._stores,
-            self._settings.vectors_dir,
-            self._change_files,
-        )
+        return PublishedVersions(self._audited, table)
 
     def _open_log(self, followed: FollowedTable) -> FollowedLog:
         key = followed.table, followed.location, followed.check_every_s

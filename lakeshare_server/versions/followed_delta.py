@@ -8,11 +8,11 @@ import logging
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 
-from lakeshare_server.catalog import FollowedTable, Ledger, NewPublication
+from lakeshare_server.catalog import FollowedTable, NewPublication
 from lakeshare_server.errors import CatalogConflict, TableFilesMissing
 from lakeshare_server.outbound import SharedRefresh
 from lakeshare_server.storage import StoredObject, Stores
-from lakeshare_server.tables.delta.changes import ChangeLog, SegmentCache, VersionChanges, read_changes
+from lakeshare_server.tables.delta.changes import ChangeLog, VersionChanges, read_changes
 from lakeshare_server.tables.delta.log import (
     LOG,
     LogListing,
@@ -22,8 +22,9 @@ from lakeshare_server.tables.delta.log import (
     require_published,
 )
 from lakeshare_server.tables.delta.snapshot import snapshot_of
-from lakeshare_server.tables.index import FileIndex, IndexCache, IndexHeader, describe_index
+from lakeshare_server.tables.index import FileIndex, IndexHeader, describe_index
 from lakeshare_server.tables.snapshot import TableHead
+from lakeshare_server.versions.published import VersionSources
 from lakeshare_server.versions.version import PinnedSnapshot, Version
 
 _log = logging.getLogger(__name__)
@@ -36,17 +37,13 @@ class FollowedLog:
         self.stores, self.root, self.check_every_s = stores, root.rstrip("/"), check_every_s
         self.listing = LogListing(self.root)
         self.newest: Version | None = None
-        self._refresh = SharedRefresh(check_every_s)
+        self.refreshing = SharedRefresh(check_every_s)
         self._published: tuple[int, StoredObject | None] | None = None
         self._commit_times_since: int | None = None
         self._is_catalog_managed = False
         self._numbers: list[int] = []
         self._times: Mapping[int, int] = {}
         self._commit_times: dict[int, int] = {}
-
-    def is_fresh(self) -> bool:
-        """Whether the last refresh is not older than the interval."""
-        return self._refresh.is_fresh()
 
     @property
     def latest(self) -> int:
@@ -71,11 +68,7 @@ class FollowedLog:
 
     def refresh(self, publish: Callable[[int], TableHead]) -> None:
         """List new versions when the last refresh is too old; `publish` gets the newest before recipients see it."""
-        self._refresh.run(lambda: self._reload(publish))
-
-    def expire(self) -> None:
-        """Make the next `refresh` read the log, however fresh the listing is."""
-        self._refresh.expire()
+        self.refreshing.run(lambda: self._reload(publish))
 
     def timestamp_ms(self, version: int) -> int:
         """The time of a version; times grow with the versions, also where clocks and copies disagree."""
@@ -191,16 +184,8 @@ MAX_READ_ATTEMPTS = 2
 class FollowedVersions:
     """The versions of one followed Delta table."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        followed: FollowedTable,
-        log: FollowedLog,
-        cache: IndexCache,
-        segments: SegmentCache,
-    ) -> None:
-        self._ledger, self._followed, self._log = ledger, followed, log
-        self._cache, self._segments = cache, segments
+    def __init__(self, sources: VersionSources, followed: FollowedTable, log: FollowedLog) -> None:
+        self._sources, self._followed, self._log = sources, followed, log
         # This object lives for one generation of the catalog; a version added by another worker begins the next one.
         self._is_compared = False
 
@@ -215,7 +200,7 @@ class FollowedVersions:
         return self._version(self._log.latest)
 
     def latest_now(self) -> Version | None:
-        return self._log.newest if self._is_compared and self._log.is_fresh() else None
+        return self._log.newest if self._is_compared and self._log.refreshing.is_fresh() else None
 
     def oldest(self) -> Version:
         self._refresh()
@@ -249,13 +234,9 @@ class FollowedVersions:
 
     def changes(self, first: int, last: int) -> Sequence[VersionChanges]:
         log = self._log
-        changes = read_changes(
-            ChangeLog(log.stores, log.root, listing=log.listing), self._segments, first, last
-        )
-        return [
-            change if change.has_own_time else change.at(log.timestamp_ms(change.version))
-            for change in changes
-        ]
+        change_log = ChangeLog(log.stores, log.root, listing=log.listing)
+        changes = read_changes(change_log, self._sources.segments, first, last)
+        return [each if each.has_own_time else each.at(log.timestamp_ms(each.version)) for each in changes]
 
     def feed(self, first: int, last: int, schema_at: int | None) -> Sequence[VersionChanges]:
         return self.changes(first, last)
@@ -269,13 +250,13 @@ class FollowedVersions:
         self._log.refresh(self._publish)
         if self._is_compared:
             return
-        latest = self._ledger.latest(self._followed.table)
+        latest = self._sources.ledger.latest(self._followed.table)
         # A refresh may have been running: the second one begins after the number was added. A table that was
         # recreated keeps lower numbers than the ledger.
         for _ in range(MAX_READ_ATTEMPTS):
             if latest is None or self._log.latest >= latest.version:
                 break
-            self._log.expire()
+            self._log.refreshing.expire()
             self._log.refresh(self._publish)
         self._is_compared = True
 
@@ -292,7 +273,7 @@ class FollowedVersions:
 
     def _index(self, number: int) -> FileIndex:
         log = self._log
-        return self._cache.get(
+        return self._sources.cache.get(
             log.identity(number), lambda: snapshot_of(log.root, replay(log.stores, log.listing, number))
         )
 
@@ -301,7 +282,7 @@ class FollowedVersions:
         header = self._index(number).header
         if not self._is_in_ledger(number):
             try:
-                self._ledger.append([self._make_publication(number, header)])
+                self._sources.ledger.append([self._make_publication(number, header)])
             except CatalogConflict:
                 # Another worker may have added a later one.
                 if not self._is_in_ledger(number):
@@ -310,7 +291,7 @@ class FollowedVersions:
 
     def _is_in_ledger(self, number: int) -> bool:
         """Whether the ledger has this or a later version; numbers of a recreated table are below it."""
-        known = self._ledger.latest(self._followed.table)
+        known = self._sources.ledger.latest(self._followed.table)
         return known is not None and known.version >= number
 
     def _make_publication(self, number: int, header: IndexHeader) -> NewPublication:

@@ -8,10 +8,10 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import TypeVar
 
-from lakeshare_server.catalog import FollowedTable, IcebergIdentity, Ledger, Publication
+from lakeshare_server.catalog import FollowedTable, IcebergIdentity, Publication
 from lakeshare_server.errors import (
     BadRequest,
     LakeshareError,
@@ -24,9 +24,9 @@ from lakeshare_server.errors import (
 from lakeshare_server.settings import StateSettings
 from lakeshare_server.storage import Stores
 from lakeshare_server.tables import read_delta, read_iceberg
-from lakeshare_server.tables.delta.changes import SegmentCache, VersionChanges
+from lakeshare_server.tables.delta.changes import VersionChanges
 from lakeshare_server.tables.delta.files import mapping_mode
-from lakeshare_server.tables.index import FileIndex, IndexCache
+from lakeshare_server.tables.index import FileIndex
 from lakeshare_server.tables.serveability import ReasonCode, is_read_by_iceberg_clients
 from lakeshare_server.tables.snapshot import TableSnapshot
 from lakeshare_server.versions.iceberg_history import (
@@ -38,7 +38,7 @@ from lakeshare_server.versions.iceberg_history import (
     read_history,
 )
 from lakeshare_server.versions.metadata_sources import Pointer, catalog_service, is_delta, make_source
-from lakeshare_server.versions.published import ChangeFiles, PublishedChanges, unlike_columns
+from lakeshare_server.versions.published import PublishedChanges, VersionSources, unlike_columns
 from lakeshare_server.versions.version import PinnedSnapshot, Version
 
 LOCATION_PATTERN = re.compile(r"\S*[/\\]\S*")
@@ -50,15 +50,12 @@ PROVIDER = "Provider: the server's log says more."
 def hide_locations(error: LakeshareError, places: Iterable[str]) -> LakeshareError:
     """The same refusal without locations of the table, its catalog or the server."""
     if isinstance(error, Unavailable):
-        return Unavailable(
-            "the table's store or catalog does not answer", "Try again in a moment.", error.retry_s
-        )
+        what = "the table's store or catalog does not answer"
+        return Unavailable(what, "Try again in a moment.", error.retry_s)
     if isinstance(error, Unserveable):
         if error.code == ReasonCode.EQUALITY_DELETES:
             # Its own text names settings of the provider.
-            return Unserveable(
-                ReasonCode.EQUALITY_DELETES.sentence, ReasonCode.EQUALITY_DELETES.fix, error.code
-            )
+            return ReasonCode.EQUALITY_DELETES.error(ReasonCode.EQUALITY_DELETES.sentence)
         fix = _replace_locations(error.fix, places) if error.code else PROVIDER
         return Unserveable(_replace_locations(error.reason, places), fix, error.code)
     if isinstance(error, TableFilesMissing):
@@ -94,25 +91,18 @@ class FollowedSnapshots:
 
     def __init__(
         self,
-        ledger: Ledger,
+        sources: VersionSources,
         followed: FollowedTable,
         identity: IcebergIdentity,
         observation: LatestObservation,
-        cache: IndexCache,
-        segments: SegmentCache,
-        change_files: ChangeFiles,
-        stores: Stores,
-        vectors_dir: Path | None = None,
     ) -> None:
-        self._ledger, self._followed, self._identity = ledger, followed, identity
-        self._observation = observation
-        self._cache, self._stores, self._vectors_dir = cache, stores, vectors_dir
+        self._sources, self._ledger, self._stores = sources, sources.ledger, sources.stores
+        self._followed, self._identity, self._observation = followed, identity, observation
         self._numbers = SnapshotNumbers(
-            ledger, followed, identity, observation.source, stores, self._index_of_state
+            sources.ledger, followed, identity, observation.source, sources.stores, self._index_of_state
         )
-        self._changes = PublishedChanges(
-            cache.folder, segments, change_files, stores, self._index_of, FEED_NOT_RECORDED
-        )
+        in_cache = replace(sources, index_dir=sources.cache.folder)
+        self._changes = PublishedChanges(in_cache, self._index_of, FEED_NOT_RECORDED)
         self._rows: dict[int, Publication] = {}
         self._refused: dict[tuple[object, ...], tuple[float, Unserveable]] = {}
         self._last: Publication | None = None
@@ -128,17 +118,17 @@ class FollowedSnapshots:
 
     def latest(self) -> Version:
         # Also a state that only Iceberg clients can read: its `index` is refused.
-        return _version(self._newest())
+        return Version.of(self._newest())
 
     def latest_now(self) -> Version | None:
         observed, latest = self._observation.seen, self._last
-        if observed is None or latest is None or not self._observation.is_fresh():
+        if observed is None or latest is None or not self._observation.refreshing.is_fresh():
             return None
-        return _version(max(observed.newest, latest, key=lambda row: row.version))
+        return Version.of(max(observed.newest, latest, key=lambda row: row.version))
 
     def oldest(self) -> Version:
         newest = self._newest()
-        return _version(self._ledger.at(self._followed.table, self._first()) or newest)
+        return Version.of(self._ledger.at(self._followed.table, self._first()) or newest)
 
     def at(self, number: int) -> Version | None:
         row = self._row(number)
@@ -174,10 +164,8 @@ class FollowedSnapshots:
 
     def unlike_columns(self, first: int, last: int, schema_at: int) -> str | None:
         row = self._required_row(schema_at)
-        if (
-            mapping_mode(self._without_locations(lambda: self._index_of(row)).header.head.configuration)
-            != "none"
-        ):
+        header = self._without_locations(lambda: self._index_of(row)).header
+        if mapping_mode(header.head.configuration) != "none":
             return None
         rows = [*self._between(first, last)[0], row]
         return self._without_locations(lambda: unlike_columns(self._stores, rows))
@@ -191,7 +179,7 @@ class FollowedSnapshots:
             # The owner may have removed the metadata file that the newest version was numbered with.
             if observed is not None and observed.newest.version == row.version:
                 location = observed.pointer.metadata_location
-            pinned.append(PinnedSnapshot(_version(row), location, snapshot_id))
+            pinned.append(PinnedSnapshot(Version.of(row), location, snapshot_id))
         return pinned
 
     def _newest(self) -> Publication:
@@ -213,7 +201,7 @@ class FollowedSnapshots:
         return first if newest is None else min(first, newest.version)
 
     def _readable(self, row: Publication | None) -> Version | None:
-        return None if row is None or row.version < self._first() else _version(row)
+        return None if row is None or row.version < self._first() else Version.of(row)
 
     def _row(self, number: int) -> Publication | None:
         """The ledger's row with this number, if it is of this table."""
@@ -263,7 +251,7 @@ class FollowedSnapshots:
         if refusal is not None and time.monotonic() - refused_at < REFUSED_FOR_S:
             raise refusal.with_traceback(None)
         try:
-            return self._cache.get(identity, lambda: self._read(metadata_location, snapshot_id))
+            return self._sources.cache.get(identity, lambda: self._read(metadata_location, snapshot_id))
         except Unserveable as error:
             if is_read_by_iceberg_clients(error):
                 if len(self._refused) >= MAX_CACHED_ROWS:
@@ -272,7 +260,7 @@ class FollowedSnapshots:
             raise
 
     def _read(self, metadata_location: str, snapshot_id: int) -> TableSnapshot:
-        snapshot = read_iceberg(metadata_location, snapshot_id, self._vectors_dir, self._stores)
+        snapshot = read_iceberg(metadata_location, snapshot_id, self._sources.vectors_dir, self._stores)
         if snapshot.head.table_id != self._identity.table_id:
             raise Unserveable(f"{metadata_location} is of another table now.", "Restore the table.")
         return snapshot
@@ -290,10 +278,6 @@ def _pins(row: Publication) -> tuple[str, int]:
     if row.metadata_location is None or row.snapshot_id is None:
         raise Unserveable(f"Version {row.version} pins no snapshot.", "Read a newer version.")
     return row.metadata_location, row.snapshot_id
-
-
-def _version(row: Publication) -> Version:
-    return Version(row.version, int(row.published_at.timestamp() * 1000))
 
 
 def read_unfollowed(location: str, stores: Stores, settings: StateSettings) -> IcebergIdentity | None:

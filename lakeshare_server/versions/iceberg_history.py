@@ -5,7 +5,7 @@ Several workers number states at the same time: a worker that another one overto
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import orjson
@@ -46,11 +46,7 @@ class LatestObservation:
     def __init__(self, source: MetadataSource, check_every_s: float) -> None:
         self.source = source
         self.seen: ObservedState | None = None
-        self._refresh = SharedRefresh(check_every_s, lasting_s=check_every_s)
-
-    def is_fresh(self) -> bool:
-        """Whether the last read succeeded and is not older than the interval."""
-        return self._refresh.is_fresh()
+        self.refreshing = SharedRefresh(check_every_s, lasting_s=check_every_s)
 
     def refresh(self, observe: Callable[[ObservedState | None], ObservedState]) -> ObservedState:
         """The state, read by `observe` from the last one when that is too old."""
@@ -58,7 +54,7 @@ class LatestObservation:
         def read() -> None:
             self.seen = observe(self.seen)
 
-        self._refresh.run(read)
+        self.refreshing.run(read)
         if self.seen is None:
             raise AssertionError("unreachable: a read succeeds or raises")
         return self.seen
@@ -128,12 +124,7 @@ class TableHistory:
 
 
 def read_history(stores: Stores, pointer: Pointer) -> TableHistory:
-    """The states in a metadata file.
-
-    Raises:
-        TableFilesMissing: it is incomplete.
-        Unserveable: it is too large, of an unknown format version, or has a main branch without a current snapshot.
-    """
+    """The states in a metadata file; raises `TableFilesMissing` or `Unserveable` where they cannot be used."""
     location = pointer.metadata_location
     try:
         file = stores.head(location)
@@ -141,9 +132,8 @@ def read_history(stores: Stores, pointer: Pointer) -> TableHistory:
             raise _too_large(location)
         content = stores.read(location)
     except BadRequest as error:
-        raise Unserveable(
-            f"The metadata {location} is in no store that this server knows.", error.hint
-        ) from error
+        what = f"The metadata {location} is in no store that this server knows."
+        raise Unserveable(what, error.hint) from error
     try:
         return _parse_history(pointer, orjson.loads(decompress_metadata(content, MAX_METADATA_BYTES)))
     except MetadataTooLarge as error:
@@ -178,10 +168,8 @@ def _parse_history(pointer: Pointer, metadata: Mapping[str, Any]) -> TableHistor
             )
         current_id = NO_SNAPSHOT
         snapshots[NO_SNAPSHOT] = {"snapshot-id": NO_SNAPSHOT, "timestamp-ms": updated_ms, "schema-id": today}
-    log = tuple(
-        (int(entry["timestamp-ms"]), int(entry["snapshot-id"]))
-        for entry in metadata.get("snapshot-log") or ()
-    )
+    entries = metadata.get("snapshot-log") or ()
+    log = tuple((int(entry["timestamp-ms"]), int(entry["snapshot-id"])) for entry in entries)
     current = snapshots[int(current_id)]
     since = log[-1][0] if log and log[-1][1] == int(current_id) else int(current["timestamp-ms"])
     return TableHistory(
@@ -203,9 +191,8 @@ def _make_state(
     summary = snapshot.get("summary") or {}
     names = ("total-records", "total-data-files", "total-files-size")
     rows, files, size = (_parse_count(summary.get(name)) for name in names)
-    return TableState(
-        int(snapshot["snapshot-id"]), at_ms, metadata_location, schema_id, rows, files, size, commit
-    )
+    id_ = int(snapshot["snapshot-id"])
+    return TableState(id_, at_ms, metadata_location, schema_id, rows, files, size, commit)
 
 
 def _parse_count(text: object) -> int:
@@ -407,10 +394,8 @@ class SnapshotNumbers:
         """The new publications; the index of the newest state is built first, those of others on demand."""
         publications = [self._make_publication(state, self._count(state.state)) for state in new[:-1]]
         publications.append(self._make_publication(new[-1], self._describe(new[-1].state)))
-        times = [state.at_ms for state in new]
-        return self._ledger.append_found(
-            self._table, publications, times, None if latest is None else latest.version
-        )
+        times, before = [state.at_ms for state in new], None if latest is None else latest.version
+        return self._ledger.append_found(self._table, publications, times, before)
 
     def _describe(self, state: TableState) -> Mapping[str, Any]:
         """The counts of a state's index, or of its writer if only Iceberg clients can read it."""
@@ -423,14 +408,8 @@ class SnapshotNumbers:
         return describe_index(header, header)
 
     def _count(self, state: TableState) -> Mapping[str, Any]:
-        return {
-            "location": self._identity.location,
-            "table_id": self._identity.table_id,
-            "schema_string": "",
-            "rows": state.rows,
-            "files": state.files,
-            "size_bytes": state.size_bytes,
-        }
+        counts = {"rows": state.rows, "files": state.files, "size_bytes": state.size_bytes}
+        return {**asdict(self._identity), "schema_string": "", **counts}
 
     def _make_publication(self, new: NewState, fields: Mapping[str, Any]) -> NewPublication:
         state = new.state
@@ -471,17 +450,12 @@ def require_same_table(
 
 
 def make_identity(history: TableHistory, stores: Stores, root: str | None) -> IcebergIdentity:
-    """The identity of the metadata's table.
-
-    Raises:
-        Unserveable: its location is in no known store, or is not the folder `root` that the metadata was found in.
-    """
+    """The identity of the metadata's table; raises `Unserveable` if it is in no known store, or not in `root`."""
     try:
         location = stores.place(history.location).location.rstrip("/")
     except BadRequest as error:
-        raise Unserveable(
-            f"The table says that it is in {history.location}, which is no store of ours.", error.hint
-        ) from error
+        what = f"The table says that it is in {history.location}, which is no store of ours."
+        raise Unserveable(what, error.hint) from error
     if root is not None and location != root:
         raise Unserveable(
             f"{root} has moved: the table says that it is in {location}, and names its files there.",

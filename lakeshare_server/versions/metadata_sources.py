@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import compress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import quote
 
 import httpx
@@ -36,10 +37,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Pointer:
-    """The current metadata file; `mark` changes when another file is at its location.
-
-    `commit` is the Nessie commit it was read at, None for other sources.
-    """
+    """The current metadata file; `mark` changes with its content, `commit` is the Nessie commit it was read at."""
 
     metadata_location: str
     mark: str
@@ -56,21 +54,22 @@ class BranchState:
     snapshot_id: int
 
 
-class MetadataSource(Protocol):
+class MetadataSource:
     """The source of one table. Errors are for the operator: they name locations and catalogs.
 
     All methods raise Unserveable, StoreError or BadRequest for permanent errors, Unavailable for temporary ones.
     """
 
-    @property
-    def root(self) -> str | None:
-        """The folder that the metadata must have as its location; None for sources without a folder."""
+    root: str | None = None
+    """The folder that the metadata must have as its location; None for sources without a folder."""
 
     def current(self, known: Pointer | None) -> Pointer:
         """The current metadata file; `known` is the last result, which saves requests."""
+        raise NotImplementedError
 
     def states_since(self, commit: str | None, until: Pointer) -> Sequence[BranchState] | None:
         """The states after a commit, oldest first; None where the metadata has its own snapshot log."""
+        return None
 
 
 METADATA = "metadata"
@@ -99,9 +98,7 @@ def is_metadata_file(location: str) -> bool:
     return location.endswith((*ENDINGS, OLD_ENDING))
 
 
-class FixedMetadata:
-    root: str | None = None
-
+class FixedMetadata(MetadataSource):
     def __init__(self, stores: Stores, location: str) -> None:
         self._stores, self._location = stores, location
 
@@ -111,33 +108,22 @@ class FixedMetadata:
             raise StoreMissing(self._location)
         return _pointer(file)
 
-    def states_since(self, commit: str | None, until: Pointer) -> Sequence[BranchState] | None:
-        return None
 
-
-class MetadataFolder:
+class MetadataFolder(MetadataSource):
     def __init__(self, stores: Stores, root: str) -> None:
         self._stores = stores
-        self.root: str | None = root.rstrip("/")
+        self.root = root.rstrip("/")
         self._folder = f"{self.root}/{METADATA}"
         # The number in the hint that led to the last result.
         self._hinted: int | None = None
 
     def current(self, known: Pointer | None) -> Pointer:
-        """The newest metadata file.
-
-        Raises:
-            TableFilesMissing: there is none.
-            Unserveable: the newest file is ambiguous.
-        """
+        """The newest metadata file; raises `TableFilesMissing` without one, `Unserveable` if it is ambiguous."""
         hinted, self._hinted = self._hinted, None
         file = self._find_newest(known, hinted)
         if file is None:
             raise TableFilesMissing(str(self.root), "there is no Iceberg metadata in its folder")
         return _pointer(file)
-
-    def states_since(self, commit: str | None, until: Pointer) -> Sequence[BranchState] | None:
-        return None
 
     def _find_newest(self, known: Pointer | None, hinted_before: int | None) -> StoredObject | None:
         hint = self._read_hint()
@@ -196,10 +182,7 @@ class MetadataFolder:
         return next((file for name in names if (file := self._head(name)) is not None), None)
 
     def _require_no_catalog(self, *, is_first_time: bool) -> None:
-        """Refuses a hint's file where a catalog writes, too: a catalog that takes over a table leaves the old hint.
-
-        Later calls list the first names only.
-        """
+        """Refuses a hint's file where a catalog writes, too; calls after the first list the first names only."""
         after = f"{self._folder}/{FIRST_OF_CATALOG}"
         for file in self._stores.list(self._folder, after):
             name = self._name(file.location)
@@ -268,14 +251,9 @@ def _pointer(file: StoredObject) -> Pointer:
 
 REFUSED = ("AccessDeniedException", "InvalidSignatureException", "UnrecognizedClientException")
 GLUE_RETRIES = "glue.max-retries"
-CONFIGURE = (
-    "Name it in .pyiceberg.yaml or by PYICEBERG_CATALOG__{variable}__URI and __TYPE, for the server, too."
-)
 
 
-class CatalogTable:
-    root: str | None = None
-
+class CatalogTable(MetadataSource):
     def __init__(
         self, name: str, identifier: tuple[str, ...], settings: StoreSettings, service: Service
     ) -> None:
@@ -284,17 +262,9 @@ class CatalogTable:
         self._opened: Catalog | None = None
 
     def current(self, known: Pointer | None) -> Pointer:
-        """The metadata file in the catalog.
-
-        Raises:
-            BadRequest: the catalog is not configured, or wrongly.
-            Unserveable: it has no such table, or refuses the credentials.
-        """
+        """The metadata file in the catalog; raises `BadRequest` for its configuration, `Unserveable` for a refusal."""
         location = self._service.call(lambda: self._translate_errors(self._read_location))
         return Pointer(location, location)
-
-    def states_since(self, commit: str | None, until: Pointer) -> Sequence[BranchState] | None:
-        return None
 
     def _read_location(self, catalog: "Catalog") -> str:
         # Glue has the file in the table's parameters; pyiceberg would also read the file.
@@ -347,16 +317,13 @@ class CatalogTable:
         if isinstance(error, exceptions.NotInstalledError):
             return BadRequest("LOCATION", f"iceberg:{self._name}", f"{error}.")
         # The messages of other libraries may contain passwords.
+        configure = _configure(self._name)
         if isinstance(error, ValueError | TypeError):
-            hint = (
-                f"pyiceberg cannot use what is configured ({type(error).__name__}). {_configure(self._name)}"
-            )
+            hint = f"pyiceberg cannot use what is configured ({type(error).__name__}). {configure}"
             return BadRequest("LOCATION", f"iceberg:{self._name}", hint)
         why = f"{type(error).__name__} {_code(error)}".rstrip()
-        return Unavailable(
-            f"the Iceberg catalog {self._name} cannot be asked ({why})",
-            f"Try again. {_configure(self._name)}",
-        )
+        what = f"the Iceberg catalog {self._name} cannot be asked ({why})"
+        return Unavailable(what, f"Try again. {configure}")
 
     def _permanent(self, what: str) -> Unserveable:
         # The location is one word, which is removed for recipients.
@@ -406,7 +373,8 @@ def _default_properties(settings: StoreSettings) -> Mapping[str, str]:
 
 
 def _configure(name: str) -> str:
-    return CONFIGURE.format(variable=name.upper().replace("-", "_"))
+    variable = f"PYICEBERG_CATALOG__{name.upper().replace('-', '_')}"
+    return f"Name it in .pyiceberg.yaml or by {variable}__URI and __TYPE, for the server, too."
 
 
 def _code(error: Exception) -> str:
@@ -423,20 +391,13 @@ ICEBERG = "ICEBERG_TABLE"
 NESSIE_REFUSED = (401, 403)
 
 
-class NessieTable:
-    root: str | None = None
-
+class NessieTable(MetadataSource):
     def __init__(self, name: str, identifier: tuple[str, ...], branch: str, service: Service) -> None:
         self._name, self._identifier, self._branch = name, identifier, branch
         self._service = service
 
     def current(self, known: Pointer | None) -> Pointer:
-        """The metadata file at the branch's head.
-
-        Raises:
-            BadRequest: the catalog is not configured.
-            Unserveable: the branch or the Iceberg table does not exist, or the catalog refuses the token.
-        """
+        """The metadata file at the branch's head; raises `BadRequest` or `Unserveable` as `CatalogTable.current`."""
         key = quote(".".join(self._identifier), safe="")
         reference = self._get(f"/trees/{quote(self._branch, safe='')}/contents/{key}", {})
         with self._check_response():
@@ -561,11 +522,7 @@ MAX_PARALLEL_READS = 16
 
 
 def normalise_followed_location(location: str, settings: StoreSettings) -> str:
-    """The location in normal form: absolute, in our own spelling; reads only pyiceberg's configuration.
-
-    Raises:
-        BadRequest: it has an unknown form, or names a catalog that is not configured.
-    """
+    """The location in normal form; raises `BadRequest` for an unknown form or catalog. Reads only configuration."""
     if not location.startswith(IN_CATALOGS):
         is_path = not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", location)
         return normalise_location(
@@ -629,9 +586,7 @@ def _list_table_folders(location: str, stores: Stores) -> list[str]:
         return any(next(iter(stores.list(f"{folder}/{name}")), None) for name in (LOG, METADATA))
 
     with ThreadPoolExecutor(MAX_PARALLEL_READS) as pool:
-        return [
-            folder for folder, is_table in zip(folders, pool.map(has_table, folders), strict=True) if is_table
-        ]
+        return list(compress(folders, pool.map(has_table, folders)))
 
 
 def is_delta(location: str, stores: Stores) -> bool:

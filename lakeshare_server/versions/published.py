@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
@@ -29,6 +29,7 @@ from lakeshare_server.tables.delta.changes import (
     share_hindrances,
 )
 from lakeshare_server.tables.delta.files import mapping_mode
+from lakeshare_server.tables.iceberg import metadata
 from lakeshare_server.tables.iceberg.changes import (
     StateChange,
     change_files_of,
@@ -38,13 +39,6 @@ from lakeshare_server.tables.iceberg.changes import (
     write_changes,
 )
 from lakeshare_server.tables.iceberg.deletes import vector_hindrance
-from lakeshare_server.tables.iceberg.metadata import (
-    ColumnsById,
-    column_conflict,
-    columns_by_id,
-    keeps_rows,
-    restores_columns,
-)
 from lakeshare_server.tables.iceberg.schema import find_lacking_column
 from lakeshare_server.tables.index import FileIndex, IndexCache, index_path, open_index
 from lakeshare_server.tables.serveability import ReasonCode
@@ -92,23 +86,30 @@ class ChangeFiles:
         return True
 
 
-class PublishedChanges:
-    """The changes of one table's publications; `index` opens the files of a publication.
+@dataclass(frozen=True)
+class VersionSources:
+    """The ledger, stores, folders and caches that the versions of tables are read with."""
 
-    `unrecorded` is the reason why publications without an index of changes have only their files.
-    """
+    ledger: Ledger
+    stores: Stores
+    index_dir: Path
+    vectors_dir: Path | None
+    cache: IndexCache
+    segments: SegmentCache
+    change_files: ChangeFiles
+
+
+class PublishedChanges:
+    """The changes of one table's publications; `unrecorded` is the reason where only their files are known."""
 
     def __init__(
         self,
-        index_dir: Path,
-        segments: SegmentCache,
-        change_files: ChangeFiles,
-        stores: Stores,
+        sources: VersionSources,
         index: Callable[[Publication], FileIndex],
         unrecorded: str = NOT_RECORDED,
     ) -> None:
-        self._index_dir, self._segments, self._change_files = index_dir, segments, change_files
-        self._stores, self._index, self._unrecorded = stores, index, unrecorded
+        self._sources, self._stores = sources, sources.stores
+        self._index, self._unrecorded = index, unrecorded
 
     def window(self, publications: Sequence[Publication], before: Publication | None) -> list[VersionChanges]:
         """The changes of consecutive publications; `before` is the one before the first of them.
@@ -141,12 +142,9 @@ class PublishedChanges:
                 paths = _list_data_paths(change, feed=feed)
                 column = _find_lacking(self._stores, paths, change.head.left_to_files)
                 if column is not None:
-                    code = ReasonCode.PARTITION_VALUES_NOT_IN_FILES
-                    raise Unserveable(
+                    raise ReasonCode.PARTITION_VALUES_NOT_IN_FILES.error(
                         f"Files of version {change.version} lack column {column}, which is a partition column only of "
-                        "some of the versions whose changes were asked for.",
-                        code.fix,
-                        code,
+                        "some of the versions whose changes were asked for."
                     )
         return changes
 
@@ -163,13 +161,13 @@ class PublishedChanges:
         if segment is None or row.changes_digest is None:
             return _make_changes(self._compare(before, row, digests), row, None)
         # Windows have no change files.
-        is_whole = not feed or self._change_files.exist(row.changes_digest, segment, row.version)
+        is_whole = not feed or self._sources.change_files.exist(row.changes_digest, segment, row.version)
         return _make_changes(segment, row, None if is_whole else FILES_MISSING)
 
     def _open_recorded(self, row: Publication, digests: tuple[str, str]) -> Segment | None:
         if row.changes_digest is None:
             return None
-        segment = _open_changes(index_path(self._index_dir, row.changes_digest), row.version, digests)
+        segment = _open_changes(index_path(self._sources.index_dir, row.changes_digest), row.version, digests)
         if segment is None:
             _open_changes.cache_clear()
             _log.error(
@@ -183,7 +181,7 @@ class PublishedChanges:
         is_lost = row.changes_digest is not None
         pins = [None if p is None else (p.table_id, p.snapshot_id, _schema_key(p)) for p in (before, row)]
         identity = "iceberg changes", LAYOUT, row.table, row.version, digests, is_lost, *pins
-        return self._segments.get(
+        return self._sources.segments.get(
             identity, lambda path: write_changes(self._make_change(before, row, is_lost), digests, path)
         )
 
@@ -200,7 +198,7 @@ class PublishedChanges:
             version=row.version,
             before=was,
             after=now,
-            changed_at_ms=_time_ms(row),
+            changed_at_ms=Version.of(row).timestamp_ms,
             keeps_rows=before is not None and _keeps_rows(self._stores, before, row),
             brings_back_columns=before is not None and _restores_columns(self._stores, before, row),
             fault=INDEX_MISSING if is_lost else self._unrecorded,
@@ -213,23 +211,21 @@ def unlike_columns(stores: Stores, publications: Sequence[Publication]) -> str |
     if len(by_schema) < 2:
         return None
     try:
-        column = column_conflict([_columns_at(stores, *_pins(row)) for row in by_schema.values()])
+        column = metadata.column_conflict([_columns_at(stores, *_pins(row)) for row in by_schema.values()])
     except Unserveable:
         return "what the columns were at one of the versions is not known any more"
     return column and f"column {column} had another name or type at one of the versions"
 
 
 # Metadata files do not change.
-@lru_cache(OPEN_CHANGES)
-def _columns_at(stores: Stores, metadata_location: str, snapshot_id: int) -> ColumnsById:
-    return columns_by_id(stores, metadata_location, snapshot_id)
+_columns_at = lru_cache(OPEN_CHANGES)(metadata.columns_by_id)
 
 
 def _keeps_rows(stores: Stores, before: Publication, row: Publication) -> bool:
     if row.metadata_location is None or row.snapshot_id is None or before.snapshot_id is None:
         return False
     try:
-        return keeps_rows(stores, row.metadata_location, row.snapshot_id, before.snapshot_id)
+        return metadata.keeps_rows(stores, row.metadata_location, row.snapshot_id, before.snapshot_id)
     except Unserveable:
         return False
 
@@ -238,7 +234,7 @@ def _restores_columns(stores: Stores, before: Publication, row: Publication) -> 
     if _schema_key(before) == _schema_key(row):
         return False
     try:
-        return restores_columns(stores, _pins(before), _pins(row))
+        return metadata.restores_columns(stores, _pins(before), _pins(row))
     except Unserveable:
         # Unknown: files do not show the other effects of a changed column.
         return True
@@ -261,7 +257,7 @@ def _make_changes(segment: Segment, publication: Publication, fault: str | None)
         raise TableFilesMissing(publication.location, "its index of changes is not whole")
     return VersionChanges(
         **version.totals,
-        timestamp_ms=_time_ms(publication),
+        timestamp_ms=Version.of(publication).timestamp_ms,
         has_own_time=True,
         head=TableHead.from_json(json.loads(version.head)),
         metadata_text=version.metadata,
@@ -291,10 +287,7 @@ def _unify_heads(changes: Sequence[VersionChanges], others: Sequence[TableHead])
 
 
 def _to_plain_head(change: VersionChanges) -> VersionChanges:
-    """The changes under a head without reader features, if they have only change files, or none.
-
-    A plain head does not have the names that partition values of mapped tables use.
-    """
+    """The changes under a head without reader features, if they have only change files, or none."""
     is_mapped = mapping_mode(change.head.configuration) != "none"
     if change.feed_rows != change.cdc_rows or (is_mapped and change.head.partition_columns):
         return change
@@ -315,41 +308,21 @@ def _list_data_paths(change: VersionChanges, *, feed: bool) -> tuple[str, ...]:
     return tuple(paths)
 
 
-@lru_cache(OPEN_CHANGES)
-def _find_lacking(stores: Stores, paths: tuple[str, ...], names: tuple[str, ...]) -> str | None:
-    return find_lacking_column(stores, paths, names)
-
-
-def _time_ms(publication: Publication) -> int:
-    return int(publication.published_at.timestamp() * 1000)
-
-
-@lru_cache(OPEN_CHANGES)
-def _open_changes(path: Path, version: int, digests: tuple[str, str]) -> Segment | None:
-    return open_changes(path, version, digests)
-
-
+_find_lacking = lru_cache(OPEN_CHANGES)(find_lacking_column)
+_open_changes = lru_cache(OPEN_CHANGES)(open_changes)
 OPEN_INDEXES = 64
+# An index does not change, so an open one serves every request of the process.
+_open = lru_cache(OPEN_INDEXES)(open_index)
 MAX_CACHED_ROWS = 256  # rows of the ledger, each with its schema
 
 
 class PublishedVersions:
     """The publications of one table, for one generation of the catalog."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        table: str,
-        index_dir: Path,
-        cache: IndexCache,
-        segments: SegmentCache,
-        stores: Stores,
-        vectors_dir: Path | None = None,
-        change_files: ChangeFiles | None = None,
-    ) -> None:
-        self._ledger, self._table, self._vectors_dir = ledger, table, vectors_dir
-        self._index_dir, self._cache, self._segments, self._stores = index_dir, cache, segments, stores
-        self._change_files = change_files or ChangeFiles(stores)
+    def __init__(self, sources: VersionSources, table: str) -> None:
+        self._sources, self._ledger, self._stores = sources, sources.ledger, sources.stores
+        self._table = table
+        self._changes = PublishedChanges(sources, self._index)
         self._seen: dict[int, Publication] = {}
         self._first: Publication | None = None
         self._last: Publication | None = None
@@ -364,7 +337,7 @@ class PublishedVersions:
             return ()
 
     def latest(self) -> Version:
-        return _version(self._newest())
+        return Version.of(self._newest())
 
     def latest_now(self) -> Version | None:
         # This object lives for one generation of the catalog.
@@ -372,7 +345,7 @@ class PublishedVersions:
 
     def oldest(self) -> Version:
         self._first = self._first or self._ledger.oldest(self._table)
-        return _version(self._first or self._newest())
+        return Version.of(self._first or self._newest())
 
     def at(self, number: int) -> Version | None:
         return _optional(self._seen.get(number) or self._keep(self._ledger.at(self._table, number)))
@@ -392,22 +365,22 @@ class PublishedVersions:
 
     def _index(self, publication: Publication) -> FileIndex:
         try:
-            return _open(self._index_dir, publication.index_digest)
+            return _open(self._sources.index_dir, publication.index_digest)
         except Unavailable:
-            if index_path(self._index_dir, publication.index_digest).exists():
+            if index_path(self._sources.index_dir, publication.index_digest).exists():
                 _open.cache_clear()
             identity = "publication", publication.table, publication.version, publication.index_digest
-            return self._cache.get(identity, lambda: self._read_pinned(publication))
+            return self._sources.cache.get(identity, lambda: self._read_pinned(publication))
 
     def changes(self, first: int, last: int) -> Sequence[VersionChanges]:
         if self._publication(last).format == "iceberg":
-            return self._published_changes().window(*self._between(first, last))
+            return self._changes.window(*self._between(first, last))
         return self._read_log(first, last)
 
     def feed(self, first: int, last: int, schema_at: int | None) -> Sequence[VersionChanges]:
         if self._publication(last).format == "iceberg":
             schema_row = None if schema_at is None else self._publication(schema_at)
-            return self._published_changes().feed(*self._between(first, last), schema_row)
+            return self._changes.feed(*self._between(first, last), schema_row)
         return self._read_log(first, last)
 
     def unlike_columns(self, first: int, last: int, schema_at: int) -> str | None:
@@ -420,15 +393,10 @@ class PublishedVersions:
         if self._newest().format != "iceberg":
             return ()
         return [
-            PinnedSnapshot(_version(row), row.metadata_location, row.snapshot_id)
+            PinnedSnapshot(Version.of(row), row.metadata_location, row.snapshot_id)
             for row in self._ledger.between(self._table, first, last)
             if row.metadata_location is not None and row.snapshot_id is not None
         ]
-
-    def _published_changes(self) -> PublishedChanges:
-        return PublishedChanges(
-            self._index_dir, self._segments, self._change_files, self._stores, self._index
-        )
 
     def _between(self, first: int, last: int) -> tuple[list[Publication], Publication | None]:
         before = self._ledger.at_or_below(self._table, first - 1)
@@ -436,10 +404,11 @@ class PublishedVersions:
 
     def _read_log(self, first: int, last: int) -> list[VersionChanges]:
         publication = self._publication(last)
-        times = {row.version: _time_ms(row) for row in self._ledger.between(self._table, first, last)}
+        rows = self._ledger.between(self._table, first, last)
+        times = {row.version: Version.of(row).timestamp_ms for row in rows}
         log = ChangeLog(self._stores, publication.location, publication.table_id)
         changes = []
-        for change in read_changes(log, self._segments, first, last):
+        for change in read_changes(log, self._sources.segments, first, last):
             if change.version in times:
                 changes.append(change.at(times[change.version]))
             elif change.has_data_changes:
@@ -475,12 +444,11 @@ class PublishedVersions:
             if publication.format == "delta":
                 snapshot = read_delta(publication.location, publication.delta_version, self._stores)
             else:
-                snapshot = read_iceberg(*_pins(publication), self._vectors_dir, self._stores)
+                snapshot = read_iceberg(*_pins(publication), self._sources.vectors_dir, self._stores)
         except Unavailable as error:
             _log.warning("publication %s of %s: %s", publication.version, publication.table, error)
-            raise Unavailable(
-                "the table's store does not answer", "Try again in a moment.", error.retry_s
-            ) from error
+            what = "the table's store does not answer"
+            raise Unavailable(what, "Try again in a moment.", error.retry_s) from error
         except (Unserveable, StoreError) as error:
             raise _missing_error(publication, "what it was made of cannot be read any more", error) from error
         if snapshot.head.table_id != publication.table_id:
@@ -499,15 +467,5 @@ def _missing_error(publication: Publication, why: str, found: object) -> TableFi
     return TableFilesMissing(publication.location, what)
 
 
-def _version(publication: Publication) -> Version:
-    return Version(publication.version, _time_ms(publication))
-
-
 def _optional(publication: Publication | None) -> Version | None:
-    return None if publication is None else _version(publication)
-
-
-# An index does not change, so an open one serves every request of the process.
-@lru_cache(OPEN_INDEXES)
-def _open(index_dir: Path, digest: str) -> FileIndex:
-    return open_index(index_dir, digest)
+    return None if publication is None else Version.of(publication)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from lakeshare_server.catalog import Publication
 from lakeshare_server.errors import NotFound
 from lakeshare_server.tables.delta.changes import VersionChanges
 from lakeshare_server.tables.index import FileIndex
@@ -15,6 +16,10 @@ class Version:
 
     number: int
     timestamp_ms: int
+
+    @classmethod
+    def of(cls, publication: Publication) -> "Version":
+        return cls(publication.version, int(publication.published_at.timestamp() * 1000))
 
 
 @dataclass(frozen=True)

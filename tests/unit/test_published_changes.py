@@ -11,7 +11,7 @@ from lakeshare_server.settings import StoreSettings
 from lakeshare_server.storage import Stores
 from lakeshare_server.tables.delta.changes import VersionChanges, segment_cache
 from lakeshare_server.tables.index import IndexCache
-from lakeshare_server.versions.published import PublishedVersions
+from lakeshare_server.versions.published import ChangeFiles, PublishedVersions, VersionSources
 from tests.builders.sharing import Provider, a_provider
 from tests.builders.written_log import FEED, WrittenLog, add, metadata, protocol
 
@@ -38,15 +38,10 @@ def log(tmp_path: Path) -> WrittenLog:
 
 def changes_of(provider: Provider, first: int, last: int) -> Sequence[VersionChanges]:
     folder = provider.settings.index_dir / "cache"
-    versions = PublishedVersions(
-        Ledger(provider.catalog),
-        TABLE,
-        provider.settings.index_dir,
-        IndexCache(folder, 10**9),
-        segment_cache(folder, 10**9),
-        Stores(StoreSettings(_env_file=None)),
-    )
-    return versions.changes(first, last)
+    stores = Stores(StoreSettings(_env_file=None))
+    caches = IndexCache(folder, 10**9), segment_cache(folder, 10**9), ChangeFiles(stores)
+    sources = VersionSources(Ledger(provider.catalog), stores, provider.settings.index_dir, None, *caches)
+    return PublishedVersions(sources, TABLE).changes(first, last)
 
 
 def test_what_was_published_is_told_with_the_time_it_was_published(

@@ -18,6 +18,7 @@ from sqlglot.tokens import TokenType
 from lakeshare_pipelines.spark.jars import load_pinned_jars
 from lakeshare_server.cli import main
 from lakeshare_server.errors import BadRequest
+from lakeshare_server.provider.serveability import ServedTable
 from lakeshare_server.snippets import (
     ENGINES,
     ICEBERG_PACKAGE,
@@ -26,20 +27,20 @@ from lakeshare_server.snippets import (
     EngineName,
     SnippetTable,
     Storage,
-    TableAccess,
     render_snippet,
 )
 from lakeshare_server.storage import parse_location
 from lakeshare_server.tables.serveability import ICEBERG_REST, ICEBERG_REST_ID, Refusal, Verdict
+from lakeshare_server.versions import Version
 from tests.builders.lake_tables import a_delta_table, an_iceberg_table, some_rows
 from tests.builders.sharing import Running, a_provider, a_server
 
 BY_HAND = ("duckdb-sql", "trino", "power-bi", "snowflake")
 SERVED = {
-    "Python, parquet format": Verdict("python-parquet", "Python, parquet format", "parquet"),
-    "Python, delta format": Verdict("python-delta", "Python, delta format", "delta"),
-    "Spark, delta format": Verdict("spark", "Spark, delta format", "delta"),
-    ICEBERG_REST: Verdict(ICEBERG_REST_ID, ICEBERG_REST, "iceberg"),
+    "python-parquet": Verdict("python-parquet", "Python, parquet format", "parquet"),
+    "python-delta": Verdict("python-delta", "Python, delta format", "delta"),
+    "spark": Verdict("spark", "Spark, delta format", "delta"),
+    ICEBERG_REST_ID: Verdict(ICEBERG_REST_ID, ICEBERG_REST, "iceberg"),
 }
 HOSTILE = "a\"b'c`d\\\n; DROP"
 ORDERS = SnippetTable(
@@ -180,10 +181,11 @@ def test_what_cannot_be_read_is_refused_in_a_sentence(
     assert said in told.err
 
 
-def an_access(storage: Storage | None, **verdicts: Verdict) -> TableAccess:
-    changed = {**SERVED, **{verdict.client: verdict for verdict in verdicts.values()}}
+def an_access(storage: Storage | None, **verdicts: Verdict) -> ServedTable:
+    changed = {**SERVED, **{verdict.id: verdict for verdict in verdicts.values()}}
     place = parse_location(PLACES[storage] if storage else "gs://lake/t")
-    return TableAccess(changed, place, storage, None if storage == "credentials" else "they were not allowed")
+    no_credentials = None if storage == "credentials" else "they were not allowed"
+    return ServedTable(Version(0, 0), changed, place, storage, no_credentials, None)
 
 
 @pytest.mark.parametrize(

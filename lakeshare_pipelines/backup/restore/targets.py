@@ -298,7 +298,7 @@ class LakeTable:
             contract_digest=publication.contract_digest,
             verdicts=publication.verdicts,
             rollback_of=publication.version,
-            tells_changes=False,
+            records_changes=False,
         )
         return self.ledger.append([row], lease)[0]
 
