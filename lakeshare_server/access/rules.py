@@ -14,7 +14,7 @@ from lark import Lark, Token, Transformer, UnexpectedInput, UnexpectedToken, v_a
 
 from lakeshare_server.catalog import EffectiveGrant
 from lakeshare_server.catalog.sharing import Change, Edit
-from lakeshare_server.catalog.sharing.states import list_grants_on, list_objects
+from lakeshare_server.catalog.sharing.states import list_grants, list_objects
 from lakeshare_server.errors import BadRequest, NotFound
 from lakeshare_server.protocol.sql_predicate import text_after_prefix
 from lakeshare_server.tables.predicates import (
@@ -337,7 +337,7 @@ def require_decidable_rules(edit: Edit, versions: LakeVersions) -> None:
         elif change.action in ("add_table", "alter_table"):
             path = f"{share}.{fields['schema']}.{fields['name']}"
             if share not in rules_on:
-                granted = (grant.rule for grant in list_grants_on(edit.session, share))
+                granted = (grant.rule for grant in list_grants(edit.session, share=share))
                 rules_on[share] = [rule for rule in granted if rule is not None]
             own = [fields["rule"]] if "rule" in fields else []
             for rule in dict.fromkeys([*own, *rules_on[share]]):

@@ -6,11 +6,9 @@ from lakeshare_server.catalog.async_queries import Claim as Claim
 from lakeshare_server.catalog.audit import AuditEvent as AuditEvent
 from lakeshare_server.catalog.audit import AuditLog as AuditLog
 from lakeshare_server.catalog.audit import append_events as append_events
-from lakeshare_server.catalog.audit import newest_requests as newest_requests
 from lakeshare_server.catalog.credentials import Access as Access
 from lakeshare_server.catalog.credentials import Allowances as Allowances
 from lakeshare_server.catalog.credentials import Credentials as Credentials
-from lakeshare_server.catalog.credentials import Policy as Policy
 from lakeshare_server.catalog.credentials import Reader as Reader
 from lakeshare_server.catalog.credentials import TokenUses as TokenUses
 from lakeshare_server.catalog.database import Catalog as Catalog
@@ -22,7 +20,6 @@ from lakeshare_server.catalog.declared.apply import SharedTable as SharedTable
 from lakeshare_server.catalog.declared.apply import allow_directory_access as allow_directory_access
 from lakeshare_server.catalog.declared.apply import apply_shares as apply_shares
 from lakeshare_server.catalog.declared.apply import share_table as share_table
-from lakeshare_server.catalog.declared.apply import unshare_table as unshare_table
 from lakeshare_server.catalog.ledger import FollowedTable as FollowedTable
 from lakeshare_server.catalog.ledger import FollowedTables as FollowedTables
 from lakeshare_server.catalog.ledger import IcebergIdentity as IcebergIdentity
@@ -37,5 +34,4 @@ from lakeshare_server.catalog.listings import GrantedTable as GrantedTable
 from lakeshare_server.catalog.listings import Listings as Listings
 from lakeshare_server.catalog.listings import ShareEntry as ShareEntry
 from lakeshare_server.catalog.listings import TableEntry as TableEntry
-from lakeshare_server.catalog.sharing.credentials import Recipient as Recipient
 from lakeshare_server.catalog.sharing.credentials import Recipients as Recipients

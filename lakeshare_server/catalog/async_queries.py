@@ -109,14 +109,9 @@ class AsyncQueries:
 
     def get(self, query_id: str, recipient_id: str, table_id: str) -> AsyncQuery:
         """Returns a query of a recipient and table; raises NotFound, also if it has expired."""
-        known = select(AsyncQueryRow).where(
-            AsyncQueryRow.id == query_id,
-            AsyncQueryRow.recipient_id == recipient_id,
-            AsyncQueryRow.table_id == table_id,
-            AsyncQueryRow.expires_at > datetime.now(UTC),
-        )
+        own = select(AsyncQueryRow).filter_by(id=query_id, recipient_id=recipient_id, table_id=table_id)
         with self.catalog.reading() as session:
-            row = session.scalars(known).one_or_none()
+            row = session.scalars(own.where(AsyncQueryRow.expires_at > datetime.now(UTC))).one_or_none()
             if row is None:
                 raise NotFound("Query", query_id)
             return _query(row)
@@ -175,22 +170,15 @@ class AsyncQueries:
         return self._change(claim, finished_at=now, expires_at=now + self._life, **values)
 
     def _change(self, claim: Claim, **values: object) -> bool:
-        mine = (
-            (AsyncQueryRow.id == claim.query.id)
-            & (AsyncQueryRow.attempts == claim.attempt)
-            & (AsyncQueryRow.state == "running")
-        )
-        changed = update(AsyncQueryRow).where(mine).values(values).returning(AsyncQueryRow.key)
+        own = update(AsyncQueryRow).filter_by(id=claim.query.id, attempts=claim.attempt, state="running")
+        changed = own.values(values).returning(AsyncQueryRow.key)
         with self.catalog.writing(seen=False) as session:
             return session.scalars(changed).one_or_none() is not None
 
 
 def _submitted(session: Session, new: AsyncQueryRow) -> AsyncQuery:
-    same = select(AsyncQueryRow).where(
-        AsyncQueryRow.recipient_id == new.recipient_id,
-        AsyncQueryRow.table_id == new.table_id,
-        AsyncQueryRow.idempotency_key == new.idempotency_key,
-    )
+    unique = "recipient_id", "table_id", "idempotency_key"
+    same = select(AsyncQueryRow).filter_by(**{name: getattr(new, name) for name in unique})
     existing = session.scalars(same).one_or_none()
     if existing is not None and existing.expires_at <= new.created_at:
         session.delete(existing)
@@ -200,10 +188,8 @@ def _submitted(session: Session, new: AsyncQueryRow) -> AsyncQuery:
         waits = (AsyncQueryRow.recipient_id == new.recipient_id) & (AsyncQueryRow.state == "pending")
         waiting = session.scalar(select(func.count()).select_from(AsyncQueryRow).where(waits)) or 0
         if waiting >= MAX_PENDING_PER_RECIPIENT:
-            raise Unavailable(
-                f"{waiting} async queries of this recipient wait already",
-                "Fetch their answers, then ask again.",
-            )
+            what = f"{waiting} async queries of this recipient wait already"
+            raise Unavailable(what, "Fetch their answers, then ask again.")
         session.add(new)
         session.flush()
         return _query(new)

@@ -189,11 +189,7 @@ class Allowances:
     def take(
         self, subject: str, kind: str, window_began_at: datetime, most: int, wanted: int, overdrawn: int = 0
     ) -> int:
-        """Counts `overdrawn` permits, takes up to `wanted` of those left of `most`, and returns their number.
-
-        Raises:
-            Unavailable: the database does not answer.
-        """
+        """Counts `overdrawn` permits, takes up to `wanted` of those left of `most`, and returns their number."""
         with self.catalog.writing(seen=False) as session:
             row = self._row(session, subject, kind, window_began_at)
             if row.window_began_at < window_began_at:
@@ -247,11 +243,7 @@ class TokenUses:
             self._noted[credential_id] = self._unwritten[credential_id] = now, address
 
     def write(self) -> None:
-        """Writes the uses since the last call.
-
-        Raises:
-            Unavailable: the database does not answer; the uses are kept for the next call.
-        """
+        """Writes the uses since the last call; after an error, as Unavailable, they are kept for the next call."""
         with self._turn:
             noted, self._unwritten = self._unwritten, {}
         if not noted:

@@ -27,35 +27,15 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
-from lakeshare_server.catalog.models import (
-    AdminKeyRow,
-    AllowanceRow,
-    AsyncQueryRow,
-    AuditChainRow,
-    AuditJournalRow,
-    AuditRow,
-    SetLockRow,
-    StateRow,
-    TokenUseRow,
-    UsageRow,
-)
+from lakeshare_server.catalog.models import StateRow
 from lakeshare_server.errors import BadRequest, CatalogConflict, Unavailable
 from lakeshare_server.settings import make_private
 
-UNCOUNTED_TABLES = frozenset(
-    model.__tablename__
-    for model in (
-        AdminKeyRow,
-        AuditRow,
-        AuditChainRow,
-        AuditJournalRow,
-        SetLockRow,
-        AsyncQueryRow,
-        TokenUseRow,
-        AllowanceRow,
-        UsageRow,
-    )
-)
+# The tables whose rows no recipient sees.
+UNCOUNTED_TABLES = frozenset({
+    "admin_keys", "audit_log", "audit_chain", "audit_journals", "usage_days", "set_locks", "async_queries",
+    "token_uses", "allowances",
+})  # fmt: skip
 NEXT_GENERATION = update(StateRow).values(generation=StateRow.generation + 1)
 CURRENT = "SELECT generation FROM catalog_state"
 
@@ -265,7 +245,7 @@ def open_catalog(url: str) -> Catalog:
         Unavailable: the database cannot be reached or written.
     """
     hint = "Check that the database is there and writable (LAKESHARE_DATABASE_URL, LAKESHARE_STATE_DIR)."
-    catalog = Catalog(_engine_at(url))
+    catalog = Catalog(_engine(url))
     with _describing_failure(catalog.engine, "opened", hint):
         with catalog.engine.connect() as connection:
             is_old = _revision(connection) != HEAD
@@ -284,7 +264,7 @@ def new_catalog(url: str, revision: str) -> Catalog:
         CatalogConflict: there is a catalog of another revision, or this lakeshare does not know the revision.
         Unavailable: the database cannot be reached or written.
     """
-    catalog = Catalog(_engine_at(url))
+    catalog = Catalog(_engine(url))
     with _describing_failure(catalog.engine, "made", USABLE_URL):
         with catalog.engine.connect() as connection:
             existing = _revision(connection)
@@ -310,11 +290,10 @@ def _describing_failure(engine: Engine, action: str, fix: str) -> Iterator[None]
 
 def database_file(url: str) -> Path | None:
     """The SQLite file of an SQLAlchemy URL, None for other databases; raises BadRequest for an unusable URL."""
-    with _usable_url(url):
-        parsed = make_url(url)
-    if parsed.get_backend_name() != "sqlite" or not parsed.database:
-        return None
-    return Path(parsed.database.removeprefix("file:") if "uri" in parsed.query else parsed.database)
+    with _usable_url(url) as parsed:
+        if parsed.get_backend_name() != "sqlite" or not parsed.database:
+            return None
+        return Path(parsed.database.removeprefix("file:") if "uri" in parsed.query else parsed.database)
 
 
 def _describe_failure(url: URL, error: Exception) -> tuple[str, str]:
@@ -326,33 +305,29 @@ def _describe_failure(url: URL, error: Exception) -> tuple[str, str]:
     return url.set(query={}).render_as_string(hide_password=True), cause
 
 
-def _engine_at(url: str) -> Engine:
-    with _usable_url(url):
-        return _engine(make_url(url))
-
-
 @contextmanager
-def _usable_url(url: str) -> Iterator[None]:
+def _usable_url(url: str) -> Iterator[URL]:
     try:
-        yield
+        yield make_url(url)
     except (ArgumentError, ValueError, TypeError, ImportError):
         # The error, and the URL after its scheme, may hold the password.
         scheme, colon, _ = url.partition(":")
         raise BadRequest("LAKESHARE_DATABASE_URL", f"{scheme}:…" if colon else "…", USABLE_URL) from None
 
 
-def _engine(url: URL) -> Engine:
-    if url.get_backend_name() == "postgresql":
-        return _postgresql_engine(url)
-    if url.get_backend_name() != "sqlite":
-        return create_engine(url, pool_pre_ping=True)
-    if url.database:
-        _make_for_owner(database_file(str(url)))
-    # One connection for each thread of the server's pool.
-    engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S}, pool_size=20, max_overflow=60)
-    event.listen(engine, "connect", _prepare_sqlite)
-    event.listen(engine, "begin", _begin_sqlite)
-    return engine
+def _engine(database_url: str) -> Engine:
+    with _usable_url(database_url) as url:
+        if url.get_backend_name() == "postgresql":
+            return _postgresql_engine(url)
+        if url.get_backend_name() != "sqlite":
+            return create_engine(url, pool_pre_ping=True)
+        if url.database:
+            _make_for_owner(database_file(str(url)))
+        # One connection for each thread of the server's pool.
+        engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S}, pool_size=20, max_overflow=60)
+        event.listen(engine, "connect", _prepare_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+        return engine
 
 
 def _make_for_owner(database: Path | None) -> None:
@@ -500,23 +475,20 @@ class GenerationCache(Generic[Value]):
         if known is not None:
             return known
         loaded = load()
-        if loaded is not None:
-            self._keep(now, key, loaded)
+        if loaded is None:
+            return loaded
+        with self._turn:
+            cached, values = self._values
+            if now > cached:
+                values = {}
+                self._values = (now, values)
+            if now >= cached:
+                if len(values) >= self.entries and key not in values:
+                    del values[next(iter(values))]
+                values[key] = loaded
         return loaded
 
     def _known(self, key: Hashable, generation: int) -> Value | None:
         cached, values = self._values
         value = values.get(key) if cached == generation else None
         return None if value is None or self._is_over(value) else value
-
-    def _keep(self, generation: int, key: Hashable, value: Value) -> None:
-        with self._turn:
-            cached, values = self._values
-            if generation < cached:
-                return
-            if generation > cached:
-                values = {}
-                self._values = (generation, values)
-            if len(values) >= self.entries and key not in values:
-                del values[next(iter(values))]
-            values[key] = value

@@ -212,12 +212,9 @@ def unfollow_table(edit: Edit, table: str) -> FollowedTable:
     Ends directory access to it: the next table of this name may be in another folder.
     """
     row = _require_followed_row(edit.session, table)
-    edit.session.delete(row)
     shared = update(SharedTableRow).where(SharedTableRow.lake_table == table)
     edit.session.execute(shared.values(directory_access=False))
-    state = _followed_from_row(row)
-    edit.changed("unfollow_table", table, state, None)
-    return state
+    return edit.delete("unfollow_table", table, row, _followed_from_row(row))
 
 
 def is_location_pattern(location: str) -> bool:
@@ -375,8 +372,7 @@ class Lease:
 def lock_set(catalog: Catalog, set_name: str, owner: str, wait_s: float) -> Iterator[Lease]:
     """Holds the lock of a set; `owner` is the holder's name in messages to others.
 
-    Raises:
-        CatalogConflict: another holder kept it for all of `wait_s`.
+    Raises CatalogConflict if another holder kept it for all of `wait_s`.
     """
     lease = _acquire(catalog, set_name, owner, wait_s)
 
@@ -623,9 +619,7 @@ def _require_held(session: Session, lease: Lease) -> None:
 
 
 def _append(session: Session, new: NewPublication) -> Publication:
-    same_run = select(PublicationRow).where(
-        PublicationRow.table_name == new.table, PublicationRow.run_id == new.run_id
-    )
+    same_run = select(PublicationRow).filter_by(table_name=new.table, run_id=new.run_id)
     existing = session.scalars(same_run).one_or_none()
     if existing is not None:
         return _publication_from_row(existing)

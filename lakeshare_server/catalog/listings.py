@@ -258,12 +258,10 @@ def _schema_key(session: Session, share: ShareEntry, name: str) -> int:
 
 
 def share_entry_from_row(row: ShareRow) -> ShareEntry:
-    """The entry of a share's row."""
     return ShareEntry(row.key, row.id, row.name, row.comment, row.display_name, row.properties)
 
 
 def table_entry_from_row(row: SharedTableRow, schema: str, share: ShareEntry) -> TableEntry:
-    """The entry of a shared table's row."""
     columns = {name: getattr(row, name) for name in COLUMNS}
     return TableEntry(**columns, schema=schema, share=share)
 
@@ -271,8 +269,7 @@ def table_entry_from_row(row: SharedTableRow, schema: str, share: ShareEntry) ->
 def find_shared_table(catalog: Catalog, path: str, field: str) -> TableEntry:
     """Returns the table that is shared as `share.schema.table`: for the provider, never for a recipient.
 
-    Raises:
-        BadRequest: there is no such table; `field` is in the message, with the tables that exist.
+    Raises BadRequest with `field` and the tables that exist.
     """
     entries = {entry.path.lower(): entry for entry in list_all_shared_tables(catalog)}
     if path.lower() not in entries:

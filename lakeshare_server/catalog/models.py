@@ -60,10 +60,12 @@ class UtcDateTime(TypeDecorator[datetime]):
 # SQLite gives row ids to INTEGER only, and reuses the last one after its deletion, without `autoincrement`.
 Key = BigInteger().with_variant(Integer(), "sqlite")
 GROWING = {"sqlite_autoincrement": True}
-GrowingKey = Annotated[int, mapped_column(Key, primary_key=True, autoincrement=True)]
-PublicId = Annotated[str, mapped_column(ShortText(36), unique=True)]
+GrowingKey = Annotated[int, mapped_column(Key, primary_key=True, autoincrement=True, sort_order=-2)]
+PublicId = Annotated[str, mapped_column(ShortText(36), unique=True, sort_order=-1)]
 Long = Annotated[int, mapped_column(BigInteger)]
 Name = Annotated[str, mapped_column(ShortText(255))]
+Word = Annotated[str, mapped_column(ShortText(64))]
+RecipientKey = Annotated[int, mapped_column(ForeignKey("recipients.key", ondelete="CASCADE"))]
 MAX_LONG = (1 << 63) - 1
 # Later migrations can only alter constraints that have names.
 NAMES = {
@@ -86,6 +88,23 @@ class Base(DeclarativeBase):
     }
 
 
+class GrowingRow(Base):
+    """Base of the tables whose integer key grows with every insert."""
+
+    __abstract__ = True
+    __table_args__: Any = GROWING
+
+    key: Mapped[GrowingKey]
+
+
+class IdRow(GrowingRow):
+    """Base of the tables of objects with an id for clients."""
+
+    __abstract__ = True
+
+    id: Mapped[PublicId]
+
+
 class Edited:
     """Columns of objects that administrators edit; the revision grows with each edit."""
 
@@ -95,7 +114,7 @@ class Edited:
     updated_by: Mapped[Name | None]
 
 
-class PublicationRow(Base):
+class PublicationRow(GrowingRow):
     """One publication of one table; never updated, never deleted."""
 
     __tablename__ = "publications"
@@ -105,13 +124,12 @@ class PublicationRow(Base):
         GROWING,
     )
 
-    key: Mapped[GrowingKey]
     table_name: Mapped[str] = mapped_column(ShortText(512))
     version: Mapped[Long]
     set_name: Mapped[Name]
     table_format: Mapped[str] = mapped_column(ShortText(16))
     location: Mapped[str]
-    table_id: Mapped[str] = mapped_column(ShortText(64))
+    table_id: Mapped[Word]
     metadata_location: Mapped[str | None]
     snapshot_id: Mapped[Long | None]
     schema_id: Mapped[Long | None]
@@ -121,7 +139,7 @@ class PublicationRow(Base):
     row_count: Mapped[Long]
     file_count: Mapped[Long]
     size_bytes: Mapped[Long]
-    index_digest: Mapped[str] = mapped_column(ShortText(64))
+    index_digest: Mapped[Word]
     contract_digest: Mapped[str] = mapped_column(ShortText(128))
     verdicts: Mapped[dict[str, Any]]
     run_id: Mapped[Name] = mapped_column(index=True)
@@ -129,7 +147,7 @@ class PublicationRow(Base):
     audited: Mapped[bool]
     rollback_of: Mapped[Long | None]
     published_at: Mapped[datetime]
-    changes_digest: Mapped[str | None] = mapped_column(ShortText(64))
+    changes_digest: Mapped[Word | None]
 
 
 class SetLockRow(Base):
@@ -142,35 +160,30 @@ class SetLockRow(Base):
     owner: Mapped[Name | None]
     host: Mapped[Name | None]
     pid: Mapped[Long | None]
-    process_start: Mapped[str | None] = mapped_column(ShortText(64))
+    process_start: Mapped[Word | None]
     expires_at: Mapped[datetime | None]
 
 
-class FollowedTableRow(Base):
+class FollowedTableRow(GrowingRow):
     """A table whose versions are found in storage; `applied`: a file of `lakeshare apply` declares it."""
 
     __tablename__ = "followed_tables"
-    __table_args__ = GROWING
 
-    key: Mapped[GrowingKey]
     table_name: Mapped[str] = mapped_column(ShortText(512), unique=True)
     location: Mapped[str]
     check_every_s: Mapped[float]
     start_version: Mapped[Long]
-    table_id: Mapped[str | None] = mapped_column(ShortText(64))
+    table_id: Mapped[Word | None]
     table_location: Mapped[str | None]
     created_at: Mapped[datetime]
     applied: Mapped[bool] = mapped_column(default=False)
 
 
-class ShareRow(Edited, Base):
+class ShareRow(Edited, IdRow):
     """A share, `declared` by a contract, `applied` or made by hand; the revision counts edits of all that is in it."""
 
     __tablename__ = "shares"
-    __table_args__ = GROWING
 
-    key: Mapped[GrowingKey]
-    id: Mapped[PublicId]
     name: Mapped[Name]
     name_key: Mapped[Name] = mapped_column(unique=True)
     comment: Mapped[str | None]
@@ -182,27 +195,24 @@ class ShareRow(Edited, Base):
     applied: Mapped[bool] = mapped_column(default=False)
 
 
-class SchemaRow(Base):
+class SchemaRow(GrowingRow):
     """A schema of a share."""
 
     __tablename__ = "schemas"
     __table_args__ = (UniqueConstraint("share_key", "name_key"), GROWING)
 
-    key: Mapped[GrowingKey]
     share_key: Mapped[int] = mapped_column(ForeignKey("shares.key", ondelete="CASCADE"))
     name: Mapped[Name]
     name_key: Mapped[Name]
     declared: Mapped[bool]
 
 
-class SharedTableRow(Base):
+class SharedTableRow(IdRow):
     """A table or view of a share; `publication` is the number that is served instead of the latest."""
 
     __tablename__ = "shared_tables"
     __table_args__ = (UniqueConstraint("schema_key", "name_key"), GROWING)
 
-    key: Mapped[GrowingKey]
-    id: Mapped[PublicId]
     schema_key: Mapped[int] = mapped_column(ForeignKey("schemas.key", ondelete="CASCADE"))
     name: Mapped[Name]
     name_key: Mapped[Name]
@@ -220,14 +230,11 @@ class SharedTableRow(Base):
     added_by: Mapped[Name | None]
 
 
-class RecipientRow(Edited, Base):
+class RecipientRow(Edited, IdRow):
     """A recipient; the revision counts the edits of it, its tokens, its links and its policies."""
 
     __tablename__ = "recipients"
-    __table_args__ = GROWING
 
-    key: Mapped[GrowingKey]
-    id: Mapped[PublicId]
     name: Mapped[Name]
     name_key: Mapped[Name] = mapped_column(unique=True)
     comment: Mapped[str | None]
@@ -241,20 +248,17 @@ class RecipientRow(Edited, Base):
     activated_at: Mapped[datetime | None]
     agreement: Mapped[str | None]
     agreement_accepted_at: Mapped[datetime | None]
-    agreement_accepted_from: Mapped[str | None] = mapped_column(ShortText(64))
+    agreement_accepted_from: Mapped[Word | None]
     applied: Mapped[bool] = mapped_column(default=False)
     limits: Mapped[dict[str, Any] | None]
 
 
-class TokenRow(Base):
+class TokenRow(IdRow):
     """A bearer token or client secret of a recipient; its grace time began at `superseded_at`."""
 
     __tablename__ = "tokens"
-    __table_args__ = GROWING
 
-    key: Mapped[GrowingKey]
-    id: Mapped[PublicId]
-    recipient_key: Mapped[int] = mapped_column(ForeignKey("recipients.key", ondelete="CASCADE"))
+    recipient_key: Mapped[RecipientKey]
     kind: Mapped[str] = mapped_column(ShortText(16), default="bearer")
     digest: Mapped[str] = mapped_column(ShortText(64), unique=True)
     created_at: Mapped[datetime]
@@ -264,59 +268,51 @@ class TokenRow(Base):
     revoked_at: Mapped[datetime | None]
 
 
-class TokenUseRow(Base):
+class TokenUseRow(GrowingRow):
     """The last use of a token, in a table of its own: recipients do not see it."""
 
     __tablename__ = "token_uses"
-    __table_args__ = GROWING
 
-    key: Mapped[GrowingKey]
     token_id: Mapped[str] = mapped_column(ShortText(36), unique=True)
     last_used_at: Mapped[datetime]
-    last_used_from: Mapped[str | None] = mapped_column(ShortText(64))
+    last_used_from: Mapped[Word | None]
 
 
-class AllowanceRow(Base):
+class AllowanceRow(GrowingRow):
     """The permits of a kind that a recipient, or an address, has taken in a window of time."""
 
     __tablename__ = "allowances"
     __table_args__ = (UniqueConstraint("subject", "kind"), GROWING)
 
-    key: Mapped[GrowingKey]
-    subject: Mapped[str] = mapped_column(ShortText(64))
+    subject: Mapped[Word]
     kind: Mapped[str] = mapped_column(ShortText(32))
     window_began_at: Mapped[datetime] = mapped_column(index=True)
     taken: Mapped[Long]
 
 
-class ActivationRow(Base):
+class ActivationRow(IdRow):
     """An activation link, which gives a recipient its profile once."""
 
     __tablename__ = "activations"
-    __table_args__ = GROWING
 
-    key: Mapped[GrowingKey]
-    id: Mapped[PublicId]
-    recipient_key: Mapped[int] = mapped_column(ForeignKey("recipients.key", ondelete="CASCADE"))
+    recipient_key: Mapped[RecipientKey]
     digest: Mapped[str] = mapped_column(ShortText(64), unique=True)
     token_expires_at: Mapped[datetime | None]
     created_at: Mapped[datetime]
     created_by: Mapped[Name | None]
     expires_at: Mapped[datetime]
     used_at: Mapped[datetime | None]
-    used_from: Mapped[str | None] = mapped_column(ShortText(64))
+    used_from: Mapped[Word | None]
     revoked_at: Mapped[datetime | None]
 
 
-class FederationPolicyRow(Base):
+class FederationPolicyRow(IdRow):
     """The claims of an issuer's tokens that identify a recipient: OIDC federation."""
 
     __tablename__ = "federation_policies"
     __table_args__ = (UniqueConstraint("recipient_key", "name_key"), GROWING)
 
-    key: Mapped[GrowingKey]
-    id: Mapped[PublicId]
-    recipient_key: Mapped[int] = mapped_column(ForeignKey("recipients.key", ondelete="CASCADE"))
+    recipient_key: Mapped[RecipientKey]
     name: Mapped[Name]
     name_key: Mapped[Name]
     comment: Mapped[str | None]
@@ -328,14 +324,11 @@ class FederationPolicyRow(Base):
     updated_at: Mapped[datetime | None]
 
 
-class GroupRow(Edited, Base):
+class GroupRow(Edited, IdRow):
     """Recipients that are granted shares together."""
 
     __tablename__ = "groups"
-    __table_args__ = GROWING
 
-    key: Mapped[GrowingKey]
-    id: Mapped[PublicId]
     name: Mapped[Name]
     name_key: Mapped[Name] = mapped_column(unique=True)
     comment: Mapped[str | None]
@@ -365,36 +358,31 @@ class GrantTerms:
     applied: Mapped[bool] = mapped_column(default=False)
 
 
-class GrantRow(GrantTerms, Base):
+class GrantRow(GrantTerms, GrowingRow):
     """A recipient may read a share, within its time, where its rule is true."""
 
     __tablename__ = "grants"
     __table_args__ = (UniqueConstraint("recipient_key", "share_key"), GROWING)
 
-    key: Mapped[GrowingKey]
-    recipient_key: Mapped[int] = mapped_column(ForeignKey("recipients.key", ondelete="CASCADE"))
+    recipient_key: Mapped[RecipientKey]
     share_key: Mapped[int] = mapped_column(ForeignKey("shares.key", ondelete="RESTRICT"), index=True)
 
 
-class GroupGrantRow(GrantTerms, Base):
+class GroupGrantRow(GrantTerms, GrowingRow):
     """The members of a group may read a share, within its time, where its rule is true."""
 
     __tablename__ = "group_grants"
     __table_args__ = (UniqueConstraint("group_key", "share_key"), GROWING)
 
-    key: Mapped[GrowingKey]
     group_key: Mapped[int] = mapped_column(ForeignKey("groups.key", ondelete="CASCADE"))
     share_key: Mapped[int] = mapped_column(ForeignKey("shares.key", ondelete="RESTRICT"), index=True)
 
 
-class AdminKeyRow(Base):
+class AdminKeyRow(IdRow):
     """An administrator's API key; roles are owner, steward and auditor."""
 
     __tablename__ = "admin_keys"
-    __table_args__ = GROWING
 
-    key: Mapped[GrowingKey]
-    id: Mapped[PublicId]
     name: Mapped[Name] = mapped_column(unique=True)
     role: Mapped[str] = mapped_column(ShortText(16))
     digest: Mapped[str] = mapped_column(ShortText(64), unique=True)
@@ -407,23 +395,21 @@ class AdminKeyRow(Base):
 ADMINISTERS = text("principal IS NOT NULL")
 
 
-class AsyncQueryRow(Base):
+class AsyncQueryRow(IdRow):
     """An asynchronous query; `attempts` is also the fencing token of its worker."""
 
     __tablename__ = "async_queries"
     __table_args__ = (UniqueConstraint("recipient_id", "table_id", "idempotency_key"), GROWING)
 
-    key: Mapped[GrowingKey]
-    id: Mapped[PublicId]
     recipient_id: Mapped[str] = mapped_column(ShortText(36))
     table_id: Mapped[str] = mapped_column(ShortText(36))
     kind: Mapped[str] = mapped_column(ShortText(16))
     request: Mapped[str]
     idempotency_key: Mapped[Name]
-    request_digest: Mapped[str] = mapped_column(ShortText(64))
+    request_digest: Mapped[Word]
     state: Mapped[str] = mapped_column(ShortText(16), index=True)
     attempts: Mapped[int]
-    error_code: Mapped[str | None] = mapped_column(ShortText(64))
+    error_code: Mapped[Word | None]
     error_message: Mapped[str | None]
     version: Mapped[Long | None]
     created_at: Mapped[datetime]
@@ -442,7 +428,7 @@ class StateRow(Base):
     generation: Mapped[Long]
 
 
-class AuditRow(Base):
+class AuditRow(GrowingRow):
     """One event: a request and its result, or a change by an administrator with the states before and after.
 
     `recipient` reads, `principal` administers. Keys are dense, in the order of the chain; events from before the chain
@@ -456,17 +442,16 @@ class AuditRow(Base):
         GROWING,
     )
 
-    key: Mapped[GrowingKey]
     at: Mapped[datetime] = mapped_column(index=True)
     recipient: Mapped[Name | None] = mapped_column(index=True)
-    action: Mapped[str] = mapped_column(ShortText(64))
+    action: Mapped[Word]
     object_name: Mapped[str | None]
     status: Mapped[int]
-    error_code: Mapped[str | None] = mapped_column(ShortText(64))
+    error_code: Mapped[Word | None]
     version: Mapped[Long | None]
     files: Mapped[Long | None]
-    request_id: Mapped[str] = mapped_column(ShortText(64))
-    ip: Mapped[str | None] = mapped_column(ShortText(64))
+    request_id: Mapped[Word]
+    ip: Mapped[Word | None]
     user_agent: Mapped[str | None]
     elapsed_ms: Mapped[Long]
     principal: Mapped[Name | None]
@@ -474,8 +459,8 @@ class AuditRow(Base):
     kind: Mapped[str] = mapped_column(ShortText(16), default="request")
     size_bytes: Mapped[Long | None]
     rows: Mapped[Long | None]
-    previous_hash: Mapped[str | None] = mapped_column(ShortText(64))
-    hash: Mapped[str | None] = mapped_column(ShortText(64))
+    previous_hash: Mapped[Word | None]
+    hash: Mapped[Word | None]
 
 
 class AuditChainRow(Base):
@@ -485,16 +470,14 @@ class AuditChainRow(Base):
 
     name: Mapped[str] = mapped_column(ShortText(16), primary_key=True)
     number: Mapped[Long]
-    hash: Mapped[str] = mapped_column(ShortText(64))
+    hash: Mapped[Word]
 
 
-class UsageRow(Base):
+class UsageRow(GrowingRow):
     """The requests of a recipient for a version of a table on a day, of pruned events."""
 
     __tablename__ = "usage_days"
-    __table_args__ = GROWING
 
-    key: Mapped[GrowingKey]
     day: Mapped[str] = mapped_column(ShortText(10), index=True)
     recipient: Mapped[Name]
     object_name: Mapped[str | None]

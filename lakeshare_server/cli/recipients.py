@@ -318,7 +318,7 @@ def add_recipient(
             made_link = sharing.create_link(edit, name, link_life=life, token_expires_at=expires_at)
         elif by != "oidc":
             issued = sharing.issue_token(edit, name, expires_at=_expires_at(days))
-        grants = states.list_grants_to(edit.session, name)
+        grants = states.list_grants(edit.session, recipient=name)
         recipient = states.get_recipient(edit.session, name)
     if made_link is not None:
         _print_link(*made_link, url)
@@ -362,7 +362,10 @@ def show_recipient(name: RecipientName) -> None:
     """Show a recipient: its state, tokens and links without their secrets, groups, and what it may read."""
 
     with open_state_catalog().reading() as session:
-        fields, grants = (states.get_recipient(session, name).as_json(), states.list_grants_to(session, name))
+        fields, grants = (
+            states.get_recipient(session, name).as_json(),
+            states.list_grants(session, recipient=name),
+        )
     lists = {kind: fields.pop(kind, []) for kind in ("tokens", "links", "policies")}
     for field, value in fields.items():
         typer.echo(f"{field}\t{value}")
@@ -450,7 +453,7 @@ def drop_recipient(name: RecipientName, yes: Yes = False) -> None:
     catalog = open_state_catalog()
     with catalog.reading() as session:
         state = states.get_recipient(session, name)
-        grants = len(states.list_grants_to(session, name))
+        grants = len(states.list_grants(session, recipient=name))
     if not yes:
         confirm(f"Drop {state.name}, which may read {grants} shares?")
     with sharing.editing(catalog, operator_name()) as edit:

@@ -88,7 +88,7 @@ def show_share(name: ShareName) -> None:
 
     with open_state_catalog().reading() as session:
         share, objects = states.get_share(session, name), states.list_objects(session, name)
-        grants = states.list_grants_on(session, name)
+        grants = states.list_grants(session, share=name)
     for field, value in share.as_json().items():
         typer.echo(f"{field}\t{value}")
     for shared in objects:
@@ -155,7 +155,10 @@ def drop(name: ShareName, yes: Yes = False) -> None:
     catalog = open_state_catalog()
     with catalog.reading() as session:
         share = states.get_share(session, name)
-        tables, grants = (len(states.list_objects(session, name)), len(states.list_grants_on(session, name)))
+        tables, grants = (
+            len(states.list_objects(session, name)),
+            len(states.list_grants(session, share=name)),
+        )
     if not yes:
         confirm(f"Drop {share.name} with {tables} shared tables and {grants} grants?")
     with sharing.editing(catalog, operator_name()) as edit:

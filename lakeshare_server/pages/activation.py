@@ -105,7 +105,7 @@ def make_offer(catalog: Catalog, link: LinkState, recipient: RecipientState) -> 
     # The end of each share is that of its last grant; None if one of its grants has no end.
     ends: dict[str, datetime | None] = {}
     with catalog.reading() as session:
-        for grant in states.list_grants_to(session, recipient.name):
+        for grant in states.list_grants(session, recipient=recipient.name):
             before, end = ends.get(grant.share, grant.ends_at), grant.ends_at
             ends[grant.share] = None if before is None or end is None else max(before, end)
     listings = Listings(catalog, recipient.id)

@@ -290,7 +290,7 @@ def prefetch_versions(
     """Load the versions of the followed tables that rules are checked against: of the share, and of `tables`."""
     with catalog.reading() as session:
         try:
-            is_needed = writes_rule or any(grant.rule for grant in states.list_grants_on(session, share))
+            is_needed = writes_rule or any(grant.rule for grant in states.list_grants(session, share=share))
             concerned = {shared.table for shared in states.list_objects(session, share)} | set(tables)
         except NotFound:
             # The edit may create the share; if not, the operation reports it.
@@ -458,7 +458,7 @@ def change_permissions(
         reader = _find_reader(edit, change.principal)
         is_granted = any(
             (row.recipient, row.group) == (reader["recipient"], reader["group"])
-            for row in states.list_grants_on(edit.session, name)
+            for row in states.list_grants(edit.session, share=name)
         )
         # Terms that the Databricks API does not have; a grant without them leaves existing terms as they are.
         has_terms = change.has("starts_at") or change.has("ends_at") or change.has("rule")

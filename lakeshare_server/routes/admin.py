@@ -342,7 +342,7 @@ def look_at_activation(http_request: Request, code: CodeDep, app_state: AppState
     link, recipient = catalog_sharing.find_link(app_state.catalog, code)
     require_allowed(recipient.name, recipient.ip_allow, client_address(http_request))
     with app_state.catalog.reading() as session:
-        shares = sorted({grant.share for grant in states.list_grants_to(session, recipient.name)})
+        shares = sorted({grant.share for grant in states.list_grants(session, recipient=recipient.name)})
     return reply(
         bodies.ActivationInfo(
             recipient=recipient.name,
@@ -603,7 +603,9 @@ def list_permissions(request: LookDep, share: str) -> Response:
     """List who may read a share: recipients, and groups as `group:NAME`."""
     with request.app_state.catalog.reading() as session:
         share_state = states.get_share(session, share)
-        granted = [bodies.make_privilege_assignment(grant) for grant in states.list_grants_on(session, share)]
+        granted = [
+            bodies.make_privilege_assignment(grant) for grant in states.list_grants(session, share=share)
+        ]
     return reply(bodies.SharePermissions(privilege_assignments=granted), revision=share_state.revision)
 
 
@@ -618,7 +620,7 @@ def alter_permissions(
     prefetch_versions(app_state.catalog, app_state.versions, share, (), writes_rule=writes_rule)
     with request.editing() as edit:
         revision = change_permissions(edit, share, given.changes, request.revision)
-        granted = [] if given.omit_permissions_list else states.list_grants_on(edit.session, share)
+        granted = [] if given.omit_permissions_list else states.list_grants(edit.session, share=share)
     assignments = [bodies.make_privilege_assignment(grant) for grant in granted]
     return reply(bodies.SharePermissions(privilege_assignments=assignments), revision=revision)
 
@@ -629,7 +631,7 @@ def alter_permissions(
 def list_share_permissions(request: LookDep, recipient: str) -> Response:
     """List the grants of a recipient, its own and those of its groups."""
     with request.app_state.catalog.reading() as session:
-        granted = states.list_grants_to(session, recipient)
+        granted = states.list_grants(session, recipient=recipient)
     return reply(bodies.RecipientPermissions(permissions_out=bodies.make_share_permissions(granted)))
 
 

@@ -6,43 +6,20 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy.orm import Session
-
-from lakeshare_server.catalog import Catalog, FollowedTables, Ledger
-from lakeshare_server.catalog.ledger import followed_tables
+from lakeshare_server.catalog import Catalog, FollowedTables, Ledger, sharing
 from lakeshare_server.catalog.sharing import (
     DEFAULT_LINK_LIFE,
     Edit,
     FederationPolicy,
     LinkState,
     SharedObject,
-    add_table,
-    alter_group,
-    alter_recipient,
-    alter_share,
-    alter_table,
-    create_group,
-    create_link,
-    create_recipient,
-    create_share,
-    drop_group,
-    drop_policy,
-    drop_recipient,
-    drop_share,
-    grant,
-    put_policy,
-    remove_table,
-    revoke,
-    revoke_recipient,
-    revoke_token,
-    rotate_token,
     states,
 )
 from lakeshare_server.errors import BadRequest, NotFound
 from lakeshare_server.provider.following import Following, FollowRequest
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.sql import statements
-from lakeshare_server.sql.statements import Result, matches_pattern
+from lakeshare_server.sql.statements import Result
 from lakeshare_server.storage import Stores
 from lakeshare_server.versions import Versions
 
@@ -78,22 +55,52 @@ class Provider:
         return tables
 
 
+# By the kind of object: how it is found, changed and dropped, and what else is dropped with it.
+OBJECTS: Mapping[
+    statements.ObjectKind, tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any], str]
+] = {
+    "SHARE": (states.find_share_row, sharing.alter_share, sharing.drop_share, "the grants on it"),
+    "RECIPIENT": (
+        states.find_recipient_row,
+        sharing.alter_recipient,
+        sharing.drop_recipient,
+        "its tokens and grants",
+    ),
+    "GROUP": (states.find_group_row, sharing.alter_group, sharing.drop_group, "its grants"),
+}
+
+
+def execute_alter(edit: Edit, statement: statements.Alter, _: Provider) -> Result:
+    return _alter(edit, statement.kind, statement.name, statement.fields)
+
+
+def _alter(edit: Edit, kind: statements.ObjectKind, name: str, fields: Mapping[str, Any]) -> Result:
+    _, alter, _, _ = OBJECTS[kind]
+    return Result(message=f"{kind.lower()} {alter(edit, name, **fields).name} is changed")
+
+
+def execute_drop(edit: Edit, statement: statements.Drop, _: Provider) -> Result:
+    kind, name = statement.kind.lower(), statement.name
+    if statement.if_exists and not _exists(statement.kind, edit, name):
+        return Result(message=f"there is no {kind} {name}: nothing is changed")
+    drop, also = OBJECTS[statement.kind][2:]
+    return Result(message=f"{kind} {drop(edit, name).name} is gone, and {also}")
+
+
+def _exists(kind: statements.ObjectKind, edit: Edit, name: str) -> bool:
+    find, *_ = OBJECTS[kind]
+    try:
+        find(edit.session, name)
+    except NotFound:
+        return False
+    return True
+
+
 def execute_create_share(edit: Edit, statement: statements.CreateShare, _: Provider) -> Result:
-    if statement.if_not_exists and _exists(states.find_share_row, edit, statement.name):
+    if statement.if_not_exists and _exists("SHARE", edit, statement.name):
         return Result(message=f"there is a share {statement.name} already: nothing is changed")
-    share = create_share(edit, statement.name, comment=statement.comment)
+    share = sharing.create_share(edit, statement.name, comment=statement.comment)
     return Result(message=f"share {share.name} is made")
-
-
-def execute_alter_share(edit: Edit, statement: statements.AlterShare, _: Provider) -> Result:
-    share = alter_share(edit, statement.name, **statement.fields)
-    return Result(message=f"share {share.name} is changed")
-
-
-def execute_drop_share(edit: Edit, statement: statements.DropShare, _: Provider) -> Result:
-    if statement.if_exists and not _exists(states.find_share_row, edit, statement.name):
-        return Result(message=f"there is no share {statement.name}: nothing is changed")
-    return Result(message=f"share {drop_share(edit, statement.name).name} is gone, and the grants on it")
 
 
 def execute_put_object(edit: Edit, statement: statements.PutObject, provider: Provider) -> Result:
@@ -114,9 +121,11 @@ def execute_put_object(edit: Edit, statement: statements.PutObject, provider: Pr
     }
     if altered is not None:
         where = edit, statement.share, altered.schema, altered.name
-        shared = alter_table(*where, new_schema=schema, new_name=name, **fields)
+        shared = sharing.alter_table(*where, new_schema=schema, new_name=name, **fields)
         return Result(message=f"{shared.path} is changed")
-    shared = add_table(edit, statement.share, SharedObject(schema=schema, name=name, table=table, **fields))
+    shared = sharing.add_table(
+        edit, statement.share, SharedObject(schema=schema, name=name, table=table, **fields)
+    )
     unpublished = "" if provider.latest_version(table) is not None else "; it is not published yet"
     return Result(message=f"{table} is shared as {shared.path}{unpublished}")
 
@@ -131,14 +140,16 @@ def execute_put_schema(edit: Edit, statement: statements.PutSchema, provider: Pr
     added = [table for table in tables if table not in shared]
     for table in added:
         name = table[len(schema) + 1 :]
-        add_table(edit, statement.share, SharedObject(schema=statement.path[-1], name=name, table=table))
+        sharing.add_table(
+            edit, statement.share, SharedObject(schema=statement.path[-1], name=name, table=table)
+        )
     message = f"{len(added)} of {len(tables)} published tables of {schema} are new in {statement.share}"
     return Result(message=message)
 
 
 def execute_remove_object(edit: Edit, statement: statements.RemoveObject, _: Provider) -> Result:
     item = _find_object(edit, statement.share, statement.path)
-    removed = remove_table(edit, statement.share, item.schema, item.name)
+    removed = sharing.remove_table(edit, statement.share, item.schema, item.name)
     return Result(message=f"{removed.path} is shared no more")
 
 
@@ -149,7 +160,7 @@ def execute_remove_schema(edit: Edit, statement: statements.RemoveSchema, _: Pro
     if not removed:
         raise NotFound(f"In share {statement.share}, schema", statement.path[-1])
     for item in removed:
-        remove_table(edit, statement.share, item.schema, item.name)
+        sharing.remove_table(edit, statement.share, item.schema, item.name)
     return Result(message=f"{', '.join(item.path for item in removed)}: shared no more")
 
 
@@ -166,7 +177,7 @@ def execute_pin_publication(edit: Edit, statement: statements.PinPublication, pr
             latest = provider.latest_version(item.table)
             has = "no publication yet" if latest is None else f"none of this number; the latest is {latest}"
             raise BadRequest("publication", number, f"{item.table} has {has}.")
-        alter_table(edit, statement.share, item.schema, item.name, publication=number)
+        sharing.alter_table(edit, statement.share, item.schema, item.name, publication=number)
     served = "the latest publication" if number is None else f"publication {number}"
     return Result(message=f"{', '.join(item.path for item in objects)}: recipients read {served}")
 
@@ -214,14 +225,6 @@ def _is_table(item: SharedObject, path: tuple[str, ...]) -> bool:
     return item.table.lower() == ".".join(path).lower()
 
 
-def _exists(find: Callable[[Session, str], object], edit: Edit, name: str) -> bool:
-    try:
-        find(edit.session, name)
-    except NotFound:
-        return False
-    return True
-
-
 LINK_COLUMNS = {"recipient_name": str, "activation_link": str, "link_expires_at": datetime}
 TOKEN_COLUMNS = {
     "recipient_name": str,
@@ -240,9 +243,9 @@ def execute_create_recipient(edit: Edit, statement: statements.CreateRecipient, 
             "USING OIDC or USING CLIENT CREDENTIALS."
         )
         raise BadRequest("USING ID", statement.metastore_id, hint)
-    if statement.if_not_exists and _exists(states.find_recipient_row, edit, statement.name):
+    if statement.if_not_exists and _exists("RECIPIENT", edit, statement.name):
         return Result(message=f"there is a recipient {statement.name} already: nothing is changed")
-    recipient = create_recipient(
+    recipient = sharing.create_recipient(
         edit,
         statement.name,
         comment=statement.comment,
@@ -256,23 +259,21 @@ def execute_create_recipient(edit: Edit, statement: statements.CreateRecipient, 
         _put_policy(edit, recipient.name, statement.policy, provider)
         message = f"recipient {recipient.name} is made; it gets in with tokens of {statement.policy.issuer}"
         return Result(message=message)
-    return _link_result(*create_link(edit, recipient.name, token_expires_at=statement.until), provider)
+    return _link_result(
+        *sharing.create_link(edit, recipient.name, token_expires_at=statement.until), provider
+    )
 
 
 def execute_invite(edit: Edit, statement: statements.Invite, provider: Provider) -> Result:
     until = states.get_recipient(edit.session, statement.name).expires_at
     life = statement.link_life or DEFAULT_LINK_LIFE
-    link, code = create_link(edit, statement.name, link_life=life, token_expires_at=until)
+    link, code = sharing.create_link(edit, statement.name, link_life=life, token_expires_at=until)
     return _link_result(link, code, provider)
-
-
-def execute_alter_recipient(edit: Edit, statement: statements.AlterRecipient, _: Provider) -> Result:
-    return _alter_recipient(edit, statement.name, statement.fields)
 
 
 def execute_set_properties(edit: Edit, statement: statements.SetProperties, _: Provider) -> Result:
     properties = {**states.get_recipient(edit.session, statement.name).properties, **statement.properties}
-    return _alter_recipient(edit, statement.name, {"properties": properties})
+    return _alter(edit, "RECIPIENT", statement.name, {"properties": properties})
 
 
 def execute_unset_properties(edit: Edit, statement: statements.UnsetProperties, _: Provider) -> Result:
@@ -281,15 +282,11 @@ def execute_unset_properties(edit: Edit, statement: statements.UnsetProperties, 
         if key not in properties:
             raise BadRequest("properties", key, f"{statement.name} has: {', '.join(properties) or 'none'}.")
         del properties[key]
-    return _alter_recipient(edit, statement.name, {"properties": properties})
-
-
-def _alter_recipient(edit: Edit, name: str, fields: Mapping[str, Any]) -> Result:
-    return Result(message=f"recipient {alter_recipient(edit, name, **fields).name} is changed")
+    return _alter(edit, "RECIPIENT", statement.name, {"properties": properties})
 
 
 def execute_rotate_token(edit: Edit, statement: statements.RotateToken, provider: Provider) -> Result:
-    issued = rotate_token(
+    issued = sharing.rotate_token(
         edit, statement.name, keep_old_for=statement.keep_old_for, expires_at=statement.until
     )
     token, base_url = issued.state, provider.settings.base_url()
@@ -306,7 +303,7 @@ def execute_revoke_token(edit: Edit, statement: statements.RevokeToken, _: Provi
         tokens = states.get_recipient(edit.session, statement.name).tokens
         ids = [token.id for token in tokens if token.is_valid(edit.at)]
     for token_id in ids:
-        revoke_token(edit, statement.name, token_id)
+        sharing.revoke_token(edit, statement.name, token_id)
     return Result(message=f"{len(ids)} tokens of {statement.name} are revoked")
 
 
@@ -316,50 +313,32 @@ def execute_put_policy(edit: Edit, statement: statements.PutPolicy, provider: Pr
 
 
 def execute_drop_policy(edit: Edit, statement: statements.DropPolicy, _: Provider) -> Result:
-    policy = drop_policy(edit, statement.name, statement.policy)
+    policy = sharing.drop_policy(edit, statement.name, statement.policy)
     return Result(message=f"policy {policy.name} of {statement.name} is gone")
 
 
 def execute_revoke_recipient(edit: Edit, statement: statements.RevokeRecipient, _: Provider) -> Result:
-    return Result(message=f"{revoke_recipient(edit, statement.name).name} may read nothing any more")
-
-
-def execute_drop_recipient(edit: Edit, statement: statements.DropRecipient, _: Provider) -> Result:
-    if statement.if_exists and not _exists(states.find_recipient_row, edit, statement.name):
-        return Result(message=f"there is no recipient {statement.name}: nothing is changed")
-    return Result(
-        message=f"recipient {drop_recipient(edit, statement.name).name} is gone, and its tokens and grants"
-    )
+    return Result(message=f"{sharing.revoke_recipient(edit, statement.name).name} may read nothing any more")
 
 
 def execute_create_group(edit: Edit, statement: statements.CreateGroup, _: Provider) -> Result:
-    if statement.if_not_exists and _exists(states.find_group_row, edit, statement.name):
+    if statement.if_not_exists and _exists("GROUP", edit, statement.name):
         return Result(message=f"there is a group {statement.name} already: nothing is changed")
     return Result(
-        message=f"group {create_group(edit, statement.name, comment=statement.comment).name} is made"
+        message=f"group {sharing.create_group(edit, statement.name, comment=statement.comment).name} is made"
     )
-
-
-def execute_alter_group(edit: Edit, statement: statements.AlterGroup, _: Provider) -> Result:
-    return Result(message=f"group {alter_group(edit, statement.name, **statement.fields).name} is changed")
 
 
 def execute_change_members(edit: Edit, statement: statements.ChangeMembers, _: Provider) -> Result:
     if statement.verb == "ADD":
-        group = alter_group(edit, statement.name, add=statement.recipients)
+        group = sharing.alter_group(edit, statement.name, add=statement.recipients)
     else:
-        group = alter_group(edit, statement.name, remove=statement.recipients)
+        group = sharing.alter_group(edit, statement.name, remove=statement.recipients)
     return Result(message=f"group {group.name} has {', '.join(group.members) or 'no members'}")
 
 
-def execute_drop_group(edit: Edit, statement: statements.DropGroup, _: Provider) -> Result:
-    if statement.if_exists and not _exists(states.find_group_row, edit, statement.name):
-        return Result(message=f"there is no group {statement.name}: nothing is changed")
-    return Result(message=f"group {drop_group(edit, statement.name).name} is gone, and its grants")
-
-
 def execute_grant(edit: Edit, statement: statements.Grant, _: Provider) -> Result:
-    given = grant(
+    given = sharing.grant(
         edit,
         statement.share,
         **_reader(statement.to),
@@ -373,7 +352,7 @@ def execute_grant(edit: Edit, statement: statements.Grant, _: Provider) -> Resul
 
 
 def execute_revoke(edit: Edit, statement: statements.Revoke, _: Provider) -> Result:
-    revoked = revoke(edit, statement.share, **_reader(statement.grantee))
+    revoked = sharing.revoke(edit, statement.share, **_reader(statement.grantee))
     reader = revoked.recipient or revoked.group
     return Result(message=f"{reader} may not read {revoked.share} any more by a grant of its own")
 
@@ -390,27 +369,14 @@ def _link_result(link: LinkState, code: str, provider: Provider) -> Result:
 def _put_policy(edit: Edit, recipient: str, policy: statements.Policy, provider: Provider) -> None:
     # The default audience of a token is this server.
     audiences = policy.audiences or (provider.settings.base_url(),)
-    put_policy(edit, recipient, FederationPolicy(**{**vars(policy), "audiences": audiences}))
+    sharing.put_policy(edit, recipient, FederationPolicy(**{**vars(policy), "audiences": audiences}))
 
 
 COLUMNS = {"result": str, "table": str, "location": str, "version": int, "clients": str}
 
-FOLLOWED_COLUMNS = {
-    "table": str,
-    "location": str,
-    "format": str,
-    "start_version": int,
-    "created_at": datetime,
-}
-
 
 def execute_follow(statement: statements.Follow, provider: Provider, principal: str) -> Result:
-    """Follows the tables of a location, in transactions of their own.
-
-    Raises:
-        LakeshareError: a single table, or the location itself, is refused.
-        BadRequest: some of many tables are refused; the others are followed.
-    """
+    """Follows the tables of a location, in transactions of their own; BadRequest names the first that is refused."""
     following = Following.of(provider.catalog, provider.settings)
     usual = FollowRequest(
         share=statement.share, history=statement.history, start_version=statement.start_version
@@ -441,18 +407,3 @@ def execute_unfollow(statement: statements.Unfollow, provider: Provider, princip
     """Stops following a table, in a transaction of its own; raises NotFound."""
     table = FollowedTables(provider.catalog).remove(".".join(statement.path), principal)
     return Result(message=f"{table.table} is not followed any more")
-
-
-def execute_show_followed_tables(session: Session, statement: statements.ShowFollowedTables) -> Result:
-    rows = (
-        (
-            table.table,
-            table.location,
-            "delta" if table.iceberg is None else "iceberg",
-            table.start_version,
-            table.created_at,
-        )
-        for table in followed_tables(session)
-        if matches_pattern(statement.pattern, table.table)
-    )
-    return Result(FOLLOWED_COLUMNS, tuple(rows))

@@ -16,6 +16,7 @@ from lark.visitors import Transformer_NonRecursive
 
 from lakeshare_server.sql import statements
 from lakeshare_server.sql.statements import (
+    ObjectKind,
     SourcePosition,
     SqlError,
     Statement,
@@ -135,7 +136,11 @@ def _text(children: Children) -> str | None:
     return read_text(children[0])
 
 
-# Rules whose result is their only part, or one value of it.
+def _dotted(children: Children) -> str:
+    return ".".join(map(read_name_or_text, children))
+
+
+# Rules whose result is a value of their parts.
 VALUES: Mapping[str, Callable[[Children], Any]] = {
     "since": first,
     "start_version": first,
@@ -146,6 +151,17 @@ VALUES: Mapping[str, Callable[[Children], Any]] = {
     "if_not_exists": lambda _: True,
     "if_exists": lambda _: True,
     "texts": lambda children: tuple(map(unquote_text, children)),
+    "key": _dotted,
+    "properties": lambda children: require_unique(children, "The property"),
+    "equal": lambda children: f"{quoted_name(children[0])} = {children[1]}",
+    "like": lambda children: f"{quoted_name(children[0])} LIKE {quoted_text(unquote_text(children[1]))}",
+    "text_value": lambda children: quoted_text(unquote_text(children[0])),
+    "number_value": lambda children: "".join(children).removeprefix("+"),
+    "truth_value": lambda children: str(children[0]).upper(),
+    "recipient_value": lambda children: f"current_recipient({quoted_text(_dotted(children))})",
+    "script": tuple,
+    "publish": lambda children: statements.Publish(children[0], read_name_or_text(children[1])),
+    "token_rotated": lambda children: partial(statements.RotateToken, **collect_clauses(children)),
     "to_recipient": lambda children: statements.Grantee("RECIPIENT", children[0]),
     "to_group": lambda children: statements.Grantee("GROUP", children[0]),
 }
@@ -217,32 +233,28 @@ STATEMENTS: Mapping[str, Callable[..., Statement]] = {
     "revoke_recipient": statements.RevokeRecipient,
     "unfollow": statements.Unfollow,
     "show_followed_tables": statements.ShowFollowedTables,
-    "show_shares": statements.ShowShares,
+    "show_shares": partial(statements.Show, "SHARE"),
     "show_shares_in_provider": statements.ShowSharesInProvider,
     "show_all_in_share": statements.ShowAllInShare,
-    "show_recipients": statements.ShowRecipients,
-    "show_groups": statements.ShowGroups,
+    "show_recipients": partial(statements.Show, "RECIPIENT"),
+    "show_groups": partial(statements.Show, "GROUP"),
     "show_grants_on_share": statements.ShowGrantsOnShare,
     "show_grants_to": statements.ShowGrantsTo,
     "show_usage": statements.ShowUsage,
-    "describe_share": statements.DescribeShare,
-    "describe_recipient": statements.DescribeRecipient,
-    "describe_group": statements.DescribeGroup,
+    "describe_share": partial(statements.Describe, "SHARE"),
+    "describe_recipient": partial(statements.Describe, "RECIPIENT"),
+    "describe_group": partial(statements.Describe, "GROUP"),
     "select": statements.SelectAll,
     "set_recipient": statements.SetRecipient,
     "reset_recipient": partial(statements.SetRecipient, None),
 }
-# Statements that drop an object, or change fields of it.
-DROPS: Mapping[str, Callable[[str, bool], Statement]] = {
-    "drop_share": statements.DropShare,
-    "drop_recipient": statements.DropRecipient,
-    "drop_group": statements.DropGroup,
-}
-ALTERATIONS: Mapping[str, Callable[[str, dict[str, Any]], Statement]] = {
-    "alter_share": statements.AlterShare,
-    "alter_recipient": statements.AlterRecipient,
-    "alter_group": statements.AlterGroup,
-}
+# Statements that drop an object, or change fields of it: the kind of the object.
+DROPS: Mapping[str, ObjectKind] = {
+    "drop_share": "SHARE", "drop_recipient": "RECIPIENT", "drop_group": "GROUP",
+}  # fmt: skip
+ALTERATIONS: Mapping[str, ObjectKind] = {
+    "alter_share": "SHARE", "alter_recipient": "RECIPIENT", "alter_group": "GROUP",
+}  # fmt: skip
 
 
 def _flagged(children: Children) -> tuple[bool, Children]:
@@ -268,14 +280,12 @@ class StatementBuilder(Transformer_NonRecursive[Token, Any]):
             return partial(statement, **{name: read(children)})
         if rule in DROPS:
             if_exists, [name] = _flagged(children)
-            return DROPS[rule](name, if_exists)
+            return statements.Drop(DROPS[rule], name, if_exists)
         if rule in ALTERATIONS:
             name, change = children
-            return ALTERATIONS[rule](name, change) if isinstance(change, dict) else change(name)
+            is_field = isinstance(change, dict)
+            return statements.Alter(ALTERATIONS[rule], name, change) if is_field else change(name)
         return STATEMENTS[rule](*children)
-
-    def script(self, _: Meta, children: Children) -> tuple[PlacedStatement, ...]:
-        return tuple(children)
 
     def placed(self, meta: Meta, children: Children) -> PlacedStatement:
         return PlacedStatement(children[0], meta.start_pos, meta.end_pos)
@@ -302,15 +312,9 @@ class StatementBuilder(Transformer_NonRecursive[Token, Any]):
         )
         return _read_or_refuse(statements.moment, children[0], hint)
 
-    def key(self, _: Meta, children: Children) -> str:
-        return ".".join(map(read_name_or_text, children))
-
     def property(self, meta: Meta, children: Children) -> tuple[Any, ...]:
         key, value = children
         return key, unquote_text(value), position_at(meta)
-
-    def properties(self, _: Meta, children: Children) -> dict[str, str]:
-        return require_unique(children, "The property")
 
     def oidc_field(self, meta: Meta, children: Children) -> tuple[Any, ...]:
         key, value = children
@@ -325,9 +329,8 @@ class StatementBuilder(Transformer_NonRecursive[Token, Any]):
         values = require_unique([field for field in children if field[0] != "audience"], "OIDC's")
         for key in ("issuer", "subject"):
             if key not in values:
-                raise InvalidClause(
-                    f"OIDC needs an issuer and a subject; {key} is missing.", position_at(meta)
-                )
+                problem = f"OIDC needs an issuer and a subject; {key} is missing."
+                raise InvalidClause(problem, position_at(meta))
         return statements.Policy(**values, audiences=audiences)
 
     # --- predicates
@@ -345,26 +348,6 @@ class StatementBuilder(Transformer_NonRecursive[Token, Any]):
         if not text:
             raise InvalidClause("WHERE needs a predicate in its parentheses.", position_at(meta))
         return Clause("rule", text, position_at(meta), "WHERE")
-
-    def equal(self, _: Meta, children: Children) -> str:
-        column, value = children
-        return f"{quoted_name(column)} = {value}"
-
-    def like(self, _: Meta, children: Children) -> str:
-        column, pattern = children
-        return f"{quoted_name(column)} LIKE {quoted_text(unquote_text(pattern))}"
-
-    def text_value(self, _: Meta, children: Children) -> str:
-        return quoted_text(unquote_text(children[0]))
-
-    def number_value(self, _: Meta, children: Children) -> str:
-        return "".join(children).removeprefix("+")
-
-    def truth_value(self, _: Meta, children: Children) -> str:
-        return str(children[0]).upper()
-
-    def recipient_value(self, _: Meta, children: Children) -> str:
-        return f"current_recipient({quoted_text('.'.join(map(read_name_or_text, children)))})"
 
     # --- statements
 
@@ -395,9 +378,6 @@ class StatementBuilder(Transformer_NonRecursive[Token, Any]):
         number, *path = children
         return partial(statements.PinPublication, publication=number, path=path[0] if path else None)
 
-    def token_rotated(self, _: Meta, children: Children) -> Altered:
-        return partial(statements.RotateToken, **collect_clauses(children))
-
     def grant(self, _: Meta, children: Children) -> Statement:
         share, grantee, *clauses = children
         fields = collect_clauses(clauses)
@@ -406,10 +386,6 @@ class StatementBuilder(Transformer_NonRecursive[Token, Any]):
     def revoke_token(self, _: Meta, children: Children) -> Statement:
         *token_id, name = children
         return statements.RevokeToken(name, read_text(token_id[0]) if token_id else None)
-
-    def publish(self, _: Meta, children: Children) -> Statement:
-        path, branch = children
-        return statements.Publish(path, read_name_or_text(branch))
 
     def follow(self, meta: Meta, children: Children) -> Statement:
         location, *clauses = children
@@ -466,11 +442,7 @@ def get_parser() -> Lark:
 
 
 def parse(text: str, source: str | None = None) -> tuple[PlacedStatement, ...]:
-    """The statements of a script, in order; `source` is the name of its file, for messages.
-
-    Raises:
-        SqlError: the text is not SQL that lakeshare knows.
-    """
+    """The statements of a script, in order; `source` is the name of its file, for messages. Raises SqlError."""
     try:
         tree = get_parser().parse(text)
     except UnexpectedInput as error:

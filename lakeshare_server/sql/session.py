@@ -78,7 +78,8 @@ class SqlSession:
             try:
                 result = self._execute(placed.statement)
             except LakeshareError as error:
-                raise _refuse(error, text, source, script, number, number) from error
+                position = _find_position(error, placed, text)
+                raise StatementRefused(error, position, text, source, number, len(script)) from error
             yield StatementResult(text[placed.start : placed.end], result)
 
     def _run_in_transaction(
@@ -102,7 +103,8 @@ class SqlSession:
                     number = self._find_undecided(edit, changed)
                     raise
         except LakeshareError as error:
-            raise _refuse(error, text, source, script, number, 0) from error
+            position = _find_position(error, script[number], text)
+            raise StatementRefused(error, position, text, source, 0, len(script)) from error
         return results
 
     def _find_undecided(self, edit: Edit, changed: list[int]) -> int:
@@ -178,7 +180,7 @@ class SqlSession:
             elif isinstance(statement, statements.Grant):
                 concerned[statement.share] += ()
                 writes_rule |= statement.rule is not None
-            elif isinstance(statement, statements.AlterShare) and len(script) > 1:
+            elif isinstance(statement, statements.Alter) and statement.kind == "SHARE" and len(script) > 1:
                 # Later statements may use the share's new name: all tables are read.
                 concerned[statement.name] += ()
                 writes_rule = True
@@ -188,18 +190,6 @@ class SqlSession:
     def _require_provider(self) -> None:
         if self.impersonated is not None:
             raise Denied(f"{self.impersonated.recipient} changes nothing. RESET RECIPIENT first.")
-
-
-def _refuse(
-    error: LakeshareError,
-    text: str,
-    source: str | None,
-    script: tuple[PlacedStatement, ...],
-    number: int,
-    took: int,
-) -> StatementRefused:
-    placed = script[number]
-    return StatementRefused(error, _find_position(error, placed, text), text, source, took, len(script))
 
 
 def _find_position(error: LakeshareError, placed: PlacedStatement, text: str) -> SourcePosition:
@@ -215,23 +205,19 @@ def _find_position(error: LakeshareError, placed: PlacedStatement, text: str) ->
 
 # By the type of the statement, which each function takes.
 _READS: Mapping[type, Callable[[Session, Any], Result]] = {
-    statements.ShowShares: show.show_shares,
+    statements.Show: show.show_objects,
     statements.ShowSharesInProvider: show.show_shares_in_provider,
     statements.ShowAllInShare: show.show_all_in_share,
-    statements.ShowRecipients: show.show_recipients,
-    statements.ShowGroups: show.show_groups,
-    statements.ShowFollowedTables: changes.execute_show_followed_tables,
+    statements.ShowFollowedTables: show.show_followed_tables,
     statements.ShowGrantsOnShare: show.show_grants_on_share,
     statements.ShowGrantsTo: show.show_grants_to,
-    statements.DescribeShare: show.describe_share,
-    statements.DescribeRecipient: show.describe_recipient,
-    statements.DescribeGroup: show.describe_group,
+    statements.Describe: show.describe,
     statements.SelectAll: show.select_all,
 }
 _CHANGES: Mapping[type, Callable[[Edit, Any, Provider], Result]] = {
     statements.CreateShare: changes.execute_create_share,
-    statements.AlterShare: changes.execute_alter_share,
-    statements.DropShare: changes.execute_drop_share,
+    statements.Alter: changes.execute_alter,
+    statements.Drop: changes.execute_drop,
     statements.PutObject: changes.execute_put_object,
     statements.PutSchema: changes.execute_put_schema,
     statements.RemoveObject: changes.execute_remove_object,
@@ -239,7 +225,6 @@ _CHANGES: Mapping[type, Callable[[Edit, Any, Provider], Result]] = {
     statements.PinPublication: changes.execute_pin_publication,
     statements.Publish: changes.execute_publish,
     statements.CreateRecipient: changes.execute_create_recipient,
-    statements.AlterRecipient: changes.execute_alter_recipient,
     statements.SetProperties: changes.execute_set_properties,
     statements.UnsetProperties: changes.execute_unset_properties,
     statements.RotateToken: changes.execute_rotate_token,
@@ -248,11 +233,8 @@ _CHANGES: Mapping[type, Callable[[Edit, Any, Provider], Result]] = {
     statements.PutPolicy: changes.execute_put_policy,
     statements.DropPolicy: changes.execute_drop_policy,
     statements.RevokeRecipient: changes.execute_revoke_recipient,
-    statements.DropRecipient: changes.execute_drop_recipient,
     statements.CreateGroup: changes.execute_create_group,
-    statements.AlterGroup: changes.execute_alter_group,
     statements.ChangeMembers: changes.execute_change_members,
-    statements.DropGroup: changes.execute_drop_group,
     statements.Grant: changes.execute_grant,
     statements.Revoke: changes.execute_revoke,
 }
@@ -310,7 +292,6 @@ class SqlCompleter(Completer):
         self.names = names
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
-        """Completes the word before the cursor."""
         word, candidates = complete_word(document.text_before_cursor, self.names)
         for candidate in candidates:
             yield Completion(candidate, start_position=-len(word))

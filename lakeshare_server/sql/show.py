@@ -3,18 +3,20 @@
 Our own columns follow those of Databricks' manual.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any
 
 from sqlalchemy.orm import Session
 
-from lakeshare_server.catalog import Catalog, Listings, ShareEntry, TableEntry
+from lakeshare_server.catalog import Catalog, Listings, ShareEntry
 from lakeshare_server.catalog.audit import read_usage
+from lakeshare_server.catalog.ledger import followed_tables
 from lakeshare_server.catalog.models import MAX_LONG
-from lakeshare_server.catalog.sharing import RecipientState, states
+from lakeshare_server.catalog.sharing import RecipientState, SharedObject, states
 from lakeshare_server.errors import BadRequest, Denied, NotFound
 from lakeshare_server.sql import statements
 from lakeshare_server.sql.changes import Provider
@@ -72,6 +74,12 @@ GRANTS_TO: Table = {
     **_times("starts_at", "ends_at"),
     **_texts("rule"),
 }
+FOLLOWED: Table = {
+    **_texts("table", "location"),
+    "format": (str, lambda table: "delta" if table.iceberg is None else "iceberg"),
+    **_integers("start_version"),
+    **_times("created_at"),
+}
 USAGE: Table = {
     "day": (str, lambda usage: usage.day.isoformat()),
     **_texts("table"),
@@ -79,15 +87,34 @@ USAGE: Table = {
 }
 
 
-def select_rows(table: Table, objects: Iterable[Any]) -> Result:
-    """The rows of a table for objects."""
-    readers = [attrgetter(value) if isinstance(value, str) else value for _, value in table.values()]
-    rows = (tuple(read(item) for read in readers) for item in objects)
+def select_rows(table: Table, objects: Iterable[Any], visible: Collection[str] | None = None) -> Result:
+    """The rows of a table for objects; if `visible` is given, recipients see these columns only."""
+    shown = table.keys() if visible is None else visible
+    readers = {
+        name: attrgetter(value) if isinstance(value, str) else value for name, (_, value) in table.items()
+    }
+    rows = (
+        tuple(read(item) if name in shown else None for name, read in readers.items()) for item in objects
+    )
     return Result({name: kind for name, (kind, _) in table.items()}, tuple(rows))
 
 
-def show_shares(session: Session, statement: statements.ShowShares) -> Result:
-    return select_rows(SHARES, _matching(statement.pattern, states.list_shares(session)))
+# By the kind of object: the columns of SHOW, and the reader of all.
+LISTS: Mapping[statements.ObjectKind, tuple[Table, Callable[[Session], Iterable[Any]]]] = {
+    "SHARE": (SHARES, states.list_shares),
+    "RECIPIENT": (RECIPIENTS, states.list_recipients),
+    "GROUP": (GROUPS, states.list_groups),
+}
+
+
+def show_objects(session: Session, statement: statements.Show) -> Result:
+    table, read = LISTS[statement.kind]
+    return select_rows(table, _matching(statement.pattern, read(session)))
+
+
+def show_followed_tables(session: Session, statement: statements.ShowFollowedTables) -> Result:
+    tables = (table for table in followed_tables(session) if matches_pattern(statement.pattern, table.table))
+    return select_rows(FOLLOWED, tables)
 
 
 def show_shares_in_provider(_: Session, statement: statements.ShowSharesInProvider) -> Result:
@@ -101,28 +128,20 @@ def show_all_in_share(session: Session, statement: statements.ShowAllInShare) ->
     return select_rows(OBJECTS, states.list_objects(session, statement.share))
 
 
-def show_recipients(session: Session, statement: statements.ShowRecipients) -> Result:
-    return select_rows(RECIPIENTS, _matching(statement.pattern, states.list_recipients(session)))
-
-
-def show_groups(session: Session, statement: statements.ShowGroups) -> Result:
-    return select_rows(GROUPS, _matching(statement.pattern, states.list_groups(session)))
-
-
 def _matching(pattern: str | None, objects: Iterable[Any]) -> list[Any]:
     named = [item for item in objects if matches_pattern(pattern, item.name)]
     return sorted(named, key=lambda item: item.name.lower())
 
 
 def show_grants_on_share(session: Session, statement: statements.ShowGrantsOnShare) -> Result:
-    return select_rows(GRANTS_ON, states.list_grants_on(session, statement.share))
+    return select_rows(GRANTS_ON, states.list_grants(session, share=statement.share))
 
 
 def show_grants_to(session: Session, statement: statements.ShowGrantsTo) -> Result:
     """SHOW GRANTS TO RECIPIENT | GROUP; a recipient has the grants of its groups, too."""
     name = statement.grantee.name
     if statement.grantee.kind == "RECIPIENT":
-        return select_rows(GRANTS_TO, states.list_grants_to(session, name))
+        return select_rows(GRANTS_TO, states.list_grants(session, recipient=name))
     group = states.get_group(session, name)
     return select_rows(
         GRANTS_TO, [grant for grant in states.list_grants(session) if grant.group == group.name]
@@ -137,17 +156,16 @@ def show_usage(session: Session, statement: statements.ShowUsage, catalog: Catal
     return select_rows(USAGE, usage)
 
 
-def describe_share(session: Session, statement: statements.DescribeShare) -> Result:
-    return select_rows(SHARE_DETAILS, [states.get_share(session, statement.name)])
+def describe(session: Session, statement: statements.Describe) -> Result:
+    if statement.kind == "SHARE":
+        return select_rows(SHARE_DETAILS, [states.get_share(session, statement.name)])
+    if statement.kind == "GROUP":
+        return select_rows(GROUPS, [states.get_group(session, statement.name)])
+    return _describe_recipient(states.get_recipient(session, statement.name))
 
 
-def describe_group(session: Session, statement: statements.DescribeGroup) -> Result:
-    return select_rows(GROUPS, [states.get_group(session, statement.name)])
-
-
-def describe_recipient(session: Session, statement: statements.DescribeRecipient) -> Result:
-    """DESCRIBE RECIPIENT: a name and a value in each row."""
-    recipient = states.get_recipient(session, statement.name)
+def _describe_recipient(recipient: RecipientState) -> Result:
+    """A name and a value in each row."""
     now = datetime.now(UTC)
     valid = [token for token in recipient.tokens if token.is_valid(now)]
     active = next((token for token in reversed(valid) if token.superseded_at is None), None)
@@ -256,14 +274,10 @@ def select_all(session: Session, statement: statements.SelectAll) -> Result:
     *parents, name = (part.lower() for part in statement.path)
     if parents[-1:] != [SCHEMA] or name not in VIEWS:
         known = ", ".join(sorted(VIEWS))
-        raise NotFound(
-            "View", f"{'.'.join(statement.path)} ({SCHEMA} has {known}; rows of tables: `lakeshare as`)"
-        )
-    return _limited(VIEWS[name](session), statement)
-
-
-def _limited(result: Result, statement: statements.SelectAll) -> Result:
-    return Result(result.columns, result.rows[: statement.limit])
+        path = ".".join(statement.path)
+        raise NotFound("View", f"{path} ({SCHEMA} has {known}; rows of tables: `lakeshare as`)")
+    result = VIEWS[name](session)
+    return replace(result, rows=result.rows[: statement.limit])
 
 
 def recipient_tokens(session: Session) -> Result:
@@ -327,64 +341,49 @@ class RecipientSession:
     rows: RowsReadBy | None = None
 
     def execute(self, statement: statements.ReadStatement) -> Result:
-        """Executes a statement that recipients can use.
-
-        Raises:
-            NotFound: an object does not exist for this recipient.
-            Denied: the statement is for providers.
-        """
-        if type(statement) not in _READS:
-            raise Denied(
-                f"{self.recipient} is not shown this. RESET RECIPIENT shows what the provider sees again."
-            )
+        """Executes a statement that recipients can use; raises NotFound, and Denied for those of providers."""
+        is_other = isinstance(statement, statements.Show | statements.Describe) and statement.kind != "SHARE"
+        if is_other or type(statement) not in _READS:
+            hint = "RESET RECIPIENT shows what the provider sees again."
+            raise Denied(f"{self.recipient} is not shown this. {hint}")
         return _READS[type(statement)](self, statement)
 
     def shares(self) -> list[ShareEntry]:
         shares = Listings(self.provider.catalog, self.recipient_id).shares(0, MAX_LONG)
         return sorted(shares, key=lambda share: share.name.lower())
 
-    def tables(self, share: str) -> list[TableEntry]:
-        return Listings(self.provider.catalog, self.recipient_id).tables(share, None, 0, MAX_LONG)
+    def tables(self, share: str) -> list[SharedObject]:
+        """The tables of a share as objects of the kind TABLE, the only one of the protocol."""
+        entries = Listings(self.provider.catalog, self.recipient_id).tables(share, None, 0, MAX_LONG)
+        fields = "schema", "name", "comment", "history", "start_version"
+        return [
+            SharedObject(share=entry.share.name, table="", **{name: getattr(entry, name) for name in fields})
+            for entry in entries
+        ]
 
 
-def _fill_rows(table: Table, rows: Iterable[Mapping[str, Cell]]) -> Result:
-    """Rows with the given columns only: the others are not for recipients."""
-    columns = {name: kind for name, (kind, _) in table.items()}
-    return Result(columns, tuple(tuple(row.get(column) for column in columns) for row in rows))
-
-
-def _show_shares(session: RecipientSession, statement: statements.ShowShares) -> Result:
-    shares = _matching(statement.pattern, session.shares())
-    return _fill_rows(SHARES, ({"name": share.name, "comment": share.comment} for share in shares))
+def _show_shares(session: RecipientSession, statement: statements.Show) -> Result:
+    return select_rows(SHARES, _matching(statement.pattern, session.shares()), ("name", "comment"))
 
 
 def _show_all(session: RecipientSession, statement: statements.ShowAllInShare) -> Result:
-    rows = (
-        {
-            "name": f"{table.schema}.{table.name}",
-            "type": "TABLE",  # the only one of the protocol
-            "comment": table.comment,
-            "history": table.history,
-            "start_version": table.start_version,
-        }
-        for table in session.tables(statement.share)
-    )
-    return _fill_rows(OBJECTS, rows)
+    visible = "name", "type", "comment", "history", "start_version"
+    return select_rows(OBJECTS, session.tables(statement.share), visible)
 
 
-def _describe_share(session: RecipientSession, statement: statements.DescribeShare) -> Result:
-    for share in session.shares():
-        if share.name.lower() == statement.name.lower():
-            row = {"name": share.name, "comment": share.comment, "display_name": share.display_name}
-            return _fill_rows(SHARE_DETAILS, [row])
-    raise NotFound("Share", statement.name)
+def _describe_share(session: RecipientSession, statement: statements.Describe) -> Result:
+    named = [share for share in session.shares() if share.name.lower() == statement.name.lower()]
+    if not named:
+        raise NotFound("Share", statement.name)
+    return select_rows(SHARE_DETAILS, named, ("name", "comment", "display_name"))
 
 
 def _show_grants(session: RecipientSession, statement: statements.ShowGrantsTo) -> Result:
     grantee = statement.grantee
     if grantee.kind != "RECIPIENT" or session.recipient.lower() != grantee.name.lower():
         raise NotFound(grantee.kind.title(), grantee.name)
-    return _fill_rows(GRANTS_TO, ({"share": share.name, "privilege": "SELECT"} for share in session.shares()))
+    grants = (SimpleNamespace(share=share.name) for share in session.shares())
+    return select_rows(GRANTS_TO, grants, ("share", "privilege"))
 
 
 def _select(session: RecipientSession, statement: statements.SelectAll) -> Result:
@@ -392,23 +391,21 @@ def _select(session: RecipientSession, statement: statements.SelectAll) -> Resul
     if parents[-1:] != [SCHEMA]:
         return _select_rows_of_table(session, statement)
     if name == "shares":
-        rows = [{"share_name": share.name, "comment": share.comment} for share in session.shares()]
-        return _limited(_fill_rows(SHARES_VIEW, rows), statement)
-    if name == "table_share_usage":
+        rows = select_rows(SHARES_VIEW, session.shares(), ("share_name", "comment"))
+    elif name == "table_share_usage":
         tables = (table for share in session.shares() for table in session.tables(share.name))
-        return _limited(_fill_rows(TABLES_VIEW, map(_usage_row, tables)), statement)
-    raise NotFound("View", ".".join(statement.path))
-
-
-def _usage_row(table: TableEntry) -> dict[str, Cell]:
-    return {
-        "share_name": table.share.name,
-        "shared_as_schema": table.schema,
-        "shared_as_table": table.name,
-        "cdf_enabled": "YES" if table.history else "NO",
-        "start_version": table.start_version,
-        "comment": table.comment,
-    }
+        visible = (
+            "share_name",
+            "shared_as_schema",
+            "shared_as_table",
+            "cdf_enabled",
+            "start_version",
+            "comment",
+        )
+        rows = select_rows(TABLES_VIEW, tables, visible)
+    else:
+        raise NotFound("View", ".".join(statement.path))
+    return replace(rows, rows=rows.rows[: statement.limit])
 
 
 def _select_rows_of_table(session: RecipientSession, statement: statements.SelectAll) -> Result:
@@ -426,9 +423,9 @@ def _select_rows_of_table(session: RecipientSession, statement: statements.Selec
 
 # By the type of the statement, which each function takes.
 _READS: Mapping[type, Callable[[RecipientSession, Any], Result]] = {
-    statements.ShowShares: _show_shares,
+    statements.Show: _show_shares,
     statements.ShowAllInShare: _show_all,
-    statements.DescribeShare: _describe_share,
+    statements.Describe: _describe_share,
     statements.ShowGrantsTo: _show_grants,
     statements.SelectAll: _select,
 }

@@ -6,56 +6,55 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Any, Literal, dataclass_transform
 
 from lakeshare_server.errors import LakeshareError, NotFound
 
 Kind = Literal["TABLE", "VIEW"]
 Verb = Literal["ADD", "ALTER"]
-Fields = Mapping[str, Any]  # names and values as the operations of the catalog take them
+ObjectKind = Literal["SHARE", "RECIPIENT", "GROUP"]
 
 
 class Now:
     """A start version: the latest publication when the statement is executed."""
 
 
-@dataclass(frozen=True)
+@dataclass_transform(frozen_default=True)
 class Statement:
-    """A statement; its class name is its keywords."""
+    """A statement, with its class name as its keywords; its classes are frozen dataclasses."""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True)(cls)
 
 
-@dataclass(frozen=True)
 class ChangeStatement(Statement):
     """A statement that changes the catalog."""
 
 
-@dataclass(frozen=True)
 class ReadStatement(Statement):
     """A statement that only reads."""
 
 
-@dataclass(frozen=True)
+class Alter(ChangeStatement):
+    """ALTER SHARE | RECIPIENT | GROUP and COMMENT ON: sets fields of the object."""
+
+    kind: ObjectKind
+    name: str
+    fields: Mapping[str, Any]  # as the operations of the catalog take them
+
+
+class Drop(ChangeStatement):
+    kind: ObjectKind
+    name: str
+    if_exists: bool = False
+
+
 class CreateShare(ChangeStatement):
     name: str
     if_not_exists: bool = False
     comment: str | None = None
 
 
-@dataclass(frozen=True)
-class AlterShare(ChangeStatement):
-    """RENAME TO | OWNER TO | COMMENT | SET DISPLAY NAME."""
-
-    name: str
-    fields: Fields
-
-
-@dataclass(frozen=True)
-class DropShare(ChangeStatement):
-    name: str
-    if_exists: bool = False
-
-
-@dataclass(frozen=True)
 class PutObject(ChangeStatement):
     """ALTER SHARE … ADD | ALTER TABLE | VIEW; ALTER states all fields again."""
 
@@ -71,7 +70,6 @@ class PutObject(ChangeStatement):
     columns: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
 class PutSchema(ChangeStatement):
     """ALTER SHARE … ADD | ALTER SCHEMA: every published table of a schema of the lake."""
 
@@ -81,7 +79,6 @@ class PutSchema(ChangeStatement):
     comment: str | None = None
 
 
-@dataclass(frozen=True)
 class RemoveObject(ChangeStatement):
     """ALTER SHARE … REMOVE TABLE | VIEW: by the name for recipients, or by the lake's table."""
 
@@ -89,13 +86,11 @@ class RemoveObject(ChangeStatement):
     path: tuple[str, ...]
 
 
-@dataclass(frozen=True)
 class RemoveSchema(ChangeStatement):
     share: str
     path: tuple[str, ...]
 
 
-@dataclass(frozen=True)
 class PinPublication(ChangeStatement):
     """ALTER SHARE … SET | UNSET PUBLICATION of one object, or of all in the share; None serves the latest."""
 
@@ -115,7 +110,6 @@ class Policy:
     name: str = "default"
 
 
-@dataclass(frozen=True)
 class CreateRecipient(ChangeStatement):
     name: str
     if_not_exists: bool = False
@@ -129,15 +123,6 @@ class CreateRecipient(ChangeStatement):
     until: datetime | None = None
 
 
-@dataclass(frozen=True)
-class AlterRecipient(ChangeStatement):
-    """RENAME | OWNER | COMMENT | SET/UNSET IP ALLOW | AGREEMENT | UNTIL."""
-
-    name: str
-    fields: Fields
-
-
-@dataclass(frozen=True)
 class SetProperties(ChangeStatement):
     """ALTER RECIPIENT … SET PROPERTIES; other properties stay."""
 
@@ -145,20 +130,17 @@ class SetProperties(ChangeStatement):
     properties: Mapping[str, str]
 
 
-@dataclass(frozen=True)
 class UnsetProperties(ChangeStatement):
     name: str
     keys: tuple[str, ...]
 
 
-@dataclass(frozen=True)
 class RotateToken(ChangeStatement):
     name: str
     keep_old_for: timedelta = timedelta()
     until: datetime | None = None
 
 
-@dataclass(frozen=True)
 class RevokeToken(ChangeStatement):
     """One token by its id, or all of the recipient."""
 
@@ -166,7 +148,6 @@ class RevokeToken(ChangeStatement):
     token_id: str | None = None
 
 
-@dataclass(frozen=True)
 class Invite(ChangeStatement):
     """Creates a new activation link."""
 
@@ -174,55 +155,32 @@ class Invite(ChangeStatement):
     link_life: timedelta | None = None
 
 
-@dataclass(frozen=True)
 class PutPolicy(ChangeStatement):
     name: str
     policy: Policy
 
 
-@dataclass(frozen=True)
 class DropPolicy(ChangeStatement):
     name: str
     policy: str
 
 
-@dataclass(frozen=True)
 class RevokeRecipient(ChangeStatement):
     """Ends all access; the name and the history stay."""
 
     name: str
 
 
-@dataclass(frozen=True)
-class DropRecipient(ChangeStatement):
-    name: str
-    if_exists: bool = False
-
-
-@dataclass(frozen=True)
 class CreateGroup(ChangeStatement):
     name: str
     if_not_exists: bool = False
     comment: str | None = None
 
 
-@dataclass(frozen=True)
-class AlterGroup(ChangeStatement):
-    name: str
-    fields: Fields
-
-
-@dataclass(frozen=True)
 class ChangeMembers(ChangeStatement):
     name: str
     verb: Literal["ADD", "REMOVE"]
     recipients: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class DropGroup(ChangeStatement):
-    name: str
-    if_exists: bool = False
 
 
 @dataclass(frozen=True)
@@ -231,7 +189,6 @@ class Grantee:
     name: str
 
 
-@dataclass(frozen=True)
 class Grant(ChangeStatement):
     """GRANT SELECT ON SHARE; replaces the terms of an existing grant."""
 
@@ -242,13 +199,11 @@ class Grant(ChangeStatement):
     rule: str | None = None
 
 
-@dataclass(frozen=True)
 class Revoke(ChangeStatement):
     share: str
     grantee: Grantee
 
 
-@dataclass(frozen=True)
 class Publish(ChangeStatement):
     """PUBLISH TABLE … FROM BRANCH; refused with the command of the pipelines."""
 
@@ -256,69 +211,44 @@ class Publish(ChangeStatement):
     branch: str
 
 
-@dataclass(frozen=True)
-class ShowShares(ReadStatement):
+class Show(ReadStatement):
+    """SHOW SHARES | RECIPIENTS | GROUPS."""
+
+    kind: ObjectKind
     pattern: str | None = None
 
 
-@dataclass(frozen=True)
+class Describe(ReadStatement):
+    kind: ObjectKind
+    name: str
+
+
 class ShowSharesInProvider(ReadStatement):
     provider: str
 
 
-@dataclass(frozen=True)
 class ShowAllInShare(ReadStatement):
     share: str
 
 
-@dataclass(frozen=True)
-class ShowRecipients(ReadStatement):
-    pattern: str | None = None
-
-
-@dataclass(frozen=True)
-class ShowGroups(ReadStatement):
-    pattern: str | None = None
-
-
-@dataclass(frozen=True)
 class ShowGrantsOnShare(ReadStatement):
     share: str
 
 
-@dataclass(frozen=True)
 class ShowGrantsTo(ReadStatement):
     grantee: Grantee
 
 
-@dataclass(frozen=True)
 class ShowUsage(ReadStatement):
     recipient: str
     since: datetime | None = None
 
 
-@dataclass(frozen=True)
-class DescribeShare(ReadStatement):
-    name: str
-
-
-@dataclass(frozen=True)
-class DescribeRecipient(ReadStatement):
-    name: str
-
-
-@dataclass(frozen=True)
-class DescribeGroup(ReadStatement):
-    name: str
-
-
-@dataclass(frozen=True)
 class SelectAll(ReadStatement):
     path: tuple[str, ...]
     limit: int | None = None
 
 
-@dataclass(frozen=True)
 class Follow(ChangeStatement):
     """FOLLOW; with a star for the table: all tables of a folder or a namespace."""
 
@@ -329,17 +259,14 @@ class Follow(ChangeStatement):
     start_version: int = 0
 
 
-@dataclass(frozen=True)
 class Unfollow(ChangeStatement):
     path: tuple[str, ...]
 
 
-@dataclass(frozen=True)
 class ShowFollowedTables(ReadStatement):
     pattern: str | None = None
 
 
-@dataclass(frozen=True)
 class SetRecipient(Statement):
     """Makes the session read as a recipient; RESET RECIPIENT has None."""
 
@@ -371,7 +298,6 @@ def unquote_text(written: str) -> str:
 
 
 def quoted_text(text: str) -> str:
-    """A text as SQL writes it."""
     return "'" + text.replace("'", "''") + "'"
 
 
@@ -409,7 +335,6 @@ KEYWORDS = frozenset(["AND", "OR", "NOT", "IN", "IS", "NULL", "LIKE", "BETWEEN",
 GLUED_BEFORE = frozenset(",).")
 GLUED_AFTER = frozenset("(.")
 SIGNS = frozenset("+-")
-WORD = re.compile(r"[^\W\d]\w*")
 
 
 def alternation(groups: Iterable[Sequence[str]]) -> str:
@@ -435,7 +360,7 @@ def _is_glued(before: str, after: str) -> bool:
     # Rules have no arithmetic: a sign belongs to the number after it.
     if before in SIGNS:
         return after[0].isdigit()
-    return after == "(" and WORD.fullmatch(before) is not None and before not in KEYWORDS
+    return after == "(" and PLAIN.fullmatch(before) is not None and before not in KEYWORDS
 
 
 Cell = str | int | bool | datetime | None

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import text
+from sqlalchemy import select, text
 
 from lakeshare_server.catalog import AuditEvent, Catalog, append_events
+from lakeshare_server.catalog.audit.log import values_of
+from lakeshare_server.catalog.models import AuditRow
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -40,3 +42,11 @@ def tamper(catalog: Catalog, *statements: str) -> None:
     with catalog.writing() as session:
         for statement in statements:
             session.execute(text(statement))
+
+
+def newest_requests(catalog: Catalog, limit: int) -> list[AuditEvent]:
+    """The newest events of requests in the database, newest first, without the changes of administrators."""
+    requests = select(AuditRow).where(AuditRow.kind != "change")
+    with catalog.reading() as session:
+        rows = session.scalars(requests.order_by(AuditRow.key.desc()).limit(limit))
+        return [AuditEvent(**values_of(row)) for row in rows]

@@ -26,6 +26,7 @@ from lakeshare_server.catalog import (
     SharedTable,
     apply_shares,
 )
+from lakeshare_server.catalog.sharing import editing, remove_table
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import SigningSession, Stores
 from lakeshare_server.tables import TableSnapshot, describe_index, read_delta, read_iceberg, write_index
@@ -185,3 +186,9 @@ def lines(answer: httpx.Response) -> list[dict[str, Any]]:
 def files(answer: httpx.Response) -> list[dict[str, Any]]:
     """The file lines of an answer."""
     return [line["file"] for line in lines(answer) if "file" in line]
+
+
+def unshare_table(catalog: Catalog, share: str, schema: str, name: str) -> None:
+    """Remove a table that was shared by hand."""
+    with editing(catalog, "command line") as edit:
+        remove_table(edit, share, schema, name)

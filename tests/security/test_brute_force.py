@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from lakeshare_server.access import rate_limit
-from lakeshare_server.catalog.audit.log import newest_requests
 from lakeshare_server.catalog.sharing import editing, rotate_token
 from tests.builders.credentials import OAUTH, a_recipient, ask_token
+from tests.builders.events import newest_requests
 from tests.builders.sharing import Provider, Running, a_provider_of_flights, a_server
 
 MOST = 20

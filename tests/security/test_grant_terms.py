@@ -306,7 +306,7 @@ def test_an_edit_whose_rules_are_not_decided_leaves_nothing_behind(provider: Pro
         with pytest.raises(BadRequest, match="rule"):
             edited(*steps)
     with provider.catalog.reading() as session:
-        assert [one.rule for one in states.list_grants_on(session, name)] == ["day = '2013-01-01'"]
+        assert [one.rule for one in states.list_grants(session, share=name)] == ["day = '2013-01-01'"]
         assert [(one.name, one.rule) for one in states.list_objects(session, name)] == [("flights", None)]
     edited(granted("nothing = 1"), lambda edit: drop_share(edit, name))
 

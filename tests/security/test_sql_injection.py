@@ -188,4 +188,4 @@ def test_any_statement_is_done_or_refused_and_the_catalog_stays_readable(
         rows(session, f"SELECT * FROM information_schema.{view}")
     with lake.catalog.reading() as looking:
         for recipient in states.list_recipients(looking):
-            assert states.list_grants_to(looking, recipient.name) is not None
+            assert states.list_grants(looking, recipient=recipient.name) is not None

@@ -15,9 +15,7 @@ from lakeshare_server.catalog.declared import Document, read_files
 from lakeshare_server.catalog.declared.files import (
     FindTables,
     TableLocation,
-    recipient_key,
-    share_key,
-    table_key,
+    object_key,
 )
 from lakeshare_server.errors import DocumentError, LakeshareError, StoreMissing, Unavailable
 
@@ -45,8 +43,8 @@ def test_short_forms_stand_for_the_long_ones(tmp_path: Path) -> None:
     ]
     assert fields[0] == fields[1]
     listed = read_files([written(tmp_path, "shares: {s: {tables: [a.x]}, empty: }")])
-    assert listed[table_key("s", "a", "x")].fields["table"] == "a.x"
-    assert share_key("empty") in listed
+    assert listed[object_key("table", "s", "a", "x")].fields["table"] == "a.x"
+    assert object_key("share", "empty") in listed
 
 
 @pytest.mark.parametrize(
@@ -232,7 +230,7 @@ def test_an_object_stands_in_one_file_only(tmp_path: Path) -> None:
     first = written(tmp_path, "recipients: {Bob: {}}", "a.yaml")
     written(tmp_path, "\nrecipients: {bob: {}}", "b.yaml")
     assert f"bob is in {first}:1 already" in str(refusal(tmp_path))
-    assert list(read_files([first, tmp_path / "a.yaml"])) == [recipient_key("bob")]
+    assert list(read_files([first, tmp_path / "a.yaml"])) == [object_key("recipient", "bob")]
 
 
 @pytest.mark.parametrize("made", ["nothing", "folder", "bytes"])

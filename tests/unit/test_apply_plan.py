@@ -12,17 +12,14 @@ from lakeshare_server.catalog.declared.files import (
     DesiredObject,
     Key,
     grant_key,
-    group_key,
-    recipient_key,
-    share_key,
-    table_key,
+    object_key,
 )
 from lakeshare_server.errors import DocumentError
 
 FILE = SourceFile(Path("shares.yaml"), parse("grants: []"))
 ORIGIN = Origin(FILE, ("grants",))
 SHARE = {"name": "s", "comment": None}
-ORDERS = table_key("s", "sales", "orders")
+ORDERS = object_key("table", "s", "sales", "orders")
 GRANT = grant_key("s", recipient="bob", group=None)
 
 
@@ -39,7 +36,9 @@ def verbs(steps: Iterable[object]) -> list[tuple[str, str]]:
 
 
 def test_what_is_held_as_wanted_needs_no_step() -> None:
-    plan = plan_files(wanted((share_key("S"), SHARE)), held((share_key("s"), SHARE), applied=True))
+    plan = plan_files(
+        wanted((object_key("share", "S"), SHARE)), held((object_key("share", "s"), SHARE), applied=True)
+    )
     assert (plan.steps, plan.drifted) == ((), False)
     assert list(format_plan(plan)) == ["No changes: the catalog holds what the files say."]
 
@@ -47,8 +46,8 @@ def test_what_is_held_as_wanted_needs_no_step() -> None:
 def test_only_the_fields_that_differ_change() -> None:
     before = {"name": "s", "comment": "old", "owner": "ann"}
     plan = plan_files(
-        wanted((share_key("s"), {"name": "s", "comment": "new"})),
-        held((share_key("s"), before), applied=True),
+        wanted((object_key("share", "s"), {"name": "s", "comment": "new"})),
+        held((object_key("share", "s"), before), applied=True),
     )
     [step] = plan.steps
     assert [(one.field, one.before, one.after) for one in step.differences] == [("comment", "old", "new")]
@@ -56,7 +55,7 @@ def test_only_the_fields_that_differ_change() -> None:
 
 
 def test_what_was_made_by_hand_is_taken_over_and_told_so() -> None:
-    plan = plan_files(wanted((share_key("s"), SHARE)), held((share_key("s"), SHARE)))
+    plan = plan_files(wanted((object_key("share", "s"), SHARE)), held((object_key("share", "s"), SHARE)))
     assert [(one.field, one.before, one.after) for one in plan.steps[0].differences] == [
         ("kept_by", "hand", "files")
     ]
@@ -65,15 +64,15 @@ def test_what_was_made_by_hand_is_taken_over_and_told_so() -> None:
 def test_steps_come_in_an_order_in_which_they_can_be_taken() -> None:
     want = wanted(
         (GRANT, {}),
-        (table_key("s", "a", "new"), {}),
-        (share_key("s"), SHARE),
-        (recipient_key("bob"), {"name": "bob"}),
+        (object_key("table", "s", "a", "new"), {}),
+        (object_key("share", "s"), SHARE),
+        (object_key("recipient", "bob"), {"name": "bob"}),
     )
     have = held(
-        (share_key("old"), SHARE),
-        (table_key("old", "a", "b"), {}),
+        (object_key("share", "old"), SHARE),
+        (object_key("table", "old", "a", "b"), {}),
         (grant_key("old", recipient="eve", group=None), {}),
-        (recipient_key("eve"), {}),
+        (object_key("recipient", "eve"), {}),
         applied=True,
     )
     assert verbs(plan_files(want, have, prune=True).steps) == [
@@ -90,9 +89,9 @@ def test_steps_come_in_an_order_in_which_they_can_be_taken() -> None:
 
 def test_only_what_files_made_is_removed_and_only_when_asked() -> None:
     have = {
-        **held((share_key("by_hand"), SHARE)),
-        **held((share_key("of_contract"), SHARE), declared=True),
-        **held((share_key("of_files"), SHARE), applied=True),
+        **held((object_key("share", "by_hand"), SHARE)),
+        **held((object_key("share", "of_contract"), SHARE), declared=True),
+        **held((object_key("share", "of_files"), SHARE), applied=True),
     }
     plan = plan_files({}, have)
     assert (plan.steps, [(left.why, left.current.name) for left in plan.left]) == (
@@ -104,17 +103,21 @@ def test_only_what_files_made_is_removed_and_only_when_asked() -> None:
     ]
 
 
-@pytest.mark.parametrize("other", [table_key("s", "hr", "salaries"), GRANT])
+@pytest.mark.parametrize("other", [object_key("table", "s", "hr", "salaries"), GRANT])
 def test_a_share_that_others_use_is_not_removed_with_what_they_made(other: Key) -> None:
-    have = held((share_key("s"), SHARE), (recipient_key("bob"), {}), applied=True) | held((other, {}))
-    plan = plan_files(wanted((recipient_key("bob"), {})), have, prune=True)
+    have = held((object_key("share", "s"), SHARE), (object_key("recipient", "bob"), {}), applied=True) | held(
+        (other, {})
+    )
+    plan = plan_files(wanted((object_key("recipient", "bob"), {})), have, prune=True)
     assert verbs(plan.steps) == []
-    assert [(left.why, left.current.key) for left in plan.left] == [("needed", share_key("s"))]
+    assert [(left.why, left.current.key) for left in plan.left] == [("needed", object_key("share", "s"))]
 
 
 def test_what_somebody_adds_by_hand_to_a_share_of_the_files_is_shown_and_stays() -> None:
-    have = held((share_key("s"), SHARE), applied=True) | held((ORDERS, {}), (GRANT, {}), updated_by="eve")
-    plan = plan_files(wanted((share_key("s"), SHARE)), have, prune=True)
+    have = held((object_key("share", "s"), SHARE), applied=True) | held(
+        (ORDERS, {}), (GRANT, {}), updated_by="eve"
+    )
+    plan = plan_files(wanted((object_key("share", "s"), SHARE)), have, prune=True)
     assert plan.steps == ()
     assert plan.drifted
     assert list(format_plan(plan)) == [
@@ -127,20 +130,20 @@ def test_what_somebody_adds_by_hand_to_a_share_of_the_files_is_shown_and_stays()
 @pytest.mark.parametrize(
     ("want", "have", "said"),
     [
-        (wanted((GRANT, {}), (share_key("s"), SHARE)), {}, "there is no recipient bob"),
-        (wanted((GRANT, {}), (recipient_key("bob"), {})), {}, "there is no share s"),
-        (wanted((group_key("g"), {"members": ("bob",)})), {}, "there is no recipient bob"),
+        (wanted((GRANT, {}), (object_key("share", "s"), SHARE)), {}, "there is no recipient bob"),
+        (wanted((GRANT, {}), (object_key("recipient", "bob"), {})), {}, "there is no share s"),
+        (wanted((object_key("group", "g"), {"members": ("bob",)})), {}, "there is no recipient bob"),
         (wanted((ORDERS, {})), held((ORDERS, {}), declared=True), "is declared by a contract"),
         (wanted((ORDERS, {}), of_contract=True), {}, "no contract declares s.sales.orders"),
         (wanted((ORDERS, {}), of_contract=True), held((ORDERS, {})), "no contract declares s.sales.orders"),
         (
-            wanted((recipient_key("bob"), {})),
-            held((recipient_key("bob"), {}), is_revoked=True),
+            wanted((object_key("recipient", "bob"), {})),
+            held((object_key("recipient", "bob"), {}), is_revoked=True),
             "was revoked",
         ),
         (
-            wanted((recipient_key("bob"), {"authentication": "TOKEN"})),
-            held((recipient_key("bob"), {"authentication": "OIDC_FEDERATION"})),
+            wanted((object_key("recipient", "bob"), {"authentication": "TOKEN"})),
+            held((object_key("recipient", "bob"), {"authentication": "OIDC_FEDERATION"})),
             "OIDC_FEDERATION, which cannot become TOKEN",
         ),
     ],
@@ -154,34 +157,34 @@ def test_what_cannot_be_applied_is_refused_at_its_place(
 
 
 def test_a_grant_to_a_recipient_that_pruning_would_remove_is_refused() -> None:
-    have = held((recipient_key("bob"), {}), (share_key("s"), SHARE), applied=True)
-    want = wanted((GRANT, {}), (share_key("s"), SHARE))
+    have = held((object_key("recipient", "bob"), {}), (object_key("share", "s"), SHARE), applied=True)
+    want = wanted((GRANT, {}), (object_key("share", "s"), SHARE))
     assert verbs(plan_files(want, have).steps) == [("create", "grant")]
     with pytest.raises(DocumentError, match="recipient bob is in no file, and would be removed"):
         plan_files(want, have, prune=True)
 
 
 def test_an_edit_of_another_revision_is_refused_and_the_same_object_unchanged_is_not() -> None:
-    have = held((share_key("s"), SHARE), applied=True, revision=7, updated_by="eve")
-    plan_files(wanted((share_key("s"), SHARE), revision=3), have)
-    plan_files(wanted((share_key("s"), {"comment": "new"}), revision=7), have)
+    have = held((object_key("share", "s"), SHARE), applied=True, revision=7, updated_by="eve")
+    plan_files(wanted((object_key("share", "s"), SHARE), revision=3), have)
+    plan_files(wanted((object_key("share", "s"), {"comment": "new"}), revision=7), have)
     with pytest.raises(DocumentError, match="at revision 7, not 3: eve has edited it since"):
-        plan_files(wanted((share_key("s"), {"comment": "new"}), revision=3), have)
+        plan_files(wanted((object_key("share", "s"), {"comment": "new"}), revision=3), have)
     with pytest.raises(DocumentError, match="at revision 7, not 3"):
-        plan_files({**wanted((share_key("s"), SHARE), revision=3), **wanted((ORDERS, {}))}, have)
+        plan_files({**wanted((object_key("share", "s"), SHARE), revision=3), **wanted((ORDERS, {}))}, have)
     with pytest.raises(DocumentError, match="not there any more"):
-        plan_files(wanted((share_key("s"), SHARE), revision=3), {})
+        plan_files(wanted((object_key("share", "s"), SHARE), revision=3), {})
 
 
 def test_the_digest_is_another_when_anything_to_be_done_is_another() -> None:
-    one = plan_files(wanted((share_key("s"), {"comment": "one"})), {})
-    same = plan_files(wanted((share_key("s"), {"comment": "one"})), {})
-    other = plan_files(wanted((share_key("s"), {"comment": "two"})), {})
+    one = plan_files(wanted((object_key("share", "s"), {"comment": "one"})), {})
+    same = plan_files(wanted((object_key("share", "s"), {"comment": "one"})), {})
+    other = plan_files(wanted((object_key("share", "s"), {"comment": "two"})), {})
     assert one.digest == same.digest != other.digest
 
 
 def test_programs_get_the_plan_with_the_place_in_the_file() -> None:
-    told = plan_json(plan_files(wanted((share_key("s"), {"comment": "new"})), {}))
+    told = plan_json(plan_files(wanted((object_key("share", "s"), {"comment": "new"})), {}))
     assert told["changes"] == [
         {
             "action": "create",

@@ -11,9 +11,10 @@ import pytest
 from sqlalchemy import text
 
 from lakeshare_server.access.table_access import TableViews
-from lakeshare_server.catalog import AuditEvent, AuditLog, newest_requests
+from lakeshare_server.catalog import AuditEvent, AuditLog
 from lakeshare_server.catalog.audit import import_orphans
 from lakeshare_server.catalog.audit import log as audit_log
+from tests.builders.events import newest_requests
 from tests.builders.sharing import (
     FLIGHTS,
     LONG,

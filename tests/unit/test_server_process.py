@@ -13,11 +13,11 @@ import pytest
 from sqlalchemy import text
 
 from lakeshare_server.app import create_app, make_server
-from lakeshare_server.catalog import newest_requests
 from lakeshare_server.errors import Unavailable
 from lakeshare_server.protocol.lines import PIECE_ROWS
 from lakeshare_server.storage import SigningSession
 from lakeshare_server.storage.stores import LocalStore
+from tests.builders.events import newest_requests
 from tests.builders.lake_tables import a_delta_table, an_iceberg_table, append_delta, some_rows
 from tests.builders.server_process import a_process
 from tests.builders.sharing import (

@@ -12,12 +12,7 @@ from lakeshare_server.catalog.audit.log import append_events as append_events
 from lakeshare_server.catalog.audit.log import events_after as events_after
 from lakeshare_server.catalog.audit.log import import_orphans as import_orphans
 from lakeshare_server.catalog.audit.log import newest_event_number as newest_event_number
-from lakeshare_server.catalog.audit.log import newest_requests as newest_requests
 from lakeshare_server.catalog.audit.log import search as search
-from lakeshare_server.catalog.audit.maintenance import Finding as Finding
-from lakeshare_server.catalog.audit.maintenance import Pruned as Pruned
-from lakeshare_server.catalog.audit.maintenance import Usage as Usage
-from lakeshare_server.catalog.audit.maintenance import Verification as Verification
 from lakeshare_server.catalog.audit.maintenance import group_usage as group_usage
 from lakeshare_server.catalog.audit.maintenance import parse_receipt as parse_receipt
 from lakeshare_server.catalog.audit.maintenance import prune as prune

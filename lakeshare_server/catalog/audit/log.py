@@ -10,7 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from itertools import islice
@@ -158,18 +158,11 @@ class ChainedEvent:
 
     def as_json(self) -> dict[str, Any]:
         """The event as the export has it."""
-        fields = {name: getattr(self.event, name) for name in NAMES}
-        return {
-            "number": self.number,
-            **fields,
-            "at": format_instant(self.event.at),
-            "previous_hash": self.previous_hash,
-            "hash": self.hash,
-        }
+        fields = {**vars(self.event), "at": format_instant(self.event.at)}
+        return {"number": self.number, **fields, "previous_hash": self.previous_hash, "hash": self.hash}
 
 
 def values_of(row: AuditRow) -> dict[str, Any]:
-    """The columns of an event."""
     return {name: getattr(row, name) for name in NAMES}
 
 
@@ -189,7 +182,6 @@ class Search:
     refused: bool = False
 
     def conditions(self) -> list[ColumnElement[bool]]:
-        """The conditions as SQL."""
         names = ("recipient", "principal", "action", "request_id", "ip", "kind")
         pairs = [(getattr(AuditRow, name), getattr(self, name)) for name in names]
         conditions = [column == value for column, value in pairs if value is not None]
@@ -239,14 +231,6 @@ def _chained(row: AuditRow) -> ChainedEvent:
     return ChainedEvent(row.key, AuditEvent(**values_of(row)), row.previous_hash, row.hash)
 
 
-def newest_requests(catalog: Catalog, limit: int) -> list[AuditEvent]:
-    """The newest events of requests in the database, newest first, without the changes of administrators."""
-    requests = select(AuditRow).where(AuditRow.kind != "change")
-    with catalog.reading() as session:
-        rows = session.scalars(requests.order_by(AuditRow.key.desc()).limit(limit))
-        return [AuditEvent(**values_of(row)) for row in rows]
-
-
 SUFFIX = ".journal"
 # Above this size, a new journal follows when the database has all events.
 LONG_BYTES = 4 << 20
@@ -272,11 +256,7 @@ class Journal:
         unlocked.rename(self.path)
 
     def write(self, text: bytes) -> int:
-        """Passes a line to the operating system; returns its end.
-
-        Raises:
-            OSError: there is no room for it, as on a full disk; the journal is unchanged.
-        """
+        """Passes a line to the operating system; returns its end. After an OSError the journal is unchanged."""
         with self._writing:
             ends_at = self.size + len(text) + 1
             if ends_at > len(self._map):
@@ -310,13 +290,6 @@ def forget_journal(catalog: Catalog, name: str) -> None:
     """Deletes the record of a journal after its file."""
     with catalog.writing(seen=False) as session:
         session.execute(delete(AuditJournalRow).where(AuditJournalRow.name == name))
-
-
-@contextmanager
-def find_orphans(folder: Path) -> Iterator[list[Path]]:
-    """The journals of ended processes in a folder, locked within the block."""
-    with ExitStack() as locks:
-        yield [path for path in sorted(folder.glob(f"*{SUFFIX}")) if _lock_journal(path, locks)]
 
 
 def events_in(catalog: Catalog, path: Path) -> Iterator[tuple[SerializedEvent, int]]:
@@ -463,19 +436,11 @@ class AuditLog:
         return len(self._unwritten) >= BACKLOG
 
     def record(self, event: AuditEvent) -> None:
-        """Records an event: once this returns, the end of the process does not lose it.
-
-        Raises:
-            OSError: the journal cannot be written, as on a full disk.
-        """
+        """Records an event: once this returns, the end of the process does not lose it. Raises OSError."""
         item = serialize_event(event)
         with self._changed:
             self._unwritten.append((item, self._journal.write(item.text)))
             self._changed.notify()
-
-    def newest(self, limit: int) -> list[AuditEvent]:
-        """See `newest_requests`."""
-        return newest_requests(self.catalog, limit)
 
     def close(self) -> None:
         """Imports the recorded events; those that the database does not accept now stay in the journal."""
@@ -490,9 +455,7 @@ class AuditLog:
             self._journal.remove()
             forget_journal(self.catalog, self._journal.name)
             return
-        message = (
-            "audit log: %d events wait in %s; the next server on this state folder brings them into the log"
-        )
+        message = "audit log: %d events wait in %s; the next server on this state folder imports them"
         _log.error(message, len(self._unwritten), self._journal.path)
         self._journal.leave()
 
@@ -544,8 +507,9 @@ class AuditLog:
 def import_orphans(catalog: Catalog, folder: Path) -> int:
     """Imports the journals of ended processes; returns the number of events. Raises Unavailable."""
     imported = 0
-    with find_orphans(folder) as paths:
-        for path in paths:
+    with ExitStack() as locks:
+        journals = sorted(folder.glob(f"*{SUFFIX}"))
+        for path in [path for path in journals if _lock_journal(path, locks)]:
             events = events_in(catalog, path)
             while batch := list(islice(events, MAX_BATCH)):
                 import_journal(catalog, folder, path.stem, batch)
@@ -558,9 +522,7 @@ def import_orphans(catalog: Catalog, folder: Path) -> int:
 def import_journal(catalog: Catalog, folder: Path, journal: str, batch: Sequence[JournalEntry]) -> None:
     """Imports entries of a journal. An event that the database can never store is written to a file instead.
 
-    Raises:
-        Unavailable: the database does not answer.
-        SQLAlchemyError: the database refuses the entries for another reason than their content.
+    Raises Unavailable, and SQLAlchemyError for other reasons than the content of the entries.
     """
     try:
         with catalog.writing(seen=False) as session:

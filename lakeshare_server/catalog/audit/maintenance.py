@@ -51,6 +51,8 @@ REFUSED = 400
 DIMENSIONS = ("day", "recipient", "table", "version")
 COUNTS = ("requests", "queries", "files", "size_bytes", "refused")
 COLUMNS = ("day", "recipient", "object_name", "version", *COUNTS)
+# Requests of recipients, without those of administrators that impersonate them.
+BY_RECIPIENTS = AuditRow.recipient.is_not(None), AuditRow.principal.is_(None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,11 +76,7 @@ class Usage:
 def read_usage(
     catalog: Catalog, since: date, until: date, recipient: str | None = None, table: str | None = None
 ) -> list[Usage]:
-    """Usage from one day to another, both included, of one recipient and of one table (share.schema.table) if given.
-
-    Raises:
-        Unavailable: the database does not answer.
-    """
+    """Usage from one day to another, both included, of one recipient and of one table (share.schema.table) if given."""
     with catalog.reading() as session:
         begin = datetime.combine(since, time.min, UTC)
         end = datetime.combine(until, time.max, UTC)
@@ -114,7 +112,7 @@ def group_usage(usages: Iterable[Usage], by: Sequence[str]) -> list[dict[str, An
 def read_last_seen(catalog: Catalog) -> dict[str, datetime]:
     """The time of each recipient's last successful request, by name; only the day for pruned events."""
     statement = select(AuditRow.recipient, func.max(AuditRow.at)).where(
-        *_by_recipients(), AuditRow.status < REFUSED
+        *BY_RECIPIENTS, AuditRow.status < REFUSED
     )
     with catalog.reading() as session:
         kept = select(UsageRow.recipient, func.max(UsageRow.day)).where(UsageRow.requests > 0)
@@ -122,13 +120,6 @@ def read_last_seen(catalog: Catalog) -> dict[str, datetime]:
         seen = {name: datetime.fromisoformat(day).replace(tzinfo=UTC) for name, day in days}
         seen |= {name: at for name, at in session.execute(statement.group_by(AuditRow.recipient)) if name}
         return seen
-
-
-def store_usage(session: Session, gone: ColumnElement[bool]) -> None:
-    """Stores the usage of events before they are pruned."""
-    rows = [dict(row._mapping) for row in session.execute(_counted(session, gone))]
-    if rows:
-        session.execute(insert(UsageRow), rows)
 
 
 def _counted(session: Session, where: ColumnElement[bool]) -> Select[Any]:
@@ -145,14 +136,9 @@ def _counted(session: Session, where: ColumnElement[bool]) -> Select[Any]:
     columns_by = (day, AuditRow.recipient, AuditRow.object_name, AuditRow.version)
     columns = [column.label(name) for name, column in counts.items()]
     statement = select(day.label("day"), *columns_by[1:], *columns).where(
-        where, *_by_recipients(), AuditRow.action.not_in(NOT_COUNTED)
+        where, *BY_RECIPIENTS, AuditRow.action.not_in(NOT_COUNTED)
     )
     return statement.group_by(*columns_by)
-
-
-def _by_recipients() -> tuple[ColumnElement[bool], ...]:
-    """Requests of recipients, without those of administrators that impersonate them."""
-    return AuditRow.recipient.is_not(None), AuditRow.principal.is_(None)
 
 
 def _day(session: Session) -> ColumnElement[str]:
@@ -163,14 +149,8 @@ def _day(session: Session) -> ColumnElement[str]:
 
 def _usage(values: Any) -> Usage:
     counts = {name: int(values[name]) for name in COUNTS}
-    day = date.fromisoformat(values["day"])
-    return Usage(
-        day=day,
-        recipient=values["recipient"],
-        table=values["object_name"],
-        version=values["version"],
-        **counts,
-    )
+    day, recipient, table, version = (values[name] for name in COLUMNS[:4])
+    return Usage(day=date.fromisoformat(day), recipient=recipient, table=table, version=version, **counts)
 
 
 def _merge(usages: Iterable[Usage]) -> list[Usage]:
@@ -187,7 +167,6 @@ def _merge(usages: Iterable[Usage]) -> list[Usage]:
     )
 
 
-Format = Literal["jsonl", "parquet"]
 ROWS = 10_000
 INT32, INT64, TIME = pa.int32(), pa.int64(), pa.timestamp("us", "UTC")
 SCHEMA = pa.schema([
@@ -200,31 +179,19 @@ SCHEMA = pa.schema([
 ])  # fmt: skip
 
 
-def export_format(path: Path) -> Format:
-    """The format of a file by its suffix; raises BadRequest for others."""
-    match path.suffix:
-        case ".jsonl" | ".ndjson":
-            return "jsonl"
-        case ".parquet":
-            return "parquet"
-    raise BadRequest("file", path.name, "Let its name end in .jsonl or .parquet.")
-
-
 def export(events: Iterable[ChainedEvent], path: Path) -> int:
     """Writes events to a new file, which appears when it is complete; returns the number of events.
 
-    Raises:
-        BadRequest: the file exists, or its suffix is of no known format.
-        OSError: the file cannot be written.
+    Raises BadRequest if the file exists, or its suffix is of no known format, and OSError.
     """
-    format_name = export_format(path)
+    write = {".jsonl": _write_lines, ".ndjson": _write_lines, ".parquet": _write_parquet}.get(path.suffix)
+    if write is None:
+        raise BadRequest("file", path.name, "Let its name end in .jsonl or .parquet.")
     if path.exists():
         raise BadRequest("file", str(path), "It is there already. Name another, or remove it.")
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        count = (
-            _write_lines(events, unfinished) if format_name == "jsonl" else _write_parquet(events, unfinished)
-        )
+        count = write(events, unfinished)
         unfinished.rename(path)
     finally:
         unfinished.unlink(missing_ok=True)
@@ -232,7 +199,6 @@ def export(events: Iterable[ChainedEvent], path: Path) -> int:
 
 
 def event_line(event: ChainedEvent) -> bytes:
-    """An event as a line of JSON."""
     return orjson.dumps(event.as_json(), option=orjson.OPT_APPEND_NEWLINE)
 
 
@@ -274,12 +240,7 @@ class Pruned:
 
 
 def prune(catalog: Catalog, before: datetime, principal: str) -> Pruned:
-    """Removes the events before a time, in the name of `principal`; their usage by day stays.
-
-    Raises:
-        BadRequest: the time has no zone, or is in the future.
-        Unavailable: the database does not answer.
-    """
+    """Removes the events before a time, in the name of `principal`; their usage by day stays. Raises BadRequest."""
     if before.tzinfo is None:
         raise BadRequest("before", before.isoformat(), "Give a time with its zone.")
     if before > datetime.now(UTC):
@@ -308,7 +269,9 @@ def _prune_some(session: Session, before: datetime, principal: str) -> Pruned:
     is_pruned = AuditRow.key <= through
     last = session.scalars(select(AuditRow).where(is_pruned).order_by(AuditRow.key.desc()).limit(1)).one()
     through, digest = last.key, last.hash
-    store_usage(session, is_pruned)
+    usages = [dict(row._mapping) for row in session.execute(_counted(session, is_pruned))]
+    if usages:
+        session.execute(insert(UsageRow), usages)
     events = session.scalar(select(func.count()).where(is_pruned)) or 0
     session.expunge_all()
     session.execute(delete(AuditRow).where(is_pruned))
@@ -385,9 +348,7 @@ def verify(
 ) -> Verification:
     """Verifies the whole chain; calls `progress` with the number of verified events and of all.
 
-    Raises:
-        BadRequest: the receipt is for a pruned event.
-        Unavailable: the database does not answer.
+    Raises BadRequest if the receipt is for a pruned event.
     """
     verification = _start_verification(catalog)
     anchor = verification.anchor

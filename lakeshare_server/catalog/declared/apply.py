@@ -1,4 +1,4 @@
-"""Applies files (`lakeshare apply`) or contracts to the catalog, all or nothing, and exports it as a file.
+"""Applies files (`lakeshare apply`) or contracts to the catalog, all or nothing.
 
 Also shares single tables by hand. Ids stay the same over every application.
 """
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, cast
 
-import yaml
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from lakeshare_server.catalog import sharing
 from lakeshare_server.catalog.database import Catalog
 from lakeshare_server.catalog.declared.documents import describe_problem, describe_remedy
 from lakeshare_server.catalog.declared.files import (
@@ -20,56 +20,23 @@ from lakeshare_server.catalog.declared.files import (
     DesiredObject,
     Key,
     gc_disabled,
+    object_key,
     parents,
-    share_key,
-    table_key,
 )
 from lakeshare_server.catalog.declared.plan import (
     Plan,
     Step,
-    jsonable,
     plan_files,
     plan_steps,
-    policy_fields,
     read_current,
     read_current_shares,
 )
-from lakeshare_server.catalog.ledger import (
-    CHECK_EVERY_S,
-    FollowedTable,
-    alter_followed,
-    follow_table,
-    followed_tables,
-    unfollow_table,
-)
+from lakeshare_server.catalog.ledger import alter_followed, follow_table, unfollow_table
 from lakeshare_server.catalog.listings import TableEntry, share_entry_from_row, table_entry_from_row
 from lakeshare_server.catalog.models import ShareRow
-from lakeshare_server.catalog.sharing import (
-    Edit,
-    FederationPolicy,
-    SharedObject,
-    add_table,
-    add_tables,
-    alter_group,
-    alter_recipient,
-    alter_share,
-    alter_table,
-    create_group,
-    create_recipient,
-    create_share,
-    drop_group,
-    drop_policy,
-    drop_recipient,
-    drop_share,
-    editing,
-    grant,
-    put_policy,
-    remove_table,
-    revoke,
-    states,
-)
+from lakeshare_server.catalog.sharing import Edit, FederationPolicy, SharedObject, editing, states
 from lakeshare_server.catalog.sharing.editing import LOCAL_OPERATOR, require_name
-from lakeshare_server.catalog.sharing.states import Group, Kind, RecipientState, Share, find_object_row
+from lakeshare_server.catalog.sharing.states import Kind, find_object_row
 from lakeshare_server.errors import BadRequest, CatalogConflict, NotFound
 
 RENAMED = {"name": "new_name"}
@@ -84,7 +51,7 @@ def apply_steps(edit: Edit, steps: Iterable[Step]) -> None:
         batch = list(group)
         if (kind, verb) == ("table", "create"):
             with _located_in_file(batch):
-                add_tables(edit, share, [SharedObject(**_fields_of(step)) for step in batch])
+                sharing.add_tables(edit, share, [SharedObject(**_fields_of(step)) for step in batch])
             continue
         for step in batch:
             with _located_in_file([step]):
@@ -150,20 +117,20 @@ def _alter_table(edit: Edit, step: Step) -> None:
         # Without it, the change of the table would end the access.
         changed["directory_access"] = fields["directory_access"]
     _, share, schema, name = step.key
-    alter_table(edit, share, schema, name, **changed)
+    sharing.alter_table(edit, share, schema, name, **changed)
 
 
 def _create_recipient(edit: Edit, step: Step) -> None:
     fields = _fields_of(step)
     policies = fields.pop("policies", {})
-    create_recipient(edit, **fields)
+    sharing.create_recipient(edit, **fields)
     _put_policies(edit, step.name, {}, policies)
 
 
 def _alter_recipient(edit: Edit, step: Step) -> None:
     changed = _changed_fields(step)
     name = changed.get("new_name", step.name)
-    alter_recipient(edit, step.key[1], **changed)
+    sharing.alter_recipient(edit, step.key[1], **changed)
     for difference in step.differences:
         if difference.field == "policies":
             _put_policies(edit, name, cast(Policies, difference.before), cast(Policies, difference.after))
@@ -171,11 +138,11 @@ def _alter_recipient(edit: Edit, step: Step) -> None:
 
 def _put_policies(edit: Edit, recipient: str, before: Policies, after: Policies) -> None:
     for name in before.keys() - after.keys():
-        drop_policy(edit, recipient, name)
+        sharing.drop_policy(edit, recipient, name)
     for name, fields in after.items():
         if before.get(name) != fields:
             fields = {**fields, "audiences": tuple(fields["audiences"])}
-            put_policy(edit, recipient, FederationPolicy(name=name, **fields))
+            sharing.put_policy(edit, recipient, FederationPolicy(name=name, **fields))
 
 
 def _alter_group(edit: Edit, step: Step) -> None:
@@ -185,39 +152,36 @@ def _alter_group(edit: Edit, step: Step) -> None:
         if difference.field == "members":
             before, after = cast(tuple[Collection[str], ...], (difference.before, difference.after))
             added, removed = sorted({*after} - {*before}), sorted({*before} - {*after})
-    alter_group(edit, step.key[1], add=added, remove=removed, **_changed_fields(step))
+    sharing.alter_group(edit, step.key[1], add=added, remove=removed, **_changed_fields(step))
 
 
 def _put_grant(edit: Edit, step: Step) -> None:
-    _, share, kind, name = step.key
-    reader: dict[str, Any] = {kind: name}
-    grant(edit, share, **reader, **_fields_of(step))
+    sharing.grant(edit, step.key[1], **_reader(step), **_fields_of(step))
 
 
-def _revoke(edit: Edit, step: Step) -> None:
-    _, share, kind, name = step.key
-    reader: dict[str, Any] = {kind: name}
-    revoke(edit, share, **reader)
+def _reader(step: Step) -> dict[str, Any]:
+    _, _, kind, name = step.key
+    return {kind: name}
 
 
 OPERATIONS: dict[tuple[str, str], Callable[[Edit, Step], object]] = {
     ("followed", "create"): _follow,
     ("followed", "update"): _alter_followed,
     ("followed", "delete"): lambda edit, step: unfollow_table(edit, step.name),
-    ("share", "create"): lambda edit, step: create_share(edit, **_fields_of(step)),
-    ("share", "update"): lambda edit, step: alter_share(edit, step.key[1], **_changed_fields(step)),
-    ("share", "delete"): lambda edit, step: drop_share(edit, step.key[1]),
+    ("share", "create"): lambda edit, step: sharing.create_share(edit, **_fields_of(step)),
+    ("share", "update"): lambda edit, step: sharing.alter_share(edit, step.key[1], **_changed_fields(step)),
+    ("share", "delete"): lambda edit, step: sharing.drop_share(edit, step.key[1]),
     ("table", "update"): _alter_table,
-    ("table", "delete"): lambda edit, step: remove_table(edit, *step.key[1:]),
+    ("table", "delete"): lambda edit, step: sharing.remove_table(edit, *step.key[1:]),
     ("recipient", "create"): _create_recipient,
     ("recipient", "update"): _alter_recipient,
-    ("recipient", "delete"): lambda edit, step: drop_recipient(edit, step.key[1]),
-    ("group", "create"): lambda edit, step: create_group(edit, **_fields_of(step)),
+    ("recipient", "delete"): lambda edit, step: sharing.drop_recipient(edit, step.key[1]),
+    ("group", "create"): lambda edit, step: sharing.create_group(edit, **_fields_of(step)),
     ("group", "update"): _alter_group,
-    ("group", "delete"): lambda edit, step: drop_group(edit, step.key[1]),
+    ("group", "delete"): lambda edit, step: sharing.drop_group(edit, step.key[1]),
     ("grant", "create"): _put_grant,
     ("grant", "update"): _put_grant,
-    ("grant", "delete"): _revoke,
+    ("grant", "delete"): lambda edit, step: sharing.revoke(edit, step.key[1], **_reader(step)),
 }
 
 
@@ -289,155 +253,6 @@ def _take_steps(edit: Edit, plan: Plan, check: Callable[[Edit], None]) -> None:
         check(edit)
 
 
-HEAD = """\
-# What this catalog shares with whom; `lakeshare apply -f FILE` makes a catalog hold it. It has no secrets: recipients
-# get their profiles by `lakeshare recipient rotate`.
-"""
-
-
-class _Dumper(yaml.CSafeDumper):
-    """Writes a text of several lines as a block."""
-
-
-def _text(dumper: "_Dumper", text: str) -> yaml.ScalarNode:
-    # A block cannot have lines that end with blanks.
-    is_block = "\n" in text and not any(line != line.rstrip() for line in text.split("\n"))
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if is_block else None)
-
-
-_Dumper.add_representer(str, _text)
-
-
-def export(session: Session, *, revisions: bool = False) -> str:
-    """The catalog as YAML; with `revisions`, applying an edited export cannot overwrite another edit."""
-    all_recipients = states.list_recipients(session)
-    recipients = {state.name: state for state in all_recipients if state.revoked_at is None}
-    grants = [
-        grant
-        for grant in states.list_grants(session)
-        if grant.recipient is None or grant.recipient in recipients
-    ]
-    document: dict[str, Any] = {
-        "version": 1,
-        "followed": {table.table: _followed(table) for table in followed_tables(session)},
-        "shares": _shares(session, {grant.share for grant in grants}),
-        "recipients": {name: _recipient(state) for name, state in recipients.items()},
-        "groups": {group.name: _group(group, recipients) for group in states.list_groups(session)},
-        "grants": [
-            _without_defaults(
-                {
-                    "share": grant.share,
-                    "recipient": grant.recipient,
-                    "group": grant.group,
-                    "starts_at": jsonable(grant.starts_at),
-                    "ends_at": jsonable(grant.ends_at),
-                    "rule": grant.rule,
-                }
-            )
-            for grant in grants
-        ],
-    }
-    if revisions:
-        reads: dict[str, Callable[[Session], Sequence[Share | RecipientState | Group]]] = {
-            "shares": states.list_shares,
-            "recipients": states.list_recipients,
-            "groups": states.list_groups,
-        }
-        for kind, read in reads.items():
-            for state in read(session):
-                if state.name in document[kind]:
-                    document[kind][state.name]["revision"] = state.revision
-    left_out = [state.name for state in all_recipients if state.revoked_at is not None]
-    remark = f"# Revoked, and left out: {', '.join(left_out)}\n" if left_out else ""
-    sections = {name: value for name, value in document.items() if value}
-    return HEAD + remark + yaml.dump(sections, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
-
-
-def _followed(table: FollowedTable) -> str | dict[str, Any]:
-    every_s = None if table.check_every_s == CHECK_EVERY_S else table.check_every_s
-    fields = {
-        "location": table.location,
-        "check_every_s": every_s,
-        "start_version": table.start_version or None,
-    }
-    set_fields = _without_defaults(fields)
-    return set_fields if len(set_fields) > 1 else table.location
-
-
-def _shares(session: Session, granted: set[str]) -> dict[str, dict[str, Any]]:
-    tables: dict[str, dict[str, dict[str, Any]]] = {}
-    for table in states.list_objects(session):
-        fields = _set_by_hand(table)
-        if table.declared and not fields:
-            continue
-        fields = {"declared": True, **fields} if table.declared else _table(table)
-        tables.setdefault(table.share, {})[f"{table.schema}.{table.name}"] = fields
-    shares = {}
-    for share in states.list_shares(session):
-        is_default_owner = share.declared and share.owner == share.created_by
-        fields = _without_defaults(
-            {
-                "comment": share.comment,
-                "display_name": share.display_name,
-                "owner": None if is_default_owner else share.owner,
-                "properties": dict(share.properties),
-                "tables": tables.get(share.name, {}),
-            }
-        )
-        if not share.declared or share.name in granted or fields:
-            shares[share.name] = fields
-    return shares
-
-
-def _table(table: SharedObject) -> dict[str, Any]:
-    return _without_defaults(
-        {
-            "table": None if table.table == f"{table.schema}.{table.name}" else table.table,
-            "kind": None if table.kind == "TABLE" else table.kind,
-            "comment": table.comment,
-            "history": None if table.history else False,
-            **_set_by_hand(table),
-        }
-    )
-
-
-def _set_by_hand(table: SharedObject) -> dict[str, Any]:
-    return _without_defaults(
-        {
-            "start_version": table.start_version,
-            "rule": table.rule,
-            "publication": table.publication,
-            "directory_access": table.directory_access or None,
-        }
-    )
-
-
-def _recipient(recipient: RecipientState) -> dict[str, Any]:
-    return _without_defaults(
-        {
-            "comment": recipient.comment,
-            "owner": recipient.owner,
-            "authentication": None if recipient.authentication == "TOKEN" else recipient.authentication,
-            "properties": dict(recipient.properties),
-            "ip_allow": list(recipient.ip_allow),
-            "expires_at": jsonable(recipient.expires_at),
-            "agreement": recipient.agreement,
-            "policies": {
-                policy.name: _without_defaults(policy_fields(policy)) for policy in recipient.policies
-            },
-        }
-    )
-
-
-def _group(group: Group, recipients: Collection[str]) -> dict[str, Any]:
-    members = [member for member in group.members if member in recipients]
-    return _without_defaults({"comment": group.comment, "members": members})
-
-
-def _without_defaults(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None and value not in ({}, [])}
-
-
 CONTRACTS = "contracts"
 OTHER_REMEDIES = {
     "hand": "It was shared by hand; remove it there, or declare another name.",
@@ -481,8 +296,7 @@ class ShareDiff:
 def apply_shares(catalog: Catalog, declared: Sequence[DeclaredShare]) -> ShareDiff:
     """Makes the declared shares the declared part of the catalog, in one transaction; idempotent.
 
-    Raises:
-        BadRequest: a name that clients cannot read, that is declared twice, or that others have shared.
+    Raises BadRequest for a name that clients cannot read, that is declared twice, or that others have shared.
     """
     _require_unique_names(declared)
     with catalog.reading() as session:
@@ -546,12 +360,12 @@ def _difference(session: Session, declared: Sequence[DeclaredShare]) -> tuple[Sh
 def _list_desired(declared: Sequence[DeclaredShare]) -> Iterator[DesiredObject]:
     for share in declared:
         declared_fields = {"name": share.name, "comment": share.description}
-        yield DesiredObject(share_key(share.name), share.name, declared_fields)
+        yield DesiredObject(object_key("share", share.name), share.name, declared_fields)
         for table in share.tables:
             fields = dict(vars(table))
             if table.rule is None:
                 del fields["rule"]
-            key = table_key(share.name, table.schema, table.name)
+            key = object_key("table", share.name, table.schema, table.name)
             yield DesiredObject(key, f"{share.name}.{table.schema}.{table.name}", fields)
 
 
@@ -565,7 +379,7 @@ def _list_removed(
         return tables
     # A granted share stays, empty: dropping it would drop the grant.
     used = {parent for key in current.keys() - set(tables) for parent in parents(key)}
-    used |= {share_key(grant.share) for grant in states.list_grants(session)}
+    used |= {object_key("share", grant.share) for grant in states.list_grants(session)}
     return [*tables, *(key for key in shares if key not in used)]
 
 
@@ -598,27 +412,21 @@ def share_table(
     with editing(catalog, by) as edit:
         taken = select(ShareRow.key).where(ShareRow.name_key == share.lower())
         if edit.session.scalars(taken).one_or_none() is None:
-            create_share(edit, share)
+            sharing.create_share(edit, share)
         fields: dict[str, Any] = {"table": table.table, "comment": table.comment, "history": table.history}
         fields["start_version"] = start_version
         try:
             *_, row = find_object_row(edit.session, share, table.schema, table.name)
         except NotFound:
-            add_table(edit, share, SharedObject(schema=table.schema, name=table.name, **fields))
+            sharing.add_table(edit, share, SharedObject(schema=table.schema, name=table.name, **fields))
         else:
             if row.declared:
                 raise CatalogConflict(
                     f"{share}.{table.schema}.{row.name} is declared by a contract",
                     "Share the table under another name, or change the contract.",
                 )
-            alter_table(edit, share, table.schema, table.name, new_name=table.name, **fields)
+            sharing.alter_table(edit, share, table.schema, table.name, new_name=table.name, **fields)
         return _entry(edit, share, table.schema, table.name)
-
-
-def unshare_table(catalog: Catalog, share: str, schema: str, name: str, *, by: str = LOCAL_OPERATOR) -> None:
-    """Removes a table that was shared by hand; raises NotFound, and CatalogConflict if a contract declares it."""
-    with editing(catalog, by) as edit:
-        remove_table(edit, share, schema, name)
 
 
 def allow_directory_access(
@@ -626,7 +434,7 @@ def allow_directory_access(
 ) -> TableEntry:
     """Sets whether recipients can read everything under the prefix of a shared table; raises NotFound."""
     with editing(catalog, by) as edit:
-        alter_table(edit, share, schema, name, directory_access=allowed)
+        sharing.alter_table(edit, share, schema, name, directory_access=allowed)
         return _entry(edit, share, schema, name)
 
 

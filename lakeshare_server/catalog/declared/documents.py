@@ -280,9 +280,6 @@ LocationAlone = BeforeValidator(
     json_schema_input_type=FollowedPart | str,
 )
 FollowedParts = dict[TablePath, Annotated[FollowedPart, LocationAlone]]
-Shares = dict[Name, Annotated[SharePart, _or_nothing(SharePart)]]
-RecipientParts = dict[Name, Annotated[RecipientPart, _or_nothing(RecipientPart)]]
-Groups = dict[Name, Annotated[GroupPart, _or_nothing(GroupPart)]]
 
 
 class Document(Part):
@@ -296,9 +293,9 @@ class Document(Part):
             "the location"
         ),
     ] = {}
-    shares: Shares = {}
-    recipients: RecipientParts = {}
-    groups: Groups = {}
+    shares: dict[Name, Annotated[SharePart, _or_nothing(SharePart)]] = {}
+    recipients: dict[Name, Annotated[RecipientPart, _or_nothing(RecipientPart)]] = {}
+    groups: dict[Name, Annotated[GroupPart, _or_nothing(GroupPart)]] = {}
     grants: list[GrantPart] = []
 
 
@@ -377,11 +374,7 @@ class Parsed:
 
 
 def parse(text: str) -> Parsed:
-    """Parses YAML.
-
-    Raises:
-        YamlFault: the text is not YAML, has a key twice, or its aliases expand to too many values.
-    """
+    """Parses YAML; raises YamlFault, also for a key that is given twice and for aliases to too many values."""
     try:
         loader = _Loader(text)
         try:
@@ -553,23 +546,21 @@ def describe_remedy(error: LakeshareError) -> str:
 
 
 def _explain(fault: Mapping[str, Any], where: tuple[str | int, ...]) -> tuple[str, str]:
-    kind, value = fault["type"], fault["input"]
-    seen = (
-        shorten_value(repr(value))
-        if isinstance(value, str | int | float | bool | None)
-        else f"a {type(value).__name__}"
-    )
-    if kind == "extra_forbidden":
-        return f"unknown field {where[-1]!r}", _suggest(str(where[-1]), where[:-1])
-    if kind == "missing":
-        return "is missing", "Add it."
-    if kind == "value_error":
-        return f"{seen} cannot be used", str(fault["ctx"]["error"])
-    if kind == "literal_error":
-        return f"{seen} cannot be used", f"Use {fault['ctx']['expected']}."
-    if kind == "string_type":
-        return f"{seen} cannot be used", "Write it in quotes: YAML takes it for something else than text."
-    return f"{seen} cannot be used", f"{fault['msg']}."
+    value = fault["input"]
+    is_plain = isinstance(value, str | int | float | bool | None)
+    problem = f"{shorten_value(repr(value)) if is_plain else f'a {type(value).__name__}'} cannot be used"
+    match fault["type"]:
+        case "extra_forbidden":
+            return f"unknown field {where[-1]!r}", _suggest(str(where[-1]), where[:-1])
+        case "missing":
+            return "is missing", "Add it."
+        case "value_error":
+            return problem, str(fault["ctx"]["error"])
+        case "literal_error":
+            return problem, f"Use {fault['ctx']['expected']}."
+        case "string_type":
+            return problem, "Write it in quotes: YAML takes it for something else than text."
+    return problem, f"{fault['msg']}."
 
 
 def _suggest(name: str, holder: tuple[str | int, ...]) -> str:
@@ -577,13 +568,8 @@ def _suggest(name: str, holder: tuple[str | int, ...]) -> str:
         return NO_SECRETS
     if name == "location" and holder[:1] == ("shares",):
         return "Where a table lies is said in `followed`, by the lake's name of the table."
-    parts = (
-        part
-        for pattern, part in PARTS.items()
-        if len(pattern) == len(holder)
-        and all(name in ("*", step) for name, step in zip(pattern, holder, strict=True))
-    )
-    part = next(parts, None)
+    pattern = tuple("*" if index % 2 else str(step) for index, step in enumerate(holder))
+    part = PARTS.get(pattern)
     known = sorted(part.model_fields) if part else []
     close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
     return f"Did you mean {close[0]!r}?" if close else f"Known are: {', '.join(known)}."

@@ -96,41 +96,23 @@ class CurrentObject:
         return "files" if self.applied else "contracts" if self.declared else "hand"
 
 
-# Keys of objects. Names are in lower case, but those of the lake's tables keep their case.
-
-
-def share_key(share: str) -> Key:
-    return "share", share.lower()
-
-
-def table_key(share: str, schema: str, name: str) -> Key:
-    return "table", share.lower(), schema.lower(), name.lower()
-
-
-def followed_key(table: str) -> Key:
-    return "followed", table
-
-
-def recipient_key(recipient: str) -> Key:
-    return "recipient", recipient.lower()
-
-
-def group_key(group: str) -> Key:
-    return "group", group.lower()
+def object_key(kind: str, *names: str) -> Key:
+    """The key of an object: its names in lower case, but those of the lake's tables keep their case."""
+    return kind, *(names if kind == "followed" else map(str.lower, names))
 
 
 def grant_key(share: str, *, recipient: str | None, group: str | None) -> Key:
-    reader = recipient_key(recipient) if recipient is not None else group_key(group or "")
-    return "grant", share.lower(), *reader
+    reader = ("recipient", recipient) if recipient is not None else ("group", group or "")
+    return object_key("grant", share, *reader)
 
 
 def parents(key: Key) -> tuple[Key, ...]:
     """The objects with which an object is removed."""
     kind, *names = key
     if kind == "table":
-        return (share_key(names[0]),)
+        return (object_key("share", names[0]),)
     if kind == "grant":
-        return share_key(names[0]), (names[1], names[2])
+        return object_key("share", names[0]), (names[1], names[2])
     return ()
 
 
@@ -311,9 +293,8 @@ def _yaml_files(paths: Sequence[Path]) -> list[Path]:
                 and not any(part.startswith(".") for part in file.relative_to(path).parts)
             )
             if not inside:
-                raise DocumentError(
-                    path, 1, "the folder", "has no YAML file", "Give a folder with .yaml files."
-                )
+                hint = "Give a folder with .yaml files."
+                raise DocumentError(path, 1, "the folder", "has no YAML file", hint)
         for file in inside:
             files.setdefault(file.resolve(), file)
     return list(files.values())
@@ -362,7 +343,7 @@ def _followed(name: str, table: TableLocation, entry: _FollowedEntry) -> Desired
         "check_every_s": entry.part.check_every_s,
         "start_version": entry.part.start_version or None,
     }
-    return DesiredObject(followed_key(name), name, fields, entry.origin)
+    return DesiredObject(object_key("followed", name), name, fields, entry.origin)
 
 
 def _fields(part: SharePart | TablePart | RecipientPart, names: str) -> dict[str, object]:
@@ -375,7 +356,7 @@ def _owned(part: SharePart | RecipientPart) -> dict[str, object]:
 
 def _share(name: str, part: SharePart, origin: Origin) -> DesiredObject:
     fields = {"name": name, **_fields(part, "comment display_name properties"), **_owned(part)}
-    return DesiredObject(share_key(name), name, fields, origin, part.revision)
+    return DesiredObject(object_key("share", name), name, fields, origin, part.revision)
 
 
 def _table(share: str, path: str, part: TablePart, origin: Origin) -> DesiredObject:
@@ -384,7 +365,7 @@ def _table(share: str, path: str, part: TablePart, origin: Origin) -> DesiredObj
     if not part.declared:
         own = {"schema": schema, "name": name, "table": part.table or path}
         fields = {**own, **_fields(part, "kind comment history"), **fields}
-    key = table_key(share, schema, name)
+    key = object_key("table", share, schema, name)
     return DesiredObject(key, f"{share}.{path}", fields, origin, of_contract=part.declared)
 
 
@@ -397,13 +378,13 @@ def _recipient(name: str, part: RecipientPart, origin: Origin) -> DesiredObject:
         "policies": {policy: claims.model_dump() for policy, claims in sorted(part.policies.items())},
         **_owned(part),
     }
-    return DesiredObject(recipient_key(name), name, fields, origin, part.revision)
+    return DesiredObject(object_key("recipient", name), name, fields, origin, part.revision)
 
 
 def _group(name: str, part: GroupPart, origin: Origin) -> DesiredObject:
     members = tuple(sorted({member.lower() for member in part.members}))
     fields: dict[str, object] = {"name": name, "comment": part.comment, "members": members}
-    return DesiredObject(group_key(name), name, fields, origin, part.revision)
+    return DesiredObject(object_key("group", name), name, fields, origin, part.revision)
 
 
 def _grant(part: GrantPart, origin: Origin) -> DesiredObject:

@@ -1,4 +1,4 @@
-"""The plan of `lakeshare apply`: the steps from the catalog to the files, and the objects that stay as they are.
+"""The plan of `lakeshare apply`: the steps from the catalog to the files; and the export of the catalog as a file.
 
 Files state all fields of the objects they name. An object that they do not name is removed with `--prune` only, and
 only if files created it, never an object of a contract or made by hand.
@@ -6,26 +6,23 @@ only if files created it, never an object of a contract or made by hand.
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
+import yaml
 from sqlalchemy.orm import Session
 
-from lakeshare_server.catalog.declared.documents import Origin, raise_all
+from lakeshare_server.catalog.declared.documents import OF_CONTRACTS, Origin, raise_all
 from lakeshare_server.catalog.declared.files import (
     KINDS,
     CurrentObject,
     DesiredObject,
     Key,
-    followed_key,
     grant_key,
-    group_key,
+    object_key,
     parents,
-    recipient_key,
-    share_key,
-    table_key,
 )
 from lakeshare_server.catalog.ledger import CHECK_EVERY_S, FollowedTable, followed_tables
 from lakeshare_server.catalog.sharing import states
@@ -43,7 +40,7 @@ from lakeshare_server.errors import DocumentError
 Verb = Literal["create", "update", "delete"]
 # The first table of a schema sets the spelling of its name; tables of another spelling are in the same schema.
 UNCOMPARED = frozenset({"schema"})
-# Left out of the differences of a created or removed object.
+# Left out of exports, and of the differences of a created or removed object.
 DEFAULTS = {
     "kind": "TABLE",
     "history": True,
@@ -119,8 +116,13 @@ def _plan_step(desired: DesiredObject, current: CurrentObject | None, keeper: Ke
 
 def _differences(fields: Mapping[str, object], *, is_removed: bool = False) -> Iterator[Difference]:
     for name, value in fields.items():
-        if name not in ("name", "schema") and value not in (None, {}, ()) and value != DEFAULTS.get(name):
+        if not _is_default(name, value):
             yield Difference(name, value, None) if is_removed else Difference(name, None, value)
+
+
+def _is_default(name: str, value: object) -> bool:
+    """Whether a field needs no mention; the name of an object is its key."""
+    return name in ("name", "schema") or value in (None, {}, (), []) or value == DEFAULTS.get(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +148,7 @@ class Plan:
     def digest(self) -> str:
         """Twelve hex digits of a hash of the steps."""
         steps = [
-            [
-                step.verb,
-                step.key,
-                [[change.field, change.before, change.after] for change in step.differences],
-            ]
+            (step.verb, step.key, [(each.field, each.before, each.after) for each in step.differences])
             for step in self.steps
         ]
         text = json.dumps(steps, default=str, sort_keys=True)
@@ -187,7 +185,7 @@ def plan_files(
         if item.key not in desired
         and item.keeper == "hand"
         and item.key[0] in ("table", "grant")
-        and share_key(item.key[1]) in desired
+        and object_key("share", item.key[1]) in desired
     ]
     return Plan(steps, tuple(left))
 
@@ -205,7 +203,7 @@ def _needed_objects(
 
 def _lake_table_of(item: DesiredObject | CurrentObject) -> Key:
     """The key of the lake's table of a shared table, if that is followed."""
-    return followed_key(str(item.fields.get("table", "")))
+    return object_key("followed", str(item.fields.get("table", "")))
 
 
 def _faults(
@@ -260,11 +258,11 @@ def _faults_of_object(
 def _references(item: DesiredObject) -> Iterator[Key]:
     if item.key[0] == "grant":
         _, share, kind, reader = item.key
-        yield share_key(share)
-        yield recipient_key(reader) if kind == "recipient" else group_key(reader)
+        yield object_key("share", share)
+        yield object_key(kind, reader)
     members = item.fields.get("members", ())
     if isinstance(members, tuple):
-        yield from map(recipient_key, members)
+        yield from (object_key("recipient", member) for member in members)
 
 
 def _stale(
@@ -290,7 +288,7 @@ def read_current(session: Session) -> dict[Key, CurrentObject]:
     """Reads the objects of the catalog that files can declare."""
     recipients = states.list_recipients(session)
     # Files cannot name revoked recipients: their memberships and grants are left out.
-    revoked = {recipient.name for recipient in recipients if recipient.revoked_at is not None}
+    revoked = _revoked(recipients)
     objects = (
         *map(_recipient, recipients),
         *(_group(group, revoked) for group in states.list_groups(session)),
@@ -301,6 +299,10 @@ def read_current(session: Session) -> dict[Key, CurrentObject]:
     return {item.key: item for item in objects}
 
 
+def _revoked(recipients: Sequence[RecipientState]) -> set[str]:
+    return {recipient.name for recipient in recipients if recipient.revoked_at is not None}
+
+
 def read_current_shares(session: Session) -> dict[Key, CurrentObject]:
     """Reads the shares and their tables: the objects that contracts can declare."""
     objects = (*map(_share, states.list_shares(session)), *map(_table, states.list_objects(session)))
@@ -309,7 +311,7 @@ def read_current_shares(session: Session) -> dict[Key, CurrentObject]:
 
 def _followed(table: FollowedTable) -> CurrentObject:
     fields = {**_fields(table, "location check_every_s"), "start_version": table.start_version or None}
-    return CurrentObject(followed_key(table.table), table.table, fields, applied=table.applied)
+    return CurrentObject(object_key("followed", table.table), table.table, fields, applied=table.applied)
 
 
 def _fields(state: object, names: str) -> dict[str, object]:
@@ -317,30 +319,22 @@ def _fields(state: object, names: str) -> dict[str, object]:
 
 
 def _edited(
-    key: Key, state: Share | RecipientState | Group, fields: dict[str, object], **flags: bool
+    key: Key, state: Share | RecipientState | Group, fields: dict[str, object], **flags: Any
 ) -> CurrentObject:
-    return CurrentObject(
-        key,
-        state.name,
-        fields,
-        applied=state.applied,
-        revision=state.revision,
-        updated_by=state.updated_by,
-        updated_at=state.updated_at,
-        **flags,
-    )
+    flags |= _fields(state, "applied revision updated_by updated_at")
+    return CurrentObject(key, state.name, fields, **flags)
 
 
 def _share(share: Share) -> CurrentObject:
     fields = _fields(share, "name comment display_name owner")
     fields["properties"] = dict(share.properties)
-    return _edited(share_key(share.name), share, fields, declared=share.declared)
+    return _edited(object_key("share", share.name), share, fields, declared=share.declared)
 
 
 def _table(table: SharedObject) -> CurrentObject:
     names = "schema name table kind comment history start_version rule publication directory_access"
     return CurrentObject(
-        table_key(table.share, table.schema, table.name),
+        object_key("table", table.share, table.schema, table.name),
         table.path,
         _fields(table, names),
         declared=table.declared,
@@ -355,7 +349,7 @@ def _recipient(recipient: RecipientState) -> CurrentObject:
     policies = sorted(recipient.policies, key=lambda policy: policy.name)
     fields["policies"] = {policy.name: policy_fields(policy) for policy in policies}
     is_revoked = recipient.revoked_at is not None
-    return _edited(recipient_key(recipient.name), recipient, fields, is_revoked=is_revoked)
+    return _edited(object_key("recipient", recipient.name), recipient, fields, is_revoked=is_revoked)
 
 
 def policy_fields(policy: FederationPolicy) -> dict[str, object]:
@@ -366,7 +360,9 @@ def policy_fields(policy: FederationPolicy) -> dict[str, object]:
 
 def _group(group: Group, revoked: Collection[str]) -> CurrentObject:
     members = tuple(sorted(member.lower() for member in group.members if member not in revoked))
-    return _edited(group_key(group.name), group, {**_fields(group, "name comment"), "members": members})
+    return _edited(
+        object_key("group", group.name), group, {**_fields(group, "name comment"), "members": members}
+    )
 
 
 def _grant(grant: Grant) -> CurrentObject:
@@ -376,6 +372,100 @@ def _grant(grant: Grant) -> CurrentObject:
     return CurrentObject(
         key, f"{grant.share} to {reader}", fields, applied=grant.applied, updated_by=grant.created_by
     )
+
+
+HEAD = """\
+# What this catalog shares with whom; `lakeshare apply -f FILE` makes a catalog hold it. It has no secrets: recipients
+# get their profiles by `lakeshare recipient rotate`.
+"""
+
+
+class _Dumper(yaml.CSafeDumper):
+    """Writes a text of several lines as a block."""
+
+
+def _text(dumper: "_Dumper", text: str) -> yaml.ScalarNode:
+    # A block cannot have lines that end with blanks.
+    is_block = "\n" in text and not any(line != line.rstrip() for line in text.split("\n"))
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if is_block else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def export(session: Session, *, revisions: bool = False) -> str:
+    """The catalog as YAML; with `revisions`, applying an edited export cannot overwrite another edit."""
+    shares, recipients = states.list_shares(session), states.list_recipients(session)
+    groups, revoked = states.list_groups(session), _revoked(recipients)
+    grants = [grant for grant in states.list_grants(session) if grant.recipient not in revoked]
+    followed = {table.table: _set_fields(_followed(table)) for table in followed_tables(session)}
+    document: dict[str, Any] = {
+        "version": 1,
+        "followed": {
+            name: fields if len(fields) > 1 else fields["location"] for name, fields in followed.items()
+        },
+        "shares": _export_shares(session, shares, {grant.share for grant in grants}),
+        "recipients": {
+            state.name: _set_fields(
+                _recipient(state),
+                policies={policy.name: _without_defaults(policy_fields(policy)) for policy in state.policies},
+            )
+            for state in recipients
+            if state.name not in revoked
+        },
+        "groups": {
+            group.name: _set_fields(
+                _group(group, revoked), members=[name for name in group.members if name not in revoked]
+            )
+            for group in groups
+        },
+        "grants": [
+            _without_defaults(
+                {"share": grant.share, "recipient": grant.recipient, "group": grant.group}
+                | _set_fields(_grant(grant))
+            )
+            for grant in grants
+        ],
+    }
+    if revisions:
+        for kind, objects in (("shares", shares), ("recipients", recipients), ("groups", groups)):
+            for state in objects:
+                if state.name in document[kind]:
+                    document[kind][state.name]["revision"] = state.revision
+    left_out = [state.name for state in recipients if state.name in revoked]
+    remark = f"# Revoked, and left out: {', '.join(left_out)}\n" if left_out else ""
+    sections = {name: value for name, value in document.items() if value}
+    return HEAD + remark + yaml.dump(sections, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+
+
+def _export_shares(session: Session, shares: Sequence[Share], granted: set[str]) -> dict[str, dict[str, Any]]:
+    tables: dict[str, dict[str, dict[str, Any]]] = {}
+    for table in states.list_objects(session):
+        fields, path = _set_fields(_table(table)), f"{table.schema}.{table.name}"
+        if table.declared:
+            own = {name: value for name, value in fields.items() if name not in OF_CONTRACTS}
+            fields = {"declared": True, **own} if own else {}
+        elif table.table == path:
+            del fields["table"]
+        if fields or not table.declared:
+            tables.setdefault(table.share, {})[path] = fields
+    exported = {}
+    for share in shares:
+        is_default_owner = share.declared and share.owner == share.created_by
+        owner = None if is_default_owner else share.owner
+        fields = _set_fields(_share(share), owner=owner, tables=tables.get(share.name, {}))
+        if not share.declared or share.name in granted or fields:
+            exported[share.name] = fields
+    return exported
+
+
+def _set_fields(item: CurrentObject, **others: object) -> dict[str, Any]:
+    """The fields of an object that its file has to state."""
+    return _without_defaults({**item.fields, **others})
+
+
+def _without_defaults(fields: Mapping[str, object]) -> dict[str, Any]:
+    return {name: jsonable(value) for name, value in fields.items() if not _is_default(name, value)}
 
 
 SIGNS = {"create": "+", "update": "~", "delete": "-"}
@@ -410,7 +500,6 @@ def _counts(plan: Plan) -> tuple[int, ...]:
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
-    """The plan as JSON."""
     return {
         "digest": plan.digest,
         "changes": [_step_json(step) for step in plan.steps],

@@ -18,8 +18,6 @@ from lakeshare_server.catalog.sharing.credentials import shorten_tokens as short
 from lakeshare_server.catalog.sharing.editing import UNCHANGED as UNCHANGED
 from lakeshare_server.catalog.sharing.editing import Change as Change
 from lakeshare_server.catalog.sharing.editing import Edit as Edit
-from lakeshare_server.catalog.sharing.editing import Keeper as Keeper
-from lakeshare_server.catalog.sharing.editing import Unchanged as Unchanged
 from lakeshare_server.catalog.sharing.editing import editing as editing
 from lakeshare_server.catalog.sharing.recipients import alter_group as alter_group
 from lakeshare_server.catalog.sharing.recipients import alter_recipient as alter_recipient
@@ -39,11 +37,7 @@ from lakeshare_server.catalog.sharing.shares import create_share as create_share
 from lakeshare_server.catalog.sharing.shares import drop_share as drop_share
 from lakeshare_server.catalog.sharing.shares import remove_table as remove_table
 from lakeshare_server.catalog.sharing.states import FederationPolicy as FederationPolicy
-from lakeshare_server.catalog.sharing.states import Grant as Grant
-from lakeshare_server.catalog.sharing.states import Group as Group
 from lakeshare_server.catalog.sharing.states import IssuedSecret as IssuedSecret
 from lakeshare_server.catalog.sharing.states import LinkState as LinkState
 from lakeshare_server.catalog.sharing.states import RecipientState as RecipientState
-from lakeshare_server.catalog.sharing.states import Share as Share
 from lakeshare_server.catalog.sharing.states import SharedObject as SharedObject
-from lakeshare_server.catalog.sharing.states import TokenState as TokenState

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
 from sqlalchemy import select, update
@@ -48,9 +48,10 @@ from lakeshare_server.catalog.sharing.states import (
     find_recipient_row,
     get_recipient,
     link_from_row,
-    list_grants_to,
+    list_grants,
     list_recipients,
     policy_from_row,
+    state_from_row,
     token_from_row,
 )
 from lakeshare_server.errors import BadRequest, CatalogConflict, LinkEnded, NameTaken, NotFound
@@ -124,9 +125,8 @@ def _issue(
         created_by=edit.by,
         expires_at=expires_at,
     )
-    edit.session.add(token)
     row.activated_at = row.activated_at or edit.at
-    edit.session.flush()
+    edit.add(token)
     return IssuedSecret(token_from_row(token), secret)
 
 
@@ -185,18 +185,12 @@ def create_link(
         created_by=edit.by,
         expires_at=edit.at + link_life,
     )
-    edit.session.add(link)
-    edit.session.flush()
+    edit.add(link)
     return edit.changed("invite", row.name, None, link_from_row(link, row.name)), code
 
 
 def find_link(catalog: Catalog, code: str) -> tuple[LinkState, RecipientState]:
-    """Returns the open link with this code, and its recipient.
-
-    Raises:
-        NotFound: there is no such link.
-        LinkEnded: it was used, has expired, or was replaced.
-    """
+    """Returns the open link with this code, and its recipient; raises NotFound and LinkEnded."""
     with catalog.reading() as session:
         link, row = _find_by_code(session, code)
         state = link_from_row(link, row.name)
@@ -209,18 +203,15 @@ def redeem_link(
 ) -> tuple[RecipientState, IssuedSecret]:
     """Uses a link up, and returns the recipient with a new token or client secret.
 
-    Raises:
-        NotFound, LinkEnded: as `find_link`.
-        BadRequest: the recipient has an agreement to accept.
+    Raises NotFound and LinkEnded, and BadRequest if the recipient has an agreement to accept.
     """
     link, row = _find_by_code(edit.session, code)
     _require_open(link_from_row(link, row.name), edit.at)
     before = get_recipient(edit.session, row.name)
     if row.agreement is not None and row.agreement_accepted_at is None:
         if not accepts_agreement:
-            raise BadRequest(
-                "accepts_agreement", False, "Read the agreement and accept it to get the profile."
-            )
+            hint = "Read the agreement and accept it to get the profile."
+            raise BadRequest("accepts_agreement", False, hint)
         row.agreement_accepted_at, row.agreement_accepted_from = edit.at, from_address
     touch_row(edit, row)
     link.used_at, link.used_from = edit.at, from_address
@@ -279,18 +270,12 @@ def drop_policy(edit: Edit, recipient: str, name: str) -> FederationPolicy:
     policy = _find_policy(edit, row, name)
     if policy is None:
         raise NotFound("Federation policy", name)
-    state = policy_from_row(policy)
     touch_row(edit, row)
-    edit.session.delete(policy)
-    edit.session.flush()
-    edit.changed("drop_policy", row.name, state, None)
-    return state
+    return edit.delete("drop_policy", row.name, policy, policy_from_row(policy))
 
 
 def _find_policy(edit: Edit, row: RecipientRow, name: str) -> FederationPolicyRow | None:
-    same = select(FederationPolicyRow).where(
-        FederationPolicyRow.recipient_key == row.key, FederationPolicyRow.name_key == name.lower()
-    )
+    same = select(FederationPolicyRow).filter_by(recipient_key=row.key, name_key=name.lower())
     return edit.session.scalars(same).one_or_none()
 
 
@@ -322,9 +307,8 @@ def _require_usable(policy: FederationPolicy) -> None:
         if not 0 < len(value) <= 255 or not value.isprintable():
             raise BadRequest(field, value, "Give a text of 1 to 255 printable characters.")
     if not policy.audiences or not all(0 < len(audience) <= 255 for audience in policy.audiences):
-        raise BadRequest(
-            "audiences", list(policy.audiences), "Name at least one audience, each of 1 to 255 characters."
-        )
+        hint = "Name at least one audience, each of 1 to 255 characters."
+        raise BadRequest("audiences", list(policy.audiences), hint)
 
 
 Role = Literal["owner", "steward", "auditor"]
@@ -384,8 +368,7 @@ def add_admin_key(
         created_by=edit.by,
         expires_at=expires_at,
     )
-    edit.session.add(row)
-    edit.session.flush()
+    edit.add(row)
     return edit.changed("add_admin_key", name, None, _admin_key_from_row(row)), key
 
 
@@ -415,11 +398,7 @@ def find_admin_key(session: Session, key: str) -> AdminKey | None:
 
 
 def create_first_admin_key(catalog: Catalog) -> str | None:
-    """Creates the first key of a catalog, an owner's; returns None if the catalog has, or had, any key.
-
-    Raises:
-        Unavailable: the database does not answer.
-    """
+    """Creates the first key of a catalog, an owner's; returns None if the catalog has, or had, any key."""
     any_key = select(AdminKeyRow.key).limit(1)
     with catalog.reading() as session:
         if session.scalar(any_key) is not None:
@@ -435,9 +414,7 @@ def _find_key_row(session: Session, name: str) -> AdminKeyRow | None:
 
 
 def _admin_key_from_row(row: AdminKeyRow) -> AdminKey:
-    return AdminKey(
-        row.id, row.name, cast(Role, row.role), row.created_at, row.created_by, row.expires_at, row.revoked_at
-    )
+    return state_from_row(AdminKey, row)
 
 
 @dataclass(frozen=True)
@@ -498,7 +475,7 @@ def _recipient_from_state(session: Session, state: RecipientState) -> Recipient:
     return Recipient(
         id=state.id,
         name=state.name,
-        shares=tuple(grant.share for grant in list_grants_to(session, state.name)),
+        shares=tuple(grant.share for grant in list_grants(session, recipient=state.name)),
         comment=state.comment,
         created_at=state.created_at,
         expires_at=ends[-1] if ends else None,

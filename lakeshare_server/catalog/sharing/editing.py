@@ -25,6 +25,7 @@ LOCAL_OPERATOR = "command line"
 Keeper = Literal["contracts", "files", "hand"]
 NamedRow = ShareRow | RecipientRow | GroupRow
 State = TypeVar("State", bound=JsonState | None)
+Removed = TypeVar("Removed", bound=JsonState)
 
 
 class Unchanged(Enum):
@@ -72,11 +73,23 @@ class Edit:
         elif self.keeper == "contracts":
             row.declared = True
 
+    def add(self, row: Any) -> None:  # of any model, like the next two
+        """Adds a row, and flushes."""
+        self.session.add(row)
+        self.session.flush()
+
     def update(self, row: Any, fields: Mapping[str, Any]) -> None:
         """Sets columns of a row, and flushes."""
         for name, value in fields.items():
             setattr(row, name, value)
         self.session.flush()
+
+    def delete(self, action: str, object_name: str, row: Any, state: Removed) -> Removed:
+        """Deletes a row, flushes, and records the change; returns `state`, the last one."""
+        self.session.delete(row)
+        self.session.flush()
+        self.changed(action, object_name, state, None)
+        return state
 
 
 @contextmanager
@@ -134,17 +147,9 @@ def touch_row(edit: Edit, row: NamedRow, expected: int | None = None) -> None:
 
 def new_row_fields(edit: Edit, name: str) -> dict[str, Any]:
     """The columns that every new share, recipient and group has."""
-    return {
-        "id": str(uuid.uuid4()),
-        "name": name,
-        "name_key": name.lower(),
-        "applied": False,
-        "created_at": edit.at,
-        "created_by": edit.by,
-        "updated_at": edit.at,
-        "updated_by": edit.by,
-        "revision": 1,
-    }
+    created = {"created_at": edit.at, "created_by": edit.by, "applied": False, "revision": 1}
+    updated = {"updated_at": edit.at, "updated_by": edit.by}
+    return {"id": str(uuid.uuid4()), "name": name, "name_key": name.lower(), **created, **updated}
 
 
 def changed_fields(**fields: Any) -> dict[str, Any]:
@@ -168,9 +173,7 @@ def require_free(edit: Edit, model: Any, name: str, key: int | None = None) -> N
     if row is not None and row.key != key:
         hint = {
             ShareRow: "Choose another name; case makes no difference.",
-            RecipientRow: (
-                "Choose another name. `lakeshare recipient rotate` gives the recipient a new token."
-            ),
+            RecipientRow: "Choose another name. `lakeshare recipient rotate` gives the recipient a new token.",
             GroupRow: "Choose another name.",
         }[model]
         raise NameTaken(f"there is a {_kind(model)} {row.name} already", hint)
@@ -227,13 +230,11 @@ def require_properties(field: str, properties: Mapping[str, str] | None) -> dict
         if not isinstance(key, str) or not 0 < len(key) <= 255 or not key.isprintable():
             raise BadRequest(field, key, "Keys are texts of 1 to 255 printable characters.")
         if key.lower().startswith(RESERVED):
-            raise BadRequest(
-                field, key, f"Keys that begin with {' or '.join(RESERVED)} are reserved; take another."
-            )
+            hint = f"Keys that begin with {' or '.join(RESERVED)} are reserved; take another."
+            raise BadRequest(field, key, hint)
         if not isinstance(value, str) or len(value) > MAX_PROPERTY_CHARS or "\x00" in value:
-            raise BadRequest(
-                f"{field}.{key}", value, f"Values are texts of up to {MAX_PROPERTY_CHARS} characters."
-            )
+            hint = f"Values are texts of up to {MAX_PROPERTY_CHARS} characters."
+            raise BadRequest(f"{field}.{key}", value, hint)
     return dict(properties or {}) or None
 
 
@@ -259,7 +260,5 @@ def require_rule_text(field: str, rule: str | None) -> None:
         return
     printable = rule.replace("\n", " ").replace("\t", " ")
     if not rule.strip() or len(rule) > MAX_RULE_CHARS or not printable.isprintable():
-        hint = (
-            f"Give a predicate on partition columns in up to {MAX_RULE_CHARS} characters, like region = 'EU'."
-        )
-        raise BadRequest(field, rule, hint)
+        limit = f"in up to {MAX_RULE_CHARS} characters, like region = 'EU'."
+        raise BadRequest(field, rule, f"Give a predicate on partition columns {limit}")

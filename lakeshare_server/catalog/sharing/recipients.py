@@ -1,8 +1,9 @@
 """Operations on recipients, groups and grants."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import get_args
+from functools import partial
+from typing import Any, get_args
 
 from sqlalchemy import delete, select, update
 
@@ -36,7 +37,6 @@ from lakeshare_server.catalog.sharing.states import (
     Authentication,
     Grant,
     Group,
-    JsonState,
     RecipientState,
     find_group_row,
     find_recipient_row,
@@ -83,8 +83,7 @@ def create_recipient(
         agreement=agreement,
     )
     edit.keep(row)
-    edit.session.add(row)
-    edit.session.flush()
+    edit.add(row)
     return edit.changed("create_recipient", name, None, get_recipient(edit.session, name))
 
 
@@ -137,18 +136,8 @@ def revoke_recipient(edit: Edit, name: str, *, revision: int | None = None) -> R
 def drop_recipient(edit: Edit, name: str, *, revision: int | None = None) -> RecipientState:
     """Removes a recipient with its tokens, links, policies and grants; its name can be used again."""
     row, state = find_recipient_row(edit.session, name), get_recipient(edit.session, name)
-    _drop(edit, "drop_recipient", row, state, revision)
-    return state
-
-
-def _drop(
-    edit: Edit, action: str, row: RecipientRow | GroupRow, state: JsonState, revision: int | None
-) -> None:
-    name = row.name
     touch_row(edit, row, revision)
-    edit.session.delete(row)
-    edit.session.flush()
-    edit.changed(action, name, state, None)
+    return edit.delete("drop_recipient", row.name, row, state)
 
 
 def require_not_revoked(row: RecipientRow) -> None:
@@ -168,8 +157,7 @@ def create_group(edit: Edit, name: str, *, comment: str | None = None, members: 
     require_free(edit, GroupRow, name)
     row = GroupRow(**new_row_fields(edit, name), comment=comment)
     edit.keep(row)
-    edit.session.add(row)
-    edit.session.flush()
+    edit.add(row)
     _add_members(edit, row, members)
     return edit.changed("create_group", name, None, get_group(edit.session, name))
 
@@ -201,8 +189,8 @@ def alter_group(
 def drop_group(edit: Edit, name: str, *, revision: int | None = None) -> Group:
     """Removes a group with its grants; its members keep their own."""
     row, state = find_group_row(edit.session, name), get_group(edit.session, name)
-    _drop(edit, "drop_group", row, state, revision)
-    return state
+    touch_row(edit, row, revision)
+    return edit.delete("drop_group", row.name, row, state)
 
 
 def _add_members(edit: Edit, row: GroupRow, members: Sequence[str]) -> None:
@@ -231,21 +219,20 @@ def grant(
     require_aware("starts_at", starts_at)
     require_aware("ends_at", ends_at)
     if starts_at is not None and ends_at is not None and ends_at <= starts_at:
-        raise BadRequest(
-            "ends_at", ends_at.isoformat(), f"It ends after it starts, at {starts_at.isoformat()}."
-        )
+        hint = f"It ends after it starts, at {starts_at.isoformat()}."
+        raise BadRequest("ends_at", ends_at.isoformat(), hint)
     require_rule_text("rule", rule)
     parent = find_share_row(edit.session, share)
     touch_row(edit, parent, revision)
-    row, reader = _find_grant(edit, parent.key, recipient, group)
+    row, new_row, reader = _find_grant(edit, parent.key, recipient, group)
     before = None if row is None else grant_from_row(row, parent.name, **reader)
     if row is None:
-        row = _add_grant(edit, parent.key, recipient, group)
+        row = new_row(created_at=edit.at, created_by=edit.by, applied=False)
+        edit.session.add(row)
     if recipient is not None:
         require_not_revoked(find_recipient_row(edit.session, recipient))
-    row.starts_at, row.ends_at, row.rule = starts_at, ends_at, rule
     edit.keep(row)
-    edit.session.flush()
+    edit.update(row, {"starts_at": starts_at, "ends_at": ends_at, "rule": rule})
     return edit.changed("grant", parent.name, before, grant_from_row(row, parent.name, **reader))
 
 
@@ -260,43 +247,27 @@ def revoke(
     """Removes the grant of a share to a recipient or to a group; `revision` is the share's."""
     parent = find_share_row(edit.session, share)
     touch_row(edit, parent, revision)
-    row, reader = _find_grant(edit, parent.key, recipient, group)
+    row, _, reader = _find_grant(edit, parent.key, recipient, group)
     if row is None:
         raise NotFound("Grant", f"{parent.name} to {recipient or group}")
-    state = grant_from_row(row, parent.name, **reader)
-    edit.session.delete(row)
-    edit.session.flush()
-    edit.changed("revoke", parent.name, state, None)
-    return state
+    return edit.delete("revoke", parent.name, row, grant_from_row(row, parent.name, **reader))
 
 
 def _find_grant(
     edit: Edit, share_key: int, recipient: str | None, group: str | None
-) -> tuple[GrantRow | GroupGrantRow | None, dict[str, str]]:
+) -> tuple[Any, Callable[..., Any], dict[str, str]]:  # rows of grants to recipients, or to groups
+    """The row of a grant, if it exists, the maker of a new one, and the reader's name."""
+    reader: RecipientRow | GroupRow
+    model: Any
     if recipient is not None and group is None:
-        reader = find_recipient_row(edit.session, recipient)
-        own = select(GrantRow).where(GrantRow.share_key == share_key, GrantRow.recipient_key == reader.key)
-        return edit.session.scalars(own).one_or_none(), {"recipient": reader.name}
-    if group is not None and recipient is None:
-        members = find_group_row(edit.session, group)
-        of_group = select(GroupGrantRow).where(
-            GroupGrantRow.share_key == share_key, GroupGrantRow.group_key == members.key
-        )
-        return edit.session.scalars(of_group).one_or_none(), {"group": members.name}
-    raise BadRequest("recipient,group", f"{recipient}, {group}", "Name one recipient or one group.")
-
-
-def _add_grant(
-    edit: Edit, share_key: int, recipient: str | None, group: str | None
-) -> GrantRow | GroupGrantRow:
-    fields = {"share_key": share_key, "created_at": edit.at, "created_by": edit.by, "applied": False}
-    row: GrantRow | GroupGrantRow
-    if recipient is not None:
-        row = GrantRow(recipient_key=find_recipient_row(edit.session, recipient).key, **fields)
+        model, kind, reader = GrantRow, "recipient", find_recipient_row(edit.session, recipient)
+    elif group is not None and recipient is None:
+        model, kind, reader = GroupGrantRow, "group", find_group_row(edit.session, group)
     else:
-        row = GroupGrantRow(group_key=find_group_row(edit.session, group or "").key, **fields)
-    edit.session.add(row)
-    return row
+        raise BadRequest("recipient,group", f"{recipient}, {group}", "Name one recipient or one group.")
+    own = {"share_key": share_key, f"{kind}_key": reader.key}
+    row = edit.session.scalars(select(model).filter_by(**own)).one_or_none()
+    return row, partial(model, **own), {kind: reader.name}
 
 
 def set_limits(
@@ -316,11 +287,9 @@ def set_limits(
     )
     for field, most in fields.items():
         if most is not None and (isinstance(most, bool) or not 1 <= most <= MAX_LONG):
-            raise BadRequest(
-                field, most, "Give a whole number of one or more, or none to take the settings'."
-            )
+            hint = "Give a whole number of one or more, or none to take the settings'."
+            raise BadRequest(field, most, hint)
     touch_row(edit, row, revision)
-    limits = {**(row.limits or {}), **fields}
-    row.limits = {field: most for field, most in limits.items() if most is not None} or None
-    edit.session.flush()
+    limits = {field: most for field, most in {**(row.limits or {}), **fields}.items() if most is not None}
+    edit.update(row, {"limits": limits or None})
     return edit.changed("set_limits", row.name, before, get_recipient(edit.session, row.name))

@@ -69,8 +69,7 @@ def create_share(
         declared=False,
     )
     edit.keep(row)
-    edit.session.add(row)
-    edit.session.flush()
+    edit.add(row)
     return edit.changed("create_share", name, None, share_from_row(row))
 
 
@@ -95,9 +94,8 @@ def alter_share(
     require_owner(fields.get("owner"))
     changed = {key for key, value in fields.items() if value != getattr(row, key)}
     if row.declared and edit.keeper != "contracts" and changed & {"name", "comment"}:
-        raise CatalogConflict(
-            f"{row.name} is declared by a contract", "Change the contract and apply the shares."
-        )
+        what = f"{row.name} is declared by a contract"
+        raise CatalogConflict(what, "Change the contract and apply the shares.")
     touch_row(edit, row, revision)
     edit.keep(row)
     edit.update(row, fields)
@@ -109,16 +107,12 @@ def drop_share(edit: Edit, name: str, *, revision: int | None = None) -> Share:
     row = find_share_row(edit.session, name)
     touch_row(edit, row, revision)
     if row.declared and edit.keeper != "contracts":
-        raise CatalogConflict(
-            f"{row.name} is declared by a contract", "Take it out of the contract and apply the shares."
-        )
+        what = f"{row.name} is declared by a contract"
+        raise CatalogConflict(what, "Take it out of the contract and apply the shares.")
     state = share_from_row(row)
     for model in (GrantRow, GroupGrantRow):
         edit.session.execute(delete(model).where(model.share_key == row.key))
-    edit.session.delete(row)
-    edit.session.flush()
-    edit.changed("drop_share", state.name, state, None)
-    return state
+    return edit.delete("drop_share", state.name, row, state)
 
 
 def add_table(edit: Edit, share: str, table: SharedObject, *, revision: int | None = None) -> SharedObject:
@@ -242,13 +236,10 @@ def remove_table(
     state = object_from_row(row, folder.name, parent.name)
     touch_row(edit, parent, revision)
     if row.declared and edit.keeper != "contracts":
-        raise CatalogConflict(
-            f"{state.path} is declared by a contract", "Take it out of the contract and apply the shares."
-        )
-    edit.session.delete(row)
-    edit.session.flush()
+        what = f"{state.path} is declared by a contract"
+        raise CatalogConflict(what, "Take it out of the contract and apply the shares.")
+    edit.delete("remove_table", state.path, row, state)
     _remove_if_empty(edit, folder)
-    edit.changed("remove_table", state.path, state, None)
     return state
 
 
@@ -314,9 +305,7 @@ def _require_all_free(
 
 
 def _require_free_name(edit: Edit, share: ShareRow, schema: SchemaRow, name: str, key: int | None) -> None:
-    same = select(SharedTableRow).where(
-        SharedTableRow.schema_key == schema.key, SharedTableRow.name_key == name.lower()
-    )
+    same = select(SharedTableRow).filter_by(schema_key=schema.key, name_key=name.lower())
     taken = edit.session.scalars(same).one_or_none()
     if taken is not None and taken.key != key:
         raise _name_taken(share, schema, taken)

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar
 
 from sqlalchemy import Select, func, select
@@ -229,43 +230,38 @@ class IssuedSecret:
     secret: str = field(repr=False)
 
 
-def _from_row(state: type[State], row: Any, /, **others: Any) -> State:  # of any model
+def state_from_row(state: type[State], row: Any, /, **others: Any) -> State:  # of any model
     """A state with the columns of a row that have its fields' names, and with other values."""
     columns = {name: getattr(row, name) for name in state.__dataclass_fields__ if name not in others}
     return state(**columns, **others)
 
 
 def share_from_row(row: ShareRow) -> Share:
-    """The state of a share's row."""
-    return _from_row(Share, row, properties=row.properties or {})
+    return state_from_row(Share, row, properties=row.properties or {})
 
 
 def object_from_row(row: SharedTableRow, schema: str, share: str) -> SharedObject:
-    """The state of a shared table's row."""
-    return _from_row(SharedObject, row, schema=schema, share=share, table=row.lake_table)
+    return state_from_row(SharedObject, row, schema=schema, share=share, table=row.lake_table)
 
 
 def token_from_row(row: TokenRow, use: TokenUseRow | None = None) -> TokenState:
     """The state of a token's row; `use` is its last use."""
     last_used = (None, None) if use is None else (use.last_used_at, use.last_used_from)
-    return _from_row(TokenState, row, last_used_at=last_used[0], last_used_from=last_used[1])
+    return state_from_row(TokenState, row, last_used_at=last_used[0], last_used_from=last_used[1])
 
 
 def link_from_row(row: ActivationRow, recipient: str) -> LinkState:
-    """The state of an activation link's row."""
-    return _from_row(LinkState, row, recipient=recipient)
+    return state_from_row(LinkState, row, recipient=recipient)
 
 
 def policy_from_row(row: FederationPolicyRow) -> FederationPolicy:
-    """The state of a policy's row."""
-    return _from_row(FederationPolicy, row, audiences=tuple(row.audiences))
+    return state_from_row(FederationPolicy, row, audiences=tuple(row.audiences))
 
 
 def grant_from_row(
     row: GrantRow | GroupGrantRow, share: str, *, recipient: str | None = None, group: str | None = None
 ) -> Grant:
-    """The state of a grant's row."""
-    return _from_row(Grant, row, share=share, recipient=recipient, group=group)
+    return state_from_row(Grant, row, share=share, recipient=recipient, group=group)
 
 
 def _life_cycle(
@@ -340,7 +336,7 @@ def list_groups(session: Session) -> list[Group]:
     for key, name in session.execute(pairs.order_by(RecipientRow.key)):
         members[key].append(name)
     rows = session.scalars(select(GroupRow).order_by(GroupRow.key))
-    return [_from_row(Group, row, members=tuple(members[row.key])) for row in rows]
+    return [state_from_row(Group, row, members=tuple(members[row.key])) for row in rows]
 
 
 def get_group(session: Session, name: str) -> Group:
@@ -348,7 +344,7 @@ def get_group(session: Session, name: str) -> Group:
     row = find_group_row(session, name)
     members = select(RecipientRow.name).join(GroupMemberRow, GroupMemberRow.recipient_key == RecipientRow.key)
     in_group = members.where(GroupMemberRow.group_key == row.key).order_by(RecipientRow.key)
-    return _from_row(Group, row, members=tuple(session.scalars(in_group)))
+    return state_from_row(Group, row, members=tuple(session.scalars(in_group)))
 
 
 def list_recipients(session: Session, after: int = 0, limit: int | None = None) -> list[RecipientState]:
@@ -363,34 +359,36 @@ def get_recipient(session: Session, name: str) -> RecipientState:
     return _read_recipients(session, select(RecipientRow).where(RecipientRow.key == row.key))[0]
 
 
-def list_grants(session: Session) -> list[Grant]:
-    """Lists all grants, ended and future ones too: to recipients, then to groups, in the order of their creation."""
-    return _list_grants(session, None, None)
+def list_grants(session: Session, *, share: str | None = None, recipient: str | None = None) -> list[Grant]:
+    """Lists all grants, ended and future ones too: to recipients, then to groups, in the order of their creation.
 
-
-def list_grants_on(session: Session, share: str) -> list[Grant]:
-    """Lists all grants on a share; raises NotFound."""
-    return _list_grants(session, find_share_row(session, share).key, None)
-
-
-def list_grants_to(session: Session, recipient: str) -> list[Grant]:
-    """Lists all grants to a recipient and to its groups; raises NotFound."""
-    return _list_grants(session, None, find_recipient_row(session, recipient).key)
-
-
-def find_share_row(session: Session, name: str) -> ShareRow:
-    """Returns the row of a share; raises NotFound."""
-    return _find_row(session, ShareRow, name)
-
-
-def find_recipient_row(session: Session, name: str) -> RecipientRow:
-    """Returns the row of a recipient; raises NotFound."""
-    return _find_row(session, RecipientRow, name)
-
-
-def find_group_row(session: Session, name: str) -> GroupRow:
-    """Returns the row of a group; raises NotFound."""
-    return _find_row(session, GroupRow, name)
+    Only those on a share, or to a recipient and its groups, if one is given; raises NotFound.
+    """
+    to_recipients = (
+        select(GrantRow, ShareRow.name, RecipientRow.name)
+        .join(ShareRow, ShareRow.key == GrantRow.share_key)
+        .join(RecipientRow, RecipientRow.key == GrantRow.recipient_key)
+        .order_by(GrantRow.key)
+    )
+    to_groups = (
+        select(GroupGrantRow, ShareRow.name, GroupRow.name)
+        .join(ShareRow, ShareRow.key == GroupGrantRow.share_key)
+        .join(GroupRow, GroupRow.key == GroupGrantRow.group_key)
+        .order_by(GroupGrantRow.key)
+    )
+    if share is not None:
+        share_key = find_share_row(session, share).key
+        to_recipients = to_recipients.where(GrantRow.share_key == share_key)
+        to_groups = to_groups.where(GroupGrantRow.share_key == share_key)
+    if recipient is not None:
+        recipient_key = find_recipient_row(session, recipient).key
+        to_recipients = to_recipients.where(GrantRow.recipient_key == recipient_key)
+        of_recipient = select(GroupMemberRow.group_key).where(GroupMemberRow.recipient_key == recipient_key)
+        to_groups = to_groups.where(GroupGrantRow.group_key.in_(of_recipient))
+    own = [
+        grant_from_row(row, parent, recipient=name) for row, parent, name in session.execute(to_recipients)
+    ]
+    return own + [grant_from_row(row, parent, group=name) for row, parent, name in session.execute(to_groups)]
 
 
 def find_object_row(
@@ -412,11 +410,17 @@ def find_object_row(
     return rows
 
 
-def _find_row(session: Session, model: type[NamedRow], name: str) -> NamedRow:
+def _find_row(model: type[NamedRow], session: Session, name: str) -> NamedRow:
+    """Returns the row of this name; raises NotFound."""
     row = session.scalars(select(model).where(model.name_key == name.lower())).one_or_none()
     if row is None:
         raise NotFound(model.__name__.removesuffix("Row"), name)
     return row
+
+
+find_share_row = partial(_find_row, ShareRow)
+find_recipient_row = partial(_find_row, RecipientRow)
+find_group_row = partial(_find_row, GroupRow)
 
 
 def _read_recipients(
@@ -454,7 +458,7 @@ def _read_recipients(
     for key, name in session.execute(pairs.order_by(GroupRow.key)):
         of_groups[key].append(name)
     return [
-        _from_row(
+        state_from_row(
             RecipientState,
             row,
             state=_life_cycle(row, tokens[row.key], links[row.key], policies[row.key]),
@@ -468,27 +472,3 @@ def _read_recipients(
         )
         for row in rows
     ]
-
-
-def _list_grants(session: Session, share_key: int | None, recipient_key: int | None) -> list[Grant]:
-    to_recipients = (
-        select(GrantRow, ShareRow.name, RecipientRow.name)
-        .join(ShareRow, ShareRow.key == GrantRow.share_key)
-        .join(RecipientRow, RecipientRow.key == GrantRow.recipient_key)
-        .order_by(GrantRow.key)
-    )
-    to_groups = (
-        select(GroupGrantRow, ShareRow.name, GroupRow.name)
-        .join(ShareRow, ShareRow.key == GroupGrantRow.share_key)
-        .join(GroupRow, GroupRow.key == GroupGrantRow.group_key)
-        .order_by(GroupGrantRow.key)
-    )
-    if share_key is not None:
-        to_recipients = to_recipients.where(GrantRow.share_key == share_key)
-        to_groups = to_groups.where(GroupGrantRow.share_key == share_key)
-    if recipient_key is not None:
-        to_recipients = to_recipients.where(GrantRow.recipient_key == recipient_key)
-        of_recipient = select(GroupMemberRow.group_key).where(GroupMemberRow.recipient_key == recipient_key)
-        to_groups = to_groups.where(GroupGrantRow.group_key.in_(of_recipient))
-    own = [grant_from_row(row, share, recipient=name) for row, share, name in session.execute(to_recipients)]
-    return own + [grant_from_row(row, share, group=name) for row, share, name in session.execute(to_groups)]

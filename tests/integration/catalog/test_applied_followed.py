@@ -14,14 +14,14 @@ from lakeshare_server.catalog import (
     Ledger,
     SharedTable,
     share_table,
-    unshare_table,
 )
 from lakeshare_server.catalog.declared import Plan, apply_files, dry_run, plan_changes
-from lakeshare_server.catalog.declared.files import FoundTable, followed_key
+from lakeshare_server.catalog.declared.files import FoundTable, object_key
 from lakeshare_server.catalog.models import AuditRow
 from lakeshare_server.errors import DocumentError
 from tests.builders.applied_files import exported, paths, told
 from tests.builders.publications import a_publication
+from tests.builders.sharing import unshare_table
 
 TEXT = """
 followed:
@@ -49,7 +49,7 @@ def test_files_follow_and_share_in_one_transaction_and_twice_changes_nothing(
 ) -> None:
     identity = IcebergIdentity("uuid", "s3://lake/items")
     wanted = dict(said(TEXT))
-    key = followed_key("sales.items")
+    key = object_key("followed", "sales.items")
     wanted[key] = replace(wanted[key], found=FoundTable(identity, "read"))
     assert len(dry_run(catalog, wanted, "ann").steps) == 5
     assert (names(catalog), events(catalog)) == ([], [])

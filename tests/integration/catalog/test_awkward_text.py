@@ -19,6 +19,7 @@ from lakeshare_server.catalog import (
 from lakeshare_server.catalog.audit import verify
 from lakeshare_server.catalog.audit.log import MAX_TEXT_CHARS
 from lakeshare_server.errors import NotFound
+from tests.builders.events import newest_requests
 from tests.builders.publications import a_publication
 
 AWKWARD = [
@@ -85,7 +86,7 @@ def test_awkward_text_is_written_to_the_audit_log_readably(
                 )
             )
             log.close()
-            [row] = log.newest(1)
+            [row] = newest_requests(log.catalog, 1)
             readable = text.translate({0: "\ufffd", 0xD800: "\ufffd", 0xDFFF: "\ufffd"})[:MAX_TEXT_CHARS]
             assert row.object_name == row.user_agent == readable
             assert row.details == {readable: [readable]}

@@ -17,7 +17,7 @@ from lakeshare_server.catalog.audit.log import LOG_REFUSED
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import Stores
 from lakeshare_server.versions import Versions
-from tests.builders.events import an_event
+from tests.builders.events import an_event, newest_requests
 
 PATIENCE_S = 30
 ASKED = Submission(Reader("r", "bob"), ("no", "such", "table"), {}).as_json()
@@ -70,7 +70,7 @@ def test_the_audit_log_goes_on_when_the_database_is_back(
     log.record(an_event())
     wait_until(lambda: "audit log: 1 events wait" in caplog.text)
     change(catalog, "ALTER TABLE elsewhere RENAME TO audit_chain")
-    wait_until(lambda: len(log.newest(10)) == 1)
+    wait_until(lambda: len(newest_requests(log.catalog, 10)) == 1)
     log.close()
 
 
@@ -83,7 +83,7 @@ def test_an_event_that_was_refused_does_not_hold_up_those_behind_it(
     log = AuditLog(catalog, tmp_path)
     log.record(an_event(1, action="longer than that"))
     log.record(an_event(2))
-    wait_until(lambda: [event.files for event in log.newest(10)] == [2])
+    wait_until(lambda: [event.files for event in newest_requests(log.catalog, 10)] == [2])
     assert '"files":1' in (tmp_path / LOG_REFUSED).read_text()
     log.close()
     catalog.close()

@@ -6,7 +6,6 @@ import pytest
 
 from lakeshare_server.catalog import Catalog
 from lakeshare_server.catalog.audit import (
-    Usage,
     events_after,
     group_usage,
     maintenance,
@@ -16,6 +15,7 @@ from lakeshare_server.catalog.audit import (
     read_usage,
     verify,
 )
+from lakeshare_server.catalog.audit.maintenance import Usage
 from lakeshare_server.errors import BadRequest
 from tests.builders.events import NOON, an_event, append, tamper
 

@@ -26,7 +26,6 @@ from lakeshare_server.catalog import (
     lock_set,
     open_catalog,
     share_table,
-    unshare_table,
 )
 from lakeshare_server.catalog.models import (
     AdminKeyRow,
@@ -42,6 +41,7 @@ from lakeshare_server.catalog.models import (
 )
 from lakeshare_server.errors import CatalogConflict, Unavailable
 from tests.builders.publications import a_publication
+from tests.builders.sharing import unshare_table
 
 MODELS = sorted((mapper.class_ for mapper in Base.registry.mappers), key=lambda model: model.__tablename__)
 UNSEEN = {

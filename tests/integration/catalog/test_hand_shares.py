@@ -12,11 +12,11 @@ from lakeshare_server.catalog import (
     allow_directory_access,
     apply_shares,
     share_table,
-    unshare_table,
 )
 from lakeshare_server.catalog.listings import list_all_shared_tables
 from lakeshare_server.catalog.models import ShareRow
 from lakeshare_server.errors import BadRequest, CatalogConflict, NotFound
+from tests.builders.sharing import unshare_table
 
 ORDERS = SharedTable("sales", "orders", "sales.orders")
 DECLARED = DeclaredShare("s", (SharedTable("sales", "declared", "lake.declared"),))

@@ -135,11 +135,11 @@ def test_grants_change_and_end(seeded: Catalog) -> None:
     again = done(seeded, lambda edit: grant(edit, "sales", recipient="bob"))
     assert (again.rule, again.ends_at) == (None, None)
     with seeded.reading() as session:
-        assert [(one.recipient, one.group) for one in states.list_grants_to(session, "bob")] == [
+        assert [(one.recipient, one.group) for one in states.list_grants(session, recipient="bob")] == [
             ("bob", None),
             (None, "partners"),
         ]
-        assert states.list_grants_on(session, "sales") == states.list_grants(session)
+        assert states.list_grants(session, share="sales") == states.list_grants(session)
     done(seeded, lambda edit: revoke(edit, "sales", recipient="bob"))
     with pytest.raises(NotFound, match="Grant"):
         done(seeded, lambda edit: revoke(edit, "sales", recipient="bob"))

@@ -7,8 +7,9 @@ statement that show the effect.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from unittest.mock import ANY
 
 import pytest
@@ -242,10 +243,14 @@ def test_a_statement_answers_and_has_its_effect(filled: Provider, case: Case) ->
 
 def test_every_statement_has_a_case() -> None:
     written = [case.before + case.statement + ";" + case.shown_by for case in CASES]
-    tried = {type(placed.statement) for text in written for placed in parse(text)}
+    parsed = [placed.statement for text in written for placed in parse(text)]
+    tried = {type(statement) for statement in parsed}
     every = {*said.ChangeStatement.__subclasses__(), *said.ReadStatement.__subclasses__()}
     # Refused, whatever they say: see test_sql_refusals.py. Reading stores: see test_follow_many.py.
     assert every - tried == {said.Publish, said.ShowSharesInProvider, said.Follow, said.Unfollow}
+    of_kinds = said.Alter, said.Drop, said.Show, said.Describe
+    kinds = {(type(statement), statement.kind) for statement in parsed if isinstance(statement, of_kinds)}
+    assert kinds == {*product(of_kinds, get_args(said.ObjectKind))}
 
 
 # The manual's columns, in the manual's order; ours stand behind them.
