@@ -26,9 +26,9 @@ from pyiceberg.table import StaticTable
 
 from tests.builders.canonical import Kind, Rows, same_frame, same_rows
 from tests.builders.hostile.served import quietly
-from tests.builders.iceberg_door import door, rest_catalog
 from tests.builders.iceberg_filters import a_filter, as_evaluated, expression, matches
 from tests.builders.iceberg_projection import ProjectedTable
+from tests.builders.iceberg_rest import door, rest_catalog
 from tests.builders.protocol_lines import shape_of
 from tests.builders.protocol_reader import FEED_COLUMNS, Answer, ProtocolReader
 from tests.builders.pruning.casts import Client, float32

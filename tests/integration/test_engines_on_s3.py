@@ -11,7 +11,7 @@ from pyiceberg.table import StaticTable
 
 from lakeshare_pipelines.cli.main import main
 from lakeshare_server.catalog import allow_directory_access
-from tests.builders.iceberg_door import SECRET_BRANCH, SECRET_TAG, leave_secrets, state_of
+from tests.builders.iceberg_rest import SECRET_BRANCH, SECRET_TAG, leave_secrets, state_of
 from tests.builders.lake_tables import IcebergState, IcebergTable, some_rows
 from tests.builders.sharing import Provider, a_provider, a_server
 from tests.integration.s3_server import REGION, S3Server, running_s3

@@ -14,7 +14,7 @@ from lakeshare_server.errors import Unserveable
 from lakeshare_server.storage import Stores
 from lakeshare_server.versions import Versions, list_tables_at
 from tests.builders.followed_iceberg import NAME, a_reader, count_of, numbered, pinned, refused, version_of
-from tests.builders.iceberg_door import rest_catalog
+from tests.builders.iceberg_rest import rest_catalog
 from tests.builders.lake_tables import some_rows
 from tests.builders.sharing import FLIGHTS, Provider, a_provider, a_server
 from tests.integration.ministack import MiniStack, running_ministack

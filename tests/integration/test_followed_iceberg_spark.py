@@ -17,7 +17,7 @@ from lakeshare_server.versions import metadata_sources
 from tests.builders.canonical import Rows, same_frame
 from tests.builders.followed_iceberg import numbered, pinned, version_of
 from tests.builders.hostile.served import quietly
-from tests.builders.iceberg_door import rest_catalog
+from tests.builders.iceberg_rest import rest_catalog
 from tests.builders.sharing import FLIGHTS, Provider, Running, a_provider, a_server
 from tests.builders.spark_iceberg import SparkIceberg, frame_rows
 

@@ -23,10 +23,10 @@ from lakeshare_server.tables.iceberg.deletes import INLINE_BYTES, frame_vector
 from tests.builders.canonical import Rows, same_rows
 from tests.builders.deletion_vector import from_z85
 from tests.builders.hostile.served import quietly
-from tests.builders.iceberg_door import rest_catalog
 from tests.builders.iceberg_matrix import TABLES
 from tests.builders.iceberg_matrix.made import Makers, Written
 from tests.builders.iceberg_matrix.plan import properties
+from tests.builders.iceberg_rest import rest_catalog
 from tests.builders.lake_tables import IcebergState
 from tests.builders.protocol_lines import FileLine
 from tests.builders.protocol_reader import ProtocolReader

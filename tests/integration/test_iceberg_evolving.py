@@ -22,7 +22,7 @@ from tests.builders.campaign import campaign_size
 from tests.builders.canonical import Rows, same_frame, same_rows
 from tests.builders.evolving_table import EvolvingTable, Told
 from tests.builders.hostile.served import CLIENT_FEATURES, quietly
-from tests.builders.iceberg_door import door_url, rest_catalog
+from tests.builders.iceberg_rest import door_url, rest_catalog
 from tests.builders.protocol_lines import Format
 from tests.builders.protocol_reader import ProtocolReader
 from tests.builders.sharing import Provider, Running, a_server

@@ -28,12 +28,12 @@ from lakeshare_server.tables.serveability import ReasonCode
 from tests.builders.campaign import IS_CAMPAIGN
 from tests.builders.canonical import Rows, same_frame, same_rows
 from tests.builders.hostile.served import quietly
-from tests.builders.iceberg_door import door, told_values
 from tests.builders.iceberg_matrix import TABLES
 from tests.builders.iceberg_matrix.clients import NAMES, OWN_LIMIT, ROWS, Clients, Outcome, plain_rows
 from tests.builders.iceberg_matrix.expectations import expectations, is_for_nobody, refusals
 from tests.builders.iceberg_matrix.made import Makers, Written, session_of_its_own
 from tests.builders.iceberg_matrix.plan import COMPACT, COMPACT_DELETES, INSERT, Step
+from tests.builders.iceberg_rest import door, told_values
 from tests.builders.sharing import Provider, a_provider, a_server
 from tests.builders.spark_iceberg import frame_rows
 

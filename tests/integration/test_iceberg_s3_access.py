@@ -35,7 +35,7 @@ from lakeshare_server.storage import Stores
 from lakeshare_server.tables.iceberg.deletes import Targets, deletion_vectors
 from tests.builders.deletion_vector import positions
 from tests.builders.grants import grant_to
-from tests.builders.iceberg_door import (
+from tests.builders.iceberg_rest import (
     SECRET_BRANCH,
     TABLE,
     door,

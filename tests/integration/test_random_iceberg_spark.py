@@ -1,6 +1,7 @@
 """Spark reads random Iceberg tables and metadata folders as the campaigns' judges say; the fixes of refusals work.
 
-The campaigns themselves run without Spark: tests/unit/test_iceberg_projection.py and test_metadata_folders.py.
+The campaigns themselves run without Spark: tests/unit/server/tables/test_iceberg_projection.py and
+tests/unit/server/versions/test_metadata_folders.py.
 """
 
 import json

@@ -19,7 +19,7 @@ from lakeshare_server.catalog import Ledger
 from tests.builders.applied_changes import applied
 from tests.builders.canonical import Rows, same_rows
 from tests.builders.grants import grant_to
-from tests.builders.iceberg_door import door
+from tests.builders.iceberg_rest import door
 from tests.builders.protocol_reader import Answer, ProtocolReader
 from tests.builders.recorded_changes import RecordingLake
 from tests.builders.sharing import Provider, Running, a_provider, a_server

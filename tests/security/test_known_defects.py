@@ -45,13 +45,13 @@ PARQUET_MEDIA = "application/x-ndjson"
 HELD: dict[int, tuple[str, ...]] = {
     1: ("security/test_admin_roles.py::no_call_is_open_without_a_key",),
     3: ("security/test_parameter_swap.py",),
-    8: ("unit/test_signing_gcs.py::urls_are_those_of_google",),
+    8: ("unit/server/storage/test_signing_gcs.py::urls_are_those_of_google",),
     16: ("integration/test_iceberg_matrix.py::clients_read_what_spark_reads_or_are_refused_with_the_code",),
     17: ("integration/test_iceberg_matrix.py::each_version_has_the_columns_of_its_snapshot",),
-    19: ("unit/test_index_iceberg.py::types_that_delta_cannot_say_are_refused_by_column",),
+    19: ("unit/server/tables/test_index_iceberg.py::types_that_delta_cannot_say_are_refused_by_column",),
     27: ("contract/test_conformance.py::our_server_keeps_every_promise_of_the_protocol",),
     35: ("e2e/browser/test_portal_page.py::a_profile_opens_what_its_recipient_may_read",),
-    33: ("unit/test_signing_sessions.py::keys_that_have_ended_sign_nothing",),
+    33: ("unit/server/storage/test_signing_sessions.py::keys_that_have_ended_sign_nothing",),
 }
 
 

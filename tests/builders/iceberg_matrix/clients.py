@@ -14,7 +14,7 @@ import requests
 
 from tests.builders.canonical import Rows, same_frame, same_rows
 from tests.builders.hostile.served import quietly
-from tests.builders.iceberg_door import door_url, rest_catalog
+from tests.builders.iceberg_rest import door_url, rest_catalog
 from tests.builders.protocol_lines import Format
 from tests.builders.protocol_reader import Answer, ProtocolReader
 from tests.builders.sharing import Running

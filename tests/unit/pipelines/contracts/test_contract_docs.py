@@ -1,0 +1,56 @@
+"""The reference of the contract names every property of ours, every column field that counts, and every expectation."""
+
+from pathlib import Path
+
+import pytest
+
+from lakeshare_pipelines.contracts.document import (
+    ColumnExtras,
+    DriftExtras,
+    Part,
+    PerRecipientExtras,
+    PromiseExtras,
+    ReadingExtras,
+    ReferenceExtras,
+    RuleExtras,
+    SetExtras,
+    TableExtras,
+    ViewExtras,
+)
+from lakeshare_pipelines.contracts.model import EXPECTATIONS
+from lakeshare_pipelines.ingest.delivery import FORMAT_BY_SUFFIX
+
+TEXT = (Path(__file__).parents[4] / "docs/reference/contract.md").read_text()
+EXTRAS: tuple[type[Part], ...] = (
+    *(
+        SetExtras,
+        TableExtras,
+        ColumnExtras,
+        RuleExtras,
+        ReferenceExtras,
+        DriftExtras,
+        ReadingExtras,
+        PromiseExtras,
+        ViewExtras,
+        PerRecipientExtras,
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    "name", sorted({field.alias or name for part in EXTRAS for name, field in part.model_fields.items()})
+)
+def test_every_property_of_ours_is_explained(name: str) -> None:
+    assert f"`{name}`" in TEXT or f"property: {name}," in TEXT
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTATIONS))
+def test_every_expectation_is_listed(name: str) -> None:
+    assert f"`{name}`" in TEXT
+
+
+@pytest.mark.parametrize(
+    "ending", sorted(ending for ending in FORMAT_BY_SUFFIX if not ending.endswith(".gz"))
+)
+def test_every_file_ending_is_listed(ending: str) -> None:
+    assert f"`{ending}`" in TEXT
