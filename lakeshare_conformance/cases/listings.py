@@ -174,7 +174,7 @@ def listings_are_json(server: Server) -> None:
 
 @LISTINGS.on_server(MUST, "1.2")
 def shares_have_the_documented_fields(server: Server) -> None:
-    """A share has a name; id, displayName, comment and properties are of their kinds and lengths."""
+    """A share has a name; its other documented fields are of their kinds and lengths."""
     for item in server.items("/shares"):
         wire.parse(wire.Share, item, "an item of /shares")
 

@@ -105,6 +105,9 @@ class ShareEntry:
     properties: Mapping[str, Any] | None = field(default=None, hash=False)
 
 
+SHARE_COLUMNS = tuple(field.name for field in fields(ShareEntry))
+
+
 @dataclass(frozen=True)
 class SchemaEntry:
     """A schema of a share."""
@@ -258,7 +261,7 @@ def _schema_key(session: Session, share: ShareEntry, name: str) -> int:
 
 
 def share_entry_from_row(row: ShareRow) -> ShareEntry:
-    return ShareEntry(row.key, row.id, row.name, row.comment, row.display_name, row.properties)
+    return ShareEntry(**{name: getattr(row, name) for name in SHARE_COLUMNS})
 
 
 def table_entry_from_row(row: SharedTableRow, schema: str, share: ShareEntry) -> TableEntry:
