@@ -235,7 +235,7 @@ def test_a_file_of_deletes_that_tells_of_others_is_not_named(made: Made, doors: 
         assert len(vectors) == 1 < len(plan.deletes), "the vectors of both regions are in one puffin file"
         answer = own.post(f"{DOOR}/vectors/plan", json={})
         assert answer.status_code == 400
-        assert "files of deletes" in answer.text
+        assert "delete files" in answer.text
         assert ".puffin" not in answer.text
     # Each line has its own vector: by the other door nothing is in the way.
     rows = doors.reader.rows(doors.reader.snapshot())

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from urllib.parse import unquote
 
 import pytest
@@ -203,8 +204,9 @@ def test_a_prefix_takes_no_more_writes_a_second_than_it_bears(
         nonlocal now_s
         now_s += seconds
 
-    monkeypatch.setattr(pace_module.time, "monotonic", lambda: now_s)
-    monkeypatch.setattr(pace_module.asyncio, "sleep", sleep)
+    # Of this module only: threads of other tests may sleep, too.
+    monkeypatch.setattr(pace_module, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(pace_module, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
 
     async def run() -> None:
         pace = Pace(64, prefix_per_s=50)
