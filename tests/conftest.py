@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,10 @@ LOCAL_FILES = Path(__file__).parent / "builders" / "local_files" / "local_files.
 # For many queries on few rows, and many small files.
 os.environ.setdefault("LAKESHARE_SPARK_DRIVER_OPTIONS", f"{SHORT_RUNS} {INTERPRETED}")
 os.environ.setdefault("SPARK_DIST_CLASSPATH", str(LOCAL_FILES))
+
+# As in lakeshare_pipelines.cli.main: in a background job, Dagster would let every process of the tests ignore SIGTERM.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Modules and collected tests stay to the end. Looking for garbage among them took a third of the collection's time.
 gc.disable()

@@ -1,5 +1,6 @@
 """The `lakeshare` command; mounts the server's commands. Each command imports what it needs when it runs."""
 
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -139,6 +140,10 @@ add_commands(app)
 
 def main() -> None:
     """Runs the command; a LakeshareError becomes a message and exit code 1."""
+    # Shells start background jobs with SIGINT ignored. Dagster would then ignore SIGTERM, too
+    # (dagster._utils.interrupts), and so would every process that it starts.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         app()
     except LakeshareError as error:
