@@ -32,7 +32,7 @@ def main() -> None:
             return
         from uvicorn.supervisors import Multiprocess
 
-        Multiprocess(config, target=uvicorn.Server(config).run, sockets=[listening]).run()
+        Multiprocess(config, [listening]).run()
 
 
 if __name__ == "__main__":

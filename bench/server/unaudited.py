@@ -20,10 +20,10 @@ from lakeshare_server.settings import ServerSettings
 def keep_nothing() -> None:
     """Make no events."""
 
-    def is_told(self: errors._AuditedRequest, _kind: str) -> None:
-        self._told = self._outcome()
+    def mark_written(self: errors._AuditedRequest, _kind: str) -> None:
+        self._written = self._outcome()
 
-    errors._AuditedRequest._write = is_told  # type: ignore[method-assign]
+    errors._AuditedRequest._write = mark_written  # type: ignore[method-assign]
 
 
 class Commits:
