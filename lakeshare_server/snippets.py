@@ -57,11 +57,23 @@ class SnippetTable:
 
 
 ICEBERG_PACKAGE = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
-STORE_PACKAGES = {
-    "s3": "org.apache.iceberg:iceberg-aws-bundle:1.12.0",
-    "gs": "org.apache.iceberg:iceberg-gcp-bundle:1.12.0",
-    "abfss": "org.apache.iceberg:iceberg-azure-bundle:1.12.0",
+
+
+@dataclass(frozen=True)
+class StoreClient:
+    """What engines need to read a kind of store: Spark's package, Trino's file system, an extra of pyiceberg."""
+
+    package: str
+    trino: str
+    extra: str = ""
+
+
+STORE_CLIENTS = {
+    "s3": StoreClient("org.apache.iceberg:iceberg-aws-bundle:1.12.0", "s3"),
+    "gs": StoreClient("org.apache.iceberg:iceberg-gcp-bundle:1.12.0", "gcs"),
+    "abfss": StoreClient("org.apache.iceberg:iceberg-azure-bundle:1.12.0", "azure", "adlfs"),
 }
+"""By the scheme of normalised locations; tables on a server's own disk have none."""
 SHARING_PACKAGE = "io.delta:delta-sharing-spark_4.1_2.13:4.4.0"
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 DELTA_CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
@@ -93,7 +105,8 @@ def python_sharing(engine: str, packages: Sequence[str], *code: str) -> Text:
 
 
 def spark_iceberg(table: SnippetTable) -> str:
-    packages = [ICEBERG_PACKAGE, *filter(None, [STORE_PACKAGES.get(table.scheme)])]
+    store = STORE_CLIENTS.get(table.scheme)
+    packages = [ICEBERG_PACKAGE, *([store.package] if store else [])]
     catalog = f"spark.sql.catalog.{table.alias}"
     name = ".".join(f"`{part.replace('`', '``')}`" for part in (table.alias, table.schema, table.name))
     return _text(
@@ -142,11 +155,12 @@ def spark_sharing(table: SnippetTable) -> str:
 
 def _iceberg_head(table: SnippetTable, engine: str, more: Sequence[str]) -> list[str]:
     signed = table.storage == "signed requests"
-    also = ",s3fs" if signed else ",adlfs" if table.scheme == "abfss" else ""
+    store = STORE_CLIENTS.get(table.scheme)
+    extras = ["pyarrow", "s3fs" if signed else store.extra if store else ""]
     local = "# The table is on the server's own disk: this reads it on that machine alone."
     return [
         f"# {table.path} with {engine}, by the Iceberg REST catalog.",
-        _format_install([f"pyiceberg[pyarrow{also}]", *more]),
+        _format_install([f"pyiceberg[{','.join(filter(None, extras))}]", *more]),
         *([local] if table.storage == "disk" else []),
         "import json",
         "from pathlib import Path",
@@ -205,7 +219,7 @@ def duckdb_sql(table: SnippetTable) -> str:
 def trino(table: SnippetTable) -> str:
     """Trino's catalog file, through the Iceberg REST API; the token is in Trino's environment."""
     query = f"SELECT * FROM {_quote_path(table)} LIMIT {ROWS}"  # noqa: S608  the names are quoted
-    store = {"s3": "s3", "gs": "gcs", "abfss": "azure"}[table.scheme]
+    store = STORE_CLIENTS[table.scheme]
     return (
         f"# {table.path} with Trino. This is etc/catalog/{table.alias}.properties, on every node.\n"
         "# LAKESHARE_TOKEN in Trino's environment is the bearerToken of the profile.\n"
@@ -216,7 +230,7 @@ def trino(table: SnippetTable) -> str:
         "iceberg.rest-catalog.security=OAUTH2\n"
         "iceberg.rest-catalog.oauth2.token=${ENV:LAKESHARE_TOKEN}\n"
         "iceberg.rest-catalog.vended-credentials-enabled=true\n"
-        f"fs.native-{store}.enabled=true\n"
+        f"fs.native-{store.trino}.enabled=true\n"
         f"# Then: {query}\n"
     )
 

@@ -45,9 +45,9 @@ def follow(
         list[str] | None,
         typer.Argument(
             metavar="LOCATION...",
-            help="Location of a Delta or Iceberg table: a folder, a URL like s3://bucket/path (gs://, abfss://), an "
-            "Iceberg metadata file, iceberg:CATALOG/NAMESPACE.TABLE or nessie:CATALOG/NAMESPACE.TABLE@BRANCH. With * "
-            "for the table, all tables of a folder or a namespace.",
+            help="Location of a Delta or Iceberg table: a folder, a URL like s3://bucket/path, an Iceberg metadata "
+            "file, iceberg:CATALOG/NAMESPACE.TABLE or nessie:CATALOG/NAMESPACE.TABLE@BRANCH. With * for the table, all "
+            "tables of a folder or a namespace.",
         ),
     ] = None,
     name: Annotated[
@@ -68,8 +68,8 @@ def follow(
 ) -> None:
     """Share Delta or Iceberg tables as they are; each new version in storage becomes an unaudited publication.
 
-    LOCATION is a folder or a URL like s3://bucket/path (gs://, abfss://), of a Delta table if it has a Delta log, else
-    of an Iceberg table; or one Iceberg metadata file; or iceberg:CATALOG/NAMESPACE.TABLE, a table of a catalog; or
+    LOCATION is a folder or a URL like s3://bucket/path, of a Delta table if it has a Delta log, else of an Iceberg
+    table; or one Iceberg metadata file; or iceberg:CATALOG/NAMESPACE.TABLE, a table of a catalog; or
     nessie:CATALOG/NAMESPACE.TABLE@BRANCH, of a Nessie, on branch main by default. With a star for the table it is all
     tables of a folder or a namespace: 's3://lake/sales/*', 'iceberg:prod/sales.*', 'nessie:git/sales.*@main'.
 

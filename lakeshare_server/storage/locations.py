@@ -18,12 +18,14 @@ from lakeshare_server.errors import BadRequest
 
 LOCAL, S3, GCS, AZURE = "local", "s3", "gcs", "azure"
 
-_SCHEMES = {
-    "s3": S3, "s3a": S3, "s3n": S3,
-    "gs": GCS, "gcs": GCS,
-    "abfss": AZURE, "abfs": AZURE, "wasbs": AZURE, "wasb": AZURE, "az": AZURE, "azure": AZURE,
-}  # fmt: skip
-_SPELT = {S3: "s3", GCS: "gs", AZURE: "abfss"}
+SCHEMES = {
+    S3: ("s3", "s3a", "s3n"),
+    GCS: ("gs", "gcs"),
+    AZURE: ("abfss", "abfs", "wasbs", "wasb", "az", "azure"),
+}
+"""The schemes of each kind of store; locations are normalised to the first."""
+
+_KINDS = {scheme: kind for kind, schemes in SCHEMES.items() for scheme in schemes}
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _ROOT = re.compile(r"[A-Za-z0-9_.-]+")
 _AZURE_ROOT = re.compile(r"([A-Za-z0-9$_-]+)@([A-Za-z0-9-]+)\.(?:dfs|blob)\.([A-Za-z0-9.-]+)")
@@ -59,7 +61,7 @@ def parse_location(location: str, azure_account: str | None = None) -> ParsedLoc
     if location.startswith("/"):
         return ParsedLocation(LOCAL, "", location)
     scheme = _SCHEME.match(location)
-    kind = _SCHEMES.get(scheme[1].lower()) if scheme else None
+    kind = _KINDS.get(scheme[1].lower()) if scheme else None
     rest = location[scheme.end() :] if scheme else ""
     if scheme and scheme[1].lower() == "file":
         return ParsedLocation(LOCAL, "", "/" + rest.removeprefix("//localhost/").lstrip("/"))
@@ -78,7 +80,7 @@ def parse_location(location: str, azure_account: str | None = None) -> ParsedLoc
         root = f"{parts[1]}@{parts[2].lower()}.dfs.{parts[3].lower()}"
     elif not _ROOT.fullmatch(root):
         raise BadRequest("location", _redact(location), "It names no bucket. " + _SPELLINGS)
-    return ParsedLocation(kind, f"{_SPELT[kind]}://{root}", key)
+    return ParsedLocation(kind, f"{SCHEMES[kind][0]}://{root}", key)
 
 
 def normalise_location(location: str, azure_account: str | None = None) -> str:

@@ -23,7 +23,7 @@ from lakeshare_server.snippets import (
     ENGINES,
     ICEBERG_PACKAGE,
     SHARING_PACKAGE,
-    STORE_PACKAGES,
+    STORE_CLIENTS,
     EngineName,
     SnippetTable,
     Storage,
@@ -313,7 +313,7 @@ def test_snowflake_is_asked_for_the_table_whatever_its_names_are(name: str) -> N
 def test_spark_is_given_the_packages_of_the_line_that_is_tested() -> None:
     locked = {jar.coordinate for jar in load_pinned_jars().values()}
     beside = SHARING_PACKAGE.replace("delta-sharing-spark", "delta-spark")
-    assert locked >= {ICEBERG_PACKAGE, STORE_PACKAGES["s3"], beside}
+    assert locked >= {ICEBERG_PACKAGE, STORE_CLIENTS["s3"].package, beside}
 
 
 def test_every_engine_of_the_command_has_a_text() -> None:
