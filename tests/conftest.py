@@ -4,8 +4,10 @@ import gc
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 from lakeshare_pipelines.settings import SHORT_RUNS
 
@@ -30,3 +32,22 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+class SparkOnTwoWorkers(LoadFileScheduling):
+    """Like `--dist loadfile`, but the last of three workers begins with tests without Spark and the others with Spark.
+
+    A worker's Spark and Nessie cost 40 processor seconds to start and to warm up.
+    """
+
+    def _assign_work_unit(self, node: Any) -> None:
+        with_spark = len(self.nodes) < 3 or node is not self.nodes[-1]
+        fit = (file for file in self.workqueue if file.startswith("tests/integration/test_") == with_spark)
+        if (file := next(fit, None)) is not None:
+            self.workqueue.move_to_end(file, last=False)
+        super()._assign_work_unit(node)
+
+
+@pytest.hookimpl
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    return SparkOnTwoWorkers(config, log) if config.getoption("dist") == "loadfile" else None
