@@ -3,7 +3,6 @@
 import base64
 import importlib
 import os
-import ssl
 import tempfile
 import time
 import warnings
@@ -15,9 +14,7 @@ from functools import cache, cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import quote, urlsplit
 
-import httpx
 import jwt
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import rsa
@@ -30,98 +27,36 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from lakeshare_pipelines.errors import NessieError
-
-TIMEOUT_S = 60
-PAGE_SIZE = 200
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-CONTENT_FIELDS = ("id", "metadataLocation", "snapshotId", "schemaId", "specId", "sortOrderId")
-Parameters = Mapping[str, str | int]
-CODES = {401: "UNAUTHENTICATED", 403: "FORBIDDEN"}
-
-
-class JsonApi:
-    """A JSON API; every failure is a NessieError."""
-
-    def __init__(self, uri: str, token: str | None) -> None:
-        bypass_proxy(uri)
-        self._uri = uri.rstrip("/")
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-
-    def get(self, path: str, parameters: Parameters | None = None) -> dict[str, Any]:
-        """Sends a GET request; `path` is percent-encoded."""
-        return self._request("GET", path, parameters, None)
-
-    def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        return self._request("POST", path, None, body)
-
-    def pages(self, path: str, items: str, parameters: Parameters) -> Iterator[dict[str, Any]]:
-        """Yields the `items` of every page, requested as they are consumed."""
-        token: dict[str, str] = {}
-        while True:
-            page = self.get(path, {**parameters, "max-records": PAGE_SIZE, **token})
-            yield from page[items]
-            if not page.get("hasMore"):
-                return
-            token = {"page-token": page["token"]}
-
-    def _request(
-        self, method: str, path: str, parameters: Parameters | None, body: Mapping[str, Any] | None
-    ) -> dict[str, Any]:
-        url = self._uri + path
-        try:
-            with httpx.Client(verify=_certificates(), timeout=TIMEOUT_S, headers=self._headers) as client:
-                response = client.request(method, url, params=dict(parameters or {}), json=body)
-        except httpx.HTTPError as error:
-            raise unreachable_error(self._uri, error) from error
-        try:
-            answer = response.json()
-        except ValueError:
-            answer = None
-        if not response.is_success:
-            fields = answer if isinstance(answer, dict) else {}
-            code = get_error_code(response.status_code, fields.get("errorCode"))
-            message = fields.get("message") or response.reason_phrase
-            raise NessieError(response.status_code, code, message)
-        if not isinstance(answer, dict):
-            message = f"{response.url} answers, but not as Nessie does. Check LAKESHARE_NESSIE_URI"
-            raise NessieError(0, "NOT_NESSIE", message)
-        return answer
+from lakeshare_server.nessie import (
+    CONTENT_FIELDS,
+    ICEBERG_TABLE,
+    NessieApi,
+    TableContent,
+    get_error_code,
+    innermost_cause,
+    ref_path,
+)
 
 
-def unreachable_error(uri: str, error: Exception) -> NessieError:
-    """Returns the error for a server that does not respond, with the innermost cause of `error`."""
-    cause: BaseException = error
-    while cause.__context__ is not None:
-        cause = cause.__context__
+def nessie_api(uri: str, token: str | None) -> NessieApi:
+    """Returns the API of one server; every failure is a NessieError."""
+
+    def make_error(status: int, code: str, message: str) -> NessieError:
+        if code == "UNREACHABLE":
+            return unreachable_error(uri, message)
+        if code == "NOT_NESSIE":
+            message += ". Check LAKESHARE_NESSIE_URI"
+        return NessieError(status, code, message)
+
+    return NessieApi(uri, token, make_error)
+
+
+def unreachable_error(uri: str, cause: str) -> NessieError:
     message = (
-        f"{uri} does not answer ({str(cause) or type(cause).__name__}). `lakeshare doctor` shows whether Nessie "
-        "runs; the embedded one is started again by the next run"
+        f"{uri} does not answer ({cause}). `lakeshare doctor` shows whether Nessie runs; the embedded one is started "
+        "again by the next run"
     )
     return NessieError(0, "UNREACHABLE", message)
-
-
-def get_error_code(status: int, code: str | None) -> str:
-    """Returns Nessie's error code, or a code for a status without one."""
-    return code if code and code != "UNKNOWN" else CODES.get(status, "UNKNOWN")
-
-
-def bypass_proxy(uri: str) -> None:
-    """Excludes a server on this machine from the proxy; all HTTP libraries here read NO_PROXY."""
-    host = urlsplit(uri).hostname
-    listed = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
-    if host in LOOPBACK and listed != "*" and host not in listed.split(","):
-        os.environ["no_proxy"] = os.environ["NO_PROXY"] = f"{listed},{host}" if listed else host
-
-
-def ref_path(ref: str) -> str:
-    """Returns `/trees/<ref>` with the ref percent-encoded; `ref` may be `name@hash`."""
-    return f"/trees/{quote(ref, safe='@')}"
-
-
-@cache
-def _certificates() -> ssl.SSLContext:
-    # Loading the certificates takes longer than a request.
-    return ssl.create_default_context()
 
 
 @dataclass(frozen=True)
@@ -162,22 +97,6 @@ class Branch:
             ahead=metadata.get("numCommitsAhead") or 0,
             behind=metadata.get("numCommitsBehind") or 0,
         )
-
-
-@dataclass(frozen=True)
-class TableContent:
-    """The state of an Iceberg table in a commit."""
-
-    id: str
-    metadata_location: str
-    snapshot_id: int
-    schema_id: int
-    spec_id: int
-    sort_order_id: int
-
-    @classmethod
-    def parse(cls, content: Mapping[str, Any]) -> "TableContent":
-        return cls(*(content[name] for name in CONTENT_FIELDS))
 
 
 @dataclass(frozen=True)
@@ -257,15 +176,12 @@ def sign_token(key: rsa.RSAPrivateKey, role: Role, life_s: int = TOKEN_LIFE_S) -
     return jwt.encode({**identity, "iat": now, "exp": now + life_s}, key, algorithm="RS256")
 
 
-TABLE = "ICEBERG_TABLE"
-
-
 class Nessie:
     """A client of one server in one role. Every method raises NessieError."""
 
     def __init__(self, uri: str, token: str | None) -> None:
         self._uri, self._token = uri, token
-        self._api = JsonApi(uri, token)
+        self._api = nessie_api(uri, token)
 
     @classmethod
     def connect(cls, endpoint: NessieEndpoint, role: Role) -> "Nessie":
@@ -302,18 +218,20 @@ class Nessie:
         """Returns the table's state at `at` (`branch` or `branch@hash`), None if there is no such table."""
         key = {"elements": table.split(".")}
         contents = self._api.post(f"{ref_path(at)}/contents", {"requestedKeys": [key]})["contents"]
-        found = [entry["content"] for entry in contents if entry["content"]["type"] == TABLE]
+        found = [entry["content"] for entry in contents if entry["content"]["type"] == ICEBERG_TABLE]
         return TableContent.parse(found[0]) if found else None
 
     def tables(self, at: str) -> list[str]:
         """Returns the sorted names of all Iceberg tables at `branch` or `branch@hash`."""
         entries = self._api.pages(f"{ref_path(at)}/entries", "entries", {})
-        return sorted(".".join(entry["name"]["elements"]) for entry in entries if entry["type"] == TABLE)
+        return sorted(
+            ".".join(entry["name"]["elements"]) for entry in entries if entry["type"] == ICEBERG_TABLE
+        )
 
     def contents(self, at: str) -> Iterator[tuple[str, TableContent]]:
         """Yields all Iceberg tables at `branch` or `branch@hash` with their states, unordered."""
         for entry in self._api.pages(f"{ref_path(at)}/entries", "entries", {"content": "true"}):
-            if entry["type"] == TABLE:
+            if entry["type"] == ICEBERG_TABLE:
                 yield ".".join(entry["name"]["elements"]), TableContent.parse(entry["content"])
 
     def log(self, ref: str) -> Iterator[dict[str, Any]]:
@@ -380,7 +298,7 @@ class Nessie:
         operation = {
             "type": "PUT",
             "key": {"elements": table.split(".")},
-            "content": {"type": TABLE, **fields, "id": content.id or None},
+            "content": {"type": ICEBERG_TABLE, **fields, "id": content.id or None},
         }
         return self._commit(on, expected_hash, operation, _commit_meta(message, author, properties))
 
@@ -422,7 +340,7 @@ class Nessie:
             message = error.server_message if error.server_message != "{}" else "no reason was given"
             raise NessieError(error.status_code, code, message) from error
         except OSError as error:  # of requests, when there is no response
-            raise unreachable_error(self._uri, error) from error
+            raise unreachable_error(self._uri, innermost_cause(error)) from error
 
 
 def _commit_meta(message: str, author: str, properties: Mapping[str, str]) -> dict[str, Any]:

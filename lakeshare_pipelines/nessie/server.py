@@ -22,9 +22,10 @@ import psutil
 from lakeshare_pipelines.errors import NessieError
 from lakeshare_pipelines.file_lock import hold_lock, try_lock
 from lakeshare_pipelines.nessie import client
-from lakeshare_pipelines.nessie.client import JsonApi, NessieEndpoint, ref_path
+from lakeshare_pipelines.nessie.client import NessieEndpoint, nessie_api
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.jars import NESSIE_JAR, ensure_jars, find_java
+from lakeshare_server.nessie import bypass_proxy, ref_path
 from lakeshare_server.settings import make_private
 
 LISTENING = re.compile(r"Listening on: (http://127\.0\.0\.1:\d+)\.")
@@ -254,7 +255,7 @@ AUTHOR = "lakeshare"
 
 def create_first_commit(uri: str, publisher_token: str | None) -> None:
     """Creates main's first commit, if it has none."""
-    calls = JsonApi(uri, publisher_token)
+    calls = nessie_api(uri, publisher_token)
     log = calls.get(f"{ref_path('main')}/history", {"max-records": 1})
     if log["logEntries"]:
         return
@@ -309,7 +310,7 @@ def nessie_status(settings: LakeSettings) -> NessieStatus:
     uri = settings.nessie_uri
     if uri is not None:
         try:
-            JsonApi(uri, None).get("/config")
+            nessie_api(uri, None).get("/config")
             is_running = True
         except NessieError as error:
             is_running = error.status in (401, 403)
@@ -362,7 +363,7 @@ def _ensure(settings: LakeSettings) -> tuple[NessieEndpoint, bool]:
             server = _find_usable_server(settings)
             if server is None:
                 server, was_started = _start(settings), True
-    client.bypass_proxy(server.uri)
+    bypass_proxy(server.uri)
     key = client.load_signing_key(key_path(settings))
     endpoint = NessieEndpoint(
         server.uri, client.sign_token(key, "writer"), client.sign_token(key, "publisher")

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeshare_pipelines.contracts.model import Promise
-from lakeshare_pipelines.nessie.client import TableContent
 from lakeshare_pipelines.wap.staged import Finding
 from lakeshare_server.errors import Unserveable
+from lakeshare_server.nessie import TableContent
 from lakeshare_server.tables import Stores, TableHead, TableSnapshot, read_delta, read_iceberg
 from lakeshare_server.tables.delta.snapshot import find_hindrances
 from lakeshare_server.tables.serveability import ReasonCode, Verdict, judge_serveability, refuse_all_clients

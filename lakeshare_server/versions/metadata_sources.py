@@ -24,6 +24,7 @@ from lakeshare_server.errors import (
     Unavailable,
     Unserveable,
 )
+from lakeshare_server.nessie import ICEBERG_TABLE, NessieApi, ref_path
 from lakeshare_server.outbound import Service
 from lakeshare_server.settings import StoreSettings
 from lakeshare_server.storage import StoredObject, Stores, normalise_location
@@ -384,11 +385,8 @@ def _code(error: Exception) -> str:
 
 
 REQUEST_TIMEOUT_S = 20
-PAGE = 200
 # States before so many commits are not searched for.
 MAX_COMMITS = 10_000
-ICEBERG = "ICEBERG_TABLE"
-NESSIE_REFUSED = (401, 403)
 
 
 class NessieTable(MetadataSource):
@@ -399,10 +397,10 @@ class NessieTable(MetadataSource):
     def current(self, known: Pointer | None) -> Pointer:
         """The metadata file at the branch's head; raises `BadRequest` or `Unserveable` as `CatalogTable.current`."""
         key = quote(".".join(self._identifier), safe="")
-        reference = self._get(f"/trees/{quote(self._branch, safe='')}/contents/{key}", {})
+        reference = self._api().get(f"{ref_path(self._branch)}/contents/{key}")
         with self._check_response():
             content, commit = reference["content"], str(reference["effectiveReference"]["hash"])
-            if content["type"] != ICEBERG:
+            if content["type"] != ICEBERG_TABLE:
                 raise self._refusal(f"is no Iceberg table but a {content['type']}")
             location = str(content["metadataLocation"])
             return Pointer(location, location, commit)
@@ -413,7 +411,8 @@ class NessieTable(MetadataSource):
             return ()
         states: list[BranchState] = []
         with self._check_response():
-            for count, entry in enumerate(self._iterate_commits(str(until.commit))):
+            path = f"{ref_path(f'{self._branch}@{until.commit}')}/history"
+            for count, entry in enumerate(self._api().pages(path, "logEntries", {"fetch": "ALL"})):
                 if entry["commitMeta"]["hash"] == commit:
                     return states[::-1]
                 if count >= MAX_COMMITS:
@@ -421,50 +420,31 @@ class NessieTable(MetadataSource):
                 states += self._read_states(entry)
         return ()
 
-    def _iterate_commits(self, until: str) -> Iterator[dict[str, Any]]:
-        path = f"/trees/{quote(self._branch, safe='')}@{until}/history"
-        parameters = {"fetch": "ALL", "max-records": str(PAGE)}
-        while True:
-            page = self._get(path, parameters)
-            yield from page["logEntries"]
-            if not page.get("hasMore"):
-                return
-            parameters = {**parameters, "page-token": page["token"]}
-
     def _read_states(self, entry: dict[str, Any]) -> Iterator[BranchState]:
         meta = entry["commitMeta"]
         for operation in entry.get("operations") or ():
             content = operation.get("content") or {}
             is_ours = operation["key"]["elements"] == list(self._identifier)
-            if is_ours and operation["type"] == "PUT" and content.get("type") == ICEBERG:
+            if is_ours and operation["type"] == "PUT" and content.get("type") == ICEBERG_TABLE:
                 at_ms = int(datetime.fromisoformat(meta["commitTime"]).timestamp() * 1000)
                 location, snapshot_id = content["metadataLocation"], int(content["snapshotId"])
                 yield BranchState(meta["hash"], at_ms, location, snapshot_id)
 
-    def _get(self, path: str, parameters: dict[str, str]) -> dict[str, Any]:
+    def _api(self) -> NessieApi:
         configured = catalog_configuration(self._name)
-        uri = str(configured.get("uri", "")).rstrip("/")
+        uri = str(configured.get("uri", ""))
         if not uri.startswith(("http://", "https://")):
             hint = "Its uri in pyiceberg's configuration must be that of Nessie's API, like http://host:19120/api/v2."
             raise BadRequest("LOCATION", self._name, hint)
         token = configured.get("token")
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        return self._service.call(lambda: self._request(uri + path, headers, parameters))
+        return NessieApi(uri, token, self._make_error, timeout_s=REQUEST_TIMEOUT_S, run=self._service.call)
 
-    def _request(self, url: str, headers: dict[str, str], parameters: dict[str, str]) -> dict[str, Any]:
-        try:
-            with httpx.Client(timeout=REQUEST_TIMEOUT_S, headers=headers) as client:
-                response = client.get(url, params=parameters)
-            if response.is_success:
-                body: dict[str, Any] = response.json()
-                return body
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-            raise self._unreachable(type(error).__name__) from error
-        if response.status_code in NESSIE_REFUSED:
-            raise self._refusal(f"is refused to our token ({response.status_code})")
-        if response.status_code == httpx.codes.NOT_FOUND:
-            raise self._refusal("is not there")
-        raise self._unreachable(f"status {response.status_code}")
+    def _make_error(self, status: int, code: str, message: str) -> LakeshareError:
+        if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+            return self._refusal(f"is refused to our token ({status})")
+        if status == httpx.codes.NOT_FOUND:
+            return self._refusal("is not there")
+        return self._unreachable(f"status {status}" if status else f"{code}: {message}")
 
     @contextmanager
     def _check_response(self) -> Iterator[None]:
@@ -495,19 +475,10 @@ class NessieNamespace(NessieTable):
 
     def tables(self) -> list[str]:
         """The names of the tables, without those of nested namespaces; raises as `NessieTable.current`."""
-        path = f"/trees/{quote(self._branch, safe='')}/entries"
-        names: list[str] = []
-        parameters = {"max-records": str(PAGE)}
-        while True:
-            page = self._get(path, parameters)
-            with self._check_response():
-                for entry in page["entries"]:
-                    *namespace, table = entry["name"]["elements"]
-                    if entry["type"] == ICEBERG and tuple(namespace) == self._identifier[:-1]:
-                        names.append(table)
-                if not page.get("hasMore"):
-                    return sorted(names)
-                parameters = {**parameters, "page-token": page["token"]}
+        with self._check_response():
+            entries = self._api().pages(f"{ref_path(self._branch)}/entries", "entries", {})
+            names = [entry["name"]["elements"] for entry in entries if entry["type"] == ICEBERG_TABLE]
+            return sorted(table for *namespace, table in names if tuple(namespace) == self._identifier[:-1])
 
 
 IN_CATALOG = re.compile(

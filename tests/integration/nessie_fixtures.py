@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lakeshare_pipelines.errors import NessieError
-from lakeshare_pipelines.nessie.client import JsonApi, Nessie, NessieEndpoint
+from lakeshare_pipelines.nessie.client import Nessie, NessieEndpoint, nessie_api
 from lakeshare_pipelines.nessie.server import ensure_nessie, stop_nessie
 from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_server.nessie import NessieApi
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class RunningNessie:
     def commit(self, branch: str, snapshots: Mapping[str, int], role: str = "writer") -> str:
         """One commit that puts each named table at a snapshot; returns it."""
         token = self.endpoint.writer_token if role == "writer" else self.endpoint.publisher_token
-        calls = JsonApi(self.endpoint.uri, token)
+        calls = nessie_api(self.endpoint.uri, token)
         operations = [
             {
                 "type": "PUT",
@@ -82,7 +83,7 @@ class RunningNessie:
         }
 
     @staticmethod
-    def _has(calls: JsonApi, branch: str, name: str) -> bool:
+    def _has(calls: NessieApi, branch: str, name: str) -> bool:
         try:
             calls.get(f"/trees/{branch}/contents/{name}")
         except NessieError as error:

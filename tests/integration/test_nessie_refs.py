@@ -8,11 +8,11 @@ import pytest
 from nessie_fixtures import RunningNessie, a_running_nessie, a_table
 
 from lakeshare_pipelines.errors import NessieError
-from lakeshare_pipelines.nessie import client as calls
 from lakeshare_pipelines.nessie.client import Nessie
+from lakeshare_server import nessie as calls
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import Stores
-from lakeshare_server.versions import list_tables_at, metadata_sources
+from lakeshare_server.versions import list_tables_at
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,7 @@ def test_the_environment_of_other_nessie_tools_changes_nothing(nessie, monkeypat
 
 def test_the_tables_of_a_namespace_on_a_branch_are_found_page_by_page(nessie, monkeypatch, tmp_path):
     """`lakeshare table follow 'nessie:CATALOG/NAMESPACE.*@BRANCH'`."""
-    monkeypatch.setattr(metadata_sources, "PAGE", 2)
+    monkeypatch.setattr(calls, "PAGE_SIZE", 2)
     monkeypatch.setenv("PYICEBERG_HOME", str(tmp_path))
     monkeypatch.setenv("PYICEBERG_CATALOG__GIT__URI", nessie.endpoint.uri)
     monkeypatch.setenv("PYICEBERG_CATALOG__GIT__TOKEN", nessie.endpoint.writer_token)

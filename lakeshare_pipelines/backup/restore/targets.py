@@ -45,7 +45,6 @@ from lakeshare_pipelines.backup.stores.store import make_storage_options
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.contracts.loader import load_contracts
 from lakeshare_pipelines.errors import BackupError, NessieError, SparkError
-from lakeshare_pipelines.nessie.client import TableContent
 from lakeshare_pipelines.share.publication import (
     complete_publications,
     pin_publication,
@@ -56,6 +55,7 @@ from lakeshare_pipelines.wap.delta import table_location
 from lakeshare_pipelines.wap.staged import Lake
 from lakeshare_server.catalog import Catalog, Lease, Ledger, Publication, lock_set
 from lakeshare_server.errors import Unavailable
+from lakeshare_server.nessie import TableContent
 from lakeshare_server.storage import Stores, normalise_location
 from lakeshare_server.storage.locations import local_path
 from lakeshare_server.tables import open_index

@@ -27,7 +27,6 @@ from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.cli.main import app
 from lakeshare_pipelines.contracts.loader import load_contracts
 from lakeshare_pipelines.errors import BackupError
-from lakeshare_pipelines.nessie.client import TableContent
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_server.catalog import Catalog, Ledger, open_catalog
 from lakeshare_server.catalog import database as database_module
@@ -35,6 +34,7 @@ from lakeshare_server.catalog.declared import apply_files
 from lakeshare_server.catalog.models import Base
 from lakeshare_server.catalog.sharing import create_recipient, editing, issue_token
 from lakeshare_server.errors import CatalogConflict
+from lakeshare_server.nessie import TableContent
 from lakeshare_server.tables.index import index_path
 from tests.builders.applied_files import EVERYTHING, exported
 from tests.builders.publications import a_publication
