@@ -1,5 +1,6 @@
 """The server's commands, by subject; the `lakeshare` command mounts them, too."""
 
+import gc
 import sys
 from itertools import chain
 from typing import Annotated
@@ -14,6 +15,7 @@ from lakeshare_server.cli.recipients import activate, group_app, recipient_app
 from lakeshare_server.cli.shares import apply, diff, export, share_app, sql
 from lakeshare_server.cli.tables import snippet, table_app
 from lakeshare_server.errors import BadRequest, LakeshareError
+from lakeshare_server.lazy import gc_disabled
 from lakeshare_server.settings import ServerSettings
 
 HELP = "The lakeshare sharing server."
@@ -50,7 +52,10 @@ def serve(
     ] = True,
 ) -> None:
     """Serve the shares over OpenSharing (Delta Sharing) until Ctrl-C; the first time, print the first admin key."""
-    from lakeshare_server.app import serve as serve_app
+    with gc_disabled():
+        from lakeshare_server.app import serve as serve_app
+    # Modules stay to the end: later collections skip them.
+    gc.freeze()
 
     options = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
     settings = ServerSettings(**options)  # type: ignore[arg-type]  # checked by pydantic

@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -166,7 +166,10 @@ def _to_python(bounds: Bounds, count: int) -> list[Any]:
     return values
 
 
-ZERO = pa.scalar(0, pa.int64())
+@cache
+def zero() -> pa.Scalar:
+    """0 for comparisons, made at its first use: to convert a value, pyarrow imports pandas where it is installed."""
+    return pa.scalar(0, pa.int64())
 
 
 @dataclass(frozen=True)
@@ -184,7 +187,7 @@ class ColumnBounds:
     def no_nulls(self) -> Ruled:
         if self.is_exact:
             return pc.is_valid(self.low)
-        return False if self.null_counts is None else pc.equal(self.null_counts, ZERO)
+        return False if self.null_counts is None else pc.equal(self.null_counts, zero())
 
     @cached_property
     def all_null(self) -> Ruled:
@@ -308,8 +311,10 @@ def count_live_rows(batch: pa.RecordBatch) -> pa.Array:
     """The rows of each file without deleted ones, 0 if unknown."""
     rows = batch.column("rows")
     if "dv_cardinality" in batch.schema.names:
-        rows = pc.max_element_wise(pc.subtract(rows, batch.column("dv_cardinality")), ZERO, skip_nulls=False)
-    return pc.fill_null(rows, ZERO)
+        rows = pc.max_element_wise(
+            pc.subtract(rows, batch.column("dv_cardinality")), zero(), skip_nulls=False
+        )
+    return pc.fill_null(rows, zero())
 
 
 def batch_columns(batch: pa.RecordBatch) -> Columns:

@@ -18,8 +18,9 @@ import pytest
 from lakeshare_server.catalog import Ledger
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.tables import TableSnapshot, read_iceberg
-from lakeshare_server.tables.iceberg import metadata as metadata_json
-from lakeshare_server.tables.iceberg.metadata import MetadataError, parse_metadata
+from lakeshare_server.tables.iceberg import parsing
+from lakeshare_server.tables.iceberg.metadata import MetadataError
+from lakeshare_server.tables.iceberg.parsing import parse_metadata
 from tests.builders.iceberg_manifests import (
     SNAPSHOT,
     a_manifest,
@@ -322,7 +323,7 @@ def test_longer_files_than_anybody_has_are_not_taken_apart(
 ) -> None:
     """Also a few bytes of gzip that are gigabytes unpacked."""
     snapshot_id = read(table).snapshot_id or 0
-    monkeypatch.setattr(metadata_json, "MAX_METADATA_BYTES", 1 << 20)
+    monkeypatch.setattr(parsing, "MAX_METADATA_BYTES", 1 << 20)
     content = table.read_bytes() + b" " * (2 << 20)
     table.write_bytes(gzip.compress(content) if packed else content)
     assert "it is longer than 1 MiB; expire snapshots" in refused(table, snapshot_id)
