@@ -50,7 +50,7 @@ HELD: dict[int, tuple[str, ...]] = {
     17: ("integration/test_iceberg_matrix.py::each_version_has_the_columns_of_its_snapshot",),
     19: ("unit/server/tables/test_index_iceberg.py::types_that_delta_cannot_say_are_refused_by_column",),
     27: ("contract/test_conformance.py::our_server_keeps_every_promise_of_the_protocol",),
-    35: ("e2e/browser/test_portal_page.py::a_profile_opens_what_its_recipient_may_read",),
+    35: ("e2e/browser/test_pages.py::a_profile_opens_what_its_recipient_may_read",),
     33: ("unit/server/storage/test_signing_sessions.py::keys_that_have_ended_sign_nothing",),
 }
 
