@@ -15,10 +15,12 @@ from typing import Any
 import httpx
 import pytest
 from sqlalchemy import text
+from uvicorn.supervisors import Multiprocess
 
-from lakeshare_server.app import create_app, make_server
+from lakeshare_server.app import create_app, make_server, serve
 from lakeshare_server.errors import Unavailable
 from lakeshare_server.protocol.lines import PIECE_ROWS
+from lakeshare_server.routes.health import WORKERS_FOLDER
 from lakeshare_server.storage import SigningSession
 from lakeshare_server.storage.stores import LocalStore
 from tests.builders.commands import Runner
@@ -220,6 +222,27 @@ def test_it_does_not_start_without_its_state(provider: Provider, broken: str) ->
         (provider.settings.state_dir / "signing.key").write_text("short")
     with pytest.raises(Unavailable):
         make_server(provider.settings)
+
+
+def test_a_worker_may_take_half_a_minute_to_start(
+    provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy host: uvicorn replaces workers that do not answer within 5 seconds, even while they import."""
+    limits: list[int] = []
+
+    def note(supervisor: Multiprocess) -> None:
+        limits.append(supervisor.config.timeout_worker_healthcheck)
+
+    monkeypatch.setattr(Multiprocess, "run", note)
+    # `serve` sets the first for its process, and the others for its workers.
+    mask = os.umask(0o077)
+    for name in ("LAKESHARE_HOST", "LAKESHARE_PORT", WORKERS_FOLDER):
+        monkeypatch.setenv(name, "")
+    try:
+        serve(provider.settings.model_copy(update={"port": 0}), workers=2)
+    finally:
+        os.umask(mask)
+    assert limits == [30]
 
 
 @pytest.fixture
