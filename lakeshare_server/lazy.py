@@ -9,16 +9,12 @@ from typing import Any
 
 @contextmanager
 def uncollected_imports() -> Iterator[None]:
-    """Imports large modules in the block without garbage collection, which takes a fifth of their time.
-
-    What they made stays to the end of the process; later collections leave it out.
-    """
+    """Imports large modules in the block without garbage collection, which takes a fifth of their time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.freeze()
         if was_enabled:
             gc.enable()
 

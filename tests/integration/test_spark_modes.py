@@ -1,4 +1,4 @@
-"""Spark where the setting says: behind Spark Connect the same set is staged, audited and published."""
+"""Spark in the mode of the setting: behind Spark Connect the same set is staged, audited and published."""
 
 from collections.abc import Iterator
 from uuid import uuid4
