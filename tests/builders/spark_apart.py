@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import dagster as dg
 import pandas as pd
+from dagster._cli import main as run_dagster
 from pyspark.sql import SparkSession
 
 from lakeshare_pipelines.cli import main
@@ -72,13 +73,16 @@ def delete_on_branch(state_dir: Path, contract: SetContract, ref: str, where: st
             lake.spark.sql(f"DELETE FROM {lake.catalog(ref)}.{table.name} WHERE {where}")
 
 
-def run_command(*arguments: str) -> tuple[object, str]:
-    """Run a `lakeshare` command as its script does: its exit code and what it printed."""
+SCRIPTS: Mapping[str, Callable[[], object]] = {"lakeshare": main.main, "dagster": run_dagster}
+
+
+def run_command(script: str, *arguments: str) -> tuple[object, str]:
+    """Run a command as its script does: its exit code and what it printed."""
     printed, before = io.StringIO(), sys.argv
-    sys.argv = ["lakeshare", *arguments]
+    sys.argv = [script, *arguments]
     try:
         with redirect_stdout(printed), redirect_stderr(printed):
-            main.main()
+            SCRIPTS[script]()
     except SystemExit as ended:
         return ended.code, printed.getvalue()
     finally:
