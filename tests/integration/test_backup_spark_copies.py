@@ -85,10 +85,10 @@ def numbered(count: int) -> list[str]:
 
 
 def told_as_copied(copies: Copies, task: CopyTask) -> set[str]:
-    """The keys that ledgers tell of."""
+    """The keys that ledgers record as copied."""
     found: set[str] = set()
     for one in copies.target.list(task.work_prefix):
-        if "/ledger/" in one.key:
+        if "/ledger/" in one.key and one.size_bytes:
             rows = pq.read_table(io.BytesIO(copies.target.read(one.key)))
             found.update(row["stored_key"] for row in rows.to_pylist() if row["status"] == "succeeded")
     return found

@@ -44,19 +44,20 @@ LISTED_BY = 80
 
 @dataclass(frozen=True)
 class Kills:
-    """How often a backup with an engine is killed, each time after at most so many requests."""
+    """How often a backup with an engine is killed, and after how many requests each time."""
 
     engine: str
     count: int
-    most_requests: int
+    requests: tuple[int, int]
     seed: int
 
 
-# So many requests that the last run still has something to do.
 LOCAL_KILLS = campaign_size(in_ci=5, in_campaign=20)
 KILLS = [
-    Kills("local", LOCAL_KILLS, FILES_A_COMMIT * (COMMITS + 1) // LOCAL_KILLS, seed=20),
-    *(Kills("aws_batch", 5, 14, seed) for seed in range(campaign_size(in_ci=1, in_campaign=4))),
+    # A run makes 14 requests before its first copy; the last one still has something to copy.
+    Kills("local", LOCAL_KILLS, (20, FILES_A_COMMIT * (COMMITS + 1) * 3 // (2 * LOCAL_KILLS)), seed=20),
+    # A run makes 14 requests until its job is running.
+    *(Kills("aws_batch", 5, (1, 14), seed) for seed in range(campaign_size(in_ci=1, in_campaign=4))),
 ]
 
 
@@ -227,7 +228,7 @@ def test_killed_at_random_points_nothing_is_lost_and_little_copied_twice(
 
     again = 0
     for kill in range(kills.count):
-        assert is_killed_after(work, chance.randint(1, kills.most_requests if kill else LISTED_BY))
+        assert is_killed_after(work, chance.randint(*kills.requests if kill else (1, LISTED_BY)))
         # A run that was killed before it had its plan lists everything again.
         ensure_listing(making, dt.datetime.now(dt.UTC))
         ensure_plan(making)
