@@ -9,6 +9,7 @@ import signal
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import psutil
@@ -149,10 +150,13 @@ def a_run(environment: dict[str, str], settings: LakeSettings, task: CopyTask) -
         SparkEngine(lambda: spark, workers=WORKERS).copy(task, nothing)
 
 
-def end_run(run: psutil.Process) -> None:
+def end_run(run: BaseProcess) -> None:
     """Kill a run with its JVM and all processes of that, as the end of their machine would."""
-    everything = [run, *run.children(recursive=True)]
-    end_workers(everything)
+    below = psutil.Process(run.pid).children(recursive=True)
+    run.kill()
+    end_workers(below)
+    # Not by psutil, which would take the exit code of a child.
+    run.join()
 
 
 def end_workers(workers: list[psutil.Process]) -> int:
@@ -287,8 +291,7 @@ def test_a_run_goes_on_after_its_driver_is_killed(lake: Lake, copies: Copies) ->
             wait_until(lambda times=times: times_copied(copies).total() > times.total(), look_s=1)
             run.join(chance.uniform(0, LIFE_S))
             assert run.is_alive(), "it ended before it was killed"
-            end_run(psutil.Process(run.pid))
-            run.join()
+            end_run(run)
             assert run.exitcode == -signal.SIGKILL
         settled, before = require_settled(copies, task, settled), times
         times = times_copied(copies)
