@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from lakeshare_server.errors import LakeshareError
 from tests.builders.forks import FORKS
 from tests.builders.sets import green
 from tests.builders.shared_spark import SharedSpark
+from tests.builders.waiting import wait_until
 
 RUN_S = 300
 
@@ -36,7 +38,7 @@ RUN_S = 300
 class Run:
     """A run for another process: of a set's day from its delivery, or from what `judged` holds.
 
-    One that is not audited is published as if its audit had passed.
+    With `gate` it is not audited: it is published as if its audit had passed, once that file exists.
     The process kills its `victim` right after the `nth` call of `after` (`module:Class.function`), if that is given.
     """
 
@@ -49,7 +51,7 @@ class Run:
     after: str | None = None
     nth: int = 1
     victim: str = "self"
-    is_audited: bool = True
+    gate: Path | None = None
 
 
 def run_until_killed(
@@ -103,7 +105,7 @@ def carry_out(error_file: Path, run: Run) -> None:
         with _lake(run) as lake:
             if run.judged is None:
                 staged = stage(lake, run.contract, [run.day], run.run_id)
-                judge = audit.audit_and_save if run.is_audited else _pass
+                judge = audit.audit_and_save if run.gate is None else partial(_pass_at, run.gate)
                 verdicts = judge(lake, run.contract, staged)
             else:
                 staged, verdicts = run.judged
@@ -113,7 +115,8 @@ def carry_out(error_file: Path, run: Run) -> None:
         sys.exit(3)
 
 
-def _pass(lake: Lake, contract: SetContract, staged: Staged) -> Verdicts:
+def _pass_at(gate: Path, lake: Lake, contract: SetContract, staged: Staged) -> Verdicts:
+    wait_until(gate.exists)
     return green(contract, staged)
 
 

@@ -20,11 +20,12 @@ WAIT_S = 120
 def test_both_days_end_up_published(lake, catalog, ledger, contract, tmp_path):
     for day in DAYS:
         a_delivery(lake.settings, contract, day, orders(day))
-    spark = SharedSpark.of(lake.spark)
-    other = start_run(tmp_path, Run(lake.settings, contract, DAYS[1], str(uuid4()), spark, is_audited=False))
+    spark, gate = SharedSpark.of(lake.spark), tmp_path / "gate"
+    other = start_run(tmp_path, Run(lake.settings, contract, DAYS[1], str(uuid4()), spark, gate=gate))
     try:
         staged = stage(lake, contract, DAYS[:1], str(uuid4()))
         wait_until_both_are_staged(lake, contract, other)
+        gate.touch()
         publish_or_replay(lake, catalog, contract, staged, green(contract, staged))
         assert wait_for_exit(other, WAIT_S) == 0
     finally:
