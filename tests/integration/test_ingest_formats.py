@@ -1,4 +1,4 @@
-"""Whatever the format of the files, the frame is typed exactly as the contract says and holds every value."""
+"""From files of every format the frame is typed exactly as in the contract and holds every value."""
 
 import datetime as dt
 from decimal import Decimal
