@@ -16,12 +16,12 @@ import pytest
 from lakeshare_pipelines.demo.processes import free_port, sharing_server
 from lakeshare_pipelines.nessie.server import nessie_for, stop_nessie
 from lakeshare_pipelines.settings import LakeSettings
+from tests.builders.apart import Apart, process_apart
 from tests.builders.hostile.families import TABLES
 from tests.builders.hostile.matrix import unpack
 from tests.builders.hostile.on_s3 import copied
 from tests.builders.hostile.place import HostileTable
 from tests.builders.hostile.served import Served, ServedTable, serving
-from tests.builders.spark_apart import Apart, process_apart
 from tests.integration.s3_server import running_s3
 
 ROOT = Path(__file__).parents[2]
