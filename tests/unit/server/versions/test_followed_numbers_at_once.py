@@ -4,7 +4,6 @@ import multiprocessing
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,6 +11,7 @@ from lakeshare_server.storage import Stores
 from lakeshare_server.versions import Versions, iceberg_history
 from lakeshare_server.versions.metadata_sources import MetadataFolder, Pointer
 from tests.builders.followed_iceberg import NAME, OwnedTable, a_worker, following, log_of, pinned
+from tests.builders.numbering_process import look
 from tests.builders.sharing import Provider, a_provider
 
 WORKERS = 4
@@ -53,25 +53,17 @@ def test_workers_that_look_while_the_table_grows_number_each_state_once(
     assert pinned(provider) == [snapshot for _, snapshot in log_of(table)]
 
 
-def look_in_a_process(state_dir: Path, go: Any, told: Any) -> None:
-    provider = a_provider(state_dir)
-    worker = a_worker(provider)
-    go.wait(60)
-    told.put(worker.latest().number)
-
-
-def test_processes_that_look_at_once_number_each_state_once(
-    provider: Provider, table: OwnedTable, tmp_path: Path
-) -> None:
+def test_processes_that_look_at_once_number_each_state_once(provider: Provider, table: OwnedTable) -> None:
     for _ in range(3):
         table.append_days(1)
     context = multiprocessing.get_context("spawn")
-    go, told = context.Event(), context.Queue()
-    workers = [context.Process(target=look_in_a_process, args=(tmp_path, go, told)) for _ in range(2)]
+    go, found = context.Event(), context.Queue()
+    state_dir = provider.settings.state_dir
+    workers = [context.Process(target=look, args=(state_dir, NAME, go, found)) for _ in range(2)]
     for worker in workers:
         worker.start()
     go.set()
-    numbers = [told.get(timeout=60) for _ in workers]
+    numbers = [found.get(timeout=60) for _ in workers]
     for worker in workers:
         worker.join()
     assert numbers == [3, 3]
