@@ -8,7 +8,6 @@ import json
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ from tests.builders.grants import grant_to
 from tests.builders.iceberg_matrix.made import session_of_its_own
 from tests.builders.iceberg_rest import door
 from tests.builders.protocol_reader import Answer, ProtocolReader
-from tests.builders.recorded_changes import RecordingLake, is_of_state
+from tests.builders.recorded_changes import RecordingLake
 from tests.builders.sharing import Provider, Running, a_provider, a_server
 from tests.builders.spark_iceberg import SparkIceberg, frame_rows
 
@@ -89,16 +88,11 @@ def make_delta(spark: "SparkSession", made: Made, location: Path) -> None:
     )
     for statement in STEPS:
         spark.sql(statement.format(t=table))
-    versions = range(len(STEPS) + 1)
-    for version in versions:
+    for version in range(len(STEPS) + 1):
         made.provider.publish_delta("lake.mapped", location, version)
-    reader = spark.read.format("delta")
-    states = (reader.option("versionAsOf", version).load(str(location)) for version in versions)
-    numbered = [state.selectExpr(f"{version} AS `#`", "*") for version, state in enumerate(states)]
-    for rule, rows in rows_where(reduce(lambda left, right: left.unionAll(right), numbered), RULES):
-        made.read["mapped", rule] = [
-            rows.where(partial(is_of_state, version)).without("#") for version in versions
-        ]
+        state = spark.read.format("delta").option("versionAsOf", version).load(str(location))
+        for rule, rows in rows_where(state, RULES):
+            made.read.setdefault(("mapped", rule), []).append(rows)
     feed = spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", 0)
     changes = feed.load(str(location)).drop("_commit_timestamp")
     made.changed.update(rows_where(changes, RULES))
