@@ -58,6 +58,7 @@ from lakeshare_server.versions import Versions
 
 SHUTDOWN_S = 10
 START_S = 60
+WORKER_ANSWER_S = 30
 # A thread that renders lines yields to the event loop sooner than after the default of 5 ms.
 SWITCH_S = 0.0005
 # The Spark connector (1.4.1) refreshes URLs that end within 15 minutes, and treats a life up to that as an hour.
@@ -209,7 +210,13 @@ def _serve_with_workers(
     open_catalog(settings.catalog_url).close()
     load_key(settings)
     os.environ.update(LAKESHARE_HOST=settings.host, LAKESHARE_PORT=str(settings.port))
-    config = _config("lakeshare_server.app:app_from_environment", workers=workers, factory=True)
+    config = _config(
+        "lakeshare_server.app:app_from_environment",
+        workers=workers,
+        factory=True,
+        # uvicorn's 5 s are less than a worker needs to import the application on a busy host: it would be replaced.
+        timeout_worker_healthcheck=WORKER_ANSWER_S,
+    )
     with listening, tempfile.TemporaryDirectory(prefix="lakeshare-metrics-") as folder:
         os.environ.setdefault(health.WORKERS_FOLDER, folder)
         if on_ready is not None:

@@ -80,9 +80,7 @@ def sql_comparisons_lose_no_rows(view: View) -> None:
     for name, kind in rows.list_comparable_columns(view.snapshot):
         test = rows.is_null(name, kind)
         tried += [(test, f"{name} IS NULL"), (rows.negate(test), f"{name} IS NOT NULL")]
-    for hint_of_text, text in tried:
-        reply = Reply(view.ask({"predicateHints": [text]}))
-        expect_no_row_lost(files, hint_of_text, reply.where, reply.ids)
+    _expect_nothing_lost_by(view, files, [(hint, {"predicateHints": [text]}) for hint, text in tried])
 
 
 @PREDICATES.on_views(MUST, "1.14", "0.19")
@@ -131,8 +129,15 @@ def statistics_leave_files_out(view: View) -> None:
 
 
 def _expect_nothing_lost(view: View, files: list[rows.FileRows], hints: Iterable[rows.Hint]) -> None:
-    for hint in require(list(hints), "no table has a column to compare"):
-        reply = Reply(view.ask({"jsonPredicateHints": hint.json}))
+    asked = [(hint, {"jsonPredicateHints": hint.json}) for hint in hints]
+    _expect_nothing_lost_by(view, files, require(asked, "no table has a column to compare"))
+
+
+def _expect_nothing_lost_by(
+    view: View, files: list[rows.FileRows], asked: Iterable[tuple[rows.Hint, Mapping[str, object]]]
+) -> None:
+    for hint, body in asked:
+        reply = Reply(view.ask(body))
         expect_no_row_lost(files, hint, reply.where, reply.ids)
 
 
@@ -192,11 +197,7 @@ def a_limit_counts_rows_that_match(view: View) -> None:
     hints = rows.list_comparisons(view.snapshot, files)
     tried = [hint for hint in hints if hint.operator in ("equal", "lessThanOrEqual")]
     for hint in require(tried, "no table has a column to compare"):
-        counts = {file.action.id: hint.count_matches(file) for file in files}
-        total = sum(counts.values())
-        for limit in (1, max(1, total)):
-            reply = Reply(view.ask({"limitHint": limit, "jsonPredicateHints": hint.json}))
-            _expect_rows(reply, counts, min(limit, total))
+        _expect_limits_kept(view, files, hint)
 
 
 @LIMITS.on_views(SHOULD, "1.7", "0.19")
@@ -204,6 +205,14 @@ def limits_that_are_none_are_400(view: View) -> None:
     """A limitHint that is negative, no whole number, or larger than 32 bits, is 400."""
     for limit in (-1, "x", 1.5, 2**40, [1]):
         view.ask({"limitHint": limit}).refusal(400)
+
+
+def _expect_limits_kept(view: View, files: list[rows.FileRows], hint: rows.Hint) -> None:
+    counts = {file.action.id: hint.count_matches(file) for file in files}
+    total = sum(counts.values())
+    for limit in (1, max(1, total)):
+        reply = Reply(view.ask({"limitHint": limit, "jsonPredicateHints": hint.json}))
+        _expect_rows(reply, counts, min(limit, total))
 
 
 def _expect_rows(reply: Reply, counts: Mapping[str, int], wanted: int) -> None:

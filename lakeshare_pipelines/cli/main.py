@@ -11,6 +11,7 @@ from lakeshare_pipelines.cli.backup import backup_app, inventory_app
 from lakeshare_pipelines.cli.restore import restore_app
 from lakeshare_server.cli import add_commands
 from lakeshare_server.errors import LakeshareError
+from lakeshare_server.lazy import gc_disabled
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -157,7 +158,8 @@ def demo(
     clean: Annotated[bool, typer.Option("--clean", help="Remove what the demo created.")] = False,
 ) -> None:
     """Run the whole path on real flights: deliver, audit, publish, share, read, reject a bad delivery."""
-    from lakeshare_pipelines.demo.story import clean_up, run_demo
+    with gc_disabled():
+        from lakeshare_pipelines.demo.story import clean_up, run_demo
 
     raise typer.Exit(clean_up() if clean else run_demo(once=once))
 

@@ -207,6 +207,7 @@ class ProgressReporter:
 RANGE_START, RANGE_END = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
 PARTITION = "dagster/partition"
 RUN_TAG = "lakeshare/demo"
+STEPS_POLL_S = 1.0
 STEP_ENDS = {dg.DagsterEventType.STEP_SUCCESS, dg.DagsterEventType.STEP_FAILURE}
 # The event log has all messages; the terminal shows the progress only.
 QUIET_RUN_CONFIG = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
@@ -245,6 +246,7 @@ def open_instance() -> Iterator[dg.DagsterInstance]:
         yield found
 
 
+@cache
 def run_job(name: str) -> dg.JobDefinition:
     """Returns a job of the code location; Dagster calls this to rebuild it."""
     return defs().resolve_job_def(name)
@@ -266,7 +268,7 @@ def launch_run(
         steps = EndedSteps(on, mark)
         is_over = False
         while not is_over:
-            is_over = bool(wait([running], timeout=POLL_S).done)
+            is_over = bool(wait([running], timeout=STEPS_POLL_S).done)
             for step in steps.next():
                 report_step(step)
         result = running.result()

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 JITTER_S = 2.0
+WHOLE_TABLE = "all"
 
 T = TypeVar("T")
 
@@ -63,7 +64,7 @@ class TableAudit:
         self.record = staged.find_table(table.name)
         self.is_whole = self.record is not None and self.record.is_whole
         self.is_daily = checks.is_daily(contract, table)
-        self._days: Mapping[str, int] | None = None
+        self._counts: Mapping[str, int] | None = None
 
     def verdicts(self, specs: list[CheckSpec]) -> list[Verdict]:
         try:
@@ -125,12 +126,11 @@ class TableAudit:
         return Finding(False, {**finding.observed, checks.SHOW_REJECTED: command}, samples)
 
     def _check_not_empty(self, rows: "DataFrame") -> Finding:
-        if self.is_daily:
-            return checks.check_not_empty(self._count_by_day(rows), self.staged.partitions)
-        return checks.check_not_empty({"all": rows.count()}, ["all"])
+        partitions = self.staged.partitions if self.is_daily else (WHOLE_TABLE,)
+        return checks.check_not_empty(self._count_by_partition(rows), partitions)
 
     def _check_within_partitions(self, rows: "DataFrame") -> Finding:
-        by_day = self._count_by_day(rows)
+        by_day = self._count_by_partition(rows)
         written = sum(by_day.values()) if self.record is None else self.record.rows
         # A new view has all days that its table has.
         expected = by_day if self.is_whole else self.staged.partitions
@@ -150,20 +150,24 @@ class TableAudit:
         if self.is_daily:
             # A view may have no rows for a day, which counts as 0; for a table, `not_empty` reports it.
             empty = dict.fromkeys(self.staged.partitions, 0) if self.table.view is not None else {}
-            of_run = {**empty, **self._count_by_day(rows)}
+            of_run = {**empty, **self._count_by_partition(rows)}
             all_days = checks.count_rows_by_day(self._after, self.table)
             return checks.check_drift(self.table.drift, of_run, checks.compute_usual_rows(all_days, of_run))
         usual = {"table": None if self._main is None else self._main.count()}
-        return checks.check_drift(self.table.drift, {"table": rows.count()}, usual)
+        counts = {"table": self._count_by_partition(rows)[WHOLE_TABLE]}
+        return checks.check_drift(self.table.drift, counts, usual)
 
     def _check_serveable(self) -> Finding:
         clients = self.staging.clients(self.staged, self.table)
         return check_serveable(self.table.serveable_to, clients, self.record.rewritten if self.record else ())
 
-    def _count_by_day(self, rows: "DataFrame") -> Mapping[str, int]:
-        if self._days is None:
-            self._days = checks.count_rows_by_day(rows, self.table)
-        return self._days
+    def _count_by_partition(self, rows: "DataFrame") -> Mapping[str, int]:
+        if self._counts is None:
+            if self.is_daily:
+                self._counts = checks.count_rows_by_day(rows, self.table)
+            else:
+                self._counts = {WHOLE_TABLE: rows.count()}
+        return self._counts
 
     def _check_rule(self, rule: Rule, outcome: RuleOutcome | NotEvaluated) -> Finding:
         if isinstance(outcome, NotEvaluated):

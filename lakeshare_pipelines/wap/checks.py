@@ -3,8 +3,9 @@
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, wraps
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -420,6 +421,7 @@ def _make_batch(frame: "DataFrame") -> "Batch":
         ProgressBarsConfig,
     )
 
+    _skip_queries_for_no_values()
     # The defaults of an ephemeral context leave a folder for HTML reports in /tmp each time.
     config = DataContextConfig(
         store_backend_defaults=InMemoryStoreBackendDefaults(),
@@ -431,6 +433,28 @@ def _make_batch(frame: "DataFrame") -> "Batch":
     source = context.data_sources.add_spark("lake", persist=False)
     definition = source.add_dataframe_asset("frame").add_batch_definition_whole_dataframe("all rows")
     return definition.get_batch({"dataframe": frame})
+
+
+@cache
+def _skip_queries_for_no_values() -> None:
+    """Wraps metrics of Great Expectations, which collect sample values also if the result format asks for none.
+
+    It is a Spark query per rule (docs/adr/0053).
+    """
+    from great_expectations.expectations.registry import _registered_metrics
+
+    def skip(collect: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        @wraps(collect)
+        def collect_wanted(*args: Any, **kwargs: Any) -> list[Any]:
+            wanted = kwargs["metric_value_kwargs"]["result_format"].get("partial_unexpected_count")
+            return [] if wanted == 0 else collect(*args, **kwargs)
+
+        return collect_wanted
+
+    for name, metric in _registered_metrics.items():
+        provider, collect = metric["providers"].get("SparkDFExecutionEngine", (None, None))
+        if name.endswith(".unexpected_values") and collect is not None:
+            metric["providers"]["SparkDFExecutionEngine"] = provider, skip(collect)
 
 
 COUNTING = ("count", "proportion")

@@ -14,6 +14,7 @@ from lakeshare_server.cli.recipients import activate, group_app, recipient_app
 from lakeshare_server.cli.shares import apply, diff, export, share_app, sql
 from lakeshare_server.cli.tables import snippet, table_app
 from lakeshare_server.errors import BadRequest, LakeshareError
+from lakeshare_server.lazy import gc_disabled
 from lakeshare_server.settings import ServerSettings
 
 HELP = "The lakeshare sharing server."
@@ -50,10 +51,11 @@ def serve(
     ] = True,
 ) -> None:
     """Serve the shares over OpenSharing (Delta Sharing) until Ctrl-C; the first time, print the first admin key."""
-    from lakeshare_server.app import serve as serve_app
-
     options = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
+    # Before the imports: what is wrong with the settings is known at once.
     settings = ServerSettings(**options)  # type: ignore[arg-type]  # checked by pydantic
+    with gc_disabled():
+        from lakeshare_server.app import serve as serve_app
 
     def announce(url: str) -> None:
         typer.echo(f"lakeshare serves {url} (Ctrl-C stops it)")

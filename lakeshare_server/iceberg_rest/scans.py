@@ -429,7 +429,7 @@ class IcebergScans:
     def _write(self, pin: PinnedSnapshot, schema: bytes, path: Path) -> None:
         from pyiceberg.schema import Schema
 
-        from lakeshare_server.tables.iceberg.metadata import with_foreign_types
+        from lakeshare_server.tables.iceberg.parsing import with_foreign_types
 
         client_schema = Schema.model_validate(with_foreign_types(orjson.loads(schema)))
         # The reader's errors name locations of the server: they are logged and replaced.

@@ -15,7 +15,7 @@ from lakeshare_server.storage.locations import texts
 from lakeshare_server.tables.delta.changes import CDC, VersionChanges
 from lakeshare_server.tables.index import FileIndex
 from lakeshare_server.tables.predicates import EVERYTHING, Predicate
-from lakeshare_server.tables.pruning import ZERO, count_live_rows, evaluate
+from lakeshare_server.tables.pruning import count_live_rows, evaluate
 from lakeshare_server.tables.serveability import missing_features, needed_features
 from lakeshare_server.tables.snapshot import TableHead, TableProtocol, parquet_format_schema
 
@@ -354,7 +354,7 @@ class SnapshotResponse:
         rows = None
         if self.rows_wanted is not None:
             # Only rows that surely pass the predicate count towards the limit.
-            rows = pc.if_else(maybe.surely_all, count_live_rows(batch), ZERO).filter(maybe.true)
+            rows = pc.if_else(maybe.surely_all, count_live_rows(batch), 0).filter(maybe.true)
         counted = [name for name in ("size", "rows", "dv_cardinality") if name in batch.schema.names]
         return _SelectedFiles(
             batch.select([*columns, *counted]).filter(maybe.true),

@@ -166,9 +166,6 @@ def _to_python(bounds: Bounds, count: int) -> list[Any]:
     return values
 
 
-ZERO = pa.scalar(0, pa.int64())
-
-
 @dataclass(frozen=True)
 class ColumnBounds:
     """The bounds of a column's values, exact or not, and the numbers of its nulls; None where unknown."""
@@ -184,7 +181,7 @@ class ColumnBounds:
     def no_nulls(self) -> Ruled:
         if self.is_exact:
             return pc.is_valid(self.low)
-        return False if self.null_counts is None else pc.equal(self.null_counts, ZERO)
+        return False if self.null_counts is None else pc.equal(self.null_counts, 0)
 
     @cached_property
     def all_null(self) -> Ruled:
@@ -308,8 +305,8 @@ def count_live_rows(batch: pa.RecordBatch) -> pa.Array:
     """The rows of each file without deleted ones, 0 if unknown."""
     rows = batch.column("rows")
     if "dv_cardinality" in batch.schema.names:
-        rows = pc.max_element_wise(pc.subtract(rows, batch.column("dv_cardinality")), ZERO, skip_nulls=False)
-    return pc.fill_null(rows, ZERO)
+        rows = pc.max_element_wise(pc.subtract(rows, batch.column("dv_cardinality")), 0, skip_nulls=False)
+    return pc.fill_null(rows, 0)
 
 
 def batch_columns(batch: pa.RecordBatch) -> Columns:

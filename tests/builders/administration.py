@@ -20,6 +20,7 @@ from databricks.sdk.service.sharing import (
 
 from lakeshare_server.catalog.sharing import editing
 from lakeshare_server.catalog.sharing.credentials import add_admin_key
+from tests.builders import plain_http
 from tests.builders.lake_tables import a_delta_table
 from tests.builders.sharing import Provider, a_provider, a_server
 
@@ -39,7 +40,7 @@ class Administered:
     def client(self, role: str | None = "owner", prefix: str = UNITY) -> httpx.Client:
         """A plain HTTP client below a prefix, with the key of a role."""
         headers = {} if role is None else {"Authorization": f"Bearer {self.keys[role]}"}
-        return httpx.Client(base_url=self.root + prefix, headers=headers, timeout=30)
+        return httpx.Client(verify=False, base_url=self.root + prefix, headers=headers, timeout=30)
 
     def sdk(self, role: str = "owner") -> WorkspaceClient:
         """The Databricks SDK's client with the key of a role."""
@@ -83,7 +84,7 @@ def redeemed(sdk: WorkspaceClient, made: RecipientInfo) -> RetrieveTokenResponse
 
 def shares_read(root: str, token: str | None) -> list[str] | None:
     """The shares that a token opens, None when it opens nothing."""
-    answer = httpx.get(
+    answer = plain_http.get(
         f"{root}/delta-sharing/shares", headers={"Authorization": f"Bearer {token}"}, timeout=30
     )
     return [share["name"] for share in answer.json()["items"]] if answer.status_code == 200 else None

@@ -44,13 +44,13 @@ def a_rule(name: str, expectation: str, **more: Any) -> Rule:
 def flights(*rules: Rule, **changes: Any) -> Table:
     """One row per flight, a partition per day."""
     by_day = {"partition_by": (("day", "identity"),), "source": "flights", "rules": rules}
-    return Table(**{"name": "flights", "format": "delta", "columns": FLIGHT_COLUMNS, **by_day, **changes})
+    return Table(**{"name": "flights", "format": "iceberg", "columns": FLIGHT_COLUMNS, **by_day, **changes})
 
 
 def carriers(*rules: Rule, **changes: Any) -> Table:
     """One row per carrier, no partitions."""
     whole = {"source": "carriers", "rules": rules}
-    return Table(**{"name": "carriers", "format": "delta", "columns": CARRIER_COLUMNS, **whole, **changes})
+    return Table(**{"name": "carriers", "format": "iceberg", "columns": CARRIER_COLUMNS, **whole, **changes})
 
 
 def a_set(

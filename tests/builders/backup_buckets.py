@@ -12,6 +12,7 @@ import pyarrow as pa
 from lakeshare_pipelines.backup.copy.engine import CopyTask
 from lakeshare_pipelines.backup.model import COPY_RESULTS, read_table
 from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, open_store
+from tests.builders.backup_keys import put_objects, read_objects
 from tests.builders.backup_plan import plan_folder, planned
 
 FOLDERS = (f"copies-{number}" for number in itertools.count(1))
@@ -27,9 +28,13 @@ class Copies:
     folder: Path
 
     def put(self, *keys: str, size_bytes: int = 100) -> None:
-        """Objects whose content tells their key."""
-        for key in keys:
-            self.source.put(key, self.content(key, size_bytes))
+        """Objects whose content is made of their key."""
+        contents = ((key, self.content(key, size_bytes)) for key in keys)
+        if self.source.address.kind == "s3":
+            put_objects(self.source.address, contents)
+            return
+        for key, content in contents:
+            self.source.put(key, content)
 
     @staticmethod
     def content(key: str, size_bytes: int = 100) -> bytes:
@@ -78,7 +83,12 @@ class Copies:
 
     def copied(self, prefix: str = "objects/") -> dict[str, bytes]:
         """What is in the target, by key."""
-        return {one.key.removeprefix(prefix): self.target.read(one.key) for one in self.target.list(prefix)}
+        keys = [one.key for one in self.target.list(prefix)]
+        if self.target.address.kind == "s3":
+            contents = read_objects(self.target.address, keys)
+        else:
+            contents = {key: self.target.read(key) for key in keys}
+        return {key.removeprefix(prefix): content for key, content in contents.items()}
 
 
 def buckets(client: Any, endpoint: str, region: str, folder: Path) -> Copies:

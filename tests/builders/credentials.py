@@ -15,6 +15,7 @@ from lakeshare_server.catalog.sharing import (
     issue_token,
     put_policy,
 )
+from tests.builders import plain_http
 from tests.builders.sharing import Provider, Running
 
 TOKEN, OAUTH, OIDC = "TOKEN", "OAUTH_CLIENT_CREDENTIALS", "OIDC_FEDERATION"
@@ -58,7 +59,7 @@ def a_policy(provider: Provider, recipient: str, issuer: str, **fields: Any) -> 
 
 def ask_token(running: Running, client: Known, **fields: str) -> httpx.Response:
     """Ask for an access token as the official clients do."""
-    return httpx.post(
+    return plain_http.post(
         f"{running.url}/oauth/token",
         auth=(client.state.id, client.secret),
         data={"grant_type": "client_credentials", **fields},

@@ -52,7 +52,7 @@ class OwnedTable(IcebergTable):
         """Make an earlier snapshot the current one."""
         self.table.manage_snapshots().set_current_snapshot(snapshot_id).commit()
 
-    def rewrite(self, change: Callable[[Metadata], None]) -> Path:
+    def rewrite(self, change: Callable[[Metadata], object]) -> Path:
         """The next metadata file, made by hand from the newest one; pyiceberg does not know of it."""
         newest = max(self.newest_file.parent.glob("*.metadata.json"))
         metadata = json.loads(newest.read_text())

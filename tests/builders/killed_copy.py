@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from lakeshare_pipelines.backup.copy.engine import CopyTask
-from lakeshare_pipelines.backup.copy.local import LocalEngine
-from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3
+from tests.builders.backup_processes import kill_after
+from tests.builders.small_batches import SmallBatches
 
 NEVER = 0
 
@@ -50,21 +50,6 @@ def killed_copies(folder: Path, task: CopyTask) -> Iterator[Copies]:
         process.stdin.close()
 
 
-def kill_after(nth: int) -> None:
-    """End this process right after its `nth` request was answered, before anybody hears of it."""
-    request, seen = AsyncS3.request, 0
-
-    async def deadly(self: AsyncS3, *args: Any, **given: Any) -> Any:
-        nonlocal seen
-        answer = await request(self, *args, **given)
-        seen += 1
-        if seen == nth:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return answer
-
-    AsyncS3.request = deadly  # type: ignore[method-assign]
-
-
 def main(task: CopyTask) -> None:
     """A fork for each number on the standard input; its exit code goes to the standard output."""
     for line in sys.stdin:
@@ -72,7 +57,7 @@ def main(task: CopyTask) -> None:
         if child == 0:
             if int(line) != NEVER:
                 kill_after(int(line))
-            LocalEngine().copy(task, lambda _: None)
+            SmallBatches().copy(task, lambda _: None)
             os._exit(0)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 

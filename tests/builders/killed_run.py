@@ -1,4 +1,4 @@
-"""A run in a process of its own that kills itself, its Spark, or its Nessie (SIGKILL) right after a named step.
+"""A run in a process of its own that kills itself or its Nessie (SIGKILL) right after a named step.
 
 The step is wrapped from outside: production code has no hooks for this. The processes are forked from one that has
 the imports done. With `spark` they work in a Spark driver that is already running, else they start one.
@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,15 @@ from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.nessie.server import nessie_status
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.share.publication import publish_or_replay
-from lakeshare_pipelines.spark.session import driver_pid
 from lakeshare_pipelines.wap import audit
 from lakeshare_pipelines.wap.stage import stage
 from lakeshare_pipelines.wap.staged import Lake, Staged, Verdicts, open_lake
 from lakeshare_server.catalog import open_catalog
 from lakeshare_server.errors import LakeshareError
 from tests.builders.forks import FORKS
+from tests.builders.sets import green
 from tests.builders.shared_spark import SharedSpark
+from tests.builders.waiting import wait_until
 
 RUN_S = 300
 
@@ -36,6 +38,7 @@ RUN_S = 300
 class Run:
     """A run for another process: of a set's day from its delivery, or from what `judged` holds.
 
+    With `gate` it is not audited: it is published as if its audit had passed, once that file exists.
     The process kills its `victim` right after the `nth` call of `after` (`module:Class.function`), if that is given.
     """
 
@@ -48,6 +51,7 @@ class Run:
     after: str | None = None
     nth: int = 1
     victim: str = "self"
+    gate: Path | None = None
 
 
 def run_until_killed(
@@ -66,7 +70,7 @@ def run_until_killed(
     """Run the set in another process, killed after the `nth` call of `after` (`module:Class.function`).
 
     With `judged` the run begins at publish. Returns the process's exit code: -9 when it was killed itself, 3 when
-    `victim` is `spark` or `nessie` and the run ended with an error of ours, which is in `folder/error.txt`.
+    `victim` is `nessie` and the run ended with an error of ours, which is in `folder/error.txt`.
     """
     process = start_run(folder, Run(settings, contract, day, run_id, spark, judged, after, nth, victim))
     return wait_for_exit(process)
@@ -101,13 +105,19 @@ def carry_out(error_file: Path, run: Run) -> None:
         with _lake(run) as lake:
             if run.judged is None:
                 staged = stage(lake, run.contract, [run.day], run.run_id)
-                verdicts = audit.audit_and_save(lake, run.contract, staged)
+                judge = audit.audit_and_save if run.gate is None else partial(_pass_at, run.gate)
+                verdicts = judge(lake, run.contract, staged)
             else:
                 staged, verdicts = run.judged
             publish_or_replay(lake, open_catalog(run.settings.catalog_url), run.contract, staged, verdicts)
     except LakeshareError as error:
         error_file.write_text(f"{type(error).__name__}: {error}")
         sys.exit(3)
+
+
+def _pass_at(gate: Path, lake: Lake, contract: SetContract, staged: Staged) -> Verdicts:
+    wait_until(gate.exists)
+    return green(contract, staged)
 
 
 @contextmanager
@@ -151,6 +161,5 @@ def _pid(found: int | None) -> int:
 
 VICTIMS: dict[str, Callable[[LakeSettings], Callable[[], int]]] = {
     "self": lambda settings: os.getpid,
-    "spark": lambda settings: lambda: _pid(driver_pid()),
     "nessie": lambda settings: lambda: _pid(nessie_status(settings).pid),
 }

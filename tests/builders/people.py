@@ -80,7 +80,11 @@ def publish(
 def a_reader(provider: Provider, fmt: Format = "delta") -> Iterator[ProtocolReader]:
     provider.share(TABLE, history=True)
     token = provider.recipient(f"r{fmt}")
-    with a_server(provider) as running, running.client(token) as client, httpx.Client(timeout=30) as data:
+    with (
+        a_server(provider) as running,
+        running.client(token) as client,
+        httpx.Client(verify=False, timeout=30) as data,
+    ):
         yield ProtocolReader(client, f"flights.{TABLE}", fmt, data)
 
 

@@ -54,6 +54,17 @@ class FileLine:
     action: Mapping[str, Any]
     """What the line wraps: the file object in parquet format, the action of the log in delta format."""
 
+    @property
+    def state(self) -> Line:
+        """The file as the line describes it, without URLs, their expiry and the version that was asked for."""
+        of_answer = {"url", "expirationTimestamp", "version", "timestamp"}
+        state = {name: value for name, value in self.action.items() if name not in of_answer}
+        if state.get("path") == self.url:
+            del state["path"]
+        if self.vector is not None and self.vector["storageType"] == "p":
+            state["deletionVector"] = {**self.vector, "pathOrInlineDv": self.vector_id}
+        return {"id": self.id, "kind": self.kind, **state}
+
 
 @dataclass(frozen=True)
 class Head:

@@ -198,9 +198,10 @@ class ProtocolReader:
         return file_rows(shape, image, with_change_type=file.kind == "cdc")
 
     def content(self, file: FileLine) -> bytes:
-        """The bytes behind a URL, asked for as the clients do: whole by PY, by range by Spark."""
+        """The bytes behind a URL, asked for as the clients do: whole by PY, the first file by range, too, by Spark."""
         if file.id not in self.fetched:
-            self.fetched[file.id] = fetch(self.data, file.url, file.size)
+            ranged = not self.fetched
+            self.fetched[file.id] = fetch(self.data, file.url, file.size, ranged=ranged)
         return self.fetched[file.id]
 
     def positions(self, file: FileLine) -> np.ndarray | None:
@@ -287,12 +288,14 @@ def joined(pages: list[Answer], max_files: int | None) -> Answer:
     return Answer(first.version, Body(first.head, files, later, pages[-1].body.end), len(pages))
 
 
-def fetch(client: httpx.Client, url: str, size: int | None = None) -> bytes:
-    """The bytes of a URL, whole and by ranges, with what Spark and PY insist on."""
+def fetch(client: httpx.Client, url: str, size: int | None = None, *, ranged: bool = True) -> bytes:
+    """The bytes of a URL, whole and, if `ranged`, by a range, with what Spark and PY insist on."""
     whole = client.get(url)
     assert whole.status_code == 200, f"§10: {whole.status_code} for {url[:200]}"
     if size is not None:
         assert len(whole.content) == size, f"§6.2: {len(whole.content)} bytes, size says {size}"
+    if not ranged:
+        return whole.content
     last = len(whole.content) - 1
     part = client.get(url, headers={"Range": f"bytes=1-{last}"})
     assert part.status_code == 206, f"§0.6: {part.status_code} for a Range"

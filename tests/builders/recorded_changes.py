@@ -1,8 +1,11 @@
 """Publications of Iceberg tables with their changes recorded, as the pipelines make them."""
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -15,7 +18,7 @@ from lakeshare_server.tables import Stores
 from tests.builders.canonical import Rows
 from tests.builders.lake_tables import IcebergState
 from tests.builders.sharing import Provider
-from tests.builders.spark_iceberg import SparkIceberg
+from tests.builders.spark_iceberg import SparkIceberg, frame_rows
 
 
 @dataclass(frozen=True)
@@ -46,12 +49,31 @@ class RecordingLake:
         newest = max(versions, key=lambda file: int(file.name.split(".")[0][1:]))
         return IcebergState(str(newest), json.loads(newest.read_text())["current-snapshot-id"])
 
-    def publish(self, table: str, state: IcebergState | None = None, rows: Rows | None = None) -> Publication:
-        """Publish the newest state, or another one of which the rows are known."""
-        rows = self.tables.rows(table) if rows is None else rows
-        state = state or self.state(table)
-        self.read.setdefault(table, []).append(rows)
+    def publish(self, table: str, rows: Rows | None = None) -> Publication:
+        """Publish the newest state, of which the rows are known or read."""
+        self.read.setdefault(table, []).append(self.tables.rows(table) if rows is None else rows)
+        return self.publish_state(table, self.state(table))
+
+    def publish_state(self, table: str, state: IcebergState) -> Publication:
+        """Publish a state whose rows are read later."""
         return publish_recorded(self.provider, self.lake, f"lake.{table}", state, self.key)
+
+    def read_states(self, table: str, states: Sequence[IcebergState]) -> None:
+        """Read the rows of all published states, which have the same columns, by one query."""
+        name = self.tables.table(table)
+        of_each = [
+            f"SELECT {number} AS `#`, * FROM {name} VERSION AS OF {state.snapshot_id}"
+            for number, state in enumerate(states)
+        ]
+        every = frame_rows(self.tables.spark.sql(" UNION ALL ".join(of_each)))
+        self.read[table] = [
+            every.where(partial(is_of_state, number)).without("#") for number in range(len(states))
+        ]
+
+
+def is_of_state(number: int, row: Mapping[str, Any]) -> bool:
+    """Whether a row was read of the state of this number, which is in its column `#`."""
+    return bool(row["#"] == number)
 
 
 def publish_recorded(

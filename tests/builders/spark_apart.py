@@ -1,52 +1,22 @@
-"""Work on a lake in a process of its own: a process has one Spark only, and other tests keep theirs."""
+"""Work on a lake, for a process of its own (tests/builders/apart.py): a process has one Spark only."""
 
 import io
-import multiprocessing
-import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import dagster as dg
 import pandas as pd
-from pyspark.sql import SparkSession
+from dagster._cli import main as run_dagster
 
 from lakeshare_pipelines.cli import main
 from lakeshare_pipelines.contracts import SetContract, load_contracts
 from lakeshare_pipelines.demo.processes import PARTITION, run_job
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.spark.jars import SPARK_JARS, ensure_jars
-from lakeshare_pipelines.spark.session import make_session_conf, start_driver, stop_session
 from lakeshare_pipelines.wap.delta import table_location
 from lakeshare_pipelines.wap.staged import open_lake
-
-T = TypeVar("T")
-
-
-class Apart:
-    """Calls functions of this module in one other process, whose JVM is warm from the second call on."""
-
-    def __init__(self, pool: ProcessPoolExecutor) -> None:
-        self._pool = pool
-
-    def __call__(self, function: Callable[..., T], *arguments: Any) -> T:
-        """What the function returns."""
-        return self._pool.submit(function, *arguments).result(timeout=300)
-
-
-@contextmanager
-def process_apart(environment: Mapping[str, str]) -> Iterator[Apart]:
-    """The other process, with these variables added to its environment; it ends with the block."""
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, spawn, _add_to_environment, (dict(environment),)) as pool:
-        yield Apart(pool)
-
-
-def _add_to_environment(variables: Mapping[str, str]) -> None:
-    os.environ.update(variables)
 
 
 def frames_on_main(state_dir: Path) -> dict[str, pd.DataFrame]:
@@ -72,13 +42,16 @@ def delete_on_branch(state_dir: Path, contract: SetContract, ref: str, where: st
             lake.spark.sql(f"DELETE FROM {lake.catalog(ref)}.{table.name} WHERE {where}")
 
 
-def run_command(*arguments: str) -> tuple[object, str]:
-    """Run a `lakeshare` command as its script does: its exit code and what it printed."""
+SCRIPTS: Mapping[str, Callable[[], object]] = {"lakeshare": main.main, "dagster": run_dagster}
+
+
+def run_command(script: str, *arguments: str) -> tuple[object, str]:
+    """Run a command as its script does: its exit code and what it printed."""
     printed, before = io.StringIO(), sys.argv
-    sys.argv = ["lakeshare", *arguments]
+    sys.argv = [script, *arguments]
     try:
         with redirect_stdout(printed), redirect_stderr(printed):
-            main.main()
+            SCRIPTS[script]()
     except SystemExit as ended:
         return ended.code, printed.getvalue()
     finally:
@@ -104,27 +77,3 @@ def reexecute_newest_failure() -> tuple[bool, set[str]]:
 
 def _job(name: str) -> Any:
     return dg.build_reconstructable_job(run_job.__module__, run_job.__name__, (name,))
-
-
-def read_without_keys(
-    state_dir: Path, catalogs: Mapping[str, Mapping[str, str]], table: str, columns: str
-) -> dict[str, list[tuple[Any, ...]]]:
-    """What Spark reads of a table in S3 through each catalog, with Iceberg's client of S3 and no keys to the store."""
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
-        os.environ.pop(name, None)
-    settings = LakeSettings(_env_file=None, state_dir=state_dir)
-    jars = [str(jar) for jar in ensure_jars(settings, (*SPARK_JARS, "iceberg-aws-bundle")).values()]
-    conf = make_session_conf(settings)
-    conf |= {"spark.jars": ",".join(jars), "spark.driver.extraClassPath": os.pathsep.join(jars)}
-    start_driver(settings, conf)
-    session = SparkSession.builder.config(map=conf).getOrCreate()
-    try:
-        for name, options in catalogs.items():
-            for key, value in options.items():
-                session.conf.set(f"spark.sql.catalog.{name}{key}", value)
-        return {
-            name: sorted(tuple(row) for row in session.sql(f"SELECT {columns} FROM {name}.{table}").collect())
-            for name in catalogs
-        }
-    finally:
-        stop_session(session)

@@ -16,6 +16,7 @@ import pytest
 
 from lakeshare_server.catalog import SharedTable
 from lakeshare_server.cli import main
+from tests.builders.fewer_predicates import ask_fewer_predicates
 from tests.builders.lake_tables import IcebergTable, a_delta_table, some_rows
 from tests.builders.sharing import Provider, a_server
 from tests.fakes.model_on_disk import ModelRecipients, profile_file, share_model_tables
@@ -38,6 +39,8 @@ def test_our_server_keeps_every_promise_of_the_protocol(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """An eighth of the predicates: tests/unit/server/tables/test_pruning*.py test which files they leave, too."""
+    ask_fewer_predicates(monkeypatch)
     found, junit = tmp_path / "report.json", tmp_path / "report.xml"
     with a_server(provider) as server:
         bob, foreign, expired = (

@@ -71,7 +71,7 @@ class Site:
     def client(self, name: str | None) -> httpx.Client:
         token = self.server.keys.get(name or "") or self.tokens.get(name or "")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        return httpx.Client(base_url=self.server.root, headers=headers, timeout=30)
+        return httpx.Client(verify=False, base_url=self.server.root, headers=headers, timeout=30)
 
 
 @pytest.fixture(scope="module")

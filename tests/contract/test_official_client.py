@@ -35,7 +35,7 @@ PARTITIONS = ((), ("day",), ("day", "carrier"))
 def test_a_table_reads_as_it_was_written(
     provider: Provider, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
-    """Delta and Iceberg, by different partitions, in both formats and in that of the client's choice."""
+    """Delta and Iceberg, by different partitions, in both formats; one of each in that of the client's choice."""
     names: list[str] = []
     for columns in (*PARTITIONS, ("cancelled",), ("departed",)):
         names.append(f"lake.delta_{'_'.join(columns)}")
@@ -49,7 +49,7 @@ def test_a_table_reads_as_it_was_written(
     token = provider.recipient()
     with a_server(provider) as server:
         for name in names:
-            for use_delta_format in (None, False, True):
+            for use_delta_format in (None, False, True) if name.endswith("_day") else (False, True):
                 with subtests.test(table=name, use_delta_format=use_delta_format):
                     same_rows(read(server, token, name, use_delta_format=use_delta_format), some_rows())
 

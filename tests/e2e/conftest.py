@@ -6,7 +6,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,33 +15,41 @@ from pathlib import Path
 import pytest
 
 from lakeshare_pipelines.demo.processes import free_port, sharing_server
-from lakeshare_pipelines.nessie.server import nessie_for, stop_nessie
+from lakeshare_pipelines.nessie.server import nessie_for, nessie_status, stop_nessie
 from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_pipelines.spark.jars import find_packaged_java
+from tests.builders.apart import Apart, process_apart
 from tests.builders.hostile.families import TABLES
 from tests.builders.hostile.matrix import unpack
 from tests.builders.hostile.on_s3 import copied
 from tests.builders.hostile.place import HostileTable
 from tests.builders.hostile.served import Served, ServedTable, serving
-from tests.builders.spark_apart import Apart, process_apart
+from tests.builders.spark_apart import run_command
 from tests.integration.s3_server import running_s3
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 # The demo takes two minutes alone, and eight beside two other workers that start a Spark of their own.
 COMMAND_S = 1100
+NESSIE_POLL_S = 0.5
 
 
 @dataclass(frozen=True)
 class Finished:
     """A command that ended."""
 
-    code: int
+    code: object
     text: str
+    errors: str = ""
+
+
+def _wait(process: "subprocess.Popen[str]") -> None:
+    """Does nothing beside the command."""
 
 
 @dataclass(frozen=True)
 class DemoLake:
-    """The demo's lake; commands run on it as a user types them."""
+    """The demo's lake; commands run on it as a user types them, each in a process of its own."""
 
     settings: LakeSettings
     environment: Mapping[str, str]
@@ -50,40 +59,48 @@ class DemoLake:
     def profile(self) -> Path:
         return self.settings.state_dir / "demo.share"
 
-    def run(self, *command: str) -> Finished:
-        """Run a command of the environment to its end."""
-        # Into a file: the end of a pipe comes only when the last descendant of the command has ended, too.
-        with tempfile.TemporaryFile("w+") as printed:
-            ended = subprocess.run(
-                [str(BIN / command[0]), *command[1:]],
-                env=dict(self.environment), cwd=ROOT, check=False, timeout=COMMAND_S,
-                stdout=printed, stderr=subprocess.STDOUT,
-            )  # fmt: skip
+    def lakeshare(
+        self, *arguments: str, meanwhile: Callable[["subprocess.Popen[str]"], None] = _wait
+    ) -> Finished:
+        """Run a `lakeshare` command to its end."""
+        # Into files: the end of a pipe comes only when the last descendant of the command has ended, too.
+        with tempfile.TemporaryFile("w+") as printed, tempfile.TemporaryFile("w+") as errors:
+            command = [str(BIN / "lakeshare"), *arguments]
+            with subprocess.Popen(
+                command, env=dict(self.environment), cwd=ROOT, stdout=printed, stderr=errors, text=True
+            ) as process:
+                try:
+                    meanwhile(process)
+                    process.wait(COMMAND_S)
+                finally:
+                    process.kill()
             printed.seek(0)
-            return Finished(ended.returncode, printed.read())
-
-    def lakeshare(self, *arguments: str) -> Finished:
-        """Run a `lakeshare` command."""
-        return self.run("lakeshare", *arguments)
+            errors.seek(0)
+            return Finished(process.returncode, printed.read(), errors.read())
 
 
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoLake]:
     home = tmp_path_factory.mktemp("dagster_home")
     shutil.copy(ROOT / "dagster_home" / "dagster.yaml", home)
-    state = tmp_path_factory.mktemp("demo") / "state"
+    state = tmp_path_factory.mktemp("demo") / "state with a blank"
     environment = {**os.environ, "LAKESHARE_STATE_DIR": str(state), "DAGSTER_HOME": str(home)}
-    # As a user has it: the demo's Spark compiles and writes files as it usually does.
+    # As a user without a Java has it; the demo's Spark compiles and writes files as it usually does.
     of_tests = {"LAKESHARE_SPARK_DRIVER_OPTIONS", "SPARK_DIST_CLASSPATH"}
     users = {name: text for name, text in environment.items() if name not in of_tests}
+    users["LAKESHARE_JAVA_HOME"] = str(find_packaged_java())
     settings = LakeSettings(_env_file=None, state_dir=state)
-    first = DemoLake(settings, users, Finished(-1, "")).lakeshare("demo", "--once")
-    try:
-        # Kept running, as it is beside Dagster: else each command starts one for itself.
-        with nessie_for(settings, keep=False):
-            yield DemoLake(settings, environment, first)
-    finally:
-        stop_nessie(settings)
+    with ExitStack() as stack:
+        stack.callback(stop_nessie, settings)
+
+        def use_nessie(process: "subprocess.Popen[str]") -> None:
+            """From now on the demo leaves it running at its end: else each command starts one for itself."""
+            while process.poll() is None and not nessie_status(settings).is_running:
+                time.sleep(NESSIE_POLL_S)
+            stack.enter_context(nessie_for(settings, keep=False))
+
+        first = DemoLake(settings, users, Finished(-1, "")).lakeshare("demo", "--once", meanwhile=use_nessie)
+        yield DemoLake(settings, environment, first)
 
 
 @pytest.fixture(scope="session")
@@ -91,8 +108,14 @@ def apart(demo: DemoLake) -> Iterator[Apart]:
     """Another process that works on the demo's lake."""
     with process_apart(
         {name: demo.environment[name] for name in ("LAKESHARE_STATE_DIR", "DAGSTER_HOME")}
-    ) as one:
-        yield one
+    ) as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def run(apart: Apart) -> Callable[..., Finished]:
+    """Runs a command, `lakeshare` or `dagster`, in that other process, as its script does."""
+    return lambda *command: Finished(*apart(run_command, *command))
 
 
 @pytest.fixture(scope="session")

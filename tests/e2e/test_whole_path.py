@@ -3,18 +3,20 @@
 One file, because one lake serves all of it: the demo makes it, the other tests go on from there.
 """
 
+import re
+
 import delta_sharing
 import pandas as pd
 import pytest
 
 from lakeshare_pipelines.contracts import load_contracts
 from lakeshare_pipelines.demo import processes
+from lakeshare_pipelines.nessie.server import nessie_status
 from lakeshare_server.catalog import Ledger, open_catalog
 from tests.builders.spark_apart import (
     delete_on_branch,
     frames_on_main,
     reexecute_newest_failure,
-    run_command,
     run_set_job,
 )
 
@@ -23,32 +25,37 @@ pytestmark = pytest.mark.timeout(1200)
 TABLE = "aviation.flights.departures"
 FLIGHTS = next(contract for contract in load_contracts() if contract.name == "flights")
 SELECT = "flights/departures,flights/daily_delays"
-CI_GATE = ("ci-gate", "--errors-only", "--select", SELECT)
+CI_GATE = ("lakeshare", "ci-gate", "--errors-only", "--select", SELECT)
 TABLES = [
     f"{entry.share}.{entry.schema}.{entry.name}" for contract in load_contracts() for entry in contract.shares
 ]
 
 
 def test_the_demo_ends_with_every_row_count_right(demo):
-    assert demo.first.code == 0, demo.first.text
+    """On the Java that comes from PyPI, in a folder with a blank; Spark and Nessie are silent on the terminal."""
+    assert demo.first.code == 0, demo.first.text + demo.first.errors
+    assert demo.first.errors == ""
+    assert "Java 21 for Spark" in demo.first.text
     assert "every row count is right" in demo.first.text
     assert "stopped by  flights/departures: expect_column_values_to_not_be_null__carrier" in demo.first.text
-    assert "saw only publication 0" in demo.first.text
+    watched = re.search(r"the recipient read (\d+) times and saw only publication 0", demo.first.text)
+    assert watched is not None
+    assert int(watched[1]) > 10
 
 
-def test_the_demo_lost_tables_and_a_backup_point_brought_them_back(demo):
+def test_the_demo_lost_tables_and_a_backup_point_brought_them_back(demo, run):
     assert demo.first.text.count("the recipient's read fails") == 2
     assert demo.first.text.count("rows, the same as before") == 2
-    points = demo.lakeshare("backup", "list")
+    points = run("lakeshare", "backup", "list")
     assert points.code == 0, points.text
     assert " verified " in points.text
-    shown = demo.lakeshare("backup", "show", "lake")
+    shown = run("lakeshare", "backup", "show", "lake")
     assert "flights/departures" in shown.text
     assert "reference/planes" in shown.text
 
 
-def test_a_second_start_starts_no_run_and_is_right_again(demo):
-    again = demo.lakeshare("demo", "--once")
+def test_a_second_start_starts_no_run_and_is_right_again(run):
+    again = run("lakeshare", "demo", "--once")
 
     assert again.code == 0, again.text
     assert "every row count is right" in again.text
@@ -85,16 +92,16 @@ def _ordered(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.sort_values(list(frame.columns), na_position="first").reset_index(drop=True)
 
 
-def materialize(demo, day):
-    return demo.run(
+def materialize(run, day):
+    return run(
         "dagster", "asset", "materialize", "--select", SELECT, "--partition", day,
         "-m", "lakeshare_pipelines.definitions",
     )  # fmt: skip
 
 
-def red_place(demo, day):
+def red_place(run, day):
     """The name of the red staged set of a day."""
-    listed = demo.lakeshare("wap", "list").text
+    listed = run("lakeshare", "wap", "list").text
     return next(line.split()[0] for line in listed.splitlines() if " red " in line and f"-{day}-" in line)
 
 
@@ -106,45 +113,44 @@ def latest(demo):
     return Ledger(open_catalog(demo.settings.catalog_url)).latest("flights.departures")
 
 
-def test_during_a_red_run_recipients_see_one_version_and_one_set_of_rows(demo, served):
+def test_a_red_run_changes_nothing_for_recipients(demo, served, run):
+    """What they read during a red run: the demo watches that of its own."""
     before = latest(demo)
     rows = processes.read_table(served, TABLE)
-    assert demo.lakeshare("deliver", "flights", "--day", "2013-01-05", "--nulls", "carrier").code == 0
+    assert run("lakeshare", "deliver", "flights", "--day", "2013-01-05", "--nulls", "carrier").code == 0
 
-    with processes.watch_table(served, TABLE) as watch:
-        ran = materialize(demo, "2013-01-05")
+    ran = materialize(run, "2013-01-05")
 
-    assert ran.code != 0
-    assert watch.reads > 10
-    assert watch.saw_only(before.version, processes.compute_fingerprint(rows))
+    assert ran.code not in (0, None)
     assert latest(demo) == before
+    assert processes.read_version(served, TABLE) == before.version
     assert processes.read_table(served, TABLE).equals(rows)
-    gate = demo.lakeshare(*CI_GATE)
+    gate = run(*CI_GATE)
     assert gate.code == 1
     assert "flights/departures expect_column_values_to_not_be_null__carrier: ERROR failed" in gate.text
 
 
-def test_a_red_set_can_be_inspected_and_retried_by_command(demo, served, apart):
-    ref = red_place(demo, "2013-01-05")
+def test_a_red_set_can_be_inspected_and_retried_by_command(demo, served, apart, run):
+    ref = red_place(run, "2013-01-05")
 
-    shown = demo.lakeshare("wap", "show", ref)
+    shown = run("lakeshare", "wap", "show", ref)
     assert "FAIL  flights.departures: expect_column_values_to_not_be_null__carrier" in shown.text
-    code, text = apart(run_command, "wap", "retry", ref)
-    assert code == 1, text
+    still_red = run("lakeshare", "wap", "retry", ref)
+    assert still_red.code == 1, still_red.text
     clear_nulls(demo, apart, ref)
     before = latest(demo)
-    code, text = apart(run_command, "wap", "retry", ref)
-    assert code == 0, text
+    green = run("lakeshare", "wap", "retry", ref)
+    assert green.code == 0, green.text
     assert latest(demo).version == before.version + 1
     assert latest(demo).partition == "2013-01-05"
     assert processes.read_version(served, TABLE) == before.version + 1
-    assert ref not in demo.lakeshare("wap", "list").text
+    assert ref not in run("lakeshare", "wap", "list").text
 
 
-def test_a_red_run_is_taken_up_again_from_dagster(demo, apart):
-    assert demo.lakeshare("deliver", "flights", "--day", "2013-01-06", "--nulls", "carrier").code == 0
+def test_a_red_run_is_taken_up_again_from_dagster(demo, apart, run):
+    assert run("lakeshare", "deliver", "flights", "--day", "2013-01-06", "--nulls", "carrier").code == 0
     assert "expect_column_values_to_not_be_null__carrier" in apart(run_set_job, FLIGHTS.name, "2013-01-06")
-    ref = red_place(demo, "2013-01-06")
+    ref = red_place(run, "2013-01-06")
     clear_nulls(demo, apart, ref)
     before = latest(demo)
 
@@ -153,15 +159,23 @@ def test_a_red_run_is_taken_up_again_from_dagster(demo, apart):
     assert succeeded
     assert steps == {"flights_set.flights_audit", "flights_set.flights_publish"}
     assert latest(demo).version == before.version + 1
-    gate = demo.lakeshare(*CI_GATE)
+    gate = run(*CI_GATE)
     assert gate.code == 0, gate.text
 
 
-def test_a_red_set_can_be_discarded_by_command(demo):
-    ref = red_place(demo, "2013-01-04")  # the demo's own
+def test_a_red_set_can_be_discarded_by_command(demo, run):
+    ref = red_place(run, "2013-01-04")  # the demo's own
 
-    assert demo.lakeshare("wap", "discard", ref).code == 0
-    assert ref not in demo.lakeshare("wap", "list").text
+    assert run("lakeshare", "wap", "discard", ref).code == 0
+    assert ref not in run("lakeshare", "wap", "list").text
+    # In a process of its own, as a user sees its end.
     unknown = demo.lakeshare("wap", "show", ref)
     assert unknown.code == 1
-    assert "lakeshare wap list" in unknown.text
+    assert "lakeshare wap list" in unknown.errors
+
+
+def test_nessie_is_stopped_once_by_command(demo, run):
+    """Last in this file: the tests above use it."""
+    assert run("lakeshare", "down").text == "Nessie stopped.\n"
+    assert not nessie_status(demo.settings).is_running
+    assert run("lakeshare", "down").text == "Nessie was not running.\n"

@@ -43,10 +43,14 @@ class Stand:
         return [one for one in described if one["Report"]["Bucket"] == arn]
 
     def engine(
-        self, copies: Copies, wait: Callable[[float], None] | None = None, **said: Any
+        self,
+        copies: Copies,
+        wait: Callable[[float], None] | None = None,
+        rows_a_job: int = 50,
+        **options_of_batch: Any,
     ) -> AwsBatchEngine:
-        """An engine as a new process has it; `said` goes into the declared batch."""
-        batch = Batch(account=ACCOUNT, role_arn=ROLE, endpoint=self.url, **said)
+        """An engine as a new process has it."""
+        batch = Batch(account=ACCOUNT, role_arn=ROLE, endpoint=self.url, **options_of_batch)
         backup = Backup(
             name="lake",
             source=copies.source.address,
@@ -55,7 +59,7 @@ class Stand:
             batch=batch,
         )
         options: dict[str, Any] = {} if wait is None else {"wait": wait}
-        return AwsBatchEngine(backup, poll_s=0.05, rows_a_job=50, **options)
+        return AwsBatchEngine(backup, poll_s=0.05, rows_a_job=rows_a_job, **options)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +77,7 @@ def copies(stand: Stand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cop
 
 
 def nothing(_: Progress) -> None:
-    """Tells nobody."""
+    """Ignores progress."""
 
 
 def numbered(count: int) -> list[str]:
@@ -115,7 +119,7 @@ def test_killed_anywhere_no_job_is_made_twice(
     stand: Stand, copies: Copies, monkeypatch: pytest.MonkeyPatch, survives: int
 ) -> None:
     """It dies where it would note what it did: before, between and after its two jobs are made and looked at."""
-    keys = numbered(60)
+    keys = numbered(6)
     copies.put(*keys)
     task = copies.task(copies.rows())
     save, saved = AttemptStore.save, []
@@ -129,11 +133,11 @@ def test_killed_anywhere_no_job_is_made_twice(
     with monkeypatch.context() as patched:
         patched.setattr(AttemptStore, "save", killed)
         try:
-            stand.engine(copies).copy(task, nothing)
+            stand.engine(copies, rows_a_job=4).copy(task, nothing)
         except Killed:
             assert not task.done.exists()
-    record = stand.engine(copies).copy(task, nothing)
-    assert (record.succeeded, record.failed) == (60, 0)
+    record = stand.engine(copies, rows_a_job=4).copy(task, nothing)
+    assert (record.succeeded, record.failed) == (6, 0)
     assert set(done_of(task)) == set(keys)
     assert len(stand.jobs(task)) == 2
     assert len(record.reports) == 2

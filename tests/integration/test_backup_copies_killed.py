@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from lakeshare_pipelines.backup.copy.engine import BATCH, Ledger
+from lakeshare_pipelines.backup.copy.engine import Ledger
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
 from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3
 from tests.builders.backup_copies import WORK, a_plan, a_task, done_of
 from tests.builders.campaign import campaign_size
 from tests.builders.killed_copy import NEVER, killed_copies
+from tests.builders.small_batches import BATCH
 from tests.integration.s3_server import REGION, S3Server, running_s3
 
 KILLS = campaign_size(in_ci=6, in_campaign=20)
-POINTS = [random.Random(number).randint(1, 170) for number in range(KILLS)]
+POINTS = [random.Random(number).randint(1, 60) for number in range(KILLS)]
 """Requests after which a run is killed."""
 OBJECTS = sum(POINTS)
 """So many that no run comes to its end before it is killed."""
@@ -51,7 +52,7 @@ def test_nothing_is_lost_and_at_most_a_batch_is_copied_again(
     client.put_bucket_versioning(Bucket=vault.bucket, VersioningConfiguration={"Status": "Enabled"})
     asyncio.run(fill(lake))
     keys = a_plan(tmp_path / "plan", lake)
-    task, store = a_task(tmp_path, lake, vault), open_store(vault)
+    task, store = a_task(tmp_path, lake, vault, in_flight=4), open_store(vault)
 
     def copied() -> list[str]:
         """Every copy that was made, by its key: each is a version."""

@@ -30,7 +30,7 @@ from tests.integration.ministack import running_ministack
 from tests.integration.s3_server import REGION, S3Server, running_s3
 
 AWKWARD = ("a b+c%20&'\"é🌊.txt", "day=2026-01-01/x", "line\nbreak", "q<>?#.txt", "z~*_-.y", "folder/")
-FLAT = tuple(f"wh/flat/part-{number:05}-{number * 7919 % 997:03x}.parquet" for number in range(700))
+FLAT = tuple(f"wh/flat/part-{number:05}-{number * 7919 % 997:03x}.parquet" for number in range(450))
 # So many folders that Spark has ranges for its tasks. Their names begin alike: stores that sort folder by folder and
 # by whole keys differ on them.
 ALIKE = tuple(
@@ -100,15 +100,13 @@ def listed(
 CURRENT = {*KEYS, *MADE_LATER} - set(DELETED)
 
 
-@pytest.mark.parametrize("in_flight", [1, 2, 16])
-@pytest.mark.parametrize("wanted", [1, 8, 100])
+@pytest.mark.parametrize(("in_flight", "wanted"), [(1, 1), (1, 8), (2, 100), (16, 1), (16, 8)])
 def test_every_current_object_is_listed_once(bucket: StoreAddress, in_flight: int, wanted: int) -> None:
     found = Counter(row["key"] for row in listed(bucket, in_flight, versions=False, wanted=wanted))
     assert found == Counter(CURRENT)
 
 
-@pytest.mark.parametrize("in_flight", [1, 16])
-@pytest.mark.parametrize("wanted", [1, 8])
+@pytest.mark.parametrize(("in_flight", "wanted"), [(1, 1), (16, 8)])
 def test_every_version_and_marker_is_listed_once(bucket: StoreAddress, in_flight: int, wanted: int) -> None:
     rows = listed(bucket, in_flight, versions=True, wanted=wanted)
     objects = Counter(row["key"] for row in rows if not row["is_delete_marker"])
@@ -223,11 +221,9 @@ def test_a_refusal_is_told_and_leaves_no_listing(
     assert not workspace.rows("listing").exists()
 
 
-@pytest.mark.parametrize("versions", [False, True])
-def test_spark_lists_the_same(
-    bucket: StoreAddress, lake_with_keys: Lake, tmp_path: Path, versions: bool
-) -> None:
-    backup = _a_backup(bucket, versions=versions)
+def test_spark_lists_the_same_versions(bucket: StoreAddress, lake_with_keys: Lake, tmp_path: Path) -> None:
+    """That it lists the same current objects shows in the report that it writes."""
+    backup = _a_backup(bucket, versions=True)
     here, there = Workspace(tmp_path / "here"), Workspace(tmp_path / "there")
     expected = list_source(backup.model_copy(update={"engine": "local"}), here)
     record = list_source(backup, there, spark=lambda: lake_with_keys.spark)

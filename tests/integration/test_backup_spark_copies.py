@@ -1,23 +1,23 @@
-"""Copies by Spark are whole, go on after executors were killed, and copy nothing again that a ledger tells of."""
+"""Copies by Spark are complete, continue after executors were killed, and repeat nothing that a ledger records."""
 
 import io
 import itertools
+import multiprocessing
 import os
 import random
 import signal
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from lakeshare_pipelines.backup.copy.engine import BATCH, CopyItem, CopyTask, Outcome, Progress
-from lakeshare_pipelines.backup.copy.local import LocalEngine
+from lakeshare_pipelines.backup.copy import spark as spark_copies
+from lakeshare_pipelines.backup.copy.engine import CopyItem, CopyTask, Outcome, Progress
 from lakeshare_pipelines.backup.copy.objects import ServerSideCopier
 from lakeshare_pipelines.backup.copy.spark import (
     PortionWork,
@@ -32,9 +32,9 @@ from lakeshare_pipelines.spark.session import driver_pid, spark_session
 from lakeshare_pipelines.wap.staged import Lake
 from tests.builders.backup_batch import keys_of
 from tests.builders.backup_buckets import Copies, buckets, done_of
+from tests.builders.backup_processes import FORK
 from tests.builders.campaign import campaign_size
-from tests.builders.forks import FORKS
-from tests.builders.slow_line import slow_line
+from tests.builders.small_batches import BATCH, SlowCopies, SmallBatches
 from tests.builders.waiting import wait_until
 from tests.integration.s3_server import REGION, S3Server, running_s3
 
@@ -42,9 +42,12 @@ LIMIT = 5 * 1024**2
 KILLS = campaign_size(in_ci=5, in_campaign=20)
 # A driver takes ten seconds to start: twenty kills take eleven minutes.
 DRIVER_KILLS = campaign_size(in_ci=1, in_campaign=20)
-WORKERS, IN_FLIGHT = 2, 4
-# By a line of this delay two workers copy 140 objects a second; a driver that copies lives so long at most.
-DELAY_MS, LIFE_S, OBJECTS_A_LIFE = 50, 3, 400
+WORKERS, IN_FLIGHT, ROWS_A_PORTION = 2, 4, 16
+# Two workers with this pause before each copy copy 40 objects a second. A driver that copies lives so long at most, and
+# a second more until its first copy is seen.
+LIFE_S, OBJECTS_A_LIFE = 3, 160
+# A driver of its own: in a fork of this process, PySpark would continue the driver of this one.
+SPAWN = multiprocessing.get_context("spawn")
 KEYS = ["t/a.parquet", "t/day=2026-11-19/b c+d.parquet", "t/%20ü.parquet", "t/a,b\"c'.parquet"]
 
 
@@ -60,11 +63,18 @@ def copies(s3: S3Server, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyP
     for name, value in keys_of(s3.admin).items():
         monkeypatch.setenv(name, value)
         monkeypatch.setitem(lake.spark.sparkContext.environment, name, value)
+    in_small_steps(monkeypatch, SmallBatches)
     return buckets(s3.client(), s3.endpoint, REGION, tmp_path / "plans")
 
 
+def in_small_steps(monkeypatch: pytest.MonkeyPatch, engine_of_executors: type[SmallBatches]) -> None:
+    """Few objects make many portions and many batches of a ledger."""
+    monkeypatch.setattr(spark_copies, "LocalEngine", engine_of_executors)
+    monkeypatch.setattr(spark_copies, "MIN_ROWS", ROWS_A_PORTION)
+
+
 def nothing(_: Progress) -> None:
-    """Tells nobody."""
+    """Ignores progress."""
 
 
 def engine(lake: Lake) -> SparkEngine:
@@ -76,10 +86,10 @@ def numbered(count: int) -> list[str]:
 
 
 def told_as_copied(copies: Copies, task: CopyTask) -> set[str]:
-    """The keys that ledgers tell of."""
+    """The keys that ledgers record as copied."""
     found: set[str] = set()
     for one in copies.target.list(task.work_prefix):
-        if "/ledger/" in one.key:
+        if "/ledger/" in one.key and one.size_bytes:
             rows = pq.read_table(io.BytesIO(copies.target.read(one.key)))
             found.update(row["stored_key"] for row in rows.to_pylist() if row["status"] == "succeeded")
     return found
@@ -94,8 +104,8 @@ def times_copied(copies: Copies) -> Counter[str]:
     return Counter(one.key for start in hundreds for one in copies.target.versions(f"objects/{start}"))
 
 
-def many_to_copy(copies: Copies, count: int = 1200) -> tuple[list[str], CopyTask]:
-    """Objects whose copying takes a few seconds; the target keeps every version, so that copies can be counted."""
+def many_to_copy(copies: Copies, count: int) -> tuple[list[str], CopyTask]:
+    """Objects, and a target that keeps every version, so that copies can be counted."""
     copies.target.client.put_bucket_versioning(  # type: ignore[attr-defined]  # an S3Store
         Bucket=copies.target.address.bucket, VersioningConfiguration={"Status": "Enabled"}
     )
@@ -114,15 +124,6 @@ def require_settled(copies: Copies, task: CopyTask, settled: Counter[str]) -> Co
 def copied_again(times: Counter[str]) -> int:
     """How many copies were of what had been copied."""
     return times.total() - len(times)
-
-
-def by_line(task: CopyTask, port: int) -> CopyTask:
-    """A task whose stores are asked by a line to their server."""
-    source, target = (
-        address.model_copy(update={"endpoint": f"http://localhost:{port}"})
-        for address in (task.source, task.target)
-    )
-    return replace(task, source=source, target=target)
 
 
 def an_executor(environment: dict[str, str], work: PortionWork, number: int, life: int | None) -> None:
@@ -144,14 +145,18 @@ def an_executor(environment: dict[str, str], work: PortionWork, number: int, lif
 def a_run(environment: dict[str, str], settings: LakeSettings, task: CopyTask) -> None:
     """A process with a driver of its own that copies a task; the test kills it."""
     os.environ.update(environment)
-    with spark_session(settings) as spark:
+    with spark_session(settings) as spark, pytest.MonkeyPatch.context() as patched:
+        in_small_steps(patched, SlowCopies)
         SparkEngine(lambda: spark, workers=WORKERS).copy(task, nothing)
 
 
-def end_run(run: psutil.Process) -> None:
+def end_run(run: BaseProcess) -> None:
     """Kill a run with its JVM and all processes of that, as the end of their machine would."""
-    everything = [run, *run.children(recursive=True)]
-    end_workers(everything)
+    below = psutil.Process(run.pid).children(recursive=True)
+    run.kill()
+    end_workers(below)
+    # Not by psutil, which would take the exit code of a child.
+    run.join()
 
 
 def end_workers(workers: list[psutil.Process]) -> int:
@@ -179,14 +184,14 @@ def _is_python(process: psutil.Process | None) -> bool:
 
 
 def test_a_plan_is_copied_whole_large_objects_by_parts(lake: Lake, copies: Copies) -> None:
-    copies.put(*KEYS, *numbered(300))
+    copies.put(*KEYS, *numbered(60))
     copies.put("t/large.parquet", size_bytes=2 * LIMIT + 1)
     copies.put("t/held.parquet")
     lanes = {"t/large.parquet": {"lane": "large"}, "t/held.parquet": {"lane": "held"}}
     task = copies.task(copies.rows(lambda key: lanes.get(key, {})), copy_limit_bytes=LIMIT)
     told: list[Progress] = []
     record = engine(lake).copy(task, told.append)
-    wanted = {key: copies.content(key) for key in (*KEYS, *numbered(300))}
+    wanted = {key: copies.content(key) for key in (*KEYS, *numbered(60))}
     wanted["t/large.parquet"] = copies.content("t/large.parquet", 2 * LIMIT + 1)
     assert copies.copied() == wanted
     done = done_of(task)
@@ -194,8 +199,8 @@ def test_a_plan_is_copied_whole_large_objects_by_parts(lake: Lake, copies: Copie
     assert {row["status"] for row in done.values()} == {"succeeded"}
     assert all(row["stored_etag"] for row in done.values())
     size_bytes = sum(len(content) for content in wanted.values())
-    assert (record.succeeded, record.failed, record.size_bytes) == (305, 0, size_bytes)
-    assert (told[-1].objects, told[-1].objects_of, told[-1].size_bytes) == (305, 305, size_bytes)
+    assert (record.succeeded, record.failed, record.size_bytes) == (65, 0, size_bytes)
+    assert (told[-1].objects, told[-1].objects_of, told[-1].size_bytes) == (65, 65, size_bytes)
     assert record.reports
     for location in record.reports:
         assert copies.target.head(location.removeprefix(f"s3://{task.target.bucket}/")), location
@@ -220,28 +225,34 @@ def test_an_executor_killed_at_random_points_loses_nothing_and_repeats_no_settle
     copies: Copies,
 ) -> None:
     """A process that does what an executor does, killed after a random number of copies, again and again."""
-    keys, task = many_to_copy(copies, 100 * KILLS)
+    keys, task = many_to_copy(copies, 30 * KILLS)
     portions = load_or_make_portions(copies.target, "work/spark/", task.plan, workers=1)
-    work = PortionWork(task, portions, LocalEngine())
-    chance, kills = random.Random(7), 0
+    work = PortionWork(task, portions, SmallBatches())
+    chance, kills, kills_with_ledger = random.Random(7), 0, 0
     settled: Counter[str] = Counter()
     for number in itertools.cycle(range(portions.count)):
         if all(read_portion_record(copies.target, portions, one) for one in range(portions.count)):
             break
-        life = chance.randrange(1, 160) if kills < KILLS else None
-        executor = FORKS.Process(target=an_executor, args=(dict(os.environ), work, number, life))
+        life = chance.randrange(1, 40) if kills < KILLS else None
+        executor = FORK.Process(target=an_executor, args=(dict(os.environ), work, number, life))
         executor.start()
         executor.join()
-        kills += executor.exitcode == -signal.SIGKILL
+        if executor.exitcode == -signal.SIGKILL:
+            kills += 1
+            kills_with_ledger += bool(copies.target.list(f"{portions.folder(number)}ledger/"))
         settled = require_settled(copies, task, settled)
     assert kills == KILLS
+    assert kills_with_ledger > 0
     assert copies.copied() == {key: copies.content(key) for key in keys}
     told = [row for table in read_done_rows(copies.target, portions) for row in table.to_pylist()]
     assert sorted((row["key"], row["status"]) for row in told) == [(key, "succeeded") for key in keys]
 
 
-def test_spark_goes_on_after_its_executors_are_killed(lake: Lake, copies: Copies) -> None:
-    keys, task = many_to_copy(copies)
+def test_spark_goes_on_after_its_executors_are_killed(
+    lake: Lake, copies: Copies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_small_steps(monkeypatch, SlowCopies)
+    keys, task = many_to_copy(copies, 160)
     killed: list[int] = []
     settled: Counter[str] = Counter()
     told_first: list[int] = []
@@ -253,7 +264,6 @@ def test_spark_goes_on_after_its_executors_are_killed(lake: Lake, copies: Copies
 
     while not task.done.exists():
         told_first.clear()
-
         with suppress(BackupError):
             engine(lake).copy(task, kill)
         # A task that Spark gives up may go on for a while.
@@ -266,31 +276,26 @@ def test_spark_goes_on_after_its_executors_are_killed(lake: Lake, copies: Copies
 
 @pytest.mark.campaign
 @pytest.mark.timeout(120 + 60 * DRIVER_KILLS)
-def test_a_run_goes_on_after_its_driver_is_killed(
-    lake: Lake, s3: S3Server, copies: Copies, tmp_path: Path
-) -> None:
-    keys, whole = many_to_copy(copies, OBJECTS_A_LIFE * (DRIVER_KILLS + 1))
+def test_a_run_goes_on_after_its_driver_is_killed(lake: Lake, copies: Copies) -> None:
+    keys, task = many_to_copy(copies, OBJECTS_A_LIFE * (DRIVER_KILLS + 1))
     chance = random.Random(11)
     settled: Counter[str] = Counter()
     times: Counter[str] = Counter()
-    with slow_line(tmp_path, urlsplit(s3.endpoint).port, DELAY_MS) as port:
-        task = by_line(whole, port)
-        for kill in range(DRIVER_KILLS + 1):
-            if kill == DRIVER_KILLS:
-                SparkEngine(lambda: lake.spark, workers=WORKERS, poll_s=0.05).copy(task, nothing)
-            else:
-                run = FORKS.Process(target=a_run, args=(dict(os.environ), lake.settings, task))
-                run.start()
-                # Every look lists all objects, while the driver starts for a long time.
-                wait_until(lambda times=times: times_copied(copies).total() > times.total(), look_s=0.5)
-                run.join(chance.uniform(0, LIFE_S))
-                assert run.is_alive(), "it ended before it was killed"
-                end_run(psutil.Process(run.pid))
-                run.join()
-                assert run.exitcode == -signal.SIGKILL
-            settled, before = require_settled(copies, task, settled), times
-            times = times_copied(copies)
-            assert copied_again(times) - copied_again(before) <= WORKERS * (BATCH + IN_FLIGHT)
+    for kill in range(DRIVER_KILLS + 1):
+        if kill == DRIVER_KILLS:
+            SparkEngine(lambda: lake.spark, workers=WORKERS, poll_s=0.05).copy(task, nothing)
+        else:
+            run = SPAWN.Process(target=a_run, args=(dict(os.environ), lake.settings, task))
+            run.start()
+            # Every look lists all objects, while the driver starts for a long time.
+            wait_until(lambda times=times: times_copied(copies).total() > times.total(), look_s=1)
+            run.join(chance.uniform(0, LIFE_S))
+            assert run.is_alive(), "it ended before it was killed"
+            end_run(run)
+            assert run.exitcode == -signal.SIGKILL
+        settled, before = require_settled(copies, task, settled), times
+        times = times_copied(copies)
+        assert copied_again(times) - copied_again(before) <= WORKERS * (BATCH + IN_FLIGHT)
     assert set(done_of(task)) == set(keys)
     assert copies.copied() == {key: copies.content(key) for key in keys}
 
@@ -304,13 +309,22 @@ def test_a_target_that_is_not_there_is_told(lake: Lake, copies: Copies) -> None:
     assert not task.done.exists()
 
 
-def test_a_cancelled_copy_ends_and_the_next_run_goes_on(lake: Lake, copies: Copies) -> None:
-    keys = numbered(2000)
+def test_a_cancelled_copy_ends_and_the_next_run_goes_on(
+    lake: Lake, copies: Copies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = numbered(200)
     copies.put(*keys)
-    task = copies.task(copies.rows(), in_flight=2)
-    running = engine(lake)
-    with pytest.raises(BackupError):
-        running.copy(task, lambda told: running.cancel(task))
+    task, running = copies.task(copies.rows(), in_flight=2), engine(lake)
+
+    def cancel(told: Progress) -> None:
+        if told.objects:
+            running.cancel(task)
+
+    with monkeypatch.context() as slowly:
+        in_small_steps(slowly, SlowCopies)
+        with pytest.raises(BackupError):
+            running.copy(task, cancel)
     assert not task.done.exists()
-    assert engine(lake).copy(task, nothing).succeeded == 2000
+    assert 0 < len(copies.copied()) < len(keys)
+    assert engine(lake).copy(task, nothing).succeeded == len(keys)
     assert set(copies.copied()) == set(keys)

@@ -1,15 +1,15 @@
-"""Tables of thousands of files in a bucket are backed up by every engine, lost, and read again as they were.
+"""Tables of many files in a bucket are backed up by every engine, lost, and read again as they were.
 
-Source and target are reached with two access keys. Killed at random, a backup goes on: no object is lost, and none is
-copied twice beyond what was on its way.
+Source and target are reached with two access keys. Killed at random points, a backup continues: no object is lost, and
+none is copied twice beyond one batch. Tables have a tenth of the files that they have in `make campaign`.
 """
 
 import datetime as dt
 import os
+import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,29 +20,50 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import StaticTable
 
 from lakeshare_pipelines.backup.config import Backup, Batch, ListingSource
-from lakeshare_pipelines.backup.copy.engine import BATCH
 from lakeshare_pipelines.backup.model import Point
 from lakeshare_pipelines.backup.points import Points, wait_for_point_name
 from lakeshare_pipelines.backup.restore.tables import PointRestore
-from lakeshare_pipelines.backup.run import BackupRun, make_point
+from lakeshare_pipelines.backup.run import BackupRun, ensure_listing, ensure_plan, make_point
 from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_server.catalog import open_catalog
 from tests.builders.backup_batch import ACCOUNT, ROLE, running_batch_server
 from tests.builders.backup_inventory import InventoryReports, stored_in
-from tests.builders.backup_processes import killed_at_random
+from tests.builders.backup_processes import is_killed_after
 from tests.builders.campaign import campaign_size
+from tests.builders.small_batches import BATCH, SmallBatches
 from tests.integration.s3_server import REGION, S3Server, running_s3
 
-ROOT, FILES_A_COMMIT, COMMITS = "sales/orders", 400, 3
+ROOT, FILES_A_COMMIT, COMMITS = "sales/orders", campaign_size(in_ci=40, in_campaign=400), 3
 LINES = "sales/lines"
 MOST_KEYS = 1000  # of one request that deletes
-KILLS, IN_FLIGHT = campaign_size(in_ci=5, in_campaign=20), 2
+IN_FLIGHT = 2
+LISTED_BY = 80
+"""A run makes at least so many requests before it has its plan."""
+
+
+@dataclass(frozen=True)
+class Kills:
+    """How often a backup with an engine is killed, and after how many requests each time."""
+
+    engine: str
+    count: int
+    requests: tuple[int, int]
+    seed: int
+
+
+LOCAL_KILLS = campaign_size(in_ci=5, in_campaign=20)
+KILLS = [
+    # A run makes 14 requests before its first copy; the last one still has something to copy.
+    Kills("local", LOCAL_KILLS, (20, FILES_A_COMMIT * (COMMITS + 1) * 3 // (2 * LOCAL_KILLS)), seed=20),
+    # A run makes 14 requests until its job is running.
+    *(Kills("aws_batch", 5, (1, 14), seed) for seed in range(campaign_size(in_ci=1, in_campaign=4))),
+]
 
 
 @dataclass(frozen=True)
 class Lake:
-    """A bucket with a Delta table of 1,200 files and an Iceberg table of 400, and the stand-in for batch jobs."""
+    """A bucket with a partitioned Delta and a partitioned Iceberg table, and the stand-in for batch jobs."""
 
     s3: S3Server
     batch: str
@@ -192,28 +213,31 @@ def test_lost_tables_come_back_through_every_engine(
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("engine", ["local", "aws_batch"])
+@pytest.mark.parametrize("kills", KILLS, ids=lambda kills: f"{kills.engine}-{kills.seed}")
 def test_killed_at_random_points_nothing_is_lost_and_little_copied_twice(
-    sales: Lake, own: LakeSettings, engine: str
+    sales: Lake, own: LakeSettings, kills: Kills, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spark's driver, and its executors, are killed in test_backup_spark_copies.py."""
-    vault = f"vault-killed-{engine.replace('_', '-')}"
-    backup = sales.backup(engine, vault, in_flight=IN_FLIGHT)
-    day = wait_for_point_name()
+    monkeypatch.setattr("lakeshare_pipelines.backup.copy.local.LocalEngine", SmallBatches)
+    chance, vault = random.Random(kills.seed), f"vault-killed-{kills.engine.replace('_', '-')}-{kills.seed}"
+    backup = sales.backup(kills.engine, vault, in_flight=IN_FLIGHT)
+    making = BackupRun(own, backup, wait_for_point_name(), "test")
 
     def work() -> None:
-        _made(BackupRun(own, backup, day, "test"))
+        _made(replace(making))
 
-    again = [0]
-    kills = killed_at_random(
-        work, KILLS, seed=20, longest_s=1.2, after_each=lambda: again.append(_copied_again(sales, vault))
-    )
-    assert kills == KILLS
-    point = _made(BackupRun(own, backup, day, "test"))
+    again = 0
+    for kill in range(kills.count):
+        assert is_killed_after(work, chance.randint(*kills.requests if kill else (1, LISTED_BY)))
+        # A run that was killed before it had its plan lists everything again.
+        ensure_listing(making, dt.datetime.now(dt.UTC))
+        ensure_plan(making)
+        before, again = again, _copied_again(sales, vault)
+        assert again - before <= BATCH + IN_FLIGHT
+    point = _made(making)
 
     assert point.status == "verified"
-    again.append(_copied_again(sales, vault))
-    assert max(later - before for before, later in pairwise(again)) <= BATCH + IN_FLIGHT
+    assert _copied_again(sales, vault) - again <= BATCH + IN_FLIGHT
     held = {key for batch in Points(backup).read_copies(point) for key in batch["stored_key"].to_pylist()}
     assert held <= set(_objects(sales.s3.client(), vault, "objects"))
 

@@ -3,6 +3,7 @@
 import datetime as dt
 import itertools
 import resource
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -13,15 +14,16 @@ from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.errors import DeliveryError, NotAudited, SparkError
 from lakeshare_pipelines.nessie.server import nessie_for
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.share.publication import publish_or_replay
+from lakeshare_pipelines.share.publication import publish, publish_or_replay
 from lakeshare_pipelines.spark.session import driver_pid
 from lakeshare_pipelines.wap.audit import audit_and_save
 from lakeshare_pipelines.wap.stage import StagingLocation, list_staging_locations, stage
-from lakeshare_pipelines.wap.staged import Lake
+from lakeshare_pipelines.wap.staged import Lake, Verdicts
 from lakeshare_server.catalog import Catalog, Ledger, Publication, open_catalog
+from tests.builders.audits import of
 from tests.builders.killed_run import run_until_killed
-from tests.builders.main_state import main_state, rows_on_main
-from tests.builders.sets import a_contract, a_delivery, an_order, orders
+from tests.builders.main_state import main_state, rows_at_each_step, rows_on_main
+from tests.builders.sets import a_contract, a_delivery, an_order, green, orders, staged_without_reading
 from tests.builders.shared_spark import SharedSpark
 
 FIRST_DAY = "2024-01-01"
@@ -71,27 +73,41 @@ UNREADABLE = {
     "torn gzip": (torn_gzip, r"orders\.csv\.gz"),
     "wrong encoding": (latin_1, "UTF-8"),
 }
-RED = {
-    "a header and no rows": (lambda _: [], "not_empty"),
-    "a missing column": (without_amount, "structure"),
-    "an extra column": (lambda day: [row | {"surprise": 1} for row in orders(day)], "structure"),
-    "a renamed column": (renamed_amount, "structure"),
-    "a column of another type": (lambda day: [row | {"amount": "much"} for row in orders(day)], "structure"),
-    "rows of another day": (lambda _: [an_order(FIRST_DAY, 9)], "not_empty|within_partitions"),
+OTHER_SHAPES = {
+    "a missing column": (without_amount, "column 'amount' is missing in {file}"),
+    "an extra column": (
+        lambda day: [row | {"surprise": 1} for row in orders(day)],
+        "column 'surprise' is not in the contract in {file}",
+    ),
+    "a renamed column": (renamed_amount, "column 'amount' is missing (the file has 'amounts') in {file}"),
+    "a column of another type": (
+        lambda day: [row | {"amount": "much"} for row in orders(day)],
+        "column 'amount' is of another type than double in {file}",
+    ),
 }
 
 
-def run(lake, catalog, contract, day):
-    staged = stage(lake, contract, [day], str(uuid4()))
+def run(lake, catalog, contract, *days):
+    staged = stage(lake, contract, days, str(uuid4()))
     return publish_or_replay(lake, catalog, contract, staged, audit_and_save(lake, contract, staged))
+
+
+def run_without_audit(lake, catalog, contract, *days):
+    staged = stage(lake, contract, days, str(uuid4()))
+    return publish(lake, catalog, contract, staged, green(contract, staged))
+
+
+def publish_first_day(lake, catalog, contract) -> None:
+    a_delivery(lake.settings, contract, FIRST_DAY, orders(FIRST_DAY))
+    staged = staged_without_reading(lake, contract, FIRST_DAY, orders(FIRST_DAY))
+    publish(lake, catalog, contract, staged, green(contract, staged))
 
 
 @pytest.fixture(scope="module", params=["iceberg", "delta"])
 def contract(request, lake, catalog, tmp_path_factory) -> SetContract:
     """A set of this file, in either format, with its first day published; each test brings it another day."""
     of_file = a_contract(tmp_path_factory.mktemp("contracts"), f"bad_{request.param}", request.param)
-    a_delivery(lake.settings, of_file, FIRST_DAY, orders(FIRST_DAY))
-    run(lake, catalog, of_file, FIRST_DAY)
+    publish_first_day(lake, catalog, of_file)
     return of_file
 
 
@@ -114,7 +130,7 @@ class Before:
     def seen(cls, lake: Lake, catalog: Catalog, contract: SetContract) -> "Before":
         ledger = Ledger(catalog)
         latest = [ledger.latest(table.name) for table in contract.tables]
-        rows = len(rows_on_main(lake, contract, "orders"))
+        rows = len(rows_at_each_step(lake, contract, "orders"))
         return cls(main_state(lake, contract), latest, rows, list_staging_locations(lake, [contract]))
 
 
@@ -130,18 +146,29 @@ def require_unchanged(lake, catalog, contract, before: Before, case: str = "", l
     assert len(after.places) == len(before.places) + left, case
 
 
-def require_unchanged_then_rerun(lake, catalog, contract, before: Before, day: str, left: int = 0) -> None:
-    require_unchanged(lake, catalog, contract, before, left=left)
-    for file in (lake.settings.landing / contract.name / day).iterdir():
-        file.unlink()
-    a_delivery(lake.settings, contract, day, orders(day))
-    published = run(lake, catalog, contract, day)
+def require_rerun(lake, catalog, contract, before: Before, days: Sequence[str], run) -> None:
+    for day in days:
+        for file in (lake.settings.landing / contract.name / day).iterdir():
+            file.unlink()
+        a_delivery(lake.settings, contract, day, orders(day))
+    published = run(lake, catalog, contract, *days)
     assert [new.version for new in published] == [old.version + 1 for old in before.latest]
-    assert len(rows_on_main(lake, contract, "orders")) == before.rows + 3
+    assert len(rows_on_main(lake, contract, "orders")) == before.rows + 3 * len(days)
 
 
 @pytest.mark.parametrize("contract", ["iceberg"], indirect=True)
-def test_an_unreadable_delivery_is_refused_by_name(lake, catalog, contract, before, day):
+def test_what_cannot_be_read_or_has_another_shape_changes_nothing_until_it_is_put_right(
+    lake, catalog, contract, before, day
+):
+    require_unreadable_files_are_refused_by_name(lake, catalog, contract, before, day)
+    days = [day, *require_days_without_rows_are_a_red_audit(lake, catalog, contract, day)]
+    require_unchanged(lake, catalog, contract, before, "no rows", left=1)
+    days += require_other_shapes_are_a_red_audit_not_a_stack_trace(lake, catalog, contract)
+    require_unchanged(lake, catalog, contract, before, "other shapes", left=2)
+    require_rerun(lake, catalog, contract, before, days, run)
+
+
+def require_unreadable_files_are_refused_by_name(lake, catalog, contract, before, day) -> None:
     for case, (spoil, named) in UNREADABLE.items():
         folder = lake.settings.landing / contract.name / day
         for file in folder.iterdir() if folder.exists() else ():
@@ -151,32 +178,49 @@ def test_an_unreadable_delivery_is_refused_by_name(lake, catalog, contract, befo
             run(lake, catalog, contract, day)
         assert f"delivery {contract.name}/{day}" in str(refusal.value), case
         require_unchanged(lake, catalog, contract, before, case)
-    require_unchanged_then_rerun(lake, catalog, contract, before, day)
 
 
-@pytest.mark.parametrize("contract", ["iceberg"], indirect=True)
-def test_a_delivery_of_another_shape_is_a_red_audit_not_a_stack_trace(lake, catalog, contract, before, day):
-    for red, (case, (rows, check)) in enumerate(RED.items(), start=1):
-        folder = a_delivery(lake.settings, contract, day, rows(day))
-        if not rows(day):
-            no_rows(folder)
-        with pytest.raises(NotAudited, match=check):
-            run(lake, catalog, contract, day)
-        require_unchanged(lake, catalog, contract, before, case, left=red)
-    require_unchanged_then_rerun(lake, catalog, contract, before, day, left=len(RED))
+def require_days_without_rows_are_a_red_audit(lake, catalog, contract, day) -> list[str]:
+    """One run over a day with a header only, and over one with rows of another day; returns the second day."""
+    no_rows(a_delivery(lake.settings, contract, day, orders(day)))
+    stray = next(DAYS)
+    a_delivery(lake.settings, contract, stray, [an_order(FIRST_DAY, 9)])
+    verdicts = require_red_audit(lake, catalog, contract, [day, stray], "not_empty")
+    assert of(verdicts, "not_empty", "orders").reason == f"no rows for partition {day}, {stray}"
+    return [stray]
+
+
+def require_other_shapes_are_a_red_audit_not_a_stack_trace(lake, catalog, contract) -> list[str]:
+    """One run over a day of each shape; returns the days."""
+    days = {next(DAYS): shape for shape in OTHER_SHAPES.values()}
+    for day, (rows, _) in days.items():
+        a_delivery(lake.settings, contract, day, rows(day))
+    verdicts = require_red_audit(lake, catalog, contract, list(days), "structure")
+    problems = of(verdicts, "structure", "orders").observed["problems"]
+    for day, (_, problem) in days.items():
+        assert problem.format(file=f"{day}/orders.csv") in problems
+    return list(days)
+
+
+def require_red_audit(lake, catalog, contract, days, check) -> Verdicts:
+    staged = stage(lake, contract, days, str(uuid4()))
+    verdicts = audit_and_save(lake, contract, staged)
+    with pytest.raises(NotAudited, match=check):
+        publish_or_replay(lake, catalog, contract, staged, verdicts)
+    return verdicts
 
 
 def test_a_run_that_fails_while_it_stages_names_the_cause_and_publishes_when_it_is_run_again(
-    lake, catalog, contract, before, day, tmp_path, monkeypatch
+    lake, catalog, contract, before, day, monkeypatch
 ):
+    """A Spark that dies is in test_dead_spark.py."""
     a_delivery(lake.settings, contract, day, orders(day))
     with monkeypatch.context() as patch:
         require_refused_while_the_delivery_changes(lake, catalog, contract, day, patch)
     require_unchanged(lake, catalog, contract, before, "the delivery changed")
     require_refused_while_the_disk_is_full(lake, catalog, contract, day)
     require_unchanged(lake, catalog, contract, before, "the disk was full")
-    require_error_when_spark_is_killed(lake, contract, day, tmp_path)
-    require_unchanged_then_rerun(lake, catalog, contract, before, day)
+    require_rerun(lake, catalog, contract, before, [day], run_without_audit)
 
 
 def require_refused_while_the_delivery_changes(lake, catalog, contract, day, patch) -> None:
@@ -205,27 +249,15 @@ def require_refused_while_the_disk_is_full(lake, catalog, contract, day) -> None
     assert str(lake.settings.warehouse) in str(refusal.value)
 
 
-def require_error_when_spark_is_killed(lake, contract, day, folder) -> None:
-    after = WRITE[contract.tables[0].format]
-    code = run_until_killed(
-        folder, lake.settings, contract, after, 1, day=day, run_id=str(uuid4()), victim="spark"
-    )
-    assert code == 3
-    error = (folder / "error.txt").read_text()
-    assert error.startswith("SparkError")
-    assert "spark.log" in error
-
-
 @pytest.mark.parametrize("contract", ["iceberg"], indirect=True)
-def test_nessie_killed_during_a_run_is_said_and_the_rerun_publishes(lake, contract, day, tmp_path):
+def test_nessie_killed_during_a_run_is_named_and_the_rerun_publishes(lake, contract, day, tmp_path):
     # A Nessie of its own: the one of the session serves the other tests.
     settings = LakeSettings(_env_file=None, state_dir=tmp_path / "state")
     catalog = open_catalog(settings.catalog_url)
     with nessie_for(settings, keep=False):
         session = lake.spark.newSession()
         own = Lake(settings, lambda: session)
-        a_delivery(settings, contract, FIRST_DAY, orders(FIRST_DAY))
-        run(own, catalog, contract, FIRST_DAY)
+        publish_first_day(own, catalog, contract)
         before = Before.seen(own, catalog, contract)
         a_delivery(settings, contract, day, orders(day))
 
@@ -245,6 +277,8 @@ def test_nessie_killed_during_a_run_is_said_and_the_rerun_publishes(lake, contra
         error = (tmp_path / "error.txt").read_text()
         assert error.startswith("NessieError")
         assert "lakeshare doctor" in error
-        again = lake.spark.newSession()
-        # Nobody could drop the branch while Nessie was dead; it is there for the janitor.
-        require_unchanged_then_rerun(Lake(settings, lambda: again), catalog, contract, before, day, left=1)
+        fresh = lake.spark.newSession()
+        again = Lake(settings, lambda: fresh)
+        # The branch could not be dropped while Nessie was dead; it is there for the janitor.
+        require_unchanged(again, catalog, contract, before, left=1)
+        require_rerun(again, catalog, contract, before, [day], run_without_audit)

@@ -5,19 +5,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pytest
 from pyiceberg.table import StaticTable
 
 from lakeshare_pipelines.cli.main import main
 from lakeshare_server.catalog import allow_directory_access
+from lakeshare_server.lazy import LazyModule
 from tests.builders.iceberg_rest import SECRET_BRANCH, SECRET_TAG, leave_secrets, state_of
 from tests.builders.lake_tables import IcebergState, IcebergTable, some_rows
 from tests.builders.sharing import Provider, a_provider, a_server
 from tests.integration.s3_server import REGION, S3Server, running_s3
 
 SHARED = "flights.lake.flights"
-BY_CREDENTIALS: dict[str, Callable[[dict[str, Any]], pl.DataFrame]] = {
+pl = LazyModule("polars")
+BY_CREDENTIALS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "pyiceberg": lambda names: pl.from_arrow(names["table"].scan().to_arrow()),
     "polars": lambda names: names["frame"].collect(),
     "duckdb": lambda names: names["connection"].table("shared").pl(),

@@ -12,8 +12,8 @@ import pytest
 
 from lakeshare_pipelines.nessie.client import NessieEndpoint
 from lakeshare_pipelines.wap.staged import Lake
+from lakeshare_server import nessie as nessie_api
 from lakeshare_server.cli import main
-from lakeshare_server.versions import metadata_sources
 from tests.builders.canonical import Rows, same_frame
 from tests.builders.followed_iceberg import numbered, pinned, version_of
 from tests.builders.hostile.served import quietly
@@ -157,7 +157,7 @@ def test_a_nessie_branch_tells_its_own_states_and_none_of_other_branches(
     lake: Lake, provider: Provider, doors: Doors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endpoint, nessie = lake.endpoint, lake.nessie("publisher")
-    monkeypatch.setattr(metadata_sources, "PAGE", 2)
+    monkeypatch.setattr(nessie_api, "PAGE_SIZE", 2)
     monkeypatch.setenv("PYICEBERG_CATALOG__NESSIE_OF_TESTS__URI", endpoint.uri)
     monkeypatch.setenv("PYICEBERG_CATALOG__NESSIE_OF_TESTS__TOKEN", str(endpoint.writer_token))
     branch = nessie.create_branch("followed-branch", nessie.reference("main").hash).name

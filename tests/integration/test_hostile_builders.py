@@ -15,7 +15,7 @@ from tests.builders.hostile.families import TABLES
 from tests.builders.hostile.matrix import make, unpack
 from tests.builders.hostile.place import HostileTable
 
-NAMES = Random("hostile").sample(sorted(TABLES), campaign_size(in_ci=3, in_campaign=len(TABLES)))
+NAMES = Random("hostile").sample(sorted(TABLES), campaign_size(in_ci=2, in_campaign=len(TABLES)))
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from lakeshare_pipelines.wap.staged import Lake
 from tests.builders.applied_changes import applied
 from tests.builders.canonical import Rows, same_frame, same_rows
 from tests.builders.hostile.served import quietly
+from tests.builders.iceberg_matrix.made import session_of_its_own
 from tests.builders.protocol_lines import Format
 from tests.builders.protocol_reader import ProtocolReader, refusal
 from tests.builders.recorded_changes import RecordingLake
@@ -83,7 +84,7 @@ STEPS = (
 )  # fmt: skip
 # Merge-on-read makes a difference only where rows are deleted or updated, whole files only where they are rewritten.
 OF_FILES = {"append", "overwrite", "overwritten with the same", "duplicates", "one of two"}
-OF_ROWS = {"delete", "update", "compaction", "partition deleted", "nothing left"}
+OF_ROWS = {"delete", "update", "compaction", "partition deleted", "several", "nothing left"}
 OF_POSITIONS = {"first", "delete", "merge", "compaction"}
 TABLES = {
     "v2_cow": ("2", "copy-on-write", tuple(step for step in STEPS if step.name not in OF_ROWS)),
@@ -156,7 +157,8 @@ class Shared:
 
 @pytest.fixture(scope="module")
 def recorded(lake: Lake, tmp_path_factory: pytest.TempPathFactory) -> RecordingLake:
-    tables = SparkIceberg.at(lake.spark, "changed", tmp_path_factory.mktemp("changed rows"))
+    spark = session_of_its_own(lake.spark)
+    tables = SparkIceberg.at(spark, "changed", tmp_path_factory.mktemp("changed rows"))
     provider = a_provider(tmp_path_factory.mktemp("provider"))
     recorded = RecordingLake(tables, provider, key=("id",))
     for name, (version, mode, steps) in TABLES.items():
@@ -184,12 +186,10 @@ def publish_steps(recorded: RecordingLake, name: str, version: str, mode: str, s
     states = []
     for one in steps:
         recorded.tables.run(name, one.statements)
-        if one.rolls_back_to is None:
-            recorded.publish(name)
-        else:
-            before = recorded.read[name][one.rolls_back_to]
-            recorded.publish(name, states[one.rolls_back_to], before)
-        states.append(recorded.state(name))
+        state = recorded.state(name) if one.rolls_back_to is None else states[one.rolls_back_to]
+        recorded.publish_state(name, state)
+        states.append(state)
+    recorded.read_states(name, states)
 
 
 @pytest.fixture(scope="module")

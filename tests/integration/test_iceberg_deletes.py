@@ -23,14 +23,15 @@ from lakeshare_server.tables.iceberg.deletes import INLINE_BYTES, frame_vector
 from tests.builders.canonical import Rows, same_rows
 from tests.builders.deletion_vector import from_z85
 from tests.builders.hostile.served import quietly
-from tests.builders.iceberg_matrix import TABLES
-from tests.builders.iceberg_matrix.made import Makers, Written
+from tests.builders.iceberg_matrix.made import Written, session_of_its_own
 from tests.builders.iceberg_matrix.plan import properties
+from tests.builders.iceberg_matrix.recorded import unpacked
 from tests.builders.iceberg_rest import rest_catalog
 from tests.builders.lake_tables import IcebergState
 from tests.builders.protocol_lines import FileLine
 from tests.builders.protocol_reader import ProtocolReader
 from tests.builders.sharing import a_provider, a_server
+from tests.builders.spark_iceberg import SparkIceberg
 
 WITH_VECTORS = ["v3_many_generations", "v3_partitioned_anew", "v2_upgraded"]
 LARGE = ["v2_large", "v3_large"]
@@ -78,17 +79,19 @@ class Shared:
 
 
 @pytest.fixture(scope="module")
-def made(lake: Lake, tmp_path_factory: pytest.TempPathFactory) -> Made:
-    makers = Makers.on(lake, tmp_path_factory.mktemp("merge on read"))
-    tables = makers.make({name: TABLES[name] for name in WITH_VECTORS})
-    iceberg = makers.any_case["hadoop"]
+def made(lake: Lake, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
+    iceberg = SparkIceberg.at(session_of_its_own(lake.spark), "large", tmp_path_factory.mktemp("large"))
     for name in LARGE:
         iceberg.run(name, a_large_one(int(name[1])))
-    return Made(
-        {name: table.result() for name, table in tables.items()},
-        {name: iceberg.state(name) for name in LARGE},
-        {name: iceberg.spark.table(iceberg.table(name)).sort("id").toArrow().column("id") for name in LARGE},
-    )
+    with unpacked() as (tables, _):
+        yield Made(
+            {name: tables[name] for name in WITH_VECTORS},
+            {name: iceberg.state(name) for name in LARGE},
+            {
+                name: iceberg.spark.table(iceberg.table(name)).sort("id").toArrow().column("id")
+                for name in LARGE
+            },
+        )
 
 
 @pytest.fixture(scope="module")

@@ -1,14 +1,16 @@
 """Iceberg tables of every kind read through every client as Spark reads them, or are refused with the expected code.
 
-The tables: tests/builders/iceberg_matrix. What is expected of each client: expected.txt beside them. One Spark makes
-them, one server shares them, and every client reads a refused table once the stated fix was applied.
+The tables, as Spark wrote them once: tests/builders/iceberg_matrix. What is expected of each client: expected.txt
+beside them. One server shares them, and every client reads a refused table once the stated fix was applied. Spark
+writes and reads the tables again as they are recorded: a few of them in CI, all in the campaign.
 """
 
+import gzip
 import json
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import delta_sharing
@@ -21,55 +23,45 @@ from typer.testing import CliRunner
 
 from lakeshare_pipelines.wap.staged import Lake
 from lakeshare_server.catalog import Publication
+from lakeshare_server.catalog.listings import find_shared_table
 from lakeshare_server.cli.tables import table_app
 from lakeshare_server.errors import Unserveable
+from lakeshare_server.provider.serveability import TableServeability, provider_view
+from lakeshare_server.storage import Stores
 from lakeshare_server.storage.locations import local_path
-from lakeshare_server.tables.serveability import ReasonCode
-from tests.builders.campaign import IS_CAMPAIGN
+from lakeshare_server.tables.serveability import ReasonCode, Verdict
+from lakeshare_server.versions import Versions
+from tests.builders.campaign import IS_CAMPAIGN, campaign_size
 from tests.builders.canonical import Rows, same_frame, same_rows
 from tests.builders.hostile.served import quietly
 from tests.builders.iceberg_matrix import TABLES
 from tests.builders.iceberg_matrix.clients import NAMES, OWN_LIMIT, ROWS, Clients, Outcome, plain_rows
-from tests.builders.iceberg_matrix.expectations import expectations, is_for_nobody, refusals
+from tests.builders.iceberg_matrix.expectations import EXPECTED, FIXED, is_for_nobody, refusals
 from tests.builders.iceberg_matrix.made import Makers, Written, session_of_its_own
-from tests.builders.iceberg_matrix.plan import COMPACT, COMPACT_DELETES, INSERT, Step
+from tests.builders.iceberg_matrix.plan import INSERT
+from tests.builders.iceberg_matrix.recorded import make, recorded_sources, sources, unpacked
 from tests.builders.iceberg_rest import door, told_values
 from tests.builders.sharing import Provider, a_provider, a_server
-from tests.builders.spark_iceberg import frame_rows
+from tests.builders.spark_iceberg import SparkIceberg, frame_rows
 
-EXPECTED = expectations()
 REFUSED = [name for name, cells in EXPECTED.items() if is_for_nobody(cells)]
 SERVED = [name for name in EXPECTED if name not in REFUSED]
-# Spark's Delta needs most of a second for a table. In CI it reads those in which a Delta reader meets something new:
-# mapped names, types, partition values, vectors of each kind, and what no other reader of Delta tables takes.
+# Spark's Delta needs most of a second for a table. In CI it reads one table of each kind in which a Delta reader meets
+# something new: mapped names, types, partition values, vectors, and what no other reader of Delta tables takes.
 READ_BY_SPARK_DELTA = (
     SERVED
     if IS_CAMPAIGN
     else [
-        *("renamed", "added_again_all_old", "struct_replaced", "in_list_and_map", "renamed_partition"),
-        *("odd_names", "without_zone_partition", "widened_inside", "everything", "imported_by_day"),
-        *("adopted_by_time", "by_identity_of_times", "by_identity_of_decimals", "by_several", "by_void"),
-        *("by_numbers_with_a_fraction", "by_bytes_and_flags", "primitives_v2", "without_metrics_counts"),
-        *("nested", "variant", "variant_inside", "variant_shredded", "scattered_over_folders"),
-        *("v2_partitioned_anew", "v3_many_generations", "v2_upgraded", "v2_equality_and_positions"),
+        *("renamed", "struct_replaced", "in_list_and_map", "renamed_partition", "odd_names"),
+        *("without_zone_partition", "widened_inside", "everything", "adopted_by_time"),
+        *("by_identity_of_decimals", "by_several", "by_void", "by_numbers_with_a_fraction"),
+        *("by_bytes_and_flags", "primitives_v2", "without_metrics_counts", "nested"),
+        *("variant", "variant_inside", "variant_shredded", "v2_partitioned_anew", "v3_many_generations"),
     ]
 )
-# The stated fix by its code, where it needs not know the table's columns; else it is in the plan.
-FIXES: Mapping[str, Step] = {
-    **dict.fromkeys(("RENAMED_COLUMNS", "WIDENED_TYPES", "FILES_WITHOUT_IDS", "COLUMN_DEFAULTS"), COMPACT),
-    "PARTITION_VALUES_NOT_IN_FILES": COMPACT,
-    "ROW_LEVEL_DELETES": COMPACT_DELETES,
-}
-# Of the stories of deletes, which all have one fix, those with most in them.
-LONG_STORIES = (
-    *("v2_partitioned_anew", "v3_many_generations", "v2_upgraded", "v3_nothing_left"),
-    "v2_equality_and_positions",
-)
-FIXED = [
-    name
-    for name, cells in EXPECTED.items()
-    if refusals(cells) and (refusals(cells) != ["ROW_LEVEL_DELETES"] or name in LONG_STORIES)
-]
+# One table for each combination of outcomes.
+OF_EACH_OUTCOME = list({tuple(EXPECTED[name].values()): name for name in SERVED}.values())
+MADE_AGAIN = Random("matrix").sample(list(TABLES), campaign_size(in_ci=2, in_campaign=len(TABLES)))
 VERDICTS = {
     "python_parquet": "Python, parquet format",
     "python_delta": "Python, delta format",
@@ -88,57 +80,55 @@ pytestmark = [
 
 @dataclass(frozen=True)
 class Matrix:
-    """The tables as they were made and mended, behind one server."""
+    """The tables as they were made and fixed, behind one server."""
 
-    written: Mapping[str, Future[Written]]
+    made: Mapping[str, Written]
     refusals: Mapping[str, Unserveable]
-    mended: Mapping[str, Future[Written]]
+    fixed: Mapping[str, Written]
     provider: Provider
     clients: Clients
+    versions: Versions
+    judging: TableServeability
 
-
-@pytest.fixture(scope="module")
-def makers(lake: Lake, tmp_path_factory: pytest.TempPathFactory) -> Makers:
-    return Makers.on(lake, tmp_path_factory.mktemp("matrix"))
+    def verdicts(self, name: str) -> list[Verdict]:
+        """The verdicts on a table by client, as `lakeshare table serveability` prints them."""
+        entry = find_shared_table(self.provider.catalog, f"flights.lake.{name}", "PATH")
+        found = list(self.judging.judge(provider_view(entry, self.versions)).verdicts.values())
+        assert {verdict.code for verdict in found if verdict.code} <= set(ReasonCode)
+        return [verdict for verdict in found if verdict.client in VERDICTS.values()]
 
 
 @pytest.fixture(scope="module")
 def matrix(
-    makers: Makers, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    lake: Lake, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Matrix]:
-    plans = {name: plan for name, plan in TABLES.items() if name in chosen_tables(request)}
-    provider = a_provider(tmp_path_factory.mktemp("provider"))
-    written = makers.make(plans)
-    mended = makers.mend({name: (TABLES[name], fix_of(name)) for name in FIXED if is_made(written.get(name))})
-    shared, refused = published(provider, written), dict[str, Unserveable]()
-    for name, result in shared.items():
-        if isinstance(result, Unserveable):
-            refused[name] = result
-    served = [name for name in shared if name not in refused]
-    again = published(provider, {f"{name}_mended": table for name, table in mended.items()})
-    again = {name: result for name, result in again.items() if not isinstance(result, Unserveable)}
-    provider.share(*(f"lake.{name}" for name in [*served, *again]))
-    token, spark = provider.recipient(), session_of_its_own(makers.any_case["hadoop"].spark)
-    with a_server(provider) as server, server.client(token) as client, httpx.Client(timeout=30) as data:
-        clients = Clients.of(server, token, (client, data), spark, tmp_path_factory.mktemp("answers"))
-        yield Matrix(written, refused, mended, provider, clients)
+    chosen, provider = chosen_tables(request), a_provider(tmp_path_factory.mktemp("provider"))
+    with unpacked() as (made, fixed):
+        shared = published(provider, {name: table for name, table in made.items() if name in chosen})
+        refused = {name: result for name, result in shared.items() if isinstance(result, Unserveable)}
+        again = published(
+            provider, {f"{name}_fixed": table for name, table in fixed.items() if name in chosen}
+        )
+        served = [*(shared.keys() - refused.keys()), *again]
+        provider.share(*(f"lake.{name}" for name in served))
+        token, spark = provider.recipient(), session_of_its_own(lake.spark)
+        with a_server(provider) as server, server.client(token) as client, httpx.Client(timeout=30) as data:
+            folder = tmp_path_factory.mktemp("answers")
+            clients = Clients.of(server, token, (client, data), spark, folder)
+            settings, catalog = provider.settings, provider.catalog
+            versions = Versions(catalog, settings, Stores(settings))
+            judging = TableServeability.of(catalog, settings)
+            yield Matrix(made, refused, fixed, provider, clients, versions, judging)
 
 
-def is_made(table: Future[Written] | None) -> bool:
-    return table is not None and table.exception() is None
-
-
-def published(
-    provider: Provider, tables: Mapping[str, Future[Written]]
-) -> dict[str, Publication | Unserveable]:
-    """The publication or the refusal of each table that was made; the others are failures of their own tests."""
+def published(provider: Provider, tables: Mapping[str, Written]) -> dict[str, Publication | Unserveable]:
+    """The publication or the refusal of each table."""
     found: dict[str, Publication | Unserveable] = {}
     for name, table in tables.items():
-        if is_made(table):
-            try:
-                found[name] = provider.publish_iceberg(f"lake.{name}", table.result().state)
-            except Unserveable as error:
-                found[name] = error
+        try:
+            found[name] = provider.publish_iceberg(f"lake.{name}", table.state)
+        except Unserveable as error:
+            found[name] = error
     return found
 
 
@@ -146,10 +136,6 @@ def chosen_tables(request: pytest.FixtureRequest) -> set[str]:
     """The tables of the tests that were chosen: one alone is a matter of seconds."""
     calls = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
     return {call["name"] for call in calls if call.get("name") in TABLES}
-
-
-def fix_of(name: str) -> tuple[Step, ...]:
-    return TABLES[name].fix or tuple(dict.fromkeys(FIXES[code] for code in refusals(EXPECTED[name])))
 
 
 def rows_of(table: Written) -> Rows:
@@ -163,13 +149,61 @@ def test_something_is_expected_of_every_table() -> None:
     assert set(READ_BY_SPARK_DELTA) <= set(SERVED)
 
 
+def test_the_recorded_tables_are_those_of_the_plans(matrix: Matrix) -> None:
+    """Otherwise `python -m tests.builders.iceberg_matrix.recorded` records them again, in about two minutes."""
+    assert recorded_sources() == sources()
+    assert list(matrix.made) == list(TABLES)
+    assert list(matrix.fixed) == FIXED
+    for name, plan in TABLES.items():
+        table = matrix.made[name]
+        assert (table.rows is not None, table.some and table.some[0]) == (plan.is_read_by_spark, plan.where)
+
+
+@pytest.mark.campaign
+def test_spark_writes_and_reads_tables_as_recorded(
+    lake: Lake, matrix: Matrix, tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    made, fixed = make(Makers.on(lake, tmp_path), MADE_AGAIN)
+    for found, recorded in ((made, matrix.made), (fixed, matrix.fixed)):
+        for name, table in found.items():
+            with subtests.test(name):
+                require_same_table(table.result(), recorded[name])
+
+
+def require_same_table(found: Written, recorded: Written) -> None:
+    """The same rows in as many files, with as many rows deleted in as many ways."""
+    assert (found.rows, found.some) == (recorded.rows, recorded.some)
+    totals = [
+        {name: value for name, value in snapshot_summary(table).items() if name.startswith("total-")}
+        for table in (found, recorded)
+    ]
+    for total in totals:
+        # Compressed sizes depend on names and times in the files.
+        total.pop("total-files-size", None)
+    assert totals[0] == totals[1]
+
+
+def snapshot_summary(table: Written) -> dict[str, str]:
+    [summary] = [
+        snapshot["summary"]
+        for snapshot in written_metadata(table)["snapshots"]
+        if snapshot["snapshot-id"] == table.state.snapshot_id
+    ]
+    return summary
+
+
+def written_metadata(table: Written) -> dict[str, Any]:
+    """The metadata file, which is in gzip in some tables."""
+    content = Path(local_path(table.state.metadata_location)).read_bytes()
+    return json.loads(gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content)
+
+
 @pytest.mark.campaign
 @pytest.mark.parametrize("name", TABLES)
 def test_clients_read_what_spark_reads_or_are_refused_with_the_code(
-    matrix: Matrix, name: str, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
+    matrix: Matrix, name: str, subtests: pytest.Subtests
 ) -> None:
-    monkeypatch.setenv("LAKESHARE_STATE_DIR", str(matrix.provider.settings.state_dir))
-    table, cells = matrix.written[name].result(), EXPECTED[name]
+    table, cells = matrix.made[name], EXPECTED[name]
     if name in REFUSED:
         [code] = refusals(cells)
         refusal = matrix.refusals[name]
@@ -179,11 +213,11 @@ def test_clients_read_what_spark_reads_or_are_refused_with_the_code(
         for client in NAMES:
             with subtests.test(client=client):
                 require_outcome(matrix, name, client, table)
-        with subtests.test("lakeshare table serveability"):
+        with subtests.test("the verdicts of the provider"):
             require_foretold(matrix, name)
     if name in FIXED:
         with subtests.test("after the stated fix"):
-            require_readable_by_all(matrix, f"{name}_mended", rows_of(matrix.mended[name].result()))
+            require_readable_by_all(matrix, name)
 
 
 def require_outcome(matrix: Matrix, name: str, client: str, table: Written) -> None:
@@ -208,38 +242,51 @@ def require_outcome(matrix: Matrix, name: str, client: str, table: Written) -> N
 
 
 def require_foretold(matrix: Matrix, name: str) -> None:
-    """`lakeshare table serveability` has the outcome of each client."""
-    verdicts = serveability(name)
+    """The verdicts have the outcome of each client."""
+    verdicts = {verdict.client: verdict for verdict in matrix.verdicts(name)}
     for client, cell in EXPECTED[name].items():
         verdict = verdicts[VERDICTS[client]]
-        found = ROWS if verdict["served_as"] else verdict["code"]
+        found = ROWS if verdict.served_as else verdict.code
         assert found == (ROWS if cell == OWN_LIMIT else cell), client
     if EXPECTED[name]["spark_delta"] == ROWS:
         features = matrix.clients.reader(name).metadata().head.protocol.get("readerFeatures") or ()
-        assert set(verdicts["Spark, delta format"]["features"]) == set(features)
+        assert set(verdicts["Spark, delta format"].features) == set(features)
 
 
-def require_readable_by_all(matrix: Matrix, name: str, expected: Rows) -> None:
-    verdicts = serveability(name)
-    formats = {verdict["served_as"] for client, verdict in verdicts.items() if client in VERDICTS.values()}
-    assert formats == {"parquet", "delta", "iceberg"}
+def require_readable_by_all(matrix: Matrix, name: str) -> None:
+    """Every client is served the fixed table, and those that were refused before read it."""
+    table = f"{name}_fixed"
+    assert {verdict.served_as for verdict in matrix.verdicts(table)} == {"parquet", "delta", "iceberg"}
     for client in ("python_parquet", "python_delta", "pyiceberg"):
-        assert matrix.clients.read(client, name, expected).cell == ROWS, client
+        if EXPECTED[name][client] != ROWS:
+            assert matrix.clients.read(client, table, rows_of(matrix.fixed[name])).cell == ROWS, client
+
+
+@pytest.mark.parametrize("name", OF_EACH_OUTCOME)
+def test_the_command_prints_the_verdicts_of_each_outcome(
+    matrix: Matrix, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAKESHARE_STATE_DIR", str(matrix.provider.settings.state_dir))
+    arguments = ["serveability", f"lake.{name}", "--json"]
+    printed = json.loads(CliRunner().invoke(table_app, arguments, catch_exceptions=False).output)
+    verdicts = [verdict.as_json() for verdict in matrix.verdicts(name)]
+    assert [verdict for verdict in printed if verdict["client"] in VERDICTS.values()] == verdicts
 
 
 @pytest.mark.parametrize("name", ["unpublished_beside_main"])
-def test_the_iceberg_catalog_has_nothing_unpublished(matrix: Matrix, makers: Makers, name: str) -> None:
-    iceberg = makers.of(TABLES[name])
-    refs = {row.name: row.snapshot_id for row in iceberg.spark.table(f"{iceberg.table(name)}.refs").collect()}
+def test_the_iceberg_catalog_has_nothing_unpublished(matrix: Matrix, name: str) -> None:
+    refs = {ref: at["snapshot-id"] for ref, at in written_metadata(matrix.made[name])["refs"].items()}
+    assert refs.keys() == {"main", "audit", "kept"}
     with door(matrix.clients.server, matrix.clients.token) as client:
         metadata = client.get(f"/v1/shares/flights/namespaces/lake/tables/{name}").json()["metadata"]
     assert set(metadata["refs"]) == {"main"}
     assert not told_values(metadata) & {"audit", "kept", str(refs["audit"])}
 
 
-def test_each_version_has_the_columns_of_its_snapshot(makers: Makers, tmp_path: Path) -> None:
+def test_each_version_has_the_columns_of_its_snapshot(lake: Lake, tmp_path: Path) -> None:
     """By number through both formats and by snapshot through the door, as Spark reads each snapshot directly."""
-    iceberg, provider, judged = makers.any_case["hadoop"], a_provider(tmp_path), []
+    iceberg = SparkIceberg.at(session_of_its_own(lake.spark), "over_time", tmp_path)
+    provider, judged = a_provider(tmp_path), []
     steps = [
         "CREATE TABLE {t} (id INT, s STRING) USING iceberg",
         INSERT.format("(1, 'a')"),
@@ -284,12 +331,3 @@ def by_pyiceberg(table: Written) -> Rows:
     """What PyIceberg reads of the files by itself."""
     opened = StaticTable.from_metadata(local_path(table.state.metadata_location))
     return plain_rows(opened.scan().to_arrow(), rows_of(table))
-
-
-def serveability(name: str) -> dict[str, dict[str, Any]]:
-    """The answer of `lakeshare table serveability`, by client."""
-    ended = CliRunner().invoke(table_app, ["serveability", f"lake.{name}", "--json"], catch_exceptions=False)
-    found = {verdict["client"]: verdict for verdict in json.loads(ended.output)}
-    codes = {verdict["code"] for verdict in found.values() if verdict["code"]}
-    assert codes <= set(ReasonCode)
-    return found

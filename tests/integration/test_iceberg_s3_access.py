@@ -33,6 +33,7 @@ from lakeshare_server.catalog.models import AuditRow
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.storage import Stores
 from lakeshare_server.tables.iceberg.deletes import Targets, deletion_vectors
+from tests.builders.apart import process_apart
 from tests.builders.deletion_vector import positions
 from tests.builders.grants import grant_to
 from tests.builders.iceberg_rest import (
@@ -47,7 +48,7 @@ from tests.builders.iceberg_rest import (
 from tests.builders.lake_tables import IcebergTable, some_rows
 from tests.builders.row_deletes import a_target, a_vector, position_deletes
 from tests.builders.sharing import Provider, Running, a_provider, a_server
-from tests.builders.spark_apart import process_apart, read_without_keys
+from tests.builders.spark_without_keys import read_without_keys
 from tests.integration.s3_server import REGION, S3Server, running_s3
 
 BUCKETS = (f"iceberg-{number}" for number in itertools.count(1))

@@ -21,10 +21,10 @@ from tests.builders.random_iceberg import Predicate, make_random_table, predicat
 from tests.builders.sharing import Provider, a_provider, a_server
 from tests.builders.spark_iceberg import SparkIceberg, as_delta_table
 
-SEEDS = range(campaign_size(in_ci=3, in_campaign=40))
+SEEDS = range(campaign_size(in_ci=2, in_campaign=40))
 PREDICATES = campaign_size(in_ci=48, in_campaign=64)
 # Fewer of them through Spark, which needs a tenth of a second for each, than through the server.
-BY_SPARK = campaign_size(in_ci=12, in_campaign=24)
+BY_SPARK = campaign_size(in_ci=8, in_campaign=24)
 
 pytestmark = pytest.mark.timeout(600)
 

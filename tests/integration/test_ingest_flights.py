@@ -53,15 +53,15 @@ def same_rows(found: pd.DataFrame, wanted: pd.DataFrame, key: list[str]) -> None
     pd.testing.assert_frame_equal(left, right, check_dtype=False, check_datetimelike_compat=True)
 
 
-def test_ten_days_in_one_reading_equal_the_file(lake: Lake, landing: LakeSettings) -> None:
-    days = [f"2013-02-{day:02}" for day in range(1, 11)]
+def test_days_in_one_reading_equal_the_file(lake: Lake, landing: LakeSettings) -> None:
+    days = [f"2013-02-{day:02}" for day in range(1, 4)]
     deliveries = [deliver(landing, FLIGHTS, partition=day) for day in days]
     table = read_delivery(lake.spark, FLIGHTS, deliveries)["flights.departures"]
     assert (table.rejected, table.problems) == (None, ())
     found = table.frame.toPandas()
     assert sorted(found["flight_date"].astype(str).unique()) == days
     whole = source("flights.csv.zip")
-    wanted = whole[(whole.month == 2) & (whole.day <= 10)]
+    wanted = whole[(whole.month == 2) & (whole.day <= len(days))]
     same_rows(found.drop(columns="flight_date"), wanted, ["month", "day", "carrier", "flight", "origin"])
 
 

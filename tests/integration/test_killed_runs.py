@@ -1,7 +1,6 @@
 """A run killed with SIGKILL after each of its steps: run again, and there is exactly one publication, whole.
 
-One set of each format walks through all steps, a day per step, so that every repair also meets what the ones before
-it left.
+One set of each format walks through all steps, so that every repair also meets what the ones before it left.
 """
 
 import datetime as dt
@@ -12,12 +11,11 @@ from uuid import uuid4
 import pytest
 
 from lakeshare_pipelines.share.publication import publish, publish_or_replay, repair, rollback
-from lakeshare_pipelines.wap.audit import audit_and_save
 from lakeshare_pipelines.wap.stage import drop_abandoned, list_staging_locations, stage
 from lakeshare_pipelines.wap.staged import list_recorded_names, make_staging_prefix
 from tests.builders.killed_run import run_until_killed
-from tests.builders.main_state import rows_on_main
-from tests.builders.sets import a_contract, a_delivery, as_good_as, orders
+from tests.builders.main_state import rows_at_each_step, rows_on_main
+from tests.builders.sets import a_contract, a_delivery, green, orders, staged_without_reading
 from tests.builders.shared_spark import SharedSpark, forget_cached
 
 STAGING = {
@@ -52,8 +50,7 @@ class Walk:
         self.contract, self.folder = contract, folder
         self.days: list[str] = []
         self.spark = SharedSpark.of(lake.spark)
-        staged, self.verdicts = self.staged_and_audited(self.next_day())
-        publish(lake, catalog, contract, staged, self.verdicts)
+        publish(lake, catalog, contract, *self.staged_and_green(self.next_day()))
 
     def next_day(self) -> str:
         day = (dt.date(2024, 1, 1) + dt.timedelta(days=len(self.days))).isoformat()
@@ -61,14 +58,14 @@ class Walk:
         self.days.append(day)
         return day
 
-    def staged_and_audited(self, day: str):
+    def staged_from_its_delivery(self, day: str):
         staged = stage(self.lake, self.contract, [day], str(uuid4()))
-        return staged, audit_and_save(self.lake, self.contract, staged)
+        return staged, green(self.contract, staged)
 
-    def staged_as_good_as_the_first(self, day: str):
-        """Stage a day, with the verdicts of the first day's audit: no audit is killed here."""
-        staged = stage(self.lake, self.contract, [day], str(uuid4()))
-        return staged, as_good_as(self.verdicts, staged)
+    def staged_and_green(self, day: str):
+        """A day that is ready to be published: no reading and no audit is killed here."""
+        staged = staged_without_reading(self.lake, self.contract, day, orders(day))
+        return staged, green(self.contract, staged)
 
     def killed(self, step: tuple[str, int], day: str, run_id: str, judgement=None) -> None:
         after = step[0].format(staging=STAGING[self.contract.tables[0].format])
@@ -84,7 +81,8 @@ class Walk:
             spark=self.spark,
         )
         assert code == -signal.SIGKILL
-        forget_cached(self.lake.spark)
+        if judgement is None:
+            forget_cached(self.lake.spark)
 
     def publish(self, staged, verdicts) -> None:
         publish_or_replay(self.lake, self.catalog, self.contract, staged, verdicts)
@@ -96,7 +94,7 @@ class Walk:
         return self.ledger.history(table.name)
 
     def rows(self):
-        return rows_on_main(self.lake, self.contract, "orders")
+        return rows_at_each_step(self.lake, self.contract, "orders")
 
     def require_each_day_once(self, step: str) -> None:
         drop_abandoned(self.lake, [self.contract])
@@ -115,14 +113,14 @@ def walk(request, lake, catalog, ledger, tmp_path_factory) -> Walk:
     return Walk(lake, catalog, ledger, a_contract(folder, f"killed{request.param}", request.param), folder)
 
 
-def test_a_run_killed_before_publish_leaves_nothing_and_runs_again(walk):
+def test_runs_killed_at_each_step_before_publish_leave_nothing_and_the_next_run_publishes(walk):
+    before, day = walk.latest(), walk.next_day()
     for name, step in BEFORE_PUBLISH.items():
-        before = walk.latest()
-        day = walk.next_day()
         walk.killed(step, day, str(uuid4()))
         assert walk.latest() == before, name
-        walk.publish(*walk.staged_and_audited(day))
-        walk.require_each_day_once(name)
+    walk.publish(*walk.staged_from_its_delivery(day))
+    walk.require_each_day_once("a run beside what the killed ones left")
+    assert rows_on_main(walk.lake, walk.contract, "orders") == walk.rows()
 
 
 def test_a_run_killed_while_publishing_is_completed_once_by_the_next_one(walk):
@@ -132,7 +130,7 @@ def test_a_run_killed_while_publishing_is_completed_once_by_the_next_one(walk):
     for name, again in dict.fromkeys([*each_step, *itertools.product(landing, NEXT)]):
         before = walk.latest()
         day = walk.next_day()
-        judgement = walk.staged_as_good_as_the_first(day)
+        judgement = walk.staged_and_green(day)
         staged = judgement[0]
         walk.killed(steps[name], day, staged.run_id, judgement)
         shown = walk.latest()
@@ -145,16 +143,17 @@ def test_a_run_killed_while_publishing_is_completed_once_by_the_next_one(walk):
         if again == "the same publish":
             publish(walk.lake, walk.catalog, walk.contract, *judgement)
         if not walk.ledger.by_run(staged.run_id):
-            walk.publish(*walk.staged_as_good_as_the_first(day))
+            walk.publish(*walk.staged_and_green(day))
         completed = bool(walk.ledger.by_run(staged.run_id))
         assert completed is (name != BEFORE_IT_LANDED or again == "the same publish"), f"{name}, then {again}"
         walk.require_each_day_once(f"{name}, then {again}")
+    assert rows_on_main(walk.lake, walk.contract, "orders") == walk.rows()
 
 
 def test_a_rollback_counts_from_what_landed_before_it(walk):
     rows, shown = walk.rows(), walk.latest()
     last_day, day = walk.days[-1], walk.next_day()
-    judgement = walk.staged_as_good_as_the_first(day)
+    judgement = walk.staged_and_green(day)
     (step,) = landing_steps(walk.contract).values()
     walk.killed(step, day, judgement[0].run_id, judgement)
 
@@ -167,7 +166,7 @@ def test_a_rollback_counts_from_what_landed_before_it(walk):
     ]
     assert numbers[0][:3] == [(2, last_day, to), (1, day, None), (0, last_day, None)]
     assert numbers[1][:2] == [(1, day, None), (0, last_day, None)]
-    assert walk.rows() == rows
+    assert rows_on_main(walk.lake, walk.contract, "orders") == rows
 
 
 def landing_steps(contract) -> dict[str, tuple[str, int]]:

@@ -1,5 +1,9 @@
-"""Branches, contents and history are told as they are, page by page, with errors that have a code."""
+"""Branches, contents and history are returned as they are, page by page, with errors that have a code.
 
+A merge brings exactly what was audited onto main, in one commit, by the publisher only.
+"""
+
+import dataclasses
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -8,7 +12,7 @@ import pytest
 from nessie_fixtures import RunningNessie, a_running_nessie, a_table
 
 from lakeshare_pipelines.errors import NessieError
-from lakeshare_pipelines.nessie.client import Nessie
+from lakeshare_pipelines.nessie.client import Merge, Nessie
 from lakeshare_server import nessie as calls
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import Stores
@@ -65,7 +69,7 @@ def test_branches_are_chosen_by_prefix_and_main_is_none(nessie, monkeypatch):
     assert nessie.writer.branches("x') || ref.name.startsWith('prefix") == []
 
 
-def test_a_table_is_told_as_it_was_at_a_hash(nessie):
+def test_a_table_is_returned_as_it_was_at_a_hash(nessie):
     table, branch = a_table(), nessie.a_branch()
     before = nessie.writer.reference(branch).hash
     first = nessie.commit(branch, {table: 1})
@@ -121,7 +125,7 @@ def test_an_unknown_ref_has_its_code(nessie, ask):
 
 
 @pytest.mark.parametrize("token", [None, "not.a.token"])
-def test_nobody_is_let_in_without_a_token_of_ours(nessie, token):
+def test_a_client_without_a_token_of_ours_is_refused(nessie, token):
     stranger = Nessie(nessie.endpoint.uri, token)
     for ask in (lambda: stranger.reference("main"), lambda: next(stranger.history("main"))):
         with pytest.raises(NessieError) as raised:
@@ -130,7 +134,7 @@ def test_nobody_is_let_in_without_a_token_of_ours(nessie, token):
 
 
 def test_the_environment_of_other_nessie_tools_changes_nothing(nessie, monkeypatch):
-    monkeypatch.setenv("NESSIE_ENDPOINT", "http://elsewhere.invalid/api/v1")
+    monkeypatch.setenv("NESSIE_ENDPOINT", "http://other.invalid/api/v1")
     monkeypatch.setenv("NESSIE_AUTH_TYPE", "none")
     assert nessie.writer.reference("main").hash == nessie.main()
 
@@ -145,3 +149,135 @@ def test_the_tables_of_a_namespace_on_a_branch_are_found_page_by_page(nessie, mo
     nessie.commit(branch, {f"many.t{number}": 1 for number in range(5)} | {"other.t": 1})
     found = list_tables_at(f"nessie:git/many.*@{branch}", Stores(settings), settings)
     assert found == [f"nessie:git/many.t{number}@{branch}" for number in range(5)]
+
+
+def merge(nessie: RunningNessie, branch: str, from_hash: str, *, role: str = "publisher", **more) -> Merge:
+    client = nessie.publisher if role == "publisher" else nessie.writer
+    asked = {"onto_hash": nessie.main(), "message": "Publish", "author": "tester", "properties": {}, **more}
+    return client.merge(branch, from_hash, **asked)
+
+
+def test_exactly_the_given_hash_arrives_even_when_the_branch_moved_on(nessie):
+    table, branch = a_table(), nessie.a_branch()
+    audited = nessie.commit(branch, {table: 1})
+    nessie.commit(branch, {table: 2})
+    assert merge(nessie, branch, audited).applied
+    assert nessie.snapshot(table) == 1
+
+
+def test_tables_of_several_commits_arrive_in_one_that_carries_our_metadata(nessie):
+    departures, delays, branch, before = a_table(), a_table(), nessie.a_branch(), nessie.main()
+    nessie.commit(branch, {departures: 1})
+    nessie.commit(branch, {departures: 2})
+    audited = nessie.commit(branch, {delays: 3})
+    properties = {"lakeshare.set": "flights", "lakeshare.evidence": "x" * 200_000}
+    merged = merge(nessie, branch, audited, message="Publish flights 2013-01-01", properties=properties)
+    newest, second = nessie.writer.history("main", limit=2)
+    assert newest.hash == merged.head == nessie.main()
+    assert (newest.parent, second.hash) == (before, before)
+    assert (newest.message, newest.properties) == ("Publish flights 2013-01-01", properties)
+    assert (nessie.snapshot(departures), nessie.snapshot(delays)) == (2, 3)
+
+
+def test_a_dry_run_changes_nothing(nessie):
+    table, branch, before = a_table(), nessie.a_branch(), nessie.main()
+    audited = nessie.commit(branch, {table: 1})
+    tried = merge(nessie, branch, audited, dry_run=True)
+    assert (tried.applied, nessie.main(), nessie.snapshot(table)) == (False, before, None)
+    assert merge(nessie, branch, audited).applied
+    assert nessie.main() != before
+
+
+def test_a_dry_run_fails_at_a_conflict(nessie):
+    table, branch = a_table(), nessie.a_branch()
+    audited = nessie.commit(branch, {table: 1})
+    nessie.commit("main", {table: 9}, role="publisher")
+    with pytest.raises(NessieError) as raised:
+        merge(nessie, branch, audited, dry_run=True)
+    assert raised.value.code == "REFERENCE_CONFLICT"
+
+
+def test_a_table_changed_on_both_sides_is_a_conflict_that_names_it(nessie):
+    table, branch = a_table(), nessie.a_branch()
+    audited = nessie.commit(branch, {table: 1})
+    other = nessie.a_branch()
+    assert merge(nessie, other, nessie.commit(other, {table: 2})).applied
+    with pytest.raises(NessieError, match=table.split(".")[1]) as raised:
+        merge(nessie, branch, audited)
+    assert (raised.value.status, raised.value.code) == (409, "REFERENCE_CONFLICT")
+    assert nessie.snapshot(table) == 2
+
+
+def test_other_tables_on_a_moved_main_are_no_conflict(nessie):
+    mine, others, branch, base = a_table(), a_table(), nessie.a_branch(), nessie.main()
+    audited = nessie.commit(branch, {mine: 1})
+    nessie.commit("main", {others: 1}, role="publisher")
+    assert merge(nessie, branch, audited, onto_hash=base).applied
+    assert (nessie.snapshot(mine), nessie.snapshot(others)) == (1, 1)
+
+
+def test_two_branches_may_make_the_same_namespace(nessie):
+    first, second = nessie.a_branch(), nessie.a_branch()
+    one, two = (f"ns_{first[4:]}.one", f"ns_{first[4:]}.two")
+    heads = nessie.commit(first, {one: 1}), nessie.commit(second, {two: 1})
+    assert merge(nessie, first, heads[0]).applied
+    assert merge(nessie, second, heads[1]).applied
+    assert (nessie.snapshot(one), nessie.snapshot(two)) == (1, 1)
+
+
+def test_merging_again_what_is_merged_is_not_applied(nessie):
+    branch = nessie.a_branch()
+    audited = nessie.commit(branch, {a_table(): 1})
+    first = merge(nessie, branch, audited)
+    again = merge(nessie, branch, audited)
+    assert (first.applied, again.applied) == (True, False)
+    assert nessie.main() == first.head == again.head
+
+
+def test_a_branch_without_a_commit_merges_to_nothing(nessie):
+    branch, before = nessie.a_branch(), nessie.main()
+    assert not merge(nessie, branch, before).applied
+    assert nessie.main() == before
+
+
+def test_the_writer_is_refused_on_main(nessie):
+    table, branch, before = a_table(), nessie.a_branch(), nessie.main()
+    audited = nessie.commit(branch, {table: 1})
+    content = nessie.writer.content(table, branch)
+    for attempt in (
+        lambda: merge(nessie, branch, audited, role="writer"),
+        lambda: nessie.writer.put_table(table, content, "main", before, message="sneak", properties={}),
+        lambda: nessie.writer.delete_branch("main", before),
+    ):
+        with pytest.raises(NessieError) as raised:
+            attempt()
+        assert raised.value.code in (
+            "FORBIDDEN",
+            "BAD_REQUEST",
+        )  # deleting the default branch is a bad request
+    assert nessie.main() == before
+
+
+def test_a_table_is_put_back_to_older_content_in_a_new_commit(nessie):
+    table = a_table()
+    older = nessie.commit("main", {table: 1}, role="publisher")
+    newer = nessie.commit("main", {table: 2}, role="publisher")
+    content = nessie.publisher.content(table, f"main@{older}")
+    head = nessie.publisher.put_table(
+        table, content, "main", newer, message="Roll back", properties={"lakeshare.set": "flights"}
+    )
+    assert nessie.publisher.content(table, "main") == content
+    newest = next(nessie.writer.history("main"))
+    assert (newest.hash, newest.parent, newest.message) == (head, newer, "Roll back")
+    assert newest.properties["lakeshare.set"] == "flights"
+
+
+def test_putting_a_table_that_changed_meanwhile_is_a_conflict(nessie):
+    table = a_table()
+    seen = nessie.commit("main", {table: 1}, role="publisher")
+    content = dataclasses.replace(nessie.publisher.content(table, "main"), snapshot_id=7)
+    nessie.commit("main", {table: 2}, role="publisher")
+    with pytest.raises(NessieError) as raised:
+        nessie.publisher.put_table(table, content, "main", seen, message="late", properties={})
+    assert raised.value.code == "REFERENCE_CONFLICT"
+    assert nessie.snapshot(table) == 2

@@ -75,7 +75,7 @@ def foreign_record() -> str:
     )
 
 
-def test_a_server_that_cannot_start_says_its_last_words_and_leaves_nothing(settings):
+def test_a_server_that_cannot_start_is_an_error_with_the_end_of_its_log_and_leaves_nothing(settings):
     stop_nessie(settings)
     broken = settings.model_copy(update={"nessie_memory": "plenty"})
     with pytest.raises(NessieError, match="Invalid maximum heap size") as raised:
@@ -85,15 +85,25 @@ def test_a_server_that_cannot_start_says_its_last_words_and_leaves_nothing(setti
     assert servers(settings) == []
 
 
-def test_two_processes_at_once_start_one_server_that_outlives_them(settings):
+def test_a_starter_killed_before_its_server_was_ready_is_replaced_by_one_of_two_processes_at_once(settings):
     stop_nessie(settings)
+    starter = another_process(settings)
+    with starter:
+        while not record(settings).exists():
+            assert starter.poll() is None
+        starter.kill()
+    half_started = json.loads(record(settings).read_text())
+    assert half_started["address"] is None
     with another_process(settings) as one, another_process(settings) as two:
         uris = {one.stdout.readline().strip(), two.stdout.readline().strip()}
         assert len(servers(settings)) == 1
         for process in (one, two):
             process.stdin.close()
-    assert uris == {ensure_nessie(settings).uri}
-    assert len(servers(settings)) == 1
+    # It outlives them.
+    nessie = RunningNessie(settings, ensure_nessie(settings))
+    assert uris == {nessie.endpoint.uri}
+    assert servers(settings) == [nessie_status(settings).pid] != [half_started["pid"]]
+    assert [commit.message for commit in nessie.writer.history("main")][-1:] == ["Begin"]
 
 
 def test_only_its_owner_can_read_the_key_and_only_this_machine_reaches_the_server(settings):
@@ -110,30 +120,24 @@ def test_only_its_owner_can_read_the_key_and_only_this_machine_reaches_the_serve
     assert {address.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
 
 
-def test_it_is_stopped_once_and_a_one_off_command_starts_it_with_its_state_and_stops_it(settings):
+def test_a_lost_key_is_made_anew_and_trusted_by_a_server_that_is_kept_if_asked(settings):
     before = RunningNessie(settings, ensure_nessie(settings)).main()
-    [pid] = servers(settings)
-    with nessie_for(settings, keep=False):
-        assert servers(settings) == [pid]
-    # The command did not start it.
-    assert servers(settings) == [pid]
-    status = nessie_status(settings)
-    assert status.is_running
-    assert status.memory_bytes > 50_000_000
+    (settings.state_dir / "nessie" / "key.pem").unlink()
+    with nessie_for(settings, keep=True) as endpoint:
+        nessie = RunningNessie(settings, endpoint)
+        # Stopped and started again with its state.
+        assert nessie.main() == before
+        assert nessie.commit("main", {a_table(): 1}, role="publisher") == nessie.main()
+    assert len(servers(settings)) == 1
 
-    assert stop_nessie(settings) is True
-    assert stop_nessie(settings) is False
+
+def test_a_server_without_a_record_of_its_own_is_replaced_and_left_to_another_process_that_uses_it(settings):
+    ensure_nessie(settings)
+    [stray] = servers(settings)
+    record(settings).write_text(foreign_record())
     assert not nessie_status(settings).is_running
-    assert servers(settings) == []
-
     with nessie_for(settings, keep=False) as endpoint:
-        assert RunningNessie(settings, endpoint).main() == before
-    assert servers(settings) == []
-
-
-def test_a_one_off_command_leaves_a_server_that_another_process_uses(settings):
-    stop_nessie(settings)
-    with nessie_for(settings, keep=False) as endpoint:
+        assert servers(settings) == [nessie_status(settings).pid] != [stray]
         other = another_process(settings)
         assert other.stdout.readline().strip() == endpoint.uri
     with other:
@@ -141,7 +145,7 @@ def test_a_one_off_command_leaves_a_server_that_another_process_uses(settings):
         other.stdin.close()
 
 
-def test_a_killed_server_is_brought_back_with_its_state_and_kept_if_asked(settings):
+def test_a_one_off_command_brings_a_killed_server_back_with_its_state_and_stops_it(settings):
     nessie = RunningNessie(settings, ensure_nessie(settings))
     table, branch = a_table(), nessie.a_branch()
     head = nessie.commit(branch, {table: 5})
@@ -150,13 +154,22 @@ def test_a_killed_server_is_brought_back_with_its_state_and_kept_if_asked(settin
     assert not nessie_status(settings).is_running
     with pytest.raises(NessieError, match="lakeshare doctor"):
         nessie.main()
-    with nessie_for(settings, keep=True) as endpoint:
+    with nessie_for(settings, keep=False) as endpoint:
         again = RunningNessie(settings, endpoint)
         assert again.writer.reference(branch).hash == head
         assert again.snapshot(table, branch) == 5
         # Starting it again adds nothing to main.
         assert list(again.writer.history("main")) == history
-    assert len(servers(settings)) == 1
+        [pid] = servers(settings)
+        with nessie_for(settings, keep=False):
+            assert servers(settings) == [pid]
+        # That command did not start it.
+        assert servers(settings) == [pid]
+        status = nessie_status(settings)
+        assert status.is_running
+        assert status.memory_bytes > 50_000_000
+    assert not nessie_status(settings).is_running
+    assert servers(settings) == []
 
 
 FOREIGN = "the record of another process"
@@ -169,33 +182,3 @@ def test_a_broken_or_foreign_record_is_no_record(tmp_path, left_behind):
     record(settings).write_text(foreign_record() if left_behind == FOREIGN else left_behind)
     assert not nessie_status(settings).is_running
     assert stop_nessie(settings) is False
-
-
-def test_a_server_whose_starter_was_killed_before_it_was_ready_is_replaced(settings):
-    stop_nessie(settings)
-    starter = another_process(settings)
-    with starter:
-        while not record(settings).exists():
-            assert starter.poll() is None
-        starter.kill()
-    half_started = json.loads(record(settings).read_text())
-    assert half_started["address"] is None
-    nessie = RunningNessie(settings, ensure_nessie(settings))
-    assert servers(settings) == [nessie_status(settings).pid] != [half_started["pid"]]
-    assert [commit.message for commit in nessie.writer.history("main")][-1:] == ["Begin"]
-
-
-def test_a_server_without_a_record_of_its_own_is_replaced(settings):
-    ensure_nessie(settings)
-    [stray] = servers(settings)
-    record(settings).write_text(foreign_record())
-    assert not nessie_status(settings).is_running
-    ensure_nessie(settings)
-    assert servers(settings) == [nessie_status(settings).pid] != [stray]
-
-
-def test_a_lost_key_is_made_anew_and_trusted(settings):
-    ensure_nessie(settings)
-    (settings.state_dir / "nessie" / "key.pem").unlink()
-    nessie = RunningNessie(settings, ensure_nessie(settings))
-    assert nessie.commit("main", {a_table(): 1}, role="publisher") == nessie.main()

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import delta_sharing
-import httpx
 import pytest
 
 from lakeshare_server.catalog.sharing import drop_policy, editing
+from tests.builders import plain_http
 from tests.builders.credentials import OIDC, a_policy, a_recipient
 from tests.builders.lake_tables import a_delta_table
 from tests.builders.sharing import Provider, Running, a_provider, a_server
@@ -83,9 +83,9 @@ def test_what_the_issuer_says_decides(
     fields = {"subject_claim": "groups", "subject": "analysts"}
     a_policy(provider, name, issuer.issuer(realm), audiences=audiences, **fields)
     token = issuer.token("partner", "by-group")
-    answer = httpx.get(f"{server.url}/shares", headers={"Authorization": f"Bearer {token}"})
+    answer = plain_http.get(f"{server.url}/shares", headers={"Authorization": f"Bearer {token}"})
     assert answer.status_code == status, answer.text
     with editing(provider.catalog, "tests") as edit:
         drop_policy(edit, name, "policy")
-    again = httpx.get(f"{server.url}/shares", headers={"Authorization": f"Bearer {token}"})
+    again = plain_http.get(f"{server.url}/shares", headers={"Authorization": f"Bearer {token}"})
     assert again.status_code == 401

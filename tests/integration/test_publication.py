@@ -4,7 +4,7 @@ Two sets in each format, each published day by day: every run of Spark takes sec
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from uuid import uuid4
 
 import dagster as dg
@@ -20,21 +20,11 @@ from lakeshare_pipelines.wap.delta import STAGED_FOLDER, table_location
 from lakeshare_pipelines.wap.stage import drop_abandoned, list_staging_locations, stage
 from lakeshare_pipelines.wap.staged import Lake, Staged, Verdicts
 from lakeshare_server.catalog import Catalog, Ledger, Publication
-from tests.builders.main_state import main_state, rows_on_main
-from tests.builders.sets import a_delivery, an_order, as_good_as, orders
+from tests.builders.main_state import main_state, rows_at_each_step, rows_on_main
+from tests.builders.sets import a_delivery, an_order, green, orders, staged_without_reading
 from tests.builders.slack import slack_stand_in
 
 MONDAY, TUESDAY, WEDNESDAY, THURSDAY = (f"2024-01-0{day}" for day in range(1, 5))
-
-
-def staged_and_judged(lake: Lake, contract: SetContract, days: Sequence[str]) -> tuple[Staged, Verdicts]:
-    staged = stage(lake, contract, days, str(uuid4()))
-    return staged, audit_and_save(lake, contract, staged)
-
-
-def run(lake: Lake, catalog: Catalog, contract: SetContract, *days: str) -> list[Publication]:
-    staged, verdicts = staged_and_judged(lake, contract, days)
-    return publish_or_replay(lake, catalog, contract, staged, verdicts)
 
 
 def delete_staged(lake: Lake, contract: SetContract, staged: Staged, short_name: str, where: str) -> None:
@@ -58,25 +48,20 @@ class PublishedSet:
     lake: Lake
     catalog: Catalog
     contract: SetContract
-    green: Verdicts | None = None
+    delivered: dict[str, Sequence[dict[str, object]]] = field(default_factory=dict)
 
     def deliver(self, day: str, rows: Sequence[dict[str, object]]) -> None:
         a_delivery(self.lake.settings, self.contract, day, rows)
+        self.delivered[day] = rows
 
     def audited(self, day: str) -> tuple[Staged, Verdicts]:
-        staged, verdicts = staged_and_judged(self.lake, self.contract, [day])
-        if verdicts.green:
-            self.green = verdicts
-        return staged, verdicts
-
-    def staged_as_green(self, day: str) -> tuple[Staged, Verdicts]:
-        """Stage a day, with the verdicts of the newest green audit: here the audit is not the subject."""
-        assert self.green is not None
         staged = stage(self.lake, self.contract, [day], str(uuid4()))
-        return staged, as_good_as(self.green, staged)
+        return staged, audit_and_save(self.lake, self.contract, staged)
 
-    def run(self, *days: str) -> list[Publication]:
-        return run(self.lake, self.catalog, self.contract, *days)
+    def staged_and_green(self, day: str) -> tuple[Staged, Verdicts]:
+        """A delivered day that is ready to be published: neither its reading nor its audit is the subject."""
+        staged = staged_without_reading(self.lake, self.contract, day, self.delivered[day])
+        return staged, green(self.contract, staged)
 
     def publish(self, staged: Staged, verdicts: Verdicts) -> list[Publication]:
         return publish(self.lake, self.catalog, self.contract, staged, verdicts)
@@ -91,7 +76,10 @@ class PublishedSet:
         return [list(Ledger(self.catalog).history(table.name)) for table in self.contract.tables]
 
     def rows(self, short_name: str = "orders") -> list[tuple[object, ...]]:
-        return rows_on_main(self.lake, self.contract, short_name)
+        return rows_at_each_step(self.lake, self.contract, short_name)
+
+    def require_spark_reads_the_same(self) -> None:
+        assert rows_on_main(self.lake, self.contract, "orders") == self.rows("orders")
 
     def seen(self) -> tuple[object, ...]:
         """What must stay as it is when nothing is published."""
@@ -114,11 +102,12 @@ def test_a_set_is_published_whole_when_its_audit_is_green_and_not_at_all_when_it
     an_abandoned_staged_set_is_dropped_and_nothing_else(published_set)
     a_corrected_delivery_replaces_its_partition_only(published_set)
     rows_written_after_the_audit_are_not_published(published_set)
+    published_set.require_spark_reads_the_same()
 
 
 def every_table_gets_its_first_number_once(published_set: PublishedSet) -> None:
     published_set.deliver(MONDAY, orders(MONDAY, 3))
-    staged, verdicts = published_set.audited(MONDAY)
+    staged, verdicts = published_set.staged_and_green(MONDAY)
     publications = published_set.publish(staged, verdicts)
     name = published_set.contract.name
     assert {(p.table, p.version, p.rows) for p in publications} == {
@@ -137,7 +126,8 @@ def every_table_gets_its_first_number_once(published_set: PublishedSet) -> None:
 
 def the_same_delivery_again_changes_nothing(published_set: PublishedSet) -> None:
     seen = published_set.seen()
-    assert published_set.run(MONDAY) == published_set.latest()
+    again = published_set.staged_and_green(MONDAY)
+    assert published_set.publish_or_replay(*again) == published_set.latest()
     assert published_set.seen() == seen
     assert published_set.places() == []
 
@@ -174,7 +164,7 @@ def a_repaired_staged_set_is_audited_again_and_published(published_set: Publishe
 def an_abandoned_staged_set_is_dropped_and_nothing_else(published_set: PublishedSet) -> None:
     seen = published_set.seen()
     published_set.deliver(WEDNESDAY, orders(WEDNESDAY, 3))
-    abandoned = stage(published_set.lake, published_set.contract, [WEDNESDAY], str(uuid4()))
+    abandoned, _ = published_set.staged_and_green(WEDNESDAY)
     dropped = drop_abandoned(published_set.lake, [published_set.contract])
     assert [place.ref for place in dropped] == [abandoned.ref]
     assert published_set.places() == []
@@ -186,7 +176,7 @@ def a_corrected_delivery_replaces_its_partition_only(published_set: PublishedSet
     monday, tuesday = sorted(published_set.rows("totals"))
     assert (monday[:2], tuesday[0]) == ((MONDAY, 3), TUESDAY)
     published_set.deliver(MONDAY, orders(MONDAY, 1))
-    published = published_set.publish(*published_set.staged_as_green(MONDAY))
+    published = published_set.publish(*published_set.staged_and_green(MONDAY))
     assert [p.version for p in published] == [2, 2]
     assert [row[0] for row in published_set.rows()] == [MONDAY, TUESDAY, TUESDAY]
     monday, after = sorted(published_set.rows("totals"))
@@ -195,7 +185,7 @@ def a_corrected_delivery_replaces_its_partition_only(published_set: PublishedSet
 
 def rows_written_after_the_audit_are_not_published(published_set: PublishedSet) -> None:
     seen = published_set.seen()
-    staged, verdicts = published_set.staged_as_green(WEDNESDAY)
+    staged, verdicts = published_set.staged_and_green(WEDNESDAY)
     delete_staged(published_set.lake, published_set.contract, staged, "orders", "id % 2 = 0")
     with pytest.raises(BranchMoved, match=staged.ref):
         published_set.publish(staged, verdicts)
@@ -206,12 +196,13 @@ def test_runs_at_once_are_replayed_and_a_rollback_is_a_new_number(published_set,
     a_conflict_is_answered_by_a_replay_and_no_day_is_lost(published_set)
     a_replay_whose_audit_is_red_is_kept_and_reported(published_set, monkeypatch)
     a_rollback_is_a_new_number_that_shows_old_rows(published_set)
+    published_set.require_spark_reads_the_same()
 
 
 def a_conflict_is_answered_by_a_replay_and_no_day_is_lost(published_set: PublishedSet) -> None:
     for day in (MONDAY, TUESDAY):
         published_set.deliver(day, orders(day))
-    monday, tuesday = published_set.audited(MONDAY), published_set.staged_as_green(TUESDAY)
+    monday, tuesday = published_set.staged_and_green(MONDAY), published_set.staged_and_green(TUESDAY)
     published_set.publish_or_replay(*monday)
     published_set.publish_or_replay(*tuesday)
     assert {row[0] for row in published_set.rows()} == {MONDAY, TUESDAY}
@@ -226,8 +217,8 @@ def a_replay_whose_audit_is_red_is_kept_and_reported(
 ) -> None:
     for day in (WEDNESDAY, THURSDAY):
         published_set.deliver(day, orders(day))
-    wednesday = published_set.staged_as_green(WEDNESDAY)
-    staged, verdicts = published_set.staged_as_green(THURSDAY)
+    wednesday = published_set.staged_and_green(WEDNESDAY)
+    staged, verdicts = published_set.staged_and_green(THURSDAY)
     publications = published_set.publish_or_replay(*wednesday)
     published_set.deliver(THURSDAY, [an_order(THURSDAY, 7, customer="")])
     with slack_stand_in() as slack:
@@ -266,7 +257,7 @@ def a_rollback_is_a_new_number_that_shows_old_rows(published_set: PublishedSet) 
     lake, catalog, contract = published_set.lake, published_set.catalog, published_set.contract
     table, old = contract.tables[0], published_set.rows()
     published_set.deliver(MONDAY, orders(MONDAY, 1))
-    published = published_set.publish(*published_set.staged_as_green(MONDAY))
+    published = published_set.publish(*published_set.staged_and_green(MONDAY))
     assert [p.version for p in published] == [3, 3]
     back = rollback(lake, catalog, contract, table, 2)
     assert (back.version, back.rows, back.rollback_of) == (4, 9, 2)
@@ -279,5 +270,5 @@ def a_rollback_is_a_new_number_that_shows_old_rows(published_set: PublishedSet) 
     with pytest.raises(NoSuchPublication, match="99"):
         rollback(lake, catalog, contract, table, 99)
     # A delivery that was rolled back is not in force any more: the same delivery is published again.
-    assert published_set.publish(*published_set.staged_as_green(MONDAY))[0].version == 5
+    assert published_set.publish(*published_set.staged_and_green(MONDAY))[0].version == 5
     require_all_shown(lake, catalog, contract)

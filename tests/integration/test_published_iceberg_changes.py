@@ -141,22 +141,32 @@ def test_every_publication_and_rollback_leads_to_the_next(walk: Walk) -> None:
     assert len({folder for version in (2, 3) for folder in folders_of(walk, version)}) == 2
 
 
-def test_a_crash_between_main_and_ledger_is_repaired_without_spark(
+def test_a_crash_between_main_and_ledger_is_repaired_without_spark_and_older_orphans_are_cleaned_up(
     walk: Walk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One run never lands; the next one lands and is not recorded. The change files of the first are dropped."""
+
     def killed(*_: object) -> None:
         raise Killed
 
     before = walk.folders()
     with monkeypatch.context() as patched:
+        patched.setattr(IcebergStaging, "land", killed)
+        walk.run_until_killed(MONDAY, corrected(MONDAY, 1))
+    [orphan] = set(walk.folders()) - set(before)
+    with monkeypatch.context() as patched:
         patched.setattr(publication, "record_landed", killed)
         walk.run_until_killed(MONDAY, corrected(MONDAY, 1))
     made = walk.folders()
-    assert len(made) == len(before) + 1
+    assert len(made) == len(before) + 2
     repaired = repair(open_lake_without_spark(walk.lake.settings), walk.catalog, walk.contract)
     assert {one.table for one in repaired} == set(walk.tables)
     assert walk.folders() == made
     walk.look()
+    walk.require_changes_lead_on("orders")
+    dropped = abandoned_changes.drop_abandoned(walk.lake, walk.catalog, walk.contract)
+    assert str(orphan) in dropped
+    assert len(walk.folders()) == len(before) + 1
     walk.require_changes_lead_on("orders")
 
 
@@ -184,25 +194,6 @@ def test_what_was_recorded_and_lost_is_recorded_anew_where_there_is_spark(
     dropped = abandoned_changes.drop_abandoned(walk.lake, walk.catalog, walk.contract)
     assert len(dropped) == 2, "the folders of the crashed run stay"
     assert len(walk.folders()) == len(folders) + 1
-    walk.require_changes_lead_on("orders")
-
-
-def test_change_files_of_a_run_that_never_landed_are_cleaned_up(
-    walk: Walk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def killed(*_: object) -> None:
-        raise Killed
-
-    before = walk.folders()
-    with monkeypatch.context() as patched:
-        patched.setattr(IcebergStaging, "land", killed)
-        walk.run_until_killed(MONDAY, corrected(MONDAY, 3))
-    [orphan] = set(walk.folders()) - set(before)
-    walk.run(MONDAY, corrected(MONDAY, 3))
-    assert len(walk.folders()) == len(before) + 2
-    dropped = abandoned_changes.drop_abandoned(walk.lake, walk.catalog, walk.contract)
-    assert str(orphan) in dropped
-    assert len(walk.folders()) == len(before) + 1
     walk.require_changes_lead_on("orders")
 
 

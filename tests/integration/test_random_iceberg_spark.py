@@ -29,7 +29,7 @@ from tests.builders.sharing import Provider, a_provider, a_server
 from tests.builders.spark_iceberg import SparkIceberg, frame_rows
 
 SEED = 20_261_122
-REFUSED, FOLDERS = campaign_size(in_ci=2, in_campaign=60), campaign_size(in_ci=200, in_campaign=2_000)
+REFUSED, FOLDERS = campaign_size(in_ci=2, in_campaign=60), campaign_size(in_ci=80, in_campaign=2_000)
 STATES = 12
 
 

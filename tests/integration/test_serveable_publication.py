@@ -51,11 +51,13 @@ MERGE_ON_READ = ", ".join(f"'write.{verb}.mode' = 'merge-on-read'" for verb in (
 DELETE = "DELETE FROM {t} WHERE id % 3 = 1"
 NAMES = inserted("concat('n', id)")
 LATER = f"INSERT INTO {{t}} VALUES (DATE'{MONDAY}', 7, 'late')"
+# Another day's file, older than deletes: by itself, a rewrite removes only delete files older than all data.
+OLDER = "INSERT INTO {t} VALUES (DATE'2024-01-03', 8, 'older')"
 
 
 @dataclass(frozen=True)
 class Case:
-    """What somebody did to a table of main, and by which codes it is rewritten; `columns` are those of the contract."""
+    """What was done to a table of main, and by which codes it is rewritten; `columns` are those of the contract."""
 
     story: Sequence[str]
     codes: tuple[str, ...]
@@ -69,7 +71,7 @@ CASES: Mapping[str, Case] = {
         [created(f"{MERGE_ON_READ}, 'write.delete.format.default' = 'avro'"), NAMES, DELETE],
         ("DELETE_FORMAT",),
     ),
-    "deleted_by_value": Case([created(), NAMES, EQUALITY_DELETE], ("ROW_LEVEL_DELETES",)),
+    "deleted_by_value": Case([created(), OLDER, NAMES, EQUALITY_DELETE], ("ROW_LEVEL_DELETES",)),
     "renamed": Case(
         [created(columns="id INT, label STRING"), NAMES, "ALTER TABLE {t} RENAME COLUMN label TO name"],
         ("RENAMED_COLUMNS",),

@@ -1,44 +1,33 @@
-"""Spark where the setting says: behind Spark Connect the same set is staged, audited and published."""
+"""Spark in the mode of the setting: behind Spark Connect the same set is staged, audited and published."""
 
-import os
 from collections.abc import Iterator
-from functools import partial
-from pathlib import Path
 from uuid import uuid4
 
-import pyspark
 import pytest
 
 from lakeshare_pipelines.errors import SparkError
-from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.spark.jars import find_java
-from lakeshare_pipelines.spark.session import make_session_conf, open_session, prepare_java_home
+from lakeshare_pipelines.spark.session import make_session_conf, open_session
+from lakeshare_pipelines.wap.staged import Lake
 from tests.builders.killed_run import Run, start_run, wait_for_exit
 from tests.builders.main_state import rows_on_main
 from tests.builders.sets import a_delivery, orders
-from tests.integration.processes import connect, free_ports, running
+from tests.integration.processes import free_ports
 
 DAY = "2024-01-01"
-READY_S = 120
-CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 
 
 @pytest.fixture(scope="module")
-def connect_server(settings: LakeSettings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A Spark Connect server with the pinned jars; yields its sc:// address."""
-    (port,), log = free_ports(1), tmp_path_factory.mktemp("connect") / "connect.log"
-    conf = make_session_conf(settings) | {
-        "spark.connect.grpc.binding.address": "127.0.0.1",
-        "spark.connect.grpc.binding.port": str(port),
-    }
-    command = [f"{Path(pyspark.__file__).parent}/bin/spark-submit", "--class", CLASS]
-    for name, value in conf.items():
-        command += ["--conf", f"{name}={value}"]
-    command += ["spark-internal"]
-    home = prepare_java_home(find_java("spark", settings), settings)
-    environment = {**os.environ, "JAVA_HOME": str(home)}
-    with running(command, log, partial(connect, port), start_s=READY_S, env=environment):
-        yield f"sc://127.0.0.1:{port}"
+def connect_server(lake: Lake) -> Iterator[str]:
+    """Spark Connect's server in the driver of these tests, as Spark's plugin for it; yields its sc:// address."""
+    (port,), context = free_ports(1), lake.spark.sparkContext
+    service = context._jvm.org.apache.spark.sql.connect.service.SparkConnectService
+    conf = context._jvm.org.apache.spark.SparkEnv.get().conf()
+    conf.set("spark.connect.grpc.binding.address", "127.0.0.1")
+    conf.set("spark.connect.grpc.binding.port", str(port))
+    service.start(context._jsc.sc())
+    yield f"sc://127.0.0.1:{port}"
+    nothing = context._jvm.scala.Option.empty()
+    service.stop(nothing, nothing)
 
 
 def test_a_set_is_published_through_spark_connect(lake, ledger, contract, connect_server, tmp_path):

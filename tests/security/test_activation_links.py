@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import httpx
 import pytest
 from sqlalchemy import select
 
@@ -21,6 +20,7 @@ from lakeshare_server.catalog.sharing import (
     revoke_recipient,
     states,
 )
+from tests.builders import plain_http
 from tests.builders.offered_lake import AGREEMENT, OfferedLake, an_offered_lake
 
 JSON = {"Accept": "application/json"}
@@ -47,7 +47,7 @@ def test_looking_uses_nothing_up_however_often_and_whoever_looks(lake: OfferedLa
     link = lake.invited("scanned")
     for method in ("GET", "HEAD", "GET", "OPTIONS", "PUT", "PATCH", "DELETE"):
         for headers in ({}, JSON, {"User-Agent": "a mail scanner", "Purpose": "prefetch"}):
-            answer = httpx.request(method, link, headers=headers)
+            answer = plain_http.request(method, link, headers=headers)
             assert answer.status_code == (200 if method in ("GET", "HEAD") else 400)
     assert is_open(lake, "scanned")
 
@@ -55,23 +55,23 @@ def test_looking_uses_nothing_up_however_often_and_whoever_looks(lake: OfferedLa
 def test_of_many_at_once_one_gets_the_profile(lake: OfferedLake) -> None:
     link = lake.invited("raced")
     with ThreadPoolExecutor(RACERS) as pool:
-        answers = list(pool.map(lambda _: httpx.post(link, headers=JSON, timeout=30), range(RACERS)))
+        answers = list(pool.map(lambda _: plain_http.post(link, headers=JSON, timeout=30), range(RACERS)))
     assert sorted(answer.status_code for answer in answers) == [200] + [410] * (RACERS - 1)
     assert len(state(lake, "raced").tokens) == 1
     [given] = [answer.json()["profile"] for answer in answers if answer.status_code == 200]
     headers = {"Authorization": f"Bearer {given['bearerToken']}"}
-    assert httpx.get(f"{given['endpoint']}/shares", headers=headers).status_code == 200
+    assert plain_http.get(f"{given['endpoint']}/shares", headers=headers).status_code == 200
 
 
 def test_a_used_link_says_when_and_from_where_and_gives_nothing(lake: OfferedLake) -> None:
     link = lake.invited("twice")
-    assert httpx.post(link, headers=JSON).status_code == 200
+    assert plain_http.post(link, headers=JSON).status_code == 200
     used = state(lake, "twice").links[-1]
     assert (used.used_from, used.used_at is not None) == ("127.0.0.1", True)
-    for answer in (httpx.get(link, headers=JSON), httpx.post(link, headers=JSON)):
+    for answer in (plain_http.get(link, headers=JSON), plain_http.post(link, headers=JSON)):
         assert answer.status_code == 410
         assert f"was used on {used.used_at:%Y-%m-%d at %H:%M} UTC from 127.0.0.1" in answer.json()["message"]
-    for answer in (httpx.get(link), httpx.post(link)):
+    for answer in (plain_http.get(link), plain_http.post(link)):
         assert answer.status_code == 410
         assert "It was used on" in answer.text
         assert "Get the profile" not in answer.text
@@ -100,7 +100,7 @@ def test_a_changed_link_is_no_link(lake: OfferedLake, change: str) -> None:
     name = f"changed-{list(CHANGED).index(change)}"
     root, _, code = lake.invited(name).rpartition("/")
     for method in ("GET", "POST"):
-        answer = httpx.request(method, f"{root}/{CHANGED[change](code)}")
+        answer = plain_http.request(method, f"{root}/{CHANGED[change](code)}")
         assert answer.status_code == 404
         assert name not in answer.text
     assert is_open(lake, name)
@@ -108,12 +108,12 @@ def test_a_changed_link_is_no_link(lake: OfferedLake, change: str) -> None:
 
 def test_links_end_by_time_by_a_newer_one_and_with_their_recipient(lake: OfferedLake) -> None:
     expired = lake.invited("ends", link_life=timedelta(microseconds=1))
-    assert "has expired on" in httpx.post(expired, headers=JSON).json()["message"]
+    assert "has expired on" in plain_http.post(expired, headers=JSON).json()["message"]
     replaced, newest = lake.link("ends"), lake.link("ends")
-    assert "was replaced or revoked on" in httpx.post(replaced, headers=JSON).json()["message"]
+    assert "was replaced or revoked on" in plain_http.post(replaced, headers=JSON).json()["message"]
     with editing(lake.provider.catalog, "steward") as edit:
         revoke_recipient(edit, "ends")
-    assert [httpx.post(link).status_code for link in (expired, replaced, newest)] == [410, 410, 410]
+    assert [plain_http.post(link).status_code for link in (expired, replaced, newest)] == [410, 410, 410]
     assert state(lake, "ends").tokens == ()
 
 
@@ -134,25 +134,25 @@ def test_links_end_by_time_by_a_newer_one_and_with_their_recipient(lake: Offered
 def test_an_agreement_that_is_not_accepted_gives_nothing(lake: OfferedLake, body: dict[str, object]) -> None:
     name = f"reader-{id(body)}"
     link = lake.invited(name, agreement=AGREEMENT)
-    answer = httpx.post(link, **{"headers": JSON, **body})  # type: ignore[arg-type]
+    answer = plain_http.post(link, **{"headers": JSON, **body})  # type: ignore[arg-type]
     assert answer.status_code == 400
     assert is_open(lake, name)
     assert state(lake, name).agreement_accepted_at is None
-    answer = httpx.post(link, json={"acceptsAgreement": True}, headers=JSON)
+    answer = plain_http.post(link, json={"acceptsAgreement": True}, headers=JSON)
     assert answer.json()["fileName"] == f"{name}.share"
     told = state(lake, name)
     assert (told.agreement_accepted_at is not None, told.agreement_accepted_from) == (True, "127.0.0.1")
 
 
 def test_an_agreement_is_accepted_once_and_again_when_it_is_another_one(lake: OfferedLake) -> None:
-    assert httpx.post(lake.invited("agreed", agreement="one"), data={"accept": "yes"}).status_code == 200
-    assert httpx.get(lake.link("agreed"), headers=JSON).json()["agreement"] is None
-    assert httpx.post(lake.link("agreed")).status_code == 200
+    assert plain_http.post(lake.invited("agreed", agreement="one"), data={"accept": "yes"}).status_code == 200
+    assert plain_http.get(lake.link("agreed"), headers=JSON).json()["agreement"] is None
+    assert plain_http.post(lake.link("agreed")).status_code == 200
     with editing(lake.provider.catalog, "steward") as edit:
         alter_recipient(edit, "agreed", agreement="two")
     link = lake.link("agreed")
-    assert httpx.get(link, headers=JSON).json()["agreement"] == "two"
-    assert httpx.post(link).status_code == 400
+    assert plain_http.get(link, headers=JSON).json()["agreement"] == "two"
+    assert plain_http.post(link).status_code == 400
 
 
 def test_from_elsewhere_a_link_neither_shows_nor_gives_anything(lake: OfferedLake) -> None:
@@ -162,39 +162,39 @@ def test_from_elsewhere_a_link_neither_shows_nor_gives_anything(lake: OfferedLak
     code = link.rpartition("/")[2]
     public = f"{lake.root}/api/2.1/unity-catalog/public/data_sharing_activation"
     for address in (link, f"{public}_info/{code}", f"{public}/{code}"):
-        answer = httpx.get(address)
+        answer = plain_http.get(address)
         assert answer.status_code == 403
         assert "listed may not ask from 127.0.0.1" in answer.text
         assert "flights" not in answer.text
-    assert httpx.post(link).status_code == 403
+    assert plain_http.post(link).status_code == 403
     assert is_open(lake, "listed")
     with editing(lake.provider.catalog, "steward") as edit:
         alter_recipient(edit, "listed", ip_allow=["192.0.2.0/24", "127.0.0.0/8"])
-    assert httpx.post(link).status_code == 200
+    assert plain_http.post(link).status_code == 200
 
 
 def test_a_client_gets_its_secret_and_code_that_takes_it(lake: OfferedLake) -> None:
     with editing(lake.provider.catalog, "steward") as edit:
         create_recipient(edit, "client", authentication="OAUTH_CLIENT_CREDENTIALS")
         grant(edit, "trade", recipient="client")
-    given = httpx.post(lake.link("client"), headers=JSON).json()["profile"]
+    given = plain_http.post(lake.link("client"), headers=JSON).json()["profile"]
     assert (given["shareCredentialsVersion"], given["type"]) == (2, "oauth_client_credentials")
     asked = {"grant_type": "client_credentials"}
     pair = given["clientId"], given["clientSecret"]
-    token = httpx.post(given["tokenEndpoint"], data=asked, auth=pair).json()["access_token"]
+    token = plain_http.post(given["tokenEndpoint"], data=asked, auth=pair).json()["access_token"]
     headers = {"Authorization": f"Bearer {token}"}
     path = f"{lake.root}/portal/api/shares/trade/schemas/lake/tables/cargo"
-    code = {one["engine"]: one for one in httpx.get(f"{path}/code", headers=headers).json()["snippets"]}
+    code = {one["engine"]: one for one in plain_http.get(f"{path}/code", headers=headers).json()["snippets"]}
     assert "delta_sharing.load_as_pandas" in code["duckdb"]["text"]
     assert code["pyiceberg"]["text"] is None
-    assert httpx.get(f"{path}/preview", headers=headers).json()["rows"]
-    assert httpx.get(f"{lake.root}/portal/api/status", headers=headers).json()["recipient"] == "client"
+    assert plain_http.get(f"{path}/preview", headers=headers).json()["rows"]
+    assert plain_http.get(f"{lake.root}/portal/api/status", headers=headers).json()["recipient"] == "client"
 
 
 def test_the_profile_ends_when_the_link_said(lake: OfferedLake) -> None:
     link = lake.invited("timed")
-    offered = httpx.get(link, headers=JSON).json()
-    given = httpx.post(link, headers=JSON).json()["profile"]
+    offered = plain_http.get(link, headers=JSON).json()
+    given = plain_http.post(link, headers=JSON).json()["profile"]
     [token] = state(lake, "timed").tokens
     assert datetime.fromisoformat(offered["profileExpiresAt"]) == token.expires_at
     assert datetime.fromisoformat(given["expirationTime"]) == token.expires_at
@@ -207,14 +207,17 @@ def test_neither_links_nor_tokens_are_kept_or_told_anywhere(
     with an_offered_lake(tmp_path) as lake:
         link = lake.invited("kept", agreement=AGREEMENT)
         code = link.rpartition("/")[2]
-        pages = [httpx.request(method, link).text for method in ("GET", "PUT", "OPTIONS", "POST")]
-        pages += [httpx.get(f"{link}/{code}").text, httpx.get(f"{lake.root}/activate/{code}?{code}").text]
-        given = httpx.post(link, json={"acceptsAgreement": True}, headers=JSON)
-        pages += [httpx.get(link).text, httpx.get(link, headers=JSON).text]
+        pages = [plain_http.request(method, link).text for method in ("GET", "PUT", "OPTIONS", "POST")]
+        pages += [
+            plain_http.get(f"{link}/{code}").text,
+            plain_http.get(f"{lake.root}/activate/{code}?{code}").text,
+        ]
+        given = plain_http.post(link, json={"acceptsAgreement": True}, headers=JSON)
+        pages += [plain_http.get(link).text, plain_http.get(link, headers=JSON).text]
         broken = f"{code[:9]}\n{code[9:]}"
-        assert httpx.get(f"{lake.root}/activate/{broken.replace(chr(10), '%0A')}").status_code == 404
+        assert plain_http.get(f"{lake.root}/activate/{broken.replace(chr(10), '%0A')}").status_code == 404
         token = given.json()["profile"]["bearerToken"]
-        assert httpx.get(
+        assert plain_http.get(
             f"{lake.root}/portal/api/status", headers={"Authorization": f"Bearer {token}"}
         ).is_success
         catalog = lake.provider.catalog

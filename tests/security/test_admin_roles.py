@@ -19,6 +19,7 @@ from lakeshare_server.catalog.sharing.credentials import (
     revoke_admin_key,
 )
 from lakeshare_server.errors import BadRequest, NameTaken
+from tests.builders import plain_http
 from tests.builders.administration import PROVIDER, ROLES, UNITY, Administered, an_administered_server
 from tests.builders.oidc_issuer import AnIssuer, an_issuer
 from tests.builders.sharing import a_provider
@@ -99,7 +100,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, issuer: AnIssuer) -> Iterat
 @pytest.fixture(scope="module")
 def calls(server: Administered) -> list[tuple[str, str, str, dict[str, Any]]]:
     """Method, path, least role and body of every call that the server's own document tells of."""
-    document = httpx.get(f"{server.root}/api/openapi.json").json()
+    document = plain_http.get(f"{server.root}/api/openapi.json").json()
     found, seen = [], set()
     for path, item in document["paths"].items():
         if f"/api{path}".startswith(PUBLIC):
@@ -115,7 +116,7 @@ def calls(server: Administered) -> list[tuple[str, str, str, dict[str, Any]]]:
 
 @pytest.fixture(scope="module")
 def http(server: Administered) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.root, timeout=30) as client:
+    with httpx.Client(verify=False, base_url=server.root, timeout=30) as client:
         yield client
 
 
@@ -174,7 +175,9 @@ def test_a_role_that_is_enough_is_let_through(
 
 def test_a_key_opens_nothing_of_recipients(server: Administered) -> None:
     for key in server.keys.values():
-        answer = httpx.get(f"{server.root}/delta-sharing/shares", headers={"Authorization": f"Bearer {key}"})
+        answer = plain_http.get(
+            f"{server.root}/delta-sharing/shares", headers={"Authorization": f"Bearer {key}"}
+        )
         assert answer.status_code == 401
 
 
@@ -200,7 +203,7 @@ def test_revoked_and_expired_keys_open_nothing_from_the_next_request_on(
 def test_whoever_guesses_keys_has_to_wait(tmp_path: Path) -> None:
     with (
         an_administered_server(tmp_path, guesses_per_minute=3) as server,
-        httpx.Client(base_url=server.root) as http,
+        httpx.Client(verify=False, base_url=server.root) as http,
     ):
         wrong = [status(http, "GET", f"{UNITY}/shares", None, f"Bearer {PREFIX}{n:043}") for n in range(12)]
         assert (wrong[0], wrong[-1]) == (401, 429)
@@ -248,7 +251,7 @@ def test_a_token_of_the_issuer_gives_the_role_that_its_claim_says(
 ) -> None:
     token = issuer.token(**{"aud": "lakeshare-admin", "sub": "owner", **claims})
     me = f"{server.root}/api/2.0/preview/scim/v2/Me"
-    answer = httpx.get(me, headers={"Authorization": f"Bearer {token}"}, timeout=30)
+    answer = plain_http.get(me, headers={"Authorization": f"Bearer {token}"}, timeout=30)
     if isinstance(expected, int):
         assert answer.status_code == expected, answer.text
     else:

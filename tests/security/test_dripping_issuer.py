@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from lakeshare_server.access import oidc, rate_limit
+from tests.builders import plain_http
 from tests.builders.credentials import OIDC, a_policy, a_recipient
 from tests.builders.held_requests import held_requests
 from tests.builders.oidc_issuer import AnIssuer, an_issuer
@@ -136,7 +137,7 @@ def test_an_issuer_that_does_not_answer_is_named_to_nobody_who_asks(
     issuer.is_silent = True
     with a_server(provider) as server:
         url = server.url.replace("/delta-sharing", path)
-        answer = httpx.get(url, headers={"Authorization": f"Bearer {issuer.token()}"})
+        answer = plain_http.get(url, headers={"Authorization": f"Bearer {issuer.token()}"})
     assert answer.status_code == 503
     assert "the issuer of the token does not answer" in answer.text
     assert issuer.host not in answer.text

@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from lakeshare_server import app
 from lakeshare_server.access.rate_limit import TrustedProxies
 from lakeshare_server.routes.responses import BoundedConnection, ConnectionLimits
+from tests.builders import plain_http
 from tests.builders.sharing import Provider, Running, a_provider, a_server
 from tests.builders.waiting import wait_until
 
@@ -164,7 +165,7 @@ def test_what_is_no_http_is_refused_as_the_protocol_refuses(server: Running, sen
 def test_an_address_has_so_many_connections(server: Running) -> None:
     def answers() -> int | None:
         with suppress(httpx.TransportError):
-            return httpx.get(f"{server.url.removesuffix('/delta-sharing')}/healthz").status_code
+            return plain_http.get(f"{server.url.removesuffix('/delta-sharing')}/healthz").status_code
         return None
 
     wait_until(lambda: answers() == 200)

@@ -10,6 +10,7 @@ import pytest
 
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.protocol.admin import Partition, format_partitions, parse_body, parse_partitions
+from tests.builders import plain_http
 from tests.builders.administration import UNITY, Administered, an_administered_server
 
 HOSTILE = [
@@ -112,7 +113,7 @@ def test_texts_come_back_as_they_were_given_to_everybody(
     client.patch(
         "/shares/texts/permissions", json={"changes": [{"principal": "reader_of_texts", "add": ["SELECT"]}]}
     )
-    answer = httpx.get(
+    answer = plain_http.get(
         f"{server.root}/delta-sharing/shares/texts", headers={"Authorization": f"Bearer {reader}"}, timeout=30
     )
     assert answer.headers["content-type"].startswith("application/json")
@@ -162,7 +163,7 @@ def test_headers_queries_and_paths_of_others_are_refused_or_not_found(
             headers = {"Authorization": f"Bearer {printable}"}
             assert stranger.get("/shares", headers=headers).status_code == 401
     code = quote(text, safe="")
-    public = httpx.get(f"{server.root}{UNITY}/public/data_sharing_activation/{code}", timeout=30)
+    public = plain_http.get(f"{server.root}{UNITY}/public/data_sharing_activation/{code}", timeout=30)
     assert public.status_code in (400, 404)
     assert untouched(client) == before
 

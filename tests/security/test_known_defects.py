@@ -34,6 +34,7 @@ from lakeshare_server.errors import BadRequest
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import load_key
 from lakeshare_server.storage.locations import parse_location
+from tests.builders import plain_http
 from tests.builders.database_schema import open_migrated
 from tests.builders.lake_tables import a_delta_table, an_iceberg_table, some_rows
 from tests.builders.sharing import Provider, Running, a_provider, a_server, files, lines
@@ -50,7 +51,7 @@ HELD: dict[int, tuple[str, ...]] = {
     17: ("integration/test_iceberg_matrix.py::each_version_has_the_columns_of_its_snapshot",),
     19: ("unit/server/tables/test_index_iceberg.py::types_that_delta_cannot_say_are_refused_by_column",),
     27: ("contract/test_conformance.py::our_server_keeps_every_promise_of_the_protocol",),
-    35: ("e2e/browser/test_portal_page.py::a_profile_opens_what_its_recipient_may_read",),
+    35: ("e2e/browser/test_pages.py::a_profile_opens_what_its_recipient_may_read",),
     33: ("unit/server/storage/test_signing_sessions.py::keys_that_have_ended_sign_nothing",),
 }
 
@@ -122,7 +123,7 @@ def rows_of(answer: httpx.Response) -> list[int]:
     """The numbers in the files of an answer."""
     found: list[int] = []
     for file in files(answer):
-        found += pq.read_table(pa.BufferReader(httpx.get(file["url"]).content)).column("n").to_pylist()
+        found += pq.read_table(pa.BufferReader(plain_http.get(file["url"]).content)).column("n").to_pylist()
     return sorted(found)
 
 
@@ -152,7 +153,7 @@ def test_every_number_has_a_test() -> None:
 def test_2_a_recipient_administers_nothing(server: Running, bob: str) -> None:
     root = server.url.removesuffix("/delta-sharing")
     with httpx.Client(
-        base_url=f"{root}/api/2.1/unity-catalog", headers={"Authorization": f"Bearer {bob}"}
+        verify=False, base_url=f"{root}/api/2.1/unity-catalog", headers={"Authorization": f"Bearer {bob}"}
     ) as admin:
         for path in ("/shares", "/recipients", "/shares/open/permissions"):
             assert admin.get(path).status_code == 401
@@ -247,7 +248,7 @@ def test_17_18_20_21_22_an_iceberg_table_is_told_as_it_is(client: httpx.Client) 
     )
     assert answer[1]["metaData"]["partitionColumns"] == ["day"]
     for file in (line["file"] for line in answer[2:]):
-        content = httpx.get(file["url"]).content
+        content = plain_http.get(file["url"]).content
         assert file["size"] == len(content)
         assert re.fullmatch(r"2013-01-0\d", file["partitionValues"]["day"])
         told = json.loads(file["stats"])

@@ -10,6 +10,7 @@ import pytest
 
 from lakeshare_server.errors import NotFound
 from lakeshare_server.routes.files import open_file
+from tests.builders import plain_http
 from tests.builders.lake_tables import an_iceberg_table
 from tests.builders.sharing import Provider, a_provider, a_server, lines
 from tests.builders.written_log import FEED, WrittenLog, metadata, protocol
@@ -81,7 +82,7 @@ def signed(provider: Provider) -> list[httpx.Response]:
         answers = [client.post(f"{TABLE}/query", json={}), client.get(f"{TABLE}/changes?startingVersion=0")]
         found = [url for answer in answers for line in lines(answer) for url in urls_in(line)]
         assert found
-        return [httpx.get(url) for url in found]
+        return [plain_http.get(url) for url in found]
 
 
 def urls_in(value: Any) -> list[str]:
@@ -135,8 +136,8 @@ def test_a_data_file_of_an_iceberg_table_behind_a_link_is_not_served(tmp_path: P
     with a_server(provider) as server, server.client(provider.recipient()) as client:
         urls = [url for line in lines(client.post(f"{TABLE}/query", json={})) for url in urls_in(line)]
         assert urls
-        assert {httpx.get(url).status_code for url in urls} == {404}
-        preview = httpx.get(
+        assert {plain_http.get(url).status_code for url in urls} == {404}
+        preview = plain_http.get(
             server.url.replace("/delta-sharing", "/portal/api/tables/flights/lake/orders/preview"),
             headers=client.headers,
         )

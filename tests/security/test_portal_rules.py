@@ -10,6 +10,7 @@ from sqlalchemy import select
 
 from lakeshare_server.catalog.models import AuditRow
 from lakeshare_server.catalog.sharing import create_recipient, editing, issue_token
+from tests.builders import plain_http
 from tests.builders.grants import alter_shared, grant_to
 from tests.builders.offered_lake import OfferedLake, an_offered_lake
 
@@ -26,7 +27,7 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OfferedLake]:
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
-    with httpx.Client(timeout=30) as made:
+    with httpx.Client(verify=False, timeout=30) as made:
         yield made
 
 
@@ -126,8 +127,8 @@ def test_looks_are_in_the_audit_log_with_what_was_shown(tmp_path_factory: pytest
             headers = {"Authorization": f"Bearer {issue_token(edit, 'audited').secret}"}
         grant_to(lake.provider, "audited", "flights")
         path = f"{lake.root}/portal/api/shares/flights/schemas/lake/tables/flights/preview"
-        assert httpx.get(path, headers=headers, params={"limit": 30}).is_success
-        assert httpx.get(path.replace("flights", "trade"), headers=headers).status_code == 404
+        assert plain_http.get(path, headers=headers, params={"limit": 30}).is_success
+        assert plain_http.get(path.replace("flights", "trade"), headers=headers).status_code == 404
         catalog = lake.provider.catalog
     with catalog.reading() as session:
         rows = session.scalars(select(AuditRow).where(AuditRow.action == "portal_preview"))

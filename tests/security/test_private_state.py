@@ -5,7 +5,6 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
@@ -13,6 +12,7 @@ from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.session import prepare_folders
 from lakeshare_server.catalog import AuditLog, open_catalog
 from lakeshare_server.settings import make_private
+from tests.builders import plain_http
 from tests.builders.lake_tables import an_iceberg_table
 from tests.builders.server_process import a_process
 from tests.builders.sharing import FLIGHTS, a_provider, a_provider_of_flights
@@ -46,7 +46,7 @@ def test_the_state_of_a_server_is_its_own_users(tmp_path: Path) -> None:
     token = provider.recipient()
     with a_process(provider) as (process, url):
         headers = {"Authorization": f"Bearer {token}"}
-        assert httpx.post(f"{url}{FLIGHTS}/query", headers=headers).status_code == 200
+        assert plain_http.post(f"{url}{FLIGHTS}/query", headers=headers).status_code == 200
         state = provider.settings.state_dir
         assert mode(state) == 0o700
         files = {path.relative_to(state): mode(path) for path in state.rglob("*")}

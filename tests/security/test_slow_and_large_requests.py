@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit
 
-import httpx
 import pytest
 
 from lakeshare_server.routes.responses import MAX_HEAD_BYTES
+from tests.builders import plain_http
 from tests.builders.lake_tables import a_delta_table
 from tests.builders.sharing import FLIGHTS, Provider, Running, a_provider, a_server
 
@@ -82,7 +82,7 @@ def head(server: Running, token: str, *more: str, path: str = f"{FLIGHTS}/query"
 
 
 def polls(server: Running, token: str) -> int:
-    answer = httpx.get(
+    answer = plain_http.get(
         f"{server.url}{FLIGHTS}/version", headers={"Authorization": f"Bearer {token}"}, timeout=PATIENCE_S
     )
     return answer.status_code

@@ -13,6 +13,7 @@ from lakeshare_server.sql.changes import Provider
 from lakeshare_server.sql.grammar import END, get_parser, is_unfinished, parse
 from lakeshare_server.sql.session import SqlSession
 from lakeshare_server.sql.statements import SourcePosition, SqlError, quoted_name, quoted_text
+from tests.builders.campaign import campaign_size
 from tests.builders.sql_sessions import a_lake, a_session, empty, rows
 
 AWKWARD = [
@@ -166,7 +167,12 @@ ALTER GROUP europe ADD RECIPIENT bob; GRANT SELECT ON SHARE sales TO GROUP europ
 CREATE RECIPIENT eve USING OIDC (issuer 'https://issuer.example', subject 'eve');"""
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@pytest.mark.campaign
+@settings(
+    max_examples=campaign_size(in_ci=12, in_campaign=500),
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
 @given(st.lists(statements(), min_size=1, max_size=6))
 def test_any_statement_is_done_or_refused_and_the_catalog_stays_readable(
     lake: Provider, script: list[str]

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
-import httpx
 import pytest
 
 from lakeshare_server.catalog import SharedTable, share_table
@@ -20,6 +19,7 @@ from lakeshare_server.catalog.sharing import (
     revoke_token,
     rotate_token,
 )
+from tests.builders import plain_http
 from tests.builders.credentials import OAUTH, Known, a_recipient, ask_token
 from tests.builders.grants import alter_shared
 from tests.builders.lake_tables import FIRST_DAY
@@ -74,12 +74,12 @@ def test_a_url_ends_at_once(provider: Provider, server: Running, ending: str, au
     token = known.secret if authentication == "TOKEN" else ask_token(server, known).json()["access_token"]
     other = a_recipient(provider, f"other {ending} {authentication}".replace(" ", "-"))
     url, others = first_url(server, token), first_url(server, other.secret)
-    assert httpx.get(url).status_code == 200
+    assert plain_http.get(url).status_code == 200
     ENDINGS[ending](provider, known)
     for method in ("GET", "HEAD"):
-        assert httpx.request(method, url).status_code == 403
-    assert httpx.get(url, headers={"Range": "bytes=0-3"}).json()["errorCode"] == "PERMISSION_DENIED"
-    assert httpx.get(others).status_code == 200
+        assert plain_http.request(method, url).status_code == 403
+    assert plain_http.get(url, headers={"Range": "bytes=0-3"}).json()["errorCode"] == "PERMISSION_DENIED"
+    assert plain_http.get(others).status_code == 200
 
 
 @pytest.mark.parametrize("ending", ["recipient", "grant", "token"])
@@ -95,8 +95,8 @@ def test_a_url_ends_at_the_time_that_was_set_before(provider: Provider, server: 
         with editing(provider.catalog, "tests") as edit:
             token = rotate_token(edit, known.state.name, expires_at=ends_at).secret
     url = first_url(server, token)
-    assert httpx.get(url).status_code == 200
-    wait_until(lambda: httpx.get(url).status_code == 403)
+    assert plain_http.get(url).status_code == 200
+    wait_until(lambda: plain_http.get(url).status_code == 403)
     assert datetime.now(UTC) >= ends_at
 
 
@@ -113,7 +113,7 @@ def test_a_url_lives_on_over_publications_and_changes_of_others(provider: Provid
     url = first_url(server, known.secret)
     a_recipient(provider, "newcomer")
     edited(provider, alter_recipient, known.state.name, comment="still here")
-    assert httpx.get(url).status_code == 200
+    assert plain_http.get(url).status_code == 200
 
 
 def test_a_url_shows_neither_names_nor_places_of_the_provider(provider: Provider, server: Running) -> None:
@@ -132,6 +132,6 @@ def test_a_url_ends_when_the_table_is_no_longer_shared(provider: Provider, serve
         lambda: edited(provider, remove_table, "byhand", "lake", "flights"),
     ):
         url = first_url(server, known.secret, "byhand")
-        assert httpx.get(url).status_code == 200
+        assert plain_http.get(url).status_code == 200
         change()
-        assert httpx.get(url).status_code == 403
+        assert plain_http.get(url).status_code == 403

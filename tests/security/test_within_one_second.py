@@ -1,4 +1,4 @@
-"""What a provider changes holds for the next request in each of four workers: a client in a loop sees it at once."""
+"""What a provider changes holds for the next request in each of two workers: a client in a loop sees it at once."""
 
 import os
 import subprocess
@@ -26,14 +26,14 @@ from tests.builders.credentials import OAUTH, Known, a_recipient, ask_token
 from tests.builders.lake_tables import FIRST_DAY
 from tests.builders.sharing import FLIGHTS, Provider, Running, a_provider_of_flights
 
-WORKERS = 4
+WORKERS = 2
 ONE_SECOND = 1.0
 PATIENCE_S = 60
 
 
 @dataclass(frozen=True)
 class Workers:
-    """A server with four workers, and one connection to each of them."""
+    """A server with two workers, and one connection to each of them."""
 
     provider: Provider
     running: Running

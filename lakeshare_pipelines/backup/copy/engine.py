@@ -301,7 +301,9 @@ class Ledger:
         self._store.put(f"{self._prefix}{time.time_ns():020}-{uuid4().hex[:8]}.parquet", content.getvalue())
 
     def rows(self, *, newest_first: bool = False) -> Iterator[pa.RecordBatch]:
-        keys = sorted((file.key for file in self._store.list(self._prefix)), reverse=newest_first)
+        # SeaweedFS keeps an empty object of a writer that was killed before it sent the content.
+        files = (file for file in self._store.list(self._prefix) if file.size_bytes)
+        keys = sorted((file.key for file in files), reverse=newest_first)
         for key in keys:
             yield from pq.read_table(io.BytesIO(self._store.read(key)), schema=LEDGER).to_batches()
 

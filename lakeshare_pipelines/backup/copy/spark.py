@@ -263,7 +263,7 @@ class _PortionProgress:
 
     def poll(self) -> None:
         for file in self.store.list(self.portions.prefix):
-            if "/ledger/" in file.key and file.key not in self.seen:
+            if "/ledger/" in file.key and file.size_bytes and file.key not in self.seen:
                 self.seen.add(file.key)
                 content = io.BytesIO(self.store.read(file.key))
                 rows = pq.read_table(content, columns=["status", "size_bytes"])

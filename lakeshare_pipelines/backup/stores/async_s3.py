@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from lakeshare_pipelines.backup.stores.store import CREDENTIALS, StoreAddress, make_s3_client
+from lakeshare_pipelines.backup.stores.store import CREDENTIALS, StoreAddress, make_s3_client, make_session
 from lakeshare_pipelines.errors import BackupError, NoResponse
 
 if TYPE_CHECKING:
@@ -188,13 +188,11 @@ class Identity:
     """Credentials from botocore's chain and the endpoint from boto3's configuration, for one address."""
 
     def __init__(self, address: StoreAddress) -> None:
-        import boto3
-
         region, endpoint = None, address.endpoint
         # botocore's credentials have no types.
         self._credentials: Any
         if endpoint:
-            session = boto3.Session(profile_name=address.profile, region_name=address.region)
+            session = make_session(address)
             region, self._credentials = session.region_name, session.get_credentials()
         else:
             # Making a client takes long; only it knows AWS's endpoint.
@@ -334,6 +332,10 @@ class _Route:
     host: str
     proxy: str | None
 
+    @property
+    def has_tls(self) -> bool:
+        return any(url.startswith("https:") for url in (self.origin, self.proxy or ""))
+
     @classmethod
     def to(cls, url: str) -> "_Route":
         parts = urlsplit(url)
@@ -457,7 +459,9 @@ class AsyncS3:
         import aiohttp
 
         if not self._sessions:
-            trusted = ssl.create_default_context(cafile=os.environ.get("AWS_CA_BUNDLE"))
+            # Loading the trusted certificates takes longer than several requests.
+            bundle = os.environ.get("AWS_CA_BUNDLE")
+            trusted = ssl.create_default_context(cafile=bundle) if self._route.has_tls else True
             session = aiohttp.ClientSession(
                 # The pace limits the number of connections.
                 connector=aiohttp.TCPConnector(limit=0, ssl=trusted, ttl_dns_cache=60),

@@ -7,6 +7,7 @@ import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -426,14 +427,10 @@ def make_unreachable_error(where: str, error: Exception) -> BackupError:
 
 def make_s3_client(address: StoreAddress, service: str = "s3") -> Any:
     """A boto3 client for the store's endpoint and credentials; path addressing if an endpoint is given."""
-    import boto3
-    import botocore.session
     from botocore.config import Config
     from botocore.handlers import add_expect_header
 
-    core = botocore.session.Session()
-    core.register_component("data_loader", _load_service_models())
-    session = boto3.Session(profile_name=address.profile, region_name=address.region, botocore_session=core)
+    session = make_session(address)
     options: dict[str, Any] = {"addressing_style": "path"} if address.endpoint else {}
     config = Config(
         signature_version="s3v4",
@@ -447,6 +444,24 @@ def make_s3_client(address: StoreAddress, service: str = "s3") -> Any:
     # Written objects are small: `Expect: 100-continue` would cost a round trip for each.
     client.meta.events.unregister("before-call.s3", add_expect_header)
     return client
+
+
+def make_session(address: StoreAddress) -> Any:
+    """A boto3 session for the store's profile and region, which reads the credentials of now."""
+    import boto3
+    import botocore.session
+
+    core = botocore.session.Session(event_hooks=copy(_load_event_handlers()), include_builtin_handlers=False)
+    core.register_component("data_loader", _load_service_models())
+    return boto3.Session(profile_name=address.profile, region_name=address.region, botocore_session=core)
+
+
+@cache
+def _load_event_handlers() -> Any:
+    """botocore's own event handlers, to be copied: registering them takes most of the time of making a session."""
+    import botocore.session
+
+    return botocore.session.Session()._original_handler
 
 
 @cache
@@ -488,9 +503,7 @@ FILE_PROPERTIES = {
 def make_storage_options(address: StoreAddress, default_region: str | None = "us-east-1") -> dict[str, str]:
     if address.kind == FOLDER:
         return {}
-    import boto3
-
-    session = boto3.Session(profile_name=address.profile, region_name=address.region)
+    session = make_session(address)
     region = session.region_name or default_region
     options = {"AWS_REGION": region} if region else {}
     credentials = session.get_credentials()

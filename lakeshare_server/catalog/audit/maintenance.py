@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import orjson
-import pyarrow as pa
-import pyarrow.parquet as pq
 from sqlalchemy import ColumnElement, Select, String, case, delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
@@ -168,15 +166,6 @@ def _merge(usages: Iterable[Usage]) -> list[Usage]:
 
 
 ROWS = 10_000
-INT32, INT64, TIME = pa.int32(), pa.int64(), pa.timestamp("us", "UTC")
-SCHEMA = pa.schema([
-    ("number", INT64), ("at", TIME), ("kind", pa.string()), ("recipient", pa.string()), ("principal", pa.string()),
-    ("action", pa.string()), ("object_name", pa.string()), ("status", INT32), ("error_code", pa.string()),
-    ("version", INT64), ("files", INT64), ("size_bytes", INT64), ("rows", INT64), ("request_id", pa.string()),
-    ("ip", pa.string()), ("user_agent", pa.string()), ("elapsed_ms", INT64),
-    # JSON text: the fields differ between kinds of objects.
-    ("details", pa.string()), ("previous_hash", pa.string()), ("hash", pa.string()),
-])  # fmt: skip
 
 
 def export(events: Iterable[ChainedEvent], path: Path) -> int:
@@ -212,11 +201,24 @@ def _write_lines(events: Iterable[ChainedEvent], path: Path) -> int:
 
 
 def _write_parquet(events: Iterable[ChainedEvent], path: Path) -> int:
+    # The catalog is imported by every command; only this export needs pyarrow.
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    text, int64, time = pa.string(), pa.int64(), pa.timestamp("us", "UTC")
+    schema = pa.schema([
+        ("number", int64), ("at", time), ("kind", text), ("recipient", text), ("principal", text),
+        ("action", text), ("object_name", text), ("status", pa.int32()), ("error_code", text),
+        ("version", int64), ("files", int64), ("size_bytes", int64), ("rows", int64), ("request_id", text),
+        ("ip", text), ("user_agent", text), ("elapsed_ms", int64),
+        # JSON text: the fields differ between kinds of objects.
+        ("details", text), ("previous_hash", text), ("hash", text),
+    ])  # fmt: skip
     count = 0
-    with pq.ParquetWriter(path, SCHEMA) as writer:
+    with pq.ParquetWriter(path, schema) as writer:
         remaining = iter(events)
         while rows := [_row(event) for event in islice(remaining, ROWS)]:
-            writer.write_table(pa.Table.from_pylist(rows, SCHEMA))
+            writer.write_table(pa.Table.from_pylist(rows, schema))
             count += len(rows)
     return count
 

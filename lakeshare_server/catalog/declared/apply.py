@@ -19,7 +19,6 @@ from lakeshare_server.catalog.declared.files import (
     CurrentObject,
     DesiredObject,
     Key,
-    gc_disabled,
     object_key,
     parents,
 )
@@ -38,6 +37,7 @@ from lakeshare_server.catalog.sharing import Edit, FederationPolicy, SharedObjec
 from lakeshare_server.catalog.sharing.editing import LOCAL_OPERATOR, require_name
 from lakeshare_server.catalog.sharing.states import Kind, find_object_row
 from lakeshare_server.errors import BadRequest, CatalogConflict, NotFound
+from lakeshare_server.lazy import gc_disabled
 
 RENAMED = {"name": "new_name"}
 Policies = Mapping[str, Mapping[str, Any]]

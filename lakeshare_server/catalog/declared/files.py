@@ -1,8 +1,6 @@
 """Reads files of `lakeshare apply` together, as desired objects."""
 
-import gc
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -31,6 +29,7 @@ from lakeshare_server.catalog.declared.documents import (
 from lakeshare_server.catalog.ledger import IcebergIdentity, is_location_pattern
 from lakeshare_server.catalog.sharing.editing import Keeper
 from lakeshare_server.errors import DocumentError, LakeshareError
+from lakeshare_server.lazy import gc_disabled
 
 Key = tuple[str, ...]
 
@@ -114,18 +113,6 @@ def parents(key: Key) -> tuple[Key, ...]:
     if kind == "grant":
         return object_key("share", names[0]), (names[1], names[2])
     return ()
-
-
-@contextmanager
-def gc_disabled() -> Iterator[None]:
-    """Disables GC while many objects are read that all stay: it took three quarters of the time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 ENDINGS = (".yaml", ".yml")

@@ -14,9 +14,10 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -82,17 +83,22 @@ def recorded_sources() -> dict[str, str]:
 
 def sources() -> dict[str, str]:
     """The engines' versions, and a digest of every statement and number in the builders, whatever their names are."""
-    builders = hashlib.sha256()
-    for family in FAMILIES:
-        assert family.__file__ is not None
-        for literal in _literals(ast.parse(Path(family.__file__).read_text("utf-8"))):
-            builders.update(f"{literal!r}\n".encode())
     versions = {name: importlib.metadata.version(name) for name in ("pyspark", "deltalake")}
     return {
         **versions,
         "delta-spark": load_pinned_jars()["delta-spark"].coordinate,
-        "builders": builders.hexdigest(),
+        "builders": digest_of_literals(FAMILIES),
     }
+
+
+def digest_of_literals(modules: Iterable[ModuleType]) -> str:
+    """A digest of every statement and number in some modules."""
+    digest = hashlib.sha256()
+    for module in modules:
+        assert module.__file__ is not None
+        for literal in _literals(ast.parse(Path(module.__file__).read_text("utf-8"))):
+            digest.update(f"{literal!r}\n".encode())
+    return digest.hexdigest()
 
 
 def _literals(node: ast.AST) -> Iterator[object]:

@@ -109,7 +109,11 @@ def serving(
         followed.add(f"lake.{name}", table.location, NEVER_S)
     provider.share(*(f"lake.{name}" for name in tables), share=SHARE)
     token = provider.recipient(shares=(SHARE,))
-    with a_server(provider) as running, running.client(token) as client, httpx.Client(timeout=30) as data:
+    with (
+        a_server(provider) as running,
+        running.client(token) as client,
+        httpx.Client(verify=False, timeout=30) as data,
+    ):
         yield Served(store, provider, tables, local, running.profile(token), client, data)
 
 

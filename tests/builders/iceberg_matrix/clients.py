@@ -3,8 +3,9 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import delta_sharing
 import httpx
@@ -92,6 +93,10 @@ class Clients:
             return Outcome(OWN_LIMIT, f"{type(error).__name__}: {error}"[:500])
         return Outcome(ROWS)
 
+    @cached_property
+    def _rest_catalog(self) -> Any:
+        return rest_catalog(self.server, self.token)
+
     def reader(self, table: str, fmt: Format = "delta") -> ProtocolReader:
         """Our own reader; in delta format it announces what Spark's connector does."""
         return ProtocolReader(self.client, f"flights.lake.{table}", fmt, self.data)
@@ -125,7 +130,7 @@ class Clients:
         return answer
 
     def _pyiceberg(self, table: str, expected: Rows) -> None:
-        found = rest_catalog(self.server, self.token).load_table(f"lake.{table}").scan().to_arrow()
+        found = self._rest_catalog.load_table(f"lake.{table}").scan().to_arrow()
         same_rows(plain_rows(found, expected), expected, "PyIceberg")
 
     def _spark_iceberg(self, table: str, expected: Rows) -> None:

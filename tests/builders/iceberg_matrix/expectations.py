@@ -1,9 +1,14 @@
-"""What each client makes of each table, as `expected.txt` has it: one line for a table, one column for a client."""
+"""What each client makes of each table, as `expected.txt` has it, and the stated fixes of the tables refused.
+
+`expected.txt` has one line for a table and one column for a client.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests.builders.iceberg_matrix import TABLES
 from tests.builders.iceberg_matrix.clients import NAMES, OWN_LIMIT, ROWS
+from tests.builders.iceberg_matrix.plan import COMPACT, COMPACT_DELETES, Step
 
 NOBODY = "nobody"
 
@@ -31,3 +36,28 @@ def refusals(cells: Mapping[str, str]) -> list[str]:
 def is_for_nobody(cells: Mapping[str, str]) -> bool:
     """Whether the publication itself is refused."""
     return len(refusals(cells)) == 1 and set(cells.values()) == set(refusals(cells))
+
+
+EXPECTED = expectations()
+# The stated fix by its code, where it does not depend on the columns of the table; otherwise it is in the plan.
+FIXES: Mapping[str, Step] = {
+    **dict.fromkeys(("RENAMED_COLUMNS", "WIDENED_TYPES", "FILES_WITHOUT_IDS", "COLUMN_DEFAULTS"), COMPACT),
+    "PARTITION_VALUES_NOT_IN_FILES": COMPACT,
+    "ROW_LEVEL_DELETES": COMPACT_DELETES,
+}
+# Of the stories of deletes, which all have one fix, the longest.
+LONG_STORIES = (
+    *("v2_partitioned_anew", "v3_many_generations", "v2_upgraded", "v3_nothing_left"),
+    "v2_equality_and_positions",
+)
+FIXED = [
+    name
+    for name, cells in EXPECTED.items()
+    if refusals(cells) and (refusals(cells) != ["ROW_LEVEL_DELETES"] or name in LONG_STORIES)
+]
+"""Tables that are fixed and read again."""
+
+
+def fix_of(name: str) -> tuple[Step, ...]:
+    """The steps of the fix that the refusals of a table state."""
+    return TABLES[name].fix or tuple(dict.fromkeys(FIXES[code] for code in refusals(EXPECTED[name])))

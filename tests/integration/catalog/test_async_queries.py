@@ -241,14 +241,14 @@ def test_one_submission_that_comes_in_many_times_at_once_is_one_query(queries: A
     assert len(set(found)) == 1
 
 
-def test_the_workers_of_several_processes_never_take_the_same_query(
+def test_the_workers_of_two_processes_never_take_the_same_query(
     queries: AsyncQueries, catalog_url: str
 ) -> None:
     submitted = {submit(queries, idempotency_key=f"k{number}").id for number in range(40)}
     command = [sys.executable, "-m", "tests.builders.ledger_process", "claim-all", catalog_url]
-    workers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    workers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     taken = [worker.communicate(timeout=120)[0].split() for worker in workers]
-    assert [worker.returncode for worker in workers] == [0, 0, 0]
+    assert [worker.returncode for worker in workers] == [0, 0]
     assert sorted(query for each in taken for query in each) == sorted(submitted)
 
 

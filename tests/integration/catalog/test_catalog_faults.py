@@ -11,13 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from sqlalchemy import event, select, text
 from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog import Catalog, FollowedTables, Ledger, database, open_catalog
 from lakeshare_server.errors import BadRequest, Unavailable
+from tests.builders import plain_http
 from tests.builders.publications import a_publication
 from tests.builders.sharing import a_provider, a_server
 from tests.integration.postgres_server import PostgresServer
@@ -107,7 +107,7 @@ def test_callers_learn_nothing_of_a_database_that_does_not_answer(
     with a_server(provider) as server, server.client(None) as stranger:
         postgres.drop_database(plain)
         asked = stranger.get("/shares")
-        ready = httpx.get(f"{server.url.removesuffix('/delta-sharing')}/readyz")
+        ready = plain_http.get(f"{server.url.removesuffix('/delta-sharing')}/readyz")
     told = "the catalog does not answer. Try again; the server's log says why."
     assert (asked.status_code, asked.json()["message"]) == (503, told)
     assert (ready.status_code, ready.json()["reasons"]) == (503, [told])

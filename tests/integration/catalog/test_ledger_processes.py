@@ -1,18 +1,22 @@
 """Several processes open, migrate and append to one catalog at once; nothing is lost, doubled or skipped."""
 
-import subprocess
-import sys
-
 from lakeshare_server.catalog import Ledger, open_catalog
+from tests.builders.forks import FORKS
+from tests.builders.ledger_process import append
 
 PROCESSES = 4
 RUNS = 15
 
 
 def test_processes_that_start_together_share_one_dense_ledger(empty_url: str) -> None:
-    command = [sys.executable, "-m", "tests.builders.ledger_process", "append", empty_url]
-    writers = [subprocess.Popen([*command, f"w{number}", str(RUNS)]) for number in range(PROCESSES)]
-    assert [writer.wait(120) for writer in writers] == [0] * PROCESSES
+    writers = [
+        FORKS.Process(target=append, args=(empty_url, f"w{number}", str(RUNS))) for number in range(PROCESSES)
+    ]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(120)
+    assert [writer.exitcode for writer in writers] == [0] * PROCESSES
 
     ledger = Ledger(open_catalog(empty_url))
     for table in ("a.x", "a.y"):

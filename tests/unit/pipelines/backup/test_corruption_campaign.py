@@ -8,6 +8,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from random import Random
 
 import pyarrow as pa
@@ -29,7 +30,7 @@ from tests.builders.campaign import campaign_size
 from tests.builders.lake_tables import IcebergTable, a_delta_table, append_delta
 
 ONE, TWO, THREE = "2099-12-29", "2099-12-30", "2099-12-31"
-CASES, AT_ONCE = campaign_size(in_ci=25, in_campaign=500), 125
+CASES, AT_ONCE = campaign_size(in_ci=10, in_campaign=500), 125
 Rows = list[tuple[int, str]]
 KINDS = {
     "data": "objects/**/*.parquet",
@@ -78,7 +79,7 @@ class Case:
     def points(self) -> Points:
         return Points(self.lake.backup)
 
-    @property
+    @cached_property
     def settings(self) -> LakeSettings:
         return LakeSettings(_env_file=None, state_dir=self.lake.base / "state")
 

@@ -1,12 +1,14 @@
 """The table of expectations is what the installed Great Expectations takes, no more."""
 
-import great_expectations.expectations as gx
 import pytest
 
 from lakeshare_pipelines.contracts.model import EXPECTATIONS, make_rule_name
 
 
 def class_of(expectation: str) -> type:
+    # Imported here, because every worker of a test run collects this file.
+    import great_expectations.expectations as gx
+
     return getattr(gx, "".join(word.capitalize() for word in expectation.split("_")))
 
 
@@ -19,7 +21,7 @@ def test_an_expectation_and_its_arguments_exist(expectation: str) -> None:
     assert set(known.one_of) <= set(known.optional)
 
 
-def test_a_name_tells_expectation_and_columns() -> None:
+def test_a_name_has_expectation_and_columns() -> None:
     assert (
         make_rule_name("expect_column_values_to_not_be_null", {"column": "tailnum"})
         == "expect_column_values_to_not_be_null__tailnum"

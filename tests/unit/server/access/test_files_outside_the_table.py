@@ -12,6 +12,7 @@ from lakeshare_server.access.allowed_locations import require_own_stores
 from lakeshare_server.catalog import SharedTable, share_table
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.settings import ServerSettings
+from tests.builders import plain_http
 from tests.builders.lake_tables import a_delta_table, some_rows
 from tests.builders.sharing import a_provider, a_server, lines
 
@@ -39,7 +40,7 @@ def answer_of(folder: Path, named: Path | str, **settings: Any) -> tuple[httpx.R
     with a_server(provider) as server, server.client(token) as client:
         answers = client.post(QUERY), client.post(QUERY, json={"startingVersion": 0})
         for answer in answers:
-            answer.extensions["bytes"] = [httpx.get(url) for url in urls(answer)]
+            answer.extensions["bytes"] = [plain_http.get(url) for url in urls(answer)]
     return answers
 
 

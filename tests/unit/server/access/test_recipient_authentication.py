@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import delta_sharing
-import httpx
 import pytest
 from sqlalchemy import select
 
@@ -25,6 +24,7 @@ from lakeshare_server.catalog.sharing import (
     states,
 )
 from lakeshare_server.settings import ICEBERG_PATH
+from tests.builders import plain_http
 from tests.builders.credentials import OAUTH, OIDC, Known, a_policy, a_recipient, ask_token
 from tests.builders.lake_tables import a_delta_table
 from tests.builders.oidc_issuer import AnIssuer, an_issuer
@@ -70,7 +70,7 @@ def rows_read_with(profile: dict[str, object], folder: Path) -> int:
 
 def listed(server: Running, header: str | None) -> int:
     headers = {} if header is None else {"Authorization": header}
-    return httpx.get(f"{server.url}/shares", headers=headers, timeout=30).status_code
+    return plain_http.get(f"{server.url}/shares", headers=headers, timeout=30).status_code
 
 
 def basic(name: str, password: str) -> str:
@@ -119,7 +119,7 @@ def test_basic_takes_the_name_or_id_of_the_recipient_and_its_token(
 @pytest.mark.parametrize("header", [None, "", "Bearer", "Digest x", "Negotiate abc", "bearer\tx"])
 def test_without_a_credential_one_is_asked_for(server: Running, header: str | None) -> None:
     headers = {} if header is None else {"Authorization": header}
-    answer = httpx.get(f"{server.url}/shares", headers=headers)
+    answer = plain_http.get(f"{server.url}/shares", headers=headers)
     assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
     assert "Authorization: Bearer" in answer.json()["message"]
 
@@ -146,7 +146,7 @@ def test_an_access_token_is_given_as_the_standard_says(provider: Provider, serve
     }
     root = server.url.removesuffix("/delta-sharing")
     for url in (f"{server.url}/oauth/token", f"{root}{ICEBERG_PATH}/v1/oauth/tokens"):
-        token = httpx.post(url, data=in_body).json()["access_token"]
+        token = plain_http.post(url, data=in_body).json()["access_token"]
         assert listed(server, f"Bearer {token}") == 200
 
 
@@ -169,7 +169,7 @@ def test_what_is_wrong_with_a_request_for_a_token_is_said_in_the_words_of_the_st
         ({"headers": {"Authorization": "Basic ???"}, "data": grant}, 401, "invalid_client"),
     ]
     for request, status, error in asked:
-        answer = httpx.post(url, **request)
+        answer = plain_http.post(url, **request)
         assert (answer.status_code, answer.json()["error"]) == (status, error), answer.text
         assert answer.json()["error_description"]
 
@@ -275,7 +275,7 @@ def test_an_issuer_that_is_silent_is_503_and_its_recipient_comes_back_with_it(
         a_recipient(provider, "silent", OIDC)
         # No setting names this host, so it is not reached.
         a_policy(provider, "silent", issuer.url)
-        answer = httpx.get(f"{server.url}/shares", headers={"Authorization": f"Bearer {issuer.token()}"})
+        answer = plain_http.get(f"{server.url}/shares", headers={"Authorization": f"Bearer {issuer.token()}"})
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
         assert issuer.asked == []
 

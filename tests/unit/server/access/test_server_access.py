@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import Engine, event
 
 from lakeshare_server.catalog import DeclaredShare, Recipients, SharedTable, apply_shares
+from tests.builders import plain_http
 from tests.builders.lake_tables import a_delta_table, an_iceberg_table, append_delta, some_rows
 from tests.builders.sharing import FLIGHTS, Provider, Running, a_provider, a_server, files
 
@@ -106,7 +107,7 @@ def test_no_valid_token_is_401_before_anything_else(
 ) -> None:
     headers = {} if header is None else {"Authorization": header.encode()}
     answers = [
-        httpx.request(method, server.url + filled(path, share), headers=headers)
+        plain_http.request(method, server.url + filled(path, share), headers=headers)
         for share in ("mine", "nobody")
     ]
     for answer in answers:
@@ -118,7 +119,7 @@ def test_no_valid_token_is_401_before_anything_else(
 
 def test_a_bad_body_of_somebody_unknown_is_still_401(server: Running) -> None:
     path = filled(CALLS[6][1], "mine")
-    assert httpx.post(server.url + path, content=b"{").status_code == 401
+    assert plain_http.post(server.url + path, content=b"{").status_code == 401
 
 
 @pytest.mark.parametrize("end", ["revoked", "rotated", "expired"])
@@ -140,7 +141,7 @@ def test_access_ends_with_the_next_request(provider: Provider, server: Running, 
 
 def test_the_scheme_may_be_written_in_any_case(provider: Provider, server: Running) -> None:
     token = provider.recipient("loud", ("mine",))
-    answer = httpx.get(server.url + "/shares", headers={"Authorization": f"BEARER  {token}"})
+    answer = plain_http.get(server.url + "/shares", headers={"Authorization": f"BEARER  {token}"})
     assert answer.status_code == 200
 
 

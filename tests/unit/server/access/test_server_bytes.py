@@ -16,6 +16,7 @@ from lakeshare_server.access.table_access import TableViews
 from lakeshare_server.catalog import Credentials
 from lakeshare_server.storage import LocalSigner, Stores, load_key
 from lakeshare_server.versions import Versions
+from tests.builders import plain_http
 from tests.builders.sharing import Provider, Running, a_provider, a_server
 
 CONTENT = bytes(range(256)) * 10_000
@@ -65,7 +66,7 @@ def signed(provider: Provider, server: Running, path: Path, life_s: float = 60) 
 
 
 def test_get_gives_the_whole_file(url: str) -> None:
-    answer = httpx.get(url)
+    answer = plain_http.get(url)
     assert answer.status_code == 200
     assert answer.content == CONTENT
     assert answer.headers["accept-ranges"] == "bytes"
@@ -73,7 +74,7 @@ def test_get_gives_the_whole_file(url: str) -> None:
 
 
 def test_head_gives_the_size_and_nothing_else(url: str) -> None:
-    answer = httpx.head(url)
+    answer = plain_http.head(url)
     assert answer.status_code == 200
     assert int(answer.headers["content-length"]) == SIZE
     assert answer.content == b""
@@ -93,7 +94,7 @@ def test_head_gives_the_size_and_nothing_else(url: str) -> None:
     ],
 )
 def test_a_range_gives_206_and_those_bytes(url: str, asked: str, start: int, end: int) -> None:
-    answer = httpx.get(url, headers={"Range": asked})
+    answer = plain_http.get(url, headers={"Range": asked})
     assert answer.status_code == 206
     assert answer.content == CONTENT[start:end]
     assert answer.headers["content-range"] == f"bytes {start}-{end - 1}/{SIZE}"
@@ -102,7 +103,7 @@ def test_a_range_gives_206_and_those_bytes(url: str, asked: str, start: int, end
 
 @pytest.mark.parametrize("asked", [f"bytes={SIZE}-", f"bytes={SIZE}-{SIZE + 5}", "bytes=-0"])
 def test_a_range_outside_the_file_gives_416_and_the_size(url: str, asked: str) -> None:
-    answer = httpx.get(url, headers={"Range": asked})
+    answer = plain_http.get(url, headers={"Range": asked})
     assert answer.status_code == 416
     assert answer.headers["content-range"] == f"bytes */{SIZE}"
     assert answer.json()["errorCode"] == "INVALID_PARAMETER_VALUE"
@@ -112,23 +113,23 @@ def test_a_range_outside_the_file_gives_416_and_the_size(url: str, asked: str) -
     "asked", ["bytes=5-3", "bytes=", "bytes=-", "lines=0-1", "bytes=0-1,4-5", "nonsense", ""]
 )
 def test_a_range_that_is_none_gives_the_whole_file(url: str, asked: str) -> None:
-    answer = httpx.get(url, headers={"Range": asked})
+    answer = plain_http.get(url, headers={"Range": asked})
     assert answer.status_code == 200
     assert len(answer.content) == SIZE
 
 
 def test_a_range_of_a_file_that_changed_gives_the_whole_new_file(url: str) -> None:
-    etag = httpx.head(url).headers["etag"]
-    same = httpx.get(url, headers={"Range": "bytes=0-3", "If-Range": etag})
-    other = httpx.get(url, headers={"Range": "bytes=0-3", "If-Range": '"older"'})
+    etag = plain_http.head(url).headers["etag"]
+    same = plain_http.get(url, headers={"Range": "bytes=0-3", "If-Range": etag})
+    other = plain_http.get(url, headers={"Range": "bytes=0-3", "If-Range": '"older"'})
     assert (same.status_code, other.status_code) == (206, 200)
 
 
 def test_an_empty_file_is_served(provider: Provider, server: Running, folder: Path) -> None:
     (folder / "empty").write_bytes(b"")
     url = signed(provider, server, folder / "empty")
-    assert httpx.get(url).content == b""
-    assert httpx.get(url, headers={"Range": "bytes=0-"}).status_code == 416
+    assert plain_http.get(url).content == b""
+    assert plain_http.get(url, headers={"Range": "bytes=0-"}).status_code == 416
 
 
 @pytest.mark.parametrize(
@@ -174,7 +175,7 @@ def test_nothing_is_served_without_a_signature(server: Running, path: str) -> No
 
 def test_an_ended_url_is_denied(provider: Provider, server: Running, folder: Path) -> None:
     (folder / "late").write_bytes(b"x")
-    answer = httpx.get(signed(provider, server, folder / "late", life_s=-1))
+    answer = plain_http.get(signed(provider, server, folder / "late", life_s=-1))
     assert answer.status_code == 403
     assert "expired" in answer.json()["message"]
 
@@ -184,7 +185,7 @@ def test_what_is_gone_or_no_file_is_not_found_and_no_path_is_told(
 ) -> None:
     os.mkfifo(folder / "pipe")
     for path in (folder / "gone.parquet", folder, folder / "pipe"):
-        answer = httpx.get(signed(provider, server, path), timeout=10)
+        answer = plain_http.get(signed(provider, server, path), timeout=10)
         assert answer.status_code == 404
         assert str(folder.parent) not in answer.text
 
@@ -193,7 +194,7 @@ def test_a_folder_in_a_files_place_keeps_nothing_open(
     provider: Provider, server: Running, folder: Path
 ) -> None:
     url = signed(provider, server, folder)
-    with httpx.Client() as client:
+    with httpx.Client(verify=False) as client:
         client.get(url)
         before = open_files()
         for _ in range(40):
@@ -207,11 +208,11 @@ def open_files() -> int:
 
 def test_other_methods_are_refused(url: str) -> None:
     for method in ("POST", "PUT", "DELETE"):
-        assert httpx.request(method, url).status_code == 405
+        assert plain_http.request(method, url).status_code == 405
 
 
 def test_a_client_that_leaves_early_disturbs_nobody(url: str) -> None:
     for _ in range(5):
-        with httpx.stream("GET", url) as answer:
+        with plain_http.stream("GET", url) as answer:
             next(answer.iter_raw(10))
-    assert httpx.get(url, headers={"Range": "bytes=0-3"}).content == CONTENT[:4]
+    assert plain_http.get(url, headers={"Range": "bytes=0-3"}).content == CONTENT[:4]

@@ -1,6 +1,10 @@
-"""The server as a process: ready when it says so, truthful about its health, and gone in order when told to stop."""
+"""The server as a process: ready when it is announced, right about its health, and ended in order when stopped.
+
+Several workers of one server: tests/unit/server/catalog/test_event_process.py.
+"""
 
 import asyncio
+import os
 import signal
 import socket
 from collections.abc import Callable
@@ -11,12 +15,15 @@ from typing import Any
 import httpx
 import pytest
 from sqlalchemy import text
+from uvicorn.supervisors import Multiprocess
 
-from lakeshare_server.app import create_app, make_server
+from lakeshare_server.app import create_app, make_server, serve
 from lakeshare_server.errors import Unavailable
 from lakeshare_server.protocol.lines import PIECE_ROWS
+from lakeshare_server.routes.health import WORKERS_FOLDER
 from lakeshare_server.storage import SigningSession
 from lakeshare_server.storage.stores import LocalStore
+from tests.builders.commands import Runner
 from tests.builders.events import newest_requests
 from tests.builders.lake_tables import a_delta_table, an_iceberg_table, append_delta, some_rows
 from tests.builders.server_process import a_process
@@ -42,39 +49,39 @@ def provider(tmp_path: Path) -> Provider:
     return a_provider_of_flights(tmp_path)
 
 
-def test_a_stopped_process_has_answered_and_written_everything(provider: Provider) -> None:
+def test_a_stopped_process_has_answered_and_written_everything_and_its_urls_are_good_at_another(
+    provider: Provider,
+) -> None:
     token = provider.recipient()
-    with a_process(provider) as (process, url):
-        with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=30) as client:
-            for _ in range(20):
-                assert len(files(client.post(f"{FLIGHTS}/query"))) == 3
+    with a_process(provider) as (process, one), a_process(provider) as (_, other):
+        with httpx.Client(base_url=one, headers={"Authorization": f"Bearer {token}"}, timeout=30) as client:
+            answers = [files(client.post(f"{FLIGHTS}/query")) for _ in range(20)]
+        assert [len(answer) for answer in answers] == [3] * 20
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) in (0, -signal.SIGTERM)
-    events = newest_requests(provider.catalog, 100)
+        # Before the other process records a request.
+        events = newest_requests(provider.catalog, 100)
+        url = answers[0][0]["url"]
+        assert url.startswith(one)
+        assert httpx.get(url.replace(one, other)).status_code == 200
     assert sorted(event.kind for event in events) == ["end"] * 20 + ["request"] * 20
 
 
-def test_urls_of_one_process_are_good_at_another(provider: Provider) -> None:
-    token = provider.recipient()
-    with a_process(provider) as (_, one), a_process(provider) as (_, other):
-        answer = httpx.post(
-            one + f"{FLIGHTS}/query", headers={"Authorization": f"Bearer {token}"}, timeout=30
-        )
-        url = files(answer)[0]["url"]
-        assert url.startswith(one)
-        assert httpx.get(url.replace(one, other)).status_code == 200
-
-
-def test_a_port_that_is_taken_is_said_in_a_sentence(provider: Provider) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        with a_process(provider, "--port", port) as (process, _):
-            assert process.wait(30) == 1
-            assert process.stderr is not None
-            said = process.stderr.read()
-    assert f"cannot listen on 127.0.0.1:{port}" in said
-    assert "LAKESHARE_PORT" in said
-    assert "Traceback" not in said
+def test_a_port_that_is_taken_is_said_in_a_sentence(
+    provider: Provider, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LAKESHARE_STATE_DIR", str(provider.settings.state_dir))
+    mask = os.umask(0o077)  # `serve` sets it for its process
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = str(taken.getsockname()[1])
+            ended = Runner(monkeypatch, capsys).ended("serve", "--port", port)
+    finally:
+        os.umask(mask)
+    assert ended.code == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in ended.errors
+    assert "LAKESHARE_PORT" in ended.errors
+    assert "Traceback" not in ended.errors
 
 
 def test_it_is_not_ready_while_the_catalog_is_not_what_it_needs(provider: Provider) -> None:
@@ -217,15 +224,25 @@ def test_it_does_not_start_without_its_state(provider: Provider, broken: str) ->
         make_server(provider.settings)
 
 
-def test_several_workers_share_one_address_and_end_together(provider: Provider) -> None:
-    token = provider.recipient()
-    with a_process(provider, "--workers", "2") as (process, url):
-        headers = {"Authorization": f"Bearer {token}"}
-        assert len(files(httpx.post(f"{url}{FLIGHTS}/query", headers=headers, timeout=60))) == 3
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(f"{url}/shares", headers=headers)
+def test_a_worker_may_take_half_a_minute_to_start(
+    provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy host: uvicorn replaces workers that do not answer within 5 seconds, even while they import."""
+    limits: list[int] = []
+
+    def note(supervisor: Multiprocess) -> None:
+        limits.append(supervisor.config.timeout_worker_healthcheck)
+
+    monkeypatch.setattr(Multiprocess, "run", note)
+    # `serve` sets the first for its process, and the others for its workers.
+    mask = os.umask(0o077)
+    for name in ("LAKESHARE_HOST", "LAKESHARE_PORT", WORKERS_FOLDER):
+        monkeypatch.setenv(name, "")
+    try:
+        serve(provider.settings.model_copy(update={"port": 0}), workers=2)
+    finally:
+        os.umask(mask)
+    assert limits == [30]
 
 
 @pytest.fixture

@@ -8,8 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-import duckdb
-import polars as pl
 import pyarrow as pa
 import pytest
 from sqlglot.dialects.snowflake import Snowflake
@@ -18,6 +16,7 @@ from sqlglot.tokens import TokenType
 from lakeshare_pipelines.spark.jars import load_pinned_jars
 from lakeshare_server.cli import main
 from lakeshare_server.errors import BadRequest
+from lakeshare_server.lazy import LazyModule
 from lakeshare_server.provider.serveability import ServedTable
 from lakeshare_server.snippets import (
     ENGINES,
@@ -35,6 +34,7 @@ from lakeshare_server.versions import Version
 from tests.builders.lake_tables import a_delta_table, an_iceberg_table, some_rows
 from tests.builders.sharing import Running, a_provider, a_server
 
+duckdb, pl = LazyModule("duckdb"), LazyModule("polars")
 BY_HAND = ("duckdb-sql", "trino", "power-bi", "snowflake")
 SERVED = {
     "python-parquet": Verdict("python-parquet", "Python, parquet format", "parquet"),

@@ -11,6 +11,7 @@ from lakeshare_server.catalog import Catalog
 from lakeshare_server.catalog.declared import export, read_files
 from lakeshare_server.catalog.sharing import alter_share, create_share, editing
 from lakeshare_server.catalog.sharing.editing import is_name
+from tests.builders.campaign import campaign_size
 from tests.builders.database_schema import open_migrated
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=30)
@@ -63,8 +64,13 @@ def with_traps(test):
     return test
 
 
+@pytest.mark.campaign
 @with_traps
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    max_examples=campaign_size(in_ci=20, in_campaign=1000),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    deadline=None,
+)
 @given(comment=TEXT, name=NAMES, value=TEXT)
 def test_what_is_exported_is_read_back(
     catalog: Catalog, tmp_path: Path, comment: str, name: str, value: str

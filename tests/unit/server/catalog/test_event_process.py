@@ -12,6 +12,7 @@ import httpx
 import psutil
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from lakeshare_server.catalog import AuditEvent, AuditLog
 from lakeshare_server.catalog.audit import events_after, import_orphans, log, verify
@@ -33,11 +34,11 @@ def provider(tmp_path: Path) -> Provider:
 
 def recorded(provider: Provider) -> set[str]:
     import_orphans(provider.catalog, provider.settings.audit_dir)
-    return {one.event.request_id for one in events_after(provider.catalog, 0)}
+    return {entry.event.request_id for entry in events_after(provider.catalog, 0)}
 
 
 class Askers:
-    """Clients that poll and query until they are told to stop, and note each reply that begins."""
+    """Clients that poll and query until they are stopped, and note each reply that begins."""
 
     def __init__(self, url: str, token: str) -> None:
         self.ids: list[str] = []
@@ -65,22 +66,13 @@ class Askers:
                 time.sleep(0.01)
 
 
-def test_a_killed_process_loses_no_event_of_a_reply_that_began(provider: Provider) -> None:
-    with a_process(provider) as (process, url):
-        askers = Askers(url, provider.recipient())
-        wait_until(lambda: len(askers.ids) > 150)
-        process.kill()
-        process.wait(PATIENCE_S)
-        askers.stop()
-    assert list(provider.settings.audit_dir.iterdir()) != []
-    assert set(askers.ids) <= recorded(provider)
-    assert verify(provider.catalog).is_sound
-    assert list(provider.settings.audit_dir.iterdir()) == []
-
-
-def test_a_killed_worker_loses_no_event_and_metrics_are_of_all_workers(provider: Provider) -> None:
+def test_a_killed_worker_loses_no_event_and_several_workers_share_one_address_and_end_together(
+    provider: Provider,
+) -> None:
+    """Metrics are of all workers, too."""
+    token = provider.recipient()
     with a_process(provider, "--workers", "2") as (process, url):
-        askers = Askers(url, provider.recipient())
+        askers = Askers(url, token)
         wait_until(lambda: len(askers.ids) > 60)
         victim, *_ = (
             child
@@ -91,15 +83,22 @@ def test_a_killed_worker_loses_no_event_and_metrics_are_of_all_workers(provider:
         before = len(askers.ids)
         wait_until(lambda: len(askers.ids) > before + 20)
         askers.stop()
-        # Whoever is left, or comes in the victim's place, brings its journal into the log.
+        # The worker that is left, or the one in the victim's place, brings its journal into the log.
         wait_until(
-            lambda: set(askers.ids) <= {one.event.request_id for one in events_after(provider.catalog, 0)}
+            lambda: set(askers.ids) <= {entry.event.request_id for entry in events_after(provider.catalog, 0)}
         )
         origin = url.removesuffix("/delta-sharing")
         texts = {httpx.get(f"{origin}/metrics", timeout=PATIENCE_S).text for _ in range(8)}
+        headers = {"Authorization": f"Bearer {token}"}
+        answer = httpx.post(f"{url}{FLIGHTS}/query", headers=headers, timeout=PATIENCE_S)
+        assert len(files(answer)) == 3
         process.send_signal(signal.SIGINT)
-        process.wait(PATIENCE_S)
-    polls = [one.event for one in events_after(provider.catalog, 0) if one.event.action == "table_version"]
+        assert process.wait(PATIENCE_S) == 0
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{url}/shares", headers=headers)
+    polls = [
+        entry.event for entry in events_after(provider.catalog, 0) if entry.event.action == "table_version"
+    ]
     [line] = {line for text in texts for line in text.splitlines() if line.startswith(POLLS)}
     # What was under way when its worker was killed was not counted.
     assert len(polls) - CLIENTS <= float(line.split()[-1]) <= len(polls)
@@ -138,7 +137,7 @@ def test_without_room_for_its_event_a_request_is_refused(
     assert told.count(("request", 200)) == 2
 
 
-def test_metrics_name_nobody_and_are_for_this_host_or_whoever_has_the_token(tmp_path: Path) -> None:
+def test_metrics_have_no_names_and_are_for_this_host_or_the_holder_of_the_token(tmp_path: Path) -> None:
     provider = a_provider_of_flights(tmp_path, telemetry_names=True, metrics_token="s3cret")
     with a_server(provider) as server, server.client(provider.recipient("acme")) as client:
         origin = server.url.removesuffix("/delta-sharing")
@@ -159,7 +158,10 @@ def test_metrics_name_nobody_and_are_for_this_host_or_whoever_has_the_token(tmp_
     assert "acme" not in answer.text
 
 
-def test_spans_go_to_the_collector_of_the_environment_and_name_nobody(provider: Provider) -> None:
+def test_a_killed_process_loses_no_event_of_a_reply_that_began_and_its_spans_are_at_the_collector(
+    provider: Provider,
+) -> None:
+    """Spans go to the collector of the environment and name no recipient."""
     received: list[ExportTraceServiceRequest] = []
 
     class Collector(BaseHTTPRequestHandler):
@@ -173,6 +175,15 @@ def test_spans_go_to_the_collector_of_the_environment_and_name_nobody(provider: 
         def log_message(self, *_: object) -> None:
             pass
 
+    def spans() -> list[Span]:
+        return [
+            span
+            for request in received
+            for group in request.resource_spans
+            for scope in group.scope_spans
+            for span in scope.spans
+        ]
+
     with HTTPServer(("127.0.0.1", 0), Collector) as collector:
         thread = threading.Thread(target=collector.serve_forever)
         thread.start()
@@ -183,31 +194,32 @@ def test_spans_go_to_the_collector_of_the_environment_and_name_nobody(provider: 
         token = provider.recipient("acme")
         with a_process(provider, environment=environment) as (process, url):
             with httpx.Client(
-                base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=30
+                base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=PATIENCE_S
             ) as client:
                 answer = client.post(
                     f"{FLIGHTS}/query", headers={"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01"}
                 )
                 httpx.get(files(answer)[0]["url"])
-            process.send_signal(signal.SIGTERM)
+            wait_until(lambda: {span.name.split()[0] for span in spans()} >= {"GET", "POST"})
+            first = spans()
+            askers = Askers(url, token)
+            wait_until(lambda: len(askers.ids) > 150)
+            process.kill()
             process.wait(PATIENCE_S)
+            askers.stop()
         collector.shutdown()
         thread.join()
-    spans = [
-        span
-        for one in received
-        for group in one.resource_spans
-        for scope in group.scope_spans
-        for span in scope.spans
-    ]
-    [query] = [span for span in spans if span.name.startswith("POST ")]
-    said = {one.key: one.value for one in query.attributes}
+    assert list(provider.settings.audit_dir.iterdir()) != []
+    assert {*askers.ids, answer.headers["x-request-id"]} <= recorded(provider)
+    assert verify(provider.catalog).is_sound
+    assert list(provider.settings.audit_dir.iterdir()) == []
+    [query] = [span for span in first if span.name.startswith("POST ")]
+    attributes = {attribute.key: attribute.value for attribute in query.attributes}
     assert query.trace_id.hex() == "ab" * 16
-    assert said["lakeshare.action"].string_value == "query_table"
-    assert said["lakeshare.request_id"].string_value == answer.headers["x-request-id"]
-    assert said["lakeshare.files"].int_value == 3
-    assert any(span.name.startswith("GET ") for span in spans)
-    assert all(b"acme" not in one.SerializeToString() for one in received)
+    assert attributes["lakeshare.action"].string_value == "query_table"
+    assert attributes["lakeshare.request_id"].string_value == answer.headers["x-request-id"]
+    assert attributes["lakeshare.files"].int_value == 3
+    assert all(b"acme" not in request.SerializeToString() for request in received)
 
 
 def test_a_journal_grows_and_is_read_to_its_last_whole_event(tmp_path: Path) -> None:

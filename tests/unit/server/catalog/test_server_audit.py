@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import httpx
 import pytest
 from sqlalchemy import text
 
@@ -14,6 +13,7 @@ from lakeshare_server.access.table_access import TableViews
 from lakeshare_server.catalog import AuditEvent, AuditLog
 from lakeshare_server.catalog.audit import import_orphans
 from lakeshare_server.catalog.audit import log as audit_log
+from tests.builders import plain_http
 from tests.builders.events import newest_requests
 from tests.builders.sharing import (
     FLIGHTS,
@@ -67,7 +67,7 @@ def test_a_row_says_who_did_what_to_what_and_what_came_of_it(provider: Provider)
     with a_server(provider) as server, server.client(token) as client:
         answer = client.post(f"{FLIGHTS}/query", json={}, headers={"User-Agent": "tests/1"})
         [first, *_] = files(answer)
-        httpx.get(first["url"])
+        plain_http.get(first["url"])
     query, end, read = rows(provider)
     assert (query.recipient, query.action, query.object_name) == (
         "bob",
@@ -131,8 +131,8 @@ def test_a_burst_of_requests_is_recorded_completely(provider: Provider) -> None:
 def test_watching_the_servers_health_leaves_no_row(provider: Provider) -> None:
     with a_server(provider) as server:
         root = server.url.removesuffix("/delta-sharing")
-        assert httpx.get(f"{root}/healthz").json() == {"status": "ok"}
-        assert httpx.get(f"{root}/readyz").json() == {"status": "ready", "reasons": []}
+        assert plain_http.get(f"{root}/healthz").json() == {"status": "ok"}
+        assert plain_http.get(f"{root}/readyz").json() == {"status": "ready", "reasons": []}
     assert rows(provider) == []
 
 
@@ -147,7 +147,7 @@ def test_the_server_answers_while_requests_wait_for_their_rows(
             with server.client(token) as client:
                 assert client.get("/shares").status_code == 200
         root = server.url.removesuffix("/delta-sharing")
-        assert httpx.get(f"{root}/healthz", timeout=10).status_code == 200
+        assert plain_http.get(f"{root}/healthz", timeout=10).status_code == 200
         rename_table(provider, "elsewhere", "audit_log")
     assert [row.status for row in rows(provider)] == [200] * 3
 

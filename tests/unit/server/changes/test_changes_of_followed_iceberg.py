@@ -31,7 +31,7 @@ def client(table: OwnedTable, tmp_path: Path) -> Iterator[httpx.Client]:
 
 @pytest.mark.parametrize("fmt", ["delta", "parquet"])
 def test_windows_lead_from_one_version_to_the_last(client: httpx.Client, fmt: Format) -> None:
-    with httpx.Client() as data:
+    with httpx.Client(verify=False) as data:
         reader = ProtocolReader(client, "flights.lake.flights", fmt, data)
         assert version_of(client) == 3
         last, shape = reader.snapshot(), reader.snapshot().head.shape
@@ -41,7 +41,7 @@ def test_windows_lead_from_one_version_to_the_last(client: httpx.Client, fmt: Fo
 
 
 def test_the_feed_tells_what_files_tell(client: httpx.Client) -> None:
-    with httpx.Client() as data:
+    with httpx.Client(verify=False) as data:
         reader = ProtocolReader(client, "flights.lake.flights", "delta", data)
         told = [(file.kind, file.version) for file in reader.changes(0, 2).files]
         assert told == [("add", 0), *[("add", 1)] * 3, ("remove", 2)]

@@ -9,11 +9,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
 
-import httpx
 import pytest
 
 from lakeshare_server.catalog.sharing import LinkState, states
 from lakeshare_server.cli import main
+from tests.builders import plain_http
 from tests.builders.http_server import listening
 from tests.builders.offered_lake import AGREEMENT, OfferedLake, an_offered_lake
 
@@ -85,7 +85,7 @@ def test_a_recipient_is_added_with_a_link_and_activates_itself(
     profile = json.loads((tmp_path / "acme.share").read_text())
     assert stat.S_IMODE((tmp_path / "acme.share").stat().st_mode) == 0o600
     headers = {"Authorization": f"Bearer {profile['bearerToken']}"}
-    shares = httpx.get(f"{profile['endpoint']}/shares", headers=headers).json()["items"]
+    shares = plain_http.get(f"{profile['endpoint']}/shares", headers=headers).json()["items"]
     assert [share["name"] for share in shares] == ["flights", "trade"]
     assert 29 <= (datetime.fromisoformat(profile["expirationTime"]) - datetime.now(UTC)).days <= 30
 

@@ -227,7 +227,8 @@ def test_the_admin_api_shows_the_answers_of_the_recipient(seen: Seen, name: str)
         f"{seen.server.url.removesuffix('/delta-sharing')}/api/2.1/opensharing/provider/recipients/{name}/as"
     )
     sue = httpx.Client(
-        headers={"Authorization": f"Bearer {seen.key}", HEADER: capabilities_of(ALL_CAPABILITIES)}
+        verify=False,
+        headers={"Authorization": f"Bearer {seen.key}", HEADER: capabilities_of(ALL_CAPABILITIES)},
     )
     question = {"predicateHints": ["day >= '2013-01-02'"]}
     with seen.bob({"bob": seen.token, "ann": seen.ann}[name]) as own, sue:

@@ -29,6 +29,7 @@ from lakeshare_server.tables.predicates import (
 )
 from lakeshare_server.tables.pruning import evaluate
 from lakeshare_server.tables.restrictions import only_within
+from tests.builders.campaign import campaign_size
 from tests.builders.iceberg_filters import a_filter, matches
 from tests.builders.iceberg_manifests import SNAPSHOT, a_told_table, an_entry
 
@@ -131,7 +132,8 @@ def names() -> ColumnNames:
     return ColumnNames(schema, schema, is_case_sensitive=True)
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.campaign
+@pytest.mark.parametrize("number", range(campaign_size(in_ci=2, in_campaign=20)))
 def test_no_file_with_a_match_is_left_out_of_a_plan(number: int, tmp_path: Path) -> None:
     counts: Counter[str] = Counter()
     for seed in range(number * TABLES, (number + 1) * TABLES):

@@ -1,7 +1,9 @@
-"""Scans planned by the server: PyIceberg reads by them what it reads directly, and nobody is told of other files."""
+"""Scans planned by the server: PyIceberg reads what it reads directly, and recipients learn of no other files."""
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from random import Random
@@ -38,10 +40,20 @@ FILTERS = [
 ]
 
 
-@pytest.fixture
-def made(tmp_path: Path) -> IcebergTable:
+@dataclass(frozen=True)
+class Planning:
+    """A published table, and its server with a client of one recipient."""
+
+    made: IcebergTable
+    provider: Provider
+    server: Running
+    client: httpx.Client
+    token: str
+
+
+def a_table(folder: Path) -> IcebergTable:
     """A table whose partitions evolved and whose columns were renamed, without nulls in partition values."""
-    made = an_iceberg_table(tmp_path / "warehouse")
+    made = an_iceberg_table(folder / "warehouse")
     with made.table.update_spec() as spec:
         spec.add_identity("cancelled")
     made.append(some_rows(days=2))
@@ -56,19 +68,28 @@ def made(tmp_path: Path) -> IcebergTable:
     return made
 
 
-@pytest.fixture
-def provider(tmp_path: Path, made: IcebergTable) -> Provider:
-    provider = a_provider(tmp_path, page_files=3)
+@contextmanager
+def planning(folder: Path) -> Iterator[Planning]:
+    made, provider = a_table(folder), a_provider(folder, page_files=3)
     provider.publish_iceberg("lake.flights", made.state())
     provider.share("lake.flights", history=True)
-    return provider
+    token = provider.recipient()
+    with a_server(provider) as server, door(server, token) as client:
+        yield Planning(made, provider, server, client, token)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planning]:
+    """For the tests that change nothing."""
+    with planning(tmp_path_factory.mktemp("shared")) as opened:
+        yield opened
 
 
 @pytest.fixture
-def running(provider: Provider) -> Iterator[tuple[Running, httpx.Client, str]]:
-    token = provider.recipient()
-    with a_server(provider) as server, door(server, token) as client:
-        yield server, client, token
+def own(tmp_path: Path) -> Iterator[Planning]:
+    """For a test that changes the table, its publications or its grants."""
+    with planning(tmp_path) as opened:
+        yield opened
 
 
 def sorted_rows(scan: Any) -> list[str]:
@@ -92,11 +113,9 @@ def planned(client: httpx.Client, **asked: Any) -> list[dict[str, Any]]:
         assert answer.status_code == 200, answer.text
 
 
-def test_pyiceberg_reads_by_plans_what_it_reads_directly(
-    provider: Provider, made: IcebergTable, running: tuple[Running, httpx.Client, str]
-) -> None:
-    server, _, token = running
-    table = rest_catalog(server, token, **SERVER).load_table("lake.flights")
+def test_pyiceberg_reads_by_plans_what_it_reads_directly(shared: Planning) -> None:
+    provider, made = shared.provider, shared.made
+    table = rest_catalog(shared.server, shared.token, **SERVER).load_table("lake.flights")
     for text in FILTERS:
         planned, direct = table.scan(row_filter=text), made.table.scan(row_filter=text)
         assert sorted_rows(planned) == sorted_rows(direct), text
@@ -114,8 +133,8 @@ def test_pyiceberg_reads_by_plans_what_it_reads_directly(
     assert set(plans()) == {("bob", "flights.lake.flights")}
 
 
-def test_files_without_a_match_are_not_planned(running: tuple[Running, httpx.Client, str]) -> None:
-    client = running[1]
+def test_files_without_a_match_are_not_planned(shared: Planning) -> None:
+    client = shared.client
     every = planned(client)
     assert len(every) == 3 + 4 + 16
     assert {task["residual-filter"] for task in every} == {True}
@@ -164,10 +183,8 @@ def test_plans_that_pyiceberg_reads_wrongly_are_left_to_it(tmp_path: Path, is_la
             assert sorted_rows(by_server) == sorted_rows(in_client)
 
 
-def test_earlier_snapshots_are_planned_where_history_is_shared(
-    provider: Provider, made: IcebergTable, running: tuple[Running, httpx.Client, str]
-) -> None:
-    server, client, token = running
+def test_earlier_snapshots_are_planned_where_history_is_shared(own: Planning) -> None:
+    provider, made, client = own.provider, own.made, own.client
     before = made.state().snapshot_id
     with made.table.manage_snapshots() as manage:
         manage.create_branch(before, "wap-secret")
@@ -175,7 +192,7 @@ def test_earlier_snapshots_are_planned_where_history_is_shared(
     unpublished = made.table.metadata.refs["wap-secret"].snapshot_id
     made.append(made.table.scan().to_arrow())
     provider.publish_iceberg("lake.flights", made.state())
-    table = rest_catalog(server, token, **SERVER).load_table("lake.flights")
+    table = rest_catalog(own.server, own.token, **SERVER).load_table("lake.flights")
     then = table.scan(snapshot_id=before, row_filter="airline = 'UA'")
     assert sorted_rows(then) == sorted_rows(made.table.scan(snapshot_id=before, row_filter="airline = 'UA'"))
     for snapshot in (unpublished, 1):
@@ -186,10 +203,8 @@ def test_earlier_snapshots_are_planned_where_history_is_shared(
     assert client.post(f"{TABLE}/plan", json={"snapshot-id": before}).status_code == 400
 
 
-def test_a_plan_goes_on_as_it_began_while_others_are_published(
-    provider: Provider, made: IcebergTable, running: tuple[Running, httpx.Client, str]
-) -> None:
-    client = running[1]
+def test_a_plan_goes_on_as_it_began_while_others_are_published(own: Planning) -> None:
+    provider, made, client = own.provider, own.made, own.client
     first = client.post(f"{TABLE}/plan", json={}).json()
     made.append(made.table.scan().to_arrow())
     provider.publish_iceberg("lake.flights", made.state())
@@ -201,10 +216,8 @@ def test_a_plan_goes_on_as_it_began_while_others_are_published(
     assert len(paths) == len(set(paths)) == 23
 
 
-def test_statistics_are_told_of_the_columns_that_are_asked_for(
-    running: tuple[Running, httpx.Client, str],
-) -> None:
-    [task] = planned(running[1], **{"stats-fields": ["distance", "nothing"]}, filter=None)[:1]
+def test_statistics_are_given_of_the_columns_that_are_asked_for(shared: Planning) -> None:
+    [task] = planned(shared.client, **{"stats-fields": ["distance", "nothing"]}, filter=None)[:1]
     file, field_id = task["data-file"], 4
     assert file["value-counts"] == {"keys": [field_id], "values": [1]}
     assert file["null-value-counts"] == {"keys": [field_id], "values": [0]}
@@ -224,19 +237,17 @@ def test_statistics_are_told_of_the_columns_that_are_asked_for(
     ],
 )
 def test_what_cannot_be_planned_is_refused_by_its_field(
-    running: tuple[Running, httpx.Client, str], asked: dict[str, Any], field: str
+    shared: Planning, asked: dict[str, Any], field: str
 ) -> None:
-    answer = running[1].post(f"{TABLE}/plan", json=asked)
+    answer = shared.client.post(f"{TABLE}/plan", json=asked)
     assert (answer.status_code, answer.json()["error"]["type"]) == (400, "BadRequestException")
     assert answer.json()["error"]["message"].startswith(f"{field}: ")
 
 
-def test_tokens_are_good_for_their_recipient_only(
-    provider: Provider, running: tuple[Running, httpx.Client, str]
-) -> None:
-    server, client, _ = running
+def test_tokens_are_good_for_their_recipient_only(shared: Planning) -> None:
+    client = shared.client
     [token] = client.post(f"{TABLE}/plan", json={}).json()["plan-tasks"]
-    with door(server, provider.recipient("eve")) as other:
+    with door(shared.server, shared.provider.recipient("eve")) as other:
         for wrong in (token, token[:-2], "a"):
             answer = other.post(f"{TABLE}/tasks", json={"plan-task": wrong})
             assert (answer.status_code, answer.json()["error"]["type"]) == (404, "NoSuchPlanTaskException")
@@ -246,9 +257,9 @@ def test_tokens_are_good_for_their_recipient_only(
 
 
 def test_a_long_filter_makes_short_pages_and_one_that_no_token_carries_is_refused(
-    running: tuple[Running, httpx.Client, str], monkeypatch: pytest.MonkeyPatch
+    shared: Planning, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client, long = running[1], ["x" * 10_000] * 10
+    client, long = shared.client, ["x" * 10_000] * 10
     monkeypatch.setattr(scans, "PAGE_BYTES", 250_000)
     filter_of = {"type": "not-in", "term": "airline", "values": long}
     first = client.post(f"{TABLE}/plan", json={"filter": filter_of}).json()
@@ -265,21 +276,18 @@ def test_a_long_filter_makes_short_pages_and_one_that_no_token_carries_is_refuse
     assert client.post(f"{TABLE}/plan", json={"filter": short}).json()["file-scan-tasks"] == []
 
 
-def test_tables_say_where_to_plan_unless_it_is_left_to_clients(tmp_path: Path, made: IcebergTable) -> None:
+def test_tables_say_where_to_plan_unless_it_is_left_to_clients(tmp_path: Path, shared: Planning) -> None:
     for mode, told in (("server", {"scan-planning-mode": "server"}), ("client", {})):
         provider = a_provider(tmp_path / mode, iceberg_planning=mode)
-        provider.publish_iceberg("lake.flights", made.state())
+        provider.publish_iceberg("lake.flights", shared.made.state())
         provider.share("lake.flights")
         with a_server(provider) as server, door(server, provider.recipient()) as client:
             assert client.get(TABLE).json()["config"] == told
             assert client.post(f"{TABLE}/plan", json={}).status_code == 200
 
 
-def test_a_restricted_recipient_is_told_of_its_own_files_only(
-    provider: Provider, made: IcebergTable, running: tuple[Running, httpx.Client, str]
-) -> None:
-    """done-when 4"""
-    client = running[1]
+def test_a_restricted_recipient_learns_of_its_own_files_only(own: Planning) -> None:
+    provider, made, client = own.provider, own.made, own.client
     grant_to(provider, "bob", rule="day = DATE '2013-01-02'")
     # Of the newest files the partition tells no day: that their statistics do proves nothing.
     undecided = client.post(f"{TABLE}/plan", json={})
@@ -301,12 +309,9 @@ def test_a_restricted_recipient_is_told_of_its_own_files_only(
 
 
 def test_a_table_that_cannot_be_planned_is_refused_without_its_places(
-    made: IcebergTable,
-    tmp_path: Path,
-    running: tuple[Running, httpx.Client, str],
-    caplog: pytest.LogCaptureFixture,
+    own: Planning, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client = running[1]
+    made, client = own.made, own.client
     assert client.get(TABLE).status_code == 200
     [manifest, *_] = made.table.current_snapshot().manifests(made.table.io)
     Path(manifest.manifest_path.removeprefix("file://")).unlink()
@@ -317,11 +322,11 @@ def test_a_table_that_cannot_be_planned_is_refused_without_its_places(
     assert f"{manifest.manifest_path.removeprefix('file://')} of snapshot" in caplog.text
 
 
-def test_answers_are_what_the_specification_says(running: tuple[Running, httpx.Client, str]) -> None:
+def test_answers_are_those_of_the_specification(shared: Planning) -> None:
     """PyIceberg's models of the REST specification are strict about members that have another type."""
     from pyiceberg.catalog.rest.scan_planning import PlanCompleted
 
-    answer = running[1].post(f"{TABLE}/plan", json={"stats-fields": ["distance", "airline"]})
+    answer = shared.client.post(f"{TABLE}/plan", json={"stats-fields": ["distance", "airline"]})
     read = PlanCompleted.model_validate_json(answer.text)
     assert len(read.file_scan_tasks) == 3
     assert read.plan_id is None

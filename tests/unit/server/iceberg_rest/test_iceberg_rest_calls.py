@@ -20,9 +20,12 @@ def provider(tmp_path: Path) -> Provider:
     return a_provider(tmp_path)
 
 
-@pytest.fixture
-def two_shares(provider: Provider, tmp_path: Path) -> Iterator[tuple[Running, httpx.Client]]:
-    provider.publish_iceberg("lake.flights", an_iceberg_table(tmp_path / "warehouse").state())
+@pytest.fixture(scope="module")
+def two_shares(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, httpx.Client]]:
+    """A table in two shares, one of which the client's recipient is granted; no test changes them."""
+    folder = tmp_path_factory.mktemp("two_shares")
+    provider = a_provider(folder)
+    provider.publish_iceberg("lake.flights", an_iceberg_table(folder / "warehouse").state())
     table = SharedTable("lake", "flights", "lake.flights")
     apply_shares(provider.catalog, [DeclaredShare(name, (table,)) for name in ("flights", "hidden")])
     with a_server(provider) as server, door(server, provider.recipient()) as client:

@@ -19,6 +19,7 @@ from lakeshare_server.protocol.requests import format_iso, parse_query
 from lakeshare_server.protocol.tokens import Page, Pin, TableTokens, TokenHolder
 from lakeshare_server.storage import load_key
 from lakeshare_server.tables.pruning import evaluate
+from tests.builders import plain_http
 from tests.builders.lake_tables import a_delta_table, append_delta, some_rows
 from tests.builders.sharing import FLIGHTS, Provider, Running, a_provider, a_server, files, lines
 
@@ -334,7 +335,7 @@ def test_a_refreshed_read_is_of_the_very_same_snapshot(world: World, tmp_path: P
     assert again.headers["delta-table-version"] == "0"
     assert [file["id"] for file in files(again)] == before
     assert again.content.splitlines()[:2] == first.content.splitlines()[:2]
-    assert all(httpx.get(file["url"]).status_code == 200 for file in files(again))
+    assert all(plain_http.get(file["url"]).status_code == 200 for file in files(again))
     renewed = lines(again)[-1]["endStreamAction"]["refreshToken"]
     assert [file["id"] for file in files(world.ask({"refreshToken": renewed}, path))] == before
     assert len(files(world.ask({}, path))) == 4

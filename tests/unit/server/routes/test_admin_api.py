@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy import select
 
 from lakeshare_server.catalog.models import AuditRow
+from tests.builders import plain_http
 from tests.builders.administration import PROVIDER, UNITY, Administered, an_administered_server
 from tests.builders.lake_tables import an_iceberg_table
 
@@ -191,12 +192,13 @@ def test_one_token_or_all_access_is_ended(server: Administered, provider: httpx.
     public = (
         f"{server.root}{UNITY}/public/data_sharing_activation/{code['activation_url'].rpartition('/')[2]}"
     )
-    tokens.append(httpx.get(public).json()["bearerToken"])
+    tokens.append(plain_http.get(public).json()["bearerToken"])
 
     def opens() -> list[bool]:
         shares = f"{server.root}/delta-sharing/shares"
         return [
-            httpx.get(shares, headers={"Authorization": f"Bearer {one}"}).status_code == 200 for one in tokens
+            plain_http.get(shares, headers={"Authorization": f"Bearer {one}"}).status_code == 200
+            for one in tokens
         ]
 
     first, _ = provider.get("/recipients/ending").json()["tokens"]
@@ -216,14 +218,14 @@ def test_an_agreement_is_accepted_or_there_is_no_profile(
     made = provider.post("/recipients", json={"name": "careful", "agreement": "For research only."}).json()
     code = made["activation_url"].rpartition("/")[2]
     public = f"{server.root}/api/2.1/opensharing/public"
-    told = httpx.get(f"{public}/data_sharing_activation_info/{code}").json()
+    told = plain_http.get(f"{public}/data_sharing_activation_info/{code}").json()
     assert (told["recipient"], told["agreement"], told["shares"]) == ("careful", "For research only.", [])
-    without = httpx.get(f"{public}/data_sharing_activation/{code}")
+    without = plain_http.get(f"{public}/data_sharing_activation/{code}")
     assert (without.status_code, "accepts_agreement" in without.text) == (400, True)
-    profile = httpx.get(f"{public}/data_sharing_activation/{code}", params={"accepts_agreement": True})
+    profile = plain_http.get(f"{public}/data_sharing_activation/{code}", params={"accepts_agreement": True})
     assert set(profile.json()) >= {"bearerToken", "endpoint", "shareCredentialsVersion", "icebergEndpoint"}
     assert profile.headers["cache-control"] == "no-store"
-    gone = httpx.get(f"{public}/data_sharing_activation/{code}")
+    gone = plain_http.get(f"{public}/data_sharing_activation/{code}")
     assert (gone.status_code, "bearerToken" in gone.text) == (410, False)
 
 
@@ -235,10 +237,10 @@ def test_a_link_is_good_from_addresses_that_the_recipient_may_come_from(
     )
     code = made.json()["activation_url"].rpartition("/")[2]
     for call in ("data_sharing_activation_info", "data_sharing_activation"):
-        refused = httpx.get(f"{server.root}{UNITY}/public/{call}/{code}")
+        refused = plain_http.get(f"{server.root}{UNITY}/public/{call}/{code}")
         assert (refused.status_code, refused.json()["error_code"]) == (403, "PERMISSION_DENIED")
     provider.patch("/recipients/far", json={"ip_access_list": {"allowed_ip_addresses": ["127.0.0.0/8"]}})
-    assert httpx.get(f"{server.root}{UNITY}/public/data_sharing_activation/{code}").json()["bearerToken"]
+    assert plain_http.get(f"{server.root}{UNITY}/public/data_sharing_activation/{code}").json()["bearerToken"]
 
 
 def test_a_client_of_oauth_gets_its_own_kind_of_profile(server: Administered, provider: httpx.Client) -> None:
@@ -246,12 +248,12 @@ def test_a_client_of_oauth_gets_its_own_kind_of_profile(server: Administered, pr
         "/recipients", json={"name": "robot", "authentication_type": "OAUTH_CLIENT_CREDENTIALS"}
     )
     code = made.json()["activation_url"].rpartition("/")[2]
-    profile = httpx.get(f"{server.root}{UNITY}/public/data_sharing_activation/{code}").json()
+    profile = plain_http.get(f"{server.root}{UNITY}/public/data_sharing_activation/{code}").json()
     assert (profile["type"], profile["clientId"]) == ("oauth_client_credentials", made.json()["id"])
 
 
 def test_every_path_of_databricks_has_its_alias_of_opensharing(server: Administered) -> None:
-    paths = httpx.get(f"{server.root}/api/openapi.json").json()["paths"]
+    paths = plain_http.get(f"{server.root}/api/openapi.json").json()["paths"]
     unity = {
         path.removeprefix("/2.1/unity-catalog") for path in paths if path.startswith("/2.1/unity-catalog/")
     }
@@ -339,7 +341,7 @@ def test_paths_that_are_not_there_are_told_as_errors_of_the_api(server: Administ
         ("PUT", "/shares", 405),
         ("GET", "/shares/a/b/c", 404),
     ):
-        answer = httpx.request(method, server.root + UNITY + path)
+        answer = plain_http.request(method, server.root + UNITY + path)
         assert answer.status_code == code
         assert "/api/docs" in answer.json()["message"]
 
@@ -359,10 +361,12 @@ def test_a_change_is_an_event_with_before_and_after(server: Administered, unity:
 
 
 def test_the_document_tells_every_call_with_shapes_that_are_there(server: Administered) -> None:
-    document = httpx.get(f"{server.root}/api/openapi.json").json()
+    document = plain_http.get(f"{server.root}/api/openapi.json").json()
     assert document["openapi"].startswith("3.")
     schemas = document["components"]["schemas"]
-    used = set(re.findall(r'"#/components/schemas/(\w+)"', httpx.get(f"{server.root}/api/openapi.json").text))
+    used = set(
+        re.findall(r'"#/components/schemas/(\w+)"', plain_http.get(f"{server.root}/api/openapi.json").text)
+    )
     assert used <= schemas.keys()
     for path, item in document["paths"].items():
         for method, operation in item.items():
@@ -374,7 +378,7 @@ def test_the_document_tells_every_call_with_shapes_that_are_there(server: Admini
 
 
 def test_the_document_s_page_takes_nothing_from_elsewhere(server: Administered) -> None:
-    answer = httpx.get(f"{server.root}/api/docs")
+    answer = plain_http.get(f"{server.root}/api/docs")
     policy = answer.headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy

@@ -31,7 +31,9 @@ def token(server: Administered) -> str:
 @pytest.fixture(scope="module")
 def own(server: Administered, token: str) -> Iterator[httpx.Client]:
     headers = {"Authorization": f"Bearer {token}"}
-    with httpx.Client(base_url=f"{server.root}/delta-sharing", headers=headers, timeout=30) as client:
+    with httpx.Client(
+        verify=False, base_url=f"{server.root}/delta-sharing", headers=headers, timeout=30
+    ) as client:
         yield client
 
 

@@ -17,6 +17,7 @@ from lakeshare_server.protocol.lines import PIECE_ROWS
 from lakeshare_server.protocol.requests import matches_etag, parse_range
 from lakeshare_server.routes.responses import LinesResponse, parse_accept_encoding
 from lakeshare_server.storage import SigningSession
+from tests.builders import plain_http
 from tests.builders.sharing import (
     FLIGHTS,
     LONG,
@@ -67,15 +68,15 @@ def url(client: httpx.Client) -> str:
 
 
 def test_a_range_to_the_end_of_javas_numbers_is_a_range(url: str) -> None:
-    whole = httpx.get(url).content
-    answer = httpx.get(url, headers={"Range": f"bytes=4-{LONG_MAX}"})
+    whole = plain_http.get(url).content
+    answer = plain_http.get(url, headers={"Range": f"bytes=4-{LONG_MAX}"})
     assert answer.status_code == 206
     assert answer.content == whole[4:]
     assert answer.headers["content-range"] == f"bytes 4-{len(whole) - 1}/{len(whole)}"
-    assert httpx.get(url, headers={"Range": f"bytes={LONG_MAX}-"}).status_code == 416
-    assert httpx.get(url, headers={"Range": f"bytes=-{LONG_MAX}"}).content == whole
+    assert plain_http.get(url, headers={"Range": f"bytes={LONG_MAX}-"}).status_code == 416
+    assert plain_http.get(url, headers={"Range": f"bytes=-{LONG_MAX}"}).content == whole
     # Python itself refuses to make numbers of so many digits.
-    assert httpx.get(url, headers={"Range": f"bytes=0-{'9' * 5000}"}).status_code == 200
+    assert plain_http.get(url, headers={"Range": f"bytes=0-{'9' * 5000}"}).status_code == 200
 
 
 @pytest.mark.parametrize("end", [9, 10**18, LONG_MAX, 2**64, 10**30])
@@ -86,19 +87,19 @@ def test_ranges_end_with_the_file(end: int) -> None:
 
 
 def test_conditions_on_the_entity_tag_are_kept(url: str) -> None:
-    etag = httpx.head(url).headers["etag"]
+    etag = plain_http.head(url).headers["etag"]
     for method in ("GET", "HEAD"):
         for known in (etag, f"W/{etag}", f'"other", {etag}', "*"):
-            answer = httpx.request(method, url, headers={"If-None-Match": known})
+            answer = plain_http.request(method, url, headers={"If-None-Match": known})
             assert (answer.status_code, answer.content, answer.headers["etag"]) == (304, b"", etag)
         for wanted in ('"other"', "", '"a", "b"'):
-            answer = httpx.request(method, url, headers={"If-Match": wanted})
+            answer = plain_http.request(method, url, headers={"If-Match": wanted})
             assert answer.status_code == 412
         for headers in ({"If-None-Match": '"other"'}, {"If-Match": etag}, {"If-Match": f'"other", {etag}'}):
-            assert httpx.request(method, url, headers=headers).status_code == 200
+            assert plain_http.request(method, url, headers=headers).status_code == 200
     # If-Match goes first, and what it lets through is not asked again.
-    assert httpx.get(url, headers={"If-Match": etag, "If-None-Match": etag}).status_code == 200
-    assert httpx.get(url, headers={"If-Match": etag, "Range": "bytes=0-3"}).status_code == 206
+    assert plain_http.get(url, headers={"If-Match": etag, "If-None-Match": etag}).status_code == 200
+    assert plain_http.get(url, headers={"If-Match": etag, "Range": "bytes=0-3"}).status_code == 206
 
 
 def test_tags_are_told_apart() -> None:

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from lakeshare_server.routes import health
+from tests.builders import plain_http
 from tests.builders.held_requests import silent_service
 from tests.builders.sharing import FLIGHTS, Provider, a_provider, a_provider_of_flights, a_server
 from tests.builders.small_disk import fill, small_disk
@@ -16,7 +16,7 @@ DISK_BYTES = 24 << 20
 
 
 def readiness(url: str, **headers: str) -> tuple[int, dict[str, Any]]:
-    answer = httpx.get(f"{url.removesuffix('/delta-sharing')}/readyz", headers=headers)
+    answer = plain_http.get(f"{url.removesuffix('/delta-sharing')}/readyz", headers=headers)
     return answer.status_code, answer.json()
 
 
@@ -95,5 +95,5 @@ def test_a_store_that_hangs_is_named_by_readiness_and_metrics_to_those_who_may_k
         _, said = readiness(server.url, **{"x-forwarded-for": "192.0.2.1"})
         assert "hung" not in str(said)
         assert len(said["services"]) == 1
-        counts = httpx.get(f"{server.url.removesuffix('/delta-sharing')}/metrics").text
+        counts = plain_http.get(f"{server.url.removesuffix('/delta-sharing')}/metrics").text
         assert 'lakeshare_service_unavailable{service="s3://hung"} 1.0' in counts

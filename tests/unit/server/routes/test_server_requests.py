@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.builders.campaign import campaign_size
 from tests.builders.lake_tables import a_delta_table
 from tests.builders.sharing import FLIGHTS, Provider, Running, a_provider, a_server, files, lines
 
@@ -289,31 +290,35 @@ NODES = st.recursive(
 )
 
 
+@pytest.mark.campaign
 @given(st.dictionaries(st.sampled_from(FIELDS), ANYTHING))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=campaign_size(in_ci=30, in_campaign=2000))
 def test_no_field_value_makes_the_server_fail(client: httpx.Client, body: dict[str, Any]) -> None:
     answer = client.post(f"{FLIGHTS}/query", content=json.dumps(body))
     assert answer.status_code in (200, 400), (body, answer.text)
 
 
+@pytest.mark.campaign
 @given(NODES)
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=campaign_size(in_ci=40, in_campaign=2000))
 def test_no_predicate_makes_the_server_fail(client: httpx.Client, node: Any) -> None:
     lines(client.post(f"{FLIGHTS}/query", json={"jsonPredicateHints": json.dumps(node)}))
 
 
+@pytest.mark.campaign
 @given(
     st.lists(
         st.sampled_from([*"()=<>'`,. ;", "day", "NOT", "AND", "IN", "NULL", "1", "DATE", "CAST", "BETWEEN"])
     )
 )
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=campaign_size(in_ci=40, in_campaign=2000))
 def test_no_sql_makes_the_server_fail(client: httpx.Client, words: list[str]) -> None:
     lines(client.post(f"{FLIGHTS}/query", json={"predicateHints": [" ".join(words)]}))
 
 
+@pytest.mark.campaign
 @given(st.binary(max_size=200))
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=campaign_size(in_ci=20, in_campaign=1000))
 def test_no_bytes_make_the_server_fail(server: Running, client: httpx.Client, noise: bytes) -> None:
     address = urlsplit(server.url)
     with socket.create_connection((address.hostname, address.port), timeout=10) as connection:

@@ -18,11 +18,12 @@ from lakeshare_server.storage import Stores
 from lakeshare_server.tables import read_delta
 from lakeshare_server.tables.delta.changes import ChangeLog, read_changes, segment_cache
 from lakeshare_server.tables.index import write_index_file
+from tests.builders.campaign import campaign_size
 from tests.builders.change_responses import FORMATS, answer, told
 from tests.builders.log_files import Action, WrittenLog, add, metadata
 
 STORES = Stores(ServerSettings(_env_file=None))
-SEEDS = range(20)
+SEEDS = range(campaign_size(in_ci=8, in_campaign=100))
 CASES_PER_SEED = 20
 GONE = object()
 ODD: list[Any] = [GONE, None, True, -1, 1.5, "x", "", "1e5", "3", "true", "\ud800", [], {}, ["a"], {"a": 1}]
@@ -115,6 +116,7 @@ def changes(table: Path) -> None:
         told(answer(found, feed=True), response_format)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_log_with_an_odd_value_is_read_or_refused(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)

@@ -19,6 +19,7 @@ from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import Stores
 from lakeshare_server.tables import TableSnapshot, read_delta
 from lakeshare_server.tables.delta.log import TableState, list_log, replay
+from tests.builders.campaign import campaign_size
 from tests.builders.log_files import PROTOCOL, Action, WrittenLog, add, metadata, remove
 
 STORES = Stores(ServerSettings(_env_file=None))
@@ -276,8 +277,9 @@ def written(folder: Path, commits: list[list[Action]]) -> WrittenLog:
     return log
 
 
+@pytest.mark.campaign
 @given(moves=MOVES, data=st.data())
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=campaign_size(in_ci=25, in_campaign=1_000))
 def test_every_way_to_keep_a_log_tells_the_same(moves: list[list[Move]], data: st.DataObject) -> None:
     commits = list(commits_of(moves))
     last = len(commits) - 1

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lakeshare_server.tables.delta.files import Statistics, list_leaves, parse_stats
+from tests.builders.campaign import campaign_size
 
 KINDS: dict[str, Any] = {
     "text": "string",
@@ -329,8 +330,9 @@ def told(said: Statistics, place: int) -> list[Any]:
     return [said.rows[place].as_py(), said.text[place].as_py(), structs]
 
 
+@pytest.mark.campaign
 @given(st.lists(TEXTS, min_size=1, max_size=6))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=campaign_size(in_ci=100, in_campaign=3_000))
 def test_what_is_known_of_a_file_does_not_depend_on_its_neighbours(texts: list[str | None]) -> None:
     together = parsed(*texts)
     assert len(together.rows) == len(together.min) == len(together.text) == len(texts)

@@ -18,8 +18,10 @@ import pytest
 from lakeshare_server.catalog import Ledger
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.tables import TableSnapshot, read_iceberg
-from lakeshare_server.tables.iceberg import metadata as metadata_json
-from lakeshare_server.tables.iceberg.metadata import MetadataError, parse_metadata
+from lakeshare_server.tables.iceberg import parsing
+from lakeshare_server.tables.iceberg.metadata import MetadataError
+from lakeshare_server.tables.iceberg.parsing import parse_metadata
+from tests.builders.campaign import IS_CAMPAIGN
 from tests.builders.iceberg_manifests import (
     SNAPSHOT,
     a_manifest,
@@ -104,6 +106,9 @@ def test_a_part_of_another_type_is_named(table: Path, part: str, wrong: object, 
     assert re.search(said, refused(changed(table, lambda told: told.update({part: wrong})), snapshot_id))
 
 
+OTHER_TYPES: list[Any] = ["x", -1, [], {}, True]
+
+
 def places(part: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Where something stands in a JSON document."""
     inner = part.items() if isinstance(part, dict) else enumerate(part) if isinstance(part, list) else ()
@@ -112,12 +117,14 @@ def places(part: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield from places(value, (*path, key))
 
 
-def test_whatever_stands_where_something_else_should_is_no_other_error(table: Path) -> None:
-    """Each part of the metadata in turn is gone, or of another type: read as before, or refused."""
+@pytest.mark.campaign
+def test_a_value_of_another_type_is_read_or_refused_without_another_error(table: Path) -> None:
+    """Each part of the metadata in turn is null, or of other types: of some in CI, of all in the campaign."""
     snapshot_id, told = read(table).snapshot_id, json.loads(table.read_text())
     read_again = refusals = 0
-    for path in places(told):
-        for wrong in (None, "x", -1, [], {}, True):
+    for number, path in enumerate(places(told)):
+        others = OTHER_TYPES if IS_CAMPAIGN else [OTHER_TYPES[number % len(OTHER_TYPES)]]
+        for wrong in (None, *others):
             broken = deepcopy(told)
             *way, last = path
             part = broken
@@ -131,7 +138,7 @@ def test_whatever_stands_where_something_else_should_is_no_other_error(table: Pa
                 read_again += 1
             except Unserveable:
                 refusals += 1
-    assert min(read_again, refusals) > 100
+    assert min(read_again, refusals) > 50
 
 
 def test_a_snapshot_that_is_not_there_is_named(table: Path) -> None:
@@ -322,7 +329,7 @@ def test_longer_files_than_anybody_has_are_not_taken_apart(
 ) -> None:
     """Also a few bytes of gzip that are gigabytes unpacked."""
     snapshot_id = read(table).snapshot_id or 0
-    monkeypatch.setattr(metadata_json, "MAX_METADATA_BYTES", 1 << 20)
+    monkeypatch.setattr(parsing, "MAX_METADATA_BYTES", 1 << 20)
     content = table.read_bytes() + b" " * (2 << 20)
     table.write_bytes(gzip.compress(content) if packed else content)
     assert "it is longer than 1 MiB; expire snapshots" in refused(table, snapshot_id)

@@ -9,8 +9,10 @@ import pytest
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import Stores
+from lakeshare_server.tables.iceberg import manifests
 from lakeshare_server.tables.iceberg.avro import read_container, read_long
 from lakeshare_server.tables.iceberg.manifests import DeleteFile, LiveFiles, live_files
+from tests.builders.campaign import campaign_size
 from tests.builders.iceberg_manifests import SNAPSHOT, ToldSnapshot, a_manifest, a_snapshot, an_entry
 
 
@@ -44,15 +46,18 @@ def test_data_files_are_what_their_manifests_say(tmp_path: Path, version: int, c
     assert files.column("key_metadata").null_count == 3
 
 
-def test_many_manifests_are_one_list_of_files_in_their_order(tmp_path: Path) -> None:
+def test_many_manifests_are_one_list_of_files_in_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """More than are read at once, of more files than become columns at once."""
-    manifests = []
+    monkeypatch.setattr(manifests, "CHUNK_ROWS", 700)
+    written = []
     for place in range(50):
-        entries = [an_entry(place * 200 + number) for number in range(1, 201)]
-        manifests.append(a_manifest(tmp_path / f"{place}.avro", entries))
-    files = read(a_snapshot(tmp_path, manifests)).data
-    assert files.column("size").to_pylist() == [1000 + number for number in range(1, 10_001)]
-    assert files.null_counts[2].to_pylist() == list(range(1, 10_001))
+        entries = [an_entry(place * 20 + number) for number in range(1, 21)]
+        written.append(a_manifest(tmp_path / f"{place}.avro", entries))
+    files = read(a_snapshot(tmp_path, written)).data
+    assert files.column("size").to_pylist() == [1000 + number for number in range(1, 1_001)]
+    assert files.null_counts[2].to_pylist() == list(range(1, 1_001))
 
 
 def test_added_files_inherit_what_others_say_themselves(tmp_path: Path) -> None:
@@ -209,12 +214,13 @@ def test_where_files_are_not_counted_the_length_tells(tmp_path: Path) -> None:
         read(snapshot)
 
 
+@pytest.mark.campaign
 def test_changed_bytes_never_give_fewer_files_or_another_error(tmp_path: Path) -> None:
     file = tmp_path / "m.avro"
     manifest = a_manifest(file, [an_entry(1), an_entry(2)], codec="null")
     snapshot, content = a_snapshot(tmp_path, [manifest]), file.read_bytes()
     refused = 0
-    places = range(0, len(content), 7)
+    places = range(0, len(content), campaign_size(in_ci=19, in_campaign=1))
     for place in places:
         changed = bytearray(content)
         changed[place] ^= (1, 128, 255)[place % 3]

@@ -162,7 +162,7 @@ def a_predicate(random: Random, rows: list[list[dict[str, Any]]]) -> tuple[str, 
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("number", range(campaign_size(in_ci=2, in_campaign=8)))
+@pytest.mark.parametrize("number", range(campaign_size(in_ci=1, in_campaign=8)))
 def test_no_file_with_a_match_is_left_out(number: int, tmp_path: Path) -> None:
     """done-when 3 of the Iceberg door: year, month, day, hour, truncate, identity; bucket and void say nothing"""
     counts: Counter[str] = Counter()

@@ -23,6 +23,7 @@ from lakeshare_server.tables import TableHead, TableSnapshot, open_index, write_
 from lakeshare_server.tables import index as index_writing
 from lakeshare_server.tables.index import FileIndex
 from lakeshare_server.tables.predicates import EVERYTHING, Predicate
+from tests.builders.campaign import campaign_size
 from tests.builders.lake_tables import a_delta_table, append_delta, some_rows
 from tests.builders.sharing import (
     LONG,
@@ -344,6 +345,7 @@ def paged(answer: SnapshotResponse, sizes: Iterator[int]) -> list[list[int]]:
     return found
 
 
+@pytest.mark.campaign
 @pytest.mark.usefixtures("small_batches")
 @given(
     table=st.lists(FILES, max_size=30),
@@ -351,7 +353,7 @@ def paged(answer: SnapshotResponse, sizes: Iterator[int]) -> list[list[int]]:
     limit=st.none() | st.integers(0, 40) | st.just(MAX_INT),
     data=st.data(),
 )
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=campaign_size(in_ci=100, in_campaign=3_000))
 def test_pages_of_any_size_tell_each_file_once_and_the_same_as_one_answer(
     folder: Path, table: list[File], tree: dict[str, Any] | None, limit: int | None, data: st.DataObject
 ) -> None:

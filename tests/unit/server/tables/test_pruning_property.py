@@ -27,7 +27,7 @@ from tests.builders.pruning.tables import File, Table, a_table
 from tests.builders.pruning.truth import Every, Question, truth
 
 # A campaign has twenty batches of 25 tables with 20 predicates each: 10,000 cases.
-BATCHES, TABLES, PREDICATES = campaign_size(in_ci=4, in_campaign=20), 25, 20
+BATCHES, TABLES, PREDICATES = campaign_size(in_ci=2, in_campaign=20), 25, 20
 ZONES = (0, -480, 345, 840, -720, 1080, "America/New_York")
 
 

@@ -60,41 +60,39 @@ def remove(path: Path) -> Callable[[], object]:
     return lambda: path.write_bytes(content)
 
 
-@pytest.mark.parametrize(
-    ("broken", "harm", "said"),
-    [
-        pytest.param(manifest_list, cut, "cannot be read", id="manifest list cut"),
-        pytest.param(manifest_list, remove, "cannot be read", id="manifest list gone"),
-        pytest.param(newest_manifest, cut, "cannot be read", id="manifest cut"),
-        pytest.param(newest_manifest, remove, "cannot be read", id="manifest gone"),
-        # One that is gone is as if it had never been committed.
-        pytest.param(lambda table: table.newest_file, cut, "is not whole", id="metadata cut"),
-    ],
-)
+BROKEN = {
+    "manifest list cut": (manifest_list, cut, "cannot be read"),
+    "manifest list gone": (manifest_list, remove, "cannot be read"),
+    "manifest cut": (newest_manifest, cut, "cannot be read"),
+    "manifest gone": (newest_manifest, remove, "cannot be read"),
+    # One that is gone is as if it had never been committed.
+    "metadata cut": (lambda table: table.newest_file, cut, "is not whole"),
+}
+
+
 def test_a_broken_newest_state_is_refused_until_it_is_whole(
-    provider: Provider,
-    table: OwnedTable,
-    broken: Callable[[OwnedTable], Path],
-    harm: Callable[[Path], Callable[[], object]],
-    said: str,
+    provider: Provider, table: OwnedTable, subtests: pytest.Subtests
 ) -> None:
+    """One table, broken and repaired in each way after one more commit."""
     with a_reader(provider) as client:
         assert count_of(client) == 1
-        table.append_days(1)
-        repair = harm(broken(table))
-        for answer in (
-            client.get(f"{FLIGHTS}/version"),
-            client.get(f"{FLIGHTS}/metadata"),
-            client.post(f"{FLIGHTS}/query"),
-            client.post(f"{FLIGHTS}/query", json={"timestamp": "2100-01-01T00:00:00Z"}),
-        ):
-            refused(answer, said)
-        # No number was given, and the last good publication is readable by its own.
-        assert pinned(provider) == [table.table.history()[0].snapshot_id]
-        assert count_of(client, version=0) == 1
-        assert client.get(f"{FLIGHTS}/metadata", params={"version": 0}).status_code == 200
-        repair()
-        assert (version_of(client), count_of(client)) == (1, 2)
+        for number, (way, (broken, harm, reason)) in enumerate(BROKEN.items()):
+            with subtests.test(way):
+                table.append_days(1)
+                repair = harm(broken(table))
+                for answer in (
+                    client.get(f"{FLIGHTS}/version"),
+                    client.get(f"{FLIGHTS}/metadata"),
+                    client.post(f"{FLIGHTS}/query"),
+                    client.post(f"{FLIGHTS}/query", json={"timestamp": "2100-01-01T00:00:00Z"}),
+                ):
+                    refused(answer, reason)
+                # No number was given, and the last good publication is readable by its own.
+                assert pinned(provider) == [entry.snapshot_id for entry in table.table.history()[:-1]]
+                assert count_of(client, version=number) == number + 1
+                assert client.get(f"{FLIGHTS}/metadata", params={"version": number}).status_code == 200
+                repair()
+                assert (version_of(client), count_of(client)) == (number + 1, number + 2)
 
 
 def test_a_metadata_file_that_is_being_written_is_waited_for(provider: Provider, table: OwnedTable) -> None:
@@ -123,7 +121,7 @@ def test_pages_go_on_after_the_newest_state_has_become_unreadable(
         assert count_of(client, maxFiles=2, pageToken=token) == 1
 
 
-def edited(**fields: Any) -> Callable[[Metadata], None]:
+def edited(**fields: Any) -> Callable[[Metadata], object]:
     return lambda metadata: metadata.update(fields)
 
 
@@ -138,56 +136,55 @@ def with_an_unknown_type(metadata: Metadata) -> None:
     metadata["schemas"][0]["fields"][1]["type"] = "geometry"
 
 
-REFUSED = [
-    pytest.param(
-        edited(**{"format-version": 4}), "of format version 4; this server reads", id="format version"
-    ),
-    pytest.param(with_an_unknown_type, "the type geometry", id="type"),
-    pytest.param(
-        edited(**{"table-uuid": "11111111-1111-4111-8111-111111111111"}), "has another table now", id="uuid"
-    ),
-    pytest.param(edited(location="file:///elsewhere/flights"), "has moved", id="location"),
-    pytest.param(edited(location="hdfs://nn/flights"), "no store of ours", id="store"),
-    pytest.param(edited(**{"table-uuid": None}), "has no table UUID", id="no uuid"),
-    pytest.param(
-        edited(**{"current-snapshot-id": -1}), "has no current snapshot, but a main branch", id="no snapshot"
-    ),
-    pytest.param(edited(**{"current-snapshot-id": 17}), "is not whole", id="unknown snapshot"),
-    pytest.param(edited(snapshots="many"), "is not whole", id="snapshots"),
-    pytest.param(edited(**{"snapshot-log": [{"timestamp-ms": None}]}), "is not whole", id="log"),
-    pytest.param(lambda metadata: metadata.pop("location"), "is not whole", id="no location"),
-]
+REFUSED: dict[str, tuple[Callable[[Metadata], object], str]] = {
+    "format version": (edited(**{"format-version": 4}), "of format version 4; this server reads"),
+    "type": (with_an_unknown_type, "the type geometry"),
+    "uuid": (edited(**{"table-uuid": "11111111-1111-4111-8111-111111111111"}), "has another table now"),
+    "location": (edited(location="file:///elsewhere/flights"), "has moved"),
+    "store": (edited(location="hdfs://nn/flights"), "no store of ours"),
+    "no uuid": (edited(**{"table-uuid": None}), "has no table UUID"),
+    "no snapshot": (edited(**{"current-snapshot-id": -1}), "has no current snapshot, but a main branch"),
+    "unknown snapshot": (edited(**{"current-snapshot-id": 17}), "is not whole"),
+    "snapshots": (edited(snapshots="many"), "is not whole"),
+    "log": (edited(**{"snapshot-log": [{"timestamp-ms": None}]}), "is not whole"),
+    "no location": (lambda metadata: metadata.pop("location"), "is not whole"),
+}
 
 
-@pytest.mark.parametrize(("edit", "said"), REFUSED)
 def test_metadata_that_cannot_be_served_is_refused_by_name(
-    provider: Provider, table: OwnedTable, edit: Callable[[Metadata], None], said: str
+    provider: Provider, table: OwnedTable, subtests: pytest.Subtests
 ) -> None:
+    """One table, with metadata of each kind after one more commit, which is served once that file is gone."""
     with a_reader(provider) as client:
         assert count_of(client) == 1
-        table.append_days(1)
-        made = table.rewrite(edit)
-        for answer in (client.get(f"{FLIGHTS}/version"), client.post(f"{FLIGHTS}/query")):
-            refused(answer, said)
-        through_door = client.get(str(client.base_url.join("/iceberg")) + TABLE)
-        assert through_door.status_code == 400
-        assert said in through_door.json()["error"]["message"]
-        assert count_of(client, version=0) == 1
-        assert len(pinned(provider)) == 1
-        made.unlink()
-        assert (version_of(client), count_of(client)) == (1, 2)
-        assert len(pinned(provider)) == 2
+        for number, (kind, (edit, reason)) in enumerate(REFUSED.items()):
+            with subtests.test(kind):
+                table.append_days(1)
+                made = table.rewrite(edit)
+                for answer in (client.get(f"{FLIGHTS}/version"), client.post(f"{FLIGHTS}/query")):
+                    refused(answer, reason)
+                by_iceberg = client.get(str(client.base_url.join("/iceberg")) + TABLE)
+                assert by_iceberg.status_code == 400
+                assert reason in by_iceberg.json()["error"]["message"]
+                assert count_of(client, version=number) == number + 1
+                assert len(pinned(provider)) == number + 1
+                made.unlink()
+                assert (version_of(client), count_of(client)) == (number + 1, number + 2)
+                assert len(pinned(provider)) == number + 2
 
 
-@pytest.mark.parametrize(("edit", "said"), [one for one in REFUSED if one.id != "uuid"])
-def test_nobody_follows_what_cannot_be_served(
-    tmp_path: Path, table: OwnedTable, edit: Callable[[Metadata], None], said: str
+def test_metadata_that_cannot_be_served_is_not_followed(
+    tmp_path: Path, table: OwnedTable, subtests: pytest.Subtests
 ) -> None:
     provider = a_provider(tmp_path)
-    table.rewrite(edit)
-    with pytest.raises((Unserveable, TableFilesMissing), match=said):
-        provider.follow_iceberg(NAME, table.folder)
-    assert FollowedTables(provider.catalog).list() == []
+    for kind in REFUSED.keys() - {"uuid"}:
+        edit, reason = REFUSED[kind]
+        with subtests.test(kind):
+            made = table.rewrite(edit)
+            with pytest.raises((Unserveable, TableFilesMissing), match=reason):
+                provider.follow_iceberg(NAME, table.folder)
+            assert FollowedTables(provider.catalog).list() == []
+            made.unlink()
 
 
 def test_a_spec_with_an_unknown_transform_is_served_without_it(provider: Provider, table: OwnedTable) -> None:
@@ -240,7 +237,7 @@ def test_a_table_that_was_made_anew_at_its_place_is_another_one(
         assert (version_of(client), count_of(client)) == (1, 2)
 
 
-def test_a_table_that_is_gone_is_said_and_found_again(
+def test_a_table_that_is_gone_is_refused_and_found_again(
     provider: Provider, table: OwnedTable, tmp_path: Path
 ) -> None:
     with a_reader(provider) as client:

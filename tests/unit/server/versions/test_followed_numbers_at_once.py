@@ -1,6 +1,5 @@
 """Many workers number the states of one followed Iceberg table: never twice, never with a gap, never back."""
 
-import multiprocessing
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +11,7 @@ from lakeshare_server.storage import Stores
 from lakeshare_server.versions import Versions, iceberg_history
 from lakeshare_server.versions.metadata_sources import MetadataFolder, Pointer
 from tests.builders.followed_iceberg import NAME, OwnedTable, a_worker, following, log_of, pinned
+from tests.builders.forks import FORKS
 from tests.builders.sharing import Provider, a_provider
 
 WORKERS = 4
@@ -65,9 +65,8 @@ def test_processes_that_look_at_once_number_each_state_once(
 ) -> None:
     for _ in range(3):
         table.append_days(1)
-    context = multiprocessing.get_context("spawn")
-    go, told = context.Event(), context.Queue()
-    workers = [context.Process(target=look_in_a_process, args=(tmp_path, go, told)) for _ in range(2)]
+    go, told = FORKS.Event(), FORKS.Queue()
+    workers = [FORKS.Process(target=look_in_a_process, args=(tmp_path, go, told)) for _ in range(2)]
     for worker in workers:
         worker.start()
     go.set()

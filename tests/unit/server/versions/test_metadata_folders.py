@@ -29,7 +29,7 @@ from tests.builders.protocol_reader import ProtocolReader
 from tests.builders.random_metadata_folder import FOREIGN, File, Folder, change, draw_folder
 from tests.builders.sharing import Provider, Running, a_provider, a_server
 
-SERVED = campaign_size(in_ci=12, in_campaign=2_000)
+SERVED = campaign_size(in_ci=8, in_campaign=2_000)
 LOOKED_AT = campaign_size(in_ci=200, in_campaign=20_000)
 IN_A_SHARE, CHANGES, STATES = 100, 4, 12
 SEED = 20_261_122

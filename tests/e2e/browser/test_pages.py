@@ -1,18 +1,24 @@
-"""In the browser: the portal opens with a profile, shows what its recipient may read, and forgets it when closed."""
+"""In the browser: what recipients see of the server.
+
+A link shows what it offers, gives the profile once, and shows afterwards when it was used. The portal opens with a
+profile, shows what its recipient may read, and forgets it when closed. One file, because one browser serves all of it.
+"""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import httpx
+import pandas as pd
 import pytest
-from playwright.sync_api import Page, Request, expect
+from playwright.sync_api import Browser, Page, Request, expect
 
 from lakeshare_server.access.authentication import write_profile
 from lakeshare_server.catalog import Recipients
 from lakeshare_server.catalog.sharing import create_recipient, editing, grant
 from tests.builders.lake_tables import some_rows
-from tests.builders.offered_lake import FLIGHTS_COMMENT, RATHER_LONG, OfferedLake
+from tests.builders.offered_lake import AGREEMENT, FLIGHTS_COMMENT, RATHER_LONG, OfferedLake
 
 # Those of two commits, without the day that was deleted.
 ROWS = 12 + 600 - 24
@@ -31,17 +37,102 @@ def profile(lake: OfferedLake, token: str, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture
-def asked(page: Page) -> list[Request]:
-    """Everything that the page asks anybody for."""
+def asked(page: Page) -> Iterator[list[Request]]:
+    """Every request of the page."""
     found: list[Request] = []
-    page.on("request", lambda request: found.append(request))
-    return found
+
+    def note(request: Request) -> None:
+        found.append(request)
+
+    page.on("request", note)
+    yield found
+    page.remove_listener("request", note)
 
 
 def opened(page: Page, lake: OfferedLake, profile: Path) -> None:
     page.goto(lake.portal)
     page.get_by_label("Profile file").set_input_files(profile)
     expect(page.get_by_role("heading", level=1, name="flights.lake.flights")).to_be_visible()
+
+
+def test_a_link_gives_the_profile_once_and_the_code_that_reads_with_it(
+    page: Page,
+    lake: OfferedLake,
+    seen: Callable[[str], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    link = lake.invited("acme", agreement=AGREEMENT)
+    page.goto(link)
+    expect(page.get_by_role("heading", level=1)).to_have_text("Harbour Statistics shares data with acme")
+    expect(page.get_by_text("flights.lake.flights")).to_be_visible()
+    expect(page.get_by_text("30 June 2031, 22:00 UTC")).to_be_visible()
+    seen("activation")
+    page.get_by_role("checkbox").check()
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Get the profile").click()
+    profile = tmp_path / saved.value.suggested_filename
+    saved.value.save_as(profile)
+    assert profile.name == "acme.share"
+    saved_profile = json.loads(profile.read_text())
+    assert (saved_profile["shareCredentialsVersion"], saved_profile["endpoint"]) == (
+        1,
+        f"{lake.root}/delta-sharing",
+    )
+
+    expect(page.get_by_role("heading", level=1)).to_have_text("Your profile is ready")
+    monkeypatch.chdir(tmp_path)
+    code = page.locator(".panel-1 code").inner_text()
+    names: dict[str, object] = {}
+    exec(compile(code, "activation.py", "exec"), names)
+    assert isinstance(names["frame"], pd.DataFrame)
+    assert len(names["frame"]) == 10
+    for tool in ("Spark", "DuckDB", "Power BI", "PyIceberg", "Snowflake", "pandas"):
+        page.get_by_text(tool, exact=True).click()
+        expect(page.locator(".panel:visible")).to_contain_text("lake")
+        expect(page.locator(".panel:visible")).to_have_count(1)
+    seen("activated")
+
+    page.goto(link)
+    expect(page.get_by_role("heading", level=1)).to_have_text("This link was used already")
+    expect(page.get_by_text("from 127.0.0.1")).to_be_visible()
+    seen("used-link")
+
+
+def test_the_agreement_is_asked_for_by_the_browser(page: Page, lake: OfferedLake) -> None:
+    page.goto(lake.invited("careful", agreement=AGREEMENT))
+    page.get_by_role("button", name="Get the profile").click()
+    assert page.get_by_role("checkbox").evaluate("box => box.validity.valueMissing")
+    expect(page.get_by_role("button", name="Get the profile")).to_be_visible()
+
+
+def test_an_expired_link_has_the_time_of_its_end(
+    page: Page, lake: OfferedLake, seen: Callable[[str], None]
+) -> None:
+    page.goto(lake.invited("late", link_life=timedelta(microseconds=1)))
+    expect(page.get_by_role("heading", level=1)).to_have_text("This link has expired")
+    expect(page.get_by_text("It expired on")).to_be_visible()
+    seen("expired-link")
+
+
+def test_an_unknown_link_is_no_link(page: Page, lake: OfferedLake) -> None:
+    answer = page.goto(f"{lake.root}/activate/never-made")
+    assert answer is not None
+    assert answer.status == 404
+    expect(page.get_by_role("heading", level=1)).to_have_text("There is no such link")
+
+
+def test_the_page_needs_no_script(lake: OfferedLake, browser: Browser) -> None:
+    context = browser.new_context(java_script_enabled=False, accept_downloads=True)
+    page = context.new_page()
+    page.goto(lake.invited("plain"))
+    page.get_by_role("button", name="Get the profile").click()
+    with page.expect_download() as saved:
+        page.get_by_role("link", name="Save plain.share").click()
+    assert json.loads(Path(saved.value.path()).read_text())["shareCredentialsVersion"] == 1
+    page.get_by_text("PyIceberg", exact=True).click()
+    expect(page.locator(".panel:visible")).to_contain_text("PyIceberg cannot read this table")
+    context.close()
 
 
 def test_a_profile_opens_what_its_recipient_may_read(
@@ -90,7 +181,7 @@ def test_values_are_shown_as_they_are(page: Page, lake: OfferedLake, profile: Pa
     expect(page.get_by_text("All 12 rows of version 0.")).to_be_visible()
     cells = page.locator(".rows tbody tr").all_inner_texts()
     shown = sorted(row.split("\t")[3] for row in cells)
-    assert shown == sorted(str(one) for one in some_rows().column("distance").to_pylist())
+    assert shown == sorted(str(distance) for distance in some_rows().column("distance").to_pylist())
     assert any('q"\\' in row for row in cells)
     assert any("null" in row for row in cells)
 
@@ -133,7 +224,7 @@ def test_what_is_closed_is_forgotten(page: Page, lake: OfferedLake, profile: Pat
         ({"bearerToken": None}, "This profile has no token that a browser can use."),
     ],
 )
-def test_a_profile_that_does_not_fit_is_told_why(
+def test_a_profile_that_does_not_fit_is_refused_with_the_reason(
     page: Page,
     lake: OfferedLake,
     profile: Path,

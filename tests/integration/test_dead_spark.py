@@ -1,0 +1,96 @@
+"""A Spark that dies under a run is an error of the run that names its log, and leaves nothing behind."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from lakeshare_pipelines.contracts import SetContract
+from lakeshare_pipelines.errors import SparkError
+from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_pipelines.spark.session import driver_pid
+from lakeshare_pipelines.wap import checks as table_checks
+from lakeshare_pipelines.wap.audit import audit
+from lakeshare_pipelines.wap.delta import DeltaStaging
+from lakeshare_pipelines.wap.iceberg import IcebergStaging
+from lakeshare_pipelines.wap.stage import list_staging_locations, stage
+from lakeshare_pipelines.wap.staged import (
+    Staged,
+    list_recorded_names,
+    make_staging_prefix,
+    open_lake,
+)
+from tests.builders.audits import NOT_NULL, a_rule, a_set, flight_rows, flights, stage_rows
+from tests.builders.forks import FORKS
+from tests.builders.killed_run import wait_for_exit
+from tests.builders.main_state import main_state
+from tests.builders.sets import a_contract, a_delivery, orders
+
+DAY = "2024-01-01"
+
+
+def test_spark_killed_while_sets_are_staged_and_audited_is_an_error_of_each_run(lake, tmp_path):
+    """Spark dies once: under Great Expectations, while a set of each format is between its two tables."""
+    audited = a_set(flights(a_rule("known", NOT_NULL, column="carrier")))
+    rows = stage_rows(lake, audited, flights=flight_rows(60))
+    contracts = [a_contract(tmp_path, f"dying_{kind}", kind) for kind in ("iceberg", "delta")]
+    for contract in contracts:
+        a_delivery(lake.settings, contract, DAY, orders(DAY))
+    seen = tmp_path / "seen.txt"
+
+    process = FORKS.Process(
+        target=work_on_a_dying_spark, args=(lake.settings, contracts, audited, rows, seen)
+    )
+    process.start()
+
+    assert wait_for_exit(process) == 0
+    assert seen.read_text().split() == ["audit", "delta", "iceberg"]
+    for contract in contracts:
+        assert list_staging_locations(lake, [contract]) == []
+        assert list_recorded_names(lake.settings, make_staging_prefix(contract.name)) == []
+        assert set(main_state(lake, contract).values()) == {None}
+
+
+def work_on_a_dying_spark(
+    settings: LakeSettings, contracts: list[SetContract], audited: SetContract, rows: Staged, seen: Path
+) -> None:
+    """In a process of its own: the other tests keep their Spark."""
+    iceberg, delta = contracts
+    judge = table_checks.evaluate_rules
+
+    def kill_then_judge(frame, rules):
+        os.kill(driver_pid(), signal.SIGKILL)
+        return judge(frame, rules)
+
+    def require_error(name: str, work: Callable[[], object]) -> None:
+        with pytest.raises(SparkError, match=r"Spark died.*spark\.log"):
+            work()
+        with seen.open("a") as file:
+            file.write(f"{name}\n")
+
+    with pytest.MonkeyPatch.context() as patch, open_lake(settings) as lake:
+
+        def stage_set(contract: SetContract) -> None:
+            stage(lake, contract, [DAY], str(uuid4()))
+
+        patch.setattr(table_checks, "evaluate_rules", kill_then_judge)
+        after_first_write(
+            patch, DeltaStaging, lambda: require_error("audit", lambda: audit(lake, audited, rows))
+        )
+        after_first_write(patch, IcebergStaging, lambda: require_error("delta", lambda: stage_set(delta)))
+        require_error("iceberg", lambda: stage_set(iceberg))
+
+
+def after_first_write(patch: pytest.MonkeyPatch, staging: type, work: Callable[[], None]) -> None:
+    """Let a staging do other work after it wrote its first table."""
+    write = staging.write
+
+    def write_then_work(*arguments) -> None:
+        write(*arguments)
+        patch.setattr(staging, "write", write)
+        work()
+
+    patch.setattr(staging, "write", write_then_work)
