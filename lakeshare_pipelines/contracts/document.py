@@ -8,7 +8,6 @@ import difflib
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from pathlib import Path
@@ -313,8 +312,8 @@ PARTS: dict[str, type[Part]] = {
 }
 
 
-class _UniqueKeys(yaml.constructor.SafeConstructor):
-    """Refuses duplicate keys, of which YAML keeps the last."""
+class _Loader(yaml.SafeLoader):
+    """A SafeLoader that refuses duplicate keys, of which YAML keeps the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -328,36 +327,6 @@ class _UniqueKeys(yaml.constructor.SafeConstructor):
         return super().construct_mapping(node, deep)
 
 
-class _Loader(_UniqueKeys, yaml.SafeLoader):
-    """The loader whose errors are reported."""
-
-
-MAX_DEPTH = 100
-
-
-class _FastLoader(_UniqueKeys, yaml.CSafeLoader):
-    """libyaml's loader: ten times as fast, with other words for errors, and a crash for deep nesting."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.depth = 0
-
-    def descend_resolver(self, current_node: yaml.Node | None, current_index: Any) -> None:
-        # The composer calls this method before each node.
-        self.depth += 1
-        if self.depth > MAX_DEPTH:
-            raise yaml.YAMLError("too deep")
-
-    def ascend_resolver(self) -> None:
-        self.depth -= 1
-
-
-def _load_yaml(text: str) -> Any:
-    with suppress(yaml.YAMLError):
-        return yaml.load(text, _FastLoader)  # noqa: S506  # a SafeLoader, only stricter
-    return yaml.load(text, _Loader)  # noqa: S506  # a SafeLoader, only stricter
-
-
 def read_yaml(path: Path) -> dict[str, Any]:
     """Reads the mapping in a contract file."""
     try:
@@ -369,7 +338,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         hint = "It must be a readable UTF-8 text."
         raise ContractError(path, "the file", f"cannot be read: {error}", hint) from error
     try:
-        document = _load_yaml(text)
+        document = yaml.load(text, _Loader)  # noqa: S506  # a SafeLoader, only stricter
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "the file"

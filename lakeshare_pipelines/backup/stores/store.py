@@ -7,7 +7,6 @@ import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from copy import copy
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -451,17 +450,9 @@ def make_session(address: StoreAddress) -> Any:
     import boto3
     import botocore.session
 
-    core = botocore.session.Session(event_hooks=copy(_load_event_handlers()), include_builtin_handlers=False)
+    core = botocore.session.Session()
     core.register_component("data_loader", _load_service_models())
     return boto3.Session(profile_name=address.profile, region_name=address.region, botocore_session=core)
-
-
-@cache
-def _load_event_handlers() -> Any:
-    """botocore's own event handlers, to be copied: registering them takes most of the time of making a session."""
-    import botocore.session
-
-    return botocore.session.Session()._original_handler
 
 
 @cache
