@@ -60,7 +60,7 @@ class NessieApi:
         while True:
             page = self.get(path, {**parameters, "max-records": PAGE_SIZE, **token})
             if not isinstance(page.get(items), list):
-                raise self._no_nessie(path)
+                raise self._no_nessie()
             yield from page[items]
             if not page.get("hasMore"):
                 return
@@ -86,11 +86,12 @@ class NessieApi:
             message = fields.get("message") or response.reason_phrase
             raise self._make_error(response.status_code, code, message)
         if not isinstance(answer, dict):
-            raise self._no_nessie(path)
+            raise self._no_nessie()
         return answer
 
-    def _no_nessie(self, path: str) -> Exception:
-        return self._make_error(0, "NOT_NESSIE", f"{self._uri}{path} answers, but not as Nessie does")
+    def _no_nessie(self) -> Exception:
+        # Without the address, which may hold a password.
+        return self._make_error(0, "NOT_NESSIE", "the response is not one of Nessie's API")
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def nessie_api(uri: str, token: str | None) -> NessieApi:
         if code == "UNREACHABLE":
             return unreachable_error(uri, message)
         if code == "NOT_NESSIE":
-            message += ". Check LAKESHARE_NESSIE_URI"
+            message = f"{uri}: {message}. Check LAKESHARE_NESSIE_URI"
         return NessieError(status, code, message)
 
     return NessieApi(uri, token, make_error)

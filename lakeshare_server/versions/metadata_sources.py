@@ -439,19 +439,21 @@ class NessieTable(MetadataSource):
         token = configured.get("token")
         return NessieApi(uri, token, self._make_error, timeout_s=REQUEST_TIMEOUT_S, run=self._service.call)
 
-    def _make_error(self, status: int, code: str, message: str) -> LakeshareError:
+    def _make_error(self, status: int, _code: str, message: str) -> LakeshareError:
         if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
             return self._refusal(f"is refused to our token ({status})")
         if status == httpx.codes.NOT_FOUND:
             return self._refusal("is not there")
-        return self._unreachable(f"status {status}" if status else f"{code}: {message}")
+        return self._unreachable(f"status {status}" if status else message)
 
     @contextmanager
     def _check_response(self) -> Iterator[None]:
         try:
             yield
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise self._unreachable(f"it answers otherwise than Nessie, {type(error).__name__}") from error
+            raise self._unreachable(
+                f"the response is not one of Nessie's API, {type(error).__name__}"
+            ) from error
 
     def _refusal(self, what: str) -> Unserveable:
         # The location is one word, which is removed for recipients.

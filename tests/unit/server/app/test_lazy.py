@@ -1,4 +1,4 @@
-"""Commands import large modules without garbage collection, which is afterwards as it was."""
+"""Modules are imported without garbage collection, which is afterwards as it was."""
 
 import gc
 
