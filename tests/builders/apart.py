@@ -3,6 +3,7 @@
 It imports this module and those of the functions that it is called with, which decide how long it takes to start.
 """
 
+import gc
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -33,4 +34,7 @@ def process_apart(environment: Mapping[str, str]) -> Iterator[Apart]:
 
 
 def _add_to_environment(variables: Mapping[str, str]) -> None:
+    # As in tests/conftest.py: modules are no garbage, and little else is.
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 20)
     os.environ.update(variables)
