@@ -68,6 +68,8 @@ def answering_store(answer: Callable[[str], bytes | None], closes: bool = False)
             yield store
         finally:
             store.over.set()
+            # Ends the thread's accept(), which else goes on and, interrupted, takes the next socket of that number.
+            listening.shutdown(socket.SHUT_RDWR)
 
 
 def _accept(listening: socket.socket, store: AnsweringStore) -> None:

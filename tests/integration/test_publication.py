@@ -9,7 +9,9 @@ from uuid import uuid4
 
 import dagster as dg
 import pytest
+from typer.testing import CliRunner
 
+from lakeshare_pipelines.cli.main import app
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.defs.wap import LakeResource, SparkResource, wap_set
 from lakeshare_pipelines.errors import BranchMoved, NoSuchPublication, NotAudited, SnowflakeError
@@ -195,6 +197,7 @@ def rows_written_after_the_audit_are_not_published(published_set: PublishedSet) 
 def test_runs_at_once_are_replayed_and_a_rollback_is_a_new_number(published_set, monkeypatch):
     a_conflict_is_answered_by_a_replay_and_no_day_is_lost(published_set)
     a_replay_whose_audit_is_red_is_kept_and_reported(published_set, monkeypatch)
+    a_red_set_is_discarded_by_command(published_set, monkeypatch)
     a_rollback_is_a_new_number_that_shows_old_rows(published_set)
     published_set.require_spark_reads_the_same()
 
@@ -234,6 +237,19 @@ def a_replay_whose_audit_is_red_is_kept_and_reported(
     assert replayed in message["text"]
     assert "customer" in message["text"]
     assert published_set.latest() == publications
+
+
+def a_red_set_is_discarded_by_command(published_set: PublishedSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = published_set.seen()
+    [(ref, state)] = published_set.places()
+    assert state == "red"
+    monkeypatch.setattr("lakeshare_pipelines.cli.main._contracts", lambda: (published_set.contract,))
+    settings = published_set.lake.settings
+    environment = {"LAKESHARE_STATE_DIR": settings.state_dir, "LAKESHARE_WAREHOUSE_DIR": settings.warehouse}
+    runner = CliRunner(env={name: str(folder) for name, folder in environment.items()})
+    ended = runner.invoke(app, ["wap", "discard", ref])
+    assert (ended.exit_code, ended.output) == (0, f"{ref} is gone\n")
+    assert (published_set.places(), published_set.seen()) == ([], seen)
 
 
 def publish_in_dagster(published_set: PublishedSet, staged: Staged, verdicts: Verdicts) -> None:
