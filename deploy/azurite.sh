@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# For the tests: Azurite, Microsoft's stand-in for Azure's blob storage, into .tools/. It runs on the node that is
-# here, or on one from PyPI. Prints the two paths to start it with.
+# For the tests: Azurite, Microsoft's stand-in for Azure's blob storage, into the cache folder beside the jars. It runs
+# on the node that is here, or on one from PyPI. Prints the two paths to start it with.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -8,7 +8,8 @@ azurite=3.37.0
 # Azurite pins nothing of what it depends on: all as it was then.
 as_of=2026-09-01
 node_wheel=24.19.0
-home=$PWD/.tools/azurite-$azurite
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/lakeshare
+home=$cache/azurite-$azurite-$as_of
 
 say() { printf 'azurite: %s\n' "$*" >&2; }
 
@@ -25,9 +26,9 @@ if ! command -v npm >/dev/null 2>&1 || ! command -v node >/dev/null 2>&1; then
 fi
 
 if [ ! -d "$home" ]; then
-  say "installing it into .tools/ (about 370 MB the first time)"
-  mkdir -p .tools
-  scratch=$(mktemp -d .tools/azurite-XXXXXX)
+  say "installing it into $cache (about 370 MB the first time)"
+  mkdir -p "$cache"
+  scratch=$(mktemp -d "$cache/azurite-XXXXXX")
   trap 'rm -rf "$scratch"' EXIT
   npm install --prefix "$scratch" --ignore-scripts --no-audit --no-fund --loglevel=error \
     --before "$as_of" "azurite@$azurite" >&2

@@ -13,7 +13,7 @@ from dagster._cli import main as run_dagster
 
 from lakeshare_pipelines.cli import main
 from lakeshare_pipelines.contracts import SetContract, load_contracts
-from lakeshare_pipelines.demo.processes import run_job
+from lakeshare_pipelines.demo.processes import PARTITION, run_job
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.wap.delta import table_location
 from lakeshare_pipelines.wap.staged import open_lake
@@ -57,6 +57,13 @@ def run_command(script: str, *arguments: str) -> tuple[object, str]:
     finally:
         sys.argv = before
     raise AssertionError("a command ends with an exit code")
+
+
+def run_set_job(set_name: str, partition: str) -> set[str]:
+    """Run a set's job as the UI does, which unlike a materialization can be re-executed: its failed checks."""
+    with dg.DagsterInstance.get() as instance:
+        ran = dg.execute_job(_job(f"publish_{set_name}"), instance, tags={PARTITION: partition})
+        return {check.check_name for check in ran.get_asset_check_evaluations() if not check.passed}
 
 
 def reexecute_newest_failure() -> tuple[bool, set[str]]:

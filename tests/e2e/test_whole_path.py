@@ -17,6 +17,7 @@ from tests.builders.spark_apart import (
     delete_on_branch,
     frames_on_main,
     reexecute_newest_failure,
+    run_set_job,
 )
 
 # Every test may be the one that waits for the demo (COMMAND_S).
@@ -112,20 +113,6 @@ def latest(demo):
     return Ledger(open_catalog(demo.settings.catalog_url)).latest("flights.departures")
 
 
-def test_the_red_run_of_the_demo_is_taken_up_again_from_dagster(demo, apart, run):
-    ref = red_place(run, "2013-01-04")
-    clear_nulls(demo, apart, ref)
-    before = latest(demo)
-
-    succeeded, steps = apart(reexecute_newest_failure)
-
-    assert succeeded
-    assert steps == {"flights_set.flights_audit", "flights_set.flights_publish"}
-    assert (latest(demo).version, latest(demo).partition) == (before.version + 1, "2013-01-04")
-    gate = run(*CI_GATE)
-    assert gate.code == 0, gate.text
-
-
 def test_a_red_run_changes_nothing_for_recipients(demo, served, run):
     """What they read during a red run: the demo watches that of its own."""
     before = latest(demo)
@@ -157,7 +144,30 @@ def test_a_red_set_can_be_inspected_and_retried_by_command(demo, served, apart, 
     assert latest(demo).version == before.version + 1
     assert latest(demo).partition == "2013-01-05"
     assert processes.read_version(served, TABLE) == before.version + 1
-    assert run("lakeshare", "wap", "list").text == "nothing is staged\n"
+    assert ref not in run("lakeshare", "wap", "list").text
+
+
+def test_a_red_run_is_taken_up_again_from_dagster(demo, apart, run):
+    assert run("lakeshare", "deliver", "flights", "--day", "2013-01-06", "--nulls", "carrier").code == 0
+    assert "expect_column_values_to_not_be_null__carrier" in apart(run_set_job, FLIGHTS.name, "2013-01-06")
+    ref = red_place(run, "2013-01-06")
+    clear_nulls(demo, apart, ref)
+    before = latest(demo)
+
+    succeeded, steps = apart(reexecute_newest_failure)
+
+    assert succeeded
+    assert steps == {"flights_set.flights_audit", "flights_set.flights_publish"}
+    assert latest(demo).version == before.version + 1
+    gate = run(*CI_GATE)
+    assert gate.code == 0, gate.text
+
+
+def test_a_red_set_can_be_discarded_by_command(demo, run):
+    ref = red_place(run, "2013-01-04")  # the demo's own
+
+    assert run("lakeshare", "wap", "discard", ref).code == 0
+    assert ref not in run("lakeshare", "wap", "list").text
     # In a process of its own, as a user sees its end.
     unknown = demo.lakeshare("wap", "show", ref)
     assert unknown.code == 1
