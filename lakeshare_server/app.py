@@ -1,5 +1,6 @@
 """The sharing server: assembles the application and runs it."""
 
+import gc
 import logging
 import os
 import socket
@@ -157,7 +158,9 @@ def _make_app_state(settings: ServerSettings, stores: Stores, metrics: health.Me
 
 def app_from_environment() -> FastAPI:
     """The application with the environment's settings, for `uvicorn --factory` with several workers."""
-    return create_app(ServerSettings())
+    app = create_app(ServerSettings())
+    gc.freeze()
+    return app
 
 
 class Server(uvicorn.Server):
@@ -198,6 +201,8 @@ def serve(settings: ServerSettings, on_ready: Callable[[str], None] | None = Non
         _serve_with_workers(settings, on_ready, workers)
         return
     server, listening = make_server(settings, on_ready)
+    # Modules and routes stay to the end: each full collection would stop the server while it went through them.
+    gc.freeze()
     with listening:
         server.run(sockets=[listening])
 
