@@ -63,6 +63,11 @@ def kill(pid: int) -> None:
         psutil.wait_procs([process], timeout=0.1)
 
 
+def archives(pid: int) -> list[str]:
+    """Names of the archives of classes that a Java has mapped."""
+    return [Path(mapped.path).name for mapped in psutil.Process(pid).memory_maps() if ".jsa" in mapped.path]
+
+
 def record(settings: LakeSettings) -> Path:
     return settings.state_dir / "nessie" / "server.json"
 
@@ -128,7 +133,9 @@ def test_a_lost_key_is_made_anew_and_trusted_by_a_server_that_is_kept_if_asked(s
         # Stopped and started again with its state.
         assert nessie.main() == before
         assert nessie.commit("main", {a_table(): 1}, role="publisher") == nessie.main()
-    assert len(servers(settings)) == 1
+    [pid] = servers(settings)
+    # The one before it has archived its classes for it.
+    assert [where for where in archives(pid) if "nessie" in where]
 
 
 def test_a_server_without_a_record_of_its_own_is_replaced_and_left_to_another_process_that_uses_it(settings):
