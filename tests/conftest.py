@@ -4,10 +4,12 @@ import atexit
 import gc
 import os
 import signal
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 from _pytest.unraisableexception import gc_collect_iterations_key
 from xdist.scheduler import LoadFileScheduling
 
@@ -24,6 +26,9 @@ os.environ.setdefault("SPARK_DIST_CLASSPATH", str(LOCAL_FILES))
 # As in lakeshare_pipelines.cli.main: in a background job, Dagster would let every process of the tests ignore SIGTERM.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A process that runs one command builds the tree of all commands once; so do the tests.
+typer.main.get_command = cache(typer.main.get_command)
 
 # Modules and collected tests stay to the end. Looking for garbage among them took a third of the collection's time, a
 # sixth of the tests' and seconds at the end.

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -18,8 +19,9 @@ from tests.builders.http_server import listening
 class AnIssuer(ThreadingHTTPServer):
     """Publishes its keys and signs tokens; counts who asks for what."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "") -> None:
         super().__init__(("127.0.0.1", 0), _Documents)
+        self._name = name
         # A dripping answer ends with its client, not with the test.
         self.daemon_threads = True
         self.host = f"127.0.0.1:{self.server_address[1]}"
@@ -49,7 +51,7 @@ class AnIssuer(ThreadingHTTPServer):
 
     def change_key(self, key_id: str) -> None:
         """A new key instead of the old ones."""
-        key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+        key = _make_key(self._name, key_id)
         self.keys = {key_id: key}
         public = json.loads(RSAAlgorithm.to_jwk(key.public_key()))
         self.published = [{**public, "kid": key_id, "use": "sig", "alg": "RS256"}]
@@ -107,9 +109,14 @@ class _Documents(BaseHTTPRequestHandler):
         """Silence: the tests say what was asked."""
 
 
+@cache
+def _make_key(issuer: str, key_id: str) -> rsa.RSAPrivateKey:
+    return rsa.generate_private_key(public_exponent=65537, key_size=2048)
+
+
 @contextmanager
-def an_issuer() -> Iterator[AnIssuer]:
-    """An issuer until the end of the block."""
-    issuer = AnIssuer()
+def an_issuer(name: str = "") -> Iterator[AnIssuer]:
+    """An issuer until the end of the block. Issuers of one name have the same keys, to spare making them."""
+    issuer = AnIssuer(name)
     with listening(issuer):
         yield issuer

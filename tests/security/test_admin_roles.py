@@ -260,7 +260,7 @@ def test_a_token_of_the_issuer_gives_the_role_that_its_claim_says(
 
 
 def test_a_token_of_nobody_that_was_named_is_not_looked_into(http: httpx.Client) -> None:
-    with an_issuer() as stranger:
+    with an_issuer("stranger") as stranger:
         token = stranger.token(aud="lakeshare-admin", realm={"roles": ["lakeshare-owner"]})
         assert status(http, "GET", f"{UNITY}/shares", None, f"Bearer {token}") == 401
         assert stranger.asked == []

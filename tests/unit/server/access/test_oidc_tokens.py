@@ -95,7 +95,7 @@ def test_a_forged_signature_is_refused_in_every_known_way(issuer: AnIssuer) -> N
     good = issuer.token()
     header, claims, signature = good.split(".")
     said = json.loads(base64.urlsafe_b64decode(claims + "=="))
-    with an_issuer() as other:
+    with an_issuer("other") as other:
         other.keys = {"first": next(iter(other.keys.values()))}
         forged = [
             f"{header}.{claims}.{signature[:-6]}AAAAAA",

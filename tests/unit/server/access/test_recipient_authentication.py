@@ -263,7 +263,7 @@ def test_tokens_of_an_issuer_are_those_of_the_recipient_whose_policy_they_fit(
 
 
 def test_an_issuer_that_no_policy_names_is_not_asked(provider: Provider, server: Running) -> None:
-    with an_issuer() as other:
+    with an_issuer("other") as other:
         assert listed(server, f"Bearer {other.token()}") == 401
         assert other.asked == []
 

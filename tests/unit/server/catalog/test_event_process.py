@@ -56,7 +56,8 @@ class Askers:
         headers = {"Authorization": f"Bearer {self._token}"}
         while not self._stop.is_set():
             try:
-                with httpx.Client(base_url=self._url, headers=headers, timeout=5) as client:
+                # Without the list of authorities, whose reading costs more than the requests.
+                with httpx.Client(base_url=self._url, headers=headers, timeout=5, verify=False) as client:
                     for _ in range(20):
                         with client.stream("POST", f"{FLIGHTS}/query", json={}) as answer:
                             self.ids.append(answer.headers["x-request-id"])
