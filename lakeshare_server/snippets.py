@@ -16,6 +16,7 @@ from lakeshare_server.errors import BadRequest
 if TYPE_CHECKING:
     from lakeshare_server.catalog import TableEntry
     from lakeshare_server.provider.serveability import ServedTable
+    from lakeshare_server.storage.locations import StoreKind
 
 EngineName = Literal[
     "pyiceberg", "pandas", "polars", "duckdb", "duckdb-sql", "spark", "trino", "power-bi", "snowflake"
@@ -57,23 +58,6 @@ class SnippetTable:
 
 
 ICEBERG_PACKAGE = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
-
-
-@dataclass(frozen=True)
-class StoreClient:
-    """What engines need to read a kind of store: Spark's package, Trino's file system, an extra of pyiceberg."""
-
-    package: str
-    trino: str
-    extra: str = ""
-
-
-STORE_CLIENTS = {
-    "s3": StoreClient("org.apache.iceberg:iceberg-aws-bundle:1.12.0", "s3"),
-    "gs": StoreClient("org.apache.iceberg:iceberg-gcp-bundle:1.12.0", "gcs"),
-    "abfss": StoreClient("org.apache.iceberg:iceberg-azure-bundle:1.12.0", "azure", "adlfs"),
-}
-"""By the scheme of normalised locations; tables on a server's own disk have none."""
 SHARING_PACKAGE = "io.delta:delta-sharing-spark_4.1_2.13:4.4.0"
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 DELTA_CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
@@ -104,9 +88,16 @@ def python_sharing(engine: str, packages: Sequence[str], *code: str) -> Text:
     return render
 
 
+def _find_store_kind(table: SnippetTable) -> StoreKind | None:
+    # Imports pyarrow, which is not loaded for `lakeshare --help`.
+    from lakeshare_server.storage.locations import find_store_kind
+
+    return find_store_kind(table.scheme)
+
+
 def spark_iceberg(table: SnippetTable) -> str:
-    store = STORE_CLIENTS.get(table.scheme)
-    packages = [ICEBERG_PACKAGE, *([store.package] if store else [])]
+    store = _find_store_kind(table)
+    packages = [ICEBERG_PACKAGE, *([store.spark_package] if store else [])]
     catalog = f"spark.sql.catalog.{table.alias}"
     name = ".".join(f"`{part.replace('`', '``')}`" for part in (table.alias, table.schema, table.name))
     return _text(
@@ -155,8 +146,8 @@ def spark_sharing(table: SnippetTable) -> str:
 
 def _iceberg_head(table: SnippetTable, engine: str, more: Sequence[str]) -> list[str]:
     signed = table.storage == "signed requests"
-    store = STORE_CLIENTS.get(table.scheme)
-    extras = ["pyarrow", "s3fs" if signed else store.extra if store else ""]
+    store = _find_store_kind(table)
+    extras = ["pyarrow", "s3fs" if signed else store.pyiceberg_extra if store else ""]
     local = "# The table is on the server's own disk: this reads it on that machine alone."
     return [
         f"# {table.path} with {engine}, by the Iceberg REST catalog.",
@@ -219,7 +210,8 @@ def duckdb_sql(table: SnippetTable) -> str:
 def trino(table: SnippetTable) -> str:
     """Trino's catalog file, through the Iceberg REST API; the token is in Trino's environment."""
     query = f"SELECT * FROM {_quote_path(table)} LIMIT {ROWS}"  # noqa: S608  the names are quoted
-    store = STORE_CLIENTS[table.scheme]
+    store = _find_store_kind(table)
+    file_system = store.trino_file_system if store else "local"
     return (
         f"# {table.path} with Trino. This is etc/catalog/{table.alias}.properties, on every node.\n"
         "# LAKESHARE_TOKEN in Trino's environment is the bearerToken of the profile.\n"
@@ -230,7 +222,7 @@ def trino(table: SnippetTable) -> str:
         "iceberg.rest-catalog.security=OAUTH2\n"
         "iceberg.rest-catalog.oauth2.token=${ENV:LAKESHARE_TOKEN}\n"
         "iceberg.rest-catalog.vended-credentials-enabled=true\n"
-        f"fs.native-{store.trino}.enabled=true\n"
+        f"fs.native-{file_system}.enabled=true\n"
         f"# Then: {query}\n"
     )
 

@@ -35,14 +35,12 @@ from lakeshare_server.iceberg_rest.metadata import (
 from lakeshare_server.iceberg_rest.trimming import trim_metadata
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import (
-    ParsedLocation,
     Signers,
     StoredObject,
     Stores,
-    TemporaryCredentials,
     parse_location,
 )
-from lakeshare_server.storage.locations import GCS, LOCAL, S3
+from lakeshare_server.storage.locations import LOCAL, S3
 from lakeshare_server.tables.iceberg.deletes import deletion_vectors, targets_of
 from lakeshare_server.tables.iceberg.manifests import live_files
 from lakeshare_server.tables.iceberg.metadata import NO_SNAPSHOT, open_metadata, read_metadata_text
@@ -433,10 +431,9 @@ def client_storage(
     if access == "disk":
         return NO_STORAGE
     parsed = parse_location(table.location, settings.azure_account)
-    config = signers.s3_client_config(parsed) if parsed.kind == S3 else {}
+    config = signers.client_config(parsed.location)
     if access == "credentials":
-        granted = signers.vend(parsed.location, settings.url_life_s)
-        return ClientStorage(config, credential_config(granted, parsed))
+        return ClientStorage(config, signers.vend(parsed.location, settings.url_life_s).iceberg_config)
     signer = {"s3.signer.uri": settings.iceberg_url(), "s3.signer.endpoint": sign_at}
     return ClientStorage({**config, **SIGNING, **signer})
 
@@ -449,19 +446,4 @@ def vended_storage(
     refusal = folder_refusal(view, folder, signers)
     if refusal is not None:
         raise Unserveable(f"{view.entry.path} hands out no credentials: {refusal}.", "Load the table again.")
-    return ClientStorage({}, credential_config(signers.vend(parsed.location, settings.url_life_s), parsed))
-
-
-def credential_config(granted: TemporaryCredentials, parsed: ParsedLocation) -> dict[str, str]:
-    fields, ends = granted.fields, str(granted.expires_at_ms)
-    if parsed.kind == S3:
-        return {
-            "s3.access-key-id": fields["accessKeyId"],
-            "s3.secret-access-key": fields["secretAccessKey"],
-            "s3.session-token": fields["sessionToken"],
-            "s3.session-token-expires-at-ms": ends,
-        }
-    if parsed.kind == GCS:
-        return {"gcs.oauth2.token": fields["oauthToken"], "gcs.oauth2.token-expires-at": ends}
-    host = parsed.root.partition("@")[2]
-    return {f"adls.sas-token.{host}": fields["sasToken"], f"adls.sas-token-expires-at-ms.{host}": ends}
+    return ClientStorage({}, signers.vend(parsed.location, settings.url_life_s).iceberg_config)

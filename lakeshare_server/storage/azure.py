@@ -1,7 +1,7 @@
 """Azure Blob Storage: credentials, containers, signed URLs and temporary credentials."""
 
 from base64 import b64decode, b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -84,6 +84,8 @@ class AzureSigner:
 
 class AzureAccess:
     """Access to storage accounts by account key, shared access signature or the server's identity."""
+
+    signs_slowly = False
 
     def __init__(self, settings: StoreSettings, services: Services) -> None:
         self._settings, self.services = settings, services
@@ -218,6 +220,9 @@ class AzureAccess:
             raise Unavailable(what, "Try again later.") from None
         return to_delegation_key(issued)
 
+    def client_config(self, place: ParsedLocation) -> Mapping[str, str]:
+        return {}
+
     def refusal(self, place: ParsedLocation) -> str | None:
         account, _ = azure_host(place)
         if self.account_key(account) is None and self.account_sas(account):
@@ -232,7 +237,10 @@ class AzureAccess:
         delegated = None if key else self.delegation_key(place, life_s, now_s)
         life_s = remote.remaining_life(now_s, life_s, delegated.ends_ms if delegated else None)
         token = _sign_directory(place, key, delegated, datetime.fromtimestamp(now_s + life_s, UTC))
-        return remote.TemporaryCredentials(place.location, KIND, {"sasToken": token}, (now_s + life_s) * 1000)
+        ends_ms = (now_s + life_s) * 1000
+        host = place.root.partition("@")[2]
+        config = {f"adls.sas-token.{host}": token, f"adls.sas-token-expires-at-ms.{host}": str(ends_ms)}
+        return remote.TemporaryCredentials(place.location, KIND, {"sasToken": token}, ends_ms, config)
 
     def _has_namespace(self, account: str, place: ParsedLocation) -> bool:
         """Whether the account has a hierarchical namespace; assumed while the account does not report it."""

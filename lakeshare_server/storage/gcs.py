@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -17,7 +17,7 @@ from obstore.store import GCSStore
 from lakeshare_server.errors import Unavailable, Unserveable
 from lakeshare_server.outbound import Services
 from lakeshare_server.settings import StoreSettings
-from lakeshare_server.storage import remote
+from lakeshare_server.storage import remote, s3
 from lakeshare_server.storage.locations import ParsedLocation
 from lakeshare_server.storage.remote import CONNECT_S, MAX_URL_LIFE_S
 
@@ -159,13 +159,23 @@ class GcsAccess:
 
         return BoundedRequest()
 
-    def signer(self, bucket: str, life_s: int, now_s: int) -> GcsSigner:
+    @property
+    def signs_slowly(self) -> bool:
+        return not self._settings.gcs_hmac_secret
+
+    def signer(self, place: ParsedLocation, life_s: int, now_s: int) -> GcsSigner | s3.S3Signer:
         """Returns a signer of URLs that live for `life_s` from `now_s`, or as long as IAM's signatures.
 
         Raises:
             Unserveable: the credentials are a person's, which cannot sign.
             Unavailable: there are no credentials.
         """
+        secret, key_id = self._settings.gcs_hmac_secret, self._settings.gcs_hmac_id
+        if secret and key_id:  # Google accepts S3 signatures with an HMAC key
+            bucket = s3.Bucket(place.bucket, "auto", self.endpoint(public=True), path_style=True)
+            return s3.s3_signer(
+                bucket, s3.AwsKeys(key_id, secret.get_secret_value(), None, None), life_s, now_s
+            )
         identity = self.identity
         life_s = remote.remaining_life(now_s, life_s, None, identity.longest_s)
         moment = datetime.fromtimestamp(now_s, UTC).strftime("%Y%m%dT%H%M%SZ")
@@ -178,7 +188,7 @@ class GcsAccess:
             "X-Goog-SignedHeaders": "host",
         }
         query = "&".join(f"{name}={quote(value, safe='')}" for name, value in signed.items())
-        url = f"{self.endpoint(public=True)}/{bucket}/"
+        url = f"{self.endpoint(public=True)}/{place.bucket}/"
         return GcsSigner(
             expires_at_ms=(now_s + life_s) * 1000,
             _url=url.encode(),
@@ -226,6 +236,9 @@ class GcsAccess:
             fix = f"Grant {self.identity.email} roles/iam.serviceAccountTokenCreator on itself."
             raise Unavailable(f"Google's IAM signs no URLs ({type(error).__name__})", fix) from None
 
+    def client_config(self, place: ParsedLocation) -> Mapping[str, str]:
+        return {}
+
     def refusal(self, place: ParsedLocation) -> str | None:
         return None
 
@@ -253,7 +266,8 @@ class GcsAccess:
             fix = "The bucket needs uniform bucket-level access, the server's account roles/storage.objectViewer."
             raise Unserveable(reason, fix) from None
         ends_ms = int(ends.timestamp() * 1000) if ends else (now_s + TOKEN_S) * 1000
-        return remote.TemporaryCredentials(place.location, KIND, {"oauthToken": token}, ends_ms)
+        config = {"gcs.oauth2.token": token, "gcs.oauth2.token-expires-at": str(ends_ms)}
+        return remote.TemporaryCredentials(place.location, KIND, {"oauthToken": token}, ends_ms, config)
 
 
 def access_condition(place: ParsedLocation) -> str:

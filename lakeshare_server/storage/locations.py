@@ -6,7 +6,7 @@ Keys are exact text, never encoded, decoded or folded. Forms of other tools are 
 import posixpath
 import re
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from urllib.parse import unquote, urlsplit
@@ -18,14 +18,41 @@ from lakeshare_server.errors import BadRequest
 
 LOCAL, S3, GCS, AZURE = "local", "s3", "gcs", "azure"
 
-SCHEMES = {
-    S3: ("s3", "s3a", "s3n"),
-    GCS: ("gs", "gcs"),
-    AZURE: ("abfss", "abfs", "wasbs", "wasb", "az", "azure"),
-}
-"""The schemes of each kind of store; locations are normalised to the first."""
 
-_KINDS = {scheme: kind for kind, schemes in SCHEMES.items() for scheme in schemes}
+@dataclass(frozen=True)
+class StoreKind:
+    """A kind of object store: its schemes, its access (`module:class`, imported at first use) and its clients."""
+
+    schemes: Sequence[str]  # locations are normalised to the first
+    access: str
+    spark_package: str  # for Spark with Iceberg
+    trino_file_system: str
+    pyiceberg_extra: str = ""
+
+
+STORE_KINDS: Mapping[str, StoreKind] = {
+    S3: StoreKind(
+        ("s3", "s3a", "s3n"),
+        "lakeshare_server.storage.s3:S3Access",
+        "org.apache.iceberg:iceberg-aws-bundle:1.12.0",
+        "s3",
+    ),
+    GCS: StoreKind(
+        ("gs", "gcs"),
+        "lakeshare_server.storage.gcs:GcsAccess",
+        "org.apache.iceberg:iceberg-gcp-bundle:1.12.0",
+        "gcs",
+    ),
+    AZURE: StoreKind(
+        ("abfss", "abfs", "wasbs", "wasb", "az", "azure"),
+        "lakeshare_server.storage.azure:AzureAccess",
+        "org.apache.iceberg:iceberg-azure-bundle:1.12.0",
+        "azure",
+        "adlfs",
+    ),
+}
+
+_KINDS = {scheme: kind for kind, store in STORE_KINDS.items() for scheme in store.schemes}
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _ROOT = re.compile(r"[A-Za-z0-9_.-]+")
 _AZURE_ROOT = re.compile(r"([A-Za-z0-9$_-]+)@([A-Za-z0-9-]+)\.(?:dfs|blob)\.([A-Za-z0-9.-]+)")
@@ -33,6 +60,11 @@ _SPELLINGS = (
     "Give an absolute path, s3://bucket/key, gs://bucket/key or "
     "abfss://container@account.dfs.core.windows.net/key."
 )
+
+
+def find_store_kind(scheme: str) -> StoreKind | None:
+    """Returns the kind of store of a normalised location's scheme; None for the local disk."""
+    return STORE_KINDS.get(_KINDS.get(scheme, LOCAL))
 
 
 @dataclass(frozen=True)
@@ -80,7 +112,7 @@ def parse_location(location: str, azure_account: str | None = None) -> ParsedLoc
         root = f"{parts[1]}@{parts[2].lower()}.dfs.{parts[3].lower()}"
     elif not _ROOT.fullmatch(root):
         raise BadRequest("location", _redact(location), "It names no bucket. " + _SPELLINGS)
-    return ParsedLocation(kind, f"{SCHEMES[kind][0]}://{root}", key)
+    return ParsedLocation(kind, f"{STORE_KINDS[kind].schemes[0]}://{root}", key)
 
 
 def normalise_location(location: str, azure_account: str | None = None) -> str:

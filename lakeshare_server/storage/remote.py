@@ -404,6 +404,45 @@ class TemporaryCredentials:
     kind: str
     fields: Mapping[str, str] = field(repr=False)
     expires_at_ms: int
+    # The properties by which an Iceberg client takes them.
+    iceberg_config: Mapping[str, str] = field(repr=False)
+
+
+class RootSigner(Protocol):
+    """Signs keys below one root; those of the local disk, whose root is empty, are whole paths."""
+
+    @property
+    def expires_at_ms(self) -> int:
+        """The end of all its URLs."""
+
+    def sign(self, keys: list[bytes]) -> list[bytes]:
+        """Returns a URL for each key, in order."""
+
+
+class StoreAccess(Protocol):
+    """Access to all roots of one kind of object store with the server's credentials; thread-safe.
+
+    Methods raise Unserveable if the credentials cannot do it, and Unavailable if they or the store do not respond.
+    """
+
+    @property
+    def signs_slowly(self) -> bool:
+        """Whether a URL takes more than about a microsecond (RSA, or signed by a service)."""
+
+    def open(self, place: ParsedLocation) -> Store:
+        """Opens a root for reading."""
+
+    def signer(self, place: ParsedLocation, life_s: int, now_s: int) -> RootSigner:
+        """Returns a signer of URLs of a root that live for `life_s` from `now_s`, or as long as its credentials."""
+
+    def client_config(self, place: ParsedLocation) -> Mapping[str, str]:
+        """Returns the properties by which an Iceberg client finds a root."""
+
+    def refusal(self, place: ParsedLocation) -> str | None:
+        """Returns why no credentials are limited to a location; None if they are."""
+
+    def vend(self, place: ParsedLocation, life_s: int, now_s: int) -> TemporaryCredentials:
+        """Issues credentials that read below a location only."""
 
 
 def sign_texts(key: bytes, beginning: bytes, texts: Iterable[bytes]) -> "Iterator[hashlib._Hash]":

@@ -79,6 +79,8 @@ THROTTLED = {
 class S3Access:
     """Access to the S3 of the settings with the server's credentials; thread-safe."""
 
+    signs_slowly = False
+
     def __init__(self, settings: StoreSettings, services: Services) -> None:
         self._settings, self.services = settings, services
         self._lock = Lock()
@@ -241,9 +243,21 @@ class S3Access:
             "secretAccessKey": issued["SecretAccessKey"],
             "sessionToken": issued["SessionToken"],
         }
+        ends_ms = int(issued["Expiration"].timestamp() * 1000)
         return remote.TemporaryCredentials(
-            place.location, KIND, fields, int(issued["Expiration"].timestamp() * 1000)
+            place.location, KIND, fields, ends_ms, iceberg_config(fields, ends_ms)
         )
+
+    def signer(self, place: ParsedLocation, life_s: int, now_s: int) -> "S3Signer":
+        bucket = self.bucket(place.bucket, public=True)
+        return s3_signer(bucket, self.keys(), life_s, now_s, self._settings.s3_request_payer)
+
+    def client_config(self, place: ParsedLocation) -> Mapping[str, str]:
+        bucket = self.bucket(place.bucket, public=True)
+        config = {"s3.region": bucket.region, "client.region": bucket.region}
+        if not AWS.fullmatch(bucket.endpoint):
+            config["s3.endpoint"] = bucket.endpoint
+        return config | {"s3.path-style-access": str(bucket.path_style).lower()}
 
     def _policy(self, place: ParsedLocation) -> str:
         region = self.bucket(place.bucket).region
@@ -251,6 +265,16 @@ class S3Access:
 
     def _on_aws(self, place: ParsedLocation) -> bool:
         return AWS.fullmatch(self.bucket(place.bucket).endpoint) is not None
+
+
+def iceberg_config(fields: Mapping[str, str], ends_ms: int) -> Mapping[str, str]:
+    """Returns the properties by which an Iceberg client takes temporary credentials."""
+    return {
+        "s3.access-key-id": fields["accessKeyId"],
+        "s3.secret-access-key": fields["secretAccessKey"],
+        "s3.session-token": fields["sessionToken"],
+        "s3.session-token-expires-at-ms": str(ends_ms),
+    }
 
 
 # botocore has no types.

@@ -5,12 +5,13 @@ A session signs Arrow columns of locations, thousands in one call; signing block
 
 import errno
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from pkgutil import resolve_name
 from stat import S_ISDIR
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,10 +20,15 @@ from lakeshare_server.errors import Denied, StoreDenied, StoreMissing, Unavailab
 from lakeshare_server.outbound import Services
 from lakeshare_server.settings import StoreSettings
 from lakeshare_server.storage import locations, remote, s3
-from lakeshare_server.storage.azure import AzureAccess
-from lakeshare_server.storage.gcs import GcsAccess
-from lakeshare_server.storage.locations import AZURE, GCS, LOCAL, S3, ParsedLocation, parse_location
-from lakeshare_server.storage.remote import LocalFolders, LocalSigner, StoredObject, TemporaryCredentials
+from lakeshare_server.storage.locations import LOCAL, S3, STORE_KINDS, ParsedLocation, parse_location
+from lakeshare_server.storage.remote import (
+    LocalFolders,
+    LocalSigner,
+    RootSigner,
+    StoreAccess,
+    StoredObject,
+    TemporaryCredentials,
+)
 from lakeshare_server.storage.s3 import S3Access
 
 NO_SUCH_NAME = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
@@ -114,8 +120,7 @@ class Stores:
         self.settings = settings
         self.services = services or Services(settings.outside_answer_s)
         self.s3 = S3Access(settings, self.services)
-        self.gcs = GcsAccess(settings, self.services)
-        self.azure = AzureAccess(settings, self.services)
+        self._access: dict[str, StoreAccess] = {S3: self.s3}
         self._opened: dict[str, remote.Store] = {"": LocalStore()}
         # One lock per root: slow credentials of one store do not delay others.
         self._opening: dict[str, Lock] = {}
@@ -155,9 +160,14 @@ class Stores:
         place = self.place(location)
         return () if place.kind == LOCAL else (place.root,)
 
-    def access(self, place: ParsedLocation) -> S3Access | GcsAccess | AzureAccess:
+    def access(self, place: ParsedLocation) -> StoreAccess:
         """Returns the access to an object store."""
-        return self.s3 if place.kind == S3 else self.gcs if place.kind == GCS else self.azure
+        access = self._access.get(place.kind)
+        if access is None:
+            create: Callable[..., StoreAccess] = resolve_name(STORE_KINDS[place.kind].access)
+            # Of two threads, both keep the first: it caches credentials and their locks.
+            access = self._access.setdefault(place.kind, create(self.settings, self.services))
+        return access
 
     def _store(self, place: ParsedLocation) -> remote.Store:
         opened = self._opened.get(place.root)
@@ -170,17 +180,6 @@ class Stores:
 
 
 LOCAL_REFUSAL = "the table is on the server's own disk, which only the server hands out"
-
-
-class RootSigner(Protocol):
-    """Signs keys below one root; those of the local disk, whose root is empty, are whole paths."""
-
-    @property
-    def expires_at_ms(self) -> int:
-        """The end of all its URLs."""
-
-    def sign(self, keys: list[bytes]) -> list[bytes]:
-        """Returns a URL for each key, in order."""
 
 
 class SigningSession:
@@ -225,7 +224,6 @@ class Signers:
     """Makes signing sessions and temporary credentials for all kinds of stores; thread-safe."""
 
     def __init__(self, settings: StoreSettings, local: LocalSigner, stores: Stores | None = None) -> None:
-        self._settings = settings
         self._local = local
         self._stores = stores or Stores(settings)
 
@@ -241,13 +239,16 @@ class Signers:
         moment_s = remote.now_s()
         places = [self._stores.place(root or "/") for root in (roots or [""])]
         folders = [place.key for place in places if place.kind == LOCAL]
-        signers: dict[str, RootSigner] = {
-            place.root: self._signer(place, life_s, moment_s) for place in places if place.kind != LOCAL
+        remote_roots = {
+            place.root: (place, self._stores.access(place)) for place in places if place.kind != LOCAL
+        }
+        signers = {
+            root: access.signer(place, life_s, moment_s) for root, (place, access) in remote_roots.items()
         }
         if folders:
             ends_ms = (moment_s + life_s) * 1000
             signers[""] = LocalFolders(self._local, issue, folders, ends_ms)
-        slow = [place.root for place in places if place.kind == GCS and not self._settings.gcs_hmac_secret]
+        slow = [root for root, (_, access) in remote_roots.items() if access.signs_slowly]
         return SigningSession(signers, self._stores, slow_store=slow[0] if slow else None)
 
     def can_vend(self, location: str) -> str | None:
@@ -278,14 +279,10 @@ class Signers:
         place = self._stores.place(location)
         return self._stores.access(place).vend(place, life_s, remote.now_s())
 
-    def s3_client_config(self, place: ParsedLocation) -> dict[str, str]:
-        """Returns the settings by which an Iceberg client finds an S3 bucket."""
-        bucket = self._stores.s3.bucket(place.bucket, public=True)
-        config = {"s3.region": bucket.region, "client.region": bucket.region}
-        if not s3.AWS.fullmatch(bucket.endpoint):
-            config["s3.endpoint"] = bucket.endpoint
-        config["s3.path-style-access"] = str(bucket.path_style).lower()
-        return config
+    def client_config(self, location: str) -> Mapping[str, str]:
+        """Returns the properties by which an Iceberg client finds a location's store."""
+        place = self._stores.place(location)
+        return {} if place.kind == LOCAL else self._stores.access(place).client_config(place)
 
     def s3_read(self, location: str, method: str, uri: str) -> str:
         """Returns the location that a client's request reads, in the bucket of the table at `location`."""
@@ -300,19 +297,3 @@ class Signers:
         place = self._stores.place(location)
         bucket = self._stores.s3.bucket(place.bucket, public=True)
         return s3.signed_request(bucket, self._stores.s3.keys(), method, place.key, headers)
-
-    def _signer(self, place: ParsedLocation, life_s: int, moment_s: int) -> RootSigner:
-        settings = self._settings
-        if place.kind == AZURE:
-            return self._stores.azure.signer(place, life_s, moment_s)
-        if place.kind == S3:
-            bucket = self._stores.s3.bucket(place.bucket, public=True)
-            return s3.s3_signer(bucket, self._stores.s3.keys(), life_s, moment_s, settings.s3_request_payer)
-        secret, key_id = settings.gcs_hmac_secret, settings.gcs_hmac_id
-        if not (secret and key_id):
-            return self._stores.gcs.signer(place.bucket, life_s, moment_s)
-        # Google accepts S3 signatures with an HMAC key.
-        bucket = s3.Bucket(place.bucket, "auto", self._stores.gcs.endpoint(public=True), path_style=True)
-        return s3.s3_signer(
-            bucket, s3.AwsKeys(key_id, secret.get_secret_value(), None, None), life_s, moment_s
-        )

@@ -22,13 +22,13 @@ from lakeshare_server.snippets import (
     ENGINES,
     ICEBERG_PACKAGE,
     SHARING_PACKAGE,
-    STORE_CLIENTS,
     EngineName,
     SnippetTable,
     Storage,
     render_snippet,
 )
 from lakeshare_server.storage import parse_location
+from lakeshare_server.storage.locations import STORE_KINDS
 from lakeshare_server.tables.serveability import ICEBERG_REST, ICEBERG_REST_ID, Refusal, Verdict
 from lakeshare_server.versions import Version
 from tests.builders.lake_tables import a_delta_table, an_iceberg_table, some_rows
@@ -313,7 +313,7 @@ def test_snowflake_is_asked_for_the_table_whatever_its_names_are(name: str) -> N
 def test_spark_is_given_the_packages_of_the_line_that_is_tested() -> None:
     locked = {jar.coordinate for jar in load_pinned_jars().values()}
     beside = SHARING_PACKAGE.replace("delta-sharing-spark", "delta-spark")
-    assert locked >= {ICEBERG_PACKAGE, STORE_CLIENTS["s3"].package, beside}
+    assert locked >= {ICEBERG_PACKAGE, STORE_KINDS["s3"].spark_package, beside}
 
 
 def test_every_engine_of_the_command_has_a_text() -> None:

@@ -8,8 +8,6 @@ import pytest
 
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.iceberg_rest.metadata import field_ids, published_metadata
-from lakeshare_server.iceberg_rest.tables import credential_config
-from lakeshare_server.storage import TemporaryCredentials, parse_location
 from lakeshare_server.versions import PinnedSnapshot, Version
 
 POINT = {
@@ -159,22 +157,3 @@ def test_without_its_own_metadata_the_newest_publication_is_refused() -> None:
     for files in ({}, {"m": metadata(a_snapshot(1))}, {"m": encrypted}):
         with pytest.raises(Unserveable, match="Provider:"):
             told(files, pins(2))
-
-
-def test_credentials_have_the_names_that_clients_know() -> None:
-    cases = [
-        ("gs://lake/t", {"oauthToken": "o"}, {"gcs.oauth2.token": "o", "gcs.oauth2.token-expires-at": "9"}),
-        (
-            "abfss://c@acc.dfs.core.windows.net/t",
-            {"sasToken": "s"},
-            {
-                "adls.sas-token.acc.dfs.core.windows.net": "s",
-                "adls.sas-token-expires-at-ms.acc.dfs.core.windows.net": "9",
-            },
-        ),
-    ]
-    for location, fields, expected in cases:
-        assert (
-            credential_config(TemporaryCredentials(location, "kind", fields, 9), parse_location(location))
-            == expected
-        )

@@ -19,10 +19,12 @@ from lakeshare_server.outbound import Services
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import LocalSigner, Signers
 from lakeshare_server.storage.gcs import GcsAccess
+from lakeshare_server.storage.locations import parse_location
 from tests.builders.answering_store import answering_store, said
 from tests.builders.google_account import EMAIL, account_file, google_account
 from tests.builders.keys import AWKWARD_KEYS
 
+PLACE = parse_location("gs://lake/t")
 NOW_S = int(dt.datetime(2026, 11, 21, 14, 34, 41, tzinfo=dt.UTC).timestamp())
 
 
@@ -45,7 +47,7 @@ def test_urls_are_those_of_google(monkeypatch: pytest.MonkeyPatch, endpoint: str
     monkeypatch.setattr(_signing, "get_v4_now_dtstamps", lambda: stamps)
     theirs = service_account.Credentials.from_service_account_info(google_account())
     client = storage.Client("lake", AnonymousCredentials())
-    signer = urls(gcs_public_endpoint=endpoint).signer("lake", 3600, NOW_S)
+    signer = urls(gcs_public_endpoint=endpoint).signer(PLACE, 3600, NOW_S)
     assert [url.decode() for url in signer.sign([key.encode() for key in AWKWARD_KEYS])] == [
         client.bucket("lake")
         .blob(key)
@@ -62,7 +64,7 @@ def test_urls_are_those_of_google(monkeypatch: pytest.MonkeyPatch, endpoint: str
 
 @pytest.mark.usefixtures("signing")
 def test_a_url_lives_seven_days_at_most() -> None:
-    assert urls().signer("lake", 10**9, NOW_S).expires_at_ms == (NOW_S + 604_800) * 1000
+    assert urls().signer(PLACE, 10**9, NOW_S).expires_at_ms == (NOW_S + 604_800) * 1000
 
 
 def urls_of_an_instance(
@@ -101,7 +103,7 @@ def an_instance(request: str) -> bytes:
 
 def test_without_a_private_key_iam_signs_each_url(monkeypatch: pytest.MonkeyPatch) -> None:
     with answering_store(an_instance) as google:
-        signer = urls_of_an_instance(monkeypatch, google.endpoint).signer("lake", 10**6, NOW_S)
+        signer = urls_of_an_instance(monkeypatch, google.endpoint).signer(PLACE, 10**6, NOW_S)
         assert signer.expires_at_ms == (NOW_S + 43_200) * 1000, "IAM rotates its keys"
         one, two = signer.sign([b"a", b"b"])
     assert one.endswith(b"&X-Goog-Signature=00010203")
@@ -120,7 +122,7 @@ def test_an_iam_that_refuses_is_told_with_the_role_and_without_its_words(
         return said("403 Forbidden", "hush-token may not") if "/iam/" in request else an_instance(request)
 
     with answering_store(refusing) as google:
-        signer = urls_of_an_instance(monkeypatch, google.endpoint).signer("lake", 60, NOW_S)
+        signer = urls_of_an_instance(monkeypatch, google.endpoint).signer(PLACE, 60, NOW_S)
         with pytest.raises(Unavailable, match=r"serviceAccountTokenCreator") as caught:
             signer.sign([b"a"])
     assert "hush" not in str(caught.value)
@@ -140,13 +142,13 @@ def test_a_person_signs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         made = urls()
         made.credentials._token_uri = google.endpoint
         with pytest.raises(Unserveable, match=r"no service account.*GCS_HMAC_ID"):
-            made.signer("lake", 60, NOW_S)
+            made.signer(PLACE, 60, NOW_S)
 
 
 def test_no_credentials_are_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "gone.json"))
     with pytest.raises(Unavailable, match=r"no credentials for Google.*GOOGLE_APPLICATION_CREDENTIALS"):
-        urls().signer("lake", 60, NOW_S)
+        urls().signer(PLACE, 60, NOW_S)
 
 
 def test_an_hmac_key_signs_as_s3_does() -> None:

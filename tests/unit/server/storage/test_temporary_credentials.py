@@ -97,6 +97,12 @@ def test_a_role_is_assumed_for_the_folder_alone() -> None:
         "sessionToken": "hush-token",
     }
     assert vended.expires_at_ms == int(datetime(2030, 1, 1, tzinfo=UTC).timestamp() * 1000)
+    assert vended.iceberg_config == {
+        "s3.access-key-id": "ASIA1",
+        "s3.secret-access-key": "hush-secret",
+        "s3.session-token": "hush-token",
+        "s3.session-token-expires-at-ms": str(vended.expires_at_ms),
+    }
     assert "hush" not in repr(vended)
 
 
@@ -185,6 +191,10 @@ def test_googles_token_is_narrowed_to_the_folder(google: Callable[[str], None]) 
         vended = made.vend('gs://lake/it\'s "t"', 900)
         asked = asked_of(store)
     assert (vended.kind, vended.fields) == ("gcpOauthToken", {"oauthToken": "narrow-token"})
+    assert vended.iceberg_config == {
+        "gcs.oauth2.token": "narrow-token",
+        "gcs.oauth2.token-expires-at": str(vended.expires_at_ms),
+    }
     assert 0 <= vended.expires_at_ms - before_ms - 3_600_000 < 60_000
     assert asked["subject_token"] == "hush-token"
     (rule,) = json.loads(unquote_plus(asked["options"]))["accessBoundary"]["accessBoundaryRules"]
@@ -236,6 +246,10 @@ def test_azure_signs_for_one_directory_and_for_reading() -> None:
     }
     assert "sp=rl&" in vended.fields["sasToken"]
     assert "sr=d&sdd=2&" in vended.fields["sasToken"]
+    assert vended.iceberg_config == {
+        "adls.sas-token.acct.dfs.core.windows.net": vended.fields["sasToken"],
+        "adls.sas-token-expires-at-ms.acct.dfs.core.windows.net": str(vended.expires_at_ms),
+    }
 
 
 def test_an_account_without_folders_limits_nothing_to_one() -> None:
