@@ -1,33 +1,51 @@
 """A Spark driver that several processes of a test use, as a JVM of their own costs each of them ten seconds."""
 
+import fcntl
+import json
 import os
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+import pytest
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
+from lakeshare_pipelines.file_lock import hold_lock
+from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_pipelines.spark.session import open_session, stop_session
+
+START_S = 300.0
+
 
 @dataclass(frozen=True)
 class SharedSpark:
-    """Port and secret of the gateway of a running driver."""
+    """Port and secret of the gateway of a running driver, and the process id of its JVM."""
 
     port: int
     secret: str
+    pid: int
 
     @classmethod
     def of(cls, session: SparkSession) -> Self:
         """The driver of a session of this process."""
-        parameters = _gateway(session).java_parameters
-        return cls(parameters.port, parameters.auth_token)
+        gateway = _gateway(session)
+        parameters, java = gateway.java_parameters, gateway.jvm.java.lang.ProcessHandle.current()
+        return cls(parameters.port, parameters.auth_token, java.pid())
 
     def attach(self) -> SparkSession:
         """Open a session of its own in the driver, for a process that has no Spark yet. Never stop it."""
-        address = {"PYSPARK_GATEWAY_PORT": str(self.port), "PYSPARK_GATEWAY_SECRET": self.secret}
-        os.environ.update(address)
-        gateway = launch_gateway()
+        with pytest.MonkeyPatch.context() as patch:
+            # For this call only: processes that this one starts may have a driver of their own.
+            patch.setenv("PYSPARK_GATEWAY_PORT", str(self.port))
+            patch.setenv("PYSPARK_GATEWAY_SECRET", self.secret)
+            gateway = launch_gateway()
         SparkContext._ensure_initialized(gateway=gateway)
+        # As lakeshare_pipelines.spark.session does: otherwise workers run the first python3 on the PATH.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         running_context = gateway.jvm.org.apache.spark.SparkContext.getOrCreate()
         java_context = gateway.jvm.JavaSparkContext.fromSparkContext(running_context)
         conf = SparkConf(_jconf=java_context.getConf())
@@ -38,6 +56,38 @@ class SharedSpark:
         # PySpark made the new session the driver's default.
         sessions.setDefaultSession(running)
         return session
+
+
+@contextmanager
+def driver_of_all_workers(
+    settings: LakeSettings, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SparkSession]:
+    """A session in the driver that all workers of a test run share.
+
+    The first worker that needs it starts it by its settings, and stops it when the others have ended.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # the run's; that of a worker is in it
+    folder, started_here = folder / "spark", False
+    folder.mkdir(exist_ok=True)
+    address = folder / "driver.json"
+    with (folder / "users").open("a") as users:
+        with hold_lock(folder / "start.lock", wait_s=START_S):
+            if address.exists():
+                session = SharedSpark(**json.loads(address.read_text())).attach()
+            else:
+                session, started_here = open_session(settings), True
+                address.write_text(json.dumps(asdict(SharedSpark.of(session))))
+            fcntl.flock(users, fcntl.LOCK_SH)
+        try:
+            yield session
+        finally:
+            if started_here:
+                with hold_lock(folder / "start.lock", wait_s=START_S):
+                    address.unlink()
+                fcntl.flock(users, fcntl.LOCK_EX)
+                stop_session(session)
 
 
 def forget_cached(session: SparkSession) -> None:

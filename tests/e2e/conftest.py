@@ -24,7 +24,8 @@ from tests.builders.hostile.matrix import unpack
 from tests.builders.hostile.on_s3 import copied
 from tests.builders.hostile.place import HostileTable
 from tests.builders.hostile.served import Served, ServedTable, serving
-from tests.builders.spark_apart import run_command
+from tests.builders.shared_spark import SharedSpark, driver_of_all_workers
+from tests.builders.spark_apart import run_command, use_driver
 from tests.integration.s3_server import running_s3
 
 ROOT = Path(__file__).parents[2]
@@ -104,11 +105,12 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoLake]:
 
 
 @pytest.fixture(scope="session")
-def apart(demo: DemoLake) -> Iterator[Apart]:
+def apart(demo: DemoLake, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apart]:
     """Another process that works on the demo's lake."""
-    with process_apart(
-        {name: demo.environment[name] for name in ("LAKESHARE_STATE_DIR", "DAGSTER_HOME")}
-    ) as process:
+    environment = {name: demo.environment[name] for name in ("LAKESHARE_STATE_DIR", "DAGSTER_HOME")}
+    driver = driver_of_all_workers(demo.settings, tmp_path_factory)
+    with driver as spark, process_apart(environment) as process:
+        process(use_driver, SharedSpark.of(spark))
         yield process
 
 

@@ -1,7 +1,8 @@
-"""One Spark, one Nessie, one catalog for all integration tests; each test has sets of its own names."""
+"""One Nessie and one catalog for the integration tests of a worker, one Spark for all; sets have names of their own."""
 
 import itertools
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,10 @@ import pytest
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.nessie.server import nessie_for
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.wap.staged import Lake, open_lake
+from lakeshare_pipelines.wap.staged import Lake
 from lakeshare_server.catalog import Catalog, Ledger, open_catalog
 from tests.builders.sets import a_contract
+from tests.builders.shared_spark import driver_of_all_workers
 
 NAMES = (f"set{number}" for number in itertools.count(1))
 
@@ -24,9 +26,10 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> LakeSettings:
 
 
 @pytest.fixture(scope="session")
-def lake(settings: LakeSettings) -> Iterator[Lake]:
-    with nessie_for(settings, keep=False), open_lake(settings) as opened:
-        yield opened
+def lake(settings: LakeSettings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
+    driver = driver_of_all_workers(settings, tmp_path_factory)
+    with nessie_for(settings, keep=False), ExitStack() as stack:
+        yield Lake(settings, lambda: stack.enter_context(driver))
 
 
 @pytest.fixture(scope="session")

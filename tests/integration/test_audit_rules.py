@@ -115,21 +115,24 @@ def test_every_expectation_a_contract_may_use_can_be_judged_on_spark(lake):
     ]
     contract = a_set(carriers(*rules), partitioning="none")
     staged = stage_rows(lake, contract, partitions=["all"], carriers=carrier_rows("UA", "AA", "DL"))
-    last = max(jobs_of_queries(lake))
+    lake.spark.sparkContext.setJobDescription(contract.name)
 
     verdicts = audit(lake, contract, staged)
 
     assert [(GOOD_NAMES[v.check], v.reason) for v in verdicts.failed] == []
     # Great Expectations would also run a query per rule for no sample values, which needs no job.
-    assert 0 not in {jobs for query, jobs in jobs_of_queries(lake).items() if query > last}
+    lake.spark.sparkContext.setJobDescription(None)
+    jobs = jobs_of_queries(lake, contract.name)
+    assert jobs
+    assert 0 not in jobs
 
 
-def jobs_of_queries(lake) -> dict[int, int]:
-    """The numbers of the newest queries that Spark ran, and how many jobs each had."""
+def jobs_of_queries(lake, description: str) -> list[int]:
+    """How many jobs each of the queries had that Spark ran under a description."""
     lake.spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
     listed = lake.spark._jsparkSession.sharedState().statusStore().executionsList()
     queries = [listed.apply(at) for at in range(listed.size())]
-    return {query.executionId(): query.jobs().size() for query in queries}
+    return [query.jobs().size() for query in queries if query.description() == description]
 
 
 GOOD = {

@@ -28,12 +28,13 @@ from lakeshare_pipelines.backup.copy.spark import (
 )
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.spark.session import driver_pid, spark_session
+from lakeshare_pipelines.spark.session import spark_session
 from lakeshare_pipelines.wap.staged import Lake
 from tests.builders.backup_batch import keys_of
 from tests.builders.backup_buckets import Copies, buckets, done_of
 from tests.builders.backup_processes import FORK
 from tests.builders.campaign import campaign_size
+from tests.builders.shared_spark import SharedSpark
 from tests.builders.small_batches import BATCH, SlowCopies, SmallBatches
 from tests.builders.waiting import wait_until
 from tests.integration.s3_server import REGION, S3Server, running_s3
@@ -168,17 +169,21 @@ def end_workers(workers: list[psutil.Process]) -> int:
     return len(workers)
 
 
-def python_workers() -> list[psutil.Process]:
-    """The executors' Python processes that copy, without the daemon that forks them."""
-    driver = driver_pid()
-    assert driver is not None
-    found = [one for one in psutil.Process(driver).children(recursive=True) if _is_python(one)]
-    return [one for one in found if _is_python(one.parent())]
+def python_workers(lake: Lake) -> list[psutil.Process]:
+    """The executors' Python processes that copy in these stores, without the daemon that forks them."""
+    driver = SharedSpark.of(lake.spark).pid
+    found = [one for one in psutil.Process(driver).children(recursive=True) if _is_python_of_test(one)]
+    return [one for one in found if _is_python_of_test(one.parent())]
 
 
-def _is_python(process: psutil.Process | None) -> bool:
+def _is_python_of_test(process: psutil.Process | None) -> bool:
+    """Whether it has the keys of this test's stores: tests of other workers copy by the same driver."""
     try:
-        return process is not None and "pyspark.daemon" in " ".join(process.cmdline())
+        return (
+            process is not None
+            and "pyspark.daemon" in " ".join(process.cmdline())
+            and process.environ().get("AWS_ACCESS_KEY_ID") == os.environ["AWS_ACCESS_KEY_ID"]
+        )
     except psutil.NoSuchProcess:
         return False
 
@@ -260,14 +265,14 @@ def test_spark_goes_on_after_its_executors_are_killed(
     def kill(told: Progress) -> None:
         told_first.append(told.objects)
         if len(killed) < 2 and told.objects > told_first[0]:
-            killed.append(end_workers(python_workers()[:1]))
+            killed.append(end_workers(python_workers(lake)[:1]))
 
     while not task.done.exists():
         told_first.clear()
         with suppress(BackupError):
             engine(lake).copy(task, kill)
         # A task that Spark gives up may go on for a while.
-        end_workers(python_workers())
+        end_workers(python_workers(lake))
         settled = require_settled(copies, task, settled)
     assert killed == [1, 1]
     assert set(done_of(task)) == set(keys)

@@ -2,7 +2,6 @@
 
 import datetime as dt
 import itertools
-import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +10,10 @@ from uuid import uuid4
 import pytest
 
 from lakeshare_pipelines.contracts import SetContract
-from lakeshare_pipelines.errors import DeliveryError, NotAudited, SparkError
+from lakeshare_pipelines.errors import DeliveryError, NotAudited
 from lakeshare_pipelines.nessie.server import nessie_for
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.share.publication import publish, publish_or_replay
-from lakeshare_pipelines.spark.session import driver_pid
 from lakeshare_pipelines.wap.audit import audit_and_save
 from lakeshare_pipelines.wap.stage import StagingLocation, list_staging_locations, stage
 from lakeshare_pipelines.wap.staged import Lake, Verdicts
@@ -213,13 +211,11 @@ def require_red_audit(lake, catalog, contract, days, check) -> Verdicts:
 def test_a_run_that_fails_while_it_stages_names_the_cause_and_publishes_when_it_is_run_again(
     lake, catalog, contract, before, day, monkeypatch
 ):
-    """A Spark that dies is in test_dead_spark.py."""
+    """A Spark that dies, or whose disk is full, is in test_dead_spark.py."""
     a_delivery(lake.settings, contract, day, orders(day))
     with monkeypatch.context() as patch:
         require_refused_while_the_delivery_changes(lake, catalog, contract, day, patch)
     require_unchanged(lake, catalog, contract, before, "the delivery changed")
-    require_refused_while_the_disk_is_full(lake, catalog, contract, day)
-    require_unchanged(lake, catalog, contract, before, "the disk was full")
     require_rerun(lake, catalog, contract, before, [day], run_without_audit)
 
 
@@ -235,18 +231,6 @@ def require_refused_while_the_delivery_changes(lake, catalog, contract, day, pat
     patch.setattr(owner, "write", write_while_more_arrives)
     with pytest.raises(DeliveryError, match=f"{contract.name}/{day}"):
         run(lake, catalog, contract, day)
-
-
-def require_refused_while_the_disk_is_full(lake, catalog, contract, day) -> None:
-    """The kernel refuses the driver's writes beyond a few bytes, as a full disk does."""
-    usual = resource.prlimit(driver_pid(), resource.RLIMIT_FSIZE)
-    resource.prlimit(driver_pid(), resource.RLIMIT_FSIZE, (64, usual[1]))
-    try:
-        with pytest.raises(SparkError, match="disk") as refusal:
-            run(lake, catalog, contract, day)
-    finally:
-        resource.prlimit(driver_pid(), resource.RLIMIT_FSIZE, usual)
-    assert str(lake.settings.warehouse) in str(refusal.value)
 
 
 @pytest.mark.parametrize("contract", ["iceberg"], indirect=True)

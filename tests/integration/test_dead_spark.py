@@ -1,8 +1,12 @@
-"""A Spark that dies under a run is an error of the run that names its log, and leaves nothing behind."""
+"""A Spark that dies or cannot write is an error of the run that names the cause, and leaves nothing behind."""
 
 import os
+import re
+import resource
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -32,7 +36,7 @@ from tests.builders.sets import a_contract, a_delivery, orders
 DAY = "2024-01-01"
 
 
-def test_spark_killed_while_sets_are_staged_and_audited_is_an_error_of_each_run(lake, tmp_path):
+def test_a_full_disk_and_a_killed_spark_are_errors_of_each_run_that_stages_or_audits(lake, tmp_path):
     """Spark dies once: under Great Expectations, while a set of each format is between its two tables."""
     audited = a_set(flights(a_rule("known", NOT_NULL, column="carrier")))
     rows = stage_rows(lake, audited, flights=flight_rows(60))
@@ -47,7 +51,9 @@ def test_spark_killed_while_sets_are_staged_and_audited_is_an_error_of_each_run(
     process.start()
 
     assert wait_for_exit(process) == 0
-    assert seen.read_text().split() == ["audit", "delta", "iceberg"]
+    assert seen.read_text().splitlines() == [
+        "iceberg, the disk was full", "delta, the disk was full", "audit", "delta", "iceberg",
+    ]  # fmt: skip
     for contract in contracts:
         assert list_staging_locations(lake, [contract]) == []
         assert list_recorded_names(lake.settings, make_staging_prefix(contract.name)) == []
@@ -65,8 +71,10 @@ def work_on_a_dying_spark(
         os.kill(driver_pid(), signal.SIGKILL)
         return judge(frame, rules)
 
-    def require_error(name: str, work: Callable[[], object]) -> None:
-        with pytest.raises(SparkError, match=r"Spark died.*spark\.log"):
+    def require_error(
+        name: str, work: Callable[[], object], message: str = r"Spark died.*spark\.log"
+    ) -> None:
+        with pytest.raises(SparkError, match=message):
             work()
         with seen.open("a") as file:
             file.write(f"{name}\n")
@@ -76,12 +84,30 @@ def work_on_a_dying_spark(
         def stage_set(contract: SetContract) -> None:
             stage(lake, contract, [DAY], str(uuid4()))
 
+        full = f"disk.*{re.escape(str(settings.warehouse))}|{re.escape(str(settings.warehouse))}.*disk"
+        for contract in contracts:
+            lake.spark.range(1).count()
+            with full_disk(driver_pid()):
+                require_error(
+                    f"{contract.tables[0].format}, the disk was full", partial(stage_set, contract), full
+                )
         patch.setattr(table_checks, "evaluate_rules", kill_then_judge)
         after_first_write(
             patch, DeltaStaging, lambda: require_error("audit", lambda: audit(lake, audited, rows))
         )
         after_first_write(patch, IcebergStaging, lambda: require_error("delta", lambda: stage_set(delta)))
         require_error("iceberg", lambda: stage_set(iceberg))
+
+
+@contextmanager
+def full_disk(pid: int) -> Iterator[None]:
+    """The kernel refuses a process's writes beyond a few bytes of a file, as a full disk does."""
+    usual = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (64, usual[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, usual)
 
 
 def after_first_write(patch: pytest.MonkeyPatch, staging: type, work: Callable[[], None]) -> None:

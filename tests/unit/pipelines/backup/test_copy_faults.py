@@ -91,7 +91,14 @@ def copy_of(folder: Path, endpoint: str, objects: int) -> "tuple[LocalEngine, ob
 
 def test_a_storm_of_503_is_waited_for_and_nothing_is_lost(tmp_path: Path) -> None:
     chance = random.Random(503)
-    bucket = Bucket(lambda _: SLOW if chance.random() < 0.3 and len(bucket.copies) < 300 else DONE)
+    # How often each key is refused: less often than it is tried.
+    refusals = {f"objects/t/{number}": chance.choice((0, 0, 0, 1, 2, 4)) for number in range(200)}
+
+    def refuse_then_copy(key: str) -> bytes:
+        refusals[key] -= 1
+        return SLOW if refusals[key] >= 0 else DONE
+
+    bucket = Bucket(refuse_then_copy)
     with answering_store(bucket.answer) as store:
         engine, task = copy_of(tmp_path, store.endpoint, 200)
         record = engine.copy(task, lambda _: None)
