@@ -5,10 +5,13 @@ cd "$(dirname "$0")/.."
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 
+# A distribution's Python comes first: it is built with profile-guided optimisation. One that a version manager compiled
+# usually is not: measured with pyenv's 3.11.7, the tests take a tenth more processor time, plain loops 40 % more.
+# The imports are what a minimal package of Python leaves out.
 find_python() {
   local name
-  for name in ${LAKESHARE_PYTHON:-} python3 python3.13 python3.12 python3.11 python; do
-    if "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+  for name in ${LAKESHARE_PYTHON:-} /usr/bin/python3 python3 python3.13 python3.12 python3.11 python; do
+    if "$name" -c 'import ctypes, sqlite3, ssl, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
       "$name" -c 'import sys; print(sys.executable)'
       return
     fi
@@ -21,12 +24,16 @@ find_uv() {
   if command -v uv >/dev/null 2>&1; then command -v uv; return; fi
   if [ ! -x .tools/bin/uv ]; then
     say "installing uv into .tools/"
-    # Some distributions ship Python without venv or without pip: either one is enough.
-    "$1" -m venv .tools >&2 2>/dev/null && .tools/bin/python -m pip install --quiet 'uv==0.13.8' >&2 \
-      || "$1" -m pip install --quiet --prefix "$PWD/.tools" 'uv==0.13.8' >&2 \
+    # Some distributions ship Python without venv or without pip: either one, of any Python on the PATH, is enough.
+    install_uv "$1" 2>/dev/null || install_uv python3 \
       || { say "neither 'python -m venv' nor 'python -m pip' works here; install one of them, or uv itself"; return 1; }
   fi
   echo "$PWD/.tools/bin/uv"
+}
+
+install_uv() {
+  { "$1" -m venv --clear .tools && .tools/bin/python -m pip install --quiet 'uv==0.13.8'; } >&2 \
+    || "$1" -m pip install --quiet --prefix "$PWD/.tools" 'uv==0.13.8' >&2
 }
 
 python=$(find_python)
