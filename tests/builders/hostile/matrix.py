@@ -49,7 +49,8 @@ CONF = {
 def unpack(folder: Path) -> dict[str, HostileTable]:
     """The recorded tables in a folder."""
     with tarfile.open(RECORDED) as archive:
-        archive.extractall(folder, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # from Python 3.11.4 on
+        archive.extractall(folder)
     tables = folder / "tables"
     move_paths(tables, RECORDED_AT, str(tables))
     return {path.stem: HostileTable.read(path, tables) for path in sorted((folder / "judged").glob("*.json"))}

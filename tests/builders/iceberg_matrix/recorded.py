@@ -63,7 +63,8 @@ def _is_unpacked(digest: str) -> bool:
 def _unpack(digest: str) -> None:
     shutil.rmtree(PLACE, ignore_errors=True)
     with tarfile.open(RECORDED) as archive:
-        archive.extractall(PLACE, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # from Python 3.11.4 on
+        archive.extractall(PLACE)
     (PLACE / DIGEST).write_text(digest, "utf-8")
 
 
