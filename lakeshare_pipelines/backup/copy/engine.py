@@ -400,7 +400,8 @@ async def run_concurrently(works: Iterable[Callable[[], Awaitable[None]]], most:
         async with asyncio.TaskGroup() as group:
             for _ in range(most):
                 group.create_task(work_off())
-    except* Exception as faults:
+    # Not except*: until Python 3.11.3, what it raises comes wrapped in a group again.
+    except ExceptionGroup as faults:
         raise faults.exceptions[0] from None
 
 

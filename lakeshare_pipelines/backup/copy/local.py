@@ -56,11 +56,6 @@ async def run_with_background(
         for task in tasks:
             if task.done():
                 task.result()
-    except* Exception as faults:
-        first: BaseException = faults
-        while isinstance(first, BaseExceptionGroup):
-            first = first.exceptions[0]
-        raise first from None
     finally:
         for task in tasks:
             task.cancel()
@@ -488,24 +483,22 @@ class LocalEngine:
         ) as session:
             items = counter.select_items(await asyncio.to_thread(ledger.copied))
 
-            async def work() -> None:
-                for item in items:
-                    await writer.begin()
-                    try:
-                        outcome = await session.copier.copy(item)
-                    except engine.NotCopied as refused:
-                        outcome = refused.outcome(item)
-                    except NoResponse as fault:
-                        outcome = engine.NotCopied("RequestTimeout", None, fault.reason).outcome(item)
-                    writer.add(outcome)
-                    counter.add(outcome)
-                    bound.count_outcome(outcome)
+            async def copy(item: engine.CopyItem) -> None:
+                await writer.begin()
+                try:
+                    outcome = await session.copier.copy(item)
+                except engine.NotCopied as refused:
+                    outcome = refused.outcome(item)
+                except NoResponse as fault:
+                    outcome = engine.NotCopied("RequestTimeout", None, fault.reason).outcome(item)
+                writer.add(outcome)
+                counter.add(outcome)
+                bound.count_outcome(outcome)
 
             async def copy_all() -> None:
                 try:
-                    async with asyncio.TaskGroup() as group:
-                        for _ in range(task.in_flight):
-                            group.create_task(work())
+                    works = (partial(copy, item) for item in items)
+                    await engine.run_concurrently(works, task.in_flight)
                 finally:
                     await writer.flush()
 
