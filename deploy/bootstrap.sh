@@ -10,13 +10,14 @@ say() { printf 'setup: %s\n' "$*" >&2; }
 # The imports are what a minimal package of Python leaves out.
 find_python() {
   local name
-  for name in ${LAKESHARE_PYTHON:-} /usr/bin/python3 python3 python3.13 python3.12 python3.11 python; do
+  for name in ${LAKESHARE_PYTHON:-/usr/bin/python3 python3 python3.13 python3.12 python3.11 python}; do
     if "$name" -c 'import ctypes, sqlite3, ssl, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
       "$name" -c 'import sys; print(sys.executable)'
       return
     fi
   done
-  say "no Python 3.11 or newer found; install one, or name it with LAKESHARE_PYTHON=/path/to/python"
+  say "${LAKESHARE_PYTHON:-this machine} has no Python 3.11 or newer with ctypes, sqlite3 and ssl;" \
+    "install one, or name it with LAKESHARE_PYTHON=/path/to/python"
   return 1
 }
 
