@@ -16,8 +16,12 @@ find_python() {
       return
     fi
   done
-  say "${LAKESHARE_PYTHON:-this machine} has no Python 3.11 or newer with ctypes, sqlite3 and ssl;" \
-    "install one, or name it with LAKESHARE_PYTHON=/path/to/python"
+  local needed="Python 3.11 or newer with ctypes, sqlite3 and ssl"
+  if [ -n "${LAKESHARE_PYTHON:-}" ]; then
+    say "LAKESHARE_PYTHON=$LAKESHARE_PYTHON is no $needed; name another one, or unset it"
+  else
+    say "no $needed found; install one, or name it with LAKESHARE_PYTHON=/path/to/python"
+  fi
   return 1
 }
 
