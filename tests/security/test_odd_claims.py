@@ -17,7 +17,8 @@ from tests.builders.credentials import OIDC, a_policy, a_recipient
 from tests.builders.oidc_issuer import AnIssuer, an_issuer
 from tests.builders.sharing import Provider, Running, a_provider_of_flights, a_server
 
-SOON = int(time.time()) + 3600
+# More than any run of all tests takes: this is the time of collection.
+SOON = int(time.time()) + 86_400
 ODD: list[Any] = [
     10**18,
     10**400,
