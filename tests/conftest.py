@@ -4,9 +4,10 @@ import atexit
 import gc
 import os
 import signal
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import typer.main
@@ -14,6 +15,9 @@ from _pytest.unraisableexception import gc_collect_iterations_key
 from xdist.scheduler import LoadFileScheduling
 
 from lakeshare_pipelines.settings import SHORT_RUNS
+
+if TYPE_CHECKING:
+    from tests.integration.s3_server import S3Server
 
 INTERPRETED = "-Dspark.sql.codegen.wholeStage=false -Dspark.sql.codegen.factoryMode=NO_CODEGEN"
 # Spark's launcher appends it to the class path; LocalFiles.java beside it has the reason.
@@ -46,6 +50,24 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(100_000, 20, 20)
     gc.enable()
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[S3Server]":
+    """The S3 server of this worker; tests use `s3`."""
+    from tests.integration.s3_server import running_s3
+
+    with running_s3(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def s3(s3_server: "S3Server") -> "Iterator[S3Server]":
+    """The S3 server of this worker, for one file of tests: the buckets that it makes are removed at its end."""
+    before = s3_server.buckets()
+    yield s3_server
+    for bucket in s3_server.buckets() - before:
+        s3_server.drop(bucket)
 
 
 class SparkOnTwoWorkers(LoadFileScheduling):

@@ -15,7 +15,7 @@ from lakeshare_pipelines.definitions import defs
 from lakeshare_pipelines.demo.processes import deliver
 from lakeshare_pipelines.errors import DeliveryError
 from lakeshare_pipelines.settings import LakeSettings
-from tests.integration.s3_server import REGION, S3Server, running_s3
+from tests.integration.s3_server import REGION, S3Server
 
 ROOT = Path(__file__).parents[2]
 FLIGHTS = next(contract for contract in load_contracts() if contract.name == "flights")
@@ -24,21 +24,20 @@ Tick = Callable[[], Any]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with running_s3(tmp_path_factory.mktemp("s3")) as running:
-        running.client().create_bucket(Bucket=BUCKET)
-        yield running
+def s3(s3: S3Server) -> S3Server:
+    s3.client().create_bucket(Bucket=BUCKET)
+    return s3
 
 
 @pytest.fixture
-def landing_in_s3(server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LakeSettings:
+def landing_in_s3(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LakeSettings:
     values = {
         "LAKESHARE_STATE_DIR": str(tmp_path / "state"),
         "LAKESHARE_LANDING_S3": f"s3://{BUCKET}/{tmp_path.name}",
-        "LAKESHARE_LANDING_S3_ENDPOINT": server.endpoint,
+        "LAKESHARE_LANDING_S3_ENDPOINT": s3.endpoint,
         "LAKESHARE_LANDING_S3_REGION": REGION,
-        "AWS_ACCESS_KEY_ID": server.admin.access_key,
-        "AWS_SECRET_ACCESS_KEY": server.admin.secret_key,
+        "AWS_ACCESS_KEY_ID": s3.admin.access_key,
+        "AWS_SECRET_ACCESS_KEY": s3.admin.secret_key,
         "AWS_EC2_METADATA_DISABLED": "true",
         "AWS_CONFIG_FILE": str(tmp_path / "none"),
         "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"),
@@ -67,37 +66,37 @@ def tick(landing_in_s3: LakeSettings) -> Iterator[Tick]:
         yield one
 
 
-def upload(server: S3Server, tmp_path: Path, day: str, rows: int) -> None:
+def upload(s3: S3Server, tmp_path: Path, day: str, rows: int) -> None:
     """Real flights as a sender puts them into the bucket."""
     sent = deliver(
         LakeSettings(_env_file=None, state_dir=tmp_path / "sender"), FLIGHTS, partition=day, rows=rows
     )
     for file in (*sent.files, sent.path / "_SUCCESS"):
-        server.client().upload_file(str(file), BUCKET, f"{tmp_path.name}/flights/{day}/{file.name}")
+        s3.client().upload_file(str(file), BUCKET, f"{tmp_path.name}/flights/{day}/{file.name}")
 
 
-def test_what_lands_in_s3_starts_a_run_once(server: S3Server, tmp_path: Path, tick: Tick) -> None:
+def test_what_lands_in_s3_starts_a_run_once(s3: S3Server, tmp_path: Path, tick: Tick) -> None:
     assert "none of them new" in tick().skip_message
-    upload(server, tmp_path, "2013-01-02", rows=5)
-    upload(server, tmp_path, "2013-01-01", rows=5)
+    upload(s3, tmp_path, "2013-01-02", rows=5)
+    upload(s3, tmp_path, "2013-01-01", rows=5)
 
     first = tick()
     assert [request.partition_key for request in first.run_requests] == ["2013-01-01", "2013-01-02"]
     assert not tick().run_requests
 
-    upload(server, tmp_path, "2013-01-01", rows=6)
+    upload(s3, tmp_path, "2013-01-01", rows=6)
     corrected = tick()
     assert [request.partition_key for request in corrected.run_requests] == ["2013-01-01"]
     assert corrected.run_requests[0].run_key != first.run_requests[0].run_key
 
 
 def test_a_delivery_that_is_refused_keeps_no_other_from_its_run(
-    server: S3Server, tmp_path: Path, tick: Tick
+    s3: S3Server, tmp_path: Path, tick: Tick
 ) -> None:
     bad = f"{tmp_path.name}/flights/2013-01-03"
     for name in ("a/departures.csv", "_SUCCESS"):
-        server.client().put_object(Bucket=BUCKET, Key=f"{bad}/{name}", Body=b"x")
-    upload(server, tmp_path, "2013-01-04", rows=5)
+        s3.client().put_object(Bucket=BUCKET, Key=f"{bad}/{name}", Body=b"x")
+    upload(s3, tmp_path, "2013-01-04", rows=5)
 
     assert [request.partition_key for request in tick().run_requests] == ["2013-01-04"]
     for _ in range(2):
@@ -154,14 +153,12 @@ def test_a_tick_without_credentials_says_where_they_come_from(
     assert "AWS_ACCESS_KEY_ID" in str(cause_of(caught.value))
 
 
-def test_the_resource_is_dagsters_own_as_the_settings_say(
-    landing_in_s3: LakeSettings, server: S3Server
-) -> None:
+def test_the_resource_is_dagsters_own_as_the_settings_say(landing_in_s3: LakeSettings, s3: S3Server) -> None:
     resource = (defs().resources or {})["s3"]
     assert isinstance(resource, S3Resource)
-    assert (resource.endpoint_url, resource.region_name) == (server.endpoint, REGION)
+    assert (resource.endpoint_url, resource.region_name) == (s3.endpoint, REGION)
     url = resource.get_client().generate_presigned_url("get_object", Params={"Bucket": BUCKET, "Key": "k"})
-    assert url.startswith(f"{server.endpoint}/{BUCKET}/k?")
+    assert url.startswith(f"{s3.endpoint}/{BUCKET}/k?")
 
 
 def cause_of(error: BaseException) -> DeliveryError:

@@ -1,7 +1,7 @@
 """A real S3 server (SeaweedFS) on free loopback ports, with users of more and of less rights.
 
-`running_s3` starts and stops one; test files make a module fixture of it. Its STS is on the same port: everybody may
-assume `role_arn`, which may everything that the session's own policy allows.
+`running_s3` starts and stops one; the fixture `s3` is that of a worker, without the buckets of other files of tests.
+Its STS is on the same port: everybody may assume `role_arn`, which may everything that the session's own policy allows.
 """
 
 import base64
@@ -49,6 +49,27 @@ class S3Server:
     def client(self, user: S3User | None = None) -> Any:
         """A client of boto3."""
         return a_client(self.endpoint, user or self.admin)
+
+    def buckets(self) -> frozenset[str]:
+        """The names of all buckets."""
+        return frozenset(bucket["Name"] for bucket in self.client().list_buckets()["Buckets"])
+
+    def drop(self, bucket: str) -> None:
+        """Remove a bucket with its objects, also those that are locked in governance mode."""
+        client = self.client()
+        try:
+            # SeaweedFS removes the objects of a bucket with it, unless one is locked.
+            client.delete_bucket(Bucket=bucket)
+        except client.exceptions.ClientError as error:
+            if error.response["Error"]["Code"] != "BucketNotEmpty":
+                raise
+        else:
+            return
+        for page in client.get_paginator("list_object_versions").paginate(Bucket=bucket):
+            versions = [*page.get("Versions", ()), *page.get("DeleteMarkers", ())]
+            objects = [{"Key": one["Key"], "VersionId": one["VersionId"]} for one in versions]
+            client.delete_objects(Bucket=bucket, Delete={"Objects": objects}, BypassGovernanceRetention=True)
+        client.delete_bucket(Bucket=bucket)
 
 
 def a_client(endpoint: str, user: S3User) -> Any:

@@ -16,7 +16,7 @@ from lakeshare_pipelines.cli.backup import backup_app
 from lakeshare_pipelines.errors import BackupError
 from tests.builders.backup_batch import ACCOUNT, ROLE, keys_of, running_batch_server, s3control
 from tests.builders.backup_buckets import Copies, buckets, done_of
-from tests.integration.s3_server import REGION, S3Server, running_s3
+from tests.integration.s3_server import REGION, S3Server
 
 KEYS = ["t/a.parquet", "t/day=2026-11-19/b c+d.parquet", "t/%20ü.parquet", "t/a,b\"c'.parquet"]
 LIMIT = 5 * 1024**2
@@ -63,9 +63,9 @@ class Stand:
 
 
 @pytest.fixture(scope="module")
-def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
+def stand(s3: S3Server) -> Iterator[Stand]:
     options = ("--copy-limit-bytes", str(LIMIT), "--threshold-tasks", str(THRESHOLD))
-    with running_s3(tmp_path_factory.mktemp("s3")) as s3, running_batch_server(s3, *options) as url:
+    with running_batch_server(s3, *options) as url:
         yield Stand(s3, url)
 
 

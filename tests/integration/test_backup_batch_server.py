@@ -19,7 +19,7 @@ from tests.builders.backup_batch import (
     s3control,
     when,
 )
-from tests.integration.s3_server import S3Server, running_s3
+from tests.integration.s3_server import S3Server
 
 LIMIT = 2000
 THRESHOLD = 20
@@ -27,12 +27,11 @@ AWKWARD = ["plain", "with space+plus", "é/ü", "per%cent", "a=b&c?d#e", '"quote
 
 
 @pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with running_s3(tmp_path_factory.mktemp("batch_s3")) as server:
-        objects = server.client()
-        for bucket in ("lake", "other", "store"):
-            objects.create_bucket(Bucket=bucket)
-        yield server
+def s3(s3: S3Server) -> S3Server:
+    objects = s3.client()
+    for bucket in ("lake", "other", "store"):
+        objects.create_bucket(Bucket=bucket)
+    return s3
 
 
 @pytest.fixture(scope="module")

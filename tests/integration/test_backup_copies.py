@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import random
-from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -18,33 +17,27 @@ from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3
 from lakeshare_pipelines.errors import BackupError, NoResponse
 from tests.builders.backup_copies import WORK, a_plan, a_task, done_of
 from tests.builders.keys import AWKWARD_KEYS
-from tests.integration.s3_server import REGION, S3Server, running_s3
+from tests.integration.s3_server import REGION, S3Server
 
 MIB = 1024**2
 NOT_ON_SEAWEEDFS = {"..", "./a", "a/", "a/./b", "a/../b", "a//b", "//a", "/a", "a\\b"}
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with running_s3(tmp_path_factory.mktemp("s3")) as running:
-        yield running
-
-
 @pytest.fixture(autouse=True)
-def _keys(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.admin.access_key)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.admin.secret_key)
+def _keys(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.admin.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.admin.secret_key)
 
 
 @pytest.fixture
-def client(server: S3Server) -> Any:
-    return server.client()
+def client(s3: S3Server) -> Any:
+    return s3.client()
 
 
 @pytest.fixture
-def lake(server: S3Server, client: Any, request: pytest.FixtureRequest) -> StoreAddress:
+def lake(s3: S3Server, client: Any, request: pytest.FixtureRequest) -> StoreAddress:
     """A bucket with a few objects."""
-    source = a_bucket(server, client, f"lake-{crc32(request.node.name.encode())}")
+    source = a_bucket(s3, client, f"lake-{crc32(request.node.name.encode())}")
     for number in range(20):
         body = f"row {number}".encode() * 50
         client.put_object(
@@ -54,14 +47,14 @@ def lake(server: S3Server, client: Any, request: pytest.FixtureRequest) -> Store
 
 
 @pytest.fixture
-def vault(server: S3Server, client: Any, lake: StoreAddress) -> StoreAddress:
+def vault(s3: S3Server, client: Any, lake: StoreAddress) -> StoreAddress:
     """A bucket for the copies."""
-    return a_bucket(server, client, lake.bucket.replace("lake", "vault"))
+    return a_bucket(s3, client, lake.bucket.replace("lake", "vault"))
 
 
-def a_bucket(server: S3Server, client: Any, name: str) -> StoreAddress:
+def a_bucket(s3: S3Server, client: Any, name: str) -> StoreAddress:
     client.create_bucket(Bucket=name)
-    return StoreAddress(url=f"s3://{name}", endpoint=server.endpoint, region=REGION)
+    return StoreAddress(url=f"s3://{name}", endpoint=s3.endpoint, region=REGION)
 
 
 def read(client: Any, address: StoreAddress, key: str) -> bytes:
@@ -172,7 +165,7 @@ def test_what_vanished_or_changed_is_a_failed_row(
 
 
 def test_a_bucket_goes_to_a_folder_and_back_as_it_was(
-    tmp_path: Path, server: S3Server, client: Any, lake: StoreAddress, vault: StoreAddress
+    tmp_path: Path, s3: S3Server, client: Any, lake: StoreAddress, vault: StoreAddress
 ) -> None:
     content = random.Random(8).randbytes(17 * MIB)
     client.put_object(Bucket=lake.bucket, Key="t/large", Body=content)
@@ -248,14 +241,14 @@ def test_an_upload_goes_on_where_a_run_broke_off(
 
 
 def test_who_may_write_nothing_there_is_told_before_anything_is_copied(
-    tmp_path: Path, server: S3Server, lake: StoreAddress, vault: StoreAddress, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, s3: S3Server, lake: StoreAddress, vault: StoreAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_plan(tmp_path / "plan", lake)
     for user, words in (
-        (server.stranger, "access is denied"),
+        (s3.stranger, "access is denied"),
         ("wrong", "does not belong to the access key"),
     ):
-        known = server.admin if user == "wrong" else server.stranger
+        known = s3.admin if user == "wrong" else s3.stranger
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", known.access_key)
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong" if user == "wrong" else known.secret_key)
         with pytest.raises(BackupError, match=words):
@@ -281,7 +274,7 @@ def test_what_the_store_does_is_found_out_by_trying(vault: StoreAddress, client:
 
 def test_one_prefix_that_is_denied_fails_and_all_else_is_copied(
     tmp_path: Path,
-    server: S3Server,
+    s3: S3Server,
     client: Any,
     lake: StoreAddress,
     vault: StoreAddress,
@@ -290,7 +283,7 @@ def test_one_prefix_that_is_denied_fails_and_all_else_is_copied(
     for number in range(5):
         client.put_object(Bucket=lake.bucket, Key=f"secret/{number}", Body=b"x")
     a_plan(tmp_path / "plan", lake)
-    session = a_session(server, denied=f"arn:aws:s3:::{vault.bucket}/objects/secret/*")
+    session = a_session(s3, denied=f"arn:aws:s3:::{vault.bucket}/objects/secret/*")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", session["AccessKeyId"])
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", session["SecretAccessKey"])
     monkeypatch.setenv("AWS_SESSION_TOKEN", session["SessionToken"])
@@ -301,20 +294,20 @@ def test_one_prefix_that_is_denied_fails_and_all_else_is_copied(
     assert (record.succeeded, record.failed) == (20, 5)
 
 
-def a_session(server: S3Server, denied: str) -> dict[str, str]:
+def a_session(s3: S3Server, denied: str) -> dict[str, str]:
     """Keys of a role that may everything but write to one prefix."""
     import boto3
 
     sts = boto3.client(
         "sts",
-        endpoint_url=server.endpoint,
+        endpoint_url=s3.endpoint,
         region_name=REGION,
-        aws_access_key_id=server.admin.access_key,
-        aws_secret_access_key=server.admin.secret_key,
+        aws_access_key_id=s3.admin.access_key,
+        aws_secret_access_key=s3.admin.secret_key,
     )
     everything = {"Effect": "Allow", "Action": ["s3:*"], "Resource": ["arn:aws:s3:::*", "arn:aws:s3:::*/*"]}
     never = {"Effect": "Deny", "Action": ["s3:PutObject"], "Resource": [denied]}
     policy = json.dumps({"Version": "2012-10-17", "Statement": [everything, never]})
-    answer = sts.assume_role(RoleArn=server.role_arn, RoleSessionName="copies", Policy=policy)
+    answer = sts.assume_role(RoleArn=s3.role_arn, RoleSessionName="copies", Policy=policy)
     keys: dict[str, str] = answer["Credentials"]
     return keys

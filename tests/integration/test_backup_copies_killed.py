@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,19 +13,13 @@ from tests.builders.backup_copies import WORK, a_plan, a_task, done_of
 from tests.builders.campaign import campaign_size
 from tests.builders.killed_copy import NEVER, killed_copies
 from tests.builders.small_batches import BATCH
-from tests.integration.s3_server import REGION, S3Server, running_s3
+from tests.integration.s3_server import REGION, S3Server
 
 KILLS = campaign_size(in_ci=6, in_campaign=20)
 POINTS = [random.Random(number).randint(1, 60) for number in range(KILLS)]
 """Requests after which a run is killed."""
 OBJECTS = sum(POINTS)
 """So many that no run comes to its end before it is killed."""
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with running_s3(tmp_path_factory.mktemp("s3")) as running:
-        yield running
 
 
 async def fill(lake: StoreAddress) -> None:
@@ -38,14 +31,13 @@ async def fill(lake: StoreAddress) -> None:
 
 @pytest.mark.campaign
 def test_nothing_is_lost_and_at_most_a_batch_is_copied_again(
-    tmp_path: Path, server: S3Server, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.admin.access_key)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.admin.secret_key)
-    client = server.client()
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.admin.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.admin.secret_key)
+    client = s3.client()
     lake, vault = (
-        StoreAddress(url=f"s3://{name}", endpoint=server.endpoint, region=REGION)
-        for name in ("lake", "vault")
+        StoreAddress(url=f"s3://{name}", endpoint=s3.endpoint, region=REGION) for name in ("lake", "vault")
     )
     for one in (lake, vault):
         client.create_bucket(Bucket=one.bucket)

@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from tests.builders.backup_batch import keys_of
 from tests.builders.backup_keys import put_keys
 from tests.builders.backup_listings import read_reports
 from tests.integration.ministack import running_ministack
-from tests.integration.s3_server import REGION, S3Server, running_s3
+from tests.integration.s3_server import REGION, S3Server
 
 AWKWARD = ("a b+c%20&'\"é🌊.txt", "day=2026-01-01/x", "line\nbreak", "q<>?#.txt", "z~*_-.y", "folder/")
 FLAT = tuple(f"wh/flat/part-{number:05}-{number * 7919 % 997:03x}.parquet" for number in range(450))
@@ -42,12 +41,6 @@ ALIKE = tuple(
 KEYS = (*AWKWARD, *FLAT, *ALIKE)
 OVERWRITTEN, DELETED, MADE_LATER = ALIKE[::7], ALIKE[3::11], ("wh/orders/new", "wh/orders-v2/new")
 PAGE_KEYS = 50
-
-
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with running_s3(tmp_path_factory.mktemp("s3")) as server:
-        yield server
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,6 @@
 """A real bucket with versions, reported as AWS documents, is listed as the store itself lists it, in each format."""
 
 import datetime as dt
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,7 +19,7 @@ from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.wap.staged import Lake
 from tests.builders.backup_inventory import InventoryReports, Stored, stored_in
 from tests.builders.backup_listings import DAY, IN_TIME, a_backup, as_listed, listed, reports_in
-from tests.integration.s3_server import S3Server, running_s3
+from tests.integration.s3_server import S3Server
 
 KEYS = [
     "sales/day=2026-11-20/a b+c%.parquet",
@@ -33,19 +32,18 @@ Row = tuple[str, str | None, bool, bool, int | None, str | None]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with running_s3(tmp_path_factory.mktemp("s3")) as running:
-        client = running.client()
-        for bucket in ("lake", "reports", "untouched"):
-            client.create_bucket(Bucket=bucket)
-        fill(client)
-        yield running
+def s3(s3: S3Server) -> S3Server:
+    client = s3.client()
+    for bucket in ("lake", "reports", "untouched"):
+        client.create_bucket(Bucket=bucket)
+    fill(client)
+    return s3
 
 
 @pytest.fixture(autouse=True)
-def as_admin(monkeypatch: pytest.MonkeyPatch, server: S3Server) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.admin.access_key)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.admin.secret_key)
+def as_admin(monkeypatch: pytest.MonkeyPatch, s3: S3Server) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.admin.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.admin.secret_key)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
 
 
@@ -73,11 +71,11 @@ def fill(client: Any) -> None:
     )
 
 
-def of_lake(server: S3Server, **listing: object) -> Backup:
+def of_lake(s3: S3Server, **listing: object) -> Backup:
     return Backup(
         name="lake",
-        source=StoreAddress(url="s3://lake", endpoint=server.endpoint),
-        target=StoreAddress(url="s3://copies", endpoint=server.endpoint),
+        source=StoreAddress(url="s3://lake", endpoint=s3.endpoint),
+        target=StoreAddress(url="s3://copies", endpoint=s3.endpoint),
         listing=ListingSource.model_validate(
             {"kind": "s3_inventory", "location": "s3://reports/daily/lake/backup"} | listing
         ),
@@ -96,9 +94,9 @@ def told_by_store(objects: list[Stored], *, versions: bool) -> set[Row]:
 @pytest.mark.parametrize("versions", [False, True])
 @pytest.mark.parametrize("file_format", ["CSV", "ORC", "Parquet"])
 def test_a_reported_bucket_is_listed_as_the_store_lists_it(
-    server: S3Server, tmp_path: Path, file_format: str, versions: bool
+    s3: S3Server, tmp_path: Path, file_format: str, versions: bool
 ) -> None:
-    client = server.client()
+    client = s3.client()
     configuration = f"{file_format}-{versions}"
     reports = InventoryReports(
         lambda key, content: client.put_object(Bucket="reports", Key=key, Body=content),
@@ -107,7 +105,7 @@ def test_a_reported_bucket_is_listed_as_the_store_lists_it(
     )
     objects = stored_in(client, "lake", versions=versions)
     reports.deliver(objects, file_format, versions=versions, files=3)
-    backup = of_lake(server, location=f"s3://reports/daily/lake/{configuration}", versions=versions)
+    backup = of_lake(s3, location=f"s3://reports/daily/lake/{configuration}", versions=versions)
     record, rows = listed(backup, tmp_path)
     assert told(rows) == told_by_store(objects, versions=versions)
     assert {row["key"] for row in rows if row["is_multipart"]} == {"large"}
@@ -119,26 +117,24 @@ def test_a_reported_bucket_is_listed_as_the_store_lists_it(
         assert all(source.head(row["key"], row["version_id"] or "null") is not None for row in held)
 
 
-def test_the_generator_and_the_report_say_the_same(server: S3Server, tmp_path: Path) -> None:
+def test_the_generator_and_the_report_say_the_same(s3: S3Server, tmp_path: Path) -> None:
     late = dt.datetime(2026, 12, 24, tzinfo=dt.UTC)
-    backup = of_lake(server, location="s3://reports/daily/lake/none", versions=True)
+    backup = of_lake(s3, location="s3://reports/daily/lake/none", versions=True)
     record, rows = listed(backup, tmp_path, now=late)
     assert (record.kind, record.is_late) == ("generator", True)
-    assert told(rows) == told_by_store(stored_in(server.client(), "lake", versions=True), versions=True)
+    assert told(rows) == told_by_store(stored_in(s3.client(), "lake", versions=True), versions=True)
 
 
 @pytest.mark.parametrize("with_versions", [False, True])
-def test_a_manifest_is_filled_by_the_store(server: S3Server, tmp_path: Path, with_versions: bool) -> None:
-    client = server.client()
+def test_a_manifest_is_filled_by_the_store(s3: S3Server, tmp_path: Path, with_versions: bool) -> None:
+    client = s3.client()
     objects = [one for one in stored_in(client, "lake", versions=with_versions) if not one.is_delete_marker]
     lines = [
         f'"lake","{quote(one.key)}"' + (f',"{one.version_id or "null"}"' if with_versions else "")
         for one in objects
     ]
     client.put_object(Bucket="reports", Key="manifest.csv", Body="\n".join(lines).encode())
-    record, rows = listed(
-        of_lake(server, kind="manifest_csv", location="s3://reports/manifest.csv"), tmp_path
-    )
+    record, rows = listed(of_lake(s3, kind="manifest_csv", location="s3://reports/manifest.csv"), tmp_path)
     assert {(row["key"], row["size_bytes"], row["etag"]) for row in rows} == {
         (one.key, one.size, one.etag) for one in objects
     }
@@ -146,20 +142,20 @@ def test_a_manifest_is_filled_by_the_store(server: S3Server, tmp_path: Path, wit
 
 
 def test_reports_that_may_not_be_read_are_a_sentence(
-    server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.stranger.access_key)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.stranger.secret_key)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.stranger.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.stranger.secret_key)
     with pytest.raises(BackupError, match="access is denied"):
-        make_listing(of_lake(server), Workspace(tmp_path), DAY, IN_TIME)
+        make_listing(of_lake(s3), Workspace(tmp_path), DAY, IN_TIME)
 
 
-def test_a_store_without_inventories_is_told_and_its_bucket_stays(server: S3Server) -> None:
-    backup = of_lake(server, location="s3://reports/daily/untouched/backup")
+def test_a_store_without_inventories_is_told_and_its_bucket_stays(s3: S3Server) -> None:
+    backup = of_lake(s3, location="s3://reports/daily/untouched/backup")
     backup = backup.model_copy(update={"source": backup.source.model_copy(update={"url": "s3://untouched"})})
     with pytest.raises(BackupError, match="Use the generator"):
         put_configuration(backup, InventoryOptions())
-    assert "untouched" in [one["Name"] for one in server.client().list_buckets()["Buckets"]]
+    assert "untouched" in [one["Name"] for one in s3.client().list_buckets()["Buckets"]]
 
 
 def test_spark_reads_a_report_as_this_host_does(

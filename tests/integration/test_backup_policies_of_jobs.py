@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +11,22 @@ import pytest
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.policies import Parties, make_policy_files, write_policies
 from tests.builders.backup_batch import ACCOUNT, ROLE, a_copy_job, ended, running_batch_server, s3control
-from tests.integration.s3_server import S3Server, running_s3
+from tests.integration.s3_server import S3Server
 
 OWN = "kept/_lakeshare/lake/points/2026-11-20/engine/"
 
 
 @pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with running_s3(tmp_path_factory.mktemp("policies_s3")) as server:
-        objects = server.client()
-        for bucket in ("lake", "vault"):
-            objects.create_bucket(Bucket=bucket)
-        objects.put_object(Bucket="lake", Key="sales/a.parquet", Body=b"a")
-        objects.put_object(Bucket="lake", Key="private/b.parquet", Body=b"b")
-        objects.put_object(
-            Bucket="vault", Key=f"{OWN}m.csv", Body=b"lake,sales/a.parquet\nlake,private/b.parquet\n"
-        )
-        yield server
+def s3(s3: S3Server) -> S3Server:
+    objects = s3.client()
+    for bucket in ("lake", "vault"):
+        objects.create_bucket(Bucket=bucket)
+    objects.put_object(Bucket="lake", Key="sales/a.parquet", Body=b"a")
+    objects.put_object(Bucket="lake", Key="private/b.parquet", Body=b"b")
+    objects.put_object(
+        Bucket="vault", Key=f"{OWN}m.csv", Body=b"lake,sales/a.parquet\nlake,private/b.parquet\n"
+    )
+    return s3
 
 
 def written(folder: Path) -> Path:

@@ -21,15 +21,9 @@ from lakeshare_pipelines.backup.stores.store import make_file_properties, make_s
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_server.catalog import Catalog, open_catalog
 from tests.builders.lake_tables import IcebergTable, some_rows
-from tests.integration.s3_server import REGION, S3Server, running_s3
+from tests.integration.s3_server import REGION, S3Server
 
 DELTA, ICEBERG = "sales/orders", "lake/flights"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with running_s3(tmp_path_factory.mktemp("s3")) as running:
-        yield running
 
 
 @dataclass
@@ -62,20 +56,20 @@ class Scene:
 
 
 @pytest.fixture(scope="module")
-def scene(server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def scene(s3: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     folder = tmp_path_factory.mktemp("scene")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("AWS_ACCESS_KEY_ID", server.admin.access_key)
-        patched.setenv("AWS_SECRET_ACCESS_KEY", server.admin.secret_key)
-        yield a_scene(server, folder)
+        patched.setenv("AWS_ACCESS_KEY_ID", s3.admin.access_key)
+        patched.setenv("AWS_SECRET_ACCESS_KEY", s3.admin.secret_key)
+        yield a_scene(s3, folder)
 
 
-def a_scene(server: S3Server, folder: Path) -> Scene:
-    client = server.client()
+def a_scene(s3: S3Server, folder: Path) -> Scene:
+    client = s3.client()
     for bucket in ("lake", "vault", "elsewhere"):
         client.create_bucket(Bucket=bucket)
     client.put_bucket_versioning(Bucket="vault", VersioningConfiguration={"Status": "Enabled"})
-    source = StoreAddress(url="s3://lake", endpoint=server.endpoint, region=REGION)
+    source = StoreAddress(url="s3://lake", endpoint=s3.endpoint, region=REGION)
     options = make_storage_options(source)
     for days in (3, 2):
         write_deltalake(

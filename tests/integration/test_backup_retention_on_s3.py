@@ -1,7 +1,6 @@
 """Copies are locked as long as the longest point that holds them, and swept by version, with Object Lock."""
 
 import datetime as dt
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,12 @@ from lakeshare_pipelines.backup.retention import (
 )
 from lakeshare_pipelines.errors import BackupError
 from tests.builders.backup_plans import Planner, a_planner, an_object
-from tests.integration.s3_server import S3Server, running_s3
+from tests.integration.s3_server import S3Server
 
 ONE, TWO, THREE = "2026-11-01", "2026-11-02", "2026-11-03"
 SOON = dt.datetime.now(dt.UTC).replace(microsecond=0) + dt.timedelta(days=2)
 LATER = SOON + dt.timedelta(days=30)
 BUCKETS = (f"safe{number}" for number in range(100))
-
-
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with running_s3(tmp_path_factory.mktemp("s3")) as server:
-        yield server
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import os
 import random
 import signal
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -37,7 +36,7 @@ from tests.builders.campaign import campaign_size
 from tests.builders.shared_spark import SharedSpark
 from tests.builders.small_batches import BATCH, SlowCopies, SmallBatches
 from tests.builders.waiting import wait_until
-from tests.integration.s3_server import REGION, S3Server, running_s3
+from tests.integration.s3_server import REGION, S3Server
 
 LIMIT = 5 * 1024**2
 KILLS = campaign_size(in_ci=5, in_campaign=20)
@@ -50,12 +49,6 @@ LIFE_S, OBJECTS_A_LIFE = 3, 160
 # A driver of its own: in a fork of this process, PySpark would continue the driver of this one.
 SPAWN = multiprocessing.get_context("spawn")
 KEYS = ["t/a.parquet", "t/day=2026-11-19/b c+d.parquet", "t/%20ü.parquet", "t/a,b\"c'.parquet"]
-
-
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with running_s3(tmp_path_factory.mktemp("s3")) as running:
-        yield running
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """On a real S3 server: copies are proved in place, and what vanished is healed from older versions of the source."""
 
 import datetime as dt
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from lakeshare_pipelines.backup.stores.store import make_file_properties, make_s
 from lakeshare_pipelines.settings import LakeSettings
 from tests.builders.backup_lakes import Lake, listed_as
 from tests.builders.lake_tables import IcebergTable, some_rows
-from tests.integration.s3_server import REGION, S3Server, running_s3
+from tests.integration.s3_server import REGION, S3Server
 
 # The times of objects are those of the clock: all of them are before this day ends.
 DAY, NEXT_DAY = "2099-12-30", "2099-12-31"
@@ -28,26 +28,20 @@ ORDERS = "sales/orders"
 ROWS = some_rows(days=1)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with running_s3(tmp_path_factory.mktemp("s3")) as running:
-        yield running
-
-
 @pytest.fixture(autouse=True)
-def _keys(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.admin.access_key)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.admin.secret_key)
+def _keys(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.admin.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.admin.secret_key)
     monkeypatch.setenv("AWS_REGION", REGION)
 
 
 @pytest.fixture
-def client(server: S3Server) -> Any:
-    return server.client()
+def client(s3: S3Server) -> Any:
+    return s3.client()
 
 
 @pytest.fixture
-def lake(server: S3Server, client: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Lake:
+def lake(s3: S3Server, client: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Lake:
     """A versioned bucket with a Delta table of three commits of two rows, and an empty bucket for copies of it."""
     name = f"{abs(hash(request.node.name)) % 10**8}"
     addresses = {}
@@ -55,7 +49,7 @@ def lake(server: S3Server, client: Any, tmp_path: Path, request: pytest.FixtureR
         client.create_bucket(Bucket=f"{role}-{name}")
         versioning = {"Status": "Enabled"}
         client.put_bucket_versioning(Bucket=f"{role}-{name}", VersioningConfiguration=versioning)
-        addresses[role] = StoreAddress(url=f"s3://{role}-{name}", endpoint=server.endpoint, region=REGION)
+        addresses[role] = StoreAddress(url=f"s3://{role}-{name}", endpoint=s3.endpoint, region=REGION)
     made = Lake(tmp_path, declared=Backup.model_validate({"name": "lake", **addresses}))
     for number in range(3):
         append(made, number)
@@ -129,7 +123,7 @@ def test_a_copy_that_was_overwritten_behind_its_back_is_healed_the_next_day(lake
     assert (proof.status, proof.version, proof.rows, proof.healed) == ("verified", 3, 8, (key,))
 
 
-def test_an_iceberg_table_opens_on_its_mount(lake: Lake, server: S3Server) -> None:
+def test_an_iceberg_table_opens_on_its_mount(lake: Lake, s3: S3Server) -> None:
     source = lake.backup.source
     table = IcebergTable(
         source.location("ice"), ROWS.schema, partitioned_by=(), **make_file_properties(source)
@@ -150,17 +144,17 @@ def test_an_iceberg_table_opens_on_its_mount(lake: Lake, server: S3Server) -> No
 
 
 def test_what_nobody_may_read_is_told_and_not_verified(
-    lake: Lake, server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lake: Lake, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever copies may list the source and nothing else."""
     credentials = tmp_path / "credentials"
-    keys = (server.lister.access_key, server.lister.secret_key)
+    keys = (s3.lister.access_key, s3.lister.secret_key)
     credentials.write_text("[lister]\naws_access_key_id = {}\naws_secret_access_key = {}\n".format(*keys))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(credentials))
     listing = lake.listing()
     backup = lake.backup
     # By another name it is another store, so that copies are read with the source's own keys.
-    endpoint = server.endpoint.replace("localhost", "127.0.0.1")
+    endpoint = s3.endpoint.replace("localhost", "127.0.0.1")
     source = backup.source.model_copy(update={"profile": "lister", "endpoint": endpoint})
     proved = Lake(lake.base, declared=backup.model_copy(update={"source": source})).made(DAY, listing)
     (proof,) = proved.tables

@@ -32,7 +32,7 @@ from tests.builders.backup_inventory import InventoryReports, stored_in
 from tests.builders.backup_processes import is_killed_after
 from tests.builders.campaign import campaign_size
 from tests.builders.small_batches import BATCH, SmallBatches
-from tests.integration.s3_server import REGION, S3Server, running_s3
+from tests.integration.s3_server import REGION, S3Server
 
 ROOT, FILES_A_COMMIT, COMMITS = "sales/orders", campaign_size(in_ci=40, in_campaign=400), 3
 LINES = "sales/lines"
@@ -125,9 +125,9 @@ class Lake:
 
 
 @pytest.fixture(scope="module")
-def sales(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
+def sales(s3: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
     folder = tmp_path_factory.mktemp("whole")
-    with running_s3(tmp_path_factory.mktemp("s3")) as s3, pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         keys = folder / "credentials"
         keys.write_text(
             "".join(

@@ -1,7 +1,7 @@
 """Tables in S3: snippets read them as they are printed, with credentials; Snowflake is sent to what is published."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from lakeshare_server.lazy import LazyModule
 from tests.builders.iceberg_rest import SECRET_BRANCH, SECRET_TAG, leave_secrets, state_of
 from tests.builders.lake_tables import IcebergState, IcebergTable, some_rows
 from tests.builders.sharing import Provider, a_provider, a_server
-from tests.integration.s3_server import REGION, S3Server, running_s3
+from tests.integration.s3_server import REGION, S3Server
 
 SHARED = "flights.lake.flights"
 pl = LazyModule("polars")
@@ -26,10 +26,9 @@ BY_CREDENTIALS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 @pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with running_s3(tmp_path_factory.mktemp("s3")) as running:
-        running.client().create_bucket(Bucket="engines")
-        yield running
+def s3(s3: S3Server) -> S3Server:
+    s3.client().create_bucket(Bucket="engines")
+    return s3
 
 
 @pytest.fixture

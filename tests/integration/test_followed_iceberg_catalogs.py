@@ -18,18 +18,12 @@ from tests.builders.iceberg_rest import rest_catalog
 from tests.builders.lake_tables import some_rows
 from tests.builders.sharing import FLIGHTS, Provider, a_provider, a_server
 from tests.integration.ministack import MiniStack, running_ministack
-from tests.integration.s3_server import REGION, S3Server, S3User, running_s3
+from tests.integration.s3_server import REGION, S3Server, S3User
 
 
 @pytest.fixture(scope="module")
 def ministack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MiniStack]:
     with running_ministack(tmp_path_factory.mktemp("ministack")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with running_s3(tmp_path_factory.mktemp("s3")) as running:
         yield running
 
 
@@ -161,19 +155,20 @@ def test_a_table_of_glue_is_followed(
 
 
 def test_a_table_of_a_rest_catalog_is_followed(
-    seaweed: S3Server, environment: pytest.MonkeyPatch, tmp_path: Path
+    s3: S3Server, environment: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    user = seaweed.admin
+    user = s3.admin
     # Its catalog has tables in table buckets only, and takes signed requests.
-    boto3.client(
+    buckets = boto3.client(
         "s3tables",
-        endpoint_url=seaweed.endpoint,
+        endpoint_url=s3.endpoint,
         region_name=REGION,
         aws_access_key_id=user.access_key,
         aws_secret_access_key=user.secret_key,
-    ).create_table_bucket(name="rest-lake")
+    )
+    arn = buckets.create_table_bucket(name="rest-lake")["arn"]
     named = {
-        "uri": seaweed.iceberg,
+        "uri": s3.iceberg,
         "warehouse": "s3://rest-lake",
         "rest.sigv4-enabled": "true",
         "rest.signing-name": "s3tables",
@@ -183,21 +178,23 @@ def test_a_table_of_a_rest_catalog_is_followed(
         "s3.access-key-id": user.access_key,
         "s3.secret-access-key": user.secret_key,
     }
-    provider = a_provider_in(environment, tmp_path, seaweed.endpoint, user, named)
-    catalog = load_catalog("mine", **named, **{"s3.endpoint": seaweed.endpoint, "s3.region": REGION})
+    provider = a_provider_in(environment, tmp_path, s3.endpoint, user, named)
+    catalog = load_catalog("mine", **named, **{"s3.endpoint": s3.endpoint, "s3.region": REGION})
     table = a_table(catalog)
     follow(environment, "iceberg:lake/sales.orders")
     is_served_as_it_grows(provider, table)
     is_followed_in_its_folder(provider, table)
     is_refused_when_dropped(provider, catalog)
+    catalog.drop_namespace("sales")
+    buckets.delete_table_bucket(tableBucketARN=arn)
 
 
 def test_the_tables_of_a_folder_in_s3_are_found_without_a_listing_of_their_files(
-    environment: pytest.MonkeyPatch, tmp_path: Path, seaweed: S3Server
+    environment: pytest.MonkeyPatch, tmp_path: Path, s3: S3Server
 ) -> None:
     """`lakeshare table follow 's3://bucket/lake/*'`."""
-    provider = a_provider_in(environment, tmp_path, seaweed.endpoint, seaweed.admin, {})
-    client = seaweed.client()
+    provider = a_provider_in(environment, tmp_path, s3.endpoint, s3.admin, {})
+    client = s3.client()
     client.create_bucket(Bucket="folders")
     keys = ["lake/_tmp/_delta_log/0.json", "lake/a-b/_delta_log/0.json", "lake/a/_delta_log/0.json"]
     keys += [

@@ -4,7 +4,6 @@ import datetime as dt
 import itertools
 import shutil
 import warnings
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import time
 from pathlib import Path
@@ -49,15 +48,9 @@ from tests.builders.lake_tables import IcebergTable, some_rows
 from tests.builders.row_deletes import a_target, a_vector, position_deletes
 from tests.builders.sharing import Provider, Running, a_provider, a_server
 from tests.builders.spark_without_keys import read_without_keys
-from tests.integration.s3_server import REGION, S3Server, running_s3
+from tests.integration.s3_server import REGION, S3Server
 
 BUCKETS = (f"iceberg-{number}" for number in itertools.count(1))
-
-
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with running_s3(tmp_path_factory.mktemp("s3")) as running:
-        yield running
 
 
 @pytest.fixture

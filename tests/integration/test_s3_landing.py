@@ -5,7 +5,7 @@ import itertools
 import json
 import logging
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from lakeshare_pipelines.ingest import find_deliveries, find_delivery
 from lakeshare_pipelines.ingest.delivery import fetch_deliveries
 from lakeshare_pipelines.settings import LakeSettings
 from tests.integration.processes import free_ports
-from tests.integration.s3_server import S3Server, S3User, a_client, running_s3
+from tests.integration.s3_server import S3Server, S3User, a_client
 
 FLIGHTS, REFERENCE = load_contracts()
 DAY = "2013-01-01"
@@ -33,13 +33,13 @@ BUCKETS = (f"landing-{number}" for number in itertools.count(1))
 class Source:
     """A bucket of a test's own and the settings that land from it."""
 
-    server: S3Server
+    s3: S3Server
     bucket: str
     settings: LakeSettings
 
     @property
     def client(self) -> Any:
-        return self.server.client()
+        return self.s3.client()
 
     def put(self, files: Mapping[str, str], partition: str = DAY) -> None:
         for name, text in files.items():
@@ -61,17 +61,11 @@ class Source:
         }
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with running_s3(tmp_path_factory.mktemp("s3")) as running:
-        yield running
-
-
 @pytest.fixture
-def source(server: S3Server, tmp_path: Path) -> Source:
+def source(s3: S3Server, tmp_path: Path) -> Source:
     bucket = next(BUCKETS)
-    server.client().create_bucket(Bucket=bucket)
-    return Source(server, bucket, settings_of(tmp_path, f"s3://{bucket}/in"))
+    s3.client().create_bucket(Bucket=bucket)
+    return Source(s3, bucket, settings_of(tmp_path, f"s3://{bucket}/in"))
 
 
 def settings_of(tmp_path: Path, landing_s3: str, quiet_s: int = HOUR_S) -> LakeSettings:
@@ -314,7 +308,7 @@ def test_a_name_that_would_leave_the_folder_is_refused_by_name(tmp_path: Path, n
 def test_a_store_that_refuses_to_be_read_is_asked_once_not_once_a_delivery(source: Source) -> None:
     for day in ("2013-01-01", "2013-01-02", "2013-01-03"):
         source.put(ONE, day)
-    client = source.server.client(source.server.lister)
+    client = source.s3.client(source.s3.lister)
     reads = reads_of(client)
     with pytest.raises(StoreError, match=rf"{source.bucket}/in/.*departures\.csv: access is denied"):
         source.fetch(client)
@@ -335,7 +329,7 @@ def test_who_may_not_read_is_told_so(source: Source, user: S3User, reason: str, 
     source.fetch()
     before = source.landed()
     with pytest.raises(DeliveryError) as caught:
-        source.fetch(source.server.client(user))
+        source.fetch(source.s3.client(user))
     assert source.bucket in caught.value.delivery
     assert reason in caught.value.reason
     assert fix in caught.value.fix

@@ -3,7 +3,7 @@
 import http.client
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,7 +21,7 @@ from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import LocalSigner, Signers, Stores, TemporaryCredentials
 from tests.builders.keys import AWKWARD_KEYS
 from tests.builders.sharing import a_provider, a_server
-from tests.integration.s3_server import REGION, S3Server, S3User, running_s3
+from tests.integration.s3_server import REGION, S3Server, S3User
 
 # SeaweedFS takes no such keys, or makes others of them; so do many, S3 itself does not.
 NOT_THERE = ("//", "\\", "./", "..")
@@ -34,21 +34,15 @@ READABLE = [key for key in KEYS if key.isprintable() or "\u00a0" in key]
 BUCKETS = (f"lake-{number}" for number in itertools.count(1))
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with running_s3(tmp_path_factory.mktemp("s3")) as running:
-        yield running
-
-
 @pytest.fixture
-def bucket(server: S3Server) -> str:
+def bucket(s3: S3Server) -> str:
     name = next(BUCKETS)
-    server.client().create_bucket(Bucket=name)
+    s3.client().create_bucket(Bucket=name)
     return name
 
 
 @pytest.fixture
-def act_as(monkeypatch: pytest.MonkeyPatch, server: S3Server) -> Callable[..., None]:
+def act_as(monkeypatch: pytest.MonkeyPatch, s3: S3Server) -> Callable[..., None]:
     """Gives the server's process the keys of a user."""
 
     def as_user(user: S3User, token: str | None = None) -> None:
@@ -57,20 +51,20 @@ def act_as(monkeypatch: pytest.MonkeyPatch, server: S3Server) -> Callable[..., N
         if token:
             monkeypatch.setenv("AWS_SESSION_TOKEN", token)
 
-    as_user(server.admin)
+    as_user(s3.admin)
     return as_user
 
 
-def settings_at(server: S3Server, **more: object) -> ServerSettings:
-    return ServerSettings(_env_file=None, s3_endpoint=server.endpoint, s3_region=REGION, **more)
+def settings_at(s3: S3Server, **more: object) -> ServerSettings:
+    return ServerSettings(_env_file=None, s3_endpoint=s3.endpoint, s3_region=REGION, **more)
 
 
-def signers_at(server: S3Server, **more: object) -> Signers:
-    return Signers(settings_at(server, **more), LocalSigner(b"k", "http://host"))
+def signers_at(s3: S3Server, **more: object) -> Signers:
+    return Signers(settings_at(s3, **more), LocalSigner(b"k", "http://host"))
 
 
-def put(server: S3Server, bucket: str, *keys: str) -> None:
-    client = server.client()
+def put(s3: S3Server, bucket: str, *keys: str) -> None:
+    client = s3.client()
     for key in keys:
         client.put_object(Bucket=bucket, Key=key, Body=f"body of {key}".encode())
 
@@ -91,9 +85,9 @@ def asked(url: bytes, method: str = "GET", body: bytes | None = None, **headers:
 
 
 @pytest.mark.usefixtures("act_as")
-def test_awkward_keys_are_read_opened_and_found_as_they_are(server: S3Server, bucket: str) -> None:
-    put(server, bucket, *READABLE)
-    stores = Stores(settings_at(server))
+def test_awkward_keys_are_read_opened_and_found_as_they_are(s3: S3Server, bucket: str) -> None:
+    put(s3, bucket, *READABLE)
+    stores = Stores(settings_at(s3))
     for key in READABLE:
         body = f"body of {key}".encode()
         location = f"s3://{bucket}/{key}"
@@ -113,7 +107,7 @@ def test_awkward_keys_are_read_opened_and_found_as_they_are(server: S3Server, bu
 
 
 @pytest.mark.usefixtures("act_as")
-def test_a_listing_is_in_key_order_whatever_the_server_says(server: S3Server, bucket: str) -> None:
+def test_a_listing_is_in_key_order_whatever_the_server_says(s3: S3Server, bucket: str) -> None:
     keys = [
         "t/_delta_log/0.json",
         "t/_delta_log/1.json",
@@ -123,8 +117,8 @@ def test_a_listing_is_in_key_order_whatever_the_server_says(server: S3Server, bu
         "t/a/c",
         "t-2/x",
     ]
-    put(server, bucket, *keys)
-    stores = Stores(settings_at(server))
+    put(s3, bucket, *keys)
+    stores = Stores(settings_at(s3))
 
     def listed(*asked: str) -> list[str]:
         return [one.location.removeprefix(f"s3://{bucket}/") for one in stores.list(*asked)]
@@ -138,21 +132,21 @@ def test_a_listing_is_in_key_order_whatever_the_server_says(server: S3Server, bu
 
 
 @pytest.mark.usefixtures("act_as")
-def test_a_listing_of_many_pages_is_read_to_its_end(server: S3Server, bucket: str) -> None:
-    put(server, bucket, *(f"t/{number:05}" for number in range(1_005)))
-    stores = Stores(settings_at(server))
+def test_a_listing_of_many_pages_is_read_to_its_end(s3: S3Server, bucket: str) -> None:
+    put(s3, bucket, *(f"t/{number:05}" for number in range(1_005)))
+    stores = Stores(settings_at(s3))
     assert len(list(stores.list(f"s3://{bucket}/t"))) == 1_005
     assert len(list(stores.list(f"s3://{bucket}/t", f"s3://{bucket}/t/00999"))) == 5
 
 
 @pytest.mark.usefixtures("act_as")
-def test_a_parquet_file_is_read_by_range_and_not_across_a_change(server: S3Server, bucket: str) -> None:
+def test_a_parquet_file_is_read_by_range_and_not_across_a_change(s3: S3Server, bucket: str) -> None:
     numbers = pa.table({"n": range(200_000), "text": [f"text {number}" for number in range(200_000)]})
     body = pa.BufferOutputStream()
     pq.write_table(numbers, body, row_group_size=20_000)
-    client = server.client()
+    client = s3.client()
     client.put_object(Bucket=bucket, Key="f.parquet", Body=body.getvalue().to_pybytes())
-    stores = Stores(settings_at(server))
+    stores = Stores(settings_at(s3))
     with stores.open(f"s3://{bucket}/f.parquet") as file:
         assert pq.read_table(file).equals(numbers)
         parquet = pq.ParquetFile(file, pre_buffer=False)
@@ -165,35 +159,35 @@ def test_a_parquet_file_is_read_by_range_and_not_across_a_change(server: S3Serve
 @pytest.mark.parametrize("call", ["read", "open", "head"])
 @pytest.mark.parametrize("user", ["stranger", "lister"])
 def test_what_the_store_refuses_is_denied(
-    server: S3Server, bucket: str, act_as: Callable[..., None], user: str, call: str
+    s3: S3Server, bucket: str, act_as: Callable[..., None], user: str, call: str
 ) -> None:
-    put(server, bucket, "t/x")
-    act_as(getattr(server, user))
+    put(s3, bucket, "t/x")
+    act_as(getattr(s3, user))
     with pytest.raises(StoreDenied) as caught:
-        getattr(Stores(settings_at(server)), call)(f"s3://{bucket}/t/x")
+        getattr(Stores(settings_at(s3)), call)(f"s3://{bucket}/t/x")
     assert caught.value.location == f"s3://{bucket}/t/x"
     assert not any(secret in str(caught.value) for secret in ("AK", "secret"))
 
 
 def test_wrong_keys_and_a_wrong_bucket_are_told_apart(
-    server: S3Server, bucket: str, act_as: Callable[..., None]
+    s3: S3Server, bucket: str, act_as: Callable[..., None]
 ) -> None:
-    stores = Stores(settings_at(server))
+    stores = Stores(settings_at(s3))
     for call in (stores.read, lambda at: list(stores.list(at))):
         with pytest.raises(StoreMissing):
             call("s3://no-such-bucket/t")
     act_as(S3User("AKADMIN", "wrong"))
     with pytest.raises(StoreDenied):
-        list(Stores(settings_at(server)).list(f"s3://{bucket}/t"))
+        list(Stores(settings_at(s3)).list(f"s3://{bucket}/t"))
 
 
 # --- URLs
 
 
 @pytest.mark.usefixtures("act_as")
-def test_a_url_opens_its_object_whole_and_by_range(server: S3Server, bucket: str) -> None:
-    put(server, bucket, *KEYS)
-    session = signers_at(server).session([f"s3://{bucket}"], lambda _: "ticket", 60)
+def test_a_url_opens_its_object_whole_and_by_range(s3: S3Server, bucket: str) -> None:
+    put(s3, bucket, *KEYS)
+    session = signers_at(s3).session([f"s3://{bucket}"], lambda _: "ticket", 60)
     urls = session.sign(pa.array([f"s3://{bucket}/{key}" for key in KEYS]))
     for key, url in zip(KEYS, urls, strict=True):
         body = f"body of {key}".encode()
@@ -202,9 +196,9 @@ def test_a_url_opens_its_object_whole_and_by_range(server: S3Server, bucket: str
 
 
 @pytest.mark.usefixtures("act_as")
-def test_a_url_that_was_changed_or_has_ended_is_refused(server: S3Server, bucket: str) -> None:
-    put(server, bucket, "t/one", "t/two")
-    session = signers_at(server).session([f"s3://{bucket}"], lambda _: "ticket", 3)
+def test_a_url_that_was_changed_or_has_ended_is_refused(s3: S3Server, bucket: str) -> None:
+    put(s3, bucket, "t/one", "t/two")
+    session = signers_at(s3).session([f"s3://{bucket}"], lambda _: "ticket", 3)
     (url,) = session.sign(pa.array([f"s3://{bucket}/t/one"]))
     assert asked(url)[0] == 200
     unsigned = url.partition(b"&X-Amz-Signature=")[0]
@@ -222,10 +216,10 @@ def test_a_url_that_was_changed_or_has_ended_is_refused(server: S3Server, bucket
 
 
 @pytest.mark.usefixtures("act_as")
-def test_urls_name_what_recipients_can_reach(server: S3Server, bucket: str) -> None:
-    put(server, bucket, "t/one")
-    public = server.endpoint.replace("localhost", "127.0.0.1")
-    signers = signers_at(server, s3_public_endpoint=public)
+def test_urls_name_what_recipients_can_reach(s3: S3Server, bucket: str) -> None:
+    put(s3, bucket, "t/one")
+    public = s3.endpoint.replace("localhost", "127.0.0.1")
+    signers = signers_at(s3, s3_public_endpoint=public)
     (url,) = signers.session([f"s3://{bucket}"], lambda _: "ticket", 60).sign(
         pa.array([f"s3://{bucket}/t/one"])
     )
@@ -234,12 +228,12 @@ def test_urls_name_what_recipients_can_reach(server: S3Server, bucket: str) -> N
 
 
 @pytest.mark.usefixtures("act_as")
-def test_an_answer_may_have_files_in_several_places(server: S3Server, bucket: str) -> None:
+def test_an_answer_may_have_files_in_several_places(s3: S3Server, bucket: str) -> None:
     other = next(BUCKETS)
-    server.client().create_bucket(Bucket=other)
-    put(server, bucket, "t/one")
-    put(server, other, "t/two")
-    session = signers_at(server).session(["", f"s3://{other}", f"s3://{bucket}"], lambda _: "ticket", 60)
+    s3.client().create_bucket(Bucket=other)
+    put(s3, bucket, "t/one")
+    put(s3, other, "t/two")
+    session = signers_at(s3).session(["", f"s3://{other}", f"s3://{bucket}"], lambda _: "ticket", 60)
     paths = ["/lake/a b", f"s3a://{other}/t/two", f"s3://{bucket}/t/one", "file:/lake/c"]
     local, two, one, again = session.sign(pa.array(paths))
     assert local.startswith(b"http://host/ticket/lake/a%20b?expires=")
@@ -251,11 +245,11 @@ def test_an_answer_may_have_files_in_several_places(server: S3Server, bucket: st
 # --- directory access
 
 
-def client_of(server: S3Server, vended: TemporaryCredentials) -> Any:
+def client_of(s3: S3Server, vended: TemporaryCredentials) -> Any:
     fields = vended.fields
     return boto3.client(
         "s3",
-        endpoint_url=server.endpoint,
+        endpoint_url=s3.endpoint,
         region_name=REGION,
         aws_access_key_id=fields["accessKeyId"],
         aws_secret_access_key=fields["secretAccessKey"],
@@ -273,14 +267,14 @@ def refused(call: Callable[..., Any], **asked: Any) -> bool:
 
 @pytest.mark.usefixtures("act_as")
 @pytest.mark.parametrize("table", ["sales/orders", "odd names/ü+b=c"])
-def test_vended_keys_read_the_table_and_nothing_else(server: S3Server, bucket: str, table: str) -> None:
+def test_vended_keys_read_the_table_and_nothing_else(s3: S3Server, bucket: str, table: str) -> None:
     sibling = f"{table}2/x"
-    put(server, bucket, f"{table}/_delta_log/0.json", f"{table}/day=1/x", sibling, "sales/x", "secret")
-    signers = signers_at(server, s3_role_arn=server.role_arn)
+    put(s3, bucket, f"{table}/_delta_log/0.json", f"{table}/day=1/x", sibling, "sales/x", "secret")
+    signers = signers_at(s3, s3_role_arn=s3.role_arn)
     assert signers.can_vend(f"s3://{bucket}/{table}") is None
     vended = signers.vend(f"s3://{bucket}/{table}", 900)
     assert 800_000 < vended.expires_at_ms - time.time() * 1000 < 1_000_000
-    client = client_of(server, vended)
+    client = client_of(s3, vended)
 
     read = client.get_object(Bucket=bucket, Key=f"{table}/day=1/x")["Body"].read()
     assert read == f"body of {table}/day=1/x".encode()
@@ -300,20 +294,18 @@ def test_vended_keys_read_the_table_and_nothing_else(server: S3Server, bucket: s
 
 
 @pytest.mark.usefixtures("act_as")
-def test_a_folder_that_policies_take_for_a_pattern_is_not_vended(server: S3Server, bucket: str) -> None:
-    assert "for a pattern" in str(
-        signers_at(server, s3_role_arn=server.role_arn).can_vend(f"s3://{bucket}/st*r")
-    )
+def test_a_folder_that_policies_take_for_a_pattern_is_not_vended(s3: S3Server, bucket: str) -> None:
+    assert "for a pattern" in str(signers_at(s3, s3_role_arn=s3.role_arn).can_vend(f"s3://{bucket}/st*r"))
 
 
 @pytest.mark.usefixtures("act_as")
-def test_a_delta_table_is_read_with_vended_keys(server: S3Server, bucket: str) -> None:
-    common = {"AWS_ENDPOINT_URL": server.endpoint, "AWS_ALLOW_HTTP": "true", "AWS_REGION": REGION}
-    admin = {"AWS_ACCESS_KEY_ID": server.admin.access_key, "AWS_SECRET_ACCESS_KEY": server.admin.secret_key}
+def test_a_delta_table_is_read_with_vended_keys(s3: S3Server, bucket: str) -> None:
+    common = {"AWS_ENDPOINT_URL": s3.endpoint, "AWS_ALLOW_HTTP": "true", "AWS_REGION": REGION}
+    admin = {"AWS_ACCESS_KEY_ID": s3.admin.access_key, "AWS_SECRET_ACCESS_KEY": s3.admin.secret_key}
     rows = pa.table({"n": [1, 2, 3]})
     for name in ("mine", "other"):
         write_deltalake(f"s3://{bucket}/{name}", rows, storage_options=common | admin)
-    vended = signers_at(server, s3_role_arn=server.role_arn).vend(f"s3://{bucket}/mine", 900)
+    vended = signers_at(s3, s3_role_arn=s3.role_arn).vend(f"s3://{bucket}/mine", 900)
     theirs = common | {
         "AWS_ACCESS_KEY_ID": vended.fields["accessKeyId"],
         "AWS_SECRET_ACCESS_KEY": vended.fields["secretAccessKey"],
@@ -330,17 +322,15 @@ def test_a_delta_table_is_read_with_vended_keys(server: S3Server, bucket: str) -
 
 @pytest.mark.usefixtures("act_as")
 def test_a_folder_is_handed_out_where_the_operator_says_so_and_its_history_is_shared(
-    server: S3Server, bucket: str, tmp_path: Path
+    s3: S3Server, bucket: str, tmp_path: Path
 ) -> None:
     """Directory access over HTTP (protocol §1.4, §1.10): never by itself, never with a hidden history."""
-    common = {"AWS_ENDPOINT_URL": server.endpoint, "AWS_ALLOW_HTTP": "true", "AWS_REGION": REGION}
-    admin = {"AWS_ACCESS_KEY_ID": server.admin.access_key, "AWS_SECRET_ACCESS_KEY": server.admin.secret_key}
+    common = {"AWS_ENDPOINT_URL": s3.endpoint, "AWS_ALLOW_HTTP": "true", "AWS_REGION": REGION}
+    admin = {"AWS_ACCESS_KEY_ID": s3.admin.access_key, "AWS_SECRET_ACCESS_KEY": s3.admin.secret_key}
     rows = pa.table({"n": [1, 2, 3]})
     location = f"s3://{bucket}/mine"
     write_deltalake(location, rows, storage_options=common | admin)
-    provider = a_provider(
-        tmp_path, s3_endpoint=server.endpoint, s3_region=REGION, s3_role_arn=server.role_arn
-    )
+    provider = a_provider(tmp_path, s3_endpoint=s3.endpoint, s3_region=REGION, s3_role_arn=s3.role_arn)
     for name, history in (("open", True), ("closed", True), ("hidden", False)):
         provider.follow(f"lake.{name}", location)
         shared = SharedTable("lake", name, f"lake.{name}", history=history)
@@ -373,13 +363,13 @@ def test_a_folder_is_handed_out_where_the_operator_says_so_and_its_history_is_sh
 
 
 def test_keys_with_a_session_token_read_and_sign(
-    server: S3Server, bucket: str, act_as: Callable[..., None]
+    s3: S3Server, bucket: str, act_as: Callable[..., None]
 ) -> None:
-    put(server, bucket, "t/one", "u/two")
-    fields = signers_at(server, s3_role_arn=server.role_arn).vend(f"s3://{bucket}/t", 900).fields
+    put(s3, bucket, "t/one", "u/two")
+    fields = signers_at(s3, s3_role_arn=s3.role_arn).vend(f"s3://{bucket}/t", 900).fields
     act_as(S3User(fields["accessKeyId"], fields["secretAccessKey"]), fields["sessionToken"])
-    assert Stores(settings_at(server)).read(f"s3://{bucket}/t/one") == b"body of t/one"
+    assert Stores(settings_at(s3)).read(f"s3://{bucket}/t/one") == b"body of t/one"
     paths = pa.array([f"s3://{bucket}/t/one", f"s3://{bucket}/u/two"])
-    one, two = signers_at(server).session([f"s3://{bucket}"], lambda _: "ticket", 60).sign(paths)
+    one, two = signers_at(s3).session([f"s3://{bucket}"], lambda _: "ticket", 60).sign(paths)
     assert asked(one) == (200, b"body of t/one")
     assert asked(two)[0] == 403
