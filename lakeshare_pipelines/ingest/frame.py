@@ -448,20 +448,23 @@ def validate_rows(
 
 def find_type_mismatches(
     table: Table, judged: "DataFrame", groups: Sequence[RawRows]
-) -> tuple[int, list[tuple[int, str]]]:
-    """Returns the number of rejected rows, and the columns (with their group) without any valid value."""
+) -> tuple[int, int, list[tuple[int, str]]]:
+    """Returns the number of rows, of rejected ones, and the columns (with their group) without any valid value."""
     names = [column.name for column in table.columns if column.delivered_as]
     counts = [F.count(F.col(name)) for name in names]
     counts += [F.count_if(F.col(_MISFIT + name)) for name in names]
-    refused = F.count_if(F.col(REASON).isNotNull())
-    rows_of_group = judged.groupBy(_GROUP).agg(refused, *counts).collect()
+    rows_of_group = judged.groupBy(_GROUP).agg(*_count_rows(), *counts).collect()
     found = [
         (index, name)
-        for index, _, *numbers in rows_of_group
+        for index, _, _, *numbers in rows_of_group
         for name, fit, unfit in zip(names, numbers[: len(names)], numbers[len(names) :], strict=True)
         if fit == 0 and unfit >= MIN_TYPE_MISMATCHES
     ]
-    return sum(row[1] for row in rows_of_group), sorted(found)
+    return sum(row[1] for row in rows_of_group), sum(row[2] for row in rows_of_group), sorted(found)
+
+
+def _count_rows() -> "tuple[SparkColumn, SparkColumn]":
+    return F.count("*"), F.count_if(F.col(REASON).isNotNull())
 
 
 def _convert_rows(table: Table, rows: RawRows, index: int, without: Collection[str]) -> "DataFrame":
@@ -596,12 +599,13 @@ def merge_problems(problems: Iterable[ColumnProblem]) -> tuple[ColumnProblem, ..
 
 @dataclass(frozen=True)
 class TableFrame:
-    """A table of a delivery: typed rows, rejected rows (None if there are none), problems of its columns.
+    """A table of a delivery: its typed rows, their number, rejected rows (None if there are none), column problems.
 
     `rejected` has the columns table, file, line, reason and raw.
     """
 
     frame: "DataFrame"
+    rows: int
     rejected: "DataFrame | None" = None
     problems: tuple[ColumnProblem, ...] = ()
     rejected_rows: int = 0
@@ -636,14 +640,14 @@ def _read_table(
     groups = read_raw(spark, files, names)
     problems = [problem for group in groups for problem in find_column_problems(table, group)]
     judged = validate_rows(contract, table, groups)
-    rejected_rows, wrong = find_type_mismatches(table, judged, groups)
+    rows, rejected_rows, wrong = find_type_mismatches(table, judged, groups)
     if wrong:
         problems += [
             ColumnProblem(name, f"is of another type than {table.column(name).type}", groups[index].files)
             for index, name in wrong
         ]
         judged = validate_rows(contract, table, groups, without=wrong)
-        rejected_rows = judged.where(F.col(REASON).isNotNull()).count()
+        [(rows, rejected_rows)] = judged.agg(*_count_rows()).collect()
     rejected = judged.where(F.col(REASON).isNotNull()).select(
         F.lit(table.name).alias("table"),
         F.col(FILE).alias("file"),
@@ -653,6 +657,7 @@ def _read_table(
     )
     return TableFrame(
         frame=judged.where(F.col(REASON).isNull()).select(*(column.name for column in table.columns)),
+        rows=rows - rejected_rows,
         rejected=rejected if rejected_rows else None,
         problems=merge_problems(problems),
         rejected_rows=rejected_rows,

@@ -313,6 +313,7 @@ def _write_all(
     limits = ReadingLimits(lake.settings.max_line_mb, lake.settings.max_unpacked_mb)
     read = read_delivery(lake.spark, contract, deliveries, limits)
     frames: dict[str, DataFrame] = {}
+    inputs = {name for table in contract.tables for name in table.depends_on}
     written = []
     try:
         for table in contract.tables:
@@ -329,8 +330,8 @@ def _write_all(
                 base = contract.table(table.view.of)
                 of_base = staging.table_after(draft, base) if is_whole else frames[base.name]
                 frame = select_view_rows(contract, table, table.view, of_base)
-            frames[table.name] = frame.cache()
-            rows = frames[table.name].count()
+            frames[table.name] = frame if arrived is not None and table.name not in inputs else frame.cache()
+            rows = frames[table.name].count() if arrived is None else arrived.rows
             log.info("writing %s rows of %s to %s", rows, table.name, draft.ref)
             partitions = WHOLE if is_whole else draft.partitions
             staging.write(draft.ref, table, frames[table.name], partitions, draft.run_id)

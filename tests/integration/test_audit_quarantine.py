@@ -24,7 +24,7 @@ def a_read(
     )
     columns = "col1 AS table, col2 AS file, col3 AS line, col4 AS reason, col5 AS raw"
     rejected = lake.spark.sql(f"SELECT {columns} FROM VALUES {rows}") if rows else None
-    return TableFrame(lake.spark.range(1), rejected, (), len(lines))
+    return TableFrame(lake.spark.range(1), 1, rejected, (), len(lines))
 
 
 @pytest.fixture
