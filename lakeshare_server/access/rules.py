@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from decimal import Decimal
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Protocol, cast
 
 from lark import Lark, Token, Transformer, UnexpectedInput, UnexpectedToken, v_args
@@ -247,13 +247,17 @@ def _depth(rule: Predicate) -> int:
 _OPERATORS: Mapping[str, Comparison] = {
     "=": "=", "==": "=", "<": "<", "<=": "<=", ">": ">", ">=": ">=",
 }  # fmt: skip
-_PARSER = Lark(GRAMMAR, parser="lalr", transformer=_RuleTransformer())
+
+
+@cache
+def _build_parser() -> Lark:
+    return Lark(GRAMMAR, parser="lalr", transformer=_RuleTransformer())
 
 
 @lru_cache(MAX_CACHED_RULES)
 def _parse(text: str) -> Predicate:
     # With a transformer, the parser returns the transformer's result, not a tree.
-    return cast("Predicate", _PARSER.parse(text))
+    return cast("Predicate", _build_parser().parse(text))
 
 
 NOTHING = Constant(False)
