@@ -17,9 +17,10 @@ from obstore.store import GCSStore
 from lakeshare_server.errors import Unavailable, Unserveable
 from lakeshare_server.outbound import Services
 from lakeshare_server.settings import StoreSettings
-from lakeshare_server.storage import remote, s3
+from lakeshare_server.storage import remote
 from lakeshare_server.storage.locations import ParsedLocation
 from lakeshare_server.storage.remote import CONNECT_S, MAX_URL_LIFE_S
+from lakeshare_server.storage.sigv4 import AwsKeys, Bucket, UrlSigner
 
 if TYPE_CHECKING:
     from obstore.store import GCSCredential
@@ -163,7 +164,7 @@ class GcsAccess:
     def signs_slowly(self) -> bool:
         return not self._settings.gcs_hmac_secret
 
-    def signer(self, place: ParsedLocation, life_s: int, now_s: int) -> GcsSigner | s3.S3Signer:
+    def signer(self, place: ParsedLocation, life_s: int, now_s: int) -> GcsSigner | UrlSigner:
         """Returns a signer of URLs that live for `life_s` from `now_s`, or as long as IAM's signatures.
 
         Raises:
@@ -172,10 +173,8 @@ class GcsAccess:
         """
         secret, key_id = self._settings.gcs_hmac_secret, self._settings.gcs_hmac_id
         if secret and key_id:  # Google accepts S3 signatures with an HMAC key
-            bucket = s3.Bucket(place.bucket, "auto", self.endpoint(public=True), path_style=True)
-            return s3.s3_signer(
-                bucket, s3.AwsKeys(key_id, secret.get_secret_value(), None, None), life_s, now_s
-            )
+            bucket = Bucket(place.bucket, "auto", self.endpoint(public=True), path_style=True)
+            return UrlSigner.of(bucket, AwsKeys(key_id, secret.get_secret_value()), life_s, now_s)
         identity = self.identity
         life_s = remote.remaining_life(now_s, life_s, None, identity.longest_s)
         moment = datetime.fromtimestamp(now_s, UTC).strftime("%Y%m%dT%H%M%SZ")

@@ -3,17 +3,14 @@
 boto3 provides profile, region, endpoint and the chain of credentials.
 """
 
-import hmac
 import json
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from hashlib import sha256
 from threading import Lock
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import httpx
 from obstore.store import S3Store
@@ -23,45 +20,25 @@ from lakeshare_server.outbound import Services
 from lakeshare_server.settings import StoreSettings
 from lakeshare_server.storage import remote
 from lakeshare_server.storage.locations import ParsedLocation
-from lakeshare_server.storage.remote import CONNECT_S
+from lakeshare_server.storage.remote import CONNECT_S, host_header
+from lakeshare_server.storage.sigv4 import (
+    DEFAULT_REGION,
+    AwsKeys,
+    Bucket,
+    RequestSigner,
+    UrlSigner,
+    is_aws,
+    quote_path,
+)
 
 if TYPE_CHECKING:
     from obstore.store import S3Credential
 
-DEFAULT_REGION = "us-east-1"
-AWS = re.compile(r"https://(\S+\.)?amazonaws\.com(\.cn)?")
-# A bucket name that a wildcard certificate covers as a host label.
-HOST_LABEL = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 ANSWER_S = 15
 # Name of the service that stands for the chain of credentials, which may call STS, SSO or the host.
 CREDENTIALS = "credentials of S3"
 # Keys without an end are read again after this time.
 KEYS_LIFE = timedelta(minutes=5)
-
-
-@dataclass(frozen=True)
-class AwsKeys:
-    """Keys of one moment; `expires_at_ms` is None if unknown."""
-
-    access_key: str
-    secret_key: str = field(repr=False)
-    token: str | None = field(repr=False)
-    expires_at_ms: int | None
-
-
-@dataclass(frozen=True)
-class Bucket:
-    name: str
-    region: str
-    endpoint: str
-    path_style: bool
-
-    @property
-    def url(self) -> str:
-        if self.path_style:
-            return f"{self.endpoint}/{self.name}"
-        scheme, _, rest = self.endpoint.partition("://")
-        return f"{scheme}://{self.name}.{rest}"
 
 
 KIND = "awsTempCredentials"
@@ -104,17 +81,14 @@ class S3Access:
             credential_provider=self._keys_for_obstore,
         )
         # Compatible stores with folders list by folders: "t/x" before "t-1".
-        in_key_order = AWS.fullmatch(bucket.endpoint) is not None
+        in_key_order = is_aws(bucket.endpoint)
         return remote.RemoteStore(place.root, store, self.services.of(place.root), in_key_order)
 
     def bucket(self, name: str, public: bool = False) -> Bucket:
         """Returns the address of a bucket for the server or, if `public`, for recipients."""
         region = self._settings.s3_region or self._region_of(name)
         endpoint = (self._settings.s3_public_endpoint if public else None) or self._endpoint(region)
-        by_path = self._settings.s3_path_style
-        if by_path is None:
-            by_path = not (AWS.fullmatch(endpoint) and HOST_LABEL.fullmatch(name))
-        return Bucket(name, region, endpoint.rstrip("/"), by_path)
+        return Bucket.at(name, region, endpoint, self._settings.s3_path_style)
 
     def keys(self) -> AwsKeys:
         """Returns the current keys; refreshes those that are about to end."""
@@ -169,7 +143,7 @@ class S3Access:
             usual = self._session.region_name or DEFAULT_REGION
             endpoint = self._endpoint(usual)
             known = usual
-            if AWS.fullmatch(endpoint):
+            if is_aws(endpoint):
                 known = self.services.of(endpoint).call(lambda: read_bucket_region(endpoint, bucket))
             if known is None:  # for example a bucket that does not exist yet
                 return str(usual)
@@ -248,14 +222,14 @@ class S3Access:
             place.location, KIND, fields, ends_ms, iceberg_config(fields, ends_ms)
         )
 
-    def signer(self, place: ParsedLocation, life_s: int, now_s: int) -> "S3Signer":
+    def signer(self, place: ParsedLocation, life_s: int, now_s: int) -> UrlSigner:
         bucket = self.bucket(place.bucket, public=True)
-        return s3_signer(bucket, self.keys(), life_s, now_s, self._settings.s3_request_payer)
+        return UrlSigner.of(bucket, self.keys(), life_s, now_s, self._settings.s3_request_payer)
 
     def client_config(self, place: ParsedLocation) -> Mapping[str, str]:
         bucket = self.bucket(place.bucket, public=True)
         config = {"s3.region": bucket.region, "client.region": bucket.region}
-        if not AWS.fullmatch(bucket.endpoint):
+        if not is_aws(bucket.endpoint):
             config["s3.endpoint"] = bucket.endpoint
         return config | {"s3.path-style-access": str(bucket.path_style).lower()}
 
@@ -264,7 +238,7 @@ class S3Access:
         return session_policy(place.bucket, place.key, region, on_aws=self._on_aws(place))
 
     def _on_aws(self, place: ParsedLocation) -> bool:
-        return AWS.fullmatch(self.bucket(place.bucket).endpoint) is not None
+        return is_aws(self.bucket(place.bucket).endpoint)
 
 
 def iceberg_config(fields: Mapping[str, str], ends_ms: int) -> Mapping[str, str]:
@@ -316,75 +290,14 @@ def _no_keys(why: str) -> Unavailable:
     return Unavailable(f"no credentials for S3 are available ({why})", fix)
 
 
-ALGORITHM = "AWS4-HMAC-SHA256"
-
-
-@dataclass(frozen=True)
-class S3Signer:
-    """Signs keys of one bucket; all URLs expire at the same time."""
-
-    expires_at_ms: int
-    _url: bytes
-    _query: bytes = field(repr=False)
-    _canonical: tuple[bytes, bytes] = field(repr=False)
-    _key: bytes = field(repr=False)
-    _to_sign: bytes = field(repr=False)
-
-    def sign(self, keys: list[bytes]) -> list[bytes]:
-        url, query = self._url, self._query + b"&X-Amz-Signature="
-        before, after = self._canonical
-        names = remote.quote_keys(keys, safe=b"/")
-        requests = (sha256(before + name + after).hexdigest().encode() for name in names)
-        signatures = remote.sign_texts(self._key, self._to_sign, requests)
-        return [
-            url + name + query + signature.hexdigest().encode()
-            for name, signature in zip(names, signatures, strict=True)
-        ]
-
-
-def s3_signer(
-    bucket: Bucket, keys: AwsKeys, life_s: int, now_s: int, request_payer: bool = False
-) -> S3Signer:
-    """Returns a signer of URLs that live for `life_s` from `now_s`, or as long as the keys."""
-    life_s = remote.remaining_life(now_s, life_s, keys.expires_at_ms)
-    moment = datetime.fromtimestamp(now_s, UTC).strftime("%Y%m%dT%H%M%SZ")
-    scope = f"{moment[:8]}/{bucket.region}/s3/aws4_request"
-    parameters = {"x-amz-request-payer": "requester"} if request_payer else {}
-    parameters |= {
-        "X-Amz-Algorithm": ALGORITHM,
-        "X-Amz-Credential": f"{keys.access_key}/{scope}",
-        "X-Amz-Date": moment,
-        "X-Amz-Expires": str(life_s),
-        "X-Amz-SignedHeaders": "host",
-    }
-    if keys.token:
-        parameters["X-Amz-Security-Token"] = keys.token
-    query = _encode_query(parameters)
-    path = urlsplit(bucket.url).path
-    in_order = _encode_query(dict(sorted(parameters.items())))
-    key = f"AWS4{keys.secret_key}".encode()
-    for part in (moment[:8], bucket.region, "s3", "aws4_request"):
-        key = hmac.digest(key, part.encode(), "sha256")
-    after = f"\n{in_order}\nhost:{remote.host_header(bucket.url)}\n\nhost\nUNSIGNED-PAYLOAD"
-    return S3Signer(
-        expires_at_ms=(now_s + life_s) * 1000,
-        _url=f"{bucket.url}/".encode(),
-        _query=f"?{query}".encode(),
-        _canonical=(f"GET\n{path}/".encode(), after.encode()),
-        _key=key,
-        _to_sign=f"{ALGORITHM}\n{moment}\n{scope}\n".encode(),
-    )
-
-
-def _encode_query(query: dict[str, str]) -> str:
-    return "&".join(f"{name}={quote(value, safe='')}" for name, value in query.items())
-
-
 METHODS = ("GET", "HEAD")
 # Queries that clients add to name the operation, without effect on the response.
 CALLS = ("", "x-id=GetObject", "x-id=HeadObject")
-# Headers of the client's own signature, which is replaced.
-OF_THE_SIGNATURE = ("x-amz-date", "x-amz-content-sha256", "x-amz-security-token")
+# Headers of a signature, by their names in lower case; those of the client's own signature are replaced.
+OF_THE_SIGNATURE = {
+    name.lower(): name
+    for name in ("Authorization", "X-Amz-Date", "X-Amz-Content-SHA256", "X-Amz-Security-Token")
+}
 
 Headers = Mapping[str, Sequence[str]]
 
@@ -414,21 +327,17 @@ def read_key(bucket: Bucket, method: str, uri: str) -> str:
 
 def signed_request(bucket: Bucket, keys: AwsKeys, method: str, key: str, headers: Headers) -> SignedRequest:
     """Signs the read of a key; S3 accepts it for 15 minutes."""
-    from botocore.auth import S3SigV4Auth
-    from botocore.awsrequest import AWSRequest
-    from botocore.credentials import Credentials
-
     # Encoded from the checked key, so that nothing else can be read with the signature.
-    uri = f"{bucket.url}/{quote(key, safe='/~')}"
+    url = f"{bucket.url}/{quote_path(key)}"
+    given = {name.lower(): name for name in headers if name.lower().startswith("x-amz-")}
+    names = given | OF_THE_SIGNATURE
     to_sign = {
-        name: ",".join(values)
-        for name, values in headers.items()
-        if name.lower().startswith("x-amz-") and name.lower() not in OF_THE_SIGNATURE
+        lowered: ",".join(headers[name]) for lowered, name in given.items() if lowered not in OF_THE_SIGNATURE
     }
-    request = AWSRequest(method, uri, headers=to_sign)
-    credentials = Credentials(keys.access_key, keys.secret_key, keys.token)
-    S3SigV4Auth(credentials, "s3", bucket.region).add_auth(request)
-    return SignedRequest(uri, {name: [value] for name, value in request.headers.items()})
+    host, path = host_header(url), urlsplit(url).path
+    signed = RequestSigner(bucket.region).sign(keys, method, host, path, "", to_sign)
+    del signed["host"]
+    return SignedRequest(url, {names[lowered]: [value] for lowered, value in signed.items()})
 
 
 def session_policy(bucket: str, key: str, region: str, on_aws: bool) -> str:

@@ -23,7 +23,7 @@ from pydantic import BaseModel
 from lakeshare_pipelines.backup import model
 from lakeshare_pipelines.backup.copy import engine, objects
 from lakeshare_pipelines.backup.stores import BackupStore, open_store
-from lakeshare_pipelines.backup.stores.async_s3 import PREFIX_PER_S, AsyncS3, Pace, quote_path
+from lakeshare_pipelines.backup.stores.async_s3 import PREFIX_PER_S, AsyncS3, Pace
 from lakeshare_pipelines.backup.stores.store import (
     CREDENTIALS,
     FOLDER,
@@ -35,6 +35,7 @@ from lakeshare_pipelines.backup.stores.store import (
     move_into_place,
 )
 from lakeshare_pipelines.errors import BackupError, NoResponse, ObjectMissing
+from lakeshare_server.storage.sigv4 import quote_path
 
 FAILURES_COUNT_FROM = 1000
 MAX_FAILED_FRACTION = 0.5  # A greater share of failures ends the copy, as in Batch Operations

@@ -26,7 +26,8 @@ from lakeshare_pipelines.backup.copy.engine import (
     run_concurrently,
 )
 from lakeshare_pipelines.backup.stores import StoreAddress
-from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3, Response, find_element, quote_path
+from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3, Response, find_element
+from lakeshare_server.storage.sigv4 import quote_path
 
 _CHECKSUM = re.compile(rb"<Checksum(CRC64NVME|SHA256|CRC32C|CRC32|SHA1)>([^<]+)</")
 

@@ -5,7 +5,6 @@ Nothing is normalised: keys are sent unchanged, bodies are bytes.
 """
 
 import asyncio
-import hmac
 import io
 import os
 import random
@@ -14,17 +13,26 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from html import unescape
 from typing import TYPE_CHECKING, Any, Self
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from lakeshare_pipelines.backup.stores.store import CREDENTIALS, StoreAddress, make_s3_client, make_session
 from lakeshare_pipelines.errors import BackupError, NoResponse
+from lakeshare_server.storage.sigv4 import (
+    DEFAULT_REGION,
+    NO_BODY,
+    AwsKeys,
+    Bucket,
+    RequestSigner,
+    is_aws,
+    quote_path,
+    quote_query,
+)
 
 if TYPE_CHECKING:
     import aiohttp
@@ -111,76 +119,6 @@ def make_response(method: str, status: int, headers: Mapping[str, str], body: by
     return response
 
 
-ALGORITHM = "AWS4-HMAC-SHA256"
-NO_BODY = sha256(b"").hexdigest()  # `x-amz-content-sha256` of a request without a body
-
-
-@dataclass(frozen=True)
-class SigningKeys:
-    access_key: str
-    secret_key: str = field(repr=False)
-    token: str | None = field(default=None, repr=False)
-
-
-class Signer:
-    def __init__(self, region: str, service: str = "s3") -> None:
-        self.region, self.service = region, service
-        self._derived: dict[tuple[SigningKeys, str], bytes] = {}
-
-    def signed(
-        self,
-        keys: SigningKeys,
-        method: str,
-        host: str,
-        path: str,
-        query: str,
-        headers: Mapping[str, str],
-        content_sha256: str = NO_BODY,
-        moment: datetime | None = None,
-    ) -> dict[str, str]:
-        """The headers to send: `headers` (names in lower case), the host and the signature. `path` and `query` are
-        quoted by `quote_path` and `quote_query`. IAM guide, "Create a signed AWS API request"."""
-        stamp = (moment or datetime.now(UTC)).strftime("%Y%m%dT%H%M%SZ")
-        sent = {**headers, "host": host, "x-amz-content-sha256": content_sha256, "x-amz-date": stamp}
-        if keys.token:
-            sent["x-amz-security-token"] = keys.token
-        names = sorted(sent)
-        lines = "".join(f"{name}:{' '.join(sent[name].split())}\n" for name in names)
-        signed = ";".join(names)
-        canonical = f"{method}\n{path}\n{query}\n{lines}\n{signed}\n{content_sha256}"
-        scope = f"{stamp[:8]}/{self.region}/{self.service}/aws4_request"
-        to_sign = f"{ALGORITHM}\n{stamp}\n{scope}\n{sha256(canonical.encode()).hexdigest()}"
-        signature = hmac.digest(self._key(keys, stamp[:8]), to_sign.encode(), "sha256").hex()
-        sent["authorization"] = (
-            f"{ALGORITHM} Credential={keys.access_key}/{scope}, SignedHeaders={signed}, Signature={signature}"
-        )
-        return sent
-
-    def _key(self, keys: SigningKeys, day: str) -> bytes:
-        key = self._derived.get((keys, day))
-        if key is None:
-            key = f"AWS4{keys.secret_key}".encode()
-            for part in (day, self.region, self.service, "aws4_request"):
-                key = hmac.digest(key, part.encode(), "sha256")
-            # Keys of an earlier day or session are not needed again.
-            self._derived = {(keys, day): key}
-        return key
-
-
-def quote_path(key: str) -> str:
-    """A key as part of a URL path, without normalisation."""
-    return quote(key, safe="/~")
-
-
-def quote_query(query: Mapping[str, str]) -> str:
-    """The form of a query that is both sent and signed: sorted, quoted, with empty values."""
-    pairs = sorted((quote(name, safe="~"), quote(value, safe="~")) for name, value in query.items())
-    return "&".join(f"{name}={value}" for name, value in pairs)
-
-
-DEFAULT_REGION = "us-east-1"
-AWS = re.compile(r"(\S+\.)?amazonaws\.com(\.cn)?")
-HOST_LABEL = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")  # Names that a wildcard certificate covers
 CREDENTIALS_CACHED_S = 30.0  # botocore refreshes keys ten minutes before they expire
 
 
@@ -202,22 +140,18 @@ class Identity:
         self.region: str = DEFAULT_REGION if region in {None, "aws-global"} else str(region)
         self._address, self._endpoint = address, str(endpoint).rstrip("/")
         self._lock = asyncio.Lock()
-        self._keys: SigningKeys | None = None
+        self._keys: AwsKeys | None = None
         self._read_at = 0.0
 
     def bucket_url(self, bucket: str, region: str | None = None) -> str:
         """The URL before `/key`: path addressing for a declared endpoint and for names that are no host label."""
         endpoint = self._endpoint
-        parts = urlsplit(endpoint)
-        if AWS.fullmatch(parts.hostname or ""):
-            if region is not None:
-                tail = ".cn" if endpoint.endswith(".cn") else ""
-                endpoint = f"{parts.scheme}://s3.{region}.amazonaws.com{tail}"
-            if HOST_LABEL.fullmatch(bucket):
-                return endpoint.replace("://", f"://{bucket}.", 1)
-        return f"{endpoint}/{bucket}"
+        if region is not None and is_aws(endpoint):
+            tail = ".cn" if endpoint.endswith(".cn") else ""
+            endpoint = f"{urlsplit(endpoint).scheme}://s3.{region}.amazonaws.com{tail}"
+        return Bucket.at(bucket, region or self.region, endpoint).url
 
-    async def keys(self) -> SigningKeys:
+    async def keys(self) -> AwsKeys:
         if self._keys is None or time.monotonic() - self._read_at > CREDENTIALS_CACHED_S:
             async with self._lock:
                 if self._keys is None or time.monotonic() - self._read_at > CREDENTIALS_CACHED_S:
@@ -230,7 +164,7 @@ class Identity:
         expired, self._keys = self._keys, None
         return await self.keys() != expired
 
-    def _read_keys(self) -> SigningKeys:
+    def _read_keys(self) -> AwsKeys:
         if self._credentials is None:
             raise BackupError(str(self._address), "there are no credentials for it", CREDENTIALS)
         try:
@@ -239,7 +173,7 @@ class Identity:
         except Exception as error:
             reason = f"its credentials cannot be refreshed: {str(error).rstrip('.')}"
             raise BackupError(str(self._address), reason, CREDENTIALS) from error
-        return SigningKeys(keys.access_key, keys.secret_key, keys.token)
+        return AwsKeys(keys.access_key, keys.secret_key, keys.token)
 
 
 PREFIX_PER_S = (
@@ -359,7 +293,7 @@ class AsyncS3:
         self.address, self.attempts = address, attempts
         self.pace = pace or Pace(in_flight)
         self.identity = identity or Identity(address)
-        self._signer = Signer(self.identity.region)
+        self._signer = RequestSigner(self.identity.region)
         self._route = _Route.to(self.identity.bucket_url(address.bucket))
         # One HTTP session, or none yet; shared with the clients of other buckets.
         self._sessions: list[aiohttp.ClientSession] = []
@@ -446,7 +380,7 @@ class AsyncS3:
                 # Hashing a large body here would delay all other requests.
                 digest = (await asyncio.to_thread(sha256, body) if is_large else sha256(body)).hexdigest()
                 data = io.BytesIO(body) if is_large else body
-            sent = self._signer.signed(keys, method, route.host, path, query_text, lowered, digest)
+            sent = self._signer.sign(keys, method, route.host, path, query_text, lowered, digest)
             url = URL(f"{route.origin}{path}{'?' if query_text else ''}{query_text}", encoded=True)
             async with self._session().request(
                 method, url, headers=sent, data=data, allow_redirects=False, proxy=route.proxy
@@ -482,7 +416,7 @@ class AsyncS3:
             return await self.identity.renew()
         region = response.other_region
         if region and region != self._signer.region:
-            self._signer = Signer(region)
+            self._signer = RequestSigner(region)
             self._route = _Route.to(self.identity.bucket_url(self.address.bucket, region))
             return True
         if response.status == 307 and response.headers.get("location"):

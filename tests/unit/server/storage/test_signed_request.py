@@ -3,7 +3,8 @@
 import pytest
 
 from lakeshare_server.errors import Denied
-from lakeshare_server.storage.s3 import Bucket, read_key
+from lakeshare_server.storage.s3 import read_key
+from lakeshare_server.storage.sigv4 import Bucket
 
 LAKE = Bucket("lake", "us-east-1", "https://s3.host", path_style=True)
 

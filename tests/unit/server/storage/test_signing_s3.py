@@ -19,7 +19,8 @@ from lakeshare_server.errors import Unavailable
 from lakeshare_server.outbound import Services
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage.remote import MIN_BATCH, quote_keys
-from lakeshare_server.storage.s3 import AwsKeys, Bucket, S3Access, s3_signer
+from lakeshare_server.storage.s3 import S3Access
+from lakeshare_server.storage.sigv4 import AwsKeys, Bucket, UrlSigner
 from tests.builders.keys import AWKWARD_KEYS
 
 NOW_S = int(dt.datetime(2026, 11, 21, 14, 34, 41, tzinfo=dt.UTC).timestamp())
@@ -72,7 +73,7 @@ def test_urls_are_those_of_boto3(clock: Callable[[int], None], bucket: Bucket, k
     client = a_client(bucket, keys)
     for now_s, life_s in ((NOW_S, 3600), (LEAP_S, 1), (NOW_S - 86_400, 7_200)):
         clock(now_s)
-        signer = s3_signer(bucket, keys, life_s, now_s=now_s)
+        signer = UrlSigner.of(bucket, keys, life_s, now_s=now_s)
         assert signer.sign([key.encode() for key in AWKWARD_KEYS]) == [
             client.generate_presigned_url(
                 "get_object", Params={"Bucket": bucket.name, "Key": key}, ExpiresIn=life_s
@@ -89,7 +90,7 @@ def test_requests_that_we_pay_for_say_so_in_the_signed_query(
 ) -> None:
     # boto3 signs it as a header, which the readers of our URLs do not send: here botocore's signer is the judge.
     clock(NOW_S)
-    urls = s3_signer(bucket, keys, 60, request_payer=True, now_s=NOW_S).sign([b"a b=c", b"d"])
+    urls = UrlSigner.of(bucket, keys, 60, request_payer=True, now_s=NOW_S).sign([b"a b=c", b"d"])
     for url, path in zip(urls, ("a%20b%3Dc", "d"), strict=True):
         request = AWSRequest("GET", f"{bucket.url}/{path}", params={"x-amz-request-payer": "requester"})
         credentials = Credentials(keys.access_key, keys.secret_key, keys.token)
@@ -111,13 +112,15 @@ def test_keys_of_many_different_bytes_are_quoted_too() -> None:
 
 def test_a_url_never_lives_longer_than_the_keys_that_signed_it() -> None:
     ending = AwsKeys("AK", "SK", "token", (NOW_S + 90) * 1000 + 999)
-    signer = s3_signer(BUCKETS[0], ending, 3600, now_s=NOW_S)
+    signer = UrlSigner.of(BUCKETS[0], ending, 3600, now_s=NOW_S)
     assert signer.expires_at_ms == (NOW_S + 90) * 1000
     assert b"&X-Amz-Expires=90&" in signer.sign([b"k"])[0]
-    assert s3_signer(BUCKETS[0], ending, 60, now_s=NOW_S).expires_at_ms == (NOW_S + 60) * 1000
-    assert s3_signer(BUCKETS[0], LONG_LASTING, 10**9, now_s=NOW_S).expires_at_ms == (NOW_S + 604_800) * 1000
+    assert UrlSigner.of(BUCKETS[0], ending, 60, now_s=NOW_S).expires_at_ms == (NOW_S + 60) * 1000
+    assert (
+        UrlSigner.of(BUCKETS[0], LONG_LASTING, 10**9, now_s=NOW_S).expires_at_ms == (NOW_S + 604_800) * 1000
+    )
     with pytest.raises(Unavailable, match="credentials that sign URLs have ended"):
-        s3_signer(BUCKETS[0], ending, 3600, now_s=NOW_S + 90)
+        UrlSigner.of(BUCKETS[0], ending, 3600, now_s=NOW_S + 90)
 
 
 class Overtaken(RefreshableCredentials):
@@ -141,10 +144,10 @@ def test_keys_that_are_refreshed_meanwhile_come_with_their_own_end() -> None:
 
 
 def test_nothing_to_sign_is_nothing() -> None:
-    assert s3_signer(BUCKETS[0], LONG_LASTING, 60, NOW_S).sign([]) == []
+    assert UrlSigner.of(BUCKETS[0], LONG_LASTING, 60, NOW_S).sign([]) == []
 
 
 def test_keys_and_signers_do_not_show_their_secret() -> None:
-    shown = repr(TEMPORARY) + repr(s3_signer(BUCKETS[0], TEMPORARY, 60, now_s=NOW_S))
+    shown = repr(TEMPORARY) + repr(UrlSigner.of(BUCKETS[0], TEMPORARY, 60, now_s=NOW_S))
     assert "secret" not in shown.replace("secret_key", "")
     assert "token==" not in shown
