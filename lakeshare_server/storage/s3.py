@@ -4,10 +4,10 @@ boto3 provides profile, region, endpoint and the chain of credentials.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
+from functools import cache, cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
@@ -16,7 +16,7 @@ import httpx
 from obstore.store import S3Store
 
 from lakeshare_server.errors import Denied, LakeshareError, Unavailable, Unserveable, shorten_value
-from lakeshare_server.outbound import Services
+from lakeshare_server.outbound import Service, Services
 from lakeshare_server.settings import StoreSettings
 from lakeshare_server.storage import remote
 from lakeshare_server.storage.locations import ParsedLocation
@@ -53,6 +53,116 @@ THROTTLED = {
 }
 
 
+class NoKeys(Unavailable):
+    """The chain of credentials has no keys, or does not answer."""
+
+    def __init__(self, why: str) -> None:
+        fix = "Give AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE or a role of the host."
+        super().__init__(f"no credentials for S3 are available ({why})", fix)
+
+
+def make_session(profile: str | None = None, region: str | None = None) -> Any:
+    """A session of boto3, which has no types, that reads the credentials of now. Raises NoKeys: no such profile."""
+    with remote.require_extra("boto3", "s3"):
+        import boto3
+    from botocore.config import Config
+    from botocore.exceptions import BotoCoreError
+    from botocore.session import get_session
+
+    timeouts = Config(connect_timeout=CONNECT_S, read_timeout=ANSWER_S, retries={"total_max_attempts": 2})
+    session = get_session()
+    session.register_component("data_loader", _service_models())
+    # Also for the STS and SSO clients of the chain of credentials, which would wait for minutes.
+    session.set_default_client_config(timeouts)
+    try:
+        made = boto3.Session(profile_name=profile, region_name=region, botocore_session=session)
+        session.get_scoped_config()  # fails for a profile that no file has
+    except BotoCoreError as error:
+        raise NoKeys(str(error).rstrip(".")) from None
+    return made
+
+
+@cache
+def _service_models() -> Any:
+    """botocore's service descriptions, shared: reading them takes most of the time of making a client."""
+    from botocore.loaders import create_loader
+
+    return create_loader()
+
+
+class KeyChain:
+    """The keys that the chain of credentials of a session has; thread-safe.
+
+    Refreshing is a call of `service`, with its deadline: the chain may ask STS, SSO or the host.
+    """
+
+    def __init__(self, session: Callable[[], Any], service: Callable[[], Service]) -> None:
+        self._session, self._service = session, service
+        # Credentials of botocore, which has no types; None before the first use.
+        self._credentials: Any = None
+
+    def keys(self) -> AwsKeys:
+        """The current keys, as `find`; raises NoKeys also if there are none."""
+        keys = self.find()
+        if keys is None:
+            raise NoKeys("none was found")
+        return keys
+
+    def find(self) -> AwsKeys | None:
+        """The current keys, None if there are none; those that are about to end are refreshed.
+
+        Raises:
+            NoKeys: they cannot be read or refreshed.
+            Unavailable: the chain does not answer within the deadline.
+        """
+        credentials = self._credentials
+        refresh_needed = getattr(credentials, "refresh_needed", None)
+        if credentials is not None and not (refresh_needed and refresh_needed()):
+            keys, ends = _freeze(credentials)
+        else:
+            # Loading the library does not count against the service's deadline.
+            session = self._session()
+            try:
+                found = self._service().call(lambda: self._refresh(session))
+                if found is None:
+                    return None
+                keys, ends = found
+            except Unavailable:
+                # Keys are refreshed minutes before they end: the old ones are valid until then.
+                ends = _end_of(credentials)
+                keys = getattr(credentials, "_frozen_credentials", None)
+                if keys is None or ends is None or ends <= datetime.now(UTC):
+                    raise
+        ends_ms = int(ends.timestamp() * 1000) if ends else None
+        return AwsKeys(keys.access_key, keys.secret_key, keys.token, ends_ms)
+
+    def _refresh(self, session: Any) -> tuple[Any, datetime | None] | None:
+        try:
+            credentials = self._credentials or session.get_credentials()
+            found = _freeze(credentials) if credentials else None
+        except Exception as error:  # each provider of the chain has its own errors, which may hold secrets
+            raise NoKeys(type(error).__name__) from None
+        self._credentials = credentials
+        return found
+
+
+# botocore has no types.
+def _freeze(credentials: Any) -> tuple[Any, datetime | None]:
+    """Returns keys and their end of the same moment: another thread may refresh them at any time."""
+    before = _end_of(credentials)
+    while True:
+        keys, after = credentials.get_frozen_credentials(), _end_of(credentials)
+        if after == before:
+            return keys, after
+        before = after
+
+
+def _end_of(credentials: Any) -> datetime | None:
+    # Only refreshable keys have an end, in this attribute alone.
+    ends: datetime | None = getattr(credentials, "_expiry_time", None)
+    return ends
+
+
 class S3Access:
     """Access to the S3 of the settings with the server's credentials; thread-safe."""
 
@@ -62,8 +172,7 @@ class S3Access:
         self._settings, self.services = settings, services
         self._lock = Lock()
         self._regions: dict[str, str] = {}
-        # Credentials of botocore, which has no types; None before the first use.
-        self._credentials: Any = None
+        self._chain = KeyChain(lambda: self._session, lambda: services.of(CREDENTIALS))
         self._endpoints: dict[str, str] = {}
 
     def open(self, place: ParsedLocation) -> remote.RemoteStore:
@@ -92,34 +201,7 @@ class S3Access:
 
     def keys(self) -> AwsKeys:
         """Returns the current keys; refreshes those that are about to end."""
-        credentials = self._credentials
-        refresh_needed = getattr(credentials, "refresh_needed", None)
-        if credentials is not None and not (refresh_needed and refresh_needed()):
-            keys, ends = _freeze(credentials)
-        else:
-            # Loading the library does not count against the service's deadline.
-            session = self._session
-            try:
-                keys, ends = self.services.of(CREDENTIALS).call(lambda: self._refresh(session))
-            except Unavailable:
-                # Keys are refreshed minutes before they end: the old ones are valid until then.
-                ends = _end_of(credentials)
-                keys = getattr(credentials, "_frozen_credentials", None)
-                if keys is None or ends is None or ends <= datetime.now(UTC):
-                    raise
-        ends_ms = int(ends.timestamp() * 1000) if ends else None
-        return AwsKeys(keys.access_key, keys.secret_key, keys.token, ends_ms)
-
-    def _refresh(self, session: Any) -> tuple[Any, datetime | None]:
-        try:
-            credentials = self._credentials or session.get_credentials()
-            found = credentials and _freeze(credentials)
-        except Exception as error:  # each provider of the chain has its own errors, which may hold secrets
-            raise _no_keys(type(error).__name__) from None
-        if not found:
-            raise _no_keys("none was found")
-        self._credentials = credentials
-        return found
+        return self._chain.keys()
 
     def client(self, service: str, region: str, endpoint: str | None = None) -> Any:
         """Returns a client of boto3 with the server's credentials and short timeouts."""
@@ -163,20 +245,7 @@ class S3Access:
 
     @cached_property
     def _session(self) -> Any:
-        with remote.require_extra("boto3", "s3"):
-            import boto3
-        from botocore.config import Config
-        from botocore.exceptions import BotoCoreError
-        from botocore.session import get_session
-
-        timeouts = Config(connect_timeout=CONNECT_S, read_timeout=ANSWER_S, retries={"total_max_attempts": 2})
-        # Also for the STS and SSO clients of the chain of credentials, which would wait for minutes.
-        session = get_session()
-        session.set_default_client_config(timeouts)
-        try:
-            return boto3.Session(botocore_session=session)
-        except BotoCoreError as error:  # a missing profile
-            raise _no_keys(str(error)) from None
+        return make_session()
 
     def refusal(self, place: ParsedLocation) -> str | None:
         if self._settings.s3_role_arn is None and self.keys().token:
@@ -251,23 +320,6 @@ def iceberg_config(fields: Mapping[str, str], ends_ms: int) -> Mapping[str, str]
     }
 
 
-# botocore has no types.
-def _freeze(credentials: Any) -> tuple[Any, datetime | None]:
-    """Returns keys and their end of the same moment: another thread may refresh them at any time."""
-    before = _end_of(credentials)
-    while True:
-        keys, after = credentials.get_frozen_credentials(), _end_of(credentials)
-        if after == before:
-            return keys, after
-        before = after
-
-
-def _end_of(credentials: Any) -> datetime | None:
-    # Only refreshable keys have an end, in this attribute alone.
-    ends: datetime | None = getattr(credentials, "_expiry_time", None)
-    return ends
-
-
 def read_bucket_region(endpoint: str, bucket: str) -> str | None:
     """Returns the region that an AWS endpoint names in any response about a bucket."""
     try:
@@ -283,11 +335,6 @@ def read_bucket_region(endpoint: str, bucket: str) -> str | None:
 def _no_region(bucket: str, why: str) -> Unavailable:
     what = f"AWS does not return the region of the bucket {bucket} ({why})"
     return Unavailable(what, "Try again later, or set LAKESHARE_S3_REGION.")
-
-
-def _no_keys(why: str) -> Unavailable:
-    fix = "Give the server AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE or a role of its host."
-    return Unavailable(f"no credentials for S3 are available ({why})", fix)
 
 
 METHODS = ("GET", "HEAD")

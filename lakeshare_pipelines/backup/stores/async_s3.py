@@ -17,12 +17,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from html import unescape
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from lakeshare_pipelines.backup.stores.store import CREDENTIALS, StoreAddress, make_s3_client, make_session
+from lakeshare_pipelines.backup.stores.store import (
+    CREDENTIALS,
+    StoreAddress,
+    make_key_chain,
+    make_s3_client,
+    make_session,
+)
 from lakeshare_pipelines.errors import BackupError, NoResponse
+from lakeshare_server.errors import Unavailable
 from lakeshare_server.storage.sigv4 import (
     DEFAULT_REGION,
     NO_BODY,
@@ -126,19 +133,15 @@ class Identity:
     """Credentials from botocore's chain and the endpoint from boto3's configuration, for one address."""
 
     def __init__(self, address: StoreAddress) -> None:
-        region, endpoint = None, address.endpoint
-        # botocore's credentials have no types.
-        self._credentials: Any
-        if endpoint:
-            session = make_session(address)
-            region, self._credentials = session.region_name, session.get_credentials()
-        else:
+        session = make_session(address)
+        region, endpoint = session.region_name, address.endpoint
+        if not endpoint:
             # Making a client takes long; only it knows AWS's endpoint.
             client = make_s3_client(address)
             region, endpoint = client.meta.region_name, client.meta.endpoint_url
-            self._credentials = client._request_signer._credentials
         self.region: str = DEFAULT_REGION if region in {None, "aws-global"} else str(region)
         self._address, self._endpoint = address, str(endpoint).rstrip("/")
+        self._chain = make_key_chain(address, session)
         self._lock = asyncio.Lock()
         self._keys: AwsKeys | None = None
         self._read_at = 0.0
@@ -165,15 +168,10 @@ class Identity:
         return await self.keys() != expired
 
     def _read_keys(self) -> AwsKeys:
-        if self._credentials is None:
-            raise BackupError(str(self._address), "there are no credentials for it", CREDENTIALS)
         try:
-            keys = self._credentials.get_frozen_credentials()
-        # Each provider of botocore's chain has its own errors.
-        except Exception as error:
-            reason = f"its credentials cannot be refreshed: {str(error).rstrip('.')}"
-            raise BackupError(str(self._address), reason, CREDENTIALS) from error
-        return AwsKeys(keys.access_key, keys.secret_key, keys.token)
+            return self._chain.keys()
+        except Unavailable as error:
+            raise BackupError(str(self._address), error.what, CREDENTIALS) from error
 
 
 PREFIX_PER_S = (

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
 from typing import IO, Any, Literal, Protocol, cast
@@ -17,7 +17,10 @@ from uuid import uuid4
 from pydantic import BaseModel, Field, field_validator
 
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
+from lakeshare_server.outbound import Service
 from lakeshare_server.settings import Endpoint, make_private
+from lakeshare_server.storage import s3
+from lakeshare_server.storage.s3 import KeyChain, NoKeys
 
 FOLDER = "folder"
 
@@ -278,6 +281,7 @@ def translate_errors(path: str) -> Iterator[None]:
 
 
 ATTEMPTS = 5
+CONNECT_S, RESPONSE_S = 60, 60
 MAX_MEMORY_BYTES = 32 * 1024**2  # A downloaded object is kept in memory up to this size, on disk beyond it
 MISSING_CODES = {"NoSuchKey", "NoSuchVersion", "404"}
 TAKEN_CODES = {"PreconditionFailed", "412", "ConditionalRequestConflict"}
@@ -433,6 +437,8 @@ def make_s3_client(address: StoreAddress, service: str = "s3") -> Any:
     options: dict[str, Any] = {"addressing_style": "path"} if address.endpoint else {}
     config = Config(
         signature_version="s3v4",
+        connect_timeout=CONNECT_S,
+        read_timeout=RESPONSE_S,
         s3=options,
         retries={"total_max_attempts": ATTEMPTS, "mode": "standard"},
         # S3-compatible stores refuse checksums that are not required.
@@ -447,20 +453,15 @@ def make_s3_client(address: StoreAddress, service: str = "s3") -> Any:
 
 def make_session(address: StoreAddress) -> Any:
     """A boto3 session for the store's profile and region, which reads the credentials of now."""
-    import boto3
-    import botocore.session
-
-    core = botocore.session.Session()
-    core.register_component("data_loader", _load_service_models())
-    return boto3.Session(profile_name=address.profile, region_name=address.region, botocore_session=core)
+    try:
+        return s3.make_session(address.profile, address.region)
+    except NoKeys as error:
+        raise BackupError(str(address), error.what, CREDENTIALS) from error
 
 
-@cache
-def _load_service_models() -> Any:
-    """botocore's service descriptions, shared: reading them takes most of the time of making a client."""
-    from botocore.loaders import create_loader
-
-    return create_loader()
+def make_key_chain(address: StoreAddress, session: Any) -> KeyChain:
+    service = Service(f"credentials of {address}")
+    return KeyChain(lambda: session, lambda: service)
 
 
 def _make_listed_object(entry: dict[str, Any], is_marker: bool = False) -> ListedObject:
@@ -497,9 +498,8 @@ def make_storage_options(address: StoreAddress, default_region: str | None = "us
     session = make_session(address)
     region = session.region_name or default_region
     options = {"AWS_REGION": region} if region else {}
-    credentials = session.get_credentials()
-    if credentials is not None:
-        keys = credentials.get_frozen_credentials()
+    # Without keys, the reader of the options looks for some by itself.
+    if (keys := make_key_chain(address, session).find()) is not None:
         options |= {"AWS_ACCESS_KEY_ID": keys.access_key, "AWS_SECRET_ACCESS_KEY": keys.secret_key}
         if keys.token:
             options["AWS_SESSION_TOKEN"] = keys.token

@@ -2,15 +2,19 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import unquote
 
 import pytest
 
-from lakeshare_pipelines.backup.stores import StoreAddress, async_s3
+from lakeshare_pipelines.backup.stores import StoreAddress, async_s3, open_store
 from lakeshare_pipelines.backup.stores import async_s3 as pace_module
-from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3, Pace, Response
+from lakeshare_pipelines.backup.stores import store as store_module
+from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3, Identity, Pace, Response
 from lakeshare_pipelines.errors import BackupError, NoResponse
+from lakeshare_server.outbound import Service
 from tests.builders.answering_store import AnsweringStore, answering_store, said
 from tests.builders.keys import AWKWARD_KEYS
 
@@ -217,3 +221,27 @@ def test_a_prefix_takes_no_more_writes_a_second_than_it_bears(
     asyncio.run(run())
     # 50 at once, 50 more within the next second; two prefixes have tokens of their own.
     assert now_s - 1000 == pytest.approx(wanted_s, abs=0.01)
+
+
+def test_credentials_that_are_not_there_or_do_not_come_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A profile that no file has, none at all, and a token service that takes the request and never answers."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    address = StoreAddress(url="s3://lake", endpoint="http://127.0.0.1:9", region="us-east-1")
+    with pytest.raises(BackupError, match=r"s3://lake.*nobody.*name a profile"):
+        open_store(address.model_copy(update={"profile": "nobody"})).read("a")
+    with pytest.raises(BackupError, match=r"s3://lake.*none was found.*AWS_ACCESS_KEY_ID"):
+        asyncio.run(Identity(address).keys())
+    (tmp_path / "token").write_text("token")
+    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
+    monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::000000000000:role/reader")
+    monkeypatch.setattr(store_module, "Service", partial(Service, answer_s=0.2))
+    with answering_store(lambda _: None) as sts:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", sts.endpoint)
+        with pytest.raises(BackupError, match=r"credentials of s3://lake does not answer.*0\.2 seconds"):
+            asyncio.run(Identity(address).keys())

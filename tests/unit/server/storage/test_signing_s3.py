@@ -137,7 +137,7 @@ def test_keys_that_are_refreshed_meanwhile_come_with_their_own_end() -> None:
     soon, later = now + dt.timedelta(minutes=12), now + dt.timedelta(hours=6)
     fresh = {"access_key": "NEW", "secret_key": "s", "token": "t", "expiry_time": later.isoformat()}
     access = S3Access(ServerSettings(_env_file=None), Services())
-    access._credentials = Overtaken("OLD", "s", "t", soon, lambda: fresh, "a role")
+    access._chain._credentials = Overtaken("OLD", "s", "t", soon, lambda: fresh, "a role")
     for _ in range(2):
         keys = access.keys()
         assert (keys.access_key, keys.expires_at_ms) == ("NEW", int(later.timestamp() * 1000))
