@@ -12,15 +12,16 @@ from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.inventory.configuration import get_destination, make_arn
 from lakeshare_pipelines.backup.policies import INVENTORY_SERVICE, LIST, READ, find_reports_account
 from lakeshare_pipelines.backup.stores import StoreAddress
-from lakeshare_pipelines.backup.stores.store import REFUSALS, make_s3_client
+from lakeshare_pipelines.backup.stores.store import CHECK_ENDPOINT, REMEDIES, make_s3_client
 from lakeshare_pipelines.errors import BackupError
+from lakeshare_server.storage import s3
+from lakeshare_server.storage.s3 import S3Refused, S3Unreachable
 
 ABSENT = {
     "NoSuchBucketPolicy", "ObjectLockConfigurationNotFoundError", "OwnershipControlsNotFoundError",
     "ServerSideEncryptionConfigurationNotFoundError", "NoSuchPolicy",
 }  # fmt: skip
 UNSUPPORTED = {"NotImplemented", "MethodNotAllowed", "405", "501"}
-CHECK_ENDPOINT = "Check the endpoint, the network and the credentials."
 
 
 class BucketRefused(Exception):
@@ -49,30 +50,28 @@ class BucketClient:
 
     def request(self, call: str) -> dict[str, Any]:
         """The response to a call of boto3's client; raises BucketRefused without a response."""
-        from botocore.exceptions import BotoCoreError, ClientError
-
         account = self._address.account
         owner = {"ExpectedBucketOwner": account} if account else {}
         try:
-            response: dict[str, Any] = getattr(self._client, call)(Bucket=self._address.bucket, **owner)
-        except BotoCoreError as error:
-            raise BucketRefused(f"the request failed: {str(error).rstrip('.')}", CHECK_ENDPOINT) from error
-        except ClientError as error:
-            code = str(error.response.get("Error", {}).get("Code", ""))
-            action = "".join(part.capitalize() for part in call.split("_"))
-            if code in ABSENT:
+            with s3.translate_errors():
+                response: dict[str, Any] = getattr(self._client, call)(Bucket=self._address.bucket, **owner)
+        except S3Unreachable as error:
+            raise BucketRefused(f"the request failed: {error}", CHECK_ENDPOINT) from error
+        except S3Refused as error:
+            action = error.operation
+            if error.code in ABSENT:
                 raise BucketRefused("the bucket has no such setting", "Set it.", is_absent=True) from error
-            if code in UNSUPPORTED:
+            if error.code in UNSUPPORTED:
                 raise BucketRefused(
                     f"the store does not support {action}", "Check the setting by hand.", is_absent=True
                 ) from error
-            if code in {"403", "AccessDenied"}:
+            if error.code in {"403", "AccessDenied"}:
                 other = f", or the bucket does not belong to account {account}" if account else ""
-                raise BucketRefused(
-                    f"{action}: access is denied{other}", REFUSALS["AccessDenied"][1]
-                ) from error
-            name = "NoSuchBucket" if code == "404" else code
-            raise BucketRefused(*REFUSALS.get(name, (f"{action}: {error}", CHECK_ENDPOINT))) from error
+                reason = f"{action}: access is denied{other}"
+                raise BucketRefused(reason, REMEDIES["AccessDenied"]) from error
+            name = "NoSuchBucket" if error.code == "404" else error.code
+            reason = s3.REASONS.get(name, f"{action}: {error}")
+            raise BucketRefused(reason, REMEDIES.get(name, CHECK_ENDPOINT)) from error
         return response
 
     def get_policy(self) -> list[dict[str, Any]]:

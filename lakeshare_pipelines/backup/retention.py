@@ -22,11 +22,18 @@ from lakeshare_pipelines.backup.config import GIB, Backup, Retention
 from lakeshare_pipelines.backup.model import GOOD_STATUSES, POINT_COPIES, FoundTable, Point, Status
 from lakeshare_pipelines.backup.points import SWEEP, Points, get_point_time
 from lakeshare_pipelines.backup.stores import BackupStore, open_store
-from lakeshare_pipelines.backup.stores.store import make_s3_client, remove_unfinished
+from lakeshare_pipelines.backup.stores.store import (
+    CHECK_ENDPOINT,
+    MISSING_CODES,
+    make_s3_client,
+    remove_unfinished,
+)
 from lakeshare_pipelines.backup.verify.delta_replay import BrokenLogFile, read_chain, sort_log_files
 from lakeshare_pipelines.backup.verify.iceberg import FOLDER, NAME, Snapshot, read_metadata
 from lakeshare_pipelines.backup.verify.objects import normalize_location
 from lakeshare_pipelines.errors import BackupError, DamagedRecord, ObjectMissing
+from lakeshare_server.storage import s3
+from lakeshare_server.storage.s3 import S3Refused, S3Unreachable
 from lakeshare_server.tables.delta.log import LOG
 from lakeshare_server.tables.iceberg.avro import Entries, read_container
 from lakeshare_server.tables.iceberg.manifests import parse_manifest_list
@@ -245,29 +252,26 @@ class _CopyLocker:
         return True
 
     def _request(self, call: str, key: str, version_id: str | None, **arguments: Any) -> dict[str, Any]:
-        from botocore.exceptions import BotoCoreError, ClientError
-
         version = {"VersionId": version_id} if version_id else {}
         owner = {"ExpectedBucketOwner": self._address.account} if self._address.account else {}
         try:
-            response: dict[str, Any] = getattr(self._client, call)(
-                Bucket=self._address.bucket, Key=key, **version, **owner, **arguments
-            )
-        except ClientError as error:
-            code, message = (error.response["Error"].get(name, "") for name in ("Code", "Message"))
+            with s3.translate_errors():
+                response: dict[str, Any] = getattr(self._client, call)(
+                    Bucket=self._address.bucket, Key=key, **version, **owner, **arguments
+                )
+        except S3Refused as error:
             fix = OBJECT_LOCK
-            if code in {"404", "NoSuchKey", "NoSuchVersion"}:
+            if error.code in MISSING_CODES:
                 fix = "The copy does not exist: run the day again, verification reports what is missing."
-            elif code in {"AccessDenied", "403"}:
+            elif error.code in {"AccessDenied", "403"}:
                 fix = (
                     "Allow s3:PutObjectRetention and s3:GetObjectRetention: `lakeshare backup policies` writes "
                     "the policies."
                 )
-            reason = f"the store refused its lock: {code} {message}".rstrip(". ")
+            reason = f"the store refused its lock: {error.code} {error.message}".rstrip(". ")
             raise self._make_error(key, reason, fix) from error
-        except BotoCoreError as error:
-            reason, fix = str(error).rstrip("."), "Check the endpoint, the network and the credentials."
-            raise self._make_error(key, f"the request failed: {reason}", fix) from error
+        except S3Unreachable as error:
+            raise self._make_error(key, f"the request failed: {error}", CHECK_ENDPOINT) from error
         return response
 
     def _make_error(self, key: str, reason: str, fix: str) -> BackupError:

@@ -24,6 +24,8 @@ from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.errors import DeliveriesRefused, DeliveryError, StoreError
 from lakeshare_pipelines.file_lock import hold_lock
 from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_server.storage import s3
+from lakeshare_server.storage.s3 import S3Refused, S3Unreachable
 
 RACY_S = 2.0
 CACHE_SIZE = 20_000
@@ -381,13 +383,13 @@ CHUNK_BYTES = 1 << 20
 PROGRESS_S = 10.0
 CREDENTIALS = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give the machine a role."
 CHECK_ENDPOINT = "Check LAKESHARE_LANDING_S3_ENDPOINT and the network; what has arrived already stays."
-OTHER_REGION = ("the bucket is in another region", "Set LAKESHARE_LANDING_S3_REGION to it.")
-REFUSALS = {
-    "NoSuchBucket": ("there is no such bucket", "Create it, or correct LAKESHARE_LANDING_S3."),
-    "AccessDenied": ("access is denied", "Allow these credentials s3:ListBucket and s3:GetObject there."),
-    "InvalidAccessKeyId": ("the access key is not known there", CREDENTIALS),
-    "SignatureDoesNotMatch": ("the secret key does not belong to the access key", CREDENTIALS),
-    "ExpiredToken": ("the credentials have expired", CREDENTIALS),
+OTHER_REGION = "Set LAKESHARE_LANDING_S3_REGION to it."
+REMEDIES = {
+    "NoSuchBucket": "Create it, or correct LAKESHARE_LANDING_S3.",
+    "AccessDenied": "Allow these credentials s3:ListBucket and s3:GetObject there.",
+    "InvalidAccessKeyId": CREDENTIALS,
+    "SignatureDoesNotMatch": CREDENTIALS,
+    "ExpiredToken": CREDENTIALS,
     "PermanentRedirect": OTHER_REGION,
     "AuthorizationHeaderMalformed": OTHER_REGION,
 }
@@ -466,27 +468,22 @@ def make_changed_error(folder: S3Folder, key: str) -> DeliveryError:
 @contextmanager
 def translate_errors(folder: S3Folder, key: str = "") -> Iterator[None]:
     """Turns errors of boto3 into errors with the location and a fix."""
-    from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, IncompleteReadError
-    from botocore.exceptions import ConnectionError as ConnectionRefused
-
     where = f"s3://{folder.bucket}/{key}" if key else str(folder)
     try:
-        yield
-    except ClientError as error:
-        code = str(error.response.get("Error", {}).get("Code", ""))
-        if key and code in CHANGED:
+        with s3.translate_errors():
+            yield
+    except S3Refused as error:
+        if key and error.code in CHANGED:
             raise make_changed_error(folder, key) from error
-        if code in {"403", "404"}:
-            code = {"403": "AccessDenied", "404": "NoSuchBucket"}[code]
-        reason, fix = REFUSALS.get(code, (f"S3 refused: {error}", "What has arrived already stays."))
-        raise StoreError(where, reason, fix) from error
-    except (ConnectionRefused, HTTPClientError, IncompleteReadError) as error:
-        raise StoreError(where, f"S3 did not answer, or broke off: {error}", CHECK_ENDPOINT) from error
-    except BotoCoreError as error:
-        is_credentials = "redential" in type(error).__name__ or "Profile" in type(error).__name__
-        reason = "there are no usable credentials" if is_credentials else "it cannot be read"
-        fix = CREDENTIALS if is_credentials else CHECK_ENDPOINT
-        raise StoreError(where, f"{reason}: {str(error).rstrip('.')}", fix) from error
+        code = {"403": "AccessDenied", "404": "NoSuchBucket"}.get(error.code, error.code)
+        reason = s3.REASONS.get(code, f"S3 refused: {error}")
+        raise StoreError(where, reason, REMEDIES.get(code, "What has arrived already stays.")) from error
+    except S3Unreachable as error:
+        if error.is_cut_off:
+            raise StoreError(where, f"S3 did not answer, or broke off: {error}", CHECK_ENDPOINT) from error
+        reason = "there are no usable credentials" if error.lacks_credentials else "it cannot be read"
+        fix = CREDENTIALS if error.lacks_credentials else CHECK_ENDPOINT
+        raise StoreError(where, f"{reason}: {error}", fix) from error
 
 
 RECORD = ".s3.json"

@@ -4,7 +4,8 @@ boto3 provides profile, region, endpoint and the chain of credentials.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache, cached_property
@@ -88,6 +89,65 @@ def _service_models() -> Any:
     from botocore.loaders import create_loader
 
     return create_loader()
+
+
+class S3Refused(LakeshareError):
+    """A response of S3 or of a service beside it that is an error (S3 API reference, "Error responses").
+
+    `code` is `403` or `404` for a response to HEAD, which has no body; `operation` is the name in the API.
+    """
+
+    def __init__(self, text: str, operation: str, code: str, message: str, status: int) -> None:
+        super().__init__(text)
+        self.operation, self.code, self.message, self.status = operation, code, message, status
+
+    @property
+    def reason(self) -> str | None:
+        """What a known code means, for an error about a bucket."""
+        return REASONS.get(self.code)
+
+
+class S3Unreachable(LakeshareError):
+    """A request that boto3 could not send, or that had no whole response; `kind` is the error's name in botocore."""
+
+    def __init__(self, text: str, kind: str, *, is_cut_off: bool) -> None:
+        super().__init__(text)
+        self.kind, self.is_cut_off = kind, is_cut_off
+
+    @property
+    def lacks_credentials(self) -> bool:
+        return "redential" in self.kind or "Profile" in self.kind
+
+
+REASONS: Mapping[str, str] = {
+    "NoSuchBucket": "there is no such bucket",
+    "AccessDenied": "access is denied",
+    "403": "access is denied",
+    "InvalidAccessKeyId": "the access key is not known there",
+    "SignatureDoesNotMatch": "the secret key does not belong to the access key",
+    "ExpiredToken": "the credentials have expired",
+    "PermanentRedirect": "the bucket is in another region",
+    "AuthorizationHeaderMalformed": "the bucket is in another region",
+    "SlowDown": "the store is overloaded",
+}
+
+
+@contextmanager
+def translate_errors() -> Iterator[None]:
+    """Raises S3Refused and S3Unreachable for the errors of a boto3 client in the block."""
+    from botocore import exceptions
+
+    try:
+        yield
+    except exceptions.ClientError as error:
+        details = error.response.get("Error", {})
+        code, message = str(details.get("Code", "")), str(details.get("Message", ""))
+        status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+        raise S3Refused(str(error), error.operation_name, code, message, status) from error
+    except exceptions.BotoCoreError as error:
+        cut_off = exceptions.ConnectionError, exceptions.HTTPClientError, exceptions.IncompleteReadError
+        text, kind = str(error).rstrip("."), type(error).__name__
+        raise S3Unreachable(text, kind, is_cut_off=isinstance(error, cut_off)) from error
 
 
 class KeyChain:
@@ -260,26 +320,25 @@ class S3Access:
         return None
 
     def vend(self, place: ParsedLocation, life_s: int, now_s: int) -> remote.TemporaryCredentials:
-        from botocore.exceptions import BotoCoreError, ClientError
-
         bucket = self.bucket(place.bucket)
         endpoint = self._settings.s3_sts_endpoint or self._settings.s3_endpoint
         role = self._settings.s3_role_arn
         options = {"Policy": self._policy(place), "DurationSeconds": max(SHORTEST_S, min(life_s, LONGEST_S))}
+
+        def issue() -> Any:
+            with translate_errors():
+                if role is None:
+                    return sts.get_federation_token(Name=SESSION, **options)
+                return sts.assume_role(RoleArn=role, RoleSessionName=SESSION, **options)
+
         try:
-            sts = self.client("sts", bucket.region, endpoint)
-            response = self.services.of(STS).call(
-                lambda: (
-                    sts.get_federation_token(Name=SESSION, **options)
-                    if role is None
-                    else sts.assume_role(RoleArn=role, RoleSessionName=SESSION, **options)
-                ),
-                (BotoCoreError,),
-            )
-        except ClientError as error:
-            raise _translate_refusal(error.response) from None
-        except BotoCoreError as error:
-            raise Unavailable(f"STS does not answer ({type(error).__name__})", "Try again later.") from None
+            with translate_errors():
+                sts = self.client("sts", bucket.region, endpoint)
+            response = self.services.of(STS).call(issue, (S3Unreachable,))
+        except S3Refused as refusal:
+            raise _translate_refusal(refusal) from None
+        except S3Unreachable as error:
+            raise Unavailable(f"STS does not answer ({error.kind})", "Try again later.") from None
         issued = response["Credentials"]
         fields = {
             "accessKeyId": issued["AccessKeyId"],
@@ -413,12 +472,10 @@ def session_policy(bucket: str, key: str, region: str, on_aws: bool) -> str:
     return json.dumps(policy, separators=(",", ":"), ensure_ascii=False)
 
 
-def _translate_refusal(response: dict[str, Any]) -> LakeshareError:
-    code = str(response.get("Error", {}).get("Code", ""))
-    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    if status >= 500 or code in THROTTLED:
-        return Unavailable(f"STS does not answer as it should ({code})", "Try again later.")
+def _translate_refusal(refusal: S3Refused) -> LakeshareError:
+    if refusal.status >= 500 or refusal.code in THROTTLED:
+        return Unavailable(f"STS does not answer as it should ({refusal.code})", "Try again later.")
     return Unserveable(
-        f"STS issues no credentials ({code}).",
+        f"STS issues no credentials ({refusal.code}).",
         "Let the server's identity assume the role of LAKESHARE_S3_ROLE_ARN, or call sts:GetFederationToken.",
     )

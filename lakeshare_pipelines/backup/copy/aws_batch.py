@@ -29,6 +29,8 @@ from lakeshare_pipelines.backup.copy.local import LocalEngine
 from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, open_store
 from lakeshare_pipelines.backup.stores.store import make_s3_client
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
+from lakeshare_server.storage import s3
+from lakeshare_server.storage.s3 import S3Refused, S3Unreachable
 
 if TYPE_CHECKING:
     from botocore.model import ServiceModel, Shape
@@ -383,22 +385,19 @@ class JobService:
         return {"AccountId": self.batch.account, "JobId": job.job_id}
 
     def _call(self, method: str, request: Fields) -> Fields:
-        from botocore.exceptions import BotoCoreError, ClientError, NoRegionError
-
         subject = f"S3 Batch Operations, {method} in account {self.batch.account}"
         try:
-            response: Fields = getattr(self._client, method)(**request)
-        except NoRegionError as error:
-            reason = "jobs are made in the target's region, and none is declared"
-            raise BackupError(subject, reason, "Give the target's `region`.") from error
-        except ClientError as error:
-            details = error.response.get("Error", {})
-            code = str(details.get("Code"))
-            reason = f"the service refused: {code}, {str(details.get('Message')).rstrip('.')}"
-            fix = REMEDIES.get(code, f"Correct the backup's `batch`; {RUN_AGAIN}")
-            raise ERRORS.get(code, BackupError)(subject, reason, fix) from error
-        except BotoCoreError as error:
-            reason = f"the service cannot be reached: {str(error).rstrip('.')}"
+            with s3.translate_errors():
+                response: Fields = getattr(self._client, method)(**request)
+        except S3Refused as error:
+            reason = f"the service refused: {error.code}, {error.message.rstrip('.')}"
+            fix = REMEDIES.get(error.code, f"Correct the backup's `batch`; {RUN_AGAIN}")
+            raise ERRORS.get(error.code, BackupError)(subject, reason, fix) from error
+        except S3Unreachable as error:
+            if error.kind == "NoRegionError":
+                reason = "jobs are made in the target's region, and none is declared"
+                raise BackupError(subject, reason, "Give the target's `region`.") from error
+            reason = f"the service cannot be reached: {error}"
             fix = f"Check the network, `batch.endpoint` and the credentials; run again: {RUN_AGAIN}"
             raise BackupError(subject, reason, fix) from error
         return response

@@ -15,8 +15,10 @@ import pyarrow.compute as pc
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.points import OWN_PREFIX
 from lakeshare_pipelines.backup.stores import StoreAddress
-from lakeshare_pipelines.backup.stores.store import FOLDER, REFUSALS, make_s3_client, make_unreachable_error
+from lakeshare_pipelines.backup.stores.store import FOLDER, REMEDIES, make_s3_client, make_unreachable_error
 from lakeshare_pipelines.errors import BackupError
+from lakeshare_server.storage import s3
+from lakeshare_server.storage.s3 import S3Refused, S3Unreachable
 
 ReportFormat = Literal["CSV", "ORC", "Parquet"]
 FORMATS: tuple[ReportFormat, ...] = ("CSV", "ORC", "Parquet")
@@ -348,23 +350,20 @@ class _Absent(BackupError):
 
 
 def _call(address: StoreAddress, method: str, **request: Any) -> Document:
-    from botocore.exceptions import BotoCoreError, ClientError
-
     if address.account:
         request["ExpectedBucketOwner"] = address.account
     try:
-        response: Document = getattr(make_s3_client(address), method)(Bucket=address.bucket, **request)
-    except ClientError as error:
-        code = str(error.response.get("Error", {}).get("Code", ""))
-        if code in ABSENT_CODES:
+        with s3.translate_errors():
+            response: Document = getattr(make_s3_client(address), method)(Bucket=address.bucket, **request)
+    except S3Refused as error:
+        if error.code in ABSENT_CODES:
             raise _Absent(f"{address}", "there is none", "Put it there.") from error
-        if code in UNKNOWN_CODES:
-            reason = f"the store does not support {error.operation_name}"
+        if error.code in UNKNOWN_CODES:
+            reason = f"the store does not support {error.operation}"
             raise BackupError(f"{address}", reason, USE_GENERATOR) from error
-        reason, fix = REFUSALS.get(
-            code, (f"the store refused: {error}", "Nothing else was changed; correct it and run it again.")
-        )
-        raise BackupError(f"{address}", f"{error.operation_name}: {reason}", fix) from error
-    except BotoCoreError as error:
+        reason = f"{error.operation}: {error.reason or f'the store refused: {error}'}"
+        fix = REMEDIES.get(error.code, "Nothing else was changed; correct it and run it again.")
+        raise BackupError(f"{address}", reason, fix) from error
+    except S3Unreachable as error:
         raise make_unreachable_error(f"{address}", error) from error
     return response

@@ -20,7 +20,7 @@ from lakeshare_pipelines.errors import BackupError, ObjectMissing
 from lakeshare_server.outbound import Service
 from lakeshare_server.settings import Endpoint, make_private
 from lakeshare_server.storage import s3
-from lakeshare_server.storage.s3 import KeyChain, NoKeys
+from lakeshare_server.storage.s3 import KeyChain, NoKeys, S3Refused, S3Unreachable
 
 FOLDER = "folder"
 
@@ -285,24 +285,22 @@ CONNECT_S, RESPONSE_S = 60, 60
 MAX_MEMORY_BYTES = 32 * 1024**2  # A downloaded object is kept in memory up to this size, on disk beyond it
 MISSING_CODES = {"NoSuchKey", "NoSuchVersion", "404"}
 TAKEN_CODES = {"PreconditionFailed", "412", "ConditionalRequestConflict"}
+CHECK_ENDPOINT = "Check the endpoint, the network and the credentials."
 CREDENTIALS = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, name a profile, or give the machine a role."
-_DENIED = (
-    "access is denied",
-    "Allow these credentials there: `lakeshare backup policies` writes the policies.",
-)
-_OTHER_REGION = ("the bucket is in another region", "Give the backup's `region`.")
-REFUSALS = {
-    "NoSuchBucket": ("there is no such bucket", "Create it, or correct the backup's URL."),
-    "AccessDenied": _DENIED,
-    "403": _DENIED,
-    "InvalidAccessKeyId": ("the access key is not known there", CREDENTIALS),
-    "SignatureDoesNotMatch": ("the secret key does not belong to the access key", CREDENTIALS),
-    "ExpiredToken": ("the credentials have expired", CREDENTIALS),
-    "PermanentRedirect": _OTHER_REGION,
-    "AuthorizationHeaderMalformed": _OTHER_REGION,
-    "SlowDown": ("the store is overloaded", "Run it again later; what is copied already stays."),
+_ALLOW = "Allow these credentials there: `lakeshare backup policies` writes the policies."
+_REGION = "Give the backup's `region`."
+REMEDIES = {
+    "NoSuchBucket": "Create it, or correct the backup's URL.",
+    "AccessDenied": _ALLOW,
+    "403": _ALLOW,
+    "InvalidAccessKeyId": CREDENTIALS,
+    "SignatureDoesNotMatch": CREDENTIALS,
+    "ExpiredToken": CREDENTIALS,
+    "PermanentRedirect": _REGION,
+    "AuthorizationHeaderMalformed": _REGION,
+    "SlowDown": "Run it again later; what is copied already stays.",
 }
-"""Reason and remedy by S3 error code."""
+"""By S3 error code; the reasons are in lakeshare_server.storage.s3."""
 
 
 class S3Store:
@@ -397,19 +395,17 @@ class S3Store:
 
     @contextmanager
     def _translate_errors(self, key: str) -> Iterator[None]:
-        from botocore.exceptions import BotoCoreError, ClientError
-
         where = self.address.location(key)
         try:
-            yield
-        except ClientError as error:
-            code = str(error.response.get("Error", {}).get("Code", ""))
-            if code in MISSING_CODES:
+            with s3.translate_errors():
+                yield
+        except S3Refused as error:
+            if error.code in MISSING_CODES:
                 raise ObjectMissing(where) from error
-            if code in TAKEN_CODES:
+            if error.code in TAKEN_CODES:
                 raise _KeyTaken(where, "the key exists", "Nothing was written.") from error
-            raise make_refusal(where, code, str(error)) from error
-        except BotoCoreError as error:
+            raise make_refusal(where, error.code, str(error)) from error
+        except S3Unreachable as error:
             raise make_unreachable_error(where, error) from error
 
 
@@ -418,14 +414,12 @@ class _KeyTaken(BackupError):
 
 
 def make_refusal(where: str, code: str, message: str) -> BackupError:
-    reason, fix = REFUSALS.get(code, (f"the store refused: {message}", "What is copied already stays."))
-    return BackupError(where, reason, fix)
+    reason = s3.REASONS.get(code, f"the store refused: {message}")
+    return BackupError(where, reason, REMEDIES.get(code, "What is copied already stays."))
 
 
-def make_unreachable_error(where: str, error: Exception) -> BackupError:
-    """The error for a request that boto3 could not send."""
-    reason = f"the store cannot be reached: {str(error).rstrip('.')}"
-    return BackupError(where, reason, "Check the endpoint, the network and the credentials.")
+def make_unreachable_error(where: str, error: S3Unreachable) -> BackupError:
+    return BackupError(where, f"the store cannot be reached: {error}", CHECK_ENDPOINT)
 
 
 def make_s3_client(address: StoreAddress, service: str = "s3") -> Any:
