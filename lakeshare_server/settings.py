@@ -1,7 +1,7 @@
 """Settings of the state and the server, shared by pipelines and server, built once at the edge."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, StringConstraints
@@ -236,11 +236,3 @@ class ServerSettings(StateSettings):
 
     def _root(self) -> str:
         return (self.public_url or f"http://{self.host}:{self.port}").rstrip("/")
-
-
-def described_settings(settings_class: type[BaseSettings]) -> dict[str, tuple[Any, str]]:
-    """`{environment variable: (default, description)}` of a settings class, for docs and their test."""
-    return {
-        f"LAKESHARE_{name.upper()}": (field.default, field.description or "")
-        for name, field in settings_class.model_fields.items()
-    }

@@ -303,7 +303,6 @@ MATCH = _choice("any", "all")
 IGNORE_PAIR = _choice("both_values_are_missing", "either_value_is_missing", "neither")
 IGNORE_ROW = _choice("all_values_are_missing", "any_value_is_missing", "never")
 
-_BOUNDS = {"min_value": BOUND, "max_value": BOUND}
 _STRICT = {"strict_min": FLAG, "strict_max": FLAG}
 _MOSTLY = {"mostly": FRACTION}
 

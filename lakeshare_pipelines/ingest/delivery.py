@@ -383,15 +383,11 @@ CHUNK_BYTES = 1 << 20
 PROGRESS_S = 10.0
 CREDENTIALS = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give the machine a role."
 CHECK_ENDPOINT = "Check LAKESHARE_LANDING_S3_ENDPOINT and the network; what has arrived already stays."
-OTHER_REGION = "Set LAKESHARE_LANDING_S3_REGION to it."
 REMEDIES = {
     "NoSuchBucket": "Create it, or correct LAKESHARE_LANDING_S3.",
     "AccessDenied": "Allow these credentials s3:ListBucket and s3:GetObject there.",
-    "InvalidAccessKeyId": CREDENTIALS,
-    "SignatureDoesNotMatch": CREDENTIALS,
-    "ExpiredToken": CREDENTIALS,
-    "PermanentRedirect": OTHER_REGION,
-    "AuthorizationHeaderMalformed": OTHER_REGION,
+    **dict.fromkeys(s3.REFUSED_KEYS, CREDENTIALS),
+    **dict.fromkeys(s3.OTHER_REGION, "Set LAKESHARE_LANDING_S3_REGION to it."),
 }
 CHANGED = {"PreconditionFailed", "412", "NoSuchKey", "404"}
 
@@ -481,8 +477,9 @@ def translate_errors(folder: S3Folder, key: str = "") -> Iterator[None]:
     except S3Unreachable as error:
         if error.is_cut_off:
             raise StoreError(where, f"S3 did not answer, or broke off: {error}", CHECK_ENDPOINT) from error
-        reason = "there are no usable credentials" if error.lacks_credentials else "it cannot be read"
-        fix = CREDENTIALS if error.lacks_credentials else CHECK_ENDPOINT
+        lacks_credentials = "redential" in error.kind or "Profile" in error.kind
+        reason = "there are no usable credentials" if lacks_credentials else "it cannot be read"
+        fix = CREDENTIALS if lacks_credentials else CHECK_ENDPOINT
         raise StoreError(where, f"{reason}: {error}", fix) from error
 
 

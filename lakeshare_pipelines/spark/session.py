@@ -253,12 +253,6 @@ def stop_session(session: "SparkSession") -> None:
         _forget_dead_driver()
 
 
-def driver_pid() -> int | None:
-    """Returns the process id of the running driver JVM that this process started, else None."""
-    driver = _driver()
-    return driver.pid if driver is not None and driver.poll() is None else None
-
-
 def has_driver_ended(wait_s: float = 0) -> bool:
     """Whether the driver JVM has ended, or does within `wait_s`.
 

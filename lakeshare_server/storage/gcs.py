@@ -2,15 +2,12 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
-from hashlib import sha256
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import quote, urlsplit
 
 from obstore.store import GCSStore
 
@@ -56,29 +53,6 @@ class Identity(NamedTuple):
     sign: Callable[[bytes], bytes]
     longest_s: int
     at_once: int
-
-
-@dataclass(frozen=True)
-class GcsSigner:
-    """Signs keys of one bucket; all URLs expire at the same time."""
-
-    expires_at_ms: int
-    _url: bytes
-    _query: bytes
-    _canonical: tuple[bytes, bytes]
-    _to_sign: bytes
-    _sign_all: Callable[[list[bytes]], list[bytes]] = field(repr=False)
-
-    def sign(self, keys: list[bytes]) -> list[bytes]:
-        """Returns a URL for each key, in order."""
-        names = remote.quote_keys(keys, safe=b"/")
-        before, after = self._canonical
-        hashes = (sha256(before + name + after).hexdigest().encode() for name in names)
-        signatures = self._sign_all([self._to_sign + digest for digest in hashes])
-        return [
-            self._url + name + self._query + signature.hex().encode()
-            for name, signature in zip(names, signatures, strict=True)
-        ]
 
 
 class GcsAccess:
@@ -164,7 +138,7 @@ class GcsAccess:
     def signs_slowly(self) -> bool:
         return not self._settings.gcs_hmac_secret
 
-    def signer(self, place: ParsedLocation, life_s: int, now_s: int) -> GcsSigner | UrlSigner:
+    def signer(self, place: ParsedLocation, life_s: int, now_s: int) -> UrlSigner:
         """Returns a signer of URLs that live for `life_s` from `now_s`, or as long as IAM's signatures.
 
         Raises:
@@ -186,19 +160,13 @@ class GcsAccess:
             "X-Goog-Expires": str(life_s),
             "X-Goog-SignedHeaders": "host",
         }
-        query = "&".join(f"{name}={quote(value, safe='')}" for name, value in signed.items())
-        url = f"{self.endpoint(public=True)}/{place.bucket}/"
-        return GcsSigner(
-            expires_at_ms=(now_s + life_s) * 1000,
-            _url=url.encode(),
-            _query=f"?{query}&X-Goog-Signature=".encode(),
-            _canonical=(
-                f"GET\n{urlsplit(url).path}".encode(),
-                f"\n{query}\nhost:{remote.host_header(url)}\n\nhost\nUNSIGNED-PAYLOAD".encode(),
-            ),
-            _to_sign=f"{ALGORITHM}\n{moment}\n{scope}\n".encode(),
-            _sign_all=self._sign_all,
-        )
+        before = f"{ALGORITHM}\n{moment}\n{scope}\n".encode()
+
+        def sign(hashes: Iterator[bytes]) -> list[bytes]:
+            return [made.hex().encode() for made in self._sign_all([before + digest for digest in hashes])]
+
+        url = f"{self.endpoint(public=True)}/{place.bucket}"
+        return UrlSigner.of_query(url, signed, "X-Goog-Signature", (now_s + life_s) * 1000, sign)
 
     @cached_property
     def identity(self) -> Identity:

@@ -19,18 +19,9 @@ from obstore.store import S3Store
 from lakeshare_server.errors import Denied, LakeshareError, Unavailable, Unserveable, shorten_value
 from lakeshare_server.outbound import Service, Services
 from lakeshare_server.settings import StoreSettings
-from lakeshare_server.storage import remote
+from lakeshare_server.storage import remote, sigv4
 from lakeshare_server.storage.locations import ParsedLocation
 from lakeshare_server.storage.remote import CONNECT_S, host_header
-from lakeshare_server.storage.sigv4 import (
-    DEFAULT_REGION,
-    AwsKeys,
-    Bucket,
-    RequestSigner,
-    UrlSigner,
-    is_aws,
-    quote_path,
-)
 
 if TYPE_CHECKING:
     from obstore.store import S3Credential
@@ -49,9 +40,7 @@ SESSION = "lakeshare"
 SHORTEST_S, LONGEST_S = 900, 3600
 MAX_POLICY_CHARS = 2048
 PATTERNS = "*?$"
-THROTTLED = {
-    *("Throttling", "ThrottlingException", "RequestLimitExceeded", "ServiceUnavailable", "InternalFailure"),
-}
+THROTTLED = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests"}
 
 
 class NoKeys(Unavailable):
@@ -101,11 +90,6 @@ class S3Refused(LakeshareError):
         super().__init__(text)
         self.operation, self.code, self.message, self.status = operation, code, message, status
 
-    @property
-    def reason(self) -> str | None:
-        """What a known code means, for an error about a bucket."""
-        return REASONS.get(self.code)
-
 
 class S3Unreachable(LakeshareError):
     """A request that boto3 could not send, or that had no whole response; `kind` is the error's name in botocore."""
@@ -114,22 +98,21 @@ class S3Unreachable(LakeshareError):
         super().__init__(text)
         self.kind, self.is_cut_off = kind, is_cut_off
 
-    @property
-    def lacks_credentials(self) -> bool:
-        return "redential" in self.kind or "Profile" in self.kind
 
-
-REASONS: Mapping[str, str] = {
-    "NoSuchBucket": "there is no such bucket",
-    "AccessDenied": "access is denied",
-    "403": "access is denied",
+REFUSED_KEYS = {
     "InvalidAccessKeyId": "the access key is not known there",
     "SignatureDoesNotMatch": "the secret key does not belong to the access key",
     "ExpiredToken": "the credentials have expired",
-    "PermanentRedirect": "the bucket is in another region",
-    "AuthorizationHeaderMalformed": "the bucket is in another region",
+}
+OTHER_REGION = "PermanentRedirect", "AuthorizationHeaderMalformed"
+REASONS: Mapping[str, str] = {
+    "NoSuchBucket": "there is no such bucket",
+    **dict.fromkeys(("AccessDenied", "403"), "access is denied"),
+    **REFUSED_KEYS,
+    **dict.fromkeys(OTHER_REGION, "the bucket is in another region"),
     "SlowDown": "the store is overloaded",
 }
+"""What error codes mean, of errors about a bucket."""
 
 
 @contextmanager
@@ -161,14 +144,14 @@ class KeyChain:
         # Credentials of botocore, which has no types; None before the first use.
         self._credentials: Any = None
 
-    def keys(self) -> AwsKeys:
+    def keys(self) -> sigv4.AwsKeys:
         """The current keys, as `find`; raises NoKeys also if there are none."""
         keys = self.find()
         if keys is None:
             raise NoKeys("none was found")
         return keys
 
-    def find(self) -> AwsKeys | None:
+    def find(self) -> sigv4.AwsKeys | None:
         """The current keys, None if there are none; those that are about to end are refreshed.
 
         Raises:
@@ -194,7 +177,7 @@ class KeyChain:
                 if keys is None or ends is None or ends <= datetime.now(UTC):
                     raise
         ends_ms = int(ends.timestamp() * 1000) if ends else None
-        return AwsKeys(keys.access_key, keys.secret_key, keys.token, ends_ms)
+        return sigv4.AwsKeys(keys.access_key, keys.secret_key, keys.token, ends_ms)
 
     def _refresh(self, session: Any) -> tuple[Any, datetime | None] | None:
         try:
@@ -232,7 +215,7 @@ class S3Access:
         self._settings, self.services = settings, services
         self._lock = Lock()
         self._regions: dict[str, str] = {}
-        self._chain = KeyChain(lambda: self._session, lambda: services.of(CREDENTIALS))
+        self.keys = KeyChain(lambda: self._session, lambda: services.of(CREDENTIALS)).keys
         self._endpoints: dict[str, str] = {}
 
     def open(self, place: ParsedLocation) -> remote.RemoteStore:
@@ -250,18 +233,14 @@ class S3Access:
             credential_provider=self._keys_for_obstore,
         )
         # Compatible stores with folders list by folders: "t/x" before "t-1".
-        in_key_order = is_aws(bucket.endpoint)
+        in_key_order = sigv4.is_aws(bucket.endpoint)
         return remote.RemoteStore(place.root, store, self.services.of(place.root), in_key_order)
 
-    def bucket(self, name: str, public: bool = False) -> Bucket:
+    def bucket(self, name: str, public: bool = False) -> sigv4.Bucket:
         """Returns the address of a bucket for the server or, if `public`, for recipients."""
         region = self._settings.s3_region or self._region_of(name)
         endpoint = (self._settings.s3_public_endpoint if public else None) or self._endpoint(region)
-        return Bucket.at(name, region, endpoint, self._settings.s3_path_style)
-
-    def keys(self) -> AwsKeys:
-        """Returns the current keys; refreshes those that are about to end."""
-        return self._chain.keys()
+        return sigv4.Bucket.at(name, region, endpoint, self._settings.s3_path_style)
 
     def client(self, service: str, region: str, endpoint: str | None = None) -> Any:
         """Returns a client of boto3 with the server's credentials and short timeouts."""
@@ -282,10 +261,10 @@ class S3Access:
         """Returns the bucket's region, which AWS publishes; other stores have one region."""
         known = self._regions.get(bucket)
         if known is None:
-            usual = self._session.region_name or DEFAULT_REGION
+            usual = self._session.region_name or sigv4.DEFAULT_REGION
             endpoint = self._endpoint(usual)
             known = usual
-            if is_aws(endpoint):
+            if sigv4.is_aws(endpoint):
                 known = self.services.of(endpoint).call(lambda: read_bucket_region(endpoint, bucket))
             if known is None:  # for example a bucket that does not exist yet
                 return str(usual)
@@ -350,14 +329,14 @@ class S3Access:
             place.location, KIND, fields, ends_ms, iceberg_config(fields, ends_ms)
         )
 
-    def signer(self, place: ParsedLocation, life_s: int, now_s: int) -> UrlSigner:
+    def signer(self, place: ParsedLocation, life_s: int, now_s: int) -> sigv4.UrlSigner:
         bucket = self.bucket(place.bucket, public=True)
-        return UrlSigner.of(bucket, self.keys(), life_s, now_s, self._settings.s3_request_payer)
+        return sigv4.UrlSigner.of(bucket, self.keys(), life_s, now_s, self._settings.s3_request_payer)
 
     def client_config(self, place: ParsedLocation) -> Mapping[str, str]:
         bucket = self.bucket(place.bucket, public=True)
         config = {"s3.region": bucket.region, "client.region": bucket.region}
-        if not is_aws(bucket.endpoint):
+        if not sigv4.is_aws(bucket.endpoint):
             config["s3.endpoint"] = bucket.endpoint
         return config | {"s3.path-style-access": str(bucket.path_style).lower()}
 
@@ -366,7 +345,7 @@ class S3Access:
         return session_policy(place.bucket, place.key, region, on_aws=self._on_aws(place))
 
     def _on_aws(self, place: ParsedLocation) -> bool:
-        return is_aws(self.bucket(place.bucket).endpoint)
+        return sigv4.is_aws(self.bucket(place.bucket).endpoint)
 
 
 def iceberg_config(fields: Mapping[str, str], ends_ms: int) -> Mapping[str, str]:
@@ -414,7 +393,7 @@ class SignedRequest:
     headers: dict[str, list[str]]
 
 
-def read_key(bucket: Bucket, method: str, uri: str) -> str:
+def read_key(bucket: sigv4.Bucket, method: str, uri: str) -> str:
     """Returns the key that a request reads from a bucket."""
     address, _, query = uri.partition("?")
     if method not in METHODS or query not in CALLS:
@@ -431,17 +410,19 @@ def read_key(bucket: Bucket, method: str, uri: str) -> str:
         raise Denied("The key in the URL is not UTF-8; no file of a table has such a name.") from None
 
 
-def signed_request(bucket: Bucket, keys: AwsKeys, method: str, key: str, headers: Headers) -> SignedRequest:
+def signed_request(
+    bucket: sigv4.Bucket, keys: sigv4.AwsKeys, method: str, key: str, headers: Headers
+) -> SignedRequest:
     """Signs the read of a key; S3 accepts it for 15 minutes."""
     # Encoded from the checked key, so that nothing else can be read with the signature.
-    url = f"{bucket.url}/{quote_path(key)}"
+    url = f"{bucket.url}/{sigv4.quote_path(key)}"
     given = {name.lower(): name for name in headers if name.lower().startswith("x-amz-")}
     names = given | OF_THE_SIGNATURE
     to_sign = {
         lowered: ",".join(headers[name]) for lowered, name in given.items() if lowered not in OF_THE_SIGNATURE
     }
     host, path = host_header(url), urlsplit(url).path
-    signed = RequestSigner(bucket.region).sign(keys, method, host, path, "", to_sign)
+    signed = sigv4.RequestSigner(bucket.region).sign(keys, method, host, path, "", to_sign)
     del signed["host"]
     return SignedRequest(url, {names[lowered]: [value] for lowered, value in signed.items()})
 

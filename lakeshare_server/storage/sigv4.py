@@ -5,7 +5,7 @@ AWS IAM user guide, "Create a signed AWS API request"; nothing in a path is norm
 
 import hmac
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -14,6 +14,7 @@ from urllib.parse import quote, urlsplit
 
 from lakeshare_server.storage.remote import host_header, quote_keys, remaining_life, sign_texts
 
+SignHashes = Callable[[Iterator[bytes]], list[bytes]]
 ALGORITHM = "AWS4-HMAC-SHA256"
 NO_BODY = sha256(b"").hexdigest()
 """`x-amz-content-sha256` of a request without a body."""
@@ -142,14 +143,23 @@ class RequestSigner:
 
 @dataclass(frozen=True)
 class UrlSigner:
-    """Signs URLs of one bucket, which all expire at the same time."""
+    """Signs URLs below one root in the query, as AWS and Google do; all expire at the same time."""
 
     expires_at_ms: int
     _url: bytes
     _query: bytes = field(repr=False)
     _canonical: tuple[bytes, bytes] = field(repr=False)
-    _key: bytes = field(repr=False)
-    _to_sign: bytes = field(repr=False)
+    _sign: SignHashes = field(repr=False)
+
+    @classmethod
+    def of_query(
+        cls, url: str, query: Mapping[str, str], signature: str, expires_at_ms: int, sign: SignHashes
+    ) -> "UrlSigner":
+        """A signer below `url`; `sign` is given the SHA-256 of canonical requests, in hexadecimal."""
+        sent = "&".join(f"{name}={quote(value, safe='')}" for name, value in query.items())
+        after = f"\n{quote_query(query)}\nhost:{host_header(url)}\n\nhost\nUNSIGNED-PAYLOAD"
+        canonical = f"GET\n{urlsplit(url).path}/".encode(), after.encode()
+        return cls(expires_at_ms, f"{url}/".encode(), f"?{sent}&{signature}=".encode(), canonical, sign)
 
     @classmethod
     def of(
@@ -158,8 +168,8 @@ class UrlSigner:
         """A signer of URLs that live for `life_s` from `now_s`, or as long as the keys."""
         life_s = remaining_life(now_s, life_s, keys.expires_at_ms)
         scope = _Scope.of(datetime.fromtimestamp(now_s, UTC), bucket.region)
-        parameters = {"x-amz-request-payer": "requester"} if request_payer else {}
-        parameters |= {
+        query = {"x-amz-request-payer": "requester"} if request_payer else {}
+        query |= {
             "X-Amz-Algorithm": ALGORITHM,
             "X-Amz-Credential": f"{keys.access_key}/{scope.text}",
             "X-Amz-Date": scope.stamp,
@@ -167,26 +177,20 @@ class UrlSigner:
             "X-Amz-SignedHeaders": "host",
         }
         if keys.token:
-            parameters["X-Amz-Security-Token"] = keys.token
-        query = "&".join(f"{name}={quote(value, safe='')}" for name, value in parameters.items())
-        path, in_order = urlsplit(bucket.url).path, quote_query(parameters)
-        after = f"\n{in_order}\nhost:{host_header(bucket.url)}\n\nhost\nUNSIGNED-PAYLOAD"
-        return cls(
-            expires_at_ms=(now_s + life_s) * 1000,
-            _url=f"{bucket.url}/".encode(),
-            _query=f"?{query}".encode(),
-            _canonical=(f"GET\n{path}/".encode(), after.encode()),
-            _key=scope.derive_key(keys.secret_key),
-            _to_sign=scope.before_hash.encode(),
-        )
+            query["X-Amz-Security-Token"] = keys.token
+        key, before = scope.derive_key(keys.secret_key), scope.before_hash.encode()
+
+        def sign(hashes: Iterator[bytes]) -> list[bytes]:
+            return [made.hexdigest().encode() for made in sign_texts(key, before, hashes)]
+
+        return cls.of_query(bucket.url, query, "X-Amz-Signature", (now_s + life_s) * 1000, sign)
 
     def sign(self, keys: list[bytes]) -> list[bytes]:
-        url, query = self._url, self._query + b"&X-Amz-Signature="
+        """A URL for each key, in order."""
+        url, query = self._url, self._query
         before, after = self._canonical
         names = quote_keys(keys, safe=b"/")
-        requests = (sha256(before + name + after).hexdigest().encode() for name in names)
-        signatures = sign_texts(self._key, self._to_sign, requests)
+        hashes = (sha256(before + name + after).hexdigest().encode() for name in names)
         return [
-            url + name + query + signature.hexdigest().encode()
-            for name, signature in zip(names, signatures, strict=True)
+            url + name + query + signature for name, signature in zip(names, self._sign(hashes), strict=True)
         ]

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from lakeshare_pipelines.file_lock import hold_lock
 from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_pipelines.spark import session as driver_session
 from lakeshare_pipelines.spark.session import keep_class_lookups, open_session, stop_session
 
 START_S = 300.0
@@ -89,6 +90,12 @@ def driver_of_all_workers(
                     address.unlink()
                 fcntl.flock(users, fcntl.LOCK_EX)
                 stop_session(session)
+
+
+def driver_pid() -> int | None:
+    """The process id of the running driver JVM that this process started."""
+    driver = driver_session._driver()
+    return driver.pid if driver is not None and driver.poll() is None else None
 
 
 def forget_cached(session: SparkSession) -> None:

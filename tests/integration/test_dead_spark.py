@@ -15,7 +15,6 @@ import pytest
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.errors import SparkError
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.spark.session import driver_pid
 from lakeshare_pipelines.wap import checks as table_checks
 from lakeshare_pipelines.wap.audit import audit
 from lakeshare_pipelines.wap.delta import DeltaStaging
@@ -32,6 +31,7 @@ from tests.builders.forks import FORKS
 from tests.builders.killed_run import wait_for_exit
 from tests.builders.main_state import main_state
 from tests.builders.sets import a_contract, a_delivery, orders
+from tests.builders.shared_spark import driver_pid
 
 DAY = "2024-01-01"
 

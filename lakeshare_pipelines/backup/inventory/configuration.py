@@ -361,7 +361,7 @@ def _call(address: StoreAddress, method: str, **request: Any) -> Document:
         if error.code in UNKNOWN_CODES:
             reason = f"the store does not support {error.operation}"
             raise BackupError(f"{address}", reason, USE_GENERATOR) from error
-        reason = f"{error.operation}: {error.reason or f'the store refused: {error}'}"
+        reason = f"{error.operation}: {s3.REASONS.get(error.code, f'the store refused: {error}')}"
         fix = REMEDIES.get(error.code, "Nothing else was changed; correct it and run it again.")
         raise BackupError(f"{address}", reason, fix) from error
     except S3Unreachable as error:

@@ -21,25 +21,10 @@ from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from lakeshare_pipelines.backup.stores.store import (
-    CREDENTIALS,
-    StoreAddress,
-    make_key_chain,
-    make_s3_client,
-    make_session,
-)
+from lakeshare_pipelines.backup.stores import store
 from lakeshare_pipelines.errors import BackupError, NoResponse
 from lakeshare_server.errors import Unavailable
-from lakeshare_server.storage.sigv4 import (
-    DEFAULT_REGION,
-    NO_BODY,
-    AwsKeys,
-    Bucket,
-    RequestSigner,
-    is_aws,
-    quote_path,
-    quote_query,
-)
+from lakeshare_server.storage import s3, sigv4
 
 if TYPE_CHECKING:
     import aiohttp
@@ -54,7 +39,6 @@ CODE_OF_STATUS = {
     416: "InvalidRange", 500: "InternalError", 503: "SlowDown",
 }  # fmt: skip
 """Error code of a response to HEAD, which has no body."""
-SLOW_DOWN_CODES = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests"}
 TRANSIENT_CODES = {
     "InternalError", "ServiceUnavailable", "RequestTimeout", "OperationAborted", "ConditionalRequestConflict",
 }  # fmt: skip
@@ -84,7 +68,7 @@ class Response:
 
     @property
     def is_throttled(self) -> bool:
-        return self.status in {429, 503} or self.code in SLOW_DOWN_CODES
+        return self.status in {429, 503} or self.code in s3.THROTTLED
 
     @property
     def is_transient(self) -> bool:
@@ -132,29 +116,29 @@ CREDENTIALS_CACHED_S = 30.0  # botocore refreshes keys ten minutes before they e
 class Identity:
     """Credentials from botocore's chain and the endpoint from boto3's configuration, for one address."""
 
-    def __init__(self, address: StoreAddress) -> None:
-        session = make_session(address)
+    def __init__(self, address: store.StoreAddress) -> None:
+        session = store.make_session(address)
         region, endpoint = session.region_name, address.endpoint
         if not endpoint:
             # Making a client takes long; only it knows AWS's endpoint.
-            client = make_s3_client(address)
+            client = store.make_s3_client(address)
             region, endpoint = client.meta.region_name, client.meta.endpoint_url
-        self.region: str = DEFAULT_REGION if region in {None, "aws-global"} else str(region)
+        self.region: str = sigv4.DEFAULT_REGION if region in {None, "aws-global"} else str(region)
         self._address, self._endpoint = address, str(endpoint).rstrip("/")
-        self._chain = make_key_chain(address, session)
+        self._chain = store.make_key_chain(address, session)
         self._lock = asyncio.Lock()
-        self._keys: AwsKeys | None = None
+        self._keys: sigv4.AwsKeys | None = None
         self._read_at = 0.0
 
     def bucket_url(self, bucket: str, region: str | None = None) -> str:
         """The URL before `/key`: path addressing for a declared endpoint and for names that are no host label."""
         endpoint = self._endpoint
-        if region is not None and is_aws(endpoint):
+        if region is not None and sigv4.is_aws(endpoint):
             tail = ".cn" if endpoint.endswith(".cn") else ""
             endpoint = f"{urlsplit(endpoint).scheme}://s3.{region}.amazonaws.com{tail}"
-        return Bucket.at(bucket, region or self.region, endpoint).url
+        return sigv4.Bucket.at(bucket, region or self.region, endpoint).url
 
-    async def keys(self) -> AwsKeys:
+    async def keys(self) -> sigv4.AwsKeys:
         if self._keys is None or time.monotonic() - self._read_at > CREDENTIALS_CACHED_S:
             async with self._lock:
                 if self._keys is None or time.monotonic() - self._read_at > CREDENTIALS_CACHED_S:
@@ -167,11 +151,11 @@ class Identity:
         expired, self._keys = self._keys, None
         return await self.keys() != expired
 
-    def _read_keys(self) -> AwsKeys:
+    def _read_keys(self) -> sigv4.AwsKeys:
         try:
             return self._chain.keys()
         except Unavailable as error:
-            raise BackupError(str(self._address), error.what, CREDENTIALS) from error
+            raise BackupError(str(self._address), error.what, store.CREDENTIALS) from error
 
 
 PREFIX_PER_S = (
@@ -281,7 +265,7 @@ class AsyncS3:
 
     def __init__(
         self,
-        address: StoreAddress,
+        address: store.StoreAddress,
         in_flight: int,
         *,
         pace: Pace | None = None,
@@ -291,7 +275,7 @@ class AsyncS3:
         self.address, self.attempts = address, attempts
         self.pace = pace or Pace(in_flight)
         self.identity = identity or Identity(address)
-        self._signer = RequestSigner(self.identity.region)
+        self._signer = sigv4.RequestSigner(self.identity.region)
         self._route = _Route.to(self.identity.bucket_url(address.bucket))
         # One HTTP session, or none yet; shared with the clients of other buckets.
         self._sessions: list[aiohttp.ClientSession] = []
@@ -366,12 +350,12 @@ class AsyncS3:
 
         await self.pace.enter(key.rpartition("/")[0] if method in WRITES else None)
         try:
-            route, query_text = self._route, quote_query(query) if query else ""
-            path = f"{route.path}/{quote_path(key)}"
+            route, query_text = self._route, sigv4.quote_query(query) if query else ""
+            path = f"{route.path}/{sigv4.quote_path(key)}"
             lowered = {name.lower(): value for name, value in headers.items()} if headers else {}
             if self.address.account:
                 lowered.setdefault("x-amz-expected-bucket-owner", self.address.account)
-            keys, digest = await self.identity.keys(), NO_BODY
+            keys, digest = await self.identity.keys(), sigv4.NO_BODY
             data: bytes | io.BytesIO | None = None
             if body:
                 is_large = len(body) >= LARGE_BYTES
@@ -414,7 +398,7 @@ class AsyncS3:
             return await self.identity.renew()
         region = response.other_region
         if region and region != self._signer.region:
-            self._signer = RequestSigner(region)
+            self._signer = sigv4.RequestSigner(region)
             self._route = _Route.to(self.identity.bucket_url(self.address.bucket, region))
             return True
         if response.status == 307 and response.headers.get("location"):

@@ -288,16 +288,11 @@ TAKEN_CODES = {"PreconditionFailed", "412", "ConditionalRequestConflict"}
 CHECK_ENDPOINT = "Check the endpoint, the network and the credentials."
 CREDENTIALS = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, name a profile, or give the machine a role."
 _ALLOW = "Allow these credentials there: `lakeshare backup policies` writes the policies."
-_REGION = "Give the backup's `region`."
 REMEDIES = {
     "NoSuchBucket": "Create it, or correct the backup's URL.",
-    "AccessDenied": _ALLOW,
-    "403": _ALLOW,
-    "InvalidAccessKeyId": CREDENTIALS,
-    "SignatureDoesNotMatch": CREDENTIALS,
-    "ExpiredToken": CREDENTIALS,
-    "PermanentRedirect": _REGION,
-    "AuthorizationHeaderMalformed": _REGION,
+    **dict.fromkeys(("AccessDenied", "403"), _ALLOW),
+    **dict.fromkeys(s3.REFUSED_KEYS, CREDENTIALS),
+    **dict.fromkeys(s3.OTHER_REGION, "Give the backup's `region`."),
     "SlowDown": "Run it again later; what is copied already stays.",
 }
 """By S3 error code; the reasons are in lakeshare_server.storage.s3."""

@@ -7,12 +7,16 @@ from typer.testing import CliRunner
 
 from lakeshare_pipelines.cli.main import app
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_server.settings import ServerSettings, described_settings
+from lakeshare_server.settings import ServerSettings
 
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text()
 INDEX = (ROOT / "docs" / "index.md").read_text()
-SETTINGS = described_settings(LakeSettings) | described_settings(ServerSettings)
+SETTINGS = {
+    f"LAKESHARE_{name.upper()}": (field.default, field.description or "")
+    for settings in (LakeSettings, ServerSettings)
+    for name, field in settings.model_fields.items()
+}
 SOURCES = [
     path
     for top in ("lakeshare_pipelines", "lakeshare_server", "tests", "bench")

@@ -13,7 +13,8 @@ from lakeshare_pipelines.demo.processes import free_port
 from lakeshare_pipelines.errors import SparkError
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark import session
-from lakeshare_pipelines.spark.session import driver_pid, has_driver_ended, translate_errors
+from lakeshare_pipelines.spark.session import has_driver_ended, translate_errors
+from tests.builders.shared_spark import driver_pid
 
 Driver = Callable[..., "subprocess.Popen[bytes]"]
 

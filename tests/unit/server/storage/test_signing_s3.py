@@ -2,6 +2,7 @@
 
 import datetime as dt
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
@@ -16,10 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakeshare_server.errors import Unavailable
-from lakeshare_server.outbound import Services
-from lakeshare_server.settings import ServerSettings
+from lakeshare_server.outbound import Service
 from lakeshare_server.storage.remote import MIN_BATCH, quote_keys
-from lakeshare_server.storage.s3 import S3Access
+from lakeshare_server.storage.s3 import KeyChain
 from lakeshare_server.storage.sigv4 import AwsKeys, Bucket, UrlSigner
 from tests.builders.keys import AWKWARD_KEYS
 
@@ -136,10 +136,12 @@ def test_keys_that_are_refreshed_meanwhile_come_with_their_own_end() -> None:
     now = dt.datetime.now(dt.UTC)
     soon, later = now + dt.timedelta(minutes=12), now + dt.timedelta(hours=6)
     fresh = {"access_key": "NEW", "secret_key": "s", "token": "t", "expiry_time": later.isoformat()}
-    access = S3Access(ServerSettings(_env_file=None), Services())
-    access._chain._credentials = Overtaken("OLD", "s", "t", soon, lambda: fresh, "a role")
+    session = SimpleNamespace(
+        get_credentials=lambda: Overtaken("OLD", "s", "t", soon, lambda: fresh, "a role")
+    )
+    chain = KeyChain(lambda: session, lambda: Service("credentials"))
     for _ in range(2):
-        keys = access.keys()
+        keys = chain.keys()
         assert (keys.access_key, keys.expires_at_ms) == ("NEW", int(later.timestamp() * 1000))
 
 
