@@ -40,6 +40,7 @@ from lakeshare_pipelines.backup.points import Workspace, get_point_time
 from lakeshare_pipelines.backup.stores import ObjectHead, StoreAddress, open_store
 from lakeshare_pipelines.backup.stores.store import FOLDER, make_file_properties
 from lakeshare_pipelines.errors import BackupError, ReportUnusable
+from lakeshare_server.outbound import Service
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -239,6 +240,7 @@ def _make_manifest_rows(bucket: str, found: list[tuple[ManifestEntry, ObjectHead
 
 
 METADATA = ".metadata.json"
+CATALOG_S = 120.0  # pyiceberg gives requests to a REST catalog no deadline
 
 
 def open_table(address: StoreAddress, name: str) -> "Table":
@@ -253,7 +255,9 @@ def open_table(address: StoreAddress, name: str) -> "Table":
             # Without a region pyiceberg reads the bucket's.
             return StaticTable.from_metadata(metadata, make_file_properties(address, default_region=None))
         catalog, _, table = name.partition(".")
-        return load_catalog(catalog).load_table(table)
+        return Service(f"the catalog {catalog}", CATALOG_S).call(
+            lambda: load_catalog(catalog).load_table(table)
+        )
     except Exception as error:
         # pyiceberg raises errors of a catalog's client, of Arrow and of its parsers.
         raise BackupError(

@@ -3,13 +3,18 @@
 import datetime as dt
 from pathlib import Path
 
+import pyiceberg.catalog
 import pytest
+from pyiceberg.utils.config import Config
 
 from lakeshare_pipelines.backup.config import Backup
+from lakeshare_pipelines.backup.inventory import sources
 from lakeshare_pipelines.backup.inventory.reports import LateReport
-from lakeshare_pipelines.backup.inventory.sources import find_snapshot
+from lakeshare_pipelines.backup.inventory.sources import find_snapshot, open_table
 from lakeshare_pipelines.backup.points import format_point_name, get_point_time
+from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.errors import BackupError
+from tests.builders.answering_store import answering_store
 from tests.builders.backup_listings import a_backup, listed
 from tests.builders.backup_metadata_tables import COLUMNS, MODIFIED, MetadataTables, a_record
 
@@ -152,3 +157,16 @@ def test_a_table_that_is_not_there_is_told(tmp_path: Path, told: str, sentence: 
     now = dt.datetime(2026, 11, 24, tzinfo=dt.UTC)
     with pytest.raises(BackupError, match=sentence):
         find_snapshot(backup, "2026-11-20", now)
+
+
+def test_a_catalog_that_takes_the_request_and_never_answers_ends_the_listing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYICEBERG_HOME", str(tmp_path))
+    monkeypatch.setattr(sources, "CATALOG_S", 0.3)
+    with answering_store(lambda _: None) as silent:
+        monkeypatch.setenv("PYICEBERG_CATALOG__SILENT__URI", silent.endpoint)
+        # It is read when pyiceberg is imported.
+        monkeypatch.setattr(pyiceberg.catalog, "_ENV_CONFIG", Config())
+        with pytest.raises(BackupError, match=r"silent\.db\.inventory.*does not answer.*0\.3 seconds"):
+            open_table(StoreAddress(url="s3://lake"), "silent.db.inventory")
