@@ -44,11 +44,12 @@ THROTTLED = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExcee
 
 
 class NoKeys(Unavailable):
-    """The chain of credentials has no keys, or does not answer."""
+    """The chain has no keys, or cannot refresh them; `detail` is its own text, which may hold secrets."""
 
-    def __init__(self, why: str) -> None:
+    def __init__(self, why: str, detail: str = "") -> None:
         fix = "Give AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE or a role of the host."
         super().__init__(f"no credentials for S3 are available ({why})", fix)
+        self.detail = detail
 
 
 def make_session(profile: str | None = None, region: str | None = None) -> Any:
@@ -183,8 +184,8 @@ class KeyChain:
         try:
             credentials = self._credentials or session.get_credentials()
             found = _freeze(credentials) if credentials else None
-        except Exception as error:  # each provider of the chain has its own errors, which may hold secrets
-            raise NoKeys(type(error).__name__) from None
+        except Exception as error:  # each provider of the chain has its own errors
+            raise NoKeys(type(error).__name__, str(error).rstrip(".")) from None
         self._credentials = credentials
         return found
 

@@ -154,6 +154,9 @@ class Identity:
     def _read_keys(self) -> sigv4.AwsKeys:
         try:
             return self._chain.keys()
+        except s3.NoKeys as error:
+            reason = f"{error.what}: {error.detail}".removesuffix(": ")
+            raise BackupError(str(self._address), reason, store.CREDENTIALS) from error
         except Unavailable as error:
             raise BackupError(str(self._address), error.what, store.CREDENTIALS) from error
 

@@ -237,9 +237,14 @@ def test_credentials_that_are_not_there_or_do_not_come_are_named(
         open_store(address.model_copy(update={"profile": "nobody"})).read("a")
     with pytest.raises(BackupError, match=r"s3://lake.*none was found.*AWS_ACCESS_KEY_ID"):
         asyncio.run(Identity(address).keys())
-    (tmp_path / "token").write_text("token")
+    (tmp_path / "token").write_text("x")
     monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
     monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::000000000000:role/reader")
+    with pytest.raises(
+        BackupError, match=r"(?s)ParamValidationError\): .*Invalid length for parameter WebIdentityToken"
+    ):
+        asyncio.run(Identity(address).keys())
+    (tmp_path / "token").write_text("token")
     monkeypatch.setattr(store_module, "Service", partial(Service, answer_s=0.2))
     with answering_store(lambda _: None) as sts:
         monkeypatch.setenv("AWS_ENDPOINT_URL_STS", sts.endpoint)
