@@ -20,7 +20,6 @@ from lakeshare_pipelines.spark.jars import SPARK_JARS, Java, ensure_jars, find_j
 from lakeshare_server.settings import make_private
 
 if TYPE_CHECKING:
-    from py4j.java_gateway import JavaGateway
     from pyspark.sql import SparkSession
 
     from lakeshare_pipelines.nessie.client import NessieEndpoint
@@ -201,18 +200,11 @@ def start_driver(settings: LakeSettings, conf: Mapping[str, str]) -> None:
                     spark_conf, popen_kwargs={"stdout": out, "stderr": subprocess.STDOUT}
                 )
             SparkContext(gateway=gateway, conf=spark_conf)
-            keep_class_lookups(gateway)
         else:
             SparkContext(conf=spark_conf)
     except PySparkRuntimeError as error:
         fix = f"read the end of {log_path}; `lakeshare doctor` checks Java and the jars"
         raise SparkError(f"Spark did not start: {error.getErrorClass() or error}", fix) from error
-
-
-def keep_class_lookups(gateway: "JavaGateway") -> None:
-    """Looks up once what PySpark names without its package in most calls: each lookup goes through all jars."""
-    for name in ("PythonUtils", "PythonSQLUtils", "functions"):
-        setattr(gateway.jvm, name, getattr(gateway.jvm, name))
 
 
 @contextmanager

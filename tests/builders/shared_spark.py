@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from lakeshare_pipelines.file_lock import hold_lock
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark import session as driver_session
-from lakeshare_pipelines.spark.session import keep_class_lookups, open_session, stop_session
+from lakeshare_pipelines.spark.session import open_session, stop_session
 
 START_S = 300.0
 
@@ -51,7 +51,6 @@ class SharedSpark:
         java_context = gateway.jvm.JavaSparkContext.fromSparkContext(running_context)
         conf = SparkConf(_jconf=java_context.getConf())
         context = SparkContext(gateway=gateway, jsc=java_context, conf=conf)
-        keep_class_lookups(gateway)
         sessions = SparkSession._get_j_spark_session_class(gateway.jvm)
         running = sessions.getDefaultSession().get()
         session = SparkSession(context, jsparkSession=running.newSession())

@@ -23,7 +23,6 @@ from urllib.request import getproxies, proxy_bypass
 
 from lakeshare_pipelines.backup.stores import store
 from lakeshare_pipelines.errors import BackupError, NoResponse
-from lakeshare_server.errors import Unavailable
 from lakeshare_server.storage import s3, sigv4
 
 if TYPE_CHECKING:
@@ -152,13 +151,10 @@ class Identity:
         return await self.keys() != expired
 
     def _read_keys(self) -> sigv4.AwsKeys:
-        try:
-            return self._chain.keys()
-        except s3.NoKeys as error:
-            reason = f"{error.what}: {error.detail}".removesuffix(": ")
-            raise BackupError(str(self._address), reason, store.CREDENTIALS) from error
-        except Unavailable as error:
-            raise BackupError(str(self._address), error.what, store.CREDENTIALS) from error
+        keys = store.find_keys(self._address, self._chain)
+        if keys is None:
+            raise BackupError(str(self._address), "there are no credentials for it", store.CREDENTIALS)
+        return keys
 
 
 PREFIX_PER_S = (

@@ -17,10 +17,12 @@ from uuid import uuid4
 from pydantic import BaseModel, Field, field_validator
 
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
+from lakeshare_server.errors import Unavailable
 from lakeshare_server.outbound import Service
 from lakeshare_server.settings import Endpoint, make_private
 from lakeshare_server.storage import s3
 from lakeshare_server.storage.s3 import KeyChain, NoKeys, S3Refused, S3Unreachable
+from lakeshare_server.storage.sigv4 import AwsKeys
 
 FOLDER = "folder"
 
@@ -453,6 +455,17 @@ def make_key_chain(address: StoreAddress, session: Any) -> KeyChain:
     return KeyChain(lambda: session, lambda: service)
 
 
+def find_keys(address: StoreAddress, chain: KeyChain) -> AwsKeys | None:
+    """The current keys of a store, None if there are none; raises BackupError if they cannot be read or refreshed."""
+    try:
+        return chain.find()
+    except NoKeys as error:
+        reason = f"{error.what}: {error.detail}".removesuffix(": ")
+        raise BackupError(str(address), reason, CREDENTIALS) from error
+    except Unavailable as error:
+        raise BackupError(str(address), error.what, CREDENTIALS) from error
+
+
 def _make_listed_object(entry: dict[str, Any], is_marker: bool = False) -> ListedObject:
     version = entry.get("VersionId")
     return ListedObject(
@@ -488,7 +501,7 @@ def make_storage_options(address: StoreAddress, default_region: str | None = "us
     region = session.region_name or default_region
     options = {"AWS_REGION": region} if region else {}
     # Without keys, the reader of the options looks for some by itself.
-    if (keys := make_key_chain(address, session).find()) is not None:
+    if (keys := find_keys(address, make_key_chain(address, session))) is not None:
         options |= {"AWS_ACCESS_KEY_ID": keys.access_key, "AWS_SECRET_ACCESS_KEY": keys.secret_key}
         if keys.token:
             options["AWS_SESSION_TOKEN"] = keys.token

@@ -235,7 +235,7 @@ def test_credentials_that_are_not_there_or_do_not_come_are_named(
     address = StoreAddress(url="s3://lake", endpoint="http://127.0.0.1:9", region="us-east-1")
     with pytest.raises(BackupError, match=r"s3://lake.*nobody.*name a profile"):
         open_store(address.model_copy(update={"profile": "nobody"})).read("a")
-    with pytest.raises(BackupError, match=r"s3://lake.*none was found.*AWS_ACCESS_KEY_ID"):
+    with pytest.raises(BackupError, match=r"s3://lake.*no credentials for it.*AWS_ACCESS_KEY_ID"):
         asyncio.run(Identity(address).keys())
     (tmp_path / "token").write_text("x")
     monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
