@@ -171,10 +171,10 @@ class StoreMissing(StoreError):
 
 
 class StoreDenied(StoreError):
-    """The store does not allow the server to read the object."""
+    """The store does not allow the server to read the object, or to do what `request` says."""
 
-    def __init__(self, location: str) -> None:
-        super().__init__(location, f"The store refuses to hand out {location}.")
+    def __init__(self, location: str, request: str = "hand out") -> None:
+        super().__init__(location, f"The store refuses to {request} {location}.")
 
     def for_recipient(self) -> str:
         return f"The store refuses to hand out a file of the table. {ASK_PROVIDER}."

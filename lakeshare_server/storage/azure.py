@@ -96,7 +96,7 @@ class AzureAccess:
         self._has_folders: dict[str, tuple[bool, float]] = {}
 
     def open(self, place: ParsedLocation) -> remote.RemoteStore:
-        """Opens a container for reading."""
+        """Opens a container."""
         account, _ = azure_host(place)
         endpoint = self.endpoint(place)
         config: AzureConfig = {"account_name": account, "endpoint": endpoint}

@@ -12,11 +12,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 from urllib.parse import quote_from_bytes, urlsplit
 
 import obstore
@@ -72,6 +73,15 @@ class Store(Protocol):
     def head(self, place: ParsedLocation) -> StoredObject | None:
         """Returns the object's description, None if it does not exist."""
 
+    def write(self, place: ParsedLocation, content: bytes, *, if_absent: bool) -> bool:
+        """Writes the object whole or not at all; returns False, and writes nothing, if `if_absent` and it exists."""
+
+    def delete(self, place: ParsedLocation) -> None:
+        """Deletes the object; succeeds if it does not exist."""
+
+    def delete_folder(self, prefix: ParsedLocation) -> None:
+        """Deletes every object below `prefix`."""
+
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +90,7 @@ STATUS = re.compile(r"status code: (\d{3})")
 CODE = re.compile(r"<Code>(\w{1,60})</Code>")
 NO_KEYS = "credential provider"
 WRONG_REGION = "Received redirect without LOCATION"
+NOT_DELETED = "(code: AccessDenied)"
 PASSING = {408, 412, 425, 429}
 LATER = "Try again later."
 
@@ -114,6 +125,8 @@ def _translate(place: ParsedLocation, error: exceptions.BaseError | FileNotFound
             return make_error(place)
     if status is None and WRONG_REGION in text:
         status = 301
+    if status is None and NOT_DELETED in text:
+        status = 403
     if status == 404:
         return StoreMissing(place.location)
     # A wrong region, a wrong host or an unknown key.
@@ -227,12 +240,20 @@ def retries() -> "RetryConfig":
 class RemoteStore:
     """An opened root; `in_key_order` is False for a store that lists in another order.
 
-    Every request is a call of `service`, with its deadline and circuit breaker.
+    Every request is a call of `service`, with its deadline and circuit breaker. `delete_keys` deletes objects by keys
+    with a slash at their end, which some tools write for folders and obstore cannot name.
     """
 
-    def __init__(self, root: str, store: "ObjectStore", service: Service, in_key_order: bool = True) -> None:
+    def __init__(
+        self,
+        root: str,
+        store: "ObjectStore",
+        service: Service,
+        in_key_order: bool = True,
+        delete_keys: Callable[[Sequence[str]], None] | None = None,
+    ) -> None:
         self._root, self._store, self._service = root, store, service
-        self._in_key_order = in_key_order
+        self._in_key_order, self._delete_keys = in_key_order, delete_keys
 
     def read(self, place: ParsedLocation) -> bytes:
         _require_exact(place)
@@ -274,10 +295,48 @@ class RemoteStore:
         except StoreMissing:
             return None
 
-    def _call(self, place: ParsedLocation, request: Callable[[], Result]) -> Result:
+    def write(self, place: ParsedLocation, content: bytes, *, if_absent: bool) -> bool:
+        _require_exact(place)
+
+        def put() -> bool:
+            try:
+                mode: Literal["create", "overwrite"] = "create" if if_absent else "overwrite"
+                obstore.put(self._store, place.key, content, mode=mode, use_multipart=False)
+            except exceptions.AlreadyExistsError:
+                return False
+            return True
+
+        return self._call(place, put, "write")
+
+    def delete(self, place: ParsedLocation) -> None:
+        _require_exact(place)
+        with suppress(StoreMissing):
+            self._call(place, lambda: obstore.delete(self._store, place.key), "delete")
+
+    def delete_folder(self, prefix: ParsedLocation) -> None:
+        folder = _require_folder(prefix)
+        if not folder.key:
+            raise BadRequest("location", folder.location, "A whole bucket is not deleted.")
+        found = [entry for page in self._pages(folder, None) for entry in page]
+        keys = [entry["path"] for entry in found]
+        for start in range(0, len(keys), LIST_PAGE):
+            batch = keys[start : start + LIST_PAGE]
+            try:
+                self._call(folder, partial(obstore.delete, self._store, batch), "delete")
+            except StoreMissing:  # another process deletes here, too, and the rest of the batch is left
+                for key in batch:
+                    self.delete(ParsedLocation(folder.kind, folder.root, key))
+        marks = [f"{entry['path']}/" for entry in found if not entry["size"]]
+        if self._delete_keys and found:
+            self._service.call(partial(self._delete_keys, [*marks, f"{folder.key}/"]))
+
+    def _call(self, place: ParsedLocation, request: Callable[[], Result], what: str = "hand out") -> Result:
         def translated() -> Result:
-            with translate_errors(place):
-                return request()
+            try:
+                with translate_errors(place):
+                    return request()
+            except StoreDenied:
+                raise StoreDenied(place.location, what) from None
 
         return self._service.call(translated)
 
@@ -287,12 +346,16 @@ class RemoteStore:
 
     def _list(self, folder: ParsedLocation, after: ParsedLocation | None) -> Iterator[StoredObject]:
         offset = after.key if after else None
-        pages = iter(obstore.list(self._store, folder.key or None, offset=offset, chunk_size=LIST_PAGE))
-        while (page := self._call(folder, lambda: next(pages, None))) is not None:
+        for page in self._pages(folder, offset):
             for found in page:
                 # Not every store supports an offset.
                 if offset is None or found["path"].encode() > offset.encode():
                     yield self._describe(found)
+
+    def _pages(self, folder: ParsedLocation, offset: str | None) -> "Iterator[Sequence[ObjectMeta]]":
+        pages = iter(obstore.list(self._store, folder.key or None, offset=offset, chunk_size=LIST_PAGE))
+        while (page := self._call(folder, lambda: next(pages, None))) is not None:
+            yield page
 
     def _describe(self, found: "ObjectMeta") -> StoredObject:
         modified_ms = int(found["last_modified"].timestamp() * 1000)
@@ -430,7 +493,7 @@ class StoreAccess(Protocol):
         """Whether a URL takes more than about a microsecond (RSA, or signed by a service)."""
 
     def open(self, place: ParsedLocation) -> Store:
-        """Opens a root for reading."""
+        """Opens a root."""
 
     def signer(self, place: ParsedLocation, life_s: int, now_s: int) -> RootSigner:
         """Returns a signer of URLs of a root that live for `life_s` from `now_s`, or as long as its credentials."""

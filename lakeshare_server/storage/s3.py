@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
@@ -220,7 +220,7 @@ class S3Access:
         self._endpoints: dict[str, str] = {}
 
     def open(self, place: ParsedLocation) -> remote.RemoteStore:
-        """Opens a bucket for reading."""
+        """Opens a bucket."""
         bucket = self.bucket(place.bucket)
         self.keys()
         store = S3Store(
@@ -235,7 +235,19 @@ class S3Access:
         )
         # Compatible stores with folders list by folders: "t/x" before "t-1".
         in_key_order = sigv4.is_aws(bucket.endpoint)
-        return remote.RemoteStore(place.root, store, self.services.of(place.root), in_key_order)
+        service = self.services.of(place.root)
+        return remote.RemoteStore(
+            place.root, store, service, in_key_order, partial(self._delete_keys, bucket)
+        )
+
+    def _delete_keys(self, bucket: sigv4.Bucket, keys: Sequence[str]) -> None:
+        try:
+            with translate_errors():
+                client = self.client("s3", bucket.region, bucket.endpoint, path_style=bucket.path_style)
+                for key in keys:
+                    client.delete_object(Bucket=bucket.name, Key=key)
+        except (S3Refused, S3Unreachable) as error:
+            raise Unavailable(f"{bucket.url}/{keys[-1]} is not deleted: {error}", remote.LATER) from None
 
     def bucket(self, name: str, public: bool = False) -> sigv4.Bucket:
         """Returns the address of a bucket for the server or, if `public`, for recipients."""
@@ -243,11 +255,16 @@ class S3Access:
         endpoint = (self._settings.s3_public_endpoint if public else None) or self._endpoint(region)
         return sigv4.Bucket.at(name, region, endpoint, self._settings.s3_path_style)
 
-    def client(self, service: str, region: str, endpoint: str | None = None) -> Any:
+    def client(
+        self, service: str, region: str, endpoint: str | None = None, *, path_style: bool = False
+    ) -> Any:
         """Returns a client of boto3 with the server's credentials and short timeouts."""
         session = self._session
+        from botocore.config import Config
+
+        config = Config(s3={"addressing_style": "path" if path_style else "auto"})
         with self._lock:  # a session creates one client at a time
-            return session.client(service, region_name=region, endpoint_url=endpoint)
+            return session.client(service, region_name=region, endpoint_url=endpoint, config=config)
 
     def _endpoint(self, region: str) -> str:
         if self._settings.s3_endpoint:
@@ -332,7 +349,12 @@ class S3Access:
 
     def signer(self, place: ParsedLocation, life_s: int, now_s: int) -> sigv4.UrlSigner:
         bucket = self.bucket(place.bucket, public=True)
-        return sigv4.UrlSigner.of(bucket, self.keys(), life_s, now_s, self._settings.s3_request_payer)
+        more = {"x-amz-request-payer": "requester"} if self._settings.s3_request_payer else {}
+        if not sigv4.is_aws(bucket.endpoint):
+            # Some stores keep the transfer coding `aws-chunked` of uploads as Content-Encoding, which HTTP clients
+            # cannot decode; AWS removes it.
+            more["response-content-encoding"] = "identity"
+        return sigv4.UrlSigner.of(bucket, self.keys(), life_s, now_s, more)
 
     def client_config(self, place: ParsedLocation) -> Mapping[str, str]:
         bucket = self.bucket(place.bucket, public=True)

@@ -163,13 +163,13 @@ class UrlSigner:
 
     @classmethod
     def of(
-        cls, bucket: Bucket, keys: AwsKeys, life_s: int, now_s: int, request_payer: bool = False
+        cls, bucket: Bucket, keys: AwsKeys, life_s: int, now_s: int, more: Mapping[str, str] | None = None
     ) -> "UrlSigner":
-        """A signer of URLs that live for `life_s` from `now_s`, or as long as the keys."""
+        """A signer of URLs that live for `life_s` from `now_s`, or as long as the keys; `more` begins their query."""
         life_s = remaining_life(now_s, life_s, keys.expires_at_ms)
         scope = _Scope.of(datetime.fromtimestamp(now_s, UTC), bucket.region)
-        query = {"x-amz-request-payer": "requester"} if request_payer else {}
-        query |= {
+        query = {
+            **(more or {}),
             "X-Amz-Algorithm": ALGORITHM,
             "X-Amz-Credential": f"{keys.access_key}/{scope.text}",
             "X-Amz-Date": scope.stamp,

@@ -5,20 +5,22 @@ A session signs Arrow columns of locations, thousands in one call; signing block
 
 import errno
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from pkgutil import resolve_name
 from stat import S_ISDIR
 from threading import Lock
 from typing import Any
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeshare_server.errors import Denied, StoreDenied, StoreMissing, Unavailable, Unserveable
 from lakeshare_server.outbound import Services
-from lakeshare_server.settings import StoreSettings
+from lakeshare_server.settings import StoreSettings, make_private
 from lakeshare_server.storage import locations, remote, s3
 from lakeshare_server.storage.locations import LOCAL, S3, STORE_KINDS, ParsedLocation, parse_location
 from lakeshare_server.storage.remote import (
@@ -32,7 +34,9 @@ from lakeshare_server.storage.remote import (
 from lakeshare_server.storage.s3 import S3Access
 
 NO_SUCH_NAME = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
-NOT_ALLOWED = {errno.EACCES, errno.EPERM}
+NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS}
+UNFINISHED = ".lakeshare-unfinished-"
+"""Begins the names of files that are being written."""
 
 
 class LocalStore:
@@ -63,6 +67,44 @@ class LocalStore:
             return None
         return None if S_ISDIR(found.st_mode) else _described(place.key, found)
 
+    def write(self, place: ParsedLocation, content: bytes, *, if_absent: bool) -> bool:
+        with _translate_errors(place.key, "write"):
+            return write_file(Path(place.key), content, if_absent=if_absent)
+
+    def delete(self, place: ParsedLocation) -> None:
+        with suppress(StoreMissing), _translate_errors(place.key, "delete"):
+            Path(place.key).unlink()
+
+    def delete_folder(self, prefix: ParsedLocation) -> None:
+        with suppress(StoreMissing), _translate_errors(prefix.key, "delete"):
+            shutil.rmtree(prefix.key)
+
+
+def write_file(path: Path, content: bytes, *, if_absent: bool) -> bool:
+    """Writes a file to disk under another name, then renames it; returns False if `if_absent` and the name exists."""
+    make_private(path.parent)
+    unfinished = path.with_name(f"{UNFINISHED}{uuid4().hex}")
+    try:
+        with unfinished.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        return move_into_place(unfinished, path, if_absent=if_absent)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def move_into_place(unfinished: Path, path: Path, *, if_absent: bool) -> bool:
+    """Renames a written file; returns False, without renaming, if `if_absent` and the name exists."""
+    if not if_absent:
+        unfinished.replace(path)
+        return True
+    try:
+        os.link(unfinished, path)
+    except FileExistsError:
+        return False
+    return True
+
 
 def _list(folder: bytes, after: bytes, above: tuple[tuple[int, int], ...]) -> Iterator[StoredObject]:
     """Yields files below `folder` with a path greater than `after`; `above` are the folders above it."""
@@ -72,7 +114,11 @@ def _list(folder: bytes, after: bytes, above: tuple[tuple[int, int], ...]) -> It
     try:
         with os.scandir(folder or b"/") as entries:
             # In key order, in which a folder's name has its slash: `a-b` comes before `a/b`.
-            paths = sorted(folder + b"/" + entry.name + b"/" * entry.is_dir() for entry in entries)
+            paths = sorted(
+                folder + b"/" + entry.name + b"/" * entry.is_dir()
+                for entry in entries
+                if not entry.name.startswith(UNFINISHED.encode())
+            )
     except (FileNotFoundError, NotADirectoryError):
         return
     for path in paths:
@@ -96,7 +142,7 @@ def _described(path: str, found: os.stat_result) -> StoredObject:
 
 
 @contextmanager
-def _translate_errors(path: str) -> Iterator[None]:
+def _translate_errors(path: str, request: str = "hand out") -> Iterator[None]:
     try:
         yield
     except ValueError as error:  # a null byte, or text that no file system supports
@@ -105,12 +151,13 @@ def _translate_errors(path: str) -> Iterator[None]:
         if error.errno in NO_SUCH_NAME:
             raise StoreMissing(path) from error
         if error.errno in NOT_ALLOWED:
-            raise StoreDenied(path) from error
-        raise Unavailable(f"{path} cannot be read: {error.strerror}", "Try again later.") from error
+            raise StoreDenied(path, request) from error
+        what = "read" if request == "hand out" else "changed"
+        raise Unavailable(f"{path} cannot be {what}: {error.strerror}", "Try again later.") from error
 
 
 class Stores:
-    """Reads objects of every store by location; thread-safe.
+    """Reads, writes and deletes objects of every store by location; thread-safe.
 
     Methods raise StoreMissing or StoreDenied, Unserveable for an unsupported key, Unavailable for a passing failure,
     and BadRequest for an invalid location.
@@ -142,14 +189,46 @@ class Stores:
         prefix = self.place(prefix_location)
         return self._store(prefix).list(prefix, self.place(after) if after else None)
 
-    def folders(self, prefix_location: str) -> Sequence[str]:
-        """Returns the sorted names of the folders directly below `prefix_location/`."""
+    def folders(self, prefix_location: str, *, missing_ok: bool = False) -> Sequence[str]:
+        """Returns the sorted names of the folders directly below `prefix_location/`.
+
+        Raises:
+            StoreMissing: there is no such folder, and not `missing_ok`; object stores have none, and return nothing.
+        """
         prefix = self.place(prefix_location)
-        return self._store(prefix).folders(prefix)
+        try:
+            return self._store(prefix).folders(prefix)
+        except StoreMissing:
+            if not missing_ok:
+                raise
+            return []
+
+    def written_between(self, prefix_location: str) -> tuple[int, int] | None:
+        """Returns when the oldest and newest object below `prefix_location/` were written, in ms; None if none is.
+
+        Empty objects do not count: some tools write them for folders.
+        """
+        times_ms = [found.modified_ms for found in self.list(prefix_location) if found.size_bytes]
+        return (min(times_ms), max(times_ms)) if times_ms else None
 
     def head(self, location: str) -> StoredObject | None:
         place = self.place(location)
         return self._store(place).head(place)
+
+    def write(self, location: str, content: bytes, *, if_absent: bool = False) -> bool:
+        """Writes an object whole or not at all; returns False, and writes nothing, if `if_absent` and it exists."""
+        place = self.place(location)
+        return self._store(place).write(place, content, if_absent=if_absent)
+
+    def delete(self, location: str) -> None:
+        """Deletes an object; succeeds if it does not exist."""
+        place = self.place(location)
+        self._store(place).delete(place)
+
+    def delete_folder(self, prefix_location: str) -> None:
+        """Deletes every object below `prefix_location/`."""
+        prefix = self.place(prefix_location)
+        self._store(prefix).delete_folder(prefix)
 
     def place(self, location: str) -> ParsedLocation:
         """Parses a location; its `location` is normalised."""

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import boto3
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -16,9 +17,10 @@ from botocore.exceptions import ClientError
 from deltalake import DeltaTable, write_deltalake
 
 from lakeshare_server.catalog import SharedTable, allow_directory_access, share_table
-from lakeshare_server.errors import StoreDenied, StoreMissing, Unavailable
+from lakeshare_server.errors import BadRequest, StoreDenied, StoreMissing, Unavailable
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import LocalSigner, Signers, Stores, TemporaryCredentials
+from lakeshare_server.storage.probing import find_shortcoming
 from tests.builders.keys import AWKWARD_KEYS
 from tests.builders.sharing import a_provider, a_server
 from tests.integration.s3_server import REGION, S3Server, S3User
@@ -167,6 +169,50 @@ def test_what_the_store_refuses_is_denied(
         getattr(Stores(settings_at(s3)), call)(f"s3://{bucket}/t/x")
     assert caught.value.location == f"s3://{bucket}/t/x"
     assert not any(secret in str(caught.value) for secret in ("AK", "secret"))
+
+
+@pytest.mark.usefixtures("act_as")
+def test_objects_are_written_once_or_again_and_folders_go_with_their_marks(s3: S3Server, bucket: str) -> None:
+    stores = Stores(settings_at(s3))
+    location = f"s3://{bucket}/t/a b/one"
+    assert stores.write(location, b"one")
+    assert not stores.write(location, b"two", if_absent=True)
+    assert stores.read(location) == b"one"
+    assert stores.written_between(f"s3://{bucket}/t") is not None
+    put(s3, bucket, *(f"t/{number:04}" for number in range(1_005)), "t-2/x")
+    s3.client().put_object(Bucket=bucket, Key="t/mark/", Body=b"")
+    stores.delete_folder(f"s3://{bucket}/t")
+    stores.delete_folder(f"s3://{bucket}/t")
+    stores.delete(f"s3://{bucket}/t/gone")
+    left = s3.client().list_objects_v2(Bucket=bucket).get("Contents", [])
+    assert [one["Key"] for one in left] == ["t-2/x"]
+    assert stores.written_between(f"s3://{bucket}/t") is None
+    with pytest.raises(BadRequest, match="A whole bucket is not deleted"):
+        stores.delete_folder(f"s3://{bucket}")
+
+
+@pytest.mark.parametrize("user", ["stranger", "lister"])
+def test_writes_that_the_store_refuses_are_denied(
+    s3: S3Server, bucket: str, act_as: Callable[..., None], user: str
+) -> None:
+    put(s3, bucket, "t/x")
+    act_as(getattr(s3, user))
+    stores = Stores(settings_at(s3))
+    with pytest.raises(StoreDenied, match=f"refuses to write s3://{bucket}/t/y"):
+        stores.write(f"s3://{bucket}/t/y", b"y")
+    with pytest.raises(StoreDenied, match=f"refuses to delete s3://{bucket}/t/x"):
+        stores.delete(f"s3://{bucket}/t/x")
+    assert find_shortcoming(stores, f"s3://{bucket}/t") is not None
+
+
+@pytest.mark.usefixtures("act_as")
+def test_a_file_that_was_uploaded_in_chunks_is_handed_out_as_plain_content(s3: S3Server, bucket: str) -> None:
+    """SeaweedFS keeps the coding of an upload by Java's SDK; some HTTP clients then refuse to read."""
+    s3.client().put_object(Bucket=bucket, Key="t/x", Body=b"parquet", ContentEncoding="aws-chunked")
+    session = signers_at(s3).session([f"s3://{bucket}"], lambda _: "ticket", 60)
+    [url] = session.sign(pa.array([f"s3://{bucket}/t/x"]))
+    assert fsspec.filesystem("http").info(url.decode())["size"] == 7
+    assert find_shortcoming(Stores(settings_at(s3)), f"s3://{bucket}/t") is None
 
 
 def test_wrong_keys_and_a_wrong_bucket_are_told_apart(

@@ -28,14 +28,13 @@ from lakeshare_pipelines.backup.stores.store import (
     CREDENTIALS,
     FOLDER,
     FREE_SPACE,
-    UNFINISHED,
     FolderStore,
     compute_etag,
     make_refusal,
-    move_into_place,
 )
 from lakeshare_pipelines.errors import BackupError, NoResponse, ObjectMissing
 from lakeshare_server.storage.sigv4 import quote_path
+from lakeshare_server.storage.stores import UNFINISHED, move_into_place
 
 FAILURES_COUNT_FROM = 1000
 MAX_FAILED_FRACTION = 0.5  # A greater share of failures ends the copy, as in Batch Operations

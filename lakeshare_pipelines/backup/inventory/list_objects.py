@@ -26,6 +26,7 @@ from lakeshare_pipelines.backup.model import LISTING, group_batches, make_listin
 from lakeshare_pipelines.backup.stores import StoreAddress, store
 from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3
 from lakeshare_pipelines.errors import BackupError
+from lakeshare_server.storage.stores import UNFINISHED
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -75,7 +76,7 @@ def _scan_folder(root: Path, folder: str) -> tuple[pa.RecordBatch, list[str]]:
         os.scandir(root / folder) as entries,
     ):
         for entry in entries:
-            if entry.name.startswith(store.UNFINISHED):
+            if entry.name.startswith(UNFINISHED):
                 continue
             with suppress(FileNotFoundError):
                 if entry.is_dir():

@@ -12,17 +12,17 @@ from functools import cached_property
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
 from typing import IO, Any, Literal, Protocol, cast
-from uuid import uuid4
 
 from pydantic import BaseModel, Field, field_validator
 
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
 from lakeshare_server.errors import Unavailable
 from lakeshare_server.outbound import Service
-from lakeshare_server.settings import Endpoint, make_private
+from lakeshare_server.settings import Endpoint
 from lakeshare_server.storage import s3
 from lakeshare_server.storage.s3 import KeyChain, NoKeys, S3Refused, S3Unreachable
 from lakeshare_server.storage.sigv4 import AwsKeys
+from lakeshare_server.storage.stores import UNFINISHED, write_file
 
 FOLDER = "folder"
 
@@ -139,7 +139,6 @@ class BackupStore(Protocol):
         """Delete an object, or one version of it; succeeds if it does not exist."""
 
 
-UNFINISHED = ".lakeshare-unfinished-"  # Name prefix of files that are being written; listings omit them
 FREE_SPACE = "Free space there, or give the backup another target; what is copied already stays."
 MISSING_ERRNOS = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
 
@@ -184,18 +183,8 @@ class FolderStore:
             return self.path(key).open("rb")
 
     def put(self, key: str, content: bytes, *, if_absent: bool = False) -> bool:
-        path = self.path(key)
-        unfinished = path.with_name(f"{UNFINISHED}{uuid4().hex}")
-        with translate_errors(str(path)):
-            make_private(path.parent)
-            try:
-                with unfinished.open("xb") as file:
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
-                return move_into_place(unfinished, path, if_absent=if_absent)
-            finally:
-                unfinished.unlink(missing_ok=True)
+        with translate_errors(str(self.path(key))):
+            return write_file(self.path(key), content, if_absent=if_absent)
 
     def delete(self, key: str, version_id: str | None = None) -> None:
         with suppress(ObjectMissing), translate_errors(str(self.path(key))):
@@ -233,18 +222,6 @@ def remove_unfinished(folder: Path, before: dt.datetime | None = None) -> int:
 def compute_etag(status: os.stat_result) -> str:
     """32 hexadecimal digits of a file's modification time and size: changes when the file changes."""
     return f"{status.st_mtime_ns:016x}{status.st_size:016x}"
-
-
-def move_into_place(unfinished: Path, path: Path, *, if_absent: bool) -> bool:
-    """Rename a written file; False, without renaming, if `if_absent` and the name exists."""
-    if not if_absent:
-        unfinished.replace(path)
-        return True
-    try:
-        os.link(unfinished, path)
-    except FileExistsError:
-        return False
-    return True
 
 
 def _walk(folder: Path, key: str) -> Iterator[tuple[str, os.stat_result]]:

@@ -90,7 +90,7 @@ def test_requests_that_we_pay_for_say_so_in_the_signed_query(
 ) -> None:
     # boto3 signs it as a header, which the readers of our URLs do not send: here botocore's signer is the judge.
     clock(NOW_S)
-    urls = UrlSigner.of(bucket, keys, 60, request_payer=True, now_s=NOW_S).sign([b"a b=c", b"d"])
+    urls = UrlSigner.of(bucket, keys, 60, NOW_S, {"x-amz-request-payer": "requester"}).sign([b"a b=c", b"d"])
     for url, path in zip(urls, ("a%20b%3Dc", "d"), strict=True):
         request = AWSRequest("GET", f"{bucket.url}/{path}", params={"x-amz-request-payer": "requester"})
         credentials = Credentials(keys.access_key, keys.secret_key, keys.token)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from lakeshare_server.errors import StoreDenied, StoreMissing, Unavailable
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import StoredObject, Stores
+from lakeshare_server.storage.stores import UNFINISHED
 
 STORES = Stores(ServerSettings(_env_file=None))
 AWKWARD = [
@@ -167,3 +168,41 @@ def test_a_file_that_vanishes_during_a_listing_is_left_out(tmp_path: Path) -> No
     assert isinstance(first, StoredObject)
     (tmp_path / "c").unlink()
     assert [found.location for found in listing] == [f"{tmp_path}/b/x"]
+
+
+def test_a_file_is_written_whole_replaced_and_only_once_if_it_must_not_exist(tmp_path: Path) -> None:
+    location = f"{tmp_path}/new folder/a b"
+    assert STORES.write(location, b"one")
+    assert not STORES.write(location, b"two", if_absent=True)
+    assert STORES.read(location) == b"one"
+    assert STORES.write(location, b"two")
+    assert STORES.read(location) == b"two"
+    assert listed(tmp_path) == ["new folder/a b"]
+    assert Path(location).parent.stat().st_mode & 0o077 == 0
+
+
+def test_files_and_folders_are_deleted_and_missing_ones_are_no_error(tmp_path: Path) -> None:
+    one, other, beside = put(tmp_path, "t/one", "t/deep/other", "t-2/x")
+    STORES.delete(one)
+    STORES.delete(one)
+    assert listed(tmp_path) == ["t-2/x", "t/deep/other"]
+    STORES.delete_folder(f"{tmp_path}/t")
+    STORES.delete_folder(f"{tmp_path}/t")
+    assert (listed(tmp_path), Path(other).parent.exists()) == (["t-2/x"], False)
+    assert STORES.read(beside) == b"t-2/x"
+
+
+def test_a_folder_is_as_old_as_its_files_and_files_that_are_being_written_are_not_listed(
+    tmp_path: Path,
+) -> None:
+    for number, location in enumerate(put(tmp_path, "t/one", "t/deep/two", "t/three"), 1):
+        os.utime(location, (number, number))
+    (tmp_path / "t" / f"{UNFINISHED}0123").write_bytes(b"part")
+    assert STORES.written_between(f"{tmp_path}/t") == (1_000, 3_000)
+    assert STORES.written_between(f"{tmp_path}/none") is None
+
+
+def test_a_folder_without_the_right_to_write_is_denied(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises((StoreDenied, StoreMissing, Unavailable), match="file"):
+        STORES.write(f"{tmp_path}/file/x", b"content")
