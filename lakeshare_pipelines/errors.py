@@ -13,6 +13,7 @@ LakeshareError (lakeshare_server.errors)
     ├── ChangesDoNotAddUp  folder, found, expected
     ├── NessieError        status, code, message
     ├── SparkError         reason, fix
+    ├── WarehouseError     location, reason, fix
     ├── JavaError          reason, fix
     ├── DownloadError      coordinate, reason, fix
     ├── UnknownSelection   selection, reason
@@ -137,6 +138,14 @@ class SparkError(PipelineError):
     def __init__(self, reason: str, fix: str) -> None:
         super().__init__(f"{reason}. {fix}")
         self.reason, self.fix = reason, fix
+
+
+class WarehouseError(PipelineError):
+    """The store of the tables refused a request, did not respond, or lacks what publication needs."""
+
+    def __init__(self, location: str, reason: str, fix: str) -> None:
+        super().__init__(f"{location}: {reason}. {fix}")
+        self.location, self.reason, self.fix = location, reason, fix
 
 
 class JavaError(PipelineError):

@@ -2,10 +2,12 @@
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, SecretStr
+from pydantic_settings import SettingsConfigDict
 
+from lakeshare_server.errors import BadRequest
 from lakeshare_server.settings import AbsolutePath, Endpoint, StateSettings
 
 SHORT_RUNS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:MetaspaceSize=256m"
@@ -15,6 +17,23 @@ The first compiler level alone reserves 48 MB for code, which Spark exceeds; loa
 collections from 21 MB of metaspace.
 """
 
+
+def _lake_location(text: str) -> str:
+    if ":" not in text.partition("/")[0]:
+        return str(Path(text).expanduser().resolve())
+    from lakeshare_server.storage.locations import LOCAL, S3, parse_location
+
+    try:
+        place = parse_location(text.rstrip("/"))
+    except BadRequest as error:
+        raise ValueError(str(error)) from None
+    if place.kind not in (LOCAL, S3):
+        raise ValueError(f"pipelines do not write to {place.root}; give a folder or s3://bucket/prefix")
+    return place.location
+
+
+LakeLocation = Annotated[str, BeforeValidator(str), AfterValidator(_lake_location)]
+
 MAX_LINE_MB = 16
 MAX_UNPACKED_MB = 51_200
 
@@ -22,8 +41,13 @@ MAX_UNPACKED_MB = 51_200
 class LakeSettings(StateSettings):
     """Settings from environment variables `LAKESHARE_<FIELD>` or from `.env`."""
 
-    warehouse_dir: AbsolutePath | None = Field(
-        None, description="Folder of the tables; `warehouse` in the state folder by default."
+    model_config = SettingsConfigDict(populate_by_name=True)
+
+    warehouse: LakeLocation | None = Field(
+        None,
+        validation_alias=AliasChoices("LAKESHARE_WAREHOUSE", "LAKESHARE_WAREHOUSE_DIR"),
+        description="Where the tables are: a folder, or s3://bucket/prefix; `warehouse` in the state folder by "
+        "default.",
     )
     landing_dir: AbsolutePath | None = Field(
         None, description="Folder deliveries arrive in; `landing` in the state folder by default."
@@ -161,8 +185,9 @@ class LakeSettings(StateSettings):
     )
 
     @property
-    def warehouse(self) -> Path:
-        return self.warehouse_dir or self.state_dir / "warehouse"
+    def lake_root(self) -> str:
+        """The location below which the tables are, without a slash at its end."""
+        return self.warehouse or str(self.state_dir / "warehouse")
 
     @property
     def landing(self) -> Path:

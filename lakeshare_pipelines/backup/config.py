@@ -184,10 +184,12 @@ def load_backups(settings: LakeSettings) -> tuple[Backup, ...]:
 
 
 def make_embedded_backup(settings: LakeSettings) -> Backup:
-    """The backup of this host's warehouse into a folder beside it."""
+    """The backup of the warehouse into a folder of this host."""
+    is_remote = not settings.lake_root.startswith("/")
+    endpoint, region = (settings.s3_endpoint, settings.s3_region) if is_remote else (None, None)
     return Backup(
         name="lake",
-        source=StoreAddress(url=str(settings.warehouse)),
+        source=StoreAddress(url=settings.lake_root, endpoint=endpoint, region=region),
         target=StoreAddress(url=str(settings.state_dir / "backups")),
         listing=ListingSource(lag_days=0, wait_hours=0),
     )

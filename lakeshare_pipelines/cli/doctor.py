@@ -19,6 +19,9 @@ from lakeshare_pipelines.nessie.client import Nessie
 from lakeshare_pipelines.nessie.server import ensure_nessie, key_path, nessie_status
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark import jars
+from lakeshare_pipelines.spark.stores import list_store_jars
+from lakeshare_server.storage import Stores
+from lakeshare_server.storage.probing import find_shortcoming
 
 MIN_FREE_BYTES = 2_000_000_000
 CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
@@ -75,15 +78,16 @@ def check_java(settings: LakeSettings) -> Iterator[Finding]:
 
 def check_jars(settings: LakeSettings) -> Iterator[Finding]:
     """Checks that the cache folder holds the pinned jars."""
-    required = [jars.load_pinned_jars()[name] for name in (*jars.SPARK_JARS, jars.NESSIE_JAR)]
+    names = (*jars.SPARK_JARS, *list_store_jars([settings.lake_root]), jars.NESSIE_JAR)
+    required = [jars.load_pinned_jars()[name] for name in names]
     missing = [jar for jar in required if not jars.is_whole(jar, jars.get_cached_path(settings, jar))]
     size_mb = sum(jar.size_bytes for jar in missing) / 1e6
     folder = settings.cache_dir / "jars"
     if not missing:
         yield Finding("jars", True, f"{len(required)} of {len(required)} in {folder}, as in the lock")
         return
-    names = ", ".join(jar.name for jar in missing)
-    detail = f"{names} not in {folder}, or not whole ({size_mb:.0f} MB)"
+    lacking = ", ".join(jar.name for jar in missing)
+    detail = f"{lacking} not in {folder}, or not whole ({size_mb:.0f} MB)"
     if not settings.offline:
         yield Finding("jars", True, f"{detail}: the next run fetches them")
         return
@@ -120,7 +124,7 @@ def check_nessie(settings: LakeSettings) -> Iterator[Finding]:
 def check_folders(settings: LakeSettings) -> Iterator[Finding]:
     """Checks that the state, warehouse, landing and cache folders can be written and have space."""
     yield _check_writable("state folder", "LAKESHARE_STATE_DIR", settings.state_dir)
-    yield _check_writable("warehouse", "LAKESHARE_WAREHOUSE_DIR", settings.warehouse)
+    yield _check_warehouse(settings)
     if settings.landing_dir is not None and not settings.landing_dir.exists():
         detail = f"{settings.landing_dir} does not exist: no delivery will ever be seen"
         remedy = "Make it, mount it, or correct LAKESHARE_LANDING_DIR"
@@ -222,6 +226,17 @@ def _check_writable(name: str, variable: str, folder: Path) -> Finding:
         return Finding(name, False, f"{folder}: {error.strerror}", f"Correct it, or set {variable} elsewhere")
     note = "" if nearest == folder else " (made by the first run)"
     return Finding(name, True, f"{folder} can be written{note}")
+
+
+def _check_warehouse(settings: LakeSettings) -> Finding:
+    location = settings.lake_root
+    if location.startswith("/"):
+        return _check_writable("warehouse", "LAKESHARE_WAREHOUSE", Path(location))
+    if lacking := find_shortcoming(Stores(settings), location):
+        return Finding("warehouse", False, lacking.what, lacking.remedy)
+    return Finding(
+        "warehouse", True, f"{location} can be read, written, listed and deleted, by one writer at a time"
+    )
 
 
 def _find_existing_parent(folder: Path) -> Path:

@@ -4,7 +4,6 @@ Delta tables have their changes in their own log.
 """
 
 import logging
-import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from pyiceberg.types import IcebergType, ListType, MapType, StructType
 
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.errors import ChangesDoNotAddUp, NessieError, NoSuchPublication
-from lakeshare_pipelines.spark.session import translate_errors
+from lakeshare_pipelines.spark.session import to_hadoop_path, translate_errors
 from lakeshare_pipelines.wap.staged import Lake, Staged
 from lakeshare_server.catalog import Ledger, Publication
 from lakeshare_server.errors import Unavailable
@@ -254,7 +253,7 @@ def get_table_state(lake: Lake, table: Table, ref: str) -> TableState:
     content = lake.nessie().content(table.name, ref)
     if content is None:
         raise NessieError(404, "CONTENT_NOT_FOUND", f"{table.name} is not on {ref}")
-    return TableState(content.metadata_location, content.snapshot_id, Stores(lake.settings))
+    return TableState(content.metadata_location, content.snapshot_id, lake.stores)
 
 
 def ensure_changes(
@@ -301,7 +300,7 @@ def _add_change_files(
     header = change.after.header
     with translate_errors(lake.settings, f"change files of {table.name}"):
         files = write_change_files(
-            lake.spark, header.location, states, difference, table.primary_key, header.head.partition_columns
+            lake, header.location, states, difference, table.primary_key, header.head.partition_columns
         )
     return replace(change, change_files=files)
 
@@ -309,7 +308,7 @@ def _add_change_files(
 def _get_published_state(lake: Lake, publication: Publication) -> TableState:
     if publication.metadata_location is None or publication.snapshot_id is None:
         raise NoSuchPublication(publication.table, publication.version)
-    return TableState(publication.metadata_location, publication.snapshot_id, Stores(lake.settings))
+    return TableState(publication.metadata_location, publication.snapshot_id, lake.stores)
 
 
 def _load_file_index(lake: Lake, publication: Publication) -> FileIndex:
@@ -339,7 +338,7 @@ MODIFIED_MS = "unix_millis(_metadata.file_modification_time)"
 
 
 def write_change_files(
-    spark: "SparkSession",
+    lake: Lake,
     location: str,
     states: tuple[TableState, TableState],
     difference: FileDifference,
@@ -354,7 +353,7 @@ def write_change_files(
     Raises:
         ChangesDoNotAddUp: the number of rows differs from the files' own counts.
     """
-    before, after = states
+    spark, (before, after) = lake.spark, states
     then, now = before.columns(), after.columns()
     old = _select_files(before.frame(spark), difference.removed)
     new = _select_files(after.frame(spark), difference.added)
@@ -362,15 +361,15 @@ def write_change_files(
     folder = f"{location.rstrip('/')}/{CHANGES_FOLDER}/{after.snapshot_id}-{uuid.uuid4().hex}"
     rows = add_field_ids(rows, now)
     with _conf(spark, PARQUET_CONF):
-        _write_parquet(rows, partition_columns, _to_hadoop_location(folder))
-    written = spark.read.schema(rows.schema).parquet(_to_hadoop_location(folder))
+        _write_parquet(rows, partition_columns, to_hadoop_path(folder))
+    written = spark.read.schema(rows.schema).parquet(to_hadoop_path(folder))
     files = _describe_change_files(written, folder, partition_columns)
     more = pc.sum(files.column("more_rows"), min_count=0).as_py()
     if difference.more_rows not in (None, more):
         raise ChangesDoNotAddUp(location, more, difference.more_rows)
     log.info("%s has %s change files", folder, files.num_rows)
-    if not files.num_rows and folder.startswith("/"):
-        shutil.rmtree(folder, ignore_errors=True)
+    if not files.num_rows:
+        lake.stores.delete_folder(folder)
     return files
 
 
@@ -462,9 +461,3 @@ def _conf(spark: "SparkSession", settings: Mapping[str, str]) -> Iterator[None]:
         for key, old in before.items():
             if old is not None:
                 spark.conf.set(key, old)
-
-
-def _to_hadoop_location(location: str) -> str:
-    if location.startswith("/"):
-        return f"file://{location}"
-    return f"s3a://{location.removeprefix('s3://')}" if location.startswith("s3://") else location

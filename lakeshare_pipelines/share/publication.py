@@ -6,12 +6,10 @@ run left incomplete are completed first.
 
 import json
 import logging
-import shutil
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Self
 
 from lakeshare_pipelines.contracts import SetContract, Table
@@ -25,6 +23,7 @@ from lakeshare_pipelines.share.changes import (
     record_changes_since_latest,
     split_recorded_changes,
 )
+from lakeshare_pipelines.spark.stores import translate_delta_errors
 from lakeshare_pipelines.wap.audit import audit_and_save, publish_with_replay
 from lakeshare_pipelines.wap.checks import list_checks
 from lakeshare_pipelines.wap.delta import DeltaStaging, table_location
@@ -38,8 +37,9 @@ from lakeshare_pipelines.wap.stage import (
 )
 from lakeshare_pipelines.wap.staged import CUT_SHORT, Lake, Staged, Verdicts
 from lakeshare_server.catalog import Catalog, Lease, Ledger, NewPublication, Publication, lock_set
-from lakeshare_server.tables import Stores, describe_index, read_delta, write_index
+from lakeshare_server.tables import describe_index, read_delta, write_index
 from lakeshare_server.tables.delta.changes import Segment
+from lakeshare_server.tables.delta.log import list_for_latest
 from lakeshare_server.tables.iceberg.changes import change_files_of
 from lakeshare_server.tables.index import index_path
 
@@ -72,7 +72,7 @@ def pin_publication(
         if records_changes:
             changes_digest = ensure_changes(lake, ledger, table, state, index.digest, changes_digest)
     else:
-        snapshot = read_delta(str(table_location(lake.settings, table)), delta_version, Stores(lake.settings))
+        snapshot = read_delta(table_location(lake.settings, table), delta_version, lake.stores)
         index = write_index(snapshot, lake.settings.index_dir)
     return NewPublication(
         table=table.name,
@@ -410,9 +410,9 @@ def rollback_with_views(
 def _is_on_main(lake: Lake, table: Table, latest: Publication) -> bool:
     """Whether main is as the newest publication left it; other writers may have written to the table since."""
     if table.format == "delta":
-        from deltalake import DeltaTable
-
-        return DeltaTable(table_location(lake.settings, table)).version() == latest.delta_version
+        return (
+            list_for_latest(lake.stores, table_location(lake.settings, table)).latest == latest.delta_version
+        )
     content = lake.nessie().content(table.name, "main")
     pinned = latest.metadata_location, latest.snapshot_id
     return content is not None and (content.metadata_location, content.snapshot_id) == pinned
@@ -431,18 +431,18 @@ def _restore_iceberg(lake: Lake, table: Table, target: Publication, properties: 
 
 
 def _restore_delta(lake: Lake, table: Table, target: Publication, properties: dict[str, str]) -> None:
-    from deltalake import DeltaTable
     from deltalake.transaction import CommitProperties
 
-    if target.delta_version is None:
+    opened = lake.open_delta(table_location(lake.settings, table))
+    if target.delta_version is None or opened is None:
         raise NoSuchPublication(table.name, target.version)
     commit = CommitProperties(custom_metadata=properties, max_commit_retries=0)
-    location = table_location(lake.settings, table)
-    DeltaTable(location).restore(target.delta_version, commit_properties=commit)
+    with translate_delta_errors(table_location(lake.settings, table)):
+        opened.restore(target.delta_version, commit_properties=commit)
 
 
 def drop_abandoned(lake: Lake, catalog: Catalog, contract: SetContract, wait_s: float = 0) -> list[str]:
-    """Remove local folders of change files that no publication uses, older than `branch_days`; returns them."""
+    """Remove folders of change files that no publication uses, older than `branch_days`; returns them."""
     dropped = []
     with lock_set(catalog, contract.name, "janitor", wait_s) as lease:
         ledger = Ledger(catalog)
@@ -451,17 +451,18 @@ def drop_abandoned(lake: Lake, catalog: Catalog, contract: SetContract, wait_s: 
         for table in contract.tables:
             for folder in _find_abandoned(lake, ledger, table):
                 log.info("removing change files that no publication uses: %s", folder)
-                shutil.rmtree(folder)
-                dropped.append(str(folder))
+                lake.stores.delete_folder(folder)
+                dropped.append(folder)
     return dropped
 
 
-def _find_abandoned(lake: Lake, ledger: Ledger, table: Table) -> list[Path]:
+def _find_abandoned(lake: Lake, ledger: Ledger, table: Table) -> list[str]:
     history = ledger.history(table.name)
-    horizon = time.time() - lake.settings.branch_days * 24 * 3600
-    roots = {Path(row.location) / CHANGES_FOLDER for row in history if row.location.startswith("/")}
-    folders = [folder for root in sorted(roots) if root.is_dir() for folder in sorted(root.iterdir())]
-    old = [folder for folder in folders if folder.stat().st_mtime <= horizon]
+    horizon_ms = (time.time() - lake.settings.branch_days * 24 * 3600) * 1000
+    roots = sorted({f"{row.location.rstrip('/')}/{CHANGES_FOLDER}" for row in history})
+    folders = [f"{root}/{name}" for root in roots for name in lake.stores.folders(root, missing_ok=True)]
+    written = {folder: lake.stores.written_between(folder) for folder in folders}
+    old = [folder for folder, times_ms in written.items() if times_ms is None or times_ms[1] <= horizon_ms]
     if not old:
         return []
     used: list[str] = []

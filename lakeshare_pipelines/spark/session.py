@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING
 from lakeshare_pipelines.errors import DeliveryError, NessieError, PipelineError, SparkError
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.jars import SPARK_JARS, Java, ensure_jars, find_java, set_variable
+from lakeshare_pipelines.spark.stores import (
+    list_store_jars,
+    make_file_io_properties,
+    make_hadoop_conf,
+    make_java_options,
+    make_warehouse_error,
+)
 from lakeshare_server.settings import make_private
+from lakeshare_server.storage import Stores
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,12 +35,20 @@ if TYPE_CHECKING:
 MAIN_CATALOG = "lake"
 
 
+def to_hadoop_path(location: str) -> str:
+    """Returns the path of a location for Spark, which takes one without a scheme for one of its default store."""
+    # Not as_uri(): Hadoop does not decode a quoted blank.
+    return f"file://{location}" if location.startswith("/") else location
+
+
 def make_catalog_name(ref: str) -> str:
     """Returns the Spark catalog of a ref: `lake` for main, else the ref with `_` for special characters."""
     return MAIN_CATALOG if ref == "main" else re.sub(r"[^0-9A-Za-z]", "_", ref)
 
 
-def make_catalog_conf(settings: LakeSettings, endpoint: "NessieEndpoint", ref: str) -> dict[str, str]:
+def make_catalog_conf(
+    settings: LakeSettings, stores: Stores, endpoint: "NessieEndpoint", ref: str
+) -> dict[str, str]:
     """Returns the configuration of the Iceberg catalog at `ref`, always with the writer's token."""
     prefix = f"spark.sql.catalog.{make_catalog_name(ref)}"
     conf = {
@@ -40,10 +56,11 @@ def make_catalog_conf(settings: LakeSettings, endpoint: "NessieEndpoint", ref: s
         f"{prefix}.catalog-impl": "org.apache.iceberg.nessie.NessieCatalog",
         f"{prefix}.uri": endpoint.uri,
         f"{prefix}.ref": ref,
-        # Not as_uri(): Hadoop does not decode a quoted blank.
-        f"{prefix}.warehouse": f"file://{settings.warehouse}",
+        f"{prefix}.warehouse": to_hadoop_path(settings.lake_root),
         f"{prefix}.cache-enabled": "false",
     }
+    for name, value in make_file_io_properties(stores, settings.lake_root).items():
+        conf[f"{prefix}.{name}"] = value
     if endpoint.writer_token:
         conf[f"{prefix}.authentication.type"] = "BEARER"
         conf[f"{prefix}.authentication.token"] = endpoint.writer_token
@@ -51,9 +68,9 @@ def make_catalog_conf(settings: LakeSettings, endpoint: "NessieEndpoint", ref: s
 
 
 def attach_catalog(
-    spark: "SparkSession", settings: LakeSettings, endpoint: "NessieEndpoint", ref: str
+    spark: "SparkSession", settings: LakeSettings, stores: Stores, endpoint: "NessieEndpoint", ref: str
 ) -> str:
-    for key, value in make_catalog_conf(settings, endpoint, ref).items():
+    for key, value in make_catalog_conf(settings, stores, endpoint, ref).items():
         spark.conf.set(key, value)
     return make_catalog_name(ref)
 
@@ -150,7 +167,7 @@ def make_session_conf(settings: LakeSettings) -> dict[str, str]:
     conf |= DRIVER_CONF
     conf["spark.master"] = settings.spark_master
     conf["spark.driver.memory"] = settings.spark_driver_memory
-    jars = ensure_jars(settings, SPARK_JARS)
+    jars = ensure_jars(settings, (*SPARK_JARS, *list_store_jars([settings.lake_root])))
     conf["spark.jars"] = ",".join(str(path) for path in jars.values())
     # NessieCatalog and the DeltaCatalog are loaded by the driver's own loader.
     conf["spark.driver.extraClassPath"] = os.pathsep.join(str(path) for path in jars.values())
@@ -160,7 +177,10 @@ def make_session_conf(settings: LakeSettings) -> dict[str, str]:
         log4j_file.write_text(LOG4J)
     # As a URI: Java options are split at blanks, which a folder's name may contain.
     log4j = f"-Dlog4j2.configurationFile={log4j_file.as_uri()}"
-    conf["spark.driver.extraJavaOptions"] = f"{log4j} {settings.spark_driver_options}".strip()
+    options = make_java_options(Stores(settings), settings.lake_root)
+    conf["spark.driver.extraJavaOptions"] = " ".join([log4j, *options, settings.spark_driver_options]).strip()
+    if options:
+        conf["spark.executor.extraJavaOptions"] = " ".join(options)
     if settings.spark_mode == "local":
         conf |= LOCAL_CONF
         # Derby and the SQL warehouse are otherwise created in the working directory.
@@ -170,8 +190,9 @@ def make_session_conf(settings: LakeSettings) -> dict[str, str]:
 
 def prepare_folders(settings: LakeSettings) -> None:
     """Creates the folders of state and tables privately: Spark would make them readable by all."""
-    for folder in (settings.state_dir, settings.warehouse):
-        make_private(folder)
+    make_private(settings.state_dir)
+    if settings.lake_root.startswith("/"):
+        make_private(Path(settings.lake_root))
 
 
 def start_driver(settings: LakeSettings, conf: Mapping[str, str]) -> None:
@@ -229,7 +250,7 @@ def open_session(settings: LakeSettings) -> "SparkSession":
             reason = "LAKESHARE_SPARK_MODE is connect but no address is set"
             raise SparkError(reason, "set LAKESHARE_SPARK_REMOTE")
         builder = builder.remote(settings.spark_remote)
-    for key, value in conf.items():
+    for key, value in (conf | make_hadoop_conf(Stores(settings), settings.lake_root)).items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
 
@@ -300,6 +321,7 @@ appender.out.layout.pattern = %d{yyyy-MM-dd HH:mm:ss} %p %c{1}: %m%n%ex
 NESSIE_GONE = ("HttpClientException", "NessieServiceException", "NessieBackendThrottled")
 DISK_FULL = ("No space left on device", "Disk quota exceeded", "File too large")
 NO_MEMORY = ("java.lang.OutOfMemoryError", "Java heap space", "GC overhead limit exceeded")
+STORE_FAILED = ("software.amazon.awssdk", "org.apache.hadoop.fs.s3a", "S3Exception", "UnknownStoreException")
 NO_MEMORY_EXIT = 52
 """Exit code of a JVM that Spark ends because of an OutOfMemoryError (SparkExitCode.OOM)."""
 VALUE_TOO_LONG = "exceeds the maximum number of characters defined in your parser settings"
@@ -316,6 +338,7 @@ def translate_errors(settings: LakeSettings, doing: str, files: Sequence[Path] =
         SparkError: the driver that this process started has ended, memory did not suffice, or a disk is full.
         DeliveryError: a value of a file is longer than a line may be.
         NessieError: the catalog does not respond.
+        WarehouseError: the store of the tables refuses a request, or does not respond.
     """
     try:
         yield
@@ -344,7 +367,7 @@ def _translate_error(
     text = str(error)
     if any(words in text for words in DISK_FULL):
         reason = f"{doing}: the disk is full"
-        return SparkError(reason, f"free space below {settings.warehouse}, then run again")
+        return SparkError(reason, f"free space below {settings.lake_root}, then run again")
     too_long = [file for file in files if VALUE_TOO_LONG in text and file.name in text]
     if too_long:
         # `<landing>/<set>/<partition>/<file>`
@@ -353,6 +376,8 @@ def _translate_error(
         return DeliveryError("/".join(too_long[0].parts[-3:]), reason, fix)
     if any(words in text for words in NO_MEMORY):
         return _make_memory_error(settings, doing, files, text)
+    if not settings.lake_root.startswith("/") and any(name in text for name in STORE_FAILED):
+        return make_warehouse_error(settings.lake_root, text)
     if any(name in text for name in NESSIE_GONE):
         message = f"{doing}: the catalog does not answer; run again, `lakeshare doctor` checks it"
         return NessieError(0, "UNREACHABLE", message)

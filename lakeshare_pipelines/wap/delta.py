@@ -7,21 +7,24 @@ commit info. It is not retried: a commit in between is a conflict.
 import hashlib
 import json
 import logging
-import shutil
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from lakeshare_pipelines.contracts import SetContract, Table
-from lakeshare_pipelines.errors import BranchMoved, Conflict, NotAudited
+from lakeshare_pipelines.errors import BranchMoved, Conflict, NotAudited, WarehouseError
 from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_pipelines.spark.stores import make_delta_options, translate_delta_errors
 from lakeshare_pipelines.wap import stage
 from lakeshare_pipelines.wap.serveable import ClientMatrix, compute_delta_matrix
 from lakeshare_pipelines.wap.stage import PROPERTY, Landed
 from lakeshare_pipelines.wap.staged import WHOLE, Lake, Staged
-from lakeshare_server.tables import Stores
+from lakeshare_server.errors import StoreMissing, TableFilesMissing
+from lakeshare_server.storage.locations import find_root, is_absolute, normalise_location
+from lakeshare_server.storage.probing import ONE_WRITER, takes_first_write
+from lakeshare_server.tables.delta.log import LOG, list_for_latest
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -36,7 +39,7 @@ PUBLISHED = "_PUBLISHED"
 REVERTED_PROPERTY = PROPERTY + "taken-back"
 """Commit info of a commit that reverts another: the staging location of that other commit."""
 ABSENT = -1
-FIRST_COMMITS = 20
+COMMIT = re.compile(r"/\d+\.json")
 # Commits carry the clock of their writer.
 CLOCK_SLACK_MS = 24 * 3600 * 1000
 
@@ -49,6 +52,11 @@ class DeltaStaging:
         self.tables = {table.name: table for table in contract.tables}
 
     def open(self, ref: str) -> str:
+        for root, location in {
+            find_root(location): location for location in map(self.location, self.tables)
+        }.items():
+            if root and not takes_first_write(self.lake.stores, location):
+                raise WarehouseError(root, "the store lets one commit overwrite another", ONE_WRITER)
         self.discard(ref)
         return json.dumps({name: self._version(name) for name in self.tables}, sort_keys=True)
 
@@ -62,7 +70,7 @@ class DeltaStaging:
         columns = [column for column, _ in table.partition_by]
         if columns:
             writer = writer.partitionBy(*columns)
-        writer.save(str(self._staged(table.name, ref)))
+        writer.save(self._staged(table.name, ref))
 
     def make_serveable(self, ref: str, table: Table) -> tuple[str, ...]:
         # Staged files need no rewrite, and files of main are not at the staging location: see docs/adr/0017.
@@ -71,7 +79,7 @@ class DeltaStaging:
     def clients(self, staged: Staged, table: Table) -> ClientMatrix:
         version = json.loads(staged.base)[table.name]
         return compute_delta_matrix(
-            Stores(self.lake.settings),
+            self.lake.stores,
             self._staged(table.name, staged.ref),
             self.location(table.name),
             None if version == ABSENT else version,
@@ -88,7 +96,7 @@ class DeltaStaging:
         return digest.hexdigest()
 
     def rows_of_run(self, staged: Staged, table: Table) -> "DataFrame":
-        return self.lake.spark.read.format("delta").load(str(self._staged(table.name, staged.ref)))
+        return self.lake.spark.read.format("delta").load(self._staged(table.name, staged.ref))
 
     def count_written(self, staged: Staged, table: Table) -> int:
         return self.rows_of_run(staged, table).count()
@@ -108,7 +116,7 @@ class DeltaStaging:
         version = json.loads(staged.base)[table.name]
         if version == ABSENT:
             return None
-        path = str(self.location(table.name))
+        path = self.location(table.name)
         return self.lake.spark.read.format("delta").option("versionAsOf", version).load(path)
 
     def definition(self, staged: Staged, table: Table) -> str | None:
@@ -136,7 +144,8 @@ class DeltaStaging:
             raise Conflict(changed, staged.base, json.dumps({name: self._version(name) for name in changed}))
         for name, version in landed.items():
             if version is None:
-                landed[name] = self._commit(self.tables[name], staged, evidence, base[name])
+                with translate_delta_errors(self.location(name)):
+                    landed[name] = self._commit(self.tables[name], staged, evidence, base[name])
         return Landed(staged, evidence, None, {name: v for name, v in landed.items() if v is not None})
 
     def find_incomplete(self, is_known: Callable[[str], bool]) -> list[Landed]:
@@ -149,7 +158,7 @@ class DeltaStaging:
                 if is_known(run):
                     break
                 incomplete.setdefault(run, commit)
-        oldest_first = sorted(incomplete.values(), key=lambda commit: commit["timestamp"])
+        oldest_first = sorted(incomplete.values(), key=lambda commit: commit.get("timestamp", 0))
         completed = (self._complete(*stage.parse_commit_properties(commit)) for commit in oldest_first)
         return [landed for landed in completed if landed is not None]
 
@@ -175,11 +184,10 @@ class DeltaStaging:
 
     def _revert(self, name: str, ref: str, version: int, base: int) -> None:
         """Undo the commit of a staging location. Later commits of other writers stay, and then so do its rows."""
-        from deltalake import DeltaTable
         from deltalake.exceptions import CommitFailedError
         from deltalake.transaction import CommitProperties
 
-        table = DeltaTable(self.location(name))
+        table = self._require(self.location(name))
         commit = CommitProperties(custom_metadata={REVERTED_PROPERTY: ref}, max_commit_retries=0)
         try:
             if table.version() != version:
@@ -193,46 +201,60 @@ class DeltaStaging:
         except CommitFailedError as error:
             raise Conflict([name], str(version), str(self._version(name))) from error
         # The history of the table names these files.
-        (self._staged(name, ref) / PUBLISHED).touch()
+        self._mark_published(self._staged(name, ref))
 
     def list_unpublished(self) -> list[tuple[str, datetime]]:
         commits = (commit for name in self.tables for _, commit in self._effective_commits(name))
         landed = {commit.get(PROPERTY + "ref") for commit in commits}
-        since: dict[str, float] = {}
+        since_ms: dict[str, int] = {}
         for name in self.tables:
-            for folder in (self.location(name) / STAGED_FOLDER).glob("*"):
-                if folder.name not in landed and not (folder / PUBLISHED).exists():
-                    since[folder.name] = max(since.get(folder.name, 0.0), folder.stat().st_mtime)
-        return [(ref, datetime.fromtimestamp(at, UTC)) for ref, at in since.items()]
+            for ref in self.lake.stores.folders(f"{self.location(name)}/{STAGED_FOLDER}", missing_ok=True):
+                if ref in landed or self._is_published(self._staged(name, ref)):
+                    continue
+                # Some stores list folders that are empty.
+                if times_ms := self.lake.stores.written_between(self._staged(name, ref)):
+                    since_ms[ref] = max(since_ms.get(ref, 0), times_ms[1])
+        return [(ref, datetime.fromtimestamp(at_ms / 1000, UTC)) for ref, at_ms in since_ms.items()]
 
     def discard(self, ref: str) -> None:
-        unpublished = [name for name in self.tables if not (self._staged(name, ref) / PUBLISHED).exists()]
-        folders = [folder for name in unpublished if (folder := self._staged(name, ref)).exists()]
-        if not folders:
-            return
-        landed = [self._has_landed(name, ref) for name in unpublished]
-        if all(landed):
-            for folder in folders:
-                (folder / PUBLISHED).touch()
-        elif not any(landed):
-            for folder in folders:
-                shutil.rmtree(folder)
-        # Otherwise a crash came between two tables' commits: the repair still needs the other folders.
+        unpublished = [name for name in self.tables if not self._is_published(self._staged(name, ref))]
+        written = {name: self.lake.stores.written_between(self._staged(name, ref)) for name in unpublished}
+        folders = [self._staged(name, ref) for name, times_ms in written.items() if times_ms is not None]
+        if folders:
+            landed = [self._has_landed(name, ref, times_ms) for name, times_ms in written.items()]
+            if all(landed):
+                for folder in folders:
+                    self._mark_published(folder)
+                return
+            # A crash came between two tables' commits: the repair still needs the other folders.
+            if any(landed):
+                return
+        for name in unpublished:
+            self.lake.stores.delete_folder(self._staged(name, ref))
 
-    def location(self, name: str) -> Path:
+    def _is_published(self, folder: str) -> bool:
+        return self.lake.stores.head(f"{folder}/{PUBLISHED}") is not None
+
+    def _mark_published(self, folder: str) -> None:
+        self.lake.stores.write(f"{folder}/{PUBLISHED}", b"{}")
+
+    def location(self, name: str) -> str:
         return table_location(self.lake.settings, self.tables[name])
 
     def commits(self, name: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """`(version, commit info)` of a table, newest first, read as far back as the caller iterates."""
-        table = self._open(name)
-        limit, seen = FIRST_COMMITS, 0
-        while table is not None:
-            commits = table.history(limit=limit)
-            for commit in commits[seen:]:
-                yield commit["version"], commit
-            if len(commits) < limit:
-                return
-            limit, seen = limit * 10, len(commits)
+        """`(version, commit info)` of a table, newest first, read as far back as the caller iterates.
+
+        The log is read without deltalake, which lets no other thread run while it waits for the store.
+        """
+        root = self.location(name)
+        for version in range(self._version(name), ABSENT, -1):
+            location = f"{root}/{LOG}/{version:020d}.json"
+            try:
+                lines = self.lake.stores.read(location).splitlines()
+            except StoreMissing:
+                return  # removed by a clean-up of the log
+            infos = (json.loads(line)["commitInfo"] for line in lines if line.startswith(b'{"commitInfo":'))
+            yield version, next(infos, {})
 
     def _effective_commits(self, name: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
         """`commits` without those that were reverted."""
@@ -244,7 +266,6 @@ class DeltaStaging:
                 yield version, commit
 
     def _commit(self, table: Table, staged: Staged, evidence: Mapping[str, object], base: int) -> int:
-        from deltalake import DeltaTable
         from deltalake.exceptions import CommitFailedError, DeltaError
         from deltalake.transaction import CommitProperties, Transaction, create_table_with_add_actions
 
@@ -255,24 +276,26 @@ class DeltaStaging:
                 max_commit_retries=0,
             )
 
-        schema = DeltaTable(self._staged(table.name, staged.ref)).schema()
+        location = self.location(table.name)
+        schema = self._require(self._staged(table.name, staged.ref)).schema()
         adds = list(self._add_actions(table.name, staged.ref))
         columns = [column for column, _ in table.partition_by]
         replaced = get_replaced_column(staged, table)
         try:
             if base == ABSENT:
                 create_table_with_add_actions(
-                    str(self.location(table.name)),
+                    location,
                     schema,
                     adds,
                     mode="error",
                     partition_by=columns,
                     name=table.name,
                     description=table.description,
+                    storage_options=make_delta_options(self.lake.stores, location),
                     commit_properties=properties(ordinal=1),
                 )
                 return 0
-            main = DeltaTable(self.location(table.name), version=base)
+            main = self._require(location, base)
             ordinal = (main.transaction_version(staged.set_name) or 0) + 1
             main.create_write_transaction(
                 [*adds],
@@ -310,8 +333,11 @@ class DeltaStaging:
     def _staged_adds(self, name: str, ref: str) -> list[dict[str, Any]]:
         """The live `add` entries in the log of a staging table."""
         adds: dict[str, dict[str, Any]] = {}
-        for commit in sorted((self._staged(name, ref) / "_delta_log").glob("[0-9]*.json")):
-            for line in commit.read_text(encoding="utf-8").splitlines():
+        log_folder = f"{self._staged(name, ref)}/{LOG}"
+        for found in self.lake.stores.list(log_folder):
+            if not COMMIT.fullmatch(found.location.removeprefix(log_folder)):
+                continue
+            for line in self.lake.stores.read(found.location).decode().splitlines():
                 action = json.loads(line)
                 if "remove" in action:
                     adds.pop(action["remove"]["path"], None)
@@ -319,19 +345,20 @@ class DeltaStaging:
                     adds[action["add"]["path"]] = action["add"]
         return list(adds.values())
 
-    def _staged(self, name: str, ref: str) -> Path:
-        return self.location(name) / STAGED_FOLDER / ref
+    def _staged(self, name: str, ref: str) -> str:
+        return f"{self.location(name)}/{STAGED_FOLDER}/{ref}"
 
-    def _open(self, name: str) -> "DeltaTable | None":
-        from deltalake import DeltaTable
-
-        path = self.location(name)
-        # `_staged/` creates the folder before the table exists.
-        return DeltaTable(path) if DeltaTable.is_deltatable(str(path)) else None
+    def _require(self, location: str, version: int | None = None) -> "DeltaTable":
+        table = self.lake.open_delta(location, version)
+        if table is None:
+            raise StoreMissing(f"{location}/{LOG}")
+        return table
 
     def _version(self, name: str) -> int:
-        table = self._open(name)
-        return ABSENT if table is None else table.version()
+        try:
+            return list_for_latest(self.lake.stores, self.location(name)).latest
+        except TableFilesMissing:
+            return ABSENT
 
     def _landed_versions(self, staged: Staged) -> dict[str, int | None]:
         """Per table the version that the staged set landed with; None where it did not, or was reverted."""
@@ -347,21 +374,23 @@ class DeltaStaging:
 
         return {name: find_version(name) for name in self.tables}
 
-    def _has_landed(self, name: str, ref: str) -> bool:
-        """Whether a staging location landed; its commit is younger than its folder."""
-        folder = self._staged(name, ref)
-        created_ms = folder.stat().st_ctime * 1000 if folder.exists() else 0.0
+    def _has_landed(self, name: str, ref: str, times_ms: tuple[int, int] | None) -> bool:
+        """Whether a staging location, written between these times, landed; its commit is younger than its files."""
+        created_ms = 0 if times_ms is None else times_ms[0]
         for _, commit in self.commits(name):
             if commit.get(PROPERTY + "ref") == ref:
                 return True
-            if commit["timestamp"] < created_ms - CLOCK_SLACK_MS:
+            if commit.get("timestamp", created_ms) < created_ms - CLOCK_SLACK_MS:
                 return False
         return False
 
 
-def table_location(settings: LakeSettings, table: Table) -> Path:
+def table_location(settings: LakeSettings, table: Table) -> str:
     """Root folder of a Delta table: the contract's location (below the warehouse unless absolute), or by its name."""
-    return settings.warehouse.joinpath(*([table.location] if table.location else table.name.split(".")))
+    location = table.location or table.name.replace(".", "/")
+    if is_absolute(location):
+        return normalise_location(location, settings.azure_account).rstrip("/")
+    return f"{settings.lake_root}/{location.strip('/')}"
 
 
 def get_replaced_column(staged: Staged, table: Table) -> str | None:

@@ -20,7 +20,6 @@ from lakeshare_pipelines.wap.serveable import (
 )
 from lakeshare_pipelines.wap.stage import Landed
 from lakeshare_pipelines.wap.staged import WHOLE, Lake, Staged, make_staging_prefix
-from lakeshare_server.tables import Stores
 from lakeshare_server.tables.serveability import Verdict
 
 if TYPE_CHECKING:
@@ -193,7 +192,7 @@ class IcebergStaging:
         content = self.lake.nessie().content(table.name, at)
         if content is None:
             raise NessieError(404, "CONTENT_NOT_FOUND", f"{table.name} is not at {at}")
-        return compute_iceberg_matrix(Stores(self.lake.settings), content)
+        return compute_iceberg_matrix(self.lake.stores, content)
 
     def _target(self, ref: str, table: Table) -> str:
         return f"{self.lake.catalog(ref)}.{table.name}"

@@ -109,8 +109,8 @@ def compute_iceberg_matrix(stores: Stores, content: TableContent) -> ClientMatri
 
 def compute_delta_matrix(
     stores: Stores,
-    staged: Path,
-    main: Path,
+    staged: str,
+    main: str,
     version: int | None,
     column: str | None,
     partitions: Sequence[str],
@@ -118,10 +118,10 @@ def compute_delta_matrix(
     """The matrix of a Delta table when staged files replace `partitions` of `column`, or all files, of `version`."""
     log.info("checking which clients can read %s", main)
     try:
-        new = read_delta(str(staged), stores=stores)
+        new = read_delta(staged, stores=stores)
         if version is None:
             return ClientMatrix.of("delta", new.head)
-        head = _compute_head_after(read_delta(str(main), version, stores), new, column, partitions)
+        head = _compute_head_after(read_delta(main, version, stores), new, column, partitions)
     except Unserveable as refusal:
         return ClientMatrix.of_refused(refusal)
     return ClientMatrix.of("delta", head)

@@ -23,8 +23,10 @@ from lakeshare_pipelines.nessie.client import Nessie, NessieEndpoint
 from lakeshare_pipelines.nessie.server import ensure_nessie
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.session import attach_catalog, spark_session
+from lakeshare_pipelines.spark.stores import make_delta_options, translate_delta_errors
 from lakeshare_server.lazy import LazyModule
 from lakeshare_server.settings import make_private
+from lakeshare_server.storage import Stores
 
 if TYPE_CHECKING:
     import deltalake
@@ -375,17 +377,36 @@ class Lake:
     def endpoint(self) -> NessieEndpoint:
         return ensure_nessie(self.settings)
 
+    @cached_property
+    def stores(self) -> Stores:
+        return Stores(self.settings)
+
     def nessie(self, role: Literal["writer", "publisher"] = "writer") -> Nessie:
         """A Nessie client; only the publish step uses the role `publisher`."""
         return Nessie.connect(self.endpoint, role)
 
     def catalog(self, ref: str) -> str:
         """Name of the Spark catalog at `ref`, added to the session."""
-        return attach_catalog(self.spark, self.settings, self.endpoint, ref)
+        return attach_catalog(self.spark, self.settings, self.stores, self.endpoint, ref)
 
     def table(self, name: str, ref: str = "main") -> "DataFrame":
         """An Iceberg table at a ref."""
         return self.spark.table(f"{self.catalog(ref)}.{name}")
+
+    def open_delta(self, location: str, version: int | None = None) -> "deltalake.DeltaTable | None":
+        """A Delta table by deltalake, at its newest version by default; None if there is none."""
+        return open_delta(self.stores, location, version)
+
+
+def open_delta(stores: Stores, location: str, version: int | None = None) -> "deltalake.DeltaTable | None":
+    """A Delta table by deltalake, at its newest version by default; None if there is none."""
+    from deltalake.exceptions import TableNotFoundError
+
+    try:
+        with translate_delta_errors(location):
+            return deltalake.DeltaTable(location, version, make_delta_options(stores, location))
+    except TableNotFoundError:  # also a folder alone, which `_staged/` creates before the table exists
+        return None
 
 
 def open_lake_without_spark(settings: LakeSettings) -> Lake:
@@ -413,20 +434,21 @@ def write_quarantine(
     lake: "Lake", contract: SetContract, table: Table, read: "TableFrame", run_id: str
 ) -> int:
     """Write the rows that did not parse, replacing those of the same run and table; returns their number."""
-    path = quarantine_path(lake.settings, contract.name)
+    location = quarantine_location(lake.settings, contract.name)
     # Two runs of a set may write at once; the first creates the table.
     lock = lake.settings.state_dir / "locks" / f"quarantine-{contract.name}"
     with hold_lock(lock, wait_s=lake.settings.lock_wait_s):
         if read.rejected is None or not read.rejected_rows:
-            _delete_from_quarantine(path, table.name, run_id)
+            _delete_from_quarantine(lake, location, table.name, run_id)
             return 0
-        if lake.settings.spark_mode == "local":
+        if lake.settings.spark_mode == "local" and location.startswith("/"):
             # For the owner only: rows as delivered. Executors on other machines may run as another user.
+            path = Path(location)
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.chmod(0o700)
         rows = _select_quarantine_columns(read.rejected, contract, table, run_id)
         writer = rows.write.format("delta").mode("overwrite").partitionBy("run_id", "table")
-        writer.option("replaceWhere", _format_partition_filter(table.name, run_id)).save(str(path))
+        writer.option("replaceWhere", _format_partition_filter(table.name, run_id)).save(location)
     return read.rejected_rows
 
 
@@ -438,20 +460,19 @@ def read_quarantine(
     limit: int = SHOWN_ROWS,
 ) -> list[Mapping[str, Any]]:
     """At most `limit` rows of the quarantine, of one run and one table when given, by file and line."""
-
-    path = quarantine_path(settings, set_name)
-    if not deltalake.DeltaTable.is_deltatable(str(path)):
+    quarantine = open_delta(Stores(settings), quarantine_location(settings, set_name))
+    if quarantine is None:
         return []
     wanted = {"run_id": run_id, "table": table}
     filters = [(name, "=", value) for name, value in wanted.items() if value is not None]
-    rows = deltalake.DeltaTable(path).to_pyarrow_table(filters=filters or None)
+    rows = quarantine.to_pyarrow_table(filters=filters or None)
     ordered = rows.sort_by([(name, "ascending") for name in ("run_id", "table", "file", "line")])
     shown: list[Mapping[str, Any]] = ordered.slice(0, limit).select(list(COLUMNS)).to_pylist()
     return shown
 
 
-def quarantine_path(settings: LakeSettings, set_name: str) -> Path:
-    return settings.warehouse / FOLDER / set_name
+def quarantine_location(settings: LakeSettings, set_name: str) -> str:
+    return f"{settings.lake_root}/{FOLDER}/{set_name}"
 
 
 def _select_quarantine_columns(
@@ -469,11 +490,10 @@ def _select_quarantine_columns(
     )
 
 
-def _delete_from_quarantine(path: Path, table: str, run_id: str) -> None:
-    if not deltalake.DeltaTable.is_deltatable(str(path)):
-        return
-    quarantine = deltalake.DeltaTable(path)
-    if quarantine.partitions(file_pruning_predicate=[("run_id", "=", run_id), ("table", "=", table)]):
+def _delete_from_quarantine(lake: Lake, location: str, table: str, run_id: str) -> None:
+    quarantine = lake.open_delta(location)
+    replaced = [("run_id", "=", run_id), ("table", "=", table)]
+    if quarantine is not None and quarantine.partitions(file_pruning_predicate=replaced):
         quarantine.delete(_format_partition_filter(table, run_id))
 
 

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 
-from deltalake import DeltaTable
-
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.wap.delta import DeltaStaging, table_location
 from lakeshare_pipelines.wap.staged import Lake
@@ -23,7 +21,7 @@ def rows_on_main(lake: Lake, contract: SetContract, short_name: str) -> list[tup
     if table.format == "iceberg":
         frame = lake.table(table.name)
     else:
-        frame = lake.spark.read.format("delta").load(str(table_location(lake.settings, table)))
+        frame = lake.spark.read.format("delta").load(table_location(lake.settings, table))
     return _as_tuples(row.asDict() for row in frame.collect())
 
 
@@ -36,7 +34,9 @@ def rows_at_each_step(lake: Lake, contract: SetContract, short_name: str) -> lis
     if table.format == "iceberg":
         return rows_on_main(lake, contract, short_name)
     columns = [column.name for column in table.columns]
-    rows = DeltaTable(table_location(lake.settings, table)).to_pyarrow_table().select(columns)
+    opened = lake.open_delta(table_location(lake.settings, table))
+    assert opened is not None
+    rows = opened.to_pyarrow_table().select(columns)
     return _as_tuples(rows.to_pylist())
 
 

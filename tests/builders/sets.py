@@ -12,6 +12,7 @@ from deltalake import write_deltalake
 from lakeshare_pipelines.contracts import SetContract, Table, load_contract
 from lakeshare_pipelines.ingest import find_delivery
 from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_pipelines.spark.stores import make_delta_options
 from lakeshare_pipelines.wap.checks import list_checks
 from lakeshare_pipelines.wap.delta import STAGED_FOLDER, table_location
 from lakeshare_pipelines.wap.stage import staging_for
@@ -174,8 +175,10 @@ def _write_staged(
             )
             for column in table.columns
         }
-        folder = table_location(lake.settings, table) / STAGED_FOLDER / ref
-        write_deltalake(folder, pa.table(arrays), partition_by=[column for column, _ in table.partition_by])
+        folder = f"{table_location(lake.settings, table)}/{STAGED_FOLDER}/{ref}"
+        columns = [column for column, _ in table.partition_by]
+        options = make_delta_options(lake.stores, folder)
+        write_deltalake(folder, pa.table(arrays), partition_by=columns, storage_options=options)
         return
     columns = ", ".join(
         f"cast(col{at} AS {column.type}) AS {column.name}" for at, column in enumerate(table.columns, 1)

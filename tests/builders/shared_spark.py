@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 from lakeshare_pipelines.file_lock import hold_lock
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark import session as driver_session
+from lakeshare_pipelines.spark.jars import S3_JARS
 from lakeshare_pipelines.spark.session import open_session, stop_session
 
 START_S = 300.0
@@ -78,7 +79,10 @@ def driver_of_all_workers(
             if address.exists():
                 session = SharedSpark(**json.loads(address.read_text())).attach()
             else:
-                session, started_here = open_session(settings), True
+                with pytest.MonkeyPatch.context() as patch:
+                    # Whatever the first worker's settings: tests of other stores use this driver, too.
+                    patch.setattr(driver_session, "list_store_jars", lambda _locations: S3_JARS)
+                    session, started_here = open_session(settings), True
                 address.write_text(json.dumps(asdict(SharedSpark.of(session))))
             fcntl.flock(users, fcntl.LOCK_SH)
         try:

@@ -38,7 +38,7 @@ def frames_on_main(state_dir: Path) -> dict[str, pd.DataFrame]:
                 if table.format == "iceberg":
                     frame = lake.table(table.name)
                 else:
-                    frame = lake.spark.read.format("delta").load(str(table_location(settings, table)))
+                    frame = lake.spark.read.format("delta").load(table_location(settings, table))
                 frames[f"{entry.share}.{entry.schema}.{entry.name}"] = frame.toPandas()
     return frames
 

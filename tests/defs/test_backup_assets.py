@@ -36,9 +36,9 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slack: SlackStandI
     monkeypatch.setenv("LAKESHARE_SLACK_BASE_URL", slack.url)
     found = LakeSettings(_env_file=None)
     for name, rows in (("orders", 3), ("lines", 5)):
-        write_deltalake(str(found.warehouse / "sales" / name), pa.table({"id": range(rows)}))
+        write_deltalake(f"{found.lake_root}/sales/{name}", pa.table({"id": range(rows)}))
     yesterday = dt.datetime.combine(dt.date.fromisoformat(DAY), dt.time(12), dt.UTC).timestamp()
-    for path in found.warehouse.rglob("*"):
+    for path in Path(found.lake_root).rglob("*"):
         os.utime(path, (yesterday, yesterday))
     return found
 

@@ -3,6 +3,7 @@
 import os
 import stat
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -11,7 +12,7 @@ from lakeshare_pipelines.cli.main import app
 from lakeshare_pipelines.defs.wap import check_metadata
 from lakeshare_pipelines.ingest.frame import TableFrame
 from lakeshare_pipelines.wap.audit import audit, audit_and_save
-from lakeshare_pipelines.wap.staged import Lake, quarantine_path, read_quarantine, write_quarantine
+from lakeshare_pipelines.wap.staged import Lake, quarantine_location, read_quarantine, write_quarantine
 from tests.builders.audits import a_set, carrier_rows, carriers, flight_rows, flights, of, stage_rows
 
 
@@ -76,7 +77,7 @@ def test_rejected_rows_are_kept_with_their_place_until_their_run_and_table_are_w
 def test_nothing_is_written_for_a_run_without_rejected_rows(lake, contract):
     assert write_quarantine(lake, contract, contract.table("flights"), a_read(lake), "run1") == 0
 
-    assert not quarantine_path(lake.settings, contract.name).exists()
+    assert not Path(quarantine_location(lake.settings, contract.name)).exists()
     assert read_quarantine(lake.settings, contract.name) == []
 
 
@@ -113,7 +114,7 @@ def test_rejected_rows_are_shown_by_a_command_or_a_setting_and_their_files_are_p
     record = lake.settings.runs_dir / staged.ref
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (record, *record.iterdir())}
     assert modes == {staged.ref: 0o700, "staged.json": 0o600, "verdicts.json": 0o600}
-    assert stat.S_IMODE(quarantine_path(lake.settings, contract.name).stat().st_mode) == 0o700
+    assert stat.S_IMODE(Path(quarantine_location(lake.settings, contract.name)).stat().st_mode) == 0o700
 
     # The verdict has no value of the row, and names the command that shows it.
     verdict = of(verdicts, "rows_parsed", "carriers")
@@ -128,7 +129,7 @@ def test_rejected_rows_are_shown_by_a_command_or_a_setting_and_their_files_are_p
     monkeypatch.setattr("lakeshare_pipelines.cli.main._contracts", lambda: (contract,))
     folders = {
         "LAKESHARE_STATE_DIR": lake.settings.state_dir,
-        "LAKESHARE_WAREHOUSE_DIR": lake.settings.warehouse,
+        "LAKESHARE_WAREHOUSE": lake.settings.lake_root,
     }
     runner = CliRunner(env={name: str(folder) for name, folder in folders.items()})
     shown = runner.invoke(app, command.split()[1:])

@@ -98,7 +98,7 @@ class Scene:
 def scene(lake: Lake, catalog: Catalog, contract: SetContract, tmp_path: Path) -> Scene:
     settings = lake.settings.model_copy(update={"contracts_dir": tmp_path / "contracts"})
     mine = Lake(settings, lambda: lake.spark)
-    found = Scene(mine, catalog, contract, tmp_path, a_backup(settings.warehouse, tmp_path / "backups"))
+    found = Scene(mine, catalog, contract, tmp_path, a_backup(settings.lake_root, tmp_path / "backups"))
     found.run(MONDAY, 3)
     found.point = found.new_point()
     return found

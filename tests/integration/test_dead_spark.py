@@ -84,7 +84,7 @@ def work_on_a_dying_spark(
         def stage_set(contract: SetContract) -> None:
             stage(lake, contract, [DAY], str(uuid4()))
 
-        full = f"disk.*{re.escape(str(settings.warehouse))}|{re.escape(str(settings.warehouse))}.*disk"
+        full = f"disk.*{re.escape(settings.lake_root)}|{re.escape(settings.lake_root)}.*disk"
         for contract in contracts:
             lake.spark.range(1).count()
             with full_disk(driver_pid()):

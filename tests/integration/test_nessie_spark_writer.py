@@ -57,4 +57,4 @@ def test_the_metadata_lies_in_the_warehouse_folder(lake: Lake, published: str) -
     assert content is not None
     path = Path(content.metadata_location.removeprefix("file:"))
     assert path.is_file()
-    assert path.is_relative_to(lake.settings.warehouse)
+    assert path.is_relative_to(lake.settings.lake_root)

@@ -33,7 +33,7 @@ def delete_staged(lake: Lake, contract: SetContract, staged: Staged, short_name:
     """Change a staged table by hand."""
     table = contract.table(short_name)
     place = f"{lake.catalog(staged.ref)}.{table.name}" if table.format == "iceberg" else None
-    folder = table_location(lake.settings, table) / STAGED_FOLDER / staged.ref
+    folder = f"{table_location(lake.settings, table)}/{STAGED_FOLDER}/{staged.ref}"
     lake.spark.sql(f"DELETE FROM {place or f'delta.`{folder}`'} WHERE {where}")
 
 
@@ -245,7 +245,7 @@ def a_red_set_is_discarded_by_command(published_set: PublishedSet, monkeypatch: 
     assert state == "red"
     monkeypatch.setattr("lakeshare_pipelines.cli.main._contracts", lambda: (published_set.contract,))
     settings = published_set.lake.settings
-    environment = {"LAKESHARE_STATE_DIR": settings.state_dir, "LAKESHARE_WAREHOUSE_DIR": settings.warehouse}
+    environment = {"LAKESHARE_STATE_DIR": settings.state_dir, "LAKESHARE_WAREHOUSE": settings.lake_root}
     runner = CliRunner(env={name: str(folder) for name, folder in environment.items()})
     ended = runner.invoke(app, ["wap", "discard", ref])
     assert (ended.exit_code, ended.output) == (0, f"{ref} is gone\n")

@@ -233,7 +233,7 @@ def test_what_is_not_the_selection_any_more_is_not_published(lake, catalog, ledg
     a_delivery(lake.settings, other, TUESDAY, [an_order(TUESDAY, n) for n in (11, 12, 15)])
     staged = stage(lake, other, [TUESDAY], str(uuid4()))
     orders = other.table("orders")
-    folder = table_location(lake.settings, orders) / STAGED_FOLDER / staged.ref
+    folder = f"{table_location(lake.settings, orders)}/{STAGED_FOLDER}/{staged.ref}"
     place = f"{lake.catalog(staged.ref)}.{orders.name}" if orders.format == "iceberg" else f"delta.`{folder}`"
     lake.spark.sql(f"DELETE FROM {place} WHERE id = 15")
 

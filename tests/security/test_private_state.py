@@ -83,7 +83,7 @@ def test_a_folder_that_is_there_keeps_its_mode(tmp_path: Path) -> None:
 
 
 def test_the_warehouse_and_a_backup_are_made_for_their_owner(tmp_path: Path) -> None:
-    settings = LakeSettings(state_dir=tmp_path / "state", warehouse_dir=tmp_path / "tables")
+    settings = LakeSettings(state_dir=tmp_path / "state", warehouse=tmp_path / "tables")
     prepare_folders(settings)
     assert (mode(settings.state_dir), mode(tmp_path / "tables")) == (0o700, 0o700)
     store = open_store(StoreAddress(url=str(tmp_path / "backups" / "lake")))

@@ -56,7 +56,7 @@ from lakeshare_pipelines.wap.staged import Lake
 from lakeshare_server.catalog import Catalog, Lease, Ledger, Publication, lock_set
 from lakeshare_server.errors import Unavailable
 from lakeshare_server.nessie import TableContent
-from lakeshare_server.storage import Stores, normalise_location
+from lakeshare_server.storage import normalise_location
 from lakeshare_server.storage.locations import local_path
 from lakeshare_server.tables import open_index
 from lakeshare_server.tables.iceberg.metadata import MAX_METADATA_BYTES, decompress_metadata
@@ -274,7 +274,7 @@ class LakeTable:
             index = open_index(self.lake.settings.index_dir, publication.index_digest)
         except Unavailable:
             return False
-        stores = Stores(self.lake.settings)
+        stores = self.lake.stores
         metadata = publication.metadata_location
         if metadata is not None and stores.head(metadata) is None:
             return False
@@ -323,7 +323,7 @@ def find_lake_table(lake: Lake, catalog: Catalog, location: str, kind: str) -> L
     name = next((name for name, last in latest if last and _is_at(last.location, location)), None)
     if name is None:
         of_delta = (table for _, table in tables if table.format == "delta")
-        at_location = (table for table in of_delta if str(table_location(lake.settings, table)) == location)
+        at_location = (table for table in of_delta if table_location(lake.settings, table) == location)
         name = next((table.name for table in at_location), None)
     if name is None and kind == "iceberg":
         nessie = lake.nessie()

@@ -106,7 +106,7 @@ def session_of_its_own(spark: "SparkSession", **conf: str) -> "SparkSession":
 
 def _catalogs(lake: Lake, spark: "SparkSession", warehouse: Path, branch: str) -> dict[str, SparkIceberg]:
     """One of folders, and one at a branch of Nessie, since Spark may not write on main."""
-    for key, value in make_catalog_conf(lake.settings, lake.endpoint, branch).items():
+    for key, value in make_catalog_conf(lake.settings, lake.stores, lake.endpoint, branch).items():
         spark.conf.set(key, value)
     name = make_catalog_name(branch)
     spark.conf.set(f"spark.sql.catalog.{name}.warehouse", f"file://{warehouse}/of nessie")

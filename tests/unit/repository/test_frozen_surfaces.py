@@ -95,7 +95,7 @@ def test_settings() -> None:
         bases = [base.__name__ for base in kind.__bases__ if base is not BaseSettings]
         lines += [f"{kind.__name__} {' '.join(bases)}".rstrip(), f"  read as {read}"]
         inherited = {name for base in kind.__mro__[1:] for name in getattr(base, "model_fields", {})}
-        schema = kind.model_json_schema()
+        schema = kind.model_json_schema(by_alias=False)
         types = {line.partition(":")[0]: line.partition(": ")[2] for line in field_lines(schema)}
         for name in sorted(set(kind.model_fields) - inherited):
             field = kind.model_fields[name]

@@ -102,7 +102,7 @@ def test_the_list_shows_damaged_points_beside_the_others(
         lake.made(day, lake.listing())
     record(lake, ONE, "point.json").write_bytes(b"{")
     monkeypatch.setenv("LAKESHARE_STATE_DIR", str(settings.state_dir))
-    monkeypatch.setenv("LAKESHARE_WAREHOUSE", str(settings.warehouse))
+    monkeypatch.setenv("LAKESHARE_WAREHOUSE", str(settings.lake_root))
     shown = CliRunner().invoke(app, ["backup", "list"])
     assert shown.exit_code == 0, shown.output
     first, second = shown.output.splitlines()

@@ -202,7 +202,7 @@ def test_a_name_that_no_listing_can_hold_is_told(lake: Path) -> None:
 
 
 def test_the_command_lists_and_tells_where_the_report_is(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LAKESHARE_WAREHOUSE_DIR", str(lake))
+    monkeypatch.setenv("LAKESHARE_WAREHOUSE", str(lake))
     to = str(lake.parent / "reports")
     told = CliRunner().invoke(app, ["inventory", "generate", "--to", to, "--format", "csv", "--id", "hand"])
     assert told.exit_code == 0, told.output

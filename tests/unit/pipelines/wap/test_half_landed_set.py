@@ -59,7 +59,7 @@ def stage(staging: DeltaStaging, contract: SetContract, numbers: list[int]) -> S
     ref = make_staging_name(contract.name, (DAY,), run_id, 0)
     base = staging.open(ref)
     for table in contract.tables:
-        place = staging.location(table.name) / "_staged" / ref
+        place = f"{staging.location(table.name)}/_staged/{ref}"
         write_deltalake(place, rows_of(contract, table.short_name, numbers), partition_by=["day"])
     tables = tuple(StagedTable(table.name, len(numbers)) for table in contract.tables)
     draft = Staged(contract.name, run_id, (DAY,), ref, base, "", tables, {DAY: "digest"}, contract.digest)
