@@ -102,6 +102,11 @@ class LakeSettings(StateSettings):
     )
     spark_master: str = Field("local[*]", description="Master URL for modes local and cluster.")
     spark_remote: str | None = Field(None, description="sc:// URL for mode connect.")
+    spark_conf: AbsolutePath | None = Field(
+        None,
+        description="File of Spark properties, as for spark-submit; they win over lakeshare's own, and lists are added "
+        "to.",
+    )
     spark_driver_memory: str = Field("2g", description="Memory of the Spark driver.")
     spark_driver_options: str = Field(
         "", description=f"More Java options for the Spark driver; for short runs on few cores: {SHORT_RUNS}."

@@ -3,7 +3,7 @@
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -156,12 +156,18 @@ def main() -> None:
 def demo(
     once: Annotated[bool, typer.Option("--once", help="Exit without the Dagster UI.")] = False,
     clean: Annotated[bool, typer.Option("--clean", help="Remove what the demo created.")] = False,
+    store: Annotated[
+        Literal["disk", "s3"],
+        typer.Option(
+            help="Where the tables are: disk, or s3 with an S3 store, PostgreSQL and a Spark cluster that it starts."
+        ),
+    ] = "disk",
 ) -> None:
     """Run the whole path on real flights: deliver, audit, publish, share, read, reject a bad delivery."""
     with gc_disabled():
         from lakeshare_pipelines.demo.story import clean_up, run_demo
 
-    raise typer.Exit(clean_up() if clean else run_demo(once=once))
+    raise typer.Exit(clean_up() if clean else run_demo(once=once, store=store))
 
 
 @app.command()

@@ -183,7 +183,7 @@ def backup_definitions(
         with fail_without_retry():
             written = run.finish_point(_make_backup_run(context, lake, backup), datetime.now(UTC))
         for proof in written.verification.tables:
-            table = _find_published_table(proof, contracts)
+            table = _find_published_table(proof.table.root.removeprefix(backup.source.prefix), contracts)
             if table is not None:
                 metadata = {f"lakeshare/backup/{backup.name}": written.day, **_make_proof_metadata(proof)}
                 context.log_event(dg.AssetObservation(asset_key=table_key(table), metadata=metadata))
@@ -286,10 +286,10 @@ def _make_proof_metadata(proof: TableProof) -> dict[str, str | int]:
     return {"table": proof.table.root, **proof.model_dump(include=shown, exclude_none=True)}
 
 
-def _find_published_table(proof: TableProof, contracts: Sequence[SetContract]) -> str | None:
-    """Returns the contract's table whose files are at a root: the warehouse has a folder per table."""
+def _find_published_table(root: str, contracts: Sequence[SetContract]) -> str | None:
+    """Returns the contract's table whose files are at a root below the warehouse, which has a folder per table."""
     names = {table.name for contract in contracts for table in contract.tables}
-    parts = proof.table.root.split("/")
+    parts = root.split("/")
     # Iceberg writers may add an id to the folder's name.
     without_id = ".".join([*parts[:-1], parts[-1].rsplit("_", 1)[0]])
     return next((name for name in names if name in {".".join(parts), without_id}), None)

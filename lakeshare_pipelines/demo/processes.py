@@ -60,7 +60,7 @@ def sharing_server(port: int, log: Path) -> Iterator[str]:
     # Its output goes into a log, which must not hold a key.
     command = [sys.executable, "-m", "lakeshare_server", "serve", "--port", str(port), "--no-first-key"]
     root = f"http://127.0.0.1:{port}"
-    with _process(command, log, f"{root}/readyz"):
+    with running_process(command, log, _get(f"{root}/readyz")):
         yield root
 
 
@@ -72,12 +72,28 @@ def dagster_ui(port: int, log: Path) -> Iterator[str]:
     has_workspace = Path("workspace.yaml").exists()
     command += ["-w", "workspace.yaml"] if has_workspace else ["-m", "lakeshare_pipelines.definitions"]
     root = f"http://127.0.0.1:{port}"
-    with _process(command, log, f"{root}/server_info"):
+    with running_process(command, log, _get(f"{root}/server_info")):
         yield root
 
 
 @contextmanager
-def _process(command: list[str], log: Path, probe: str) -> Iterator[None]:
+def running_process(
+    command: Sequence[str],
+    log: Path,
+    probe: Callable[[], object],
+    *,
+    not_yet: type[Exception] | tuple[type[Exception], ...] = httpx.HTTPError,
+    ending: signal.Signals = signal.SIGTERM,
+    environment: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Iterator[None]:
+    """Runs a program during the block, which begins when `probe` no longer raises `not_yet`.
+
+    Its output goes to `log`; `options` are those of Popen.
+
+    Raises:
+        Unavailable: it ended, or was not ready in time.
+    """
     make_private(log.parent)
     with log.open("ab") as out:
         # In its own process group: Ctrl-C reaches only this process, which then stops the child.
@@ -87,13 +103,14 @@ def _process(command: list[str], log: Path, probe: str) -> Iterator[None]:
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
+            **options,
         )
     try:
-        _wait_until_ready(child, probe, log)
+        _wait_until_ready(child, probe, not_yet, log)
         yield
     finally:
-        child.terminate()
+        child.send_signal(ending)
         try:
             child.wait(STOP_S)
         except subprocess.TimeoutExpired:
@@ -101,20 +118,31 @@ def _process(command: list[str], log: Path, probe: str) -> Iterator[None]:
             child.wait()
 
 
-def _wait_until_ready(child: "subprocess.Popen[bytes]", probe: str, log: Path) -> None:
+def _wait_until_ready(
+    child: "subprocess.Popen[bytes]",
+    probe: Callable[[], object],
+    not_yet: type[Exception] | tuple[type[Exception], ...],
+    log: Path,
+) -> None:
     deadline = time.monotonic() + READY_S
     while True:
         if child.poll() is not None:
             raise Unavailable(f"{child.args!r} ended with {child.returncode}", f"Read the end of {log}.")
         try:
-            # Without a proxy.
-            httpx.get(probe, timeout=PROBE_S, trust_env=False).raise_for_status()
-        except httpx.HTTPError as error:
+            probe()
+        except not_yet as error:
             if time.monotonic() > deadline:
-                raise Unavailable(f"{probe} did not answer: {error}", f"Read the end of {log}.") from error
+                raise Unavailable(
+                    f"{child.args!r} is not ready: {error}", f"Read the end of {log}."
+                ) from error
         else:
             return
         time.sleep(PROBE_POLL_S)
+
+
+def _get(url: str) -> Callable[[], object]:
+    # Without a proxy.
+    return lambda: httpx.get(url, timeout=PROBE_S, trust_env=False).raise_for_status()
 
 
 POLL_S = 0.5

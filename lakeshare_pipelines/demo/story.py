@@ -6,6 +6,7 @@ Every step checks the present state first, so a second start continues where the
 import json
 import logging
 import os
+import shlex
 import shutil
 import signal
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 import dagster as dg
 
@@ -30,11 +32,13 @@ from lakeshare_pipelines.settings import SHORT_RUNS, LakeSettings
 from lakeshare_pipelines.share.publication import deliveries_in_force
 from lakeshare_pipelines.share.shares import declared_shares
 from lakeshare_pipelines.spark.jars import SPARK_JARS, ensure_jars, find_java
+from lakeshare_pipelines.spark.stores import list_store_jars
 from lakeshare_pipelines.wap.staged import WHOLE, Lake, open_lake_without_spark
 from lakeshare_server.access.authentication import write_profile
-from lakeshare_server.catalog import Catalog, Ledger, Publication, Recipients, SharedTable, open_catalog
+from lakeshare_server.catalog import Catalog, Ledger, Recipients, SharedTable, open_catalog
 from lakeshare_server.catalog.listings import list_all_shared_tables
 from lakeshare_server.settings import make_private
+from lakeshare_server.storage import Stores
 
 DELETED_TABLES = {
     "flights.departures": "aviation.flights.departures",
@@ -79,7 +83,12 @@ def _restore_deleted_tables(context: DemoContext) -> None:
     """Restores tables that an earlier, interrupted start deleted."""
     ledger = Ledger(context.catalog)
     publications = [ledger.latest(table) for table in DELETED_TABLES]
-    deleted = [found.table for found in publications if found is not None and not _folder(found).exists()]
+    stores = Stores(context.settings)
+    deleted = [
+        found.table
+        for found in publications
+        if found is not None and stores.written_between(found.location) is None
+    ]
     if not deleted:
         return
     point = Points(find_backup(context.settings, None)).latest_good()
@@ -95,7 +104,8 @@ def _delete_and_restore(context: DemoContext) -> list[str]:
     chapter("A backup point of everything, from a listing made now")
     point = _make_point(context.reporter, context.settings)
     before = {shared: _observe_table(context.profile, shared) for shared in DELETED_TABLES.values()}
-    chapter(f"{' and '.join(DELETED_TABLES)} are deleted from the catalog and from the disk")
+    place = "disk" if context.settings.lake_root.startswith("/") else "store"
+    chapter(f"{' and '.join(DELETED_TABLES)} are deleted from the catalog and from the {place}")
     for table in DELETED_TABLES:
         _delete(lake, Ledger(context.catalog), table)
     wrong = _find_readable(context)
@@ -126,10 +136,6 @@ def _restore(context: DemoContext, point: Point, tables: list[str]) -> None:
             report_step(f"{table}: {restored.objects} objects put back")
 
 
-def _folder(publication: Publication) -> Path:
-    return Path(publication.location.removeprefix("file://"))
-
-
 def _delete(lake: Lake, ledger: Ledger, table: str) -> None:
     publication = ledger.latest(table)
     if publication is None:
@@ -139,8 +145,7 @@ def _delete(lake: Lake, ledger: Ledger, table: str) -> None:
         if publisher.content(table, "main") is not None:
             head = publisher.reference("main").hash
             publisher.drop_table(table, "main", head, message=f"Drop {table} by mistake")
-    if _folder(publication).exists():
-        shutil.rmtree(_folder(publication))
+    lake.stores.delete_folder(publication.location)
 
 
 def _observe_table(profile: Path, shared: str) -> Observed:
@@ -182,23 +187,26 @@ RECIPIENT = "demo"
 
 
 class DemoRefused(PipelineError):
-    """The state folder holds a lake that the demo did not make."""
+    """The state folder holds a lake that the demo did not make, or made with another store."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(
-            f"{folder} holds a lake that the demo did not make. Set LAKESHARE_STATE_DIR to another folder."
+    def __init__(self, folder: Path, made_with: str | None = None) -> None:
+        what = (
+            "a lake that the demo did not make" if made_with is None else f"a demo with --store {made_with}"
         )
+        fix = "Set LAKESHARE_STATE_DIR to another folder"
+        fix += "" if made_with is None else ", or remove it with `lakeshare demo --clean`"
+        super().__init__(f"{folder} holds {what}. {fix}.")
 
 
-def run_demo(*, once: bool) -> int:
-    """Runs the demo; returns 0 if every row count was right."""
+def run_demo(*, once: bool, store: Literal["disk", "s3"] = "disk") -> int:
+    """Runs the demo; returns 0 if every row count was right.
+
+    With the store `s3`, tables are in a bucket, state is in PostgreSQL and Spark is a cluster of two workers; the demo
+    starts all of them.
+    """
     os.environ.setdefault("LAKESHARE_SPARK_DRIVER_OPTIONS", SHORT_RUNS)
     settings, reporter = LakeSettings(), ProgressReporter()
-    state, marker = settings.state_dir, settings.state_dir / MARKER
-    if state.is_dir() and any(state.iterdir()) and not marker.exists():
-        raise DemoRefused(state)
-    make_private(state)
-    marker.write_text(json.dumps({"made_by": "lakeshare demo"}))
+    _claim_state(settings, store)
     _log_to_file(settings)
     contracts = {contract.name: contract for contract in load_contracts(settings.contracts_dir)}
     processes.use_dagster_home(settings.state_dir)
@@ -206,7 +214,9 @@ def run_demo(*, once: bool) -> int:
         reporter.chapter("Preparing: Java, jars, the catalog")
         java = find_java("spark", settings)
         reporter.write_line(f"Java {java.version} for Spark ({java.origin})")
-        ensure_jars(settings, SPARK_JARS)
+        if store == "s3":
+            settings = _start_servers(settings, reporter, stack)
+        ensure_jars(settings, (*SPARK_JARS, *list_store_jars([settings.lake_root])))
         stack.enter_context(nessie_for(settings, keep=not once))
         catalog = open_catalog(settings.catalog_url)
         on = stack.enter_context(processes.open_instance())
@@ -227,7 +237,34 @@ def run_demo(*, once: bool) -> int:
     return 1 if wrong else 0
 
 
+def _claim_state(settings: LakeSettings, store: str) -> None:
+    """Marks the state folder as the demo's; raises DemoRefused if it is not, or was made with another store."""
+    state, marker = settings.state_dir, settings.state_dir / MARKER
+    if state.is_dir() and any(state.iterdir()) and not marker.exists():
+        raise DemoRefused(state)
+    make_private(state)
+    made_with = json.loads(marker.read_text()).get("store", "disk") if marker.exists() else store
+    if made_with != store:
+        raise DemoRefused(state, made_with)
+    marker.write_text(json.dumps({"made_by": "lakeshare demo", "store": store}))
+
+
+def _start_servers(settings: LakeSettings, reporter: ProgressReporter, stack: ExitStack) -> LakeSettings:
+    """Starts the servers of an object store; returns the settings that lead to them."""
+    from lakeshare_pipelines.demo.servers import object_store_servers
+
+    variables = stack.enter_context(object_store_servers(settings, reporter))
+    path = settings.state_dir / "demo.env"
+    path.touch(0o600)
+    path.write_text("".join(f"{name}={value}\n" for name, value in variables.items()))
+    reporter.write_line(f"for commands in another terminal: set -a; . {shlex.quote(str(path))}")
+    os.environ.update(variables)
+    return LakeSettings()
+
+
 def clean_up() -> int:
+    from lakeshare_pipelines.demo.servers import postgres_folder
+
     settings, reporter = LakeSettings(), ProgressReporter()
     if not settings.state_dir.exists():
         reporter.write_line(f"nothing to remove: {settings.state_dir} does not exist")
@@ -244,6 +281,7 @@ def clean_up() -> int:
     else:
         reporter.write_line(f"DAGSTER_HOME is {home}, which may hold other runs: they stay")
     shutil.rmtree(settings.state_dir)
+    shutil.rmtree(postgres_folder(settings), ignore_errors=True)
     reporter.write_line(f"removed {settings.state_dir}; downloaded jars stay in {settings.cache_dir}")
     return 0
 

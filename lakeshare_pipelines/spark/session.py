@@ -160,11 +160,17 @@ LOCAL_CONF: Mapping[str, str] = {
 
 
 def make_session_conf(settings: LakeSettings) -> dict[str, str]:
-    """Returns the session's configuration for the mode in `settings`, without Nessie catalogs."""
-    conf = {"spark.app.name": "lakeshare", **SESSION_CONF}
+    """Returns the session's configuration for the mode in `settings`, without Nessie catalogs.
+
+    Raises:
+        SparkError: the file of Spark properties cannot be used.
+    """
+    conf, stores = {"spark.app.name": "lakeshare", **SESSION_CONF}, Stores(settings)
+    hadoop = make_hadoop_conf(stores, settings.lake_root)
     if settings.spark_mode == "connect":
-        return conf
+        return _add_properties(conf | hadoop, settings.spark_conf)
     conf |= DRIVER_CONF
+    conf |= {f"spark.hadoop.{name}": value for name, value in hadoop.items()}
     conf["spark.master"] = settings.spark_master
     conf["spark.driver.memory"] = settings.spark_driver_memory
     jars = ensure_jars(settings, (*SPARK_JARS, *list_store_jars([settings.lake_root])))
@@ -177,7 +183,7 @@ def make_session_conf(settings: LakeSettings) -> dict[str, str]:
         log4j_file.write_text(LOG4J)
     # As a URI: Java options are split at blanks, which a folder's name may contain.
     log4j = f"-Dlog4j2.configurationFile={log4j_file.as_uri()}"
-    options = make_java_options(Stores(settings), settings.lake_root)
+    options = make_java_options(stores, settings.lake_root)
     conf["spark.driver.extraJavaOptions"] = " ".join([log4j, *options, settings.spark_driver_options]).strip()
     if options:
         conf["spark.executor.extraJavaOptions"] = " ".join(options)
@@ -185,7 +191,43 @@ def make_session_conf(settings: LakeSettings) -> dict[str, str]:
         conf |= LOCAL_CONF
         # Derby and the SQL warehouse are otherwise created in the working directory.
         conf["spark.sql.warehouse.dir"] = f"file://{settings.state_dir / 'spark-warehouse'}"
-    return conf
+    return _add_properties(conf, settings.spark_conf)
+
+
+LISTS = {
+    "spark.jars": ",",
+    "spark.sql.extensions": ",",
+    "spark.driver.extraClassPath": os.pathsep,
+    "spark.driver.extraJavaOptions": " ",
+    "spark.executor.extraJavaOptions": " ",
+}
+"""Properties that are lists, with their separator."""
+PROPERTY_LINE = re.compile(r"(spark\.\S*?)(?:\s*[=:]\s*|\s+)(.*)")
+
+
+def _add_properties(conf: dict[str, str], path: Path | None) -> dict[str, str]:
+    """Returns the configuration with the properties of a file, as `spark-submit --properties-file` reads it."""
+    if path is None:
+        return conf
+    added = dict(conf)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SparkError(
+            f"LAKESHARE_SPARK_CONF: {path} cannot be read: {error}", "Correct or unset it"
+        ) from error
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if not text or text.startswith(("#", "!")):
+            continue
+        found = PROPERTY_LINE.fullmatch(text)
+        if found is None:
+            reason = f"LAKESHARE_SPARK_CONF: {path}:{number}: {text!r} is no Spark property"
+            raise SparkError(reason, "Write one on each line, like `spark.executor.memory 4g`")
+        name, value = found[1], found[2].strip()
+        ours = conf.get(name)
+        added[name] = f"{ours}{LISTS[name]}{value}" if ours and name in LISTS else value
+    return added
 
 
 def prepare_folders(settings: LakeSettings) -> None:
@@ -250,7 +292,7 @@ def open_session(settings: LakeSettings) -> "SparkSession":
             reason = "LAKESHARE_SPARK_MODE is connect but no address is set"
             raise SparkError(reason, "set LAKESHARE_SPARK_REMOTE")
         builder = builder.remote(settings.spark_remote)
-    for key, value in (conf | make_hadoop_conf(Stores(settings), settings.lake_root)).items():
+    for key, value in conf.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
 

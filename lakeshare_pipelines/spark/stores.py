@@ -20,6 +20,7 @@ JARS: Mapping[str, tuple[str, ...]] = {S3: S3_JARS}
 """The jars beside Spark's own, by kind of store."""
 SDK_CHAIN = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
 ATTEMPTS = 5
+NO_KEYS = "Unable to load credentials"
 NO_BUCKET = re.compile(r"NoSuchBucket|bucket does not exist|UnknownStoreException")
 DENIED = re.compile(
     r"(?i)\b(?:401|403)\b|AccessDenied|necessary privileges|Unauthenticated|SignatureDoesNotMatch"
@@ -117,6 +118,12 @@ def make_warehouse_error(location: str, text: str) -> WarehouseError:
         return WarehouseError(
             location, "its bucket does not exist", "Create it, or correct LAKESHARE_WAREHOUSE."
         )
+    if NO_KEYS in text:
+        reason, fix = (
+            "Spark found no credentials of the store",
+            "Give the hosts of driver and executors a role or keys.",
+        )
+        return WarehouseError(location, reason, fix)
     if DENIED.search(text):
         fix = f"Allow the credentials of this host to read, write, list and delete there ({RIGHTS})."
         return WarehouseError(location, "the store refuses the request", fix)

@@ -4,16 +4,22 @@ import itertools
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import pytest
 
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.nessie.server import nessie_for
 from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_pipelines.spark.stores import make_hadoop_conf
 from lakeshare_pipelines.wap.staged import Lake
 from lakeshare_server.catalog import Catalog, Ledger, open_catalog
 from tests.builders.sets import a_contract
 from tests.builders.shared_spark import driver_of_all_workers
+
+if TYPE_CHECKING:
+    from tests.integration.s3_server import S3Server
 
 NAMES = (f"set{number}" for number in itertools.count(1))
 
@@ -46,3 +52,36 @@ def ledger(catalog: Catalog) -> Ledger:
 def contract(request: pytest.FixtureRequest, tmp_path: Path) -> SetContract:
     """A set of its own, once in each format."""
     return a_contract(tmp_path / "contracts", next(NAMES), request.param)
+
+
+@pytest.fixture(scope="module")
+def s3_keys(s3: "S3Server", lake: Lake) -> Iterator[None]:
+    """The keys of the store in the environment, and in the driver as its chain of credentials finds them."""
+    java = lake.spark.sparkContext._jvm.java.lang.System
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", s3.admin.access_key)
+        patch.setenv("AWS_SECRET_ACCESS_KEY", s3.admin.secret_key)
+        java.setProperty("aws.accessKeyId", s3.admin.access_key)
+        java.setProperty("aws.secretAccessKey", s3.admin.secret_key)
+        yield
+        java.clearProperty("aws.accessKeyId")
+        java.clearProperty("aws.secretAccessKey")
+
+
+def a_lake_at(lake: Lake, endpoint: str, location: str, **more: object) -> Lake:
+    """A lake of the tests' Spark and Nessie with its tables at a location, in a session with its own catalogs."""
+    places = {"warehouse": location, "s3_endpoint": endpoint, "s3_region": "us-east-1", **more}
+    settings, session = lake.settings.model_copy(update=places), lake.spark.newSession()
+    there = Lake(settings, lambda: session)
+    there.__dict__["endpoint"] = lake.endpoint
+    for key, value in make_hadoop_conf(there.stores, location).items():
+        session.conf.set(key, value)
+    return there
+
+
+@pytest.fixture(scope="module")
+def s3_lake(s3: "S3Server", lake: Lake, s3_keys: None) -> Lake:
+    """The tests' lake with its tables in a bucket, whose name is new: a Spark driver keeps how it reached one."""
+    bucket = f"lake-{uuid4().hex[:8]}"
+    s3.client().create_bucket(Bucket=bucket)
+    return a_lake_at(lake, s3.endpoint, f"s3://{bucket}/a lake")

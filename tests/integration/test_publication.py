@@ -1,6 +1,7 @@
 """Publication: what is audited green becomes one number for every table of the set; everything else, nothing.
 
-Two sets in each format, each published day by day: every run of Spark takes seconds, so each step is a promise.
+Two sets in each format, each published day by day: every run of Spark takes seconds, so each step is a promise. The
+first are in S3, the second on the disk.
 """
 
 from collections.abc import Sequence
@@ -8,6 +9,7 @@ from dataclasses import dataclass, field
 from uuid import uuid4
 
 import dagster as dg
+import delta_sharing
 import pytest
 from typer.testing import CliRunner
 
@@ -21,9 +23,19 @@ from lakeshare_pipelines.wap.audit import audit_and_save
 from lakeshare_pipelines.wap.delta import STAGED_FOLDER, table_location
 from lakeshare_pipelines.wap.stage import drop_abandoned, list_staging_locations, stage
 from lakeshare_pipelines.wap.staged import Lake, Staged, Verdicts
-from lakeshare_server.catalog import Catalog, Ledger, Publication
+from lakeshare_server.catalog import (
+    Catalog,
+    DeclaredShare,
+    Ledger,
+    Publication,
+    Recipients,
+    SharedTable,
+    apply_shares,
+)
+from lakeshare_server.settings import ServerSettings
 from tests.builders.main_state import main_state, rows_at_each_step, rows_on_main
 from tests.builders.sets import a_delivery, an_order, green, orders, staged_without_reading
+from tests.builders.sharing import Provider, a_server
 from tests.builders.slack import slack_stand_in
 
 MONDAY, TUESDAY, WEDNESDAY, THURSDAY = (f"2024-01-0{day}" for day in range(1, 5))
@@ -96,7 +108,13 @@ def published_set(lake: Lake, catalog: Catalog, contract: SetContract) -> Publis
     return PublishedSet(lake, catalog, contract)
 
 
-def test_a_set_is_published_whole_when_its_audit_is_green_and_not_at_all_when_it_is_red(published_set):
+@pytest.fixture
+def published_in_s3(s3_lake: Lake, catalog: Catalog, contract: SetContract) -> PublishedSet:
+    return PublishedSet(s3_lake, catalog, contract)
+
+
+def test_a_set_is_published_whole_when_its_audit_is_green_and_not_at_all_when_it_is_red(published_in_s3):
+    published_set = published_in_s3
     every_table_gets_its_first_number_once(published_set)
     the_same_delivery_again_changes_nothing(published_set)
     staged = a_red_audit_changes_nothing_and_masks_personal_columns(published_set)
@@ -105,6 +123,8 @@ def test_a_set_is_published_whole_when_its_audit_is_green_and_not_at_all_when_it
     a_corrected_delivery_replaces_its_partition_only(published_set)
     rows_written_after_the_audit_are_not_published(published_set)
     published_set.require_spark_reads_the_same()
+    recipients_read_what_spark_reads(published_set)
+    assert not (published_set.lake.settings.state_dir / "warehouse" / published_set.contract.name).exists()
 
 
 def every_table_gets_its_first_number_once(published_set: PublishedSet) -> None:
@@ -192,6 +212,20 @@ def rows_written_after_the_audit_are_not_published(published_set: PublishedSet) 
     with pytest.raises(BranchMoved, match=staged.ref):
         published_set.publish(staged, verdicts)
     assert published_set.seen() == seen
+
+
+def recipients_read_what_spark_reads(published_set: PublishedSet) -> None:
+    settings, name = published_set.lake.settings, published_set.contract.name
+    stores = {"s3_endpoint": settings.s3_endpoint, "s3_region": settings.s3_region}
+    sharing = ServerSettings(_env_file=None, state_dir=settings.state_dir, port=0, **stores)
+    provider = Provider(sharing, published_set.catalog)
+    shared = SharedTable("shop", "orders", f"{name}.orders")
+    apply_shares(provider.catalog, [DeclaredShare(f"{name}_s3", (shared,))])
+    _, token = Recipients(provider.catalog).add(f"{name}-reader", (f"{name}_s3",))
+    with a_server(provider) as server:
+        frame = delta_sharing.load_as_pandas(f"{server.profile(token)}#{name}_s3.shop.orders")
+    rows = [tuple(row) for row in frame.astype({"day": str}).itertuples(index=False)]
+    assert sorted(rows) == published_set.rows()
 
 
 def test_runs_at_once_are_replayed_and_a_rollback_is_a_new_number(published_set, monkeypatch):

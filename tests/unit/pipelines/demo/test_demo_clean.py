@@ -72,3 +72,12 @@ def test_a_lake_that_the_demo_did_not_make_is_refused_and_left_as_it_is(state, s
         start()
 
     assert found_in(state) == ["precious.db"]
+
+
+def test_a_demo_with_another_store_is_refused_and_stays(state):
+    (state / MARKER).write_text('{"store": "s3"}')
+
+    with pytest.raises(DemoRefused, match=r"a demo with --store s3.*`lakeshare demo --clean`"):
+        run_demo(once=True)
+
+    assert found_in(state) == [MARKER]

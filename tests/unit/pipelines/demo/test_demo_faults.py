@@ -54,7 +54,7 @@ def test_what_does_not_stop_is_ended_with_its_children(tmp_path, monkeypatch):
     port, log = free_port(0), tmp_path / "stubborn.log"
     command = [sys.executable, "-c", STUBBORN, str(port)]
 
-    with processes._process(command, log, f"http://127.0.0.1:{port}/"):
+    with processes.running_process(command, log, processes._get(f"http://127.0.0.1:{port}/")):
         child = psutil.Process(int(log.read_text().split()[0]))
         assert not has_ended(child)
 

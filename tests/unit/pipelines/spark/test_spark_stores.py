@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from lakeshare_pipelines.errors import SparkError
 from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_pipelines.spark.session import _add_properties
 from lakeshare_pipelines.spark.stores import (
     list_store_jars,
     make_delta_options,
@@ -101,3 +103,34 @@ def test_keys_of_s3_reach_no_configuration_of_spark() -> None:
     own = stores(**OWN)
     for made in (make_hadoop_conf(own, LOCATION), make_file_io_properties(own, LOCATION)):
         assert not {"AK", "secret", "token"} & set(made.values())
+
+
+PROPERTIES = """\
+# executors
+spark.executor.memory=4g
+spark.executor.extraJavaOptions  -XX:+UseSerialGC -Dx=y
+spark.sql.session.timeZone: UTC
+"""
+
+
+def test_properties_of_a_file_win_and_lists_are_added_to(tmp_path: Path) -> None:
+    path = tmp_path / "spark.properties"
+    path.write_text(PROPERTIES)
+    ours = {"spark.executor.extraJavaOptions": "-Da=b", "spark.executor.memory": "1g", "spark.app.name": "x"}
+    assert _add_properties(ours, path) == {
+        "spark.app.name": "x",
+        "spark.executor.memory": "4g",
+        "spark.executor.extraJavaOptions": "-Da=b -XX:+UseSerialGC -Dx=y",
+        "spark.sql.session.timeZone": "UTC",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"), [("spark.x 1\nx=1\n", r":2: 'x=1' is no Spark property"), (None, "cannot be read")]
+)
+def test_a_file_of_other_properties_is_refused_by_line(tmp_path: Path, text: str | None, reason: str) -> None:
+    path = tmp_path / "spark.properties"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(SparkError, match=f"LAKESHARE_SPARK_CONF: .*{reason}"):
+        _add_properties({}, path)
