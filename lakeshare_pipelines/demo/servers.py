@@ -33,6 +33,13 @@ from lakeshare_server.storage.s3 import S3Refused, S3Unreachable, translate_erro
 BUCKET, REGION = "lake", "us-east-1"
 USER = "lakeshare"
 WORKERS = 2
+SMALL_DATA = f"""\
+# For a few thousand rows: Spark's defaults are for clusters, and cost it many tasks.
+spark.executor.extraJavaOptions {SHORT_RUNS}
+spark.sql.shuffle.partitions 2
+spark.sql.adaptive.enabled false
+spark.databricks.delta.snapshotPartitions 2
+"""
 WORKER_MEMORY, DAEMON_MEMORY = "1200m", "256m"
 PROBE_S = 5
 WEED_PORTS = (
@@ -84,9 +91,7 @@ def object_store_servers(settings: LakeSettings, reporter: ProgressReporter) -> 
         with reporter.working(f"a Spark cluster with {WORKERS} workers"):
             master = stack.enter_context(_spark_cluster(settings, credentials))
         properties = settings.state_dir / "spark.properties"
-        properties.write_text(
-            f"spark.executor.extraJavaOptions {SHORT_RUNS}\nspark.sql.shuffle.partitions 2\n"
-        )
+        properties.write_text(SMALL_DATA)
         yield {
             **credentials,
             "LAKESHARE_WAREHOUSE": f"s3://{BUCKET}/tables",
