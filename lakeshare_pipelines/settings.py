@@ -2,12 +2,10 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, SecretStr
-from pydantic_settings import SettingsConfigDict
+from pydantic import Field, SecretStr
 
-from lakeshare_server.errors import BadRequest
 from lakeshare_server.settings import AbsolutePath, Endpoint, StateSettings
 
 SHORT_RUNS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:MetaspaceSize=256m"
@@ -18,22 +16,6 @@ collections from 21 MB of metaspace.
 """
 
 
-def _lake_location(text: str) -> str:
-    if ":" not in text.partition("/")[0]:
-        return str(Path(text).expanduser().resolve())
-    from lakeshare_server.storage.locations import LOCAL, S3, parse_location
-
-    try:
-        place = parse_location(text.rstrip("/"))
-    except BadRequest as error:
-        raise ValueError(str(error)) from None
-    if place.kind not in (LOCAL, S3):
-        raise ValueError(f"pipelines do not write to {place.root}; give a folder or s3://bucket/prefix")
-    return place.location
-
-
-LakeLocation = Annotated[str, BeforeValidator(str), AfterValidator(_lake_location)]
-
 MAX_LINE_MB = 16
 MAX_UNPACKED_MB = 51_200
 
@@ -41,14 +23,6 @@ MAX_UNPACKED_MB = 51_200
 class LakeSettings(StateSettings):
     """Settings from environment variables `LAKESHARE_<FIELD>` or from `.env`."""
 
-    model_config = SettingsConfigDict(populate_by_name=True)
-
-    warehouse: LakeLocation | None = Field(
-        None,
-        validation_alias=AliasChoices("LAKESHARE_WAREHOUSE", "LAKESHARE_WAREHOUSE_DIR"),
-        description="Where the tables are: a folder, or s3://bucket/prefix; `warehouse` in the state folder by "
-        "default.",
-    )
     landing_dir: AbsolutePath | None = Field(
         None, description="Folder deliveries arrive in; `landing` in the state folder by default."
     )
@@ -188,11 +162,6 @@ class LakeSettings(StateSettings):
     snowflake_login_s: int = Field(
         60, ge=1, description="How long a login to Snowflake is tried, in seconds."
     )
-
-    @property
-    def lake_root(self) -> str:
-        """The location below which the tables are, without a slash at its end."""
-        return self.warehouse or str(self.state_dir / "warehouse")
 
     @property
     def landing(self) -> Path:

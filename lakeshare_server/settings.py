@@ -1,10 +1,11 @@
 """Settings of the state and the server, shared by pipelines and server, built once at the edge."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, SecretStr, StringConstraints
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, SecretStr, StringConstraints
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -26,6 +27,24 @@ TOKEN_PATH = "/oauth/token"  # noqa: S105  a path below the endpoint of the prot
 ACTIVATION_PATH, PORTAL_PATH = "/activate", "/portal"
 
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
+S3_LOCATION = re.compile(r"s3[an]?://([A-Za-z0-9_.-]+(?:/.*)?)")
+
+
+def _lake_location(text: str) -> str:
+    """Returns a folder as an absolute path, and a place in S3 with the scheme `s3` and no slash at its end."""
+    if text.startswith("file:") or "://" not in text:
+        return str(
+            _absolute(
+                Path("/" + text.removeprefix("file:").lstrip("/") if text.startswith("file:") else text)
+            )
+        )
+    found = S3_LOCATION.fullmatch(text)
+    if found is None:
+        raise ValueError(f"pipelines do not write to {text}; give a folder or s3://bucket/prefix")
+    return f"s3://{found[1].rstrip('/')}"
+
+
+LakeLocation = Annotated[str, BeforeValidator(str), AfterValidator(_lake_location)]
 # Without a query or a password: the value is shown in messages and put before the paths of URLs.
 Endpoint = Annotated[str, StringConstraints(pattern=r"^https?://[^/?#@\s]+(/[^?#\s]*)?$")]
 
@@ -88,12 +107,21 @@ class StoreSettings(BaseSettings):
 
 
 class StateSettings(StoreSettings):
-    """The state folder and the database, which pipelines and server share."""
+    """The state folder, the database and the place of the tables, which pipelines and server share."""
+
+    model_config = SettingsConfigDict(populate_by_name=True)
 
     state_dir: AbsolutePath = Path(".lakeshare")
     """Folder of everything lakeshare keeps."""
     database_url: str | None = None
     """SQLAlchemy URL of the catalog and ledger; SQLite in the state folder by default."""
+
+    warehouse: LakeLocation | None = Field(
+        None,
+        validation_alias=AliasChoices("LAKESHARE_WAREHOUSE", "LAKESHARE_WAREHOUSE_DIR"),
+        description="Where the tables are: a folder, or s3://bucket/prefix; `warehouse` in the state folder by "
+        "default.",
+    )
 
     audit_retention_days: int | None = Field(None, ge=1)
     """Days that audit events are kept, by the nightly janitor and `lakeshare audit prune`; all by default."""
@@ -102,6 +130,16 @@ class StateSettings(StoreSettings):
     def catalog_url(self) -> str:
         """The SQLAlchemy URL of the catalog."""
         return self.database_url or f"sqlite:///{self.state_dir / 'lakeshare.db'}"
+
+    @property
+    def lake_root(self) -> str:
+        """The location below which the tables are, without a slash at its end."""
+        return self.warehouse or str(self.state_dir / "warehouse")
+
+    @property
+    def shared_root(self) -> str | None:
+        """The location of file indexes and deletion vectors for all hosts: beside tables in a store, else None."""
+        return None if self.lake_root.startswith("/") else f"{self.lake_root}/_lakeshare"
 
     @property
     def index_dir(self) -> Path:

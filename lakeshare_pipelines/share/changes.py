@@ -34,7 +34,7 @@ from lakeshare_server.tables.iceberg.changes import (
     write_change_index,
 )
 from lakeshare_server.tables.iceberg.metadata import keeps_rows, open_metadata, restores_columns, schema_at
-from lakeshare_server.tables.index import index_path
+from lakeshare_server.tables.index import StoredIndex, fetch_index, index_path, share_index
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -212,7 +212,7 @@ class TableState:
     def key(self) -> tuple[str, int]:
         return self.metadata_location, self.snapshot_id
 
-    def read(self, vectors_dir: Path) -> TableSnapshot:
+    def read(self, vectors_dir: Path | str) -> TableSnapshot:
         """The table as recipients get it, with large deletion vectors in `vectors_dir`; raises `Unserveable`."""
         return read_iceberg(self.metadata_location, self.snapshot_id, vectors_dir, self.stores)
 
@@ -262,8 +262,8 @@ def ensure_changes(
     """The recorded index of changes if it leads from the latest publication to this state, else a new one."""
     latest = ledger.latest(table.name)
     if recorded is not None:
-        path = index_path(lake.settings.index_dir, recorded)
-        if open_changes(path, _next_version(latest), (_get_digest(latest), index_digest)) is not None:
+        made_of = _get_digest(latest), index_digest
+        if open_changes(find_index(lake, recorded), _next_version(latest), made_of) is not None:
             return recorded
         log.warning("the changes of %s were recorded for other states: recording them again", table.name)
     return record_changes_since_latest(lake, ledger, table, state)
@@ -272,8 +272,7 @@ def ensure_changes(
 def record_changes_since_latest(lake: Lake, ledger: Ledger, table: Table, state: TableState) -> str:
     """Record the differences between the table's latest publication and a state; returns the index digest."""
     latest = ledger.latest(table.name)
-    snapshot = state.read(lake.settings.vectors_dir)
-    digest = write_index(snapshot, lake.settings.index_dir).digest
+    digest = keep_index(lake, state.read(vectors_folder(lake))).digest
     published, stores = None if latest is None else _get_published_state(lake, latest), state.stores
     change = StateChange(
         version=_next_version(latest),
@@ -285,7 +284,9 @@ def record_changes_since_latest(lake: Lake, ledger: Ledger, table: Table, state:
     )
     if published is not None:
         change = _add_change_files(lake, table, change, (published, state))
-    return write_change_index(change, (_get_digest(latest), digest), lake.settings.index_dir)
+    recorded = write_change_index(change, (_get_digest(latest), digest), lake.settings.index_dir)
+    share_index(lake.stores, lake.settings.shared_root, index_path(lake.settings.index_dir, recorded))
+    return recorded
 
 
 def _add_change_files(
@@ -313,12 +314,34 @@ def _get_published_state(lake: Lake, publication: Publication) -> TableState:
 
 def _load_file_index(lake: Lake, publication: Publication) -> FileIndex:
     """The file index of a publication; read again where it is lost or of an older layout."""
-    folder = lake.settings.index_dir
+    folder, digest = lake.settings.index_dir, publication.index_digest
+    find_index(lake, digest)
     try:
-        return open_index(folder, publication.index_digest)
+        return open_index(folder, digest)
     except Unavailable:
-        snapshot = _get_published_state(lake, publication).read(lake.settings.vectors_dir)
-        return open_index(folder, write_index(snapshot, folder).digest)
+        snapshot = _get_published_state(lake, publication).read(vectors_folder(lake))
+        return open_index(folder, keep_index(lake, snapshot).digest)
+
+
+def find_index(lake: Lake, digest: str) -> Path:
+    """The file of an index, downloaded if only another host has it; it may be missing."""
+    path = index_path(lake.settings.index_dir, digest)
+    if not path.exists():
+        fetch_index(lake.stores, lake.settings.shared_root, path.parent, digest)
+    return path
+
+
+def keep_index(lake: Lake, snapshot: TableSnapshot) -> StoredIndex:
+    """Write the file index of a snapshot to the state folder and, with tables in a store, for other hosts."""
+    index = write_index(snapshot, lake.settings.index_dir)
+    share_index(lake.stores, lake.settings.shared_root, index.path)
+    return index
+
+
+def vectors_folder(lake: Lake) -> Path | str:
+    """Where large deletion vectors are written: beside shared indexes, else in the state folder."""
+    shared = lake.settings.shared_root
+    return lake.settings.vectors_dir if shared is None else f"{shared}/vectors"
 
 
 def _next_version(latest: Publication | None) -> int:

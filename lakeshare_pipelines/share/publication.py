@@ -18,10 +18,13 @@ from lakeshare_pipelines.ingest import find_delivery
 from lakeshare_pipelines.share.changes import (
     CHANGES_FOLDER,
     ensure_changes,
+    find_index,
     get_table_state,
+    keep_index,
     record_changes,
     record_changes_since_latest,
     split_recorded_changes,
+    vectors_folder,
 )
 from lakeshare_pipelines.spark.stores import translate_delta_errors
 from lakeshare_pipelines.wap.audit import audit_and_save, publish_with_replay
@@ -37,11 +40,10 @@ from lakeshare_pipelines.wap.stage import (
 )
 from lakeshare_pipelines.wap.staged import CUT_SHORT, Lake, Staged, Verdicts
 from lakeshare_server.catalog import Catalog, Lease, Ledger, NewPublication, Publication, lock_set
-from lakeshare_server.tables import describe_index, read_delta, write_index
+from lakeshare_server.tables import describe_index, read_delta
 from lakeshare_server.tables.delta.changes import Segment
 from lakeshare_server.tables.delta.log import list_for_latest
 from lakeshare_server.tables.iceberg.changes import change_files_of
-from lakeshare_server.tables.index import index_path
 
 
 def pin_publication(
@@ -66,14 +68,14 @@ def pin_publication(
     """
     if table.format == "iceberg":
         state = get_table_state(lake, table, f"main@{nessie_hash}")
-        snapshot = state.read(lake.settings.vectors_dir)
-        index = write_index(snapshot, lake.settings.index_dir)
+        snapshot = state.read(vectors_folder(lake))
+        index = keep_index(lake, snapshot)
         evidence |= {"metadata_location": state.metadata_location, "snapshot_id": state.snapshot_id}
         if records_changes:
             changes_digest = ensure_changes(lake, ledger, table, state, index.digest, changes_digest)
     else:
         snapshot = read_delta(table_location(lake.settings, table), delta_version, lake.stores)
-        index = write_index(snapshot, lake.settings.index_dir)
+        index = keep_index(lake, snapshot)
     return NewPublication(
         table=table.name,
         format=table.format,
@@ -469,7 +471,7 @@ def _find_abandoned(lake: Lake, ledger: Ledger, table: Table) -> list[str]:
     for publication in history:
         if publication.changes_digest is not None:
             try:
-                segment = Segment(index_path(lake.settings.index_dir, publication.changes_digest))
+                segment = Segment(find_index(lake, publication.changes_digest))
                 used += change_files_of(segment, publication.version)
             except (OSError, KeyError, TypeError, ValueError):
                 log.warning("the change files of %s stay: not all indexes of changes can be read", table.name)

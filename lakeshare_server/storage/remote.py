@@ -76,6 +76,12 @@ class Store(Protocol):
     def write(self, place: ParsedLocation, content: bytes, *, if_absent: bool) -> bool:
         """Writes the object whole or not at all; returns False, and writes nothing, if `if_absent` and it exists."""
 
+    def upload(self, path: Path, place: ParsedLocation) -> None:
+        """Writes the object from a file, in parts if it is large."""
+
+    def download(self, place: ParsedLocation, path: Path) -> None:
+        """Writes the object to a file, in pieces if it is large."""
+
     def delete(self, place: ParsedLocation) -> None:
         """Deletes the object; succeeds if it does not exist."""
 
@@ -256,6 +262,20 @@ class RemoteStore:
         self._in_key_order, self._delete_keys = in_key_order, delete_keys
 
     def read(self, place: ParsedLocation) -> bytes:
+        pieces = list(self._read_pieces(place))
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def download(self, place: ParsedLocation, path: Path) -> None:
+        with path.open("wb") as file:
+            file.writelines(self._read_pieces(place))
+
+    def upload(self, path: Path, place: ParsedLocation) -> None:
+        _require_exact(place)
+        # A large file has more requests than one call's deadline allows; each has the client's own.
+        with translate_errors(place):
+            obstore.put(self._store, place.key, path)
+
+    def _read_pieces(self, place: ParsedLocation) -> Iterator[bytes]:
         _require_exact(place)
 
         def begin() -> "bytes | BytesStream":
@@ -265,10 +285,11 @@ class RemoteStore:
 
         content = self._call(place, begin)
         if isinstance(content, bytes):
-            return content
+            yield content
+            return
         # Each piece has its own deadline: a large object may take longer.
         pieces = content
-        return b"".join(iter(lambda: self._call(place, lambda: bytes(next(pieces, b""))), b""))
+        yield from iter(lambda: self._call(place, lambda: bytes(next(pieces, b""))), b"")
 
     def open(self, place: ParsedLocation) -> Any:
         found = self._head(place)

@@ -71,6 +71,14 @@ class LocalStore:
         with _translate_errors(place.key, "write"):
             return write_file(Path(place.key), content, if_absent=if_absent)
 
+    def upload(self, path: Path, place: ParsedLocation) -> None:
+        with _translate_errors(place.key, "write"):
+            write_file(Path(place.key), path.read_bytes(), if_absent=False)
+
+    def download(self, place: ParsedLocation, path: Path) -> None:
+        with _translate_errors(place.key):
+            shutil.copyfile(place.key, path)
+
     def delete(self, place: ParsedLocation) -> None:
         with suppress(StoreMissing), _translate_errors(place.key, "delete"):
             Path(place.key).unlink()
@@ -219,6 +227,16 @@ class Stores:
         """Writes an object whole or not at all; returns False, and writes nothing, if `if_absent` and it exists."""
         place = self.place(location)
         return self._store(place).write(place, content, if_absent=if_absent)
+
+    def upload(self, path: Path, location: str) -> None:
+        """Writes an object from a file, in parts if it is large."""
+        place = self.place(location)
+        self._store(place).upload(path, place)
+
+    def download(self, location: str, path: Path) -> None:
+        """Writes an object to a file, in pieces if it is large; after an error the file may have a part of it."""
+        place = self.place(location)
+        self._store(place).download(place, path)
 
     def delete(self, location: str) -> None:
         """Deletes an object; succeeds if it does not exist."""

@@ -24,8 +24,9 @@ from typing import BinaryIO, Generic, TypedDict, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakeshare_server.errors import Unavailable
+from lakeshare_server.errors import StoreError, StoreMissing, Unavailable
 from lakeshare_server.settings import make_private
+from lakeshare_server.storage import Stores
 from lakeshare_server.storage.locations import find_outside_files, find_roots
 from lakeshare_server.tables.delta.files import Leaf, list_leaves, mapping_mode
 from lakeshare_server.tables.lines import LINE_COLUMNS, column_of, render_lines, total
@@ -116,6 +117,49 @@ def open_index(index_dir: Path, digest: str) -> FileIndex:
 
 def index_path(index_dir: Path, digest: str) -> Path:
     return index_dir / f"{digest}.arrow"
+
+
+def share_index(stores: Stores, shared_root: str | None, path: Path) -> None:
+    """Uploads an index file for other hosts, named by its SHA-256 as in the folder, unless it is there.
+
+    Raises StoreError or Unavailable: the store refuses it or does not respond.
+    """
+    if shared_root is None:
+        return
+    location = f"{shared_root}/index/{path.name}"
+    found = stores.head(location)
+    if found is None or found.size_bytes != path.stat().st_size:
+        stores.upload(path, location)
+
+
+def fetch_index(stores: Stores, shared_root: str | None, index_dir: Path, digest: str) -> bool:
+    """Downloads an index that another host wrote; returns False if there is none, or one with another content.
+
+    Raises Unavailable: the store does not respond, or the folder cannot be written.
+    """
+    if shared_root is None:
+        return False
+    path = index_path(index_dir, digest)
+    try:
+        make_private(index_dir)
+        with new_file(index_dir) as scratch:
+            stores.download(f"{shared_root}/index/{path.name}", scratch)
+            with scratch.open("rb+") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != digest:
+                    logger.error(
+                        "%s has another content than its name says", f"{shared_root}/index/{path.name}"
+                    )
+                    return False
+                os.fsync(file.fileno())
+            keep_file(scratch, path)
+    except StoreError as error:
+        logger.log(logging.DEBUG if isinstance(error, StoreMissing) else logging.WARNING, "%s", error)
+        return False
+    except OSError as error:
+        raise Unavailable(
+            f"{path} cannot be written: {error.strerror}", "Make room in the state folder."
+        ) from error
+    return True
 
 
 PREFIX = ".writing-"

@@ -48,7 +48,8 @@ class Versions:
         cache = IndexCache(settings.index_dir / "cache", settings.index_cache_bytes)
         segments = segment_cache(cache.folder, settings.index_cache_bytes)
         files, folders = ChangeFiles(stores), (settings.index_dir, settings.vectors_dir)
-        self._sources = VersionSources(Ledger(catalog), stores, *folders, cache, segments, files)
+        shared = settings.shared_root
+        self._sources = VersionSources(Ledger(catalog), stores, *folders, cache, segments, files, shared)
         self._audited = replace(self._sources, ledger=Ledger(catalog, audited_only=True))
         self._logs: dict[tuple[str, str, float], FollowedLog] = {}
         self._observations: dict[tuple[str, str, float, IcebergIdentity], LatestObservation] = {}

@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
@@ -40,7 +40,7 @@ from lakeshare_server.tables.iceberg.changes import (
 )
 from lakeshare_server.tables.iceberg.deletes import vector_hindrance
 from lakeshare_server.tables.iceberg.schema import find_lacking_column
-from lakeshare_server.tables.index import FileIndex, IndexCache, index_path, open_index
+from lakeshare_server.tables.index import FileIndex, IndexCache, fetch_index, index_path, open_index
 from lakeshare_server.tables.serveability import ReasonCode
 from lakeshare_server.tables.snapshot import TableHead, TableSnapshot
 from lakeshare_server.versions.version import PinnedSnapshot, Version
@@ -97,6 +97,20 @@ class VersionSources:
     cache: IndexCache
     segments: SegmentCache
     change_files: ChangeFiles
+    shared_root: str | None = None
+    lost: dict[str, float] = field(default_factory=dict)
+
+    def fetch(self, digest: str) -> bool:
+        """Downloads an index that another host wrote; False if it is not to be had, which is assumed for a while."""
+        now = time.monotonic()
+        if self.shared_root is None or now - self.lost.get(digest, -CHECK_EVERY_S) < CHECK_EVERY_S:
+            return False
+        if fetch_index(self.stores, self.shared_root, self.index_dir, digest):
+            return True
+        if len(self.lost) >= MAX_CACHED_CHECKS:
+            self.lost.clear()
+        self.lost[digest] = now
+        return False
 
 
 class PublishedChanges:
@@ -167,9 +181,13 @@ class PublishedChanges:
     def _open_recorded(self, row: Publication, digests: tuple[str, str]) -> Segment | None:
         if row.changes_digest is None:
             return None
-        segment = _open_changes(index_path(self._sources.index_dir, row.changes_digest), row.version, digests)
+        path = index_path(self._sources.index_dir, row.changes_digest)
+        segment = _open_changes(path, row.version, digests)
         if segment is None:
             _open_changes.cache_clear()
+            if self._sources.fetch(row.changes_digest):
+                segment = _open_changes(path, row.version, digests)
+        if segment is None:
             _log.error(
                 "publication %s of %s has lost its index of changes %s: recipients get only the changes in its files. "
                 "Restore the index folder from its backup.",
@@ -364,11 +382,15 @@ class PublishedVersions:
         return self._index(self._publication(version.number))
 
     def _index(self, publication: Publication) -> FileIndex:
+        folder, digest = self._sources.index_dir, publication.index_digest
         try:
-            return _open(self._sources.index_dir, publication.index_digest)
+            return _open(folder, digest)
         except Unavailable:
-            if index_path(self._sources.index_dir, publication.index_digest).exists():
+            if index_path(folder, digest).exists():
                 _open.cache_clear()
+            with suppress(Unavailable):
+                if self._sources.fetch(digest):
+                    return _open(folder, digest)
             identity = "publication", publication.table, publication.version, publication.index_digest
             return self._sources.cache.get(identity, lambda: self._read_pinned(publication))
 

@@ -56,7 +56,10 @@ def contract(request: pytest.FixtureRequest, tmp_path: Path) -> SetContract:
 
 @pytest.fixture(scope="module")
 def s3_keys(s3: "S3Server", lake: Lake) -> Iterator[None]:
-    """The keys of the store in the environment, and in the driver as its chain of credentials finds them."""
+    """The keys of the store in the environment, and in the driver as its chain of credentials finds them.
+
+    They stay in the driver, which another worker's tests may use with the same keys.
+    """
     java = lake.spark.sparkContext._jvm.java.lang.System
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_ACCESS_KEY_ID", s3.admin.access_key)
@@ -64,8 +67,6 @@ def s3_keys(s3: "S3Server", lake: Lake) -> Iterator[None]:
         java.setProperty("aws.accessKeyId", s3.admin.access_key)
         java.setProperty("aws.secretAccessKey", s3.admin.secret_key)
         yield
-        java.clearProperty("aws.accessKeyId")
-        java.clearProperty("aws.secretAccessKey")
 
 
 def a_lake_at(lake: Lake, endpoint: str, location: str, **more: object) -> Lake:

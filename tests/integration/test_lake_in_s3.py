@@ -15,6 +15,7 @@ from lakeshare_pipelines.wap.iceberg import IcebergStaging
 from lakeshare_pipelines.wap.stage import drop_staging_location, stage
 from lakeshare_pipelines.wap.staged import Lake, read_quarantine
 from lakeshare_server.errors import LakeshareError
+from tests.builders.canonical import same_rows
 from tests.builders.sets import a_contract, an_order, orders
 from tests.builders.store_gate import StoreGate, store_gate
 from tests.integration.conftest import a_lake_at
@@ -81,6 +82,29 @@ def test_the_doctor_names_a_warehouse_that_cannot_be_written(s3_lake, s3, monkey
     assert not refused.ok
     assert "refuses to write" in refused.detail
     assert "s3:PutObject" in refused.remedy
+
+
+def test_another_host_serves_files_and_changes_from_the_indexes_in_the_store(s3_lake, catalog, tmp_path):
+    """A server with a state folder of its own; then everything that is kept for it is lost."""
+    walk = Walk(s3_lake, catalog, a_contract(tmp_path / "contracts", "two_hosts", "iceberg"))
+    walk.run(MONDAY, orders(MONDAY, 3))
+    walk.run(MONDAY, corrected(MONDAY, 0))
+    mine = s3_lake.settings
+    shared = s3_lake.stores.list(f"{mine.shared_root}/index")
+    kept = {found.location.rpartition("/")[2] for found in shared}
+    latest = walk.ledger.latest(walk.tables[0])
+    assert {f"{latest.index_digest}.arrow", f"{latest.changes_digest}.arrow"} <= kept
+    walk.other_host = tmp_path / "host 2"
+    walk.require_changes_lead_on("orders")
+    indexes = walk.other_host / "index"
+    assert {path.name for path in indexes.glob("*.arrow")} <= kept
+    # A damaged file of the store is no index, and a lost one is built again from the pinned snapshot.
+    for number, path in enumerate(sorted(indexes.glob("*.arrow"))):
+        path.unlink()
+        location = f"{mine.shared_root}/index/{path.name}"
+        s3_lake.stores.write(location, b"damaged") if number % 2 else s3_lake.stores.delete(location)
+    with walk.reader("orders") as reader:
+        same_rows(reader.rows(reader.snapshot()), walk.read[walk.tables[0]][-1])
 
 
 @pytest.fixture

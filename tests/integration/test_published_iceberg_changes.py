@@ -52,6 +52,8 @@ class Walk:
         self.ledger = Ledger(catalog)
         self.tables = [table.name for table in contract.tables]
         self.read: dict[str, list[Rows]] = {name: [] for name in self.tables}
+        self.other_host: Path | None = None
+        """The state folder of a server on another host; the pipelines' own by default."""
 
     def run(self, day: str, rows: list[dict[str, object]]) -> None:
         """Publish a day; neither its reading nor its audit is the subject."""
@@ -85,8 +87,10 @@ class Walk:
     @contextmanager
     def reader(self, short_name: str) -> Iterator[ProtocolReader]:
         mine = self.lake.settings
-        stores = {"s3_endpoint": mine.s3_endpoint, "s3_region": mine.s3_region}
-        settings = ServerSettings(_env_file=None, state_dir=mine.state_dir, port=0, **stores)
+        stores = {"s3_endpoint": mine.s3_endpoint, "s3_region": mine.s3_region, "warehouse": mine.warehouse}
+        state = self.other_host or mine.state_dir
+        url = {"database_url": mine.catalog_url}
+        settings = ServerSettings(_env_file=None, state_dir=state, port=0, **stores, **url)
         name = self.contract.table(short_name).name
         apply_shares(self.catalog, [DeclaredShare("walk", (SharedTable("s", "t", name, history=True),))])
         token = Recipients(self.catalog).add(f"r-{uuid4()}", ("walk",))[1]

@@ -45,6 +45,7 @@ from lakeshare_pipelines.backup.stores.store import make_storage_options
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.contracts.loader import load_contracts
 from lakeshare_pipelines.errors import BackupError, NessieError, SparkError
+from lakeshare_pipelines.share.changes import find_index
 from lakeshare_pipelines.share.publication import (
     complete_publications,
     pin_publication,
@@ -271,6 +272,7 @@ class LakeTable:
 
     def has_all_files(self, publication: Publication) -> bool:
         try:
+            find_index(self.lake, publication.index_digest)
             index = open_index(self.lake.settings.index_dir, publication.index_digest)
         except Unavailable:
             return False

@@ -237,18 +237,22 @@ def frame_vector(content: bytes) -> bytes:
     return struct.pack(">I", len(content)) + content + struct.pack(">I", zlib.crc32(content))
 
 
-def vector_columns(vectors: Mapping[int, Vector], files: int, folder: Path | None) -> dict[str, pa.Array]:
+def vector_columns(
+    vectors: Mapping[int, Vector], files: int, folder: Path | str | None, stores: Stores | None = None
+) -> dict[str, pa.Array]:
     """The columns of deletion vectors by row, empty without vectors; large ones are written to `folder`.
+
+    A folder in a store is a location, and needs `stores`.
 
     Raises VectorTooLarge if a vector is large and there is no folder.
     """
     if not vectors:
         return {}
     most = min(INLINE_BYTES, ALL_INLINE_BYTES // len(vectors))
-    if folder is not None and any(len(vector.content) > most for vector in vectors.values()):
+    if isinstance(folder, Path) and any(len(vector.content) > most for vector in vectors.values()):
         make_private(folder)
         remove_abandoned(folder)
-    places = {row: _place_vector(vector, most, folder) for row, vector in vectors.items()}
+    places = {row: _place_vector(vector, most, folder, stores) for row, vector in vectors.items()}
 
     def column(name: str, kind: pa.DataType) -> pa.Array:
         return pa.array([places[row][name] if row in places else None for row in range(files)], kind)
@@ -266,7 +270,9 @@ class VectorTooLarge(Exception):
     """A vector needs a file of its own, and there is no folder."""
 
 
-def _place_vector(vector: Vector, most: int, folder: Path | None) -> dict[str, str | int | None]:
+def _place_vector(
+    vector: Vector, most: int, folder: Path | str | None, stores: Stores | None
+) -> dict[str, str | int | None]:
     size = len(vector.content)
     if size <= most:
         text = encode_z85(vector.content)
@@ -275,15 +281,21 @@ def _place_vector(vector: Vector, most: int, folder: Path | None) -> dict[str, s
         return {**inline, "dv_offset": None, "dv_size": size}
     if folder is None:
         raise VectorTooLarge(f"{size} bytes")
-    path, offset = str(_store_vector(vector.content, folder)), len(FILE_VERSION)
+    path, offset = _store_vector(vector.content, folder, stores), len(FILE_VERSION)
     stored = {"dv_storage": "p", "dv_path": path, "dv_inline": None, "dv_id": f"p{path}@{offset}"}
     return {**stored, "dv_offset": offset, "dv_size": size}
 
 
-def _store_vector(content: bytes, folder: Path) -> Path:
-    """Writes a vector to a file named by the SHA-256 of its bytes, unless the file exists."""
+def _store_vector(content: bytes, folder: Path | str, stores: Stores | None) -> str:
+    """Writes a vector to a file named by the SHA-256 of its bytes, unless the file exists; returns its location."""
     file = FILE_VERSION + frame_vector(content)
-    path = folder / f"{hashlib.sha256(file).hexdigest()}.bin"
+    name = f"{hashlib.sha256(file).hexdigest()}.bin"
+    if isinstance(folder, str):
+        if stores is None:
+            raise VectorTooLarge(f"{len(content)} bytes")
+        stores.write(f"{folder}/{name}", file, if_absent=True)
+        return f"{folder}/{name}"
+    path = folder / name
     if not path.exists():
         with new_file(folder) as scratch:
             with scratch.open("xb") as target:
@@ -291,7 +303,7 @@ def _store_vector(content: bytes, folder: Path) -> Path:
                 target.flush()
                 os.fsync(target.fileno())
             keep_file(scratch, path)
-    return path
+    return str(path)
 
 
 PATH, POSITION = (2147483546, "file_path"), (2147483545, "pos")
@@ -528,12 +540,12 @@ def vectors_of(
     deletes: Sequence[DeleteFile],
     by_equality: "Mapping[int, BitMap64]",
     root: str,
-    vectors_dir: Path | None,
+    vectors_dir: Path | str | None,
 ) -> dict[str, pa.Array]:
     """The columns of the deletion vectors, one row for each live data file; empty if no row is deleted."""
     vectors = deletion_vectors(stores, targets, deletes, root, by_equality) if deletes else {}
     try:
-        return vector_columns(vectors, len(targets.files), vectors_dir)
+        return vector_columns(vectors, len(targets.files), vectors_dir, stores)
     except VectorTooLarge as error:
         raise Unserveable(
             f"{root} has a deletion vector of {error}, which is too large for a line of an answer.",

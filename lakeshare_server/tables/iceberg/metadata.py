@@ -45,11 +45,15 @@ _log = logging.getLogger(__name__)
 
 
 def read_iceberg(
-    metadata_location: str, snapshot_id: int, vectors_dir: Path | None = None, stores: Stores | None = None
+    metadata_location: str,
+    snapshot_id: int,
+    vectors_dir: Path | str | None = None,
+    stores: Stores | None = None,
 ) -> TableSnapshot:
     """Reads the table of a metadata file at one of its snapshots.
 
-    Deletion vectors that are too large for a line are written to `vectors_dir`; without it they are refused.
+    Deletion vectors that are too large for a line are written to `vectors_dir`, a folder or a location in a store;
+    without it they are refused.
 
     Raises:
         Unserveable: the metadata cannot be read, or no client can read the table.

@@ -11,6 +11,8 @@ from pyroaring import BitMap64
 
 from lakeshare_server.access.allowed_locations import require_own_stores
 from lakeshare_server.errors import Unserveable
+from lakeshare_server.settings import ServerSettings
+from lakeshare_server.storage import Stores
 from lakeshare_server.tables import TableSnapshot, read_iceberg
 from lakeshare_server.tables.iceberg import deletes
 from lakeshare_server.tables.iceberg.deletes import (
@@ -130,6 +132,17 @@ def test_a_table_in_a_bucket_has_its_large_vectors_from_the_server(
         assert httpx.URL(vector["pathOrInlineDv"]).host == httpx.URL(server.url).host
         content = httpx.get(vector["pathOrInlineDv"]).content
     assert stored_positions(vector, content).tolist() == list(LARGE)
+
+
+def test_large_vectors_are_written_to_a_location_in_a_store_once(tmp_path: Path) -> None:
+    stores, folder = Stores(ServerSettings(_env_file=None)), f"{tmp_path}/shared/vectors"
+    columns = [vector_columns({0: vector_of(BitMap64(LARGE))}, 1, folder, stores) for _ in range(2)]
+    [path] = columns[0]["dv_path"].to_pylist()
+    assert columns[0] == columns[1]
+    assert [found.location for found in stores.list(folder)] == [path]
+    names = {"offset": "dv_offset", "sizeInBytes": "dv_size", "cardinality": "dv_cardinality"}
+    vector = {name: columns[0][column][0].as_py() for name, column in names.items()}
+    assert stored_positions(vector, stores.read(path)).tolist() == list(LARGE)
 
 
 def in_a_bucket(folder: Path, vectors_dir: Path) -> TableSnapshot:
