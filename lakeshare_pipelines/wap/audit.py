@@ -252,7 +252,7 @@ def _require_head(staging: Staging, staged: Staged) -> None:
 
 def audit_and_save(lake: Lake, contract: SetContract, staged: Staged) -> Verdicts:
     verdicts = audit(lake, contract, staged)
-    save_attempt(lake.settings, staged, verdicts)
+    save_attempt(lake, staged, verdicts)
     return verdicts
 
 

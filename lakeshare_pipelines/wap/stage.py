@@ -283,7 +283,7 @@ def stage(
         _discard_on_failure(lake, staging, ref),
         blame_changed_delivery(deliveries),
     ):
-        record_begin(lake.settings, ref)
+        record_begin(lake, ref)
         draft = Staged(
             set_name=contract.name,
             run_id=run_id,
@@ -303,7 +303,7 @@ def stage(
         for delivery in deliveries:
             require_unchanged(delivery)
         staged = replace(draft, head=staging.seal(ref), tables=tables)
-    save_attempt(lake.settings, staged)
+    save_attempt(lake, staged)
     return staged
 
 
@@ -382,7 +382,7 @@ def _discard_on_failure(lake: Lake, staging: Staging, ref: str) -> Iterator[None
     except BaseException:
         try:
             staging.discard(ref)
-            remove_record(lake.settings, ref)
+            remove_record(lake, ref)
         except Exception:
             log.exception("%s could not be removed; `lakeshare wap discard %s` does it later", ref, ref)
         raise
@@ -410,12 +410,12 @@ class UnknownStagingLocation(PipelineError):
 
 def list_staging_locations(lake: Lake, contracts: Sequence[SetContract]) -> list[StagingLocation]:
     """Every staging location of these sets, oldest first."""
-    recorded = {attempt.staged.ref: attempt for attempt in list_attempts(lake.settings)}
+    recorded = {attempt.staged.ref: attempt for attempt in list_attempts(lake)}
     locations = []
     for contract in contracts:
         for ref, since in staging_for(lake, contract).list_unpublished():
             attempt = recorded.get(ref)
-            latest = attempt.written_at if attempt else get_begin_time(lake.settings, ref) or since
+            latest = attempt.written_at if attempt else get_begin_time(lake, ref) or since
             locations.append(StagingLocation(ref, contract.name, latest, attempt))
     return sorted(locations, key=lambda location: location.since)
 
@@ -448,7 +448,7 @@ def reseal(lake: Lake, contract: SetContract, staged: Staged) -> Staged:
 def drop_staging_location(lake: Lake, contract: SetContract, ref: str) -> None:
     """Remove a staging location and its record; a published one only loses its record."""
     staging_for(lake, contract).discard(ref)
-    remove_record(lake.settings, ref)
+    remove_record(lake, ref)
 
 
 def drop_abandoned(
@@ -459,9 +459,9 @@ def drop_abandoned(
     dropped = []
     for contract in contracts:
         locations = list_staging_locations(lake, [contract])
-        for ref, since in list_recorded_names(lake.settings, make_staging_prefix(contract.name)):
+        for ref, since in list_recorded_names(lake, make_staging_prefix(contract.name)):
             if since <= horizon and ref not in {location.ref for location in locations}:
-                remove_record(lake.settings, ref)
+                remove_record(lake, ref)
         for location in locations:
             if location.since <= horizon:
                 log.info("dropping %s, unchanged since %s", location.ref, location.since)

@@ -5,9 +5,7 @@ import dataclasses
 import hashlib
 import json
 import math
-import os
 import re
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -24,8 +22,8 @@ from lakeshare_pipelines.nessie.server import ensure_nessie
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.session import attach_catalog, spark_session
 from lakeshare_pipelines.spark.stores import make_delta_options, translate_delta_errors
+from lakeshare_server.errors import StoreMissing
 from lakeshare_server.lazy import LazyModule
-from lakeshare_server.settings import make_private
 from lakeshare_server.storage import Stores
 
 if TYPE_CHECKING:
@@ -301,65 +299,75 @@ class Attempt:
         return "green" if self.verdicts.green else "red"
 
 
-def record_begin(settings: LakeSettings, ref: str) -> None:
+def record_begin(lake: "Lake", ref: str) -> None:
     """Record that a staging location is about to be created: its age counts from now, not from main's last commit."""
-    (_folder(settings, ref) / BEGUN).touch(0o600)
+    lake.stores.write(f"{_record(lake, ref)}/{BEGUN}", b"{}")
 
 
-def get_begin_time(settings: LakeSettings, ref: str) -> datetime | None:
-    """When a staging location was created; None when this state folder has no record of it."""
-    try:
-        return datetime.fromtimestamp((settings.runs_dir / ref / BEGUN).stat().st_mtime, UTC)
-    except FileNotFoundError:
-        return None
+def get_begin_time(lake: "Lake", ref: str) -> datetime | None:
+    """When a staging location was created; None without a record of it."""
+    found = lake.stores.head(f"{_record(lake, ref)}/{BEGUN}")
+    return None if found is None else _time(found.modified_ms)
 
 
-def save_attempt(settings: LakeSettings, staged: Staged, verdicts: Verdicts | None = None) -> None:
+def save_attempt(lake: "Lake", staged: Staged, verdicts: Verdicts | None = None) -> None:
     """Write the record of a staging location; after a crash the former record or this one is there, never a part."""
-    folder = _folder(settings, staged.ref)
+    folder = _record(lake, staged.ref)
     if verdicts is None:
-        (folder / VERDICTS).unlink(missing_ok=True)
+        lake.stores.delete(f"{folder}/{VERDICTS}")
     else:
-        _write(folder / VERDICTS, verdicts.as_record())
-    _write(folder / STAGED, staged.as_record())
+        _write(lake, f"{folder}/{VERDICTS}", verdicts.as_record())
+    _write(lake, f"{folder}/{STAGED}", staged.as_record())
 
 
-def list_attempts(settings: LakeSettings) -> list[Attempt]:
+def list_attempts(lake: "Lake") -> list[Attempt]:
     attempts = []
-    for folder in settings.runs_dir.iterdir() if settings.runs_dir.is_dir() else ():
-        with contextlib.suppress(FileNotFoundError):
-            staged = Staged.from_record(json.loads((folder / STAGED).read_text(encoding="utf-8")))
-            written_at = datetime.fromtimestamp((folder / STAGED).stat().st_mtime, UTC)
-            path = folder / VERDICTS
-            verdicts = Verdicts.from_record(json.loads(path.read_text("utf-8"))) if path.exists() else None
-            attempts.append(Attempt(staged, verdicts, written_at))
+    for ref, files in _list_records(lake).items():
+        if STAGED not in files:
+            continue
+        with contextlib.suppress(StoreMissing):  # removed since it was listed
+            folder = _record(lake, ref)
+            staged = Staged.from_record(json.loads(lake.stores.read(f"{folder}/{STAGED}")))
+            verdicts = None
+            if VERDICTS in files:
+                verdicts = Verdicts.from_record(json.loads(lake.stores.read(f"{folder}/{VERDICTS}")))
+            attempts.append(Attempt(staged, verdicts, _time(files[STAGED])))
     return sorted(attempts, key=lambda attempt: attempt.written_at)
 
 
-def list_recorded_names(settings: LakeSettings, prefix: str) -> list[tuple[str, datetime]]:
+def list_recorded_names(lake: "Lake", prefix: str) -> list[tuple[str, datetime]]:
     """Staging locations with a record, even an unfinished one, and when each record was last changed."""
-    folders = settings.runs_dir.glob(f"{prefix}*")
-    return [(folder.name, datetime.fromtimestamp(folder.stat().st_mtime, UTC)) for folder in folders]
+    records = _list_records(lake)
+    return [(ref, _time(max(files.values()))) for ref, files in records.items() if ref.startswith(prefix)]
 
 
-def remove_record(settings: LakeSettings, ref: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(settings.runs_dir / ref)
+def remove_record(lake: "Lake", ref: str) -> None:
+    lake.stores.delete_folder(_record(lake, ref))
 
 
-def _folder(settings: LakeSettings, ref: str) -> Path:
-    """Creates the folder of a record, readable by its owner only: verdicts hold sample rows."""
-    folder = settings.runs_dir / ref
-    make_private(folder)
-    return folder
+def _record(lake: "Lake", ref: str = "") -> str:
+    """The folder of a record: of this host, or beside tables in a store for all hosts. Verdicts hold sample rows."""
+    settings = lake.settings
+    root = str(settings.runs_dir) if settings.shared_root is None else f"{settings.shared_root}/runs"
+    return f"{root}/{ref}" if ref else root
 
 
-def _write(path: Path, record: object) -> None:
-    scratch = path.with_suffix(f".{os.getpid()}.tmp")
-    scratch.unlink(missing_ok=True)
-    scratch.touch(0o600, exist_ok=False)
-    scratch.write_text(json.dumps(record, indent=1, sort_keys=True, default=str), encoding="utf-8")
-    scratch.replace(path)
+def _list_records(lake: "Lake") -> dict[str, dict[str, int]]:
+    """The names of the files of each record, with when each was written, in ms."""
+    root, records = _record(lake), dict[str, dict[str, int]]()
+    for found in lake.stores.list(root):
+        ref, _, name = found.location.removeprefix(f"{root}/").partition("/")
+        if name:
+            records.setdefault(ref, {})[name] = found.modified_ms
+    return records
+
+
+def _write(lake: "Lake", location: str, record: object) -> None:
+    lake.stores.write(location, json.dumps(record, indent=1, sort_keys=True, default=str).encode())
+
+
+def _time(at_ms: int) -> datetime:
+    return datetime.fromtimestamp(at_ms / 1000, UTC)
 
 
 class Lake:

@@ -69,11 +69,11 @@ class LocalStore:
 
     def write(self, place: ParsedLocation, content: bytes, *, if_absent: bool) -> bool:
         with _translate_errors(place.key, "write"):
-            return write_file(Path(place.key), content, if_absent=if_absent)
+            return write_file(Path(place.key), content, if_absent=if_absent, mode=0o600)
 
     def upload(self, path: Path, place: ParsedLocation) -> None:
         with _translate_errors(place.key, "write"):
-            write_file(Path(place.key), path.read_bytes(), if_absent=False)
+            write_file(Path(place.key), path.read_bytes(), if_absent=False, mode=0o600)
 
     def download(self, place: ParsedLocation, path: Path) -> None:
         with _translate_errors(place.key):
@@ -88,12 +88,12 @@ class LocalStore:
             shutil.rmtree(prefix.key)
 
 
-def write_file(path: Path, content: bytes, *, if_absent: bool) -> bool:
+def write_file(path: Path, content: bytes, *, if_absent: bool, mode: int = 0o666) -> bool:
     """Writes a file to disk under another name, then renames it; returns False if `if_absent` and the name exists."""
     make_private(path.parent)
     unfinished = path.with_name(f"{UNFINISHED}{uuid4().hex}")
     try:
-        with unfinished.open("xb") as file:
+        with os.fdopen(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode), "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -1,4 +1,4 @@
-"""A driver on a Spark cluster: publishes an Iceberg set, whose executor is then killed, its correction and a Delta set.
+"""A driver on a Spark cluster: an Iceberg set, its correction after an executor was killed, a run of a Delta set.
 
 Run as `python -m tests.builders.cluster_run FOLDER`, with lakeshare's settings in the environment. Prints the rows that
 Spark reads of each set's orders as JSON.
@@ -59,11 +59,13 @@ def main(folder: Path) -> None:
     catalog = open_catalog(settings.catalog_url)
     with open_lake(settings) as lake:
         for contract in sets_in(folder):
-            if contract.tables[0].format == "iceberg":
+            if contract.tables[0].format == "delta":
+                run(lake, catalog, contract, 2)
+            else:
                 run_without_reading(lake, catalog, contract, 3)
                 print(f"{kill_executor(lake)} executors", file=sys.stderr)
-            # The same day corrected: changes of an Iceberg table are written by Spark, too.
-            run(lake, catalog, contract, 2)
+                # The same day corrected: Spark also writes which rows changed.
+                run_without_reading(lake, catalog, contract, 2)
             rows = rows_on_main(lake, contract, "orders")
             print(json.dumps({"set": contract.name, "rows": rows}))
 

@@ -132,7 +132,7 @@ def staged_without_reading(
     """
     staging, run_id = staging_for(lake, contract), str(uuid4())
     ref = make_staging_name(contract.name, (day,), run_id, 0)
-    record_begin(lake.settings, ref)
+    record_begin(lake, ref)
     base = staging.open(ref)
     amounts = [float(str(row["amount"])) for row in rows]
     totals = [{"day": day, "orders": len(rows), "amount": sum(amounts)}] if rows else []
@@ -150,7 +150,7 @@ def staged_without_reading(
         deliveries={day: find_delivery(lake.settings, contract, day).digest},
         contract_digest=contract.digest,
     )
-    save_attempt(lake.settings, staged)
+    save_attempt(lake, staged)
     return staged
 
 

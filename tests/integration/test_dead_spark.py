@@ -56,7 +56,7 @@ def test_a_full_disk_and_a_killed_spark_are_errors_of_each_run_that_stages_or_au
     ]  # fmt: skip
     for contract in contracts:
         assert list_staging_locations(lake, [contract]) == []
-        assert list_recorded_names(lake.settings, make_staging_prefix(contract.name)) == []
+        assert list_recorded_names(lake, make_staging_prefix(contract.name)) == []
         assert set(main_state(lake, contract).values()) == {None}
 
 

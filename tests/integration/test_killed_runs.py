@@ -32,8 +32,8 @@ BEFORE_IT_LANDED = "earlier runs were completed"
 WHILE_PUBLISHING = {
     BEFORE_IT_LANDED: ("lakeshare_pipelines.share.publication:complete_publications", 1),
     "the set landed on main": ("{staging}.land", 1),
-    "its first index was written": ("lakeshare_pipelines.share.publication:write_index", 1),
-    "its last index was written": ("lakeshare_pipelines.share.publication:write_index", 2),
+    "its first index was written": ("lakeshare_pipelines.share.publication:keep_index", 1),
+    "its last index was written": ("lakeshare_pipelines.share.publication:keep_index", 2),
     "the ledger was written": ("lakeshare_server.catalog.ledger:Ledger.append", 1),
     "the staging location was dropped": ("{staging}.discard", 1),
 }
@@ -99,7 +99,7 @@ class Walk:
     def require_each_day_once(self, step: str) -> None:
         drop_abandoned(self.lake, [self.contract])
         assert list_staging_locations(self.lake, [self.contract]) == [], step
-        assert list_recorded_names(self.lake.settings, make_staging_prefix(self.contract.name)) == [], step
+        assert list_recorded_names(self.lake, make_staging_prefix(self.contract.name)) == [], step
         for table in self.contract.tables:
             assert [publication.partition for publication in self.history(table)] == self.days[::-1], step
         expected = [(day, row["id"]) for day in self.days for row in orders(day)]

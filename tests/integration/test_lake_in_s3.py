@@ -12,7 +12,7 @@ from lakeshare_pipelines.cli.doctor import check_folders
 from lakeshare_pipelines.share.publication import drop_abandoned, rollback
 from lakeshare_pipelines.wap.audit import audit_and_save
 from lakeshare_pipelines.wap.iceberg import IcebergStaging
-from lakeshare_pipelines.wap.stage import drop_staging_location, stage
+from lakeshare_pipelines.wap.stage import drop_staging_location, list_staging_locations, stage
 from lakeshare_pipelines.wap.staged import Lake, read_quarantine
 from lakeshare_server.errors import LakeshareError
 from tests.builders.canonical import same_rows
@@ -38,7 +38,7 @@ def published_set(s3_lake, catalog, contract) -> PublishedSet:
     return PublishedSet(s3_lake, catalog, contract)
 
 
-def test_changes_lead_from_publication_to_publication_and_orphans_are_dropped(
+def test_changes_lead_on_for_a_server_on_another_host_and_orphans_are_dropped(
     s3_lake, catalog, s3, tmp_path, monkeypatch
 ):
     walk = Walk(s3_lake, catalog, a_contract(tmp_path / "contracts", "changed_in_s3", "iceberg"))
@@ -46,7 +46,9 @@ def test_changes_lead_from_publication_to_publication_and_orphans_are_dropped(
     walk.run(MONDAY, corrected(MONDAY, 0))
     rollback(s3_lake, catalog, walk.contract, walk.contract.table("orders"), 0)
     walk.read[walk.tables[0]].append(walk.read[walk.tables[0]][0])
+    walk.other_host = tmp_path / "host 2"
     walk.require_changes_lead_on("orders")
+    another_host_has_the_indexes_of_the_store(walk)
     before = walk.folders()
 
     def killed(*_: object) -> None:
@@ -58,16 +60,42 @@ def test_changes_lead_from_publication_to_publication_and_orphans_are_dropped(
     [orphan] = set(walk.folders()) - set(before)
     assert orphan in drop_abandoned(s3_lake, catalog, walk.contract)
     assert walk.folders() == before
-    walk.require_changes_lead_on("orders")
 
 
-def test_discarding_leaves_no_object_and_rejected_rows_are_kept(published_set, s3):
+def another_host_has_the_indexes_of_the_store(walk: Walk) -> None:
+    """They are downloaded; then all are lost or damaged, here and in the store, and built from pinned snapshots."""
+    stores, shared = walk.lake.stores, f"{walk.lake.settings.shared_root}/index"
+    kept = {found.location.rpartition("/")[2] for found in stores.list(shared)}
+    latest = walk.ledger.latest(walk.tables[0])
+    assert {f"{latest.index_digest}.arrow", f"{latest.changes_digest}.arrow"} <= kept
+    downloaded = sorted((walk.other_host / "index").glob("*.arrow"))
+    assert downloaded
+    assert {path.name for path in downloaded} <= kept
+    contents = {path: path.read_bytes() for path in downloaded}
+    for number, path in enumerate(downloaded):
+        path.unlink()
+        stores.write(f"{shared}/{path.name}", b"damaged") if number % 2 else stores.delete(
+            f"{shared}/{path.name}"
+        )
+    with walk.reader("orders") as reader:
+        same_rows(reader.rows(reader.snapshot()), walk.read[walk.tables[0]][-1])
+    for path, content in contents.items():
+        stores.write(f"{shared}/{path.name}", content)
+
+
+def test_discarding_leaves_no_object_and_rejected_rows_are_kept(published_set, s3, tmp_path):
     lake, contract = published_set.lake, published_set.contract
     published_set.deliver(MONDAY, [*orders(MONDAY, 2), an_order("no day", 7)])
     staged = stage(lake, contract, [MONDAY], str(uuid4()))
     [rejected] = read_quarantine(lake.settings, contract.name)
     assert "no day" in str(rejected["raw"])
-    drop_staging_location(lake, contract, staged.ref)
+    # A host of its own state folder knows the same record.
+    elsewhere = Lake(lake.settings.model_copy(update={"state_dir": tmp_path / "host 2"}), lambda: lake.spark)
+    elsewhere.__dict__["endpoint"] = lake.endpoint
+    [found] = list_staging_locations(elsewhere, [contract])
+    assert (found.ref, found.state) == (staged.ref, "staged")
+    drop_staging_location(elsewhere, contract, staged.ref)
+    assert keys_of(s3, f"{lake.settings.shared_root}/runs/{staged.ref}/") == []
     if contract.tables[0].format == "delta":
         assert keys_of(s3, f"{lake.settings.lake_root}/{contract.name}/") == []
 
@@ -82,29 +110,6 @@ def test_the_doctor_names_a_warehouse_that_cannot_be_written(s3_lake, s3, monkey
     assert not refused.ok
     assert "refuses to write" in refused.detail
     assert "s3:PutObject" in refused.remedy
-
-
-def test_another_host_serves_files_and_changes_from_the_indexes_in_the_store(s3_lake, catalog, tmp_path):
-    """A server with a state folder of its own; then everything that is kept for it is lost."""
-    walk = Walk(s3_lake, catalog, a_contract(tmp_path / "contracts", "two_hosts", "iceberg"))
-    walk.run(MONDAY, orders(MONDAY, 3))
-    walk.run(MONDAY, corrected(MONDAY, 0))
-    mine = s3_lake.settings
-    shared = s3_lake.stores.list(f"{mine.shared_root}/index")
-    kept = {found.location.rpartition("/")[2] for found in shared}
-    latest = walk.ledger.latest(walk.tables[0])
-    assert {f"{latest.index_digest}.arrow", f"{latest.changes_digest}.arrow"} <= kept
-    walk.other_host = tmp_path / "host 2"
-    walk.require_changes_lead_on("orders")
-    indexes = walk.other_host / "index"
-    assert {path.name for path in indexes.glob("*.arrow")} <= kept
-    # A damaged file of the store is no index, and a lost one is built again from the pinned snapshot.
-    for number, path in enumerate(sorted(indexes.glob("*.arrow"))):
-        path.unlink()
-        location = f"{mine.shared_root}/index/{path.name}"
-        s3_lake.stores.write(location, b"damaged") if number % 2 else s3_lake.stores.delete(location)
-    with walk.reader("orders") as reader:
-        same_rows(reader.rows(reader.snapshot()), walk.read[walk.tables[0]][-1])
 
 
 @pytest.fixture
