@@ -52,6 +52,10 @@ class DeltaStaging:
         self.tables = {table.name: table for table in contract.tables}
 
     def open(self, ref: str) -> str:
+        for location in map(self.location, self.tables):
+            if find_root(location) != find_root(self.lake.settings.lake_root):
+                fix = f"Give the table a location below {self.lake.settings.lake_root}, or set LAKESHARE_WAREHOUSE."
+                raise WarehouseError(location, "it is in another store than the warehouse", fix)
         for root, location in {
             find_root(location): location for location in map(self.location, self.tables)
         }.items():

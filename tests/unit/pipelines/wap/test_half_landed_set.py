@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from lakeshare_pipelines.contracts import SetContract
-from lakeshare_pipelines.errors import Conflict
+from lakeshare_pipelines.errors import Conflict, WarehouseError
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.share.publication import repair
 from lakeshare_pipelines.wap.delta import DeltaStaging
@@ -142,3 +142,13 @@ def test_a_half_landed_set_that_nobody_disturbed_is_completed(
     land_one_table(staging, contract, half)
     assert {one.run_id for one in repair(lake, catalog, contract)} == {half.run_id}
     assert [ids(staging, contract, name) for name in ("orders", "totals")] == [[3], [3]]
+
+
+def test_a_table_in_another_store_than_the_warehouse_is_refused_by_name(lake: Lake, tmp_path: Path) -> None:
+    location = (
+        "      - {property: location, value: s3://other/orders}\n      - {property: source, value: orders}"
+    )
+    text = {"      - {property: source, value: orders}": location}
+    elsewhere = a_contract(tmp_path / "contracts", "elsewhere", "delta", **text)
+    with pytest.raises(WarehouseError, match=r"s3://other/orders: it is in another store than the warehouse"):
+        DeltaStaging(lake, elsewhere).open("ref")
