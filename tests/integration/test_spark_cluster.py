@@ -5,6 +5,7 @@ The servers are those of `lakeshare demo --store s3`. The driver is a process of
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -13,7 +14,7 @@ import delta_sharing
 import pytest
 
 from lakeshare_pipelines.demo.processes import ProgressReporter
-from lakeshare_pipelines.demo.servers import object_store_servers
+from lakeshare_pipelines.demo.servers import object_store_servers, postgres_folder
 from lakeshare_server.catalog import (
     DeclaredShare,
     Ledger,
@@ -40,6 +41,8 @@ def cluster(lake) -> Iterator[Mapping[str, str]]:
         for name, value in {**variables, "LAKESHARE_STATE_DIR": str(lake.settings.state_dir)}.items():
             patch.setenv(name, value)
         yield variables
+    # Of root's PostgreSQL it is outside of the tests' folders.
+    shutil.rmtree(postgres_folder(lake.settings))
 
 
 def test_sets_are_published_on_a_cluster_also_when_an_executor_dies(cluster, lake, tmp_path):
