@@ -171,7 +171,7 @@ class StoreMissing(StoreError):
 
 
 class StoreDenied(StoreError):
-    """The store does not allow the server to read the object, or to do what `request` says."""
+    """The store does not allow the server to read the object, or the `request` to write or delete it."""
 
     def __init__(self, location: str, request: str = "hand out") -> None:
         super().__init__(location, f"The store refuses to {request} {location}.")

@@ -8,7 +8,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -52,15 +52,13 @@ class DeltaStaging:
         self.tables = {table.name: table for table in contract.tables}
 
     def open(self, ref: str) -> str:
+        lake_root = self.lake.settings.lake_root
         for location in map(self.location, self.tables):
-            if find_root(location) != find_root(self.lake.settings.lake_root):
-                fix = f"Give the table a location below {self.lake.settings.lake_root}, or set LAKESHARE_WAREHOUSE."
+            if find_root(location) != find_root(lake_root):
+                fix = f"Give the table a location below {lake_root}, or set LAKESHARE_WAREHOUSE."
                 raise WarehouseError(location, "it is in another store than the warehouse", fix)
-        for root, location in {
-            find_root(location): location for location in map(self.location, self.tables)
-        }.items():
-            if root and not takes_first_write(self.lake.stores, location):
-                raise WarehouseError(root, "the store lets one commit overwrite another", ONE_WRITER)
+        if find_root(lake_root) and not takes_first_write(self.lake.stores, lake_root):
+            raise WarehouseError(lake_root, "the store lets one commit overwrite another", ONE_WRITER)
         self.discard(ref)
         return json.dumps({name: self._version(name) for name in self.tables}, sort_keys=True)
 
@@ -208,17 +206,31 @@ class DeltaStaging:
         self._mark_published(self._staged(name, ref))
 
     def list_unpublished(self) -> list[tuple[str, datetime]]:
-        commits = (commit for name in self.tables for _, commit in self._effective_commits(name))
-        landed = {commit.get(PROPERTY + "ref") for commit in commits}
         since_ms: dict[str, int] = {}
         for name in self.tables:
-            for ref in self.lake.stores.folders(f"{self.location(name)}/{STAGED_FOLDER}", missing_ok=True):
-                if ref in landed or self._is_published(self._staged(name, ref)):
-                    continue
-                # Some stores list folders that are empty.
-                if times_ms := self.lake.stores.written_between(self._staged(name, ref)):
-                    since_ms[ref] = max(since_ms.get(ref, 0), times_ms[1])
-        return [(ref, datetime.fromtimestamp(at_ms / 1000, UTC)) for ref, at_ms in since_ms.items()]
+            published: set[str] = set()
+            written_ms: dict[str, int] = {}
+            # One listing: a location stays for each publication, and the store may be far away.
+            for found in self.lake.stores.list(self._staged(name, "")):
+                ref, _, file = found.location.removeprefix(self._staged(name, "")).partition("/")
+                if file == PUBLISHED:
+                    published.add(ref)
+                elif found.size_bytes:  # some tools write empty objects for folders
+                    written_ms[ref] = max(written_ms.get(ref, 0), found.modified_ms)
+            for ref in written_ms.keys() - published:
+                since_ms[ref] = max(since_ms.get(ref, 0), written_ms[ref])
+        # A run that ended before its locations were marked; otherwise no commit is read.
+        landed = self._find_landed(since_ms.keys()) if since_ms else set()
+        return [
+            (ref, datetime.fromtimestamp(at_ms / 1000, UTC))
+            for ref, at_ms in since_ms.items()
+            if ref not in landed
+        ]
+
+    def _find_landed(self, refs: Collection[str]) -> set[str]:
+        """Those of these staging locations that a table's commits name."""
+        commits = (commit for name in self.tables for _, commit in self._effective_commits(name))
+        return {ref for commit in commits if (ref := str(commit.get(PROPERTY + "ref"))) in refs}
 
     def discard(self, ref: str) -> None:
         unpublished = [name for name in self.tables if not self._is_published(self._staged(name, ref))]

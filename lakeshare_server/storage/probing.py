@@ -28,7 +28,7 @@ def find_shortcoming(stores: Stores, location: str) -> Shortcoming | None:
     probe, written_at_s = f"{folder}/object", time.time()
     try:
         stores.write(probe, b"1")
-        [found] = stores.list(folder)
+        found = next(iter(stores.list(folder)), None)
         stores.read(probe)
         stores.delete_folder(folder)
         is_exclusive = takes_first_write(stores, location)
@@ -40,6 +40,9 @@ def find_shortcoming(stores: Stores, location: str) -> Shortcoming | None:
         return Shortcoming(str(error).rstrip("."), f"Allow these credentials {RIGHTS}.")
     except Unavailable as error:
         return Shortcoming(error.what, error.fix)
+    if found is None:
+        what = f"the store of {location} does not list an object that was written just before"
+        return Shortcoming(what, "Use a store whose listings are consistent: tables are read by them.")
     skew_s = abs(found.modified_ms / 1000 - written_at_s)
     if skew_s > MAX_SKEW_S:
         what = f"the clock of the store of {location} differs by {skew_s:.0f} s from this host's"

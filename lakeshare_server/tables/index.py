@@ -147,7 +147,7 @@ def fetch_index(stores: Stores, shared_root: str | None, index_dir: Path, digest
             with scratch.open("rb+") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != digest:
                     logger.error(
-                        "%s has another content than its name says", f"{shared_root}/index/{path.name}"
+                        "%s does not have the digest in its name", f"{shared_root}/index/{path.name}"
                     )
                     return False
                 os.fsync(file.fileno())

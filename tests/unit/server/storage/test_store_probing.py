@@ -17,8 +17,11 @@ LOCATION = "s3://lake/tables"
 class Objects:
     """Answers of a store that keeps objects; what is not `honoured` it takes no notice of."""
 
-    def __init__(self, *, honours_conditions: bool = True, refuses: str = "", clock_s: float = 0.0) -> None:
+    def __init__(
+        self, *, honours_conditions: bool = True, refuses: str = "", clock_s: float = 0.0, lags: bool = False
+    ) -> None:
         self.kept: set[str] = set()
+        self.lags = lags
         self.honours_conditions, self.refuses, self.clock_s = honours_conditions, refuses, clock_s
 
     def answer(self, request: str) -> bytes:
@@ -46,7 +49,7 @@ class Objects:
         time = "2020-01-01T00:00:00Z" if self.clock_s else _now()
         entries = "".join(
             f"<Contents><Key>{key}</Key><Size>1</Size><ETag>one</ETag><LastModified>{time}</LastModified></Contents>"
-            for key in sorted(self.kept)
+            for key in sorted(() if self.lags else self.kept)
         )
         return f"<ListBucketResult><IsTruncated>false</IsTruncated>{entries}</ListBucketResult>"
 
@@ -93,6 +96,12 @@ def test_a_clock_that_is_off_is_named() -> None:
     assert found is not None
     assert re.match(f"the clock of the store of {LOCATION} differs by \\d+ s", found.what)
     assert "NTP" in found.remedy
+
+
+def test_a_store_whose_listings_lag_is_named() -> None:
+    found = shortcoming(Objects(lags=True))
+    assert found is not None
+    assert found.what == f"the store of {LOCATION} does not list an object that was written just before"
 
 
 def test_the_local_disk_takes_the_first_of_two_writes(tmp_path) -> None:
