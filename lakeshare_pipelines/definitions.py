@@ -4,7 +4,7 @@ import dagster as dg
 
 from lakeshare_pipelines.backup.config import load_backups
 from lakeshare_pipelines.contracts import load_contracts
-from lakeshare_pipelines.defs import share, wap
+from lakeshare_pipelines.defs import maintenance, share, wap
 from lakeshare_pipelines.defs.backup import backup_definitions, backup_maintenance
 from lakeshare_pipelines.errors import UnknownSelection
 from lakeshare_pipelines.settings import LakeSettings
@@ -35,7 +35,8 @@ def defs() -> dg.Definitions:
             # One run is one Spark driver: docs/adr/0002.
             executor=dg.in_process_executor,
         ),
-        wap.maintenance_definitions(contracts),
+        maintenance.janitor_definitions(contracts),
+        *(maintenance.maintenance_definitions(contract) for contract in contracts),
         share.usage_checks(),
         *(
             part

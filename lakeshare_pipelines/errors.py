@@ -10,6 +10,7 @@ LakeshareError (lakeshare_server.errors)
     ├── Conflict           tables, base, head
     ├── BranchMoved        branch, expected, found
     ├── NoSuchPublication  table, version
+    ├── MaintenanceError   table, reason, fix
     ├── ChangesDoNotAddUp  folder, found, expected
     ├── NessieError        status, code, message
     ├── SparkError         reason, fix
@@ -103,13 +104,22 @@ class BranchMoved(PipelineError):
 
 
 class NoSuchPublication(PipelineError):
-    """A publication number that is not in the ledger."""
+    """A publication number that is not in the ledger, or expired: below `oldest`."""
 
-    def __init__(self, table: str, version: int) -> None:
+    def __init__(self, table: str, version: int, oldest: int = 0) -> None:
+        state = f"its oldest one is {oldest}, older ones expired" if oldest else "the ledger does not have it"
         super().__init__(
-            f"table {table} has no publication {version}. `lakeshare publications {table}` lists them."
+            f"table {table} has no publication {version}: {state}. `lakeshare publications {table}` lists them."
         )
         self.table, self.version = table, version
+
+
+class MaintenanceError(PipelineError):
+    """Maintenance of a table was refused; its publications and files stay as they were."""
+
+    def __init__(self, table: str, reason: str, fix: str) -> None:
+        super().__init__(f"maintenance of {table}: {reason}. {fix}")
+        self.table, self.reason, self.fix = table, reason, fix
 
 
 class ChangesDoNotAddUp(PipelineError):

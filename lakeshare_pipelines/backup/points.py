@@ -47,6 +47,15 @@ class Points:
         keys = (listed.key.removeprefix(start) for listed in self.store.list(start))
         return sorted(key.split("/")[0] for key in keys if key.endswith("/point.json"))
 
+    def unfinished(self) -> list[str]:
+        """The days that a run has claimed and that have no point."""
+        start = self.folder("x").removesuffix("x/")
+        files = [listed.key.removeprefix(start).split("/") for listed in self.store.list(start)]
+        claimed, made = (
+            {day for day, *rest in files if rest == [name]} for name in ("claim.json", "point.json")
+        )
+        return sorted(claimed - made)
+
     def get(self, day: str, *, as_made: bool = False) -> Point:
         """A finished point; with `as_made` as it was written, else degraded by copies that were found damaged since.
         Raises BackupError if the day has no point, and DamagedRecord if its record cannot be read or was changed."""

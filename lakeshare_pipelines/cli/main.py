@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from contextlib import AbstractContextManager
 
-    from lakeshare_pipelines.contracts import SetContract
+    from lakeshare_pipelines.contracts import SetContract, Table
     from lakeshare_pipelines.settings import LakeSettings
     from lakeshare_pipelines.wap.staged import Lake
     from lakeshare_server.catalog import Catalog, Publication
@@ -299,15 +299,35 @@ def rollback(table: str, number: int) -> None:
     """Publish publication NUMBER of TABLE and its views again under a new number, on main and for every recipient."""
     from lakeshare_pipelines.share.publication import rollback_with_views
 
-    tables = {table.name: (contract, table) for contract in _contracts() for table in contract.tables}
-    if table not in tables:
-        raise typer.BadParameter(f"no contract has a table {table!r}", param_hint="TABLE")
+    contract, found = _find_table(table)
     # Spark starts only if rows must be compared to record the changes of the rollback.
     with _open_lake_with_spark() as lake:
-        publications = rollback_with_views(lake, _open_catalog(), *tables[table], number)
+        publications = rollback_with_views(lake, _open_catalog(), contract, found, number)
     for publication in publications:
-        again = f"publication {publication.rollback_of} again, as number {publication.version}"
+        again = f"publication {publication.repeats} again, as number {publication.version}"
         typer.echo(f"{publication.table} shows {again}")
+
+
+@app.command("maintain")
+def maintain_table(
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="The lake's table, like flights.departures.")],
+    plan: Annotated[bool, typer.Option("--plan", help="Only print what would be done.")] = False,
+) -> None:
+    """Expire publications of TABLE as its contract says, compact its files, and remove files that nothing uses.
+
+    The rows stay the same: the new number has no changes. Files go LAKESHARE_BRANCH_DAYS after the last number that
+    needs them expired.
+    """
+    from lakeshare_pipelines.maintenance.run import format_plan, format_result, maintain, plan_maintenance
+
+    contract, found = _find_table(table)
+    # Spark starts only if files are rewritten.
+    with _open_lake_with_spark() as lake:
+        if plan:
+            lines = format_plan(plan_maintenance(lake, _open_catalog(), contract, found))
+        else:
+            lines = format_result(maintain(lake, _open_catalog(), contract, found))
+    typer.echo("\n".join(lines))
 
 
 @app.command()
@@ -358,6 +378,14 @@ def _find_contract(set_name: str) -> "SetContract":
         message = f"there is no set {set_name!r}, only {', '.join(contracts)}"
         raise typer.BadParameter(message, param_hint="SET")
     return contracts[set_name]
+
+
+def _find_table(name: str) -> "tuple[SetContract, Table]":
+    tables = {table.name: (contract, table) for contract in _contracts() for table in contract.tables}
+    if name not in tables:
+        message = f"no contract has a table {name!r}, only {', '.join(tables)}"
+        raise typer.BadParameter(message, param_hint="TABLE")
+    return tables[name]
 
 
 def _open_lake() -> "Lake":

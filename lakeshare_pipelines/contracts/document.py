@@ -219,6 +219,25 @@ class SnowflakeSchema(Part):
     tables: SharedTables
 
 
+class CompactionExtras(Part):
+    target_mb: Annotated[int, Field(ge=1)] = 128
+    sort_by: list[Name] = []
+
+
+class KeepExtras(Part):
+    publications: Annotated[int, Field(ge=1)] | None = None
+    days: Annotated[int, Field(ge=1)] | None = None
+
+
+class MaintenanceExtras(Part):
+    compaction: CompactionExtras | Literal[False] = CompactionExtras()
+    keep: Annotated[KeepExtras, _wrap("publications", int)] = KeepExtras()
+
+
+class SetMaintenanceExtras(MaintenanceExtras):
+    schedule: Annotated[str, Field(pattern=r"^\S+( \S+){4}$")] = "0 4 * * 0"
+
+
 class SetExtras(Part):
     partitioning: Literal["daily", "none"] = "none"
     first_partition: Annotated[
@@ -227,6 +246,7 @@ class SetExtras(Part):
     ] = None
     shares: list[SharedSchema] = []
     snowflake: list[SnowflakeSchema] = []
+    maintenance: SetMaintenanceExtras = SetMaintenanceExtras()
 
 
 class DriftExtras(Part):
@@ -271,6 +291,7 @@ class TableExtras(Part):
     max_quarantined_fraction: Annotated[float, Field(ge=0, le=1)] = 0.0
     drift: DriftExtras = DriftExtras()
     reading: ReadingExtras = ReadingExtras()
+    maintenance: MaintenanceExtras = MaintenanceExtras()
     serveable_to: Annotated[PromiseExtras | None, _wrap("clients", list)] = None
 
 
@@ -309,6 +330,9 @@ PARTS: dict[str, type[Part]] = {
     "serveableTo": PromiseExtras,
     "view": ViewExtras,
     "perRecipient": PerRecipientExtras,
+    "maintenance": SetMaintenanceExtras,
+    "compaction": CompactionExtras,
+    "keep": KeepExtras,
 }
 
 

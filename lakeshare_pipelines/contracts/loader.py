@@ -66,7 +66,7 @@ OWNER = re.compile(r"[A-Za-z0-9_]+|[^@\s]+@[^@\s]+\.[^@\s]+")
 
 def _build_set(document: odcs.Document, digest: str, path: Path, faults: Faults) -> SetContract:
     extras = read_extras(odcs.SetExtras, document.custom_properties, faults)
-    tables = _build_tables(document, document.servers[0].format, faults)
+    tables = _build_tables(document, document.servers[0].format, faults, extras.maintenance)
     names = {name: table.name for table in tables for name in (table.short_name, table.name)}
     return SetContract(
         name=document.name,
@@ -83,6 +83,7 @@ def _build_set(document: odcs.Document, digest: str, path: Path, faults: Faults)
         ),
         digest=digest,
         path=path,
+        maintenance_schedule=extras.maintenance.schedule,
         snowflake=tuple(
             model.SnowflakeEntry(entry.database, entry.schema_name, name, table)
             for entry, name, table in _named_tables("snowflake", extras.snowflake, names, faults, document)
@@ -90,12 +91,15 @@ def _build_set(document: odcs.Document, digest: str, path: Path, faults: Faults)
     )
 
 
-def _build_tables(document: odcs.Document, table_format: TableFormat, faults: Faults) -> tuple[Table, ...]:
+def _build_tables(
+    document: odcs.Document, table_format: TableFormat, faults: Faults, maintenance: odcs.MaintenanceExtras
+) -> tuple[Table, ...]:
     """Returns all tables, in the order of the file; views are built after their tables."""
     built: dict[int, Table] = {}
     bases: dict[str, Table] = {}
     for index, table in sorted(enumerate(document.tables), key=lambda entry: is_view(entry[1])):
-        built[index] = _build_table(document.name, table, table_format, faults.at("schema", index), bases)
+        place = faults.at("schema", index)
+        built[index] = _build_table(document.name, table, table_format, place, bases, maintenance)
         if not is_view(table):
             bases[built[index].short_name] = built[index]
     return tuple(built[index] for index in sorted(built))
@@ -107,6 +111,7 @@ def _build_table(
     table_format: TableFormat,
     faults: Faults,
     bases: Mapping[str, Table],
+    maintenance: odcs.MaintenanceExtras,
 ) -> Table:
     """Returns a table with its columns, rules and references; a view has the columns of one of the `bases`."""
     name = table.physical_name or f"{set_name}.{table.name}"
@@ -140,10 +145,33 @@ def _build_table(
         reading=model.Reading(
             tuple(extras.reading.null_values), extras.reading.delimiter, extras.reading.multiline
         ),
+        maintenance=_build_maintenance(maintenance, extras.maintenance, columns, faults),
         serveable_to=model.Promise(tuple(dict.fromkeys(promise.clients)), promise.severity, promise.rewrite)
         if promise
         else model.Promise(),
     )
+
+
+def _build_maintenance(
+    of_set: odcs.MaintenanceExtras,
+    of_table: odcs.MaintenanceExtras,
+    columns: Sequence[Column],
+    faults: Faults,
+) -> model.Maintenance:
+    """Returns the maintenance of a table; what it does not give is that of its set."""
+    given = of_table.model_fields_set
+    compaction = of_table.compaction if "compaction" in given else of_set.compaction
+    keep = of_table.keep if "keep" in given else of_set.keep
+    kept = model.Maintenance(keep_publications=keep.publications, keep_days=keep.days)
+    if compaction is False:
+        return replace(kept, compacts=False)
+    names = [column.name for column in columns]
+    for name in compaction.sort_by if "compaction" in given else ():
+        if name not in names:
+            place = faults.at("customProperties", "maintenance")
+            place.add(f"compaction sorts by {name!r}, which the table does not have", suggest(name, names))
+    sort_by = tuple(name for name in compaction.sort_by if name in names)
+    return replace(kept, target_mb=compaction.target_mb, sort_by=sort_by)
 
 
 def _build_columns(

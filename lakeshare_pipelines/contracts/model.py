@@ -82,6 +82,21 @@ class Reading:
 
 
 @dataclass(frozen=True)
+class Maintenance:
+    """How a table is maintained: compaction into files of `target_mb` MiB, and the publications that stay readable.
+
+    A publication expires when it is neither among the newest `keep_publications` nor published in the last `keep_days`;
+    none does if both are None.
+    """
+
+    compacts: bool = True
+    target_mb: int = 128
+    sort_by: tuple[str, ...] = ()
+    keep_publications: int | None = None
+    keep_days: int | None = None
+
+
+@dataclass(frozen=True)
 class Promise:
     """Clients that must be able to read every publication, by their ids of `lakeshare_server.tables.serveability`.
 
@@ -149,6 +164,7 @@ class Table:
     max_quarantined_fraction: float = 0.0
     drift: Drift = Drift()
     reading: Reading = Reading()
+    maintenance: Maintenance = Maintenance()
     serveable_to: Promise = Promise()
 
     @property
@@ -222,6 +238,7 @@ class SetContract:
     digest: str
     path: Path
     snowflake: tuple[SnowflakeEntry, ...] = ()
+    maintenance_schedule: str = "0 4 * * 0"
 
     def table(self, name: str) -> Table:
         """Returns a table by its lake name or its short name.

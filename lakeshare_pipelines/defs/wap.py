@@ -6,7 +6,6 @@ The tables are the state of main and the ledger; staged state is never an asset.
 import base64
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -17,22 +16,19 @@ from lakeshare_pipelines.errors import BranchMoved, Conflict, DeliveriesRefused,
 from lakeshare_pipelines.ingest import Delivery, find_deliveries
 from lakeshare_pipelines.ingest.delivery import fetch_deliveries
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.share import publication
 from lakeshare_pipelines.share.publication import (
     UnchangedRun,
     deliveries_in_force,
     latest_publications,
     publish_or_replay,
-    repair,
     unchanged_run,
 )
 from lakeshare_pipelines.spark.session import make_session_conf, open_session, start_driver, stop_session
 from lakeshare_pipelines.wap.audit import ReplayFailedAudit, audit_and_save
 from lakeshare_pipelines.wap.checks import list_checks
-from lakeshare_pipelines.wap.stage import drop_abandoned, reseal, stage
+from lakeshare_pipelines.wap.stage import reseal, stage
 from lakeshare_pipelines.wap.staged import WHOLE, Lake, Staged, Verdict, Verdicts
 from lakeshare_server.catalog import Catalog, Ledger, Publication, open_catalog
-from lakeshare_server.catalog.audit import prune
 from lakeshare_server.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -366,7 +362,7 @@ def _write(contract: SetContract) -> dg.OpDefinition:
     )
     def write(context: dg.OpExecutionContext, lake: LakeResource) -> dict[str, Any]:
         partitions = get_partitions_of_run(context)
-        with _retry_on_outage():
+        with retry_on_outage():
             unchanged = unchanged_run(lake.lake(), lake.catalog(), contract, partitions)
         if unchanged is not None:
             message = f"{contract.name} {', '.join(partitions)}: these deliveries are in force already"
@@ -435,7 +431,7 @@ def _publish(contract: SetContract) -> dg.OpDefinition:
     def publish(
         context: dg.OpExecutionContext, judgement: dict[str, Any], lake: LakeResource
     ) -> Iterator[dg.Output[None]]:
-        with _retry_on_outage():
+        with retry_on_outage():
             if UNCHANGED in judgement:
                 publications = latest_publications(lake.catalog(), contract)
             else:
@@ -453,7 +449,7 @@ def _publish(contract: SetContract) -> dg.OpDefinition:
 
 
 @contextmanager
-def _retry_on_outage() -> Iterator[None]:
+def retry_on_outage() -> Iterator[None]:
     """Retries the step from its start when the database or a store does not respond."""
     try:
         yield
@@ -484,62 +480,6 @@ def _output(table: Table) -> str:
 
 def _pool(contract: SetContract) -> str:
     return f"lakeshare_{contract.name}"
-
-
-@dg.op(
-    description="Remove audit events older than LAKESHARE_AUDIT_RETENTION_DAYS; the chain stays verifiable."
-)
-def prune_audit_log(context: dg.OpExecutionContext, repaired: int, lake: LakeResource) -> None:
-    days = lake.settings().audit_retention_days
-    if days is None:
-        context.log.info("audit events are kept: LAKESHARE_AUDIT_RETENTION_DAYS is not set")
-        return
-    pruned = prune(lake.catalog(), datetime.now(UTC) - timedelta(days=days), "janitor")
-    context.log.info(f"removed {pruned.events} audit events of more than {days} days ago")
-
-
-def maintenance_definitions(contracts: Sequence[SetContract]) -> dg.Definitions:
-    """Returns the janitor's job and its nightly schedule."""
-
-    @dg.op(description="Complete publications that crashed runs left unfinished.")
-    def repair_ledger(context: dg.OpExecutionContext, lake: LakeResource) -> int:
-        repaired = 0
-        for contract in contracts:
-            repaired += len(repair(lake.lake(), lake.catalog(), contract, lake.settings().lock_wait_s))
-        context.log.info(f"completed {repaired} unfinished publications")
-        return repaired
-
-    @dg.op(description="Drop staging locations older than LAKESHARE_BRANCH_DAYS.")
-    def drop_abandoned_places(context: dg.OpExecutionContext, repaired: int, lake: LakeResource) -> None:
-        dropped = drop_abandoned(lake.lake(), contracts)
-        refs = ", ".join(location.ref for location in dropped) or "none"
-        context.log.info(
-            f"dropped {len(dropped)} staging locations: {refs} ({repaired} publications repaired before)"
-        )
-
-    @dg.op(description="Remove change files older than LAKESHARE_BRANCH_DAYS that no publication names.")
-    def drop_abandoned_changes(context: dg.OpExecutionContext, repaired: int, lake: LakeResource) -> None:
-        for contract in contracts:
-            folders = publication.drop_abandoned(
-                lake.lake(), lake.catalog(), contract, lake.settings().lock_wait_s
-            )
-            message = f"removed {len(folders)} folders of change files: {', '.join(folders) or 'none'}"
-            context.log.info(message)
-
-    @dg.job(
-        description="Repairs the ledger, then removes abandoned staging locations and files, and old events."
-    )
-    def janitor() -> None:
-        repaired = repair_ledger()
-        drop_abandoned_places(repaired)
-        drop_abandoned_changes(repaired)
-        prune_audit_log(repaired)
-
-    status = dg.DefaultScheduleStatus.RUNNING
-    nightly = dg.ScheduleDefinition(
-        name="janitor_nightly", job=janitor, cron_schedule="30 3 * * *", default_status=status
-    )
-    return dg.Definitions(jobs=[janitor], schedules=[nightly])
 
 
 INTERVAL_S = 30

@@ -192,6 +192,11 @@ class Nessie:
         found = self._api.get(ref_path(name))["reference"]
         return Reference(found["name"], found["hash"], found["type"])
 
+    def references(self) -> list[Reference]:
+        """Returns all branches and tags."""
+        found = self._api.pages("/trees", "references", {})
+        return [Reference(each["name"], each["hash"], each["type"]) for each in found]
+
     def branches(self, prefix: str = "") -> list[Branch]:
         """Returns the branches whose names start with `prefix`, without main."""
         literal = prefix.replace("\\", "\\\\").replace("'", "\\'")

@@ -18,12 +18,21 @@ from pyiceberg.types import IcebergType, ListType, MapType, StructType
 
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.errors import ChangesDoNotAddUp, NessieError, NoSuchPublication
+from lakeshare_pipelines.spark.rows import column_by_name, to_comparable
 from lakeshare_pipelines.spark.session import to_hadoop_path, translate_errors
 from lakeshare_pipelines.wap.staged import Lake, Staged
 from lakeshare_server.catalog import Ledger, Publication
 from lakeshare_server.errors import Unavailable
 from lakeshare_server.lazy import LazyModule
-from lakeshare_server.tables import FileIndex, Stores, TableSnapshot, open_index, read_iceberg, write_index
+from lakeshare_server.tables import (
+    FileIndex,
+    Stores,
+    TableSnapshot,
+    open_index,
+    read_delta,
+    read_iceberg,
+    write_index,
+)
 from lakeshare_server.tables.iceberg.changes import (
     FeedSource,
     FileDifference,
@@ -81,28 +90,6 @@ def find_changed_rows(before: "DataFrame", after: "DataFrame", key: Sequence[str
     return repeated.select(f"{ROW}.*", CHANGE_TYPE)
 
 
-def to_comparable(value: "Column", kind: "DataType") -> "Column":
-    """A value to group by: maps have no equality, and grouping treats the two zeros of floats as equal."""
-
-    if not _has(kind, T.MapType, T.FloatType, T.DoubleType):
-        return value
-    if isinstance(kind, T.StructType):
-        members = (to_comparable(value.getField(each.name), each.dataType).alias(each.name) for each in kind)
-        return F.when(value.isNotNull(), F.struct(*members))
-    if isinstance(kind, T.ArrayType):
-        return F.transform(value, lambda item: to_comparable(item, kind.elementType))
-    if isinstance(kind, T.MapType):
-        entries = F.transform(
-            F.map_entries(value),
-            lambda entry: F.struct(
-                to_comparable(entry["key"], kind.keyType).alias("key"),
-                to_comparable(entry["value"], kind.valueType).alias("value"),
-            ),
-        )
-        return F.array_sort(entries)
-    return value.cast("string")
-
-
 def add_field_ids(frame: "DataFrame", kind: StructType) -> "DataFrame":
     """The frame with the table's field ids, for Spark to write into its Parquet files."""
     ids = {field.name: field for field in kind.fields}
@@ -114,12 +101,6 @@ def add_field_ids(frame: "DataFrame", kind: StructType) -> "DataFrame":
             column = column.alias(spark_field.name, metadata={FIELD_ID: field.field_id})
         columns.append(column)
     return frame.select(*columns)
-
-
-def column_by_name(name: str) -> "Column":
-    """A column by its name, with any characters."""
-
-    return F.col(f"`{name.replace('`', '``')}`")
 
 
 def _change_type(counted: "DataFrame", key: Sequence[str]) -> "Column":
@@ -184,16 +165,6 @@ def _with_ids(kind: "DataType", iceberg: IcebergType) -> "DataType":
         key, value = _with_ids(kind.keyType, iceberg.key_type), _with_ids(kind.valueType, iceberg.value_type)
         return T.MapType(key, value, kind.valueContainsNull)
     return kind
-
-
-def _has(kind: "DataType", *wanted: type) -> bool:
-    inner: Any = kind
-    if isinstance(kind, wanted):
-        return True
-    if hasattr(inner, "fields"):
-        return any(_has(field.dataType, *wanted) for field in inner.fields)
-    parts = (getattr(inner, name, None) for name in ("elementType", "keyType", "valueType"))
-    return any(_has(part, *wanted) for part in parts if part is not None)
 
 
 # The folder beside a table's own files with a folder of change files per publication.
@@ -276,7 +247,7 @@ def record_changes_since_latest(lake: Lake, ledger: Ledger, table: Table, state:
     published, stores = None if latest is None else _get_published_state(lake, latest), state.stores
     change = StateChange(
         version=_next_version(latest),
-        before=None if latest is None else _load_file_index(lake, latest),
+        before=None if latest is None else load_file_index(lake, latest),
         after=open_index(lake.settings.index_dir, digest),
         changed_at_ms=open_metadata(stores, *state.key)[1].timestamp_ms,
         keeps_rows=published is not None and keeps_rows(stores, *state.key, published.snapshot_id),
@@ -312,14 +283,17 @@ def _get_published_state(lake: Lake, publication: Publication) -> TableState:
     return TableState(publication.metadata_location, publication.snapshot_id, lake.stores)
 
 
-def _load_file_index(lake: Lake, publication: Publication) -> FileIndex:
+def load_file_index(lake: Lake, publication: Publication) -> FileIndex:
     """The file index of a publication; read again where it is lost or of an older layout."""
     folder, digest = lake.settings.index_dir, publication.index_digest
     find_index(lake, digest)
     try:
         return open_index(folder, digest)
     except Unavailable:
-        snapshot = _get_published_state(lake, publication).read(vectors_folder(lake))
+        if publication.format == "delta":
+            snapshot = read_delta(publication.location, publication.delta_version, lake.stores)
+        else:
+            snapshot = _get_published_state(lake, publication).read(vectors_folder(lake))
         return open_index(folder, keep_index(lake, snapshot).digest)
 
 
@@ -378,8 +352,8 @@ def write_change_files(
     """
     spark, (before, after) = lake.spark, states
     then, now = before.columns(), after.columns()
-    old = _select_files(before.frame(spark), difference.removed)
-    new = _select_files(after.frame(spark), difference.added)
+    old = select_files(before.frame(spark), difference.removed)
+    new = select_files(after.frame(spark), difference.added)
     rows = find_changed_rows(align_columns(old, then, new, now), new, _find_key_columns(key, now))
     folder = f"{location.rstrip('/')}/{CHANGES_FOLDER}/{after.snapshot_id}-{uuid.uuid4().hex}"
     rows = add_field_ids(rows, now)
@@ -396,7 +370,7 @@ def write_change_files(
     return files
 
 
-def _select_files(frame: "DataFrame", files: pa.Table) -> "DataFrame":
+def select_files(frame: "DataFrame", files: pa.Table) -> "DataFrame":
     """The rows of some files. Bounds let Iceberg skip other files unread."""
 
     columns = [column_by_name(name) for name in frame.columns]

@@ -6,11 +6,11 @@ run left incomplete are completed first.
 
 import json
 import logging
-import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal, Self, get_args
 
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.errors import NoSuchPublication, NotAudited
@@ -101,7 +101,7 @@ def complete_publications(
     lake: Lake, ledger: Ledger, contract: SetContract, lease: Lease
 ) -> list[Publication]:
     """`repair` for a caller that holds the set's lock."""
-    repaired = record_rollbacks(lake, ledger, contract, lease)
+    repaired = record_repeats(lake, ledger, contract, lease)
     for landed in staging_for(lake, contract).find_incomplete(lambda run_id: bool(ledger.by_run(run_id))):
         log.warning("%s reached main but not the ledger: completing it", landed.staged.title)
         repaired += record_landed(lake, ledger, contract, landed, lease)
@@ -136,11 +136,11 @@ def record_landed(
     return publications
 
 
-def record_rollbacks(lake: Lake, ledger: Ledger, contract: SetContract, lease: Lease) -> list[Publication]:
-    """Number the rollbacks that main has and the ledger lacks; also the last step of each rollback."""
+def record_repeats(lake: Lake, ledger: Ledger, contract: SetContract, lease: Lease) -> list[Publication]:
+    """Number the rollbacks and maintenance that main has and the ledger lacks; also the last step of each of them."""
     recorded = []
     for table in contract.tables:
-        for version, fields in _find_incomplete_rollbacks(lake, ledger, contract, table):
+        for version, fields in _find_incomplete_repeats(lake, ledger, contract, table):
             target = ledger.at(table.name, version)
             if target is None:
                 raise NoSuchPublication(table.name, version)
@@ -152,37 +152,41 @@ def record_rollbacks(lake: Lake, ledger: Ledger, contract: SetContract, lease: L
                 partition=target.partition,
                 contract_digest=target.contract_digest,
                 verdicts=target.verdicts,
-                rollback_of=target.version,
                 **fields,
             )
             recorded += ledger.append([row], lease)
     return recorded
 
 
-def rollback_properties(
-    contract: SetContract, table: Table, version: int, run_id: str, changes_digest: str | None
+Repeat = Literal["rollback", "maintenance"]
+
+
+def repeat_properties(
+    kind: Repeat, contract: SetContract, table: Table, version: int, run_id: str, changes_digest: str | None
 ) -> dict[str, str]:
-    """Properties of a rollback's commit on main: all that is needed to write the ledger from storage."""
+    """Properties of the commit on main that repeats a publication: all that the ledger needs."""
     record = json.dumps({"table": table.name, "version": version, "changes": changes_digest})
-    return {PROPERTY + "set": contract.name, PROPERTY + "run": run_id, PROPERTY + "rollback": record}
+    return {PROPERTY + "set": contract.name, PROPERTY + "run": run_id, PROPERTY + kind: record}
 
 
-def _find_incomplete_rollbacks(
+def _find_incomplete_repeats(
     lake: Lake, ledger: Ledger, contract: SetContract, table: Table
 ) -> list[tuple[int, dict[str, Any]]]:
-    """The publications that main was rolled back to, oldest first, with the fields to pin each rollback."""
-    rollbacks = []
+    """The publications that main repeats, oldest first, with the fields to pin each repetition."""
+    repeats = []
     for properties, nessie_hash, delta_version in _list_commits(lake, contract, table):
         run = properties.get(PROPERTY + "run")
         if run is None or properties.get(PROPERTY + "set") != contract.name:
             continue
         if ledger.by_run(run):
             break
-        record = json.loads(properties.get(PROPERTY + "rollback", "{}"))
-        if record.get("table") == table.name:
-            fields = {"run_id": run, "nessie_hash": nessie_hash, "delta_version": delta_version}
-            rollbacks.append((record["version"], {**fields, "changes_digest": record.get("changes")}))
-    return rollbacks[::-1]
+        for kind in get_args(Repeat):
+            record = json.loads(properties.get(PROPERTY + kind, "{}"))
+            if record.get("table") == table.name:
+                fields = {"run_id": run, "nessie_hash": nessie_hash, "delta_version": delta_version}
+                fields |= {"changes_digest": record.get("changes"), f"{kind}_of": record["version"]}
+                repeats.append((record["version"], fields))
+    return repeats[::-1]
 
 
 def _list_commits(
@@ -327,8 +331,8 @@ def _publications_by_partition(newest_first: Sequence[Publication]) -> dict[str,
     for publication in newest_first:
         if below is not None and publication.version > below:
             continue
-        if publication.rollback_of is not None:
-            below = publication.rollback_of
+        if publication.repeats is not None:
+            below = publication.repeats
             continue
         for partition in publication.verdicts["deliveries"]:
             publications.setdefault(partition, publication)
@@ -373,20 +377,21 @@ def rollback(lake: Lake, catalog: Catalog, contract: SetContract, table: Table, 
     ledger = Ledger(catalog)
     with lock_set(catalog, contract.name, f"rollback of {table.name}", lake.settings.lock_wait_s) as lease:
         complete_publications(lake, ledger, contract, lease)
-        target = ledger.at(table.name, version)
-        if target is None:
-            raise NoSuchPublication(table.name, version)
+        target, oldest = ledger.at(table.name, version), ledger.oldest_readable(table.name)
+        if target is None or version < oldest:
+            raise NoSuchPublication(table.name, version, 0 if target is None else oldest)
         latest = ledger.latest(table.name)
-        if latest and version in (latest.version, latest.rollback_of) and _is_on_main(lake, table, latest):
+        if latest and version in (latest.version, latest.repeats) and _is_on_main(lake, table, latest):
             return latest
         changes = None
         if table.format == "iceberg":
             state = get_table_state(lake, table, f"main@{target.nessie_hash}")
             changes = record_changes_since_latest(lake, ledger, table, state)
-        properties = rollback_properties(contract, table, version, f"rollback-{uuid.uuid4()}", changes)
+        run_id = f"rollback-{uuid.uuid4()}"
+        properties = repeat_properties("rollback", contract, table, version, run_id, changes)
         restore = _restore_iceberg if table.format == "iceberg" else _restore_delta
         restore(lake, table, target, properties)
-        return record_rollbacks(lake, ledger, contract, lease)[-1]
+        return record_repeats(lake, ledger, contract, lease)[-1]
 
 
 def rollback_with_views(
@@ -398,8 +403,8 @@ def rollback_with_views(
     """
     ledger = Ledger(catalog)
     origin = ledger.at(table.name, version)
-    while origin is not None and origin.rollback_of is not None:
-        origin = ledger.at(table.name, origin.rollback_of)
+    while origin is not None and origin.repeats is not None:
+        origin = ledger.at(table.name, origin.repeats)
     if origin is None:
         raise NoSuchPublication(table.name, version)
     versions = {published.table: published.version for published in ledger.by_run(origin.run_id)}
@@ -459,8 +464,9 @@ def drop_abandoned(lake: Lake, catalog: Catalog, contract: SetContract, wait_s: 
 
 
 def _find_abandoned(lake: Lake, ledger: Ledger, table: Table) -> list[str]:
+    horizon = datetime.now(UTC) - timedelta(days=lake.settings.branch_days)
+    horizon_ms, oldest = horizon.timestamp() * 1000, ledger.oldest_readable(table.name, horizon)
     history = ledger.history(table.name)
-    horizon_ms = (time.time() - lake.settings.branch_days * 24 * 3600) * 1000
     roots = sorted({f"{row.location.rstrip('/')}/{CHANGES_FOLDER}" for row in history})
     folders = [f"{root}/{name}" for root in roots for name in lake.stores.folders(root, missing_ok=True)]
     written = {folder: lake.stores.written_between(folder) for folder in folders}
@@ -469,7 +475,7 @@ def _find_abandoned(lake: Lake, ledger: Ledger, table: Table) -> list[str]:
         return []
     used: list[str] = []
     for publication in history:
-        if publication.changes_digest is not None:
+        if publication.changes_digest is not None and publication.version >= oldest:
             try:
                 segment = Segment(find_index(lake, publication.changes_digest))
                 used += change_files_of(segment, publication.version)

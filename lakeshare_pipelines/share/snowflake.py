@@ -439,7 +439,7 @@ def find_published(catalog: Catalog, table: str, version: int | None = None) -> 
         BadRequest: the table has no publication.
         NoSuchPublication: the table has no such number.
     """
-    ledger = Ledger(catalog, audited_only=FollowedTables(catalog).get(table) is None)
+    ledger = Ledger(catalog, readable_only=FollowedTables(catalog).get(table) is None)
     history = ledger.history(table)
     if not history:
         published = ", ".join(ledger.tables()) or "none"

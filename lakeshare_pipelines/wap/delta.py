@@ -72,7 +72,7 @@ class DeltaStaging:
         columns = [column for column, _ in table.partition_by]
         if columns:
             writer = writer.partitionBy(*columns)
-        writer.save(self._staged(table.name, ref))
+        writer.save(self.staged_location(table.name, ref))
 
     def make_serveable(self, ref: str, table: Table) -> tuple[str, ...]:
         # Staged files need no rewrite, and files of main are not at the staging location: see docs/adr/0017.
@@ -82,7 +82,7 @@ class DeltaStaging:
         version = json.loads(staged.base)[table.name]
         return compute_delta_matrix(
             self.lake.stores,
-            self._staged(table.name, staged.ref),
+            self.staged_location(table.name, staged.ref),
             self.location(table.name),
             None if version == ABSENT else version,
             get_replaced_column(staged, table),
@@ -93,12 +93,12 @@ class DeltaStaging:
         digest = hashlib.sha256()
         for name in sorted(self.tables):
             digest.update(name.encode())
-            for line in sorted(json.dumps(add, sort_keys=True) for add in self._staged_adds(name, ref)):
+            for line in sorted(json.dumps(add, sort_keys=True) for add in self.list_staged_adds(name, ref)):
                 digest.update(line.encode())
         return digest.hexdigest()
 
     def rows_of_run(self, staged: Staged, table: Table) -> "DataFrame":
-        return self.lake.spark.read.format("delta").load(self._staged(table.name, staged.ref))
+        return self.lake.spark.read.format("delta").load(self.staged_location(table.name, staged.ref))
 
     def count_written(self, staged: Staged, table: Table) -> int:
         return self.rows_of_run(staged, table).count()
@@ -203,7 +203,7 @@ class DeltaStaging:
         except CommitFailedError as error:
             raise Conflict([name], str(version), str(self._version(name))) from error
         # The history of the table names these files.
-        self._mark_published(self._staged(name, ref))
+        self.mark_published(self.staged_location(name, ref))
 
     def list_unpublished(self) -> list[tuple[str, datetime]]:
         since_ms: dict[str, int] = {}
@@ -211,8 +211,8 @@ class DeltaStaging:
             published: set[str] = set()
             written_ms: dict[str, int] = {}
             # One listing: a location stays for each publication, and the store may be far away.
-            for found in self.lake.stores.list(self._staged(name, "")):
-                ref, _, file = found.location.removeprefix(self._staged(name, "")).partition("/")
+            for found in self.lake.stores.list(self.staged_location(name, "")):
+                ref, _, file = found.location.removeprefix(self.staged_location(name, "")).partition("/")
                 if file == PUBLISHED:
                     published.add(ref)
                 elif found.size_bytes:  # some tools write empty objects for folders
@@ -220,38 +220,44 @@ class DeltaStaging:
             for ref in written_ms.keys() - published:
                 since_ms[ref] = max(since_ms.get(ref, 0), written_ms[ref])
         # A run that ended before its locations were marked; otherwise no commit is read.
-        landed = self._find_landed(since_ms.keys()) if since_ms else set()
+        landed = self.find_landed(since_ms.keys()) if since_ms else set()
         return [
             (ref, datetime.fromtimestamp(at_ms / 1000, UTC))
             for ref, at_ms in since_ms.items()
             if ref not in landed
         ]
 
-    def _find_landed(self, refs: Collection[str]) -> set[str]:
+    def find_landed(self, refs: Collection[str]) -> set[str]:
         """Those of these staging locations that a table's commits name."""
         commits = (commit for name in self.tables for _, commit in self._effective_commits(name))
         return {ref for commit in commits if (ref := str(commit.get(PROPERTY + "ref"))) in refs}
 
     def discard(self, ref: str) -> None:
-        unpublished = [name for name in self.tables if not self._is_published(self._staged(name, ref))]
-        written = {name: self.lake.stores.written_between(self._staged(name, ref)) for name in unpublished}
-        folders = [self._staged(name, ref) for name, times_ms in written.items() if times_ms is not None]
+        unpublished = [
+            name for name in self.tables if not self._is_published(self.staged_location(name, ref))
+        ]
+        written = {
+            name: self.lake.stores.written_between(self.staged_location(name, ref)) for name in unpublished
+        }
+        folders = [
+            self.staged_location(name, ref) for name, times_ms in written.items() if times_ms is not None
+        ]
         if folders:
             landed = [self._has_landed(name, ref, times_ms) for name, times_ms in written.items()]
             if all(landed):
                 for folder in folders:
-                    self._mark_published(folder)
+                    self.mark_published(folder)
                 return
             # A crash came between two tables' commits: the repair still needs the other folders.
             if any(landed):
                 return
         for name in unpublished:
-            self.lake.stores.delete_folder(self._staged(name, ref))
+            self.lake.stores.delete_folder(self.staged_location(name, ref))
 
     def _is_published(self, folder: str) -> bool:
         return self.lake.stores.head(f"{folder}/{PUBLISHED}") is not None
 
-    def _mark_published(self, folder: str) -> None:
+    def mark_published(self, folder: str) -> None:
         self.lake.stores.write(f"{folder}/{PUBLISHED}", b"{}")
 
     def location(self, name: str) -> str:
@@ -293,7 +299,7 @@ class DeltaStaging:
             )
 
         location = self.location(table.name)
-        schema = self._require(self._staged(table.name, staged.ref)).schema()
+        schema = self._require(self.staged_location(table.name, staged.ref)).schema()
         adds = list(self._add_actions(table.name, staged.ref))
         columns = [column for column, _ in table.partition_by]
         replaced = get_replaced_column(staged, table)
@@ -332,7 +338,7 @@ class DeltaStaging:
     def _add_actions(self, name: str, ref: str) -> "Iterator[AddAction]":
         from deltalake.transaction import AddAction
 
-        for add in self._staged_adds(name, ref):
+        for add in self.list_staged_adds(name, ref):
             if "deletionVector" in add:
                 why = f"{name} was changed there with deletion vectors; run the partition again"
                 raise NotAudited(ref, why)
@@ -346,10 +352,10 @@ class DeltaStaging:
                 add.get("stats") or "{}",
             )
 
-    def _staged_adds(self, name: str, ref: str) -> list[dict[str, Any]]:
+    def list_staged_adds(self, name: str, ref: str) -> list[dict[str, Any]]:
         """The live `add` entries in the log of a staging table."""
         adds: dict[str, dict[str, Any]] = {}
-        log_folder = f"{self._staged(name, ref)}/{LOG}"
+        log_folder = f"{self.staged_location(name, ref)}/{LOG}"
         for found in self.lake.stores.list(log_folder):
             if not COMMIT.fullmatch(found.location.removeprefix(log_folder)):
                 continue
@@ -361,7 +367,8 @@ class DeltaStaging:
                     adds[action["add"]["path"]] = action["add"]
         return list(adds.values())
 
-    def _staged(self, name: str, ref: str) -> str:
+    def staged_location(self, name: str, ref: str) -> str:
+        """Root folder of a table at a staging location."""
         return f"{self.location(name)}/{STAGED_FOLDER}/{ref}"
 
     def _require(self, location: str, version: int | None = None) -> "DeltaTable":

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from functools import reduce
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lakeshare_pipelines.contracts import SetContract, Table
@@ -15,6 +14,7 @@ from lakeshare_pipelines.errors import ContractError, PipelineError
 from lakeshare_pipelines.ingest import Delivery, blame_changed_delivery, find_delivery, require_unchanged
 from lakeshare_pipelines.ingest.frame import ReadingLimits, read_delivery
 from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_pipelines.spark.rows import digest_rows
 from lakeshare_pipelines.spark.session import translate_errors
 from lakeshare_pipelines.wap.checks import SHOW_REJECTED
 from lakeshare_pipelines.wap.serveable import ClientMatrix
@@ -185,7 +185,7 @@ def select_view_rows(contract: SetContract, table: Table, view: View, rows: "Dat
 
 
 def _is_in_sync(settings: LakeSettings, table: Table, view: View) -> bool:
-    """Whether the newest publications of a view and of its table are of the same run, rollbacks left out."""
+    """Whether the newest publications of a view and of its table are of the same run, repeated ones left out."""
     from lakeshare_server.catalog import Ledger, open_catalog
 
     catalog = open_catalog(settings.catalog_url)
@@ -194,8 +194,8 @@ def _is_in_sync(settings: LakeSettings, table: Table, view: View) -> bool:
 
         def find_latest_run(name: str) -> str | None:
             publication = ledger.latest(name)
-            while publication is not None and publication.rollback_of is not None:
-                publication = ledger.at(name, publication.rollback_of)
+            while publication is not None and publication.repeats is not None:
+                publication = ledger.at(name, publication.repeats)
             return None if publication is None else publication.run_id
 
         run = find_latest_run(table.name)
@@ -208,7 +208,9 @@ def check_selection(
     view: View, expected: "DataFrame", rows: "DataFrame", published_as: str | None
 ) -> Finding:
     """Whether a view's staged rows are those expected; `published_as` is the digest it was created with."""
-    (expected_count, expected_sum), (count, row_sum) = _fingerprint(expected, rows)
+    [(expected_count, expected_sum)], [(count, row_sum)] = (
+        found.values() for found in digest_rows(expected, rows)
+    )
     observed = {"of": view.of, "selected_rows": expected_count, "rows": count, "definition": view.digest}
     if published_as != view.digest:
         reason = (
@@ -248,20 +250,6 @@ def _assign_recipients(frame: "DataFrame", view: View) -> "DataFrame":
     recipient = F.col(f"`{per.column}`")
     # Formats read an empty text in a partition as null.
     return frame.where(recipient.isNotNull() & (recipient.cast("string") != ""))
-
-
-def _fingerprint(*frames: "DataFrame") -> list[tuple[int, int]]:
-    """Of each frame the number of rows and an order-independent sum over their hashes."""
-
-    sums = []
-    for number, frame in enumerate(frames):
-        columns = [F.col(f"`{name}`") for name in frame.columns]
-        # A hash skips nulls: without their positions (null, a) and (a, null) would be equal.
-        row = F.xxhash64(*columns, *(column.isNull() for column in columns)).cast("decimal(38,0)")
-        rows = F.count("*").alias("rows")
-        sums.append(frame.agg(F.lit(number).alias("frame"), rows, F.sum(row).alias("sum")))
-    counted = reduce(lambda union, frame: union.unionByName(frame), sums).collect()
-    return [(int(row["rows"]), int(row["sum"] or 0)) for row in sorted(counted, key=lambda row: row["frame"])]
 
 
 def stage(

@@ -131,7 +131,7 @@ class QueriedGeneration:
             self._connection = None
 
 
-HEAD = "0008"
+HEAD = "0009"
 MIGRATIONS = Path(__file__).with_name("migrations")
 BUSY_TIMEOUT_S = 30
 WRITES = "lakeshare_writes"

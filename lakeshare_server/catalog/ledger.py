@@ -23,6 +23,7 @@ from sqlalchemy.orm import Session
 from lakeshare_server.catalog.database import Catalog, heartbeat
 from lakeshare_server.catalog.models import (
     MAX_LONG,
+    ExpirationRow,
     FollowedTableRow,
     PublicationRow,
     SetLockRow,
@@ -40,7 +41,8 @@ class NewPublication:
     """A publication without a number yet; `table` is the lake's own name, like `flights.departures`.
 
     `changes_digest` is that of its index of changes: None for Delta tables and if no index was built. `schema_id` is
-    Iceberg's id of the schema of readers, for followed tables only.
+    Iceberg's id of the schema of readers, for followed tables only. `maintenance_of` is the number whose rows it holds
+    in other files, or with fewer snapshots.
     """
 
     table: str
@@ -65,6 +67,12 @@ class NewPublication:
     audited: bool = True
     rollback_of: int | None = None
     changes_digest: str | None = None
+    maintenance_of: int | None = None
+
+    @property
+    def repeats(self) -> int | None:
+        """The number whose rows it holds again, after a rollback or maintenance."""
+        return self.rollback_of if self.maintenance_of is None else self.maintenance_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -466,10 +474,10 @@ COLUMN_OF_FIELD = {field.name: COLUMN_NAMES.get(field.name, field.name) for fiel
 
 
 class Ledger:
-    """Publications of the catalog's tables; `audited_only` leaves out those of followed tables."""
+    """Publications of the catalog's tables; `readable_only` leaves out expired ones, and those of followed tables."""
 
-    def __init__(self, catalog: Catalog, *, audited_only: bool = False) -> None:
-        self.catalog, self._audited_only = catalog, audited_only
+    def __init__(self, catalog: Catalog, *, readable_only: bool = False) -> None:
+        self.catalog, self._readable_only = catalog, readable_only
 
     def append(self, pubs: Sequence[NewPublication], lease: Lease | None = None) -> list[Publication]:
         """Numbers and records the publications of one run: all tables or none.
@@ -515,6 +523,38 @@ class Ledger:
                     ) from error
         raise AssertionError("unreachable: the last attempt returns or raises")
 
+    def expire(self, table: str, oldest: int, lease: Lease) -> None:
+        """Makes the publications of a table below the number `oldest` unreadable; their rows stay.
+
+        Raises:
+            BadRequest: the latest publication would expire.
+            CatalogConflict: the lease was lost.
+        """
+        with self.catalog.writing() as session:
+            _require_held(session, lease)
+            latest = _latest_row(session, table)
+            if latest is None or oldest > latest.version:
+                newest = "none" if latest is None else str(latest.version)
+                raise BadRequest(
+                    "oldest", oldest, f"Give a number up to the latest one of {table}, {newest}."
+                )
+            row = ExpirationRow(table_name=table, oldest_version=oldest, expired_at=datetime.now(UTC))
+            session.add(row)
+
+    def oldest_readable(self, table: str, at: datetime | None = None) -> int:
+        """The number below which publications have expired, now or at a time; 0 if none has."""
+        oldest = select(func.max(ExpirationRow.oldest_version)).where(ExpirationRow.table_name == table)
+        if at is not None:
+            oldest = oldest.where(ExpirationRow.expired_at <= at)
+        with self.catalog.reading() as session:
+            return session.scalars(oldest).one() or 0
+
+    def pinned_by_shares(self, table: str) -> int | None:
+        """The lowest number of a table that a share serves instead of the latest; None without one."""
+        lowest = select(func.min(SharedTableRow.publication)).where(SharedTableRow.lake_table == table)
+        with self.catalog.reading() as session:
+            return session.scalars(lowest).one()
+
     def latest(self, table: str) -> Publication | None:
         """The publication that recipients read now."""
         return self._one(self._newest_first(table).limit(1))
@@ -535,6 +575,13 @@ class Ledger:
         """The last publication with this number or a lower one."""
         return self._one(self._newest_first(table).where(PublicationRow.version <= _number(version)).limit(1))
 
+    def before(self, table: str, version: int) -> Publication | None:
+        """The last publication with a lower number, even if it has expired."""
+        rows = _rows(table, readable_only=False).where(PublicationRow.version < _number(version))
+        if self._readable_only:
+            rows = rows.where(PublicationRow.audited)
+        return self._one(rows.order_by(PublicationRow.version.desc()).limit(1))
+
     def at_or_before(self, table: str, timestamp_ms: int) -> Publication | None:
         """The last publication of that time or earlier."""
         since = PublicationRow.published_at <= _moment(timestamp_ms)
@@ -554,6 +601,19 @@ class Ledger:
         """The publications of one run."""
         rows = select(PublicationRow).where(PublicationRow.run_id == run_id)
         return self._all(rows.order_by(PublicationRow.key))
+
+    def find_tables_within(self, location: str) -> list[tuple[str, str]]:
+        """The tables with a version or that are followed at, below or above a location, each with its own location."""
+        with self.catalog.reading() as session:
+            pairs = select(PublicationRow.table_name, PublicationRow.location).distinct()
+            found = [*session.execute(pairs)]
+            found += session.execute(select(FollowedTableRow.table_name, FollowedTableRow.location))
+        return [
+            (table, other)
+            for table, other in found
+            if f"{location}/".startswith(f"{other.rstrip('/')}/")
+            or f"{other}/".startswith(f"{location.rstrip('/')}/")
+        ]
 
     def numbered_snapshots(self, table: str) -> list[NumberedSnapshot]:
         """The snapshots that the numbers of an Iceberg table pin, in order."""
@@ -579,10 +639,10 @@ class Ledger:
             return list(session.scalars(names))
 
     def _newest_first(self, table: str) -> Select[PublicationRow]:
-        return _rows(table, self._audited_only).order_by(PublicationRow.version.desc())
+        return _rows(table, self._readable_only).order_by(PublicationRow.version.desc())
 
     def _oldest_first(self, table: str) -> Select[PublicationRow]:
-        return _rows(table, self._audited_only).order_by(PublicationRow.version)
+        return _rows(table, self._readable_only).order_by(PublicationRow.version)
 
     def _one(self, rows: Select[PublicationRow]) -> Publication | None:
         return next(iter(self._all(rows)), None)
@@ -592,9 +652,13 @@ class Ledger:
             return [_publication_from_row(row) for row in session.scalars(rows)]
 
 
-def _rows(table: str, audited_only: bool) -> Select[PublicationRow]:
+def _rows(table: str, readable_only: bool) -> Select[PublicationRow]:
     rows = select(PublicationRow).where(PublicationRow.table_name == table)
-    return rows.where(PublicationRow.audited) if audited_only else rows
+    if not readable_only:
+        return rows
+    oldest = select(func.coalesce(func.max(ExpirationRow.oldest_version), 0))
+    of_table = oldest.where(ExpirationRow.table_name == table).scalar_subquery()
+    return rows.where(PublicationRow.audited, PublicationRow.version >= of_table)
 
 
 def _number(version: int) -> int:
@@ -664,7 +728,7 @@ def _append_found(
 
 
 def _latest_row(session: Session, table: str) -> PublicationRow | None:
-    rows = _rows(table, audited_only=False).order_by(PublicationRow.version.desc())
+    rows = _rows(table, readable_only=False).order_by(PublicationRow.version.desc())
     return session.scalars(rows.limit(1)).one_or_none()
 
 

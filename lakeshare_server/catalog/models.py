@@ -148,6 +148,17 @@ class PublicationRow(GrowingRow):
     rollback_of: Mapped[Long | None]
     published_at: Mapped[datetime]
     changes_digest: Mapped[Word | None]
+    maintenance_of: Mapped[Long | None]
+
+
+class ExpirationRow(GrowingRow):
+    """From `expired_at` on, versions of a table below `oldest_version` are not readable; never updated."""
+
+    __tablename__ = "expirations"
+
+    table_name: Mapped[str] = mapped_column(ShortText(512), index=True)
+    oldest_version: Mapped[Long]
+    expired_at: Mapped[datetime]
 
 
 class SetLockRow(Base):

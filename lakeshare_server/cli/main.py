@@ -76,10 +76,13 @@ def publications(
     history = ledger.history(table, limit)
     if not history:
         raise BadRequest("TABLE", table, f"Published are: {', '.join(ledger.tables()) or 'none'}.")
+    oldest = ledger.oldest_readable(table)
     typer.echo("NUMBER\tPUBLISHED\tROWS\tFILES\tPARTITION\tRUN\t")
     for row in history:
         remarks = [] if row.audited else ["unaudited"]
         remarks += [] if row.rollback_of is None else [f"rollback to {row.rollback_of}"]
+        remarks += [] if row.maintenance_of is None else [f"maintenance of {row.maintenance_of}"]
+        remarks += ["expired"] if row.version < oldest else []
         when = row.published_at.strftime("%Y-%m-%d %H:%M:%SZ")
         words = row.version, when, row.rows, row.files, row.partition, row.run_id, ", ".join(remarks)
         typer.echo("\t".join(map(str, words)))

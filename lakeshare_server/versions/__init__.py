@@ -50,7 +50,7 @@ class Versions:
         files, folders = ChangeFiles(stores), (settings.index_dir, settings.vectors_dir)
         shared = settings.shared_root
         self._sources = VersionSources(Ledger(catalog), stores, *folders, cache, segments, files, shared)
-        self._audited = replace(self._sources, ledger=Ledger(catalog, audited_only=True))
+        self._audited = replace(self._sources, ledger=Ledger(catalog, readable_only=True))
         self._logs: dict[tuple[str, str, float], FollowedLog] = {}
         self._observations: dict[tuple[str, str, float, IcebergIdentity], LatestObservation] = {}
         self._opening = Lock()

@@ -421,8 +421,7 @@ class PublishedVersions:
         ]
 
     def _between(self, first: int, last: int) -> tuple[list[Publication], Publication | None]:
-        before = self._ledger.at_or_below(self._table, first - 1)
-        return self._ledger.between(self._table, first, last), before
+        return self._ledger.between(self._table, first, last), self._ledger.before(self._table, first)
 
     def _read_log(self, first: int, last: int) -> list[VersionChanges]:
         publication = self._publication(last)

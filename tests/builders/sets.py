@@ -124,11 +124,17 @@ def a_delivery(
 
 
 def staged_without_reading(
-    lake: Lake, contract: SetContract, day: str, rows: Sequence[Mapping[str, object]]
+    lake: Lake,
+    contract: SetContract,
+    day: str,
+    rows: Sequence[Mapping[str, object]],
+    *,
+    one_row_files: bool = False,
 ) -> Staged:
     """A delivered day at its staging location, for tests that begin at publication.
 
-    The rows do not pass through Spark's reading of the delivery, which takes longer than everything else of a run.
+    The rows do not pass through Spark's reading of the delivery, which takes longer than everything else of a run. With
+    `one_row_files` each row is in a file of its own.
     """
     staging, run_id = staging_for(lake, contract), str(uuid4())
     ref = make_staging_name(contract.name, (day,), run_id, 0)
@@ -138,7 +144,9 @@ def staged_without_reading(
     totals = [{"day": day, "orders": len(rows), "amount": sum(amounts)}] if rows else []
     contents = {"orders": rows, "totals": totals}
     for table in contract.tables:
-        _write_staged(lake, contract, table, ref, contents[table.short_name], day, run_id)
+        content = contents[table.short_name]
+        files = len(content) if one_row_files else 1
+        _write_staged(lake, contract, table, ref, content, day, run_id, files)
     staged = Staged(
         set_name=contract.name,
         run_id=run_id,
@@ -165,8 +173,9 @@ def _write_staged(
     rows: Sequence[Mapping[str, object]],
     day: str,
     run_id: str,
+    files: int,
 ) -> None:
-    """Write a staged table, a Delta one by deltalake."""
+    """Write a staged table, a Delta one by deltalake; several files have a row each."""
     if table.format == "delta":
         arrays = {
             column.name: pa.array(
@@ -178,14 +187,20 @@ def _write_staged(
         folder = f"{table_location(lake.settings, table)}/{STAGED_FOLDER}/{ref}"
         columns = [column for column, _ in table.partition_by]
         options = make_delta_options(lake.stores, folder)
-        write_deltalake(folder, pa.table(arrays), partition_by=columns, storage_options=options)
+        content = pa.table(arrays)
+        for part in [content] if files == 1 else [content.slice(at, 1) for at in range(files)]:
+            write_deltalake(folder, part, partition_by=columns, storage_options=options, mode="append")
         return
     columns = ", ".join(
         f"cast(col{at} AS {column.type}) AS {column.name}" for at, column in enumerate(table.columns, 1)
     )
     values = ", ".join(f"({', '.join(repr(row[c.name]) for c in table.columns)})" for row in rows)
     frame = lake.spark.sql(f"SELECT {columns} FROM VALUES {values}")
+    if files > 1:
+        lake.spark.conf.set("spark.sql.iceberg.distribution-mode", "none")
+        frame = frame.repartitionByRange(files, frame.columns[1])
     staging_for(lake, contract).write(ref, table, frame, [day], run_id)
+    lake.spark.conf.unset("spark.sql.iceberg.distribution-mode")
 
 
 def _value(value: object, kind: str) -> object:

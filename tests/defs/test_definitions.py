@@ -123,6 +123,8 @@ def test_sensors_and_schedules_are_on_as_documented(definitions):
     }
     assert {schedule.name: schedule.default_status.value for schedule in repository.schedule_defs} == {
         "janitor_nightly": "RUNNING",
+        "maintain_flights": "RUNNING",
+        "maintain_reference": "RUNNING",
         "usage_every_morning": "RUNNING",
         "drill_lake_every_morning": "STOPPED",
         "scrub_lake_every_night": "STOPPED",

@@ -49,8 +49,8 @@ from lakeshare_pipelines.share.changes import find_index
 from lakeshare_pipelines.share.publication import (
     complete_publications,
     pin_publication,
-    record_rollbacks,
-    rollback_properties,
+    record_repeats,
+    repeat_properties,
 )
 from lakeshare_pipelines.wap.delta import table_location
 from lakeshare_pipelines.wap.staged import Lake
@@ -268,7 +268,7 @@ class LakeTable:
         if publication is None or self.contract is None or self.table is None:
             return {}
         run_id = f"restore-{uuid.uuid4()}"
-        return rollback_properties(self.contract, self.table, publication.version, run_id, None)
+        return repeat_properties("rollback", self.contract, self.table, publication.version, run_id, None)
 
     def has_all_files(self, publication: Publication) -> bool:
         try:
@@ -535,7 +535,7 @@ def _publish_on_main(
 def _number_table(work: TableRestore, table: LakeTable, lease: Lease | None) -> Publication | None:
     try:
         if table.contract is not None and lease is not None:
-            record_rollbacks(table.lake, table.ledger, table.contract, lease)
+            record_repeats(table.lake, table.ledger, table.contract, lease)
         return table.ledger.latest(table.name)
     except SparkError as error:
         work.notes.append(f"{table.name} gets its new number with the next run of its set: {error}")

@@ -170,7 +170,7 @@ def vector_paths(root: str, adds: pa.Table) -> pa.Array:
     if storage.null_count == len(storage):
         return pa.nulls(len(storage), pa.string())
     pairs = zip(storage.to_pylist(), described.to_pylist(), strict=True)
-    names = pa.array([_vector_name(root, kind, path) for kind, path in pairs], pa.string())
+    names = pa.array([vector_name(root, kind, path) for kind, path in pairs], pa.string())
     absolute = pc.equal(storage, "p")
     return pc.if_else(absolute, resolve_names(root, pc.if_else(absolute, names, None)), names)
 
@@ -183,7 +183,8 @@ def require_whole(root: str, adds: pa.Table) -> None:
             raise TableFilesMissing(root, "the description of a deletion vector in its log is not whole")
 
 
-def _vector_name(root: str, storage: str | None, described: str | None) -> str | None:
+def vector_name(root: str, storage: str | None, described: str | None) -> str | None:
+    """The location of a deletion vector, normalised only if it is relative; None for an inline one, or without one."""
     if storage is None or storage == "i":
         return None
     if described is None or storage not in ("u", "p"):

@@ -5,7 +5,7 @@ Many manifests are requested from the store at once; the time depends on the liv
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
@@ -227,7 +227,7 @@ def live_files(stores: Stores, snapshot: "Snapshot", root: str) -> LiveFiles:
     """Reads all live files of a snapshot; raises Unserveable if a manifest is missing, damaged or unexpected."""
     name = listing = snapshot.manifest_list or "list of the metadata file"
     try:
-        manifests = _manifests(stores, snapshot)
+        manifests = list_manifests(stores, snapshot)
         reading = _Reading()
         with ThreadPoolExecutor(READERS) as pool:
             for manifest, blocks in _in_order(pool, stores, manifests):
@@ -247,7 +247,7 @@ def live_files(stores: Stores, snapshot: "Snapshot", root: str) -> LiveFiles:
         raise Unserveable(f"{what}: {why}.", code.fix if code else check, code) from error
 
 
-def _manifests(stores: Stores, snapshot: "Snapshot") -> list[Manifest]:
+def list_manifests(stores: Stores, snapshot: "Snapshot") -> list[Manifest]:
     """The manifests of the manifest list, or those that a snapshot of the oldest tables names itself."""
     inside: list[str] | None = getattr(snapshot, "manifest_paths", None)
     if inside is not None:
@@ -257,6 +257,25 @@ def _manifests(stores: Stores, snapshot: "Snapshot") -> list[Manifest]:
     if written_for is not None and written_for != b"%d" % snapshot.snapshot_id:
         raise AvroError("it is the manifest list of another snapshot")
     return _listed(listing)
+
+
+def list_all_files(stores: Stores, snapshots: Iterable["Snapshot"]) -> Iterator[str]:
+    """Yields the locations of the manifest lists, manifests, data files and delete files of snapshots.
+
+    Each manifest is read once. Raises StoreError, Unavailable, ValueError or OverflowError if one cannot be read.
+    """
+    manifests: dict[str, Manifest] = {}
+    for snapshot in snapshots:
+        if snapshot.manifest_list:
+            yield snapshot.manifest_list
+        manifests |= {manifest.path: manifest for manifest in list_manifests(stores, snapshot)}
+    reading = _Reading()
+    with ThreadPoolExecutor(READERS) as pool:
+        for manifest, blocks in _in_order(pool, stores, list(manifests.values())):
+            yield manifest.path
+            reading.add(manifest, blocks.result())
+    yield from reading.data().column("path").to_pylist()
+    yield from (delete.path for delete in reading.deletes)
 
 
 def _require_all_manifests(snapshot: "Snapshot", files: DataFiles) -> None:

@@ -45,7 +45,7 @@ LATER = """
 import sqlalchemy as sa
 from alembic import op
 
-revision, down_revision, branch_labels, depends_on = "0009", "0008", None, None
+revision, down_revision, branch_labels, depends_on = "0010", "0009", None, None
 
 
 def upgrade() -> None:

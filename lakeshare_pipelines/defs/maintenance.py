@@ -1,0 +1,162 @@
+"""Maintenance in Dagster: an asset for each table that is maintained, its schedule, and the nightly janitor."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import dagster as dg
+
+from lakeshare_pipelines.contracts import SetContract, Table
+from lakeshare_pipelines.defs.wap import LakeResource, retry_on_outage, table_key
+from lakeshare_pipelines.errors import MaintenanceError
+from lakeshare_pipelines.maintenance.compaction import TableFigures
+from lakeshare_pipelines.maintenance.run import MaintenanceResult, maintain
+from lakeshare_pipelines.share import publication
+from lakeshare_pipelines.share.publication import repair
+from lakeshare_pipelines.wap.stage import drop_abandoned
+from lakeshare_server.catalog import Ledger
+from lakeshare_server.catalog.audit import prune
+
+PREFIX = "maintenance"
+
+
+def maintenance_definitions(contract: SetContract) -> dg.Definitions:
+    """Returns the assets of a set's maintained tables, their job `maintain_<set>` and its schedule."""
+    specs = [
+        dg.AssetSpec(
+            maintenance_key(table),
+            deps=[table_key(table.name)],
+            description=f"The maintenance of {table.name}: its files before and after.",
+            group_name=PREFIX,
+            kinds={"spark", table.format},
+            owners=list(contract.owners),
+            skippable=True,
+        )
+        for table in contract.tables
+    ]
+
+    @dg.multi_asset(
+        name=f"{contract.name}_maintenance",
+        specs=specs,
+        can_subset=True,
+        pool=f"lakeshare_{contract.name}_maintenance",
+        description="Expire publications, compact files, remove files that nothing uses; no row changes.",
+    )
+    def maintain_tables(
+        context: dg.AssetExecutionContext, lake: LakeResource
+    ) -> Iterator[dg.MaterializeResult[None]]:
+        failed: dict[str, MaintenanceError] = {}
+        for table in contract.tables:
+            if maintenance_key(table) not in context.selected_asset_keys:
+                continue
+            if Ledger(lake.catalog()).latest(table.name) is None:
+                context.log.info(f"{table.name} has no publication yet")
+                continue
+            try:
+                with retry_on_outage():
+                    result = maintain(lake.lake(), lake.catalog(), contract, table)
+            except MaintenanceError as error:
+                # The other tables are maintained all the same.
+                failed[table.name] = error
+                continue
+            if result.files_stay:
+                context.log.warning(result.files_stay)
+            yield dg.MaterializeResult(
+                asset_key=maintenance_key(table), metadata=maintenance_metadata(result)
+            )
+        if failed:
+            raise dg.Failure("; ".join(map(str, failed.values())), allow_retries=False)
+
+    job = dg.define_asset_job(
+        f"maintain_{contract.name}",
+        selection=dg.AssetSelection.assets(*(spec.key for spec in specs)),
+        description=f"Maintain the tables of {contract.name}.",
+    )
+    schedule = dg.ScheduleDefinition(
+        name=f"maintain_{contract.name}",
+        job=job,
+        cron_schedule=contract.maintenance_schedule,
+        default_status=dg.DefaultScheduleStatus.RUNNING,
+    )
+    return dg.Definitions(assets=[maintain_tables], jobs=[job], schedules=[schedule])
+
+
+def maintenance_key(table: Table) -> dg.AssetKey:
+    return dg.AssetKey([PREFIX, *table_key(table.name).path])
+
+
+def maintenance_metadata(result: MaintenanceResult) -> Mapping[str, Any]:
+    """Returns the figures before and after, the number that was published, and what was removed."""
+    shown: dict[str, Any] = {
+        **_format_figures("before", result.before),
+        **_format_figures("after", result.after),
+        "lakeshare/oldest_readable": result.oldest_readable,
+        "lakeshare/removed_files": len(result.removed.files),
+        "lakeshare/removed_bytes": result.removed.size_bytes,
+    }
+    if result.publication is not None:
+        shown["lakeshare/publication"] = result.publication.version
+    if result.files_stay:
+        shown["lakeshare/files_stay"] = result.files_stay
+    return shown
+
+
+def _format_figures(when: str, figures: TableFigures) -> Mapping[str, int]:
+    names = ("files", "size_bytes", "small_files", "manifests", "history")
+    return {f"{when}/{name}": getattr(figures, name) for name in names}
+
+
+@dg.op(
+    description="Remove audit events older than LAKESHARE_AUDIT_RETENTION_DAYS; the chain stays verifiable."
+)
+def prune_audit_log(context: dg.OpExecutionContext, repaired: int, lake: LakeResource) -> None:
+    days = lake.settings().audit_retention_days
+    if days is None:
+        context.log.info("audit events are kept: LAKESHARE_AUDIT_RETENTION_DAYS is not set")
+        return
+    pruned = prune(lake.catalog(), datetime.now(UTC) - timedelta(days=days), "janitor")
+    context.log.info(f"removed {pruned.events} audit events of more than {days} days ago")
+
+
+def janitor_definitions(contracts: Sequence[SetContract]) -> dg.Definitions:
+    """Returns the janitor's job and its nightly schedule."""
+
+    @dg.op(description="Complete publications that crashed runs left unfinished.")
+    def repair_ledger(context: dg.OpExecutionContext, lake: LakeResource) -> int:
+        repaired = 0
+        for contract in contracts:
+            repaired += len(repair(lake.lake(), lake.catalog(), contract, lake.settings().lock_wait_s))
+        context.log.info(f"completed {repaired} unfinished publications")
+        return repaired
+
+    @dg.op(description="Drop staging locations older than LAKESHARE_BRANCH_DAYS.")
+    def drop_abandoned_places(context: dg.OpExecutionContext, repaired: int, lake: LakeResource) -> None:
+        dropped = drop_abandoned(lake.lake(), contracts)
+        refs = ", ".join(location.ref for location in dropped) or "none"
+        context.log.info(
+            f"dropped {len(dropped)} staging locations: {refs} ({repaired} publications repaired before)"
+        )
+
+    @dg.op(description="Remove change files older than LAKESHARE_BRANCH_DAYS that no publication names.")
+    def drop_abandoned_changes(context: dg.OpExecutionContext, repaired: int, lake: LakeResource) -> None:
+        for contract in contracts:
+            folders = publication.drop_abandoned(
+                lake.lake(), lake.catalog(), contract, lake.settings().lock_wait_s
+            )
+            message = f"removed {len(folders)} folders of change files: {', '.join(folders) or 'none'}"
+            context.log.info(message)
+
+    @dg.job(
+        description="Repairs the ledger, then removes abandoned staging locations and files, and old events."
+    )
+    def janitor() -> None:
+        repaired = repair_ledger()
+        drop_abandoned_places(repaired)
+        drop_abandoned_changes(repaired)
+        prune_audit_log(repaired)
+
+    status = dg.DefaultScheduleStatus.RUNNING
+    nightly = dg.ScheduleDefinition(
+        name="janitor_nightly", job=janitor, cron_schedule="30 3 * * *", default_status=status
+    )
+    return dg.Definitions(jobs=[janitor], schedules=[nightly])

@@ -1,0 +1,1 @@
+"""Maintenance of published tables: compaction, expiry, and the removal of files that nothing uses."""

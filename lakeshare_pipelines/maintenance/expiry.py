@@ -1,0 +1,364 @@
+"""Expiry: which publications of a table stay readable, and the files that neither they nor any snapshot or branch need.
+
+The ledger is read first. A number expires at once for recipients; its files go `LAKESHARE_BRANCH_DAYS` later, when no
+URL for them is valid any more. No file is removed while one that must stay is missing from the listing.
+"""
+
+import logging
+import re
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import orjson
+import pyarrow as pa
+
+from lakeshare_pipelines.backup.config import load_backups
+from lakeshare_pipelines.backup.points import Points
+from lakeshare_pipelines.contracts import SetContract, Table
+from lakeshare_pipelines.errors import WarehouseError
+from lakeshare_pipelines.share.changes import CHANGES_FOLDER, TableState, find_index, load_file_index
+from lakeshare_pipelines.wap.delta import PUBLISHED, STAGED_FOLDER, DeltaStaging
+from lakeshare_pipelines.wap.staged import Lake
+from lakeshare_server.catalog import Ledger, Publication
+from lakeshare_server.errors import Unserveable
+from lakeshare_server.storage import LASTING
+from lakeshare_server.storage.locations import resolve_names
+from lakeshare_server.storage.remote import StoredObject
+from lakeshare_server.tables import Stores
+from lakeshare_server.tables.delta.changes import Segment
+from lakeshare_server.tables.delta.files import vector_name
+from lakeshare_server.tables.delta.log import LOG, list_log, read_commits
+from lakeshare_server.tables.iceberg.manifests import list_all_files
+from lakeshare_server.tables.iceberg.metadata import open_metadata, read_metadata_text
+from lakeshare_server.tables.index import index_path
+
+log = logging.getLogger(__name__)
+
+DELETERS = 16
+# Spark, deltalake and Iceberg write nothing of a table outside of these.
+ICEBERG_FOLDERS = ("data", "metadata")
+DELTA_FOLDERS = (STAGED_FOLDER, "_change_data")
+LOG_FILE, METADATA_NUMBER = re.compile(r"(\d{20})\."), re.compile(r"\d+")
+
+
+def find_oldest_kept(ledger: Ledger, table: Table, now: datetime) -> int | None:
+    """The oldest number that the table's contract keeps; None before the first publication.
+
+    A publication of maintenance counts as the one whose rows it holds. Numbers from one that a share pins on are kept.
+    """
+    keep, history = table.maintenance, ledger.history(table.name)
+    if not history:
+        return None
+    if keep.keep_publications is None and keep.keep_days is None:
+        return history[-1].version
+    since = None if keep.keep_days is None else now - timedelta(days=keep.keep_days)
+    oldest, newer = history[0].version, 0
+    for publication in history:
+        is_among_newest = keep.keep_publications is not None and newer < keep.keep_publications
+        if not is_among_newest and (since is None or publication.published_at < since):
+            break
+        oldest = publication.version
+        newer += publication.maintenance_of is None
+    pinned = ledger.pinned_by_shares(table.name)
+    return oldest if pinned is None else min(oldest, pinned)
+
+
+def list_removable_snapshots(
+    lake: Lake,
+    ledger: Ledger,
+    table: Table,
+    latest: Publication,
+    oldest: int,
+    state: TableState | None = None,
+) -> list[int]:
+    """The snapshots in an Iceberg table's metadata that no publication from the number `oldest` on pins.
+
+    Without those of branches and tags, and those from the latest publication to `state`, by default that publication:
+    they show that its rows stay the same.
+    """
+    location = latest.metadata_location if state is None else state.metadata_location
+    metadata = _load_metadata(lake.stores, str(location))
+    parents = {
+        each["snapshot-id"]: each.get("parent-snapshot-id") for each in metadata.get("snapshots") or ()
+    }
+    kept = {ref["snapshot-id"] for ref in (metadata.get("refs") or {}).values()}
+    kept |= {metadata.get("current-snapshot-id"), latest.snapshot_id}
+    kept |= {each.snapshot_id for each in ledger.numbered_snapshots(table.name) if each.version >= oldest}
+    ancestor = None if state is None else state.snapshot_id
+    while ancestor in parents and ancestor != latest.snapshot_id:
+        kept.add(ancestor)
+        ancestor = parents[ancestor]
+    return [snapshot_id for snapshot_id in parents if snapshot_id not in kept]
+
+
+def write_metadata_without(stores: Stores, metadata_location: str, removed: Collection[int]) -> str:
+    """Write an Iceberg table's metadata without some snapshots as its next file; returns that file's location.
+
+    As `RemoveSnapshots` of Iceberg, without removing a file; a history with a gap begins after it.
+    """
+    if not removed:
+        return metadata_location
+    metadata, gone = _load_metadata(stores, metadata_location), set(removed)
+    for name in ("snapshots", "statistics", "partition-statistics"):
+        if name in metadata:
+            metadata[name] = [each for each in metadata[name] if each["snapshot-id"] not in gone]
+    history = metadata.get("snapshot-log") or []
+    since = max((at for at, each in enumerate(history, 1) if each["snapshot-id"] in gone), default=0)
+    metadata["snapshot-log"] = history[since:]
+    longest = int((metadata.get("properties") or {}).get("write.metadata.previous-versions-max", 100))
+    previous = {"timestamp-ms": metadata["last-updated-ms"], "metadata-file": metadata_location}
+    metadata["metadata-log"] = [*(metadata.get("metadata-log") or []), previous][-longest:]
+    metadata["last-updated-ms"] = max(metadata["last-updated-ms"], int(time.time() * 1000))
+    folder, _, name = metadata_location.rpartition("/")
+    number = METADATA_NUMBER.match(name)
+    location = f"{folder}/{int(number[0]) + 1 if number else 0:05d}-{uuid4()}.metadata.json"
+    stores.write(location, orjson.dumps(metadata))
+    return location
+
+
+def _load_metadata(stores: Stores, location: str) -> dict[str, Any]:
+    metadata: dict[str, Any] = orjson.loads(read_metadata_text(stores, location))
+    return metadata
+
+
+@dataclass(frozen=True)
+class UnusedFiles:
+    """Files of a table that may be removed; `folders` are staging locations of which nothing is used."""
+
+    files: tuple[StoredObject, ...] = ()
+    folders: tuple[str, ...] = ()
+    indexes: tuple[str, ...] = ()  # digests
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+
+def find_unused_files(
+    lake: Lake, ledger: Ledger, contract: SetContract, table: Table, now: datetime
+) -> UnusedFiles:
+    """The files of a table, older than `branch_days`, that no readable or just expired publication needs.
+
+    For Iceberg also those that no snapshot of main, a branch or a tag has; for Delta those of the newest version.
+
+    Raises:
+        WarehouseError: a file that must stay is not listed, another table is in the same folder, or a backup is being
+            made: then no file may be removed.
+    """
+    before = now - timedelta(days=lake.settings.branch_days)
+    history = ledger.history(table.name)
+    oldest = ledger.oldest_readable(table.name, before)
+    kept = [publication for publication in history if publication.version >= oldest]
+    if not kept:
+        return UnusedFiles()
+    roots = sorted({publication.location.rstrip("/") for publication in history})
+    _require_own_folders(ledger, table, roots)
+    _require_no_backup(lake, roots)
+    stores = lake.stores
+    try:
+        newest = _list_indexed_files(lake, kept[0])
+        list_files = _list_iceberg_files if table.format == "iceberg" else _list_delta_files
+        names = {*newest, *list_files(lake, table, kept), *_list_changed_files(lake, kept)}
+        used = {stores.place(name).location for name in names}
+    except (*LASTING, Unserveable, OSError, KeyError, TypeError, ValueError, OverflowError) as error:
+        fix = "No file was removed. Restore what is missing, or publish the table again."
+        raise WarehouseError(roots[-1], f"the files in use cannot be determined: {error}", fix) from error
+    landed = _find_landed_refs(lake, contract, table)
+    before_ms, files, folders = before.timestamp() * 1000, list[StoredObject](), list[str]()
+    for root in roots:
+        listed = {found.location: found for found in stores.list(root)}
+        missing = [name for name in newest if name.startswith(f"{root}/") and name not in listed]
+        if missing:
+            reason = f"{len(missing)} files of the newest publication are not listed, such as {min(missing)}"
+            fix = "No file was removed. Restore them, or look whether the store's listings lag."
+            raise WarehouseError(root, reason, fix)
+        old = [found for name, found in listed.items() if name not in used and found.modified_ms <= before_ms]
+        if table.format == "iceberg":
+            files += [found for found in old if found.location.removeprefix(f"{root}/").startswith(_FOLDERS)]
+        else:
+            unused = _Staged.of(root, listed, used, landed, before_ms)
+            folders += unused.folders
+            files += [found for found in old if unused.may_remove(found.location)]
+            files += _list_old_log(stores, root, kept, before_ms)
+    digests = {digest for row in kept for digest in (row.index_digest, row.changes_digest)}
+    expired = (row for row in history if row.version < oldest)
+    indexes = {digest for row in expired for digest in (row.index_digest, row.changes_digest) if digest}
+    return UnusedFiles(tuple(files), tuple(folders), tuple(sorted(indexes - digests)))
+
+
+_FOLDERS = tuple(f"{folder}/" for folder in ICEBERG_FOLDERS)
+
+
+@dataclass(frozen=True)
+class _Staged:
+    """The staging locations of a Delta table: `folders` have nothing that is used, others are left alone."""
+
+    root: str
+    landed: frozenset[str]
+    folders: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls,
+        root: str,
+        listed: Mapping[str, StoredObject],
+        used: set[str],
+        landed: frozenset[str],
+        before_ms: float,
+    ) -> "_Staged":
+        above = f"{root}/{STAGED_FOLDER}/"
+        kept, published = set[str](), set(landed)
+        for name, found in listed.items():
+            if name.startswith(above):
+                ref, _, file = name.removeprefix(above).partition("/")
+                if file == PUBLISHED:
+                    published.add(ref)
+                elif name in used or found.modified_ms > before_ms:
+                    kept.add(ref)
+        return cls(root, frozenset(published), tuple(above + ref for ref in sorted(published - kept)))
+
+    def may_remove(self, location: str) -> bool:
+        """Whether an unused file is one of the table's data: the log and other folders have rules of their own."""
+        first, _, rest = location.removeprefix(f"{self.root}/").partition("/")
+        if first == STAGED_FOLDER:
+            ref, _, file = rest.partition("/")
+            is_data = not file.startswith((LOG, PUBLISHED))
+            return is_data and ref in self.landed and f"{self.root}/{STAGED_FOLDER}/{ref}" not in self.folders
+        # As VACUUM: hidden folders are not the table's, but a partition column may begin with an underscore.
+        return first in DELTA_FOLDERS or not first.startswith(("_", ".")) or ("=" in first and bool(rest))
+
+
+def remove_files(lake: Lake, unused: UnusedFiles) -> None:
+    """Remove unused files, and the indexes of expired publications."""
+    stores, settings = lake.stores, lake.settings
+    locations = [file.location for file in unused.files]
+    if settings.shared_root is not None:
+        locations += [f"{settings.shared_root}/index/{digest}.arrow" for digest in unused.indexes]
+    with ThreadPoolExecutor(DELETERS) as pool:
+        for number, _ in enumerate(pool.map(stores.delete, locations), 1):
+            if number % 10_000 == 0:
+                log.info("removed %s of %s files", f"{number:,}", f"{len(locations):,}")
+    for folder in unused.folders:
+        stores.delete_folder(folder)
+    for digest in unused.indexes:
+        index_path(settings.index_dir, digest).unlink(missing_ok=True)
+
+
+def _require_own_folders(ledger: Ledger, table: Table, roots: Sequence[str]) -> None:
+    for root in roots:
+        for other, location in ledger.find_tables_within(root):
+            if other != table.name:
+                reason = f"table {other} is in the same folder, at {location}"
+                raise WarehouseError(
+                    root, reason, "No file was removed. Give each table a folder of its own."
+                )
+
+
+def _require_no_backup(lake: Lake, roots: Sequence[str]) -> None:
+    for backup in load_backups(lake.settings):
+        source = backup.source.url.rstrip("/")
+        days = (
+            []
+            if not any(f"{root}/".startswith(f"{source}/") for root in roots)
+            else Points(backup).unfinished()
+        )
+        if days:
+            reason = f"backup {backup.name} is making its point {days[0]}"
+            fix = f"No file was removed. A later run does it; `lakeshare backup release {backup.name} {days[0]}` ends "
+            raise WarehouseError(roots[-1], reason, fix + "a point that was given up.")
+
+
+def _list_iceberg_files(lake: Lake, table: Table, kept: Sequence[Publication]) -> set[str]:
+    """Metadata files and all files of their snapshots: all of main, branches and tags, and the pinned ones."""
+    nessie, stores, snapshots = lake.nessie(), lake.stores, dict[str, Any]()
+    states = {
+        (row.metadata_location, row.snapshot_id) for row in kept if row.metadata_location and row.snapshot_id
+    }
+    heads = [nessie.content(table.name, f"{ref.name}@{ref.hash}") for ref in nessie.references()]
+    whole = {head.metadata_location: head.snapshot_id for head in heads if head is not None}
+    names = set[str]()
+    for location, snapshot_id in (*whole.items(), *states):
+        opened, pinned = open_metadata(stores, location, snapshot_id)
+        for snapshot in opened.snapshots if location in whole else [pinned]:
+            snapshots[snapshot.manifest_list or str(snapshot.snapshot_id)] = snapshot
+        names |= {location, *_list_statistics(stores, location)}
+    return names | set(list_all_files(stores, snapshots.values()))
+
+
+def _list_statistics(stores: Stores, metadata_location: str) -> Iterator[str]:
+    metadata = _load_metadata(stores, metadata_location)
+    for kind in ("statistics", "partition-statistics"):
+        yield from (each["statistics-path"] for each in metadata.get(kind) or ())
+
+
+def _list_indexed_files(lake: Lake, publication: Publication) -> set[str]:
+    """The data files and deletion vectors of a publication."""
+    names = set[str]()
+    for batch in load_file_index(lake, publication).batches():
+        names.update(batch.column("path").to_pylist())
+        names.update(path for path in batch.column("dv_path").to_pylist() if path is not None)
+    return names
+
+
+def _list_delta_files(lake: Lake, table: Table, kept: Sequence[Publication]) -> set[str]:
+    """The files of kept publications, and all that the log names since the oldest of them: changes need them."""
+    names = set[str]()
+    for publication in kept:
+        names |= _list_indexed_files(lake, publication)
+    for root in {publication.location.rstrip("/") for publication in kept}:
+        oldest = min(row.version for row in kept if row.location.rstrip("/") == root)
+        commits = [(at, at, file) for at, file in list_log(lake.stores, root).commits.items() if at >= oldest]
+        for commit in read_commits(lake.stores, root, commits) if commits else ():
+            actions = (*commit.adds, *commit.removes, *commit.cdc)
+            names.update(
+                resolve_names(root, pa.array([action["path"] for action in actions], pa.string())).to_pylist()
+            )
+            for action in actions:
+                vector = action.get("deletionVector") or {}
+                name = vector_name(root, vector.get("storageType"), vector.get("pathOrInlineDv"))
+                names |= set() if name is None else {name}
+    return names
+
+
+def _list_changed_files(lake: Lake, kept: Sequence[Publication]) -> set[str]:
+    """The files that the recorded changes of publications name: change files, and files that left the table."""
+    names = set[str]()
+    for publication in kept:
+        if publication.changes_digest is not None:
+            segment = Segment(find_index(lake, publication.changes_digest))
+            version = segment.note.versions[publication.version]
+            for batch in segment.rows(version.first_row, version.end_row):
+                names.update(batch.column("path").to_pylist())
+    return {name for name in names if f"/{CHANGES_FOLDER}/" not in name}
+
+
+def _find_landed_refs(lake: Lake, contract: SetContract, table: Table) -> frozenset[str]:
+    if table.format != "delta":
+        return frozenset()
+    staging = DeltaStaging(lake, contract)
+    above = staging.staged_location(table.name, "").rstrip("/")
+    return frozenset(staging.find_landed(lake.stores.folders(above, missing_ok=True)))
+
+
+def _list_old_log(
+    stores: Stores, root: str, kept: Sequence[Publication], before_ms: float
+) -> list[StoredObject]:
+    """The files of a Delta log that are older than the last checkpoint before the oldest kept publication."""
+    versions = [row.version for row in kept if row.location.rstrip("/") == root]
+    if not versions:
+        return []
+    needed = max((at for at in list_log(stores, root).checkpoints if at < min(versions)), default=0)
+    folder = f"{root}/{LOG}/"
+    files = (
+        (LOG_FILE.match(found.location.removeprefix(folder)), found) for found in stores.list(folder[:-1])
+    )
+    return [
+        found
+        for name, found in files
+        if name is not None and int(name[1]) < needed and found.modified_ms <= before_ms
+    ]

@@ -1,0 +1,77 @@
+"""Rows of Spark frames: columns by name, values that can be compared, and digests that do not depend on the order."""
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+from lakeshare_server.lazy import LazyModule
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import functions as F
+    from pyspark.sql import types as T
+    from pyspark.sql.types import DataType
+else:
+    F, T = LazyModule("pyspark.sql.functions"), LazyModule("pyspark.sql.types")
+
+RowDigest = tuple[int, int]
+"""The number of rows, and the sum over their hashes."""
+
+
+def column_by_name(name: str) -> "Column":
+    """A column by its name, with any characters."""
+    return F.col(f"`{name.replace('`', '``')}`")
+
+
+def digest_rows(
+    *frames: "DataFrame", by: "Sequence[Column]" = ()
+) -> list[dict[tuple[str | None, ...], RowDigest]]:
+    """Of each frame the number of rows and an order-independent sum over their hashes, by the texts of `by`."""
+    sums = []
+    for number, frame in enumerate(frames):
+        columns = [column_by_name(name) for name in frame.columns]
+        values = [
+            to_comparable(column, field.dataType) for column, field in zip(columns, frame.schema, strict=True)
+        ]
+        # A hash skips nulls: without their positions (null, a) and (a, null) would be equal.
+        row = F.xxhash64(*values, *(column.isNull() for column in columns)).cast("decimal(38,0)")
+        keys = [column.cast("string").alias(f"key{at}") for at, column in enumerate(by)]
+        counted = frame.groupBy(*keys).agg(F.count("*").alias("rows"), F.sum(row).alias("sum"))
+        sums.append(counted.withColumn("frame", F.lit(number)))
+    digests: list[dict[tuple[str | None, ...], RowDigest]] = [{} for _ in frames]
+    for found in reduce(lambda union, frame: union.unionByName(frame), sums).collect():
+        key = tuple(found[f"key{at}"] for at in range(len(by)))
+        digests[found["frame"]][key] = int(found["rows"]), int(found["sum"] or 0)
+    return digests
+
+
+def to_comparable(value: "Column", kind: "DataType") -> "Column":
+    """A value to group by: maps have no equality, and grouping treats the two zeros of floats as equal."""
+    if not has_type(kind, T.MapType, T.FloatType, T.DoubleType):
+        return value
+    if isinstance(kind, T.StructType):
+        members = (to_comparable(value.getField(each.name), each.dataType).alias(each.name) for each in kind)
+        return F.when(value.isNotNull(), F.struct(*members))
+    if isinstance(kind, T.ArrayType):
+        return F.transform(value, lambda item: to_comparable(item, kind.elementType))
+    if isinstance(kind, T.MapType):
+        entries = F.transform(
+            F.map_entries(value),
+            lambda entry: F.struct(
+                to_comparable(entry["key"], kind.keyType).alias("key"),
+                to_comparable(entry["value"], kind.valueType).alias("value"),
+            ),
+        )
+        return F.array_sort(entries)
+    return value.cast("string")
+
+
+def has_type(kind: "DataType", *wanted: type) -> bool:
+    """Whether a type is, or contains at any depth, one of the wanted types."""
+    inner: Any = kind
+    if isinstance(kind, wanted):
+        return True
+    if hasattr(inner, "fields"):
+        return any(has_type(field.dataType, *wanted) for field in inner.fields)
+    parts = (getattr(inner, name, None) for name in ("elementType", "keyType", "valueType"))
+    return any(has_type(part, *wanted) for part in parts if part is not None)
