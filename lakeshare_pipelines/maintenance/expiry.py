@@ -128,7 +128,7 @@ def _load_metadata(stores: Stores, location: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class UnusedFiles:
-    """Files of a table that may be removed; `folders` are staging locations of which nothing is used."""
+    """Files of a table that may be removed; `folders` are staging locations of which no file is used."""
 
     files: tuple[StoredObject, ...] = ()
     folders: tuple[str, ...] = ()
@@ -177,18 +177,30 @@ def find_unused_files(
             reason = f"{len(missing)} files of the newest publication are not listed, such as {min(missing)}"
             fix = "No file was removed. Restore them, or look whether the store's listings lag."
             raise WarehouseError(root, reason, fix)
-        old = [found for name, found in listed.items() if name not in used and found.modified_ms <= before_ms]
+        old = [
+            found
+            for name, found in listed.items()
+            if _without_checksum(name) not in used and found.modified_ms <= before_ms
+        ]
         if table.format == "iceberg":
             files += [found for found in old if found.location.removeprefix(f"{root}/").startswith(_FOLDERS)]
         else:
             unused = _Staged.of(root, listed, used, landed, before_ms)
             folders += unused.folders
             files += [found for found in old if unused.may_remove(found.location)]
+            whole = tuple(f"{folder}/" for folder in unused.folders)
+            files += [found for name, found in listed.items() if name.startswith(whole)]
             files += _list_old_log(stores, root, kept, before_ms)
     digests = {digest for row in kept for digest in (row.index_digest, row.changes_digest)}
     expired = (row for row in history if row.version < oldest)
     indexes = {digest for row in expired for digest in (row.index_digest, row.changes_digest) if digest}
     return UnusedFiles(tuple(files), tuple(folders), tuple(sorted(indexes - digests)))
+
+
+def _without_checksum(location: str) -> str:
+    """The file of a checksum that Hadoop writes beside each file on a local disk; another location as it is."""
+    folder, _, name = location.rpartition("/")
+    return f"{folder}/{name[1:-4]}" if name.startswith(".") and name.endswith(".crc") else location
 
 
 _FOLDERS = tuple(f"{folder}/" for folder in ICEBERG_FOLDERS)
@@ -218,13 +230,13 @@ class _Staged:
                 ref, _, file = name.removeprefix(above).partition("/")
                 if file == PUBLISHED:
                     published.add(ref)
-                elif name in used or found.modified_ms > before_ms:
+                elif _without_checksum(name) in used or found.modified_ms > before_ms:
                     kept.add(ref)
         return cls(root, frozenset(published), tuple(above + ref for ref in sorted(published - kept)))
 
     def may_remove(self, location: str) -> bool:
         """Whether an unused file is one of the table's data: the log and other folders have rules of their own."""
-        first, _, rest = location.removeprefix(f"{self.root}/").partition("/")
+        first, _, rest = _without_checksum(location).removeprefix(f"{self.root}/").partition("/")
         if first == STAGED_FOLDER:
             ref, _, file = rest.partition("/")
             is_data = not file.startswith((LOG, PUBLISHED))
@@ -236,7 +248,8 @@ class _Staged:
 def remove_files(lake: Lake, unused: UnusedFiles) -> None:
     """Remove unused files, and the indexes of expired publications."""
     stores, settings = lake.stores, lake.settings
-    locations = [file.location for file in unused.files]
+    whole = tuple(f"{folder}/" for folder in unused.folders)
+    locations = [file.location for file in unused.files if not file.location.startswith(whole)]
     if settings.shared_root is not None:
         locations += [f"{settings.shared_root}/index/{digest}.arrow" for digest in unused.indexes]
     with ThreadPoolExecutor(DELETERS) as pool:

@@ -4,6 +4,7 @@ The result is a new number with the rows of the one before: recipients of change
 """
 
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from uuid import uuid4
@@ -37,7 +38,7 @@ from lakeshare_server.tables.delta.log import list_log
 log = logging.getLogger(__name__)
 
 ATTEMPTS = 3
-# Fewer are left to the next time: each removal of snapshots is a new number.
+# Fewer snapshots that were never published are left to the next time: their removal is a new number.
 MIN_REMOVED_SNAPSHOTS = 10
 # The default of `delta.checkpointInterval`.
 COMMITS_PER_CHECKPOINT = 10
@@ -95,7 +96,7 @@ def plan_maintenance(
         figures=figures,
         rewrites_files=compacts and figures.small_files > 0,
         rewrites_manifests=compacts and figures.has_many_manifests,
-        removed_snapshots=len(removable) if len(removable) >= MIN_REMOVED_SNAPSHOTS else 0,
+        removed_snapshots=len(removable) if _are_worth_removing(ledger, table, removable) else 0,
         oldest_readable=oldest,
         oldest_kept=kept,
         unused=unused,
@@ -289,7 +290,16 @@ def _land_delta(
 
 def _has_old_snapshots(lake: Lake, ledger: Ledger, table: Table, latest: Publication) -> bool:
     oldest = ledger.oldest_readable(table.name)
-    return len(list_removable_snapshots(lake, ledger, table, latest, oldest)) >= MIN_REMOVED_SNAPSHOTS
+    removable = list_removable_snapshots(lake, ledger, table, latest, oldest)
+    return _are_worth_removing(ledger, table, removable)
+
+
+def _are_worth_removing(ledger: Ledger, table: Table, snapshots: Collection[int]) -> bool:
+    """Whether snapshots are of expired publications, whose files stay as long as the metadata lists them, or many."""
+    if len(snapshots) >= MIN_REMOVED_SNAPSHOTS:
+        return True
+    numbered = {each.snapshot_id for each in ledger.numbered_snapshots(table.name)} if snapshots else set()
+    return not numbered.isdisjoint(snapshots)
 
 
 def _pins(publication: Publication) -> tuple[str, int]:
