@@ -41,6 +41,14 @@ MAINTENANCE = "  - {property: maintenance, value: {keep: 2, compaction: {targetM
 
 
 @pytest.fixture
+def maintained_in_s3(
+    request: pytest.FixtureRequest, s3_lake: Lake, catalog: Catalog, tmp_path: Path
+) -> PublishedSet:
+    contract = a_contract(tmp_path / "contracts", next(NAMES), request.param, MAINTENANCE)
+    return PublishedSet(s3_lake, catalog, contract)
+
+
+@pytest.fixture
 def maintained(request: pytest.FixtureRequest, lake: Lake, catalog: Catalog, tmp_path: Path) -> PublishedSet:
     contract = a_contract(tmp_path / "contracts", next(NAMES), request.param, MAINTENANCE)
     return PublishedSet(lake, catalog, contract)
@@ -77,7 +85,9 @@ class Reader:
 @contextmanager
 def a_reader(published_set: PublishedSet) -> Iterator[Reader]:
     name = published_set.contract.name
-    sharing = ServerSettings(_env_file=None, state_dir=published_set.lake.settings.state_dir, port=0)
+    settings = published_set.lake.settings
+    stores = {"s3_endpoint": settings.s3_endpoint, "s3_region": settings.s3_region}
+    sharing = ServerSettings(_env_file=None, state_dir=settings.state_dir, port=0, **stores)
     provider = Provider(sharing, published_set.catalog)
     shared = SharedTable("shop", "orders", f"{name}.orders", history=True)
     apply_shares(provider.catalog, [DeclaredShare(f"{name}_all", (shared,))])
@@ -189,17 +199,20 @@ def expired_numbers_are_refused_by_name_and_their_urls_work_on(subject: Orders, 
 
 
 def files_of_no_number_go_and_others_stay(subject: Orders, reader: Reader) -> None:
-    data = Path(subject.latest.location) / ("data" if subject.table.format == "iceberg" else "")
-    (data / "orphan.parquet").write_bytes(b"of a run that crashed")
-    (data.parent / "README").write_text("not of the table")
+    location, stores = subject.latest.location, subject.published_set.lake.stores
+    is_iceberg = subject.table.format == "iceberg"
+    orphan, other = (
+        ("/data/orphan.parquet", "/README") if is_iceberg else ("/orphan.parquet", "/_notes/README")
+    )
+    for name in (orphan, other):
+        stores.write(location + name, b"of a run that crashed, or not of the table")
     urls = reader.file_urls(2)
     files_stay_while_a_backup_is_made(subject)
     files_stay_while_one_in_use_is_not_listed(subject)
     result = subject.maintain()
     assert result.publication is None
     assert not result.files_stay
-    assert not (data / "orphan.parquet").exists()
-    assert (data.parent / "README").exists()
+    assert subject.files() & {orphan, other} == {other}
     assert all(httpx.get(url).status_code == 200 for url in urls)
     assert [reader.rows(version) for version in (2, 3, 4)] == [18, 24, 24]
     assert [reader.changes(version) > 0 for version in (2, 3, 4)] == [True, True, False]
@@ -218,15 +231,16 @@ def files_stay_while_a_backup_is_made(subject: Orders) -> None:
 
 
 def files_stay_while_one_in_use_is_not_listed(subject: Orders) -> None:
-    location = subject.latest.location
+    location, stores = subject.latest.location, subject.published_set.lake.stores
     name = next(
         name for name in sorted(subject.files()) if name.endswith(".parquet") and is_used(subject, name)
     )
-    hidden = Path(location + name).rename(subject.published_set.lake.settings.state_dir / "hidden")
+    content = stores.read(location + name)
+    stores.delete(location + name)
     try:
         assert "not listed" in subject.maintain().files_stay
     finally:
-        hidden.rename(location + name)
+        stores.write(location + name, content)
 
 
 def is_used(subject: Orders, name: str) -> bool:
