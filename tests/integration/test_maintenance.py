@@ -1,18 +1,23 @@
 """Maintenance: fewer files with the same rows under a new number, and no file goes that a kept number needs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from pathlib import Path
 
+import dagster as dg
 import delta_sharing
 import httpx
 import pytest
+from typer.testing import CliRunner
 
 from lakeshare_pipelines.backup.config import load_backups
 from lakeshare_pipelines.backup.points import Points
+from lakeshare_pipelines.cli.main import app
 from lakeshare_pipelines.contracts import Table
+from lakeshare_pipelines.defs.maintenance import maintenance_definitions, maintenance_key
+from lakeshare_pipelines.defs.wap import LakeResource, SparkResource
 from lakeshare_pipelines.errors import Conflict, NoSuchPublication
 from lakeshare_pipelines.maintenance.compaction import measure
 from lakeshare_pipelines.maintenance.run import MaintenanceResult, format_plan, maintain, plan_maintenance
@@ -268,7 +273,12 @@ def files_of_expired_numbers_go_and_nothing_is_left_to_do(subject: Orders, reade
     subject.published_set.deliver(DAYS[0], orders(DAYS[0], 1))
     subject.published_set.publish(*subject.published_set.staged_and_green(DAYS[0]))
     files = subject.files()
-    subject.maintain()
+    metadata = maintain_in_dagster(subject)
+    assert (metadata["before/files"], metadata["after/files"], metadata["lakeshare/oldest_readable"]) == (
+        5,
+        5,
+        5,
+    )
     # LAKESHARE_BRANCH_DAYS is 0 here: files of numbers that expired before this run go.
     assert len(subject.maintain().removed.files) >= 24
     assert "nothing to do" in subject.plan()
@@ -277,8 +287,30 @@ def files_of_expired_numbers_go_and_nothing_is_left_to_do(subject: Orders, reade
     assert [reader.rows(version) for version in (5, 6)] == [30, 25]
 
 
+def maintain_in_dagster(subject: Orders) -> Mapping[str, object]:
+    """Materialises the asset on the tests' own lake; returns its metadata."""
+    at = subject.published_set
+
+    class TestsLake(LakeResource):
+        def lake(self) -> Lake:
+            return at.lake
+
+        def catalog(self) -> Catalog:
+            return at.catalog
+
+    key = maintenance_key(subject.table)
+    [assets] = maintenance_definitions(at.contract).assets or ()
+    resources = {"lake": TestsLake(spark=SparkResource())}
+    done = dg.materialize([assets], selection=[key], resources=resources)
+    [event] = done.get_asset_materialization_events()
+    assert event.asset_key == key
+    return {name: value.value for name, value in event.materialization.metadata.items()}
+
+
 @pytest.mark.parametrize("maintained", ["iceberg", "delta"], indirect=True)
-def test_a_year_of_publications_ends_with_the_files_and_metadata_of_those_that_are_kept(maintained):
+def test_a_year_of_publications_ends_with_the_files_and_metadata_of_those_that_are_kept(
+    maintained, monkeypatch
+):
     """Weekly maintenance; each day is published alone, the last 2 are kept."""
     subject, days = Orders(maintained), campaign_size(8, 365)
     week = campaign_size(3, 7)
@@ -304,3 +336,15 @@ def test_a_year_of_publications_ends_with_the_files_and_metadata_of_those_that_a
     assert figures.history <= 4 * week
     assert len(subject.files()) <= 4 * days + 12 * week
     maintained.require_spark_reads_the_same()
+    the_command_shows_the_same_plan(subject, monkeypatch)
+
+
+def the_command_shows_the_same_plan(subject: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = subject.published_set.lake.settings
+    monkeypatch.setattr("lakeshare_pipelines.cli.main._contracts", lambda: (subject.published_set.contract,))
+    runner = CliRunner(env={"LAKESHARE_STATE_DIR": str(settings.state_dir), "LAKESHARE_BRANCH_DAYS": "0"})
+    shown = runner.invoke(app, ["maintain", subject.table.name, "--plan"])
+    assert (shown.exit_code, shown.output.rstrip()) == (0, subject.plan())
+    unknown = runner.invoke(app, ["maintain", "no.table", "--plan"])
+    assert unknown.exit_code == 2
+    assert subject.table.name in unknown.output
