@@ -13,6 +13,7 @@ LakeshareError (lakeshare_server.errors)
     ├── MaintenanceError   table, reason, fix
     ├── ChangesDoNotAddUp  folder, found, expected
     ├── NessieError        status, code, message
+    ├── IcebergCatalogError  catalog, reason, fix
     ├── SparkError         reason, fix
     ├── WarehouseError     location, reason, fix
     ├── JavaError          reason, fix
@@ -140,6 +141,14 @@ class NessieError(PipelineError):
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(f"Nessie answered {status} {code}: {message}" if status else f"Nessie: {message}")
         self.status, self.code = status, code
+
+
+class IcebergCatalogError(PipelineError):
+    """The Iceberg catalog of the settings is not usable, refused a request or did not respond."""
+
+    def __init__(self, catalog: str, reason: str, fix: str) -> None:
+        super().__init__(f"Iceberg catalog {catalog}: {reason}. {fix}.")
+        self.catalog, self.reason, self.fix = catalog, reason, fix
 
 
 class SparkError(PipelineError):

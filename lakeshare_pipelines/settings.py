@@ -16,6 +16,7 @@ collections from 21 MB of metaspace.
 """
 
 
+NESSIE = "nessie"
 MAX_LINE_MB = 16
 MAX_UNPACKED_MB = 51_200
 
@@ -86,6 +87,12 @@ class LakeSettings(StateSettings):
         "", description=f"More Java options for the Spark driver; for short runs on few cores: {SHORT_RUNS}."
     )
 
+    iceberg_catalog: str = Field(
+        NESSIE,
+        pattern=r"^[A-Za-z][A-Za-z0-9_]*$",
+        description="The catalog of Iceberg tables: nessie, or the name of a catalog in pyiceberg's configuration "
+        "(.pyiceberg.yaml, or PYICEBERG_CATALOG__<NAME>__URI and more variables); it publishes one table at a time.",
+    )
     nessie_uri: str | None = Field(
         None, description="An existing Nessie, as http(s)://host:port/api/v2; embedded one by default."
     )

@@ -17,9 +17,10 @@ import pyarrow.compute as pc
 from pyiceberg.types import IcebergType, ListType, MapType, StructType
 
 from lakeshare_pipelines.contracts import SetContract, Table
-from lakeshare_pipelines.errors import ChangesDoNotAddUp, NessieError, NoSuchPublication
+from lakeshare_pipelines.errors import ChangesDoNotAddUp, NoSuchPublication
 from lakeshare_pipelines.spark.rows import column_by_name, to_comparable
 from lakeshare_pipelines.spark.session import to_hadoop_path, translate_errors
+from lakeshare_pipelines.wap.iceberg import get_state
 from lakeshare_pipelines.wap.staged import Lake, Staged
 from lakeshare_server.catalog import Ledger, Publication
 from lakeshare_server.errors import Unavailable
@@ -220,11 +221,9 @@ def split_recorded_changes(evidence: Mapping[str, object]) -> tuple[Mapping[str,
 
 
 def get_table_state(lake: Lake, table: Table, ref: str) -> TableState:
-    """The table at a ref of the catalog, as `branch@hash`."""
-    content = lake.nessie().content(table.name, ref)
-    if content is None:
-        raise NessieError(404, "CONTENT_NOT_FOUND", f"{table.name} is not on {ref}")
-    return TableState(content.metadata_location, content.snapshot_id, lake.stores)
+    """The table at a ref of the catalog, as in `IcebergTables`."""
+    state = get_state(lake, table.name, ref)
+    return TableState(state.metadata_location, state.snapshot_id, lake.stores)
 
 
 def ensure_changes(

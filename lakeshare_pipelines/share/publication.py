@@ -8,7 +8,7 @@ import json
 import logging
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, Self, get_args
 
@@ -30,6 +30,7 @@ from lakeshare_pipelines.spark.stores import translate_delta_errors
 from lakeshare_pipelines.wap.audit import audit_and_save, publish_with_replay
 from lakeshare_pipelines.wap.checks import list_checks
 from lakeshare_pipelines.wap.delta import DeltaStaging, table_location
+from lakeshare_pipelines.wap.iceberg import iceberg_tables
 from lakeshare_pipelines.wap.stage import (
     PROPERTY,
     Landed,
@@ -53,11 +54,12 @@ def pin_publication(
     *,
     nessie_hash: str | None,
     delta_version: int | None,
+    snapshot_id: int | None = None,
     changes_digest: str | None = None,
     records_changes: bool = True,
     **evidence: Any,
 ) -> NewPublication:
-    """The table at a Nessie commit of main, or at a Delta version, with its file index.
+    """The table at a Nessie commit of main, a snapshot in another catalog, or a Delta version, with its file index.
 
     `evidence` are the fields of the publication that do not depend on the table's state: set, run, partition, verdicts.
     `changes_digest` is of the changes recorded before the table came to main; they are recorded again if it is missing
@@ -67,7 +69,7 @@ def pin_publication(
         Unserveable: the table's state cannot be served correctly; the ledger is unchanged.
     """
     if table.format == "iceberg":
-        state = get_table_state(lake, table, f"main@{nessie_hash}")
+        state = get_table_state(lake, table, f"main@{nessie_hash or snapshot_id}")
         snapshot = state.read(vectors_folder(lake))
         index = keep_index(lake, snapshot)
         evidence |= {"metadata_location": state.metadata_location, "snapshot_id": state.snapshot_id}
@@ -121,6 +123,7 @@ def record_landed(
             table,
             nessie_hash=landed.nessie_hash,
             delta_version=landed.versions.get(table.name),
+            snapshot_id=landed.snapshots.get(table.name),
             set_name=contract.name,
             run_id=landed.staged.run_id,
             partition=landed.staged.partition,
@@ -174,7 +177,7 @@ def _find_incomplete_repeats(
 ) -> list[tuple[int, dict[str, Any]]]:
     """The publications that main repeats, oldest first, with the fields to pin each repetition."""
     repeats = []
-    for properties, nessie_hash, delta_version in _list_commits(lake, contract, table):
+    for properties, pins in _list_commits(lake, contract, table):
         run = properties.get(PROPERTY + "run")
         if run is None or properties.get(PROPERTY + "set") != contract.name:
             continue
@@ -183,7 +186,7 @@ def _find_incomplete_repeats(
         for kind in get_args(Repeat):
             record = json.loads(properties.get(PROPERTY + kind, "{}"))
             if record.get("table") == table.name:
-                fields = {"run_id": run, "nessie_hash": nessie_hash, "delta_version": delta_version}
+                fields = {"run_id": run, **pins}
                 fields |= {"changes_digest": record.get("changes"), f"{kind}_of": record["version"]}
                 repeats.append((record["version"], fields))
     return repeats[::-1]
@@ -191,14 +194,15 @@ def _find_incomplete_repeats(
 
 def _list_commits(
     lake: Lake, contract: SetContract, table: Table
-) -> Iterator[tuple[Mapping[str, Any], str | None, int | None]]:
-    """`(properties, Nessie hash, Delta version)` of the commits that may have changed a table, newest first."""
+) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Properties of the commits that may have changed a table, and the fields that pin their state; newest first."""
     if table.format == "iceberg":
-        for commit in lake.nessie().history("main"):
-            yield commit.properties, commit.hash, None
+        for commit in iceberg_tables(lake).commits(table.name):
+            pins = {"nessie_hash": commit.nessie_hash, "snapshot_id": commit.snapshot_id}
+            yield commit.properties, {**pins, "delta_version": None}
     else:
         for version, info in DeltaStaging(lake, contract).commits(table.name):
-            yield info, None, version
+            yield info, {"nessie_hash": None, "delta_version": version}
 
 
 @dataclass(frozen=True)
@@ -385,12 +389,14 @@ def rollback(lake: Lake, catalog: Catalog, contract: SetContract, table: Table, 
             return latest
         changes = None
         if table.format == "iceberg":
-            state = get_table_state(lake, table, f"main@{target.nessie_hash}")
+            state = get_table_state(lake, table, f"main@{target.nessie_hash or target.snapshot_id}")
             changes = record_changes_since_latest(lake, ledger, table, state)
         run_id = f"rollback-{uuid.uuid4()}"
         properties = repeat_properties("rollback", contract, table, version, run_id, changes)
-        restore = _restore_iceberg if table.format == "iceberg" else _restore_delta
-        restore(lake, table, target, properties)
+        if table.format == "iceberg":
+            iceberg_tables(lake).restore(target, properties)
+        else:
+            _restore_delta(lake, table, target, properties)
         return record_repeats(lake, ledger, contract, lease)[-1]
 
 
@@ -420,21 +426,7 @@ def _is_on_main(lake: Lake, table: Table, latest: Publication) -> bool:
         return (
             list_for_latest(lake.stores, table_location(lake.settings, table)).latest == latest.delta_version
         )
-    content = lake.nessie().content(table.name, "main")
-    pinned = latest.metadata_location, latest.snapshot_id
-    return content is not None and (content.metadata_location, content.snapshot_id) == pinned
-
-
-def _restore_iceberg(lake: Lake, table: Table, target: Publication, properties: dict[str, str]) -> None:
-    publisher = lake.nessie("publisher")
-    main = publisher.reference("main").hash
-    old = publisher.content(table.name, f"main@{target.nessie_hash}")
-    now = publisher.content(table.name, f"main@{main}")
-    if old is None or now is None:
-        raise NoSuchPublication(table.name, target.version)
-    message = f"Roll {table.name} back to publication {target.version}"
-    restored = replace(old, id=now.id)
-    publisher.put_table(table.name, restored, "main", main, message=message, properties=properties)
+    return iceberg_tables(lake).is_on_main(latest)
 
 
 def _restore_delta(lake: Lake, table: Table, target: Publication, properties: dict[str, str]) -> None:

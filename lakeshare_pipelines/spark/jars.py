@@ -80,6 +80,7 @@ class DownloadProgress:
 
 SPARK_JARS: tuple[str, ...] = ("delta-spark", "delta-storage", "iceberg-spark-runtime")
 S3_JARS: tuple[str, ...] = ("iceberg-aws-bundle", "hadoop-aws", "s3-transfer-manager", "apache-client")
+JDBC_JARS: tuple[str, ...] = ("postgresql", "sqlite-jdbc")
 NESSIE_JAR = "nessie-server"
 
 ATTEMPTS = 3

@@ -14,8 +14,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lakeshare_pipelines.errors import DeliveryError, NessieError, PipelineError, SparkError
-from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_pipelines.errors import (
+    DeliveryError,
+    IcebergCatalogError,
+    NessieError,
+    PipelineError,
+    SparkError,
+)
+from lakeshare_pipelines.settings import NESSIE, LakeSettings
+from lakeshare_pipelines.spark.catalogs import NamedCatalog
 from lakeshare_pipelines.spark.jars import SPARK_JARS, Java, ensure_jars, find_java, set_variable
 from lakeshare_pipelines.spark.stores import (
     list_store_jars,
@@ -73,6 +80,15 @@ def attach_catalog(
     for key, value in make_catalog_conf(settings, stores, endpoint, ref).items():
         spark.conf.set(key, value)
     return make_catalog_name(ref)
+
+
+def attach_named_catalog(
+    spark: "SparkSession", settings: LakeSettings, stores: Stores, catalog: NamedCatalog
+) -> str:
+    """Adds the catalog of the settings to the session; returns its name, which is the same for all branches."""
+    for key, value in catalog.make_spark_conf(settings, stores).items():
+        spark.conf.set(key, value)
+    return catalog.name
 
 
 VECTOR_MODULE = "jdk.incubator.vector"
@@ -166,14 +182,16 @@ def make_session_conf(settings: LakeSettings) -> dict[str, str]:
         SparkError: the file of Spark properties cannot be used.
     """
     conf, stores = {"spark.app.name": "lakeshare", **SESSION_CONF}, Stores(settings)
-    hadoop = make_hadoop_conf(stores, settings.lake_root)
+    catalog = NamedCatalog.load(settings)
+    locations = [settings.lake_root, *(catalog.locations if catalog else ())]
+    hadoop = {name: value for place in locations for name, value in make_hadoop_conf(stores, place).items()}
     if settings.spark_mode == "connect":
         return _add_properties(conf | hadoop, settings.spark_conf)
     conf |= DRIVER_CONF
     conf |= {f"spark.hadoop.{name}": value for name, value in hadoop.items()}
     conf["spark.master"] = settings.spark_master
     conf["spark.driver.memory"] = settings.spark_driver_memory
-    jars = ensure_jars(settings, (*SPARK_JARS, *list_store_jars([settings.lake_root])))
+    jars = ensure_jars(settings, list_session_jars(settings))
     conf["spark.jars"] = ",".join(str(path) for path in jars.values())
     # NessieCatalog and the DeltaCatalog are loaded by the driver's own loader.
     conf["spark.driver.extraClassPath"] = os.pathsep.join(str(path) for path in jars.values())
@@ -183,7 +201,7 @@ def make_session_conf(settings: LakeSettings) -> dict[str, str]:
         log4j_file.write_text(LOG4J)
     # As a URI: Java options are split at blanks, which a folder's name may contain.
     log4j = f"-Dlog4j2.configurationFile={log4j_file.as_uri()}"
-    options = make_java_options(stores, settings.lake_root)
+    options = list(dict.fromkeys(flag for place in locations for flag in make_java_options(stores, place)))
     conf["spark.driver.extraJavaOptions"] = " ".join([log4j, *options, settings.spark_driver_options]).strip()
     if options:
         conf["spark.executor.extraJavaOptions"] = " ".join(options)
@@ -192,6 +210,14 @@ def make_session_conf(settings: LakeSettings) -> dict[str, str]:
         # Derby and the SQL warehouse are otherwise created in the working directory.
         conf["spark.sql.warehouse.dir"] = f"file://{settings.state_dir / 'spark-warehouse'}"
     return _add_properties(conf, settings.spark_conf)
+
+
+def list_session_jars(settings: LakeSettings) -> tuple[str, ...]:
+    """The jars of a session for the stores and the Iceberg catalog of the settings."""
+    catalog = NamedCatalog.load(settings)
+    locations, own = (catalog.locations, catalog.jars) if catalog else ((), ())
+    stores = list_store_jars([settings.lake_root, *locations])
+    return tuple(dict.fromkeys((*SPARK_JARS, *stores, *own)))
 
 
 LISTS = {
@@ -361,6 +387,13 @@ appender.out.layout.pattern = %d{yyyy-MM-dd HH:mm:ss} %p %c{1}: %m%n%ex
 
 
 NESSIE_GONE = ("HttpClientException", "NessieServiceException", "NessieBackendThrottled")
+CATALOG_GONE = (
+    "UncheckedSQLException",
+    "PSQLException",
+    "SQLiteException",
+    "RESTException",
+    "ServiceFailureException",
+)
 DISK_FULL = ("No space left on device", "Disk quota exceeded", "File too large")
 NO_MEMORY = ("java.lang.OutOfMemoryError", "Java heap space", "GC overhead limit exceeded")
 STORE_FAILED = ("software.amazon.awssdk", "org.apache.hadoop.fs.s3a", "S3Exception", "UnknownStoreException")
@@ -379,7 +412,7 @@ def translate_errors(settings: LakeSettings, doing: str, files: Sequence[Path] =
     Raises:
         SparkError: the driver that this process started has ended, memory did not suffice, or a disk is full.
         DeliveryError: a value of a file is longer than a line may be.
-        NessieError: the catalog does not respond.
+        NessieError, IcebergCatalogError: the catalog does not respond.
         WarehouseError: the store of the tables refuses a request, or does not respond.
     """
     try:
@@ -420,6 +453,9 @@ def _translate_error(
         return _make_memory_error(settings, doing, files, text)
     if not settings.lake_root.startswith("/") and any(name in text for name in STORE_FAILED):
         return make_warehouse_error(settings.lake_root, text)
+    if settings.iceberg_catalog != NESSIE and any(name in text for name in CATALOG_GONE):
+        reason, fix = f"{doing}: it did not respond to Spark", "Run again; `lakeshare doctor` checks it"
+        return IcebergCatalogError(settings.iceberg_catalog, reason, fix)
     if any(name in text for name in NESSIE_GONE):
         message = f"{doing}: the catalog does not answer; run again, `lakeshare doctor` checks it"
         return NessieError(0, "UNREACHABLE", message)

@@ -2,13 +2,20 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.contracts.model import can_widen
-from lakeshare_pipelines.errors import BranchMoved, Conflict, NessieError
+from lakeshare_pipelines.errors import (
+    BranchMoved,
+    Conflict,
+    IcebergCatalogError,
+    NessieError,
+    NoSuchPublication,
+)
 from lakeshare_pipelines.wap import stage
 from lakeshare_pipelines.wap.checks import get_types
 from lakeshare_pipelines.wap.serveable import (
@@ -19,7 +26,8 @@ from lakeshare_pipelines.wap.serveable import (
     plan_rewrite,
 )
 from lakeshare_pipelines.wap.stage import Landed
-from lakeshare_pipelines.wap.staged import WHOLE, Lake, Staged, make_staging_prefix
+from lakeshare_pipelines.wap.staged import WHOLE, Lake, Staged, TablePointer, make_staging_prefix
+from lakeshare_server.catalog import Publication
 from lakeshare_server.tables.serveability import Verdict
 
 if TYPE_CHECKING:
@@ -28,27 +36,117 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class MainCommit:
+    """A commit that may have changed a table on main: a hash of Nessie, or the snapshot that main was set to."""
+
+    properties: Mapping[str, Any]
+    nessie_hash: str | None = None
+    snapshot_id: int | None = None
+
+
+class IcebergTables(Protocol):
+    """The lake's Iceberg tables on main and on branches, in Nessie or in another catalog.
+
+    A ref is `main`, a branch, or `branch@state`: a Nessie hash, a snapshot id, or the `head` of a staged set.
+    """
+
+    def find(self, table: str, ref: str) -> TablePointer | None:
+        """The state of a table at a ref; None if it has none there."""
+
+    def commits(self, table: str) -> Iterator[MainCommit]:
+        """The commits of main that may have changed a table, newest first; without Nessie only the last of ours."""
+
+    def is_on_main(self, latest: Publication) -> bool:
+        """Whether main is as this publication left it; other writers may have written to the table since."""
+
+    def restore(self, target: Publication, properties: Mapping[str, str]) -> None:
+        """Make main show the state of a publication again, in one commit with these properties.
+
+        Raises:
+            NoSuchPublication: the catalog no longer has that state.
+        """
+
+
+def iceberg_tables(lake: Lake) -> IcebergTables:
+    from lakeshare_pipelines.wap.branches import BranchTables
+
+    return NessieTables(lake) if lake.named_catalog is None else BranchTables(lake, lake.named_catalog)
+
+
+def get_state(lake: Lake, table: str, ref: str) -> TablePointer:
+    """The state of a table at a ref; raises `NessieError` or `IcebergCatalogError` if it has none there."""
+    state = iceberg_tables(lake).find(table, ref)
+    if state is not None:
+        return state
+    if lake.named_catalog is None:
+        raise NessieError(404, "CONTENT_NOT_FOUND", f"{table} is not at {ref}")
+    fix = "Its snapshot may have been expired; run the partition again"
+    raise IcebergCatalogError(lake.named_catalog.name, f"{table} is not at {ref}", fix)
+
+
+class NessieTables:
+    """The Iceberg tables of a lake in Nessie."""
+
+    def __init__(self, lake: Lake) -> None:
+        self.lake = lake
+
+    def find(self, table: str, ref: str) -> TablePointer | None:
+        content = self.lake.nessie().content(table, ref)
+        return None if content is None else TablePointer(content.metadata_location, content.snapshot_id)
+
+    def commits(self, table: str) -> Iterator[MainCommit]:
+        for commit in self.lake.nessie().history("main"):
+            yield MainCommit(commit.properties, nessie_hash=commit.hash)
+
+    def is_on_main(self, latest: Publication) -> bool:
+        state = self.find(latest.table, "main")
+        pinned = latest.metadata_location, latest.snapshot_id
+        return state is not None and (state.metadata_location, state.snapshot_id) == pinned
+
+    def restore(self, target: Publication, properties: Mapping[str, str]) -> None:
+        publisher = self.lake.nessie("publisher")
+        main = publisher.reference("main").hash
+        old = publisher.content(target.table, f"main@{target.nessie_hash}")
+        now = publisher.content(target.table, f"main@{main}")
+        if old is None or now is None:
+            raise NoSuchPublication(target.table, target.version)
+        message = f"Roll {target.table} back to publication {target.version}"
+        restored = replace(old, id=now.id)
+        publisher.put_table(target.table, restored, "main", main, message=message, properties=properties)
+
+
 def rewrite_until_serveable(
-    spark: "SparkSession", target: str, promised: Collection[str], verdicts: Callable[[], Iterable[Verdict]]
+    spark: "SparkSession",
+    target: str,
+    promised: Collection[str],
+    verdicts: Callable[[], Iterable[Verdict]],
+    branch: str | None = None,
 ) -> tuple[str, ...]:
-    """Rewrite a table until promised clients can read it, trying each code once; returns the codes it removed."""
+    """Rewrite a table, or a branch of it, until promised clients can read it, trying each code once.
+
+    Returns the codes that it removed.
+    """
     tried: frozenset[str] = frozenset()
     while new := (codes := find_solvable_codes(promised, verdicts())) - tried:
-        _rewrite(spark, target, plan_rewrite(new), new)
+        _rewrite(spark, target, branch, plan_rewrite(new), new)
         tried |= new
     if codes:
         log.warning("%s was rewritten, and still has %s", target, ", ".join(sorted(codes)))
     return tuple(sorted(str(code) for code in tried - codes))
 
 
-def _rewrite(spark: "SparkSession", target: str, rewrite: Rewrite, codes: Iterable[str]) -> None:
+def _rewrite(
+    spark: "SparkSession", target: str, branch: str | None, rewrite: Rewrite, codes: Iterable[str]
+) -> None:
     log.info("rewriting files of %s for its clients: %s", target, ", ".join(sorted(codes)))
     began = time.monotonic()
     if rewrite.properties:
         spark.sql(f"ALTER TABLE {target} SET TBLPROPERTIES ({_format_pairs(rewrite.properties, ' = ')})")
     catalog = target.split(".", 1)[0]
+    on_branch = f", branch => '{branch}'" if branch else ""
     [done] = spark.sql(
-        f"CALL {catalog}.system.rewrite_data_files(table => '{target}', "
+        f"CALL {catalog}.system.rewrite_data_files(table => '{target}'{on_branch}, "
         f"options => map({_format_pairs(rewrite.options, ', ')}))"
     ).collect()
     log.info(
@@ -82,12 +180,8 @@ class IcebergStaging:
     def write(
         self, ref: str, table: Table, frame: "DataFrame", partitions: Sequence[str], run_id: str
     ) -> None:
-        target = self._target(ref, table)
-        if self.lake.spark.catalog.tableExists(target):
-            self._evolve(target, table)
-        else:
-            self.lake.spark.sql(format_create_table(target, table))
-        writer = frame.writeTo(target)
+        self._prepare(ref, table)
+        writer = frame.writeTo(self.lake.table_at(table.name, ref))
         for name, value in stage.run_properties(self.contract, run_id).items():
             writer = writer.option(f"snapshot-property.{name}", value)
         writer.overwrite(replaced_rows_filter(table, partitions))
@@ -98,7 +192,7 @@ class IcebergStaging:
             return ()
         return rewrite_until_serveable(
             self.lake.spark,
-            self._target(ref, table),
+            self.lake.table_at(table.name, ref),
             promise.clients,
             lambda: self._clients(table, ref).verdicts,
         )
@@ -123,13 +217,13 @@ class IcebergStaging:
         return self.lake.table(table.name, staged.ref)
 
     def on_main(self, staged: Staged, table: Table) -> "DataFrame | None":
-        if self.lake.nessie().content(table.name, f"main@{staged.base}") is None:
+        if iceberg_tables(self.lake).find(table.name, f"main@{staged.base}") is None:
             return None
         namespace, name = table.name.rsplit(".", 1)
         return self.lake.spark.table(f"{self.lake.catalog('main')}.{namespace}.`{name}@main#{staged.base}`")
 
     def definition(self, staged: Staged, table: Table) -> str | None:
-        target, name = self._target(staged.ref, table), stage.PROPERTY + stage.DEFINITION
+        target, name = self.lake.table_at(table.name, staged.ref), stage.PROPERTY + stage.DEFINITION
         properties = self.lake.spark.sql(f"SHOW TBLPROPERTIES {target}").collect()
         return next((str(row["value"]) for row in properties if row["key"] == name), None)
 
@@ -189,13 +283,15 @@ class IcebergStaging:
                 raise
 
     def _clients(self, table: Table, at: str) -> ClientMatrix:
-        content = self.lake.nessie().content(table.name, at)
-        if content is None:
-            raise NessieError(404, "CONTENT_NOT_FOUND", f"{table.name} is not at {at}")
-        return compute_iceberg_matrix(self.lake.stores, content)
+        return compute_iceberg_matrix(self.lake.stores, get_state(self.lake, table.name, at))
 
-    def _target(self, ref: str, table: Table) -> str:
-        return f"{self.lake.catalog(ref)}.{table.name}"
+    def _prepare(self, ref: str, table: Table) -> None:
+        """Create a table, or add to it what its contract has more."""
+        target = self.lake.table_at(table.name, ref)
+        if self.lake.spark.catalog.tableExists(target):
+            self._evolve(target, table)
+        else:
+            self.lake.spark.sql(format_create_table(target, table))
 
     def _evolve(self, target: str, table: Table) -> None:
         """Add the contract's new columns and wider types to the table; the audit reports other differences."""
@@ -221,7 +317,10 @@ def format_create_table(target: str, table: Table) -> str:
     if table.view is not None:
         properties[stage.PROPERTY + stage.DEFINITION] = table.view.digest
     table_properties = ", ".join(f"'{name}'='{value}'" for name, value in properties.items())
-    return f"CREATE TABLE {target} ({columns}) USING iceberg{partitioned} TBLPROPERTIES ({table_properties})"
+    return (
+        f"CREATE TABLE IF NOT EXISTS {target} ({columns}) USING iceberg{partitioned} "
+        f"TBLPROPERTIES ({table_properties})"
+    )
 
 
 def replaced_rows_filter(table: Table, partitions: Sequence[str]) -> "Column":

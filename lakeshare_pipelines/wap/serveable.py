@@ -14,9 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeshare_pipelines.contracts.model import Promise
-from lakeshare_pipelines.wap.staged import Finding
+from lakeshare_pipelines.wap.staged import Finding, TablePointer
 from lakeshare_server.errors import Unserveable
-from lakeshare_server.nessie import TableContent
 from lakeshare_server.tables import Stores, TableHead, TableSnapshot, read_delta, read_iceberg
 from lakeshare_server.tables.delta.snapshot import find_hindrances
 from lakeshare_server.tables.serveability import ReasonCode, Verdict, judge_serveability, refuse_all_clients
@@ -95,13 +94,13 @@ class ClientMatrix:
         return cls(tuple(refuse_all_clients(why)), is_refused=True)
 
 
-def compute_iceberg_matrix(stores: Stores, content: TableContent) -> ClientMatrix:
+def compute_iceberg_matrix(stores: Stores, state: TablePointer) -> ClientMatrix:
     """The matrix of an Iceberg table in this state."""
-    log.info("checking which clients can read %s", content.metadata_location)
+    log.info("checking which clients can read %s", state.metadata_location)
     # Large deletion vectors are files, which only a publication may keep.
     with TemporaryDirectory(prefix="lakeshare-vectors-") as folder:
         try:
-            snapshot = read_iceberg(content.metadata_location, content.snapshot_id, Path(folder), stores)
+            snapshot = read_iceberg(state.metadata_location, state.snapshot_id, Path(folder), stores)
         except Unserveable as refusal:
             return ClientMatrix.of_refused(refusal)
     return ClientMatrix.of("iceberg", snapshot.head)

@@ -4,7 +4,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -56,6 +56,9 @@ class Landed:
     evidence: Mapping[str, object]
     nessie_hash: str | None
     versions: Mapping[str, int]  # Delta versions by table; empty for Iceberg
+    snapshots: Mapping[str, int] = field(
+        default_factory=dict
+    )  # of Iceberg tables, where the catalog is not Nessie
 
 
 class Staging(Protocol):
@@ -148,7 +151,13 @@ def get_landed_run(properties: Mapping[str, Any], set_name: str) -> str | None:
 
 
 def staging_for(lake: Lake, contract: SetContract) -> Staging:
-    """The staging of the set's format. Raises `ContractError`: the tables have different formats."""
+    """The staging of the set's format, and for Iceberg of the lake's catalog.
+
+    Raises:
+        ContractError: the tables have different formats.
+        IcebergCatalogError: the catalog of the settings is not usable.
+    """
+    from lakeshare_pipelines.wap.branches import BranchStaging
     from lakeshare_pipelines.wap.delta import DeltaStaging
     from lakeshare_pipelines.wap.iceberg import IcebergStaging
 
@@ -160,7 +169,9 @@ def staging_for(lake: Lake, contract: SetContract) -> Staging:
             f"set {contract.name} mixes the formats {', '.join(sorted(formats))}",
             "Tables that are published together have one format; make two sets of it.",
         )
-    return IcebergStaging(lake, contract) if formats == {"iceberg"} else DeltaStaging(lake, contract)
+    if formats != {"iceberg"}:
+        return DeltaStaging(lake, contract)
+    return IcebergStaging(lake, contract) if lake.named_catalog is None else BranchStaging(lake, contract)
 
 
 def select_view_rows(contract: SetContract, table: Table, view: View, rows: "DataFrame") -> "DataFrame":

@@ -20,7 +20,8 @@ from lakeshare_pipelines.file_lock import hold_lock
 from lakeshare_pipelines.nessie.client import Nessie, NessieEndpoint
 from lakeshare_pipelines.nessie.server import ensure_nessie
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.spark.session import attach_catalog, spark_session
+from lakeshare_pipelines.spark.catalogs import NamedCatalog
+from lakeshare_pipelines.spark.session import attach_catalog, attach_named_catalog, spark_session
 from lakeshare_pipelines.spark.stores import make_delta_options, translate_delta_errors
 from lakeshare_server.errors import StoreMissing
 from lakeshare_server.lazy import LazyModule
@@ -28,6 +29,7 @@ from lakeshare_server.storage import Stores
 
 if TYPE_CHECKING:
     import deltalake
+    from pyiceberg.catalog import Catalog as IcebergCatalog
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql import functions as F
 
@@ -65,9 +67,9 @@ class StagedTable:
 class Staged:
     """A set written to a staging location.
 
-    `ref` is the Nessie branch (Iceberg) or the staging folder's name (Delta). `base` is the state of main it started
-    from: a Nessie hash, or the tables' Delta versions as JSON. `head` is the state to audit and publish: a Nessie
-    hash, or the SHA-256 of the staged logs.
+    `ref` is the branch (Iceberg) or the staging folder's name (Delta). `base` is the state of main it started from: a
+    Nessie hash, or the tables' snapshots or Delta versions as JSON. `head` is the state to audit and publish: a Nessie
+    hash, the snapshots on the tables' own branches as JSON, or the SHA-256 of the staged logs of Delta.
     """
 
     set_name: str
@@ -107,6 +109,14 @@ class Staged:
 
     def as_json(self) -> str:
         return json.dumps(self.as_record(), separators=(",", ":"), sort_keys=True)
+
+
+@dataclass(frozen=True)
+class TablePointer:
+    """A state of an Iceberg table: a metadata file, and a snapshot that it lists."""
+
+    metadata_location: str
+    snapshot_id: int
 
 
 def format_partitions(partitions: tuple[str, ...]) -> str:
@@ -371,7 +381,7 @@ def _time(at_ms: int) -> datetime:
 
 
 class Lake:
-    """The lake of one run. Spark and Nessie start at first use."""
+    """The lake of one run. Spark and Nessie start at first use, and another Iceberg catalog is opened then."""
 
     def __init__(self, settings: LakeSettings, open_spark: "Callable[[], SparkSession]") -> None:
         self.settings = settings
@@ -393,13 +403,32 @@ class Lake:
         """A Nessie client; only the publish step uses the role `publisher`."""
         return Nessie.connect(self.endpoint, role)
 
+    @cached_property
+    def named_catalog(self) -> NamedCatalog | None:
+        """The Iceberg catalog of the settings; None for Nessie. Raises `IcebergCatalogError`."""
+        return NamedCatalog.load(self.settings)
+
+    @cached_property
+    def iceberg(self) -> "IcebergCatalog":
+        """The Iceberg catalog of the settings in pyiceberg. Raises `IcebergCatalogError`."""
+        if self.named_catalog is None:
+            raise ValueError("Nessie is reached by its own client")
+        return self.named_catalog.open(self.settings, self.stores)
+
     def catalog(self, ref: str) -> str:
-        """Name of the Spark catalog at `ref`, added to the session."""
+        """Name of the Spark catalog at `ref`, added to the session; only Nessie has one for each ref."""
+        if self.named_catalog is not None:
+            return attach_named_catalog(self.spark, self.settings, self.stores, self.named_catalog)
         return attach_catalog(self.spark, self.settings, self.stores, self.endpoint, ref)
 
+    def table_at(self, name: str, ref: str = "main") -> str:
+        """Name of an Iceberg table on a branch, for Spark."""
+        table = f"{self.catalog(ref)}.{name}"
+        return table if self.named_catalog is None or ref == "main" else f"{table}.`branch_{ref}`"
+
     def table(self, name: str, ref: str = "main") -> "DataFrame":
-        """An Iceberg table at a ref."""
-        return self.spark.table(f"{self.catalog(ref)}.{name}")
+        """An Iceberg table on a branch."""
+        return self.spark.table(self.table_at(name, ref))
 
     def open_delta(self, location: str, version: int | None = None) -> "deltalake.DeltaTable | None":
         """A Delta table by deltalake, at its newest version by default; None if there is none."""
