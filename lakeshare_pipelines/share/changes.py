@@ -196,7 +196,7 @@ class TableState:
         reader = spark.read.format("iceberg")
         # Read by id, a snapshot has the columns of its own time; the newest one should have the current columns.
         if snapshot.snapshot_id != table.current_snapshot_id:
-            reader = reader.option("snapshot-id", str(self.snapshot_id))
+            reader = reader.option("versionAsOf", self.snapshot_id)
         return reader.load(self.metadata_location)
 
 

@@ -121,7 +121,12 @@ class NamedCatalog:
                 defaults |= {"s3.endpoint": bucket.endpoint, "s3.region": bucket.region}
         chosen = {key: value for key, value in (defaults | dict(self.properties)).items() if value}
         with translate_catalog_errors(self.name):
-            return load_catalog(self.name, **{**chosen, "type": self.type})
+            opened = load_catalog(self.name, **{**chosen, "type": self.type})
+            if isinstance(engine := getattr(opened, "engine", None), sqlalchemy.Engine):
+                # A run commits a few times in minutes, and nothing would close the connections in between.
+                engine.dispose()
+                vars(opened)["engine"] = sqlalchemy.create_engine(engine.url, poolclass=sqlalchemy.NullPool)
+            return opened
 
     @property
     def _database(self) -> sqlalchemy.URL:

@@ -297,7 +297,7 @@ class BranchStaging(IcebergStaging):
             self.lake.spark.sql(f"ALTER TABLE {target} CREATE BRANCH `{ref}`")
 
     def _read(self, table: Table, snapshot: int) -> "DataFrame":
-        reader = self.lake.spark.read.option("snapshot-id", str(snapshot))
+        reader = self.lake.spark.read.option("versionAsOf", snapshot)
         return reader.table(self.lake.table_at(table.name))
 
 

@@ -9,9 +9,9 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -39,6 +39,7 @@ class Run:
     """A run for another process: of a set's day from its delivery, or from what `judged` holds.
 
     With `gate` it is not audited: it is published as if its audit had passed, once that file exists.
+    It gets the variables of this process that configure Iceberg `catalogs`, as it is forked from another one.
     The process kills its `victim` right after the `nth` call of `after` (`module:Class.function`), if that is given.
     """
 
@@ -52,6 +53,11 @@ class Run:
     nth: int = 1
     victim: str = "self"
     gate: Path | None = None
+    catalogs: Mapping[str, str] = field(default_factory=lambda: pyiceberg_variables())
+
+
+def pyiceberg_variables() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith("PYICEBERG_")}
 
 
 def run_until_killed(
@@ -99,6 +105,7 @@ def wait_for_exit(process: BaseProcess, timeout_s: float = RUN_S) -> int:
 
 def carry_out(error_file: Path, run: Run) -> None:
     """Carry out a run in this process; returns only if it is not killed."""
+    os.environ.update(run.catalogs)
     if run.after is not None:
         kill_after(run.after, run.nth, VICTIMS[run.victim](run.settings))
     try:

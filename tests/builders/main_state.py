@@ -4,13 +4,18 @@ from collections.abc import Iterable, Mapping
 
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.wap.delta import DeltaStaging, table_location
+from lakeshare_pipelines.wap.iceberg import iceberg_tables
 from lakeshare_pipelines.wap.staged import Lake
 
 
 def main_state(lake: Lake, contract: SetContract) -> dict[str, object]:
-    """Per table what identifies its state on main: Iceberg content, or the Delta version."""
+    """Per table what identifies its state on main: Iceberg metadata and snapshot, or the Delta version."""
     if contract.tables[0].format == "iceberg":
-        return {table.name: lake.nessie().content(table.name, "main") for table in contract.tables}
+        states = {table.name: iceberg_tables(lake).find(table.name, "main") for table in contract.tables}
+        if lake.named_catalog is None:
+            return states
+        # Elsewhere a new branch is a new metadata file of the table.
+        return {name: state and state.snapshot_id for name, state in states.items()}
     staging = DeltaStaging(lake, contract)
     return {table.name: next(staging.commits(table.name), (None,))[0] for table in contract.tables}
 

@@ -17,10 +17,11 @@ from pyspark.sql import SparkSession
 from lakeshare_pipelines.file_lock import hold_lock
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark import session as driver_session
-from lakeshare_pipelines.spark.jars import S3_JARS
+from lakeshare_pipelines.spark.jars import JDBC_JARS, S3_JARS
 from lakeshare_pipelines.spark.session import open_session, stop_session
 
 START_S = 300.0
+OF_ALL_TESTS = (*S3_JARS, *JDBC_JARS)
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,8 @@ def driver_of_all_workers(
                 session = SharedSpark(**json.loads(address.read_text())).attach()
             else:
                 with pytest.MonkeyPatch.context() as patch:
-                    # Whatever the first worker's settings: tests of other stores use this driver, too.
-                    patch.setattr(driver_session, "list_store_jars", lambda _locations: S3_JARS)
+                    # Whatever the first worker's settings: tests of other stores and catalogs use this driver, too.
+                    patch.setattr(driver_session, "list_store_jars", lambda _locations: OF_ALL_TESTS)
                     session, started_here = open_session(settings), True
                 address.write_text(json.dumps(asdict(SharedSpark.of(session))))
             fcntl.flock(users, fcntl.LOCK_SH)

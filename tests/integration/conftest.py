@@ -2,12 +2,13 @@
 
 import itertools
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pytest
+import yaml
 
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.nessie.server import nessie_for
@@ -17,6 +18,7 @@ from lakeshare_pipelines.wap.staged import Lake
 from lakeshare_server.catalog import Catalog, Ledger, open_catalog
 from tests.builders.sets import a_contract
 from tests.builders.shared_spark import driver_of_all_workers
+from tests.integration.postgres_server import PostgresServer, running_postgres
 
 if TYPE_CHECKING:
     from tests.integration.s3_server import S3Server
@@ -78,6 +80,32 @@ def a_lake_at(lake: Lake, endpoint: str, location: str, **more: object) -> Lake:
     for key, value in make_hadoop_conf(there.stores, location).items():
         session.conf.set(key, value)
     return there
+
+
+@contextmanager
+def a_lake_in_catalog(lake: Lake, folder: Path, name: str, **properties: str) -> Iterator[Lake]:
+    """A lake of the tests' Spark whose Iceberg tables are in a catalog of pyiceberg's configuration."""
+    (folder / ".pyiceberg.yaml").write_text(yaml.safe_dump({"catalog": {name: properties}}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYICEBERG_HOME", str(folder))
+        session = lake.spark.newSession()
+        yield Lake(lake.settings.model_copy(update={"iceberg_catalog": name}), lambda: session)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    with running_postgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def jdbc_lake(
+    lake: Lake, postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Lake]:
+    """A lake whose Iceberg tables are in a SQL catalog on PostgreSQL."""
+    folder, url = tmp_path_factory.mktemp("catalog"), postgres.new_database()
+    with a_lake_in_catalog(lake, folder, "jdbc", type="sql", uri=url) as there:
+        yield there
 
 
 @pytest.fixture(scope="module")

@@ -44,15 +44,9 @@ MONDAY, TUESDAY, WEDNESDAY, THURSDAY = (f"2024-01-0{day}" for day in range(1, 5)
 def delete_staged(lake: Lake, contract: SetContract, staged: Staged, short_name: str, where: str) -> None:
     """Change a staged table by hand."""
     table = contract.table(short_name)
-    place = f"{lake.catalog(staged.ref)}.{table.name}" if table.format == "iceberg" else None
+    place = lake.table_at(table.name, staged.ref) if table.format == "iceberg" else None
     folder = f"{table_location(lake.settings, table)}/{STAGED_FOLDER}/{staged.ref}"
     lake.spark.sql(f"DELETE FROM {place or f'delta.`{folder}`'} WHERE {where}")
-
-
-def require_all_shown(lake: Lake, catalog: Catalog, contract: SetContract) -> None:
-    """Engines that open the tables' own metadata find the newest publications, and nothing unpublished."""
-    for table in contract.tables:
-        require_readable(find_published(catalog, table.name), lake.settings)
 
 
 @dataclass
@@ -98,6 +92,19 @@ class PublishedSet:
     def seen(self) -> tuple[object, ...]:
         """What must stay as it is when nothing is published."""
         return main_state(self.lake, self.contract), self.latest()
+
+    def require_all_shown(self) -> None:
+        """Engines that open the tables' own metadata find the newest publications, and nothing unpublished.
+
+        Outside Nessie, a table's metadata lists the snapshots of its branches, too, and such engines are refused.
+        """
+        for table in self.contract.tables:
+            published = find_published(self.catalog, table.name)
+            if self.lake.named_catalog is None:
+                require_readable(published, self.lake.settings)
+            else:
+                with pytest.raises(SnowflakeError, match="snapshots that were never published"):
+                    require_readable(published, self.lake.settings)
 
     def places(self) -> list[tuple[str, str]]:
         return [(place.ref, place.state) for place in list_staging_locations(self.lake, [self.contract])]
@@ -179,7 +186,9 @@ def a_repaired_staged_set_is_audited_again_and_published(published_set: Publishe
     expected = [(day, row["id"]) for day, count in ((MONDAY, 3), (TUESDAY, 2)) for row in orders(day, count)]
     assert [row[:2] for row in published_set.rows()] == expected
     if contract.tables[0].format == "iceberg":
-        with pytest.raises(SnowflakeError, match="lists 1 snapshots that were never published"):
+        # Outside Nessie, a table keeps the snapshots of dropped branches until they expire.
+        count = "1" if lake.named_catalog is None else "3"
+        with pytest.raises(SnowflakeError, match=f"lists {count} snapshots that were never published"):
             require_readable(find_published(catalog, contract.tables[0].name), lake.settings)
 
 
@@ -246,7 +255,7 @@ def a_conflict_is_answered_by_a_replay_and_no_day_is_lost(published_set: Publish
     assert [p.partition for p in published_set.history()[0]] == [TUESDAY, MONDAY]
     assert [p.rows for p in published_set.latest()] == [6, 2]
     assert published_set.places() == []
-    require_all_shown(published_set.lake, published_set.catalog, published_set.contract)
+    published_set.require_all_shown()
 
 
 def a_replay_whose_audit_is_red_is_kept_and_reported(
@@ -316,9 +325,9 @@ def a_rollback_is_a_new_number_that_shows_old_rows(published_set: PublishedSet) 
     assert rollback(lake, catalog, contract, table, 2) == back
     assert rollback(lake, catalog, contract, table, back.version) == back
     assert [p.version for p in published_set.history()[0]] == [4, 3, 2, 1, 0]
-    require_all_shown(lake, catalog, contract)
+    published_set.require_all_shown()
     with pytest.raises(NoSuchPublication, match="99"):
         rollback(lake, catalog, contract, table, 99)
     # A delivery that was rolled back is not in force any more: the same delivery is published again.
     assert published_set.publish(*published_set.staged_and_green(MONDAY))[0].version == 5
-    require_all_shown(lake, catalog, contract)
+    published_set.require_all_shown()

@@ -10,13 +10,7 @@ import pytest
 from lakeshare_server.catalog import Catalog, open_catalog
 from tests.builders import applied_files
 from tests.builders.database_schema import copy_migrated_database
-from tests.integration.postgres_server import PostgresServer, running_postgres
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[PostgresServer]:
-    with running_postgres() as server:
-        yield server
+from tests.integration.postgres_server import PostgresServer
 
 
 @pytest.fixture(scope="session")
