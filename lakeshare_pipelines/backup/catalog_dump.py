@@ -21,7 +21,7 @@ from lakeshare_pipelines.contracts.loader import PACKAGED
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
 from lakeshare_pipelines.nessie.client import Nessie
 from lakeshare_pipelines.nessie.server import nessie_dir, nessie_for
-from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_pipelines.settings import NESSIE, LakeSettings
 from lakeshare_server.catalog import Catalog, open_catalog
 from lakeshare_server.catalog.database import HEAD, WRITES, new_catalog
 from lakeshare_server.catalog.models import AuditChainRow, Base, PublicationRow, UtcDateTime
@@ -376,7 +376,8 @@ class _Dump:
 
 
 def _dump_nessie(settings: LakeSettings, dump: _Dump) -> DumpedNessie | None:
-    if settings.nessie_uri is None and not nessie_dir(settings).exists():
+    has_nessie = settings.nessie_uri is not None or nessie_dir(settings).exists()
+    if settings.iceberg_catalog != NESSIE or not has_nessie:
         return None
     with nessie_for(settings, keep=False) as endpoint:
         nessie = Nessie.connect(endpoint, "writer")

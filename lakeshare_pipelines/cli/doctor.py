@@ -14,16 +14,22 @@ import sqlalchemy
 
 from lakeshare_pipelines.backup.config import load_backups
 from lakeshare_pipelines.backup.policy_checks import check_backup
-from lakeshare_pipelines.errors import BackupError, JavaError, NessieError
+from lakeshare_pipelines.errors import BackupError, IcebergCatalogError, JavaError, NessieError
 from lakeshare_pipelines.nessie.client import Nessie
 from lakeshare_pipelines.nessie.server import ensure_nessie, key_path, nessie_status
-from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_pipelines.settings import NESSIE, LakeSettings
 from lakeshare_pipelines.spark import jars
+from lakeshare_pipelines.spark.catalogs import NamedCatalog, translate_catalog_errors
+from lakeshare_pipelines.spark.session import list_session_jars
 from lakeshare_pipelines.spark.stores import list_store_jars
 from lakeshare_server.storage import Stores
 from lakeshare_server.storage.probing import find_shortcoming
 
 MIN_FREE_BYTES = 2_000_000_000
+WEAKER = (
+    "one table at a time: readers of the catalog may see the tables of a set change one after another, and new columns "
+    "before the audit; recipients see whole, audited sets. Nessie has neither limit"
+)
 CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
 
@@ -63,6 +69,8 @@ def check_packages(_settings: LakeSettings) -> Iterator[Finding]:
 def check_java(settings: LakeSettings) -> Iterator[Finding]:
     """Lists the Java for Spark and Nessie, and unsuitable installations."""
     for purpose, title in jars.TITLES.items():
+        if purpose == "nessie" and settings.iceberg_catalog != NESSIE:
+            continue
         try:
             java = jars.find_java(purpose, settings)
         except JavaError as error:
@@ -79,6 +87,11 @@ def check_java(settings: LakeSettings) -> Iterator[Finding]:
 def check_jars(settings: LakeSettings) -> Iterator[Finding]:
     """Checks that the cache folder holds the pinned jars."""
     names = (*jars.SPARK_JARS, *list_store_jars([settings.lake_root]), jars.NESSIE_JAR)
+    if settings.iceberg_catalog != NESSIE:
+        try:
+            names = list_session_jars(settings)
+        except IcebergCatalogError:
+            return  # `check_iceberg_catalog` reports it
     required = [jars.load_pinned_jars()[name] for name in names]
     missing = [jar for jar in required if not jars.is_whole(jar, jars.get_cached_path(settings, jar))]
     size_mb = sum(jar.size_bytes for jar in missing) / 1e6
@@ -99,6 +112,8 @@ def check_jars(settings: LakeSettings) -> Iterator[Finding]:
 
 def check_nessie(settings: LakeSettings) -> Iterator[Finding]:
     """Checks that Nessie runs and accepts the writer's token, and that its key is private."""
+    if settings.iceberg_catalog != NESSIE:
+        return
     key = key_path(settings)
     if key.exists() and key.stat().st_mode & 0o077:
         yield Finding("Nessie's key", False, f"{key} can be read by others", f"chmod 600 {key}")
@@ -142,23 +157,48 @@ def check_folders(settings: LakeSettings) -> Iterator[Finding]:
         yield Finding("disk of the state folder", True, detail)
 
 
-def check_database(settings: LakeSettings) -> Iterator[Finding]:
-    url = sqlalchemy.make_url(settings.catalog_url)
-    shown = url.render_as_string(hide_password=True)
-    if url.get_backend_name() == "sqlite" and url.database and not Path(url.database).exists():
-        yield Finding("database", True, f"{shown} is made by the first run")
-        return
-    engine = sqlalchemy.create_engine(url)
+def check_iceberg_catalog(settings: LakeSettings) -> Iterator[Finding]:
+    """Checks that another catalog than Nessie responds, and lists what is weaker with it."""
+    title = "Iceberg catalog"
     try:
-        with engine.connect() as connection:
-            connection.execute(sqlalchemy.text("SELECT 1"))
-    except sqlalchemy.exc.SQLAlchemyError as error:
-        reason = str(error).splitlines()[0]
-        yield Finding("database", False, f"{shown}: {reason}", "Start it, or correct LAKESHARE_DATABASE_URL")
-    else:
-        yield Finding("database", True, f"{shown} answers")
-    finally:
-        engine.dispose()
+        catalog = NamedCatalog.load(settings)
+        if catalog is None:
+            return
+        shown = f"{catalog.name} ({catalog.type}), {catalog.address}"
+        if catalog.type == "sql":
+            # Opened by pyiceberg, it would get its tables.
+            yield _probe_database(title, catalog.properties["uri"], shown, "correct its uri")
+        else:
+            opened = catalog.open(settings, Stores(settings))
+            with translate_catalog_errors(catalog.name):
+                count = len(opened.list_namespaces())
+            yield Finding(title, True, f"{shown} responds, with {count} namespaces")
+    except IcebergCatalogError as error:
+        yield Finding(title, False, f"{error.catalog}: {error.reason}", error.fix)
+        return
+    yield Finding("publication in it", True, WEAKER)
+
+
+def check_database(settings: LakeSettings) -> Iterator[Finding]:
+    shown = sqlalchemy.make_url(settings.catalog_url).render_as_string(hide_password=True)
+    yield _probe_database("database", settings.catalog_url, shown, "correct LAKESHARE_DATABASE_URL")
+
+
+def _probe_database(name: str, address: str, shown: str, remedy: str) -> Finding:
+    """Connects to a database; a SQLite file is not created."""
+    url = sqlalchemy.make_url(address)
+    if url.get_backend_name() == "sqlite" and url.database and not Path(url.database).exists():
+        return Finding(name, True, f"{shown} is made by the first run")
+    try:
+        engine = sqlalchemy.create_engine(url)
+        try:
+            with engine.connect() as connection:
+                connection.execute(sqlalchemy.text("SELECT 1"))
+        finally:
+            engine.dispose()
+    except (sqlalchemy.exc.SQLAlchemyError, ImportError) as error:
+        return Finding(name, False, f"{shown}: {str(error).splitlines()[0]}", f"Start it, or {remedy}")
+    return Finding(name, True, f"{shown} answers")
 
 
 def check_network(_settings: LakeSettings) -> Iterator[Finding]:
@@ -199,6 +239,7 @@ CHECKS: tuple[Callable[[LakeSettings], Iterator[Finding]], ...] = (
     check_folders,
     check_database,
     check_nessie,
+    check_iceberg_catalog,
     check_network,
     check_backups,
 )

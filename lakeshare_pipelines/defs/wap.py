@@ -225,6 +225,7 @@ def publication_metadata(catalog: Catalog, publication: Publication, run_id: str
         shown["lakeshare/unchanged"] = UNCHANGED_TEXT
     if publication.nessie_hash is not None:
         shown["nessie/hash"] = publication.nessie_hash
+    if publication.snapshot_id is not None:
         shown["iceberg/snapshot_id"] = str(publication.snapshot_id)
     if publication.delta_version is not None:
         shown["delta/version"] = publication.delta_version

@@ -28,7 +28,7 @@ from lakeshare_pipelines.demo.processes import ProgressReporter
 from lakeshare_pipelines.errors import PipelineError
 from lakeshare_pipelines.ingest import find_deliveries
 from lakeshare_pipelines.nessie.server import nessie_for, stop_nessie
-from lakeshare_pipelines.settings import SHORT_RUNS, LakeSettings
+from lakeshare_pipelines.settings import NESSIE, SHORT_RUNS, LakeSettings
 from lakeshare_pipelines.share.publication import deliveries_in_force
 from lakeshare_pipelines.share.shares import declared_shares
 from lakeshare_pipelines.spark.jars import SPARK_JARS, ensure_jars, find_java
@@ -205,6 +205,7 @@ def run_demo(*, once: bool, store: Literal["disk", "s3"] = "disk") -> int:
     starts all of them.
     """
     os.environ.setdefault("LAKESHARE_SPARK_DRIVER_OPTIONS", SHORT_RUNS)
+    os.environ["LAKESHARE_ICEBERG_CATALOG"] = NESSIE  # which the demo starts
     settings, reporter = LakeSettings(), ProgressReporter()
     _claim_state(settings, store)
     _log_to_file(settings)

@@ -79,6 +79,35 @@ class BranchTables:
         expected = {MAIN: get_snapshot_id(opened, MAIN)}
         self.commit(target.table, expected, set_main(opened, target.snapshot_id, record))
 
+    def show(
+        self, table: str, metadata_location: str, snapshot_id: int, properties: Mapping[str, str]
+    ) -> bool:
+        """Make main show a restored snapshot; False if it did already. A table that the catalog lacks is registered.
+
+        Raises:
+            IcebergCatalogError: the catalog has other metadata of the table, without the snapshot.
+        """
+        opened, is_new = self.load(table), False
+        if opened is None:
+            self.create_namespace(table)
+            with translate_catalog_errors(self.catalog.name):
+                opened, is_new = self.lake.iceberg.register_table(table, metadata_location), True
+        if opened.snapshot_by_id(snapshot_id) is None:
+            reason = f"its metadata of {table} is without snapshot {snapshot_id}"
+            fix = f"Drop the table there without its files, then restore again, which registers {metadata_location}"
+            raise IcebergCatalogError(self.catalog.name, reason, fix)
+        main = get_snapshot_id(opened, MAIN)
+        if main == snapshot_id and not properties:
+            return is_new
+        record = {**properties, SNAPSHOT: snapshot_id}
+        self.commit(table, {MAIN: main}, set_main(opened, snapshot_id, record))
+        return True
+
+    def create_namespace(self, table: str) -> None:
+        """Create the namespace of a table, unless it exists."""
+        with translate_catalog_errors(self.catalog.name):
+            self.lake.iceberg.create_namespace_if_not_exists(table.rsplit(".", 1)[0])
+
     def load(self, table: str) -> "IcebergTable | None":
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
@@ -136,10 +165,9 @@ class BranchStaging(IcebergStaging):
 
     def open(self, ref: str) -> str:
         self.discard(ref)
-        catalog, base = self.lake.catalog(ref), dict[str, int | None]()
-        for namespace in sorted({name.rsplit(".", 1)[0] for name in self.names}):
-            self.lake.spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {catalog}.{namespace}")
+        base: dict[str, int | None] = {}
         for name in self.names:
+            self.tables.create_namespace(name)
             opened = self.tables.load(name)
             main = base[name] = None if opened is None else get_snapshot_id(opened, MAIN)
             if opened is not None and main is not None:

@@ -44,7 +44,7 @@ from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, open_st
 from lakeshare_pipelines.backup.stores.store import make_storage_options
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.contracts.loader import load_contracts
-from lakeshare_pipelines.errors import BackupError, NessieError, SparkError
+from lakeshare_pipelines.errors import BackupError, IcebergCatalogError, NessieError, SparkError
 from lakeshare_pipelines.share.changes import find_index
 from lakeshare_pipelines.share.publication import (
     complete_publications,
@@ -52,7 +52,9 @@ from lakeshare_pipelines.share.publication import (
     record_repeats,
     repeat_properties,
 )
+from lakeshare_pipelines.wap.branches import BranchTables
 from lakeshare_pipelines.wap.delta import table_location
+from lakeshare_pipelines.wap.iceberg import iceberg_tables
 from lakeshare_pipelines.wap.staged import Lake
 from lakeshare_server.catalog import Catalog, Lease, Ledger, Publication, lock_set
 from lakeshare_server.errors import Unavailable
@@ -292,8 +294,11 @@ class LakeTable:
             self.lake,
             self.ledger,
             self.table,
-            nessie_hash=self.lake.nessie().reference("main").hash,
+            nessie_hash=None
+            if self.lake.named_catalog is not None
+            else self.lake.nessie().reference("main").hash,
             delta_version=None,
+            snapshot_id=publication.snapshot_id,
             set_name=self.contract.name,
             run_id=f"restore-{uuid.uuid4()}",
             partition=publication.partition,
@@ -328,10 +333,11 @@ def find_lake_table(lake: Lake, catalog: Catalog, location: str, kind: str) -> L
         at_location = (table for table in of_delta if table_location(lake.settings, table) == location)
         name = next((table.name for table in at_location), None)
     if name is None and kind == "iceberg":
-        nessie = lake.nessie()
-        contents = ((name, nessie.content(name, "main")) for name in nessie.tables("main"))
+        in_sets = [table.name for _, table in tables if table.format == "iceberg"]
+        names = lake.nessie().tables("main") if lake.named_catalog is None else in_sets
+        states = ((name, iceberg_tables(lake).find(name, "main")) for name in names)
         roots = (
-            (name, found.metadata_location.rpartition("/metadata/")[0]) for name, found in contents if found
+            (name, found.metadata_location.rpartition("/metadata/")[0]) for name, found in states if found
         )
         name = next((name for name, root in roots if _is_at(root, location)), None)
     if name is None:
@@ -347,7 +353,14 @@ def show_on_main(
     snapshot_id: int,
     properties: Mapping[str, str],
 ) -> bool:
-    """Make main show a table's metadata; False if it did already."""
+    """Make main show a table's metadata; False if it did already.
+
+    Raises:
+        IcebergCatalogError: another catalog than Nessie has metadata of the table without the snapshot.
+    """
+    if table.lake.named_catalog is not None:
+        tables = BranchTables(table.lake, table.lake.named_catalog)
+        return tables.show(table.name, metadata_location, snapshot_id, properties)
     publisher = table.lake.nessie("publisher")
     head = publisher.reference("main").hash
     now = publisher.content(table.name, f"main@{head}")
@@ -374,11 +387,11 @@ def match_spelling(table: LakeTable | None, location: str) -> str:
         history = table.ledger.history(table.name, SEARCHED_PUBLICATIONS)
         known = [publication.metadata_location for publication in history]
         try:
-            content = table.lake.nessie().content(table.name, "main")
-        except NessieError as error:
-            log.warning("Nessie did not return the location of %s: %s", location, error)
+            state = iceberg_tables(table.lake).find(table.name, "main")
+        except (NessieError, IcebergCatalogError) as error:
+            log.warning("the catalog did not return the location of %s: %s", location, error)
         else:
-            known += [] if content is None else [content.metadata_location]
+            known += [] if state is None else [state.metadata_location]
         for spelling in known:
             if spelling is not None and normalise_location(spelling) == location:
                 return spelling

@@ -28,7 +28,7 @@ from lakeshare_pipelines.backup.verify.objects import (
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
 from lakeshare_pipelines.nessie.client import Nessie
 from lakeshare_pipelines.nessie.server import ensure_nessie, nessie_dir
-from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_pipelines.settings import NESSIE, LakeSettings
 from lakeshare_server.tables.iceberg.avro import Entries, read_container
 from lakeshare_server.tables.iceberg.manifests import Manifest, parse_manifest_list
 from lakeshare_server.tables.iceberg.metadata import MAX_METADATA_BYTES, MetadataError, decompress_metadata
@@ -489,8 +489,9 @@ class IcebergTable:
 
 def list_main_pointers(settings: LakeSettings, as_of: dt.datetime) -> tuple[str, ...]:
     """Locations of the metadata files of main's Iceberg tables at the newest commit before `as_of`, if there is one."""
-    if settings.nessie_uri is None and not nessie_dir(settings).exists():
-        return ()
+    has_nessie = settings.nessie_uri is not None or nessie_dir(settings).exists()
+    if settings.iceberg_catalog != NESSIE or not has_nessie:
+        return ()  # other catalogs have no past
     nessie = Nessie.connect(ensure_nessie(settings), "writer")
     before = next((commit for commit in nessie.history("main") if commit.committed_at < as_of), None)
     if before is None:
