@@ -25,6 +25,7 @@ from lakeshare_pipelines.wap.staged import Lake, Staged
 from lakeshare_server.catalog import Ledger, Publication
 from lakeshare_server.errors import Unavailable
 from lakeshare_server.lazy import LazyModule
+from lakeshare_server.storage.locations import find_root
 from lakeshare_server.tables import (
     FileIndex,
     Stores,
@@ -172,6 +173,17 @@ def _with_ids(kind: "DataType", iceberg: IcebergType) -> "DataType":
 CHANGES_FOLDER = "_changes"
 
 
+def get_changes_folder(lake: Lake, table: str, location: str) -> str:
+    """The folder of a table's change files: in its own, or in the warehouse when the table is in another store.
+
+    Table buckets take no files but those of Iceberg.
+    """
+    shared = lake.settings.shared_root
+    if shared is None or find_root(location) == find_root(shared):
+        return f"{location.rstrip('/')}/{CHANGES_FOLDER}"
+    return f"{shared}/changes/{table}"
+
+
 @dataclass(frozen=True)
 class TableState:
     """One state of an Iceberg table: a metadata file, and a snapshot that it lists."""
@@ -270,8 +282,9 @@ def _add_change_files(
         difference = differ_in_all_files(change.before, change.after)
     header = change.after.header
     with translate_errors(lake.settings, f"change files of {table.name}"):
+        folder = get_changes_folder(lake, table.name, header.location)
         files = write_change_files(
-            lake, header.location, states, difference, table.primary_key, header.head.partition_columns
+            lake, folder, states, difference, table.primary_key, header.head.partition_columns
         )
     return replace(change, change_files=files)
 
@@ -335,13 +348,13 @@ MODIFIED_MS = "unix_millis(_metadata.file_modification_time)"
 
 def write_change_files(
     lake: Lake,
-    location: str,
+    changes_folder: str,
     states: tuple[TableState, TableState],
     difference: FileDifference,
     key: Sequence[str],
     partition_columns: Sequence[str],
 ) -> pa.Table:
-    """Find the rows that differ between two states, comparing only files that differ, and write them.
+    """Find the rows that differ between two states, comparing only files that differ, and write them to a new folder.
 
     Returns a row for each change file: path, size (bytes), modification_time (ms), the struct partition, and
     more_rows, the number of added rows less that of removed rows.
@@ -354,7 +367,7 @@ def write_change_files(
     old = select_files(before.frame(spark), difference.removed)
     new = select_files(after.frame(spark), difference.added)
     rows = find_changed_rows(align_columns(old, then, new, now), new, _find_key_columns(key, now))
-    folder = f"{location.rstrip('/')}/{CHANGES_FOLDER}/{after.snapshot_id}-{uuid.uuid4().hex}"
+    folder = f"{changes_folder}/{after.snapshot_id}-{uuid.uuid4().hex}"
     rows = add_field_ids(rows, now)
     with _conf(spark, PARQUET_CONF):
         _write_parquet(rows, partition_columns, to_hadoop_path(folder))
@@ -362,7 +375,7 @@ def write_change_files(
     files = _describe_change_files(written, folder, partition_columns)
     more = pc.sum(files.column("more_rows"), min_count=0).as_py()
     if difference.more_rows not in (None, more):
-        raise ChangesDoNotAddUp(location, more, difference.more_rows)
+        raise ChangesDoNotAddUp(changes_folder, more, difference.more_rows)
     log.info("%s has %s change files", folder, files.num_rows)
     if not files.num_rows:
         lake.stores.delete_folder(folder)

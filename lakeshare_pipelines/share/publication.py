@@ -16,9 +16,9 @@ from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.errors import NoSuchPublication, NotAudited
 from lakeshare_pipelines.ingest import find_delivery
 from lakeshare_pipelines.share.changes import (
-    CHANGES_FOLDER,
     ensure_changes,
     find_index,
+    get_changes_folder,
     get_table_state,
     keep_index,
     record_changes,
@@ -389,7 +389,8 @@ def rollback(lake: Lake, catalog: Catalog, contract: SetContract, table: Table, 
             return latest
         changes = None
         if table.format == "iceberg":
-            state = get_table_state(lake, table, f"main@{target.nessie_hash or target.snapshot_id}")
+            pinned = target.nessie_hash if lake.named_catalog is None else target.snapshot_id
+            state = get_table_state(lake, table, f"main@{pinned}")
             changes = record_changes_since_latest(lake, ledger, table, state)
         run_id = f"rollback-{uuid.uuid4()}"
         properties = repeat_properties("rollback", contract, table, version, run_id, changes)
@@ -459,7 +460,7 @@ def _find_abandoned(lake: Lake, ledger: Ledger, table: Table) -> list[str]:
     horizon = datetime.now(UTC) - timedelta(days=lake.settings.branch_days)
     horizon_ms, oldest = horizon.timestamp() * 1000, ledger.oldest_readable(table.name, horizon)
     history = ledger.history(table.name)
-    roots = sorted({f"{row.location.rstrip('/')}/{CHANGES_FOLDER}" for row in history})
+    roots = sorted({get_changes_folder(lake, table.name, row.location) for row in history})
     folders = [f"{root}/{name}" for root in roots for name in lake.stores.folders(root, missing_ok=True)]
     written = {folder: lake.stores.written_between(folder) for folder in folders}
     old = [folder for folder, times_ms in written.items() if times_ms is None or times_ms[1] <= horizon_ms]

@@ -223,6 +223,9 @@ def translate_catalog_errors(name: str) -> Iterator[None]:
     except (exceptions.NotInstalledError, ImportError) as error:
         fix = "Install it; for PostgreSQL write postgresql+psycopg:// and install lakeshare[postgres]"
         raise _unusable(name, f"a package that it needs is missing ({error})", fix) from error
+    except FileNotFoundError as error:
+        reason = "the metadata file that it has of a table is missing"
+        raise _unusable(name, reason, "Restore the table's files, or drop the table there") from error
     except Exception as error:  # each kind of catalog has errors of its own library
         if not isinstance(error, OSError) and type(error).__module__.partition(".")[0] not in LIBRARIES:
             raise

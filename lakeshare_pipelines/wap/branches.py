@@ -54,7 +54,7 @@ class BranchTables:
             return None
         if state:
             # The `head` and `base` of a set have the snapshots of all its tables.
-            snapshot = json.loads(state)[table] if state.startswith("{") else int(state)
+            snapshot = json.loads(state).get(table) if state.startswith("{") else int(state)
         else:
             snapshot = get_snapshot_id(opened, branch)
         if snapshot is None or opened.snapshot_by_id(snapshot) is None:
@@ -145,6 +145,12 @@ class BranchTables:
             try:
                 with translate_catalog_errors(self.catalog.name):
                     self.lake.iceberg.commit_table(opened, checks, updates)
+            except NotImplementedError as error:
+                reason = (
+                    f"pyiceberg does not write {table}, of Iceberg's version {opened.format_version}, there"
+                )
+                fix = "Keep the table at version 2, or use a REST catalog, which writes it itself, or Nessie"
+                raise IcebergCatalogError(self.catalog.name, reason, fix) from error
             except CommitFailedException as error:
                 log.info("%s changed during a commit: %s", table, error)
                 time.sleep(random.uniform(0, JITTER_S))  # noqa: S311  two writers in step, not a secret
@@ -200,7 +206,7 @@ class BranchStaging(IcebergStaging):
         return self._read(table, json.loads(staged.head)[table.name])
 
     def on_main(self, staged: Staged, table: Table) -> "DataFrame | None":
-        snapshot = json.loads(staged.base)[table.name]
+        snapshot = json.loads(staged.base).get(table.name)
         return None if snapshot is None else self._read(table, snapshot)
 
     def definition(self, staged: Staged, table: Table) -> str | None:
@@ -222,7 +228,8 @@ class BranchStaging(IcebergStaging):
         heads, base = json.loads(staged.head), json.loads(staged.base)
         record = stage.commit_properties(staged, evidence)
         landed = self._find_landed(staged.ref)
-        waiting = [name for name in self.names if name not in landed]
+        # The contract may have got other tables since a crash.
+        waiting = [name for name in heads if name not in landed]
         mains, changed = dict[str, int | None](), list[str]()
         for name in waiting:
             opened = self.tables.require(name)
@@ -268,7 +275,7 @@ class BranchStaging(IcebergStaging):
         from pyiceberg.table.update import RemovePropertiesUpdate, RemoveSnapshotRefUpdate
 
         heads, base = json.loads(staged.head), json.loads(staged.base)
-        for name in self._find_landed(staged.ref):
+        for name in heads.keys() & self._find_landed(staged.ref):
             opened = self.tables.require(name)
             main = get_snapshot_id(opened, MAIN)
             updates: tuple[TableUpdate, ...] = (RemovePropertiesUpdate(removals=[LANDED]),)

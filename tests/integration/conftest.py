@@ -77,8 +77,10 @@ def a_lake_at(lake: Lake, endpoint: str, location: str, **more: object) -> Lake:
     settings, session = lake.settings.model_copy(update=places), lake.spark.newSession()
     there = Lake(settings, lambda: session)
     there.__dict__["endpoint"] = lake.endpoint
-    for key, value in make_hadoop_conf(there.stores, location).items():
-        session.conf.set(key, value)
+    buckets = there.named_catalog.locations if there.named_catalog else ()
+    for bucket in (location, *buckets):
+        for key, value in make_hadoop_conf(there.stores, bucket).items():
+            session.conf.set(key, value)
     return there
 
 

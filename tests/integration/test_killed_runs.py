@@ -24,9 +24,10 @@ STAGING = {
     "delta": "lakeshare_pipelines.wap.delta:DeltaStaging",
     "jdbc": "lakeshare_pipelines.wap.branches:BranchStaging",
 }
+FIRST_WRITTEN = "its first table was written"
 BEFORE_PUBLISH = {
     "the staging location was made": ("{staging}.open", 1),
-    "its first table was written": ("{staging}.write", 1),
+    FIRST_WRITTEN: ("{staging}.write", 1),
     "its last table was written": ("{staging}.write", 2),
     "it was audited": ("lakeshare_pipelines.wap.audit:audit_and_save", 1),
 }
@@ -39,6 +40,7 @@ WHILE_PUBLISHING = {
     "the ledger was written": ("lakeshare_server.catalog.ledger:Ledger.append", 1),
     "the staging location was dropped": ("{staging}.discard", 1),
 }
+OF_STAGING = ("{staging}.land", "{staging}.discard")
 ONE_OF_TWO_LANDED = {"one of two tables landed": ("{staging}._commit", 1)}
 AGAIN = ("a new run", "only a repair", "the same publish")
 NEXT = (*AGAIN, "the janitor")
@@ -120,7 +122,8 @@ def walk(request, lake, catalog, ledger, tmp_path_factory) -> Walk:
 
 def test_runs_killed_at_each_step_before_publish_leave_nothing_and_the_next_run_publishes(walk):
     before, day = walk.latest(), walk.next_day()
-    for name, step in BEFORE_PUBLISH.items():
+    steps = BEFORE_PUBLISH if walk.kind != "jdbc" else {FIRST_WRITTEN: BEFORE_PUBLISH[FIRST_WRITTEN]}
+    for name, step in steps.items():
         walk.killed(step, day, str(uuid4()))
         assert walk.latest() == before, name
     walk.publish(*walk.staged_from_its_delivery(day))
@@ -130,6 +133,8 @@ def test_runs_killed_at_each_step_before_publish_leave_nothing_and_the_next_run_
 
 def test_a_run_killed_while_publishing_is_completed_once_by_the_next_one(walk):
     each_step = zip(WHILE_PUBLISHING, itertools.cycle(AGAIN))
+    if walk.kind == "jdbc":
+        each_step = [(name, again) for name, again in each_step if WHILE_PUBLISHING[name][0] in OF_STAGING]
     landing = landing_steps(walk)
     steps = WHILE_PUBLISHING | landing
     for name, again in dict.fromkeys([*each_step, *itertools.product(landing, NEXT)]):

@@ -10,7 +10,7 @@ from lakeshare_pipelines.share.publication import publish_or_replay
 from lakeshare_pipelines.wap.stage import list_staging_locations, stage
 from tests.builders.killed_run import Run, start_run, wait_for_exit
 from tests.builders.main_state import rows_on_main
-from tests.builders.sets import a_delivery, green, orders
+from tests.builders.sets import a_contract, a_delivery, green, orders
 from tests.builders.shared_spark import SharedSpark
 
 DAYS = ("2024-01-01", "2024-01-02")
@@ -18,6 +18,15 @@ WAIT_S = 120
 
 
 def test_both_days_end_up_published(lake, catalog, ledger, contract, tmp_path):
+    both_days_end_up_published(lake, catalog, ledger, contract, tmp_path)
+
+
+def test_both_days_end_up_published_in_a_sql_catalog(jdbc_lake, catalog, ledger, tmp_path):
+    contract = a_contract(tmp_path / "contracts", "twice", "iceberg")
+    both_days_end_up_published(jdbc_lake, catalog, ledger, contract, tmp_path)
+
+
+def both_days_end_up_published(lake, catalog, ledger, contract, tmp_path) -> None:
     for day in DAYS:
         a_delivery(lake.settings, contract, day, orders(day))
     spark, gate = SharedSpark.of(lake.spark), tmp_path / "gate"

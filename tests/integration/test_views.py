@@ -234,7 +234,7 @@ def test_what_is_not_the_selection_any_more_is_not_published(lake, catalog, ledg
     staged = stage(lake, other, [TUESDAY], str(uuid4()))
     orders = other.table("orders")
     folder = f"{table_location(lake.settings, orders)}/{STAGED_FOLDER}/{staged.ref}"
-    place = f"{lake.catalog(staged.ref)}.{orders.name}" if orders.format == "iceberg" else f"delta.`{folder}`"
+    place = lake.table_at(orders.name, staged.ref) if orders.format == "iceberg" else f"delta.`{folder}`"
     lake.spark.sql(f"DELETE FROM {place} WHERE id = 15")
 
     tampered = replace(staged, head=staging_for(lake, other).seal(staged.ref))

@@ -10,7 +10,7 @@ from pyspark import SparkContext
 from pyspark.errors import AnalysisException
 
 from lakeshare_pipelines.demo.processes import free_port
-from lakeshare_pipelines.errors import SparkError
+from lakeshare_pipelines.errors import IcebergCatalogError, SparkError
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark import session
 from lakeshare_pipelines.spark.session import has_driver_ended, translate_errors
@@ -138,3 +138,14 @@ def test_a_driver_that_ended_for_want_of_memory_names_the_largest_file(gateway, 
         translate_errors(settings, "staging", files),
     ):
         a_call(gateway)
+
+
+def test_a_catalog_that_does_not_respond_to_spark_is_named(settings):
+    there = settings.model_copy(update={"iceberg_catalog": "prod"})
+    with (
+        pytest.raises(
+            IcebergCatalogError, match=r"^Iceberg catalog prod: staging x: it did not respond to Spark"
+        ),
+        translate_errors(there, "staging x"),
+    ):
+        raise AnalysisException("org.apache.iceberg.jdbc.UncheckedSQLException: Failed to connect: jdbc:…")

@@ -257,6 +257,26 @@ def test_commits_that_lose_to_changes_of_other_branches_are_repeated(
     assert ids(staging, "orders") == ids(staging, "totals") == [1, 2]
 
 
+def test_a_restored_table_is_shown_again_or_its_metadata_named(staging: BranchStaging) -> None:
+    name, catalog = staging.names[0], staging.lake.iceberg
+    staging.land(stage(staging, [1]), {})
+    first = staging.tables.find(name, MAIN)
+    staging.land(stage(staging, [2]), {})
+    second = staging.tables.find(name, MAIN)
+
+    assert staging.tables.show(name, first.metadata_location, first.snapshot_id, {"run": "restore"})
+    assert ids(staging, "orders") == [1]
+    assert not staging.tables.show(name, first.metadata_location, first.snapshot_id, {})
+
+    catalog.drop_table(name)
+    assert staging.tables.show(name, first.metadata_location, first.snapshot_id, {})
+    assert ids(staging, "orders") == [1]
+    with pytest.raises(
+        IcebergCatalogError, match=f"without snapshot {second.snapshot_id}.*which registers /there"
+    ):
+        staging.tables.show(name, "/there", second.snapshot_id, {})
+
+
 def test_a_catalog_that_is_gone_is_named_without_its_password(
     contract: SetContract, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
