@@ -123,7 +123,7 @@ class LakeSettings(StateSettings):
     branch_days: int = Field(
         14,
         ge=0,
-        description="Age in days at which the janitor drops failed branches, and change files of no publication.",
+        description="Age in days at which the janitor drops failed branches, and maintenance files that nothing uses.",
     )
     lock_wait_s: int = Field(120, ge=0, description="How long a publication waits for its set's lock.")
 

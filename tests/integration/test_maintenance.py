@@ -148,7 +148,7 @@ def test_a_maintained_table_has_the_same_rows_in_fewer_files_and_keeps_what_its_
     maintained.deliver(DAYS[4], orders(DAYS[4], 6))
     waiting = maintained.staged_and_green(DAYS[4])
     with a_reader(maintained) as reader:
-        the_plan_tells_what_maintenance_does(subject)
+        the_plan_lists_the_work(subject)
         compaction_is_a_number_without_changes(subject, reader, monkeypatch)
         expired_numbers_are_refused_by_name_and_their_urls_work_on(subject, reader)
         files_of_no_number_go_and_others_stay(subject, reader)
@@ -157,7 +157,7 @@ def test_a_maintained_table_has_the_same_rows_in_fewer_files_and_keeps_what_its_
         files_of_expired_numbers_go_and_nothing_is_left_to_do(subject, reader)
 
 
-def the_plan_tells_what_maintenance_does(subject: Orders) -> None:
+def the_plan_lists_the_work(subject: Orders) -> None:
     state = subject.published_set.seen()
     plan = subject.plan()
     assert "small files" in plan
