@@ -69,9 +69,9 @@ class TableFigures:
         needed = math.ceil(self.manifest_bytes / MANIFEST_BYTES)
         return self.manifests >= max(MIN_MANIFESTS, 2 * needed)
 
-    @property
-    def needs_compaction(self) -> bool:
-        return self.small_files > 0 or self.has_many_manifests
+    def needs_compaction(self, lake: Lake) -> bool:
+        """Whether files would be rewritten; manifests are in Nessie only, where a branch is a catalog of its own."""
+        return self.small_files > 0 or (self.has_many_manifests and lake.named_catalog is None)
 
 
 @dataclass(frozen=True)
@@ -142,22 +142,23 @@ def _compact_iceberg(
     before = get_table_state(lake, table, ref)
     if before.snapshot_id != latest.snapshot_id:
         raise Conflict([table.name], f"publication {latest.version}", f"snapshot {before.snapshot_id}")
-    catalog, wanted = lake.catalog(ref), table.maintenance
-    target_bytes, figures = wanted.target_mb * MIB, measure(lake, table, latest)
+    wanted, figures = table.maintenance, measure(lake, table, latest)
+    catalog, is_nessie = lake.catalog(ref), lake.named_catalog is None
     if figures.small_files:
         options = {
-            "target-file-size-bytes": target_bytes,
-            "min-file-size-bytes": int(SMALLEST * target_bytes),
-            "max-file-size-bytes": int(LARGEST * target_bytes),
+            "target-file-size-bytes": wanted.target_mb * MIB,
+            "min-file-size-bytes": int(SMALLEST * wanted.target_mb * MIB),
+            "max-file-size-bytes": int(LARGEST * wanted.target_mb * MIB),
             "min-input-files": MIN_FILES,
         }
         texts = ", ".join(f"'{name}', '{value}'" for name, value in options.items())
         order = ", ".join(wanted.sort_by)
-        strategy = f"strategy => 'sort', sort_order => '{order}', " if order else ""
-        lake.spark.sql(
-            f"CALL {catalog}.system.rewrite_data_files(table => '{table.name}', {strategy}options => map({texts}))"
-        ).collect()
-    if figures.has_many_manifests:
+        arguments = [f"table => '{table.name}'", f"options => map({texts})"]
+        arguments += [f"strategy => 'sort', sort_order => '{order}'"] if order else []
+        arguments += [] if is_nessie else [f"branch => '{ref}'"]
+        lake.spark.sql(f"CALL {catalog}.system.rewrite_data_files({', '.join(arguments)})").collect()
+    # The procedure for manifests takes no branch.
+    if figures.has_many_manifests and is_nessie:
         lake.spark.sql(
             f"CALL {catalog}.system.rewrite_manifests(table => '{table.name}', use_caching => false)"
         ).collect()

@@ -23,6 +23,7 @@ from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.errors import WarehouseError
 from lakeshare_pipelines.share.changes import CHANGES_FOLDER, TableState, find_index, load_file_index
 from lakeshare_pipelines.wap.delta import PUBLISHED, STAGED_FOLDER, DeltaStaging
+from lakeshare_pipelines.wap.iceberg import iceberg_tables
 from lakeshare_pipelines.wap.staged import Lake
 from lakeshare_server.catalog import Ledger, Publication
 from lakeshare_server.errors import Unserveable
@@ -74,22 +75,21 @@ def list_removable_snapshots(
     table: Table,
     latest: Publication,
     oldest: int,
-    state: TableState | None = None,
+    state: TableState,
 ) -> list[int]:
     """The snapshots in an Iceberg table's metadata that no publication from the number `oldest` on pins.
 
-    Without those of branches and tags, and those from the latest publication to `state`, by default that publication:
-    they show that its rows stay the same.
+    Without those of branches and tags, and those from the latest publication to `state`: they show that its rows stay
+    the same.
     """
-    location = latest.metadata_location if state is None else state.metadata_location
-    metadata = _load_metadata(lake.stores, str(location))
+    metadata = _load_metadata(lake.stores, state.metadata_location)
     parents = {
         each["snapshot-id"]: each.get("parent-snapshot-id") for each in metadata.get("snapshots") or ()
     }
     kept = {ref["snapshot-id"] for ref in (metadata.get("refs") or {}).values()}
     kept |= {metadata.get("current-snapshot-id"), latest.snapshot_id}
     kept |= {each.snapshot_id for each in ledger.numbered_snapshots(table.name) if each.version >= oldest}
-    ancestor = None if state is None else state.snapshot_id
+    ancestor: int | None = state.snapshot_id
     while ancestor in parents and ancestor != latest.snapshot_id:
         kept.add(ancestor)
         ancestor = parents[ancestor]
@@ -288,12 +288,11 @@ def _require_no_backup(lake: Lake, roots: Sequence[str]) -> None:
 
 def _list_iceberg_files(lake: Lake, table: Table, kept: Sequence[Publication]) -> set[str]:
     """Metadata files and all files of their snapshots: all of main, branches and tags, and the pinned ones."""
-    nessie, stores, snapshots = lake.nessie(), lake.stores, dict[str, Any]()
+    stores, snapshots = lake.stores, dict[str, Any]()
     states = {
         (row.metadata_location, row.snapshot_id) for row in kept if row.metadata_location and row.snapshot_id
     }
-    heads = [nessie.content(table.name, f"{ref.name}@{ref.hash}") for ref in nessie.references()]
-    whole = {head.metadata_location: head.snapshot_id for head in heads if head is not None}
+    whole = {head.metadata_location: head.snapshot_id for head in iceberg_tables(lake).heads(table.name)}
     names = set[str]()
     for location, snapshot_id in (*whole.items(), *states):
         opened, pinned = open_metadata(stores, location, snapshot_id)

@@ -26,12 +26,15 @@ from lakeshare_pipelines.maintenance.expiry import (
     remove_files,
     write_metadata_without,
 )
-from lakeshare_pipelines.share.changes import TableState, record_changes_since_latest
+from lakeshare_pipelines.share.changes import TableState, get_table_state, record_changes_since_latest
 from lakeshare_pipelines.share.publication import complete_publications, record_repeats, repeat_properties
+from lakeshare_pipelines.spark.catalogs import NamedCatalog
 from lakeshare_pipelines.spark.stores import translate_delta_errors
+from lakeshare_pipelines.wap.branches import BranchTables
 from lakeshare_pipelines.wap.delta import STAGED_FOLDER, DeltaStaging, table_location
+from lakeshare_pipelines.wap.iceberg import iceberg_tables
 from lakeshare_pipelines.wap.stage import PROPERTY, drop_staging_location
-from lakeshare_pipelines.wap.staged import Lake, make_staging_name, record_begin
+from lakeshare_pipelines.wap.staged import Lake, TablePointer, make_staging_name, record_begin
 from lakeshare_server.catalog import Catalog, Ledger, Publication, lock_set
 from lakeshare_server.tables.delta.log import list_log
 
@@ -85,9 +88,10 @@ def plan_maintenance(
     latest = _require_latest(ledger, table)
     figures, oldest = measure(lake, table, latest), ledger.oldest_readable(table.name)
     kept = max(oldest, find_oldest_kept(ledger, table, now) or 0)
-    removable = (
-        list_removable_snapshots(lake, ledger, table, latest, kept) if table.format == "iceberg" else []
-    )
+    removable = list[int]()
+    if table.format == "iceberg":
+        state = get_table_state(lake, table, "main")
+        removable = list_removable_snapshots(lake, ledger, table, latest, kept, state)
     unused, files_stay = _find_unused(lake, ledger, contract, table, now)
     compacts = table.maintenance.compacts
     return MaintenancePlan(
@@ -95,7 +99,7 @@ def plan_maintenance(
         version=latest.version,
         figures=figures,
         rewrites_files=compacts and figures.small_files > 0,
-        rewrites_manifests=compacts and figures.has_many_manifests,
+        rewrites_manifests=compacts and figures.has_many_manifests and lake.named_catalog is None,
         removed_snapshots=len(removable) if _are_worth_removing(ledger, table, removable) else 0,
         oldest_readable=oldest,
         oldest_kept=kept,
@@ -119,6 +123,8 @@ def maintain(
     publication = _publish_maintained(lake, catalog, contract, table)
     if table.format == "delta":
         _write_checkpoint(lake, table)
+    elif lake.named_catalog is not None:
+        _remove_snapshots(lake, lake.named_catalog, catalog, contract, table)
     unused, files_stay = _find_unused(lake, ledger, contract, table, now)
     remove_files(lake, unused)
     if files_stay:
@@ -220,10 +226,14 @@ def _publish_maintained(
         latest = _require_latest(ledger, table)
         ref = make_staging_name(contract.name, (f"maintenance_{table.short_name}",), run_id, 0)
         try:
-            if table.maintenance.compacts and measure(lake, table, latest).needs_compaction:
+            if table.maintenance.compacts and measure(lake, table, latest).needs_compaction(lake):
                 record_begin(lake, ref)
                 compacted = compact(lake, contract, table, latest, ref, run_id)
-            elif table.format == "iceberg" and _has_old_snapshots(lake, ledger, table, latest):
+            elif (
+                table.format == "iceberg"
+                and lake.named_catalog is None
+                and _has_old_snapshots(lake, ledger, table, latest)
+            ):
                 compacted = Compacted(None, latest, TableState(*_pins(latest), lake.stores))
             else:
                 return None
@@ -256,24 +266,19 @@ def _land(
 def _land_iceberg(
     lake: Lake, ledger: Ledger, contract: SetContract, table: Table, compacted: Compacted, run_id: str
 ) -> None:
-    """Make the compacted state, without old snapshots, that of main."""
+    """Make the compacted state that of main; in Nessie its metadata is without old snapshots."""
     latest, state = compacted.publication, compacted.state
-    publisher = lake.nessie("publisher")
-    main = publisher.reference("main").hash
-    now = publisher.content(table.name, f"main@{main}")
-    if now is None or (now.metadata_location, now.snapshot_id) != _pins(latest) or state is None:
-        raise Conflict([table.name], f"publication {latest.version}", main)
-    staged = now if compacted.ref is None else publisher.content(table.name, compacted.ref)
-    if staged is None:
-        raise Conflict([table.name], f"publication {latest.version}", main)
-    oldest = ledger.oldest_readable(table.name)
-    removed = list_removable_snapshots(lake, ledger, table, latest, oldest, state)
-    location = write_metadata_without(lake.stores, state.metadata_location, removed)
-    changes = record_changes_since_latest(lake, ledger, table, replace(state, metadata_location=location))
+    if state is None:
+        raise AssertionError("unreachable: the compaction of an Iceberg table has a state")
+    if lake.named_catalog is None:
+        oldest = ledger.oldest_readable(table.name)
+        removed = list_removable_snapshots(lake, ledger, table, latest, oldest, state)
+        location = write_metadata_without(lake.stores, state.metadata_location, removed)
+        state = replace(state, metadata_location=location)
+    changes = record_changes_since_latest(lake, ledger, table, state)
     properties = repeat_properties("maintenance", contract, table, latest.version, run_id, changes)
-    content = replace(staged, id=now.id, metadata_location=location)
-    message = f"Maintain {table.name}: the rows of publication {latest.version}"
-    publisher.put_table(table.name, content, "main", main, message=message, properties=properties)
+    pointer = TablePointer(state.metadata_location, state.snapshot_id)
+    iceberg_tables(lake).advance(latest, compacted.ref, pointer, properties)
 
 
 def _land_delta(
@@ -290,7 +295,8 @@ def _land_delta(
 
 def _has_old_snapshots(lake: Lake, ledger: Ledger, table: Table, latest: Publication) -> bool:
     oldest = ledger.oldest_readable(table.name)
-    removable = list_removable_snapshots(lake, ledger, table, latest, oldest)
+    state = get_table_state(lake, table, "main")
+    removable = list_removable_snapshots(lake, ledger, table, latest, oldest, state)
     return _are_worth_removing(ledger, table, removable)
 
 
@@ -308,6 +314,22 @@ def _pins(publication: Publication) -> tuple[str, int]:
             publication.table, "its latest publication pins no snapshot", "Publish it again."
         )
     return publication.metadata_location, publication.snapshot_id
+
+
+def _remove_snapshots(
+    lake: Lake, named: NamedCatalog, catalog: Catalog, contract: SetContract, table: Table
+) -> None:
+    """Remove old snapshots from the metadata in a catalog that writes it itself; the publications keep their files."""
+    ledger = Ledger(catalog)
+    with lock_set(catalog, contract.name, f"expiry of {table.name}", lake.settings.lock_wait_s):
+        latest, tables = _require_latest(ledger, table), BranchTables(lake, named)
+        if not _has_old_snapshots(lake, ledger, table, latest):
+            return
+        state = get_table_state(lake, table, "main")
+        oldest = ledger.oldest_readable(table.name)
+        tables.remove_snapshots(
+            table.name, list_removable_snapshots(lake, ledger, table, latest, oldest, state)
+        )
 
 
 def _write_checkpoint(lake: Lake, table: Table) -> None:

@@ -8,7 +8,7 @@ import json
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +78,25 @@ class BranchTables:
         record = {**properties, SNAPSHOT: target.snapshot_id}
         expected = {MAIN: get_snapshot_id(opened, MAIN)}
         self.commit(target.table, expected, set_main(opened, target.snapshot_id, record))
+
+    def heads(self, table: str) -> Sequence[TablePointer]:
+        # The metadata of a table lists the snapshots of all its branches and tags.
+        state = self.find(table, MAIN)
+        return [] if state is None else [state]
+
+    def advance(
+        self, latest: Publication, ref: str | None, state: TablePointer, properties: Mapping[str, str]
+    ) -> None:
+        record = {**properties, SNAPSHOT: state.snapshot_id}
+        updates = set_main(self.require(latest.table), state.snapshot_id, record)
+        self.commit(latest.table, {MAIN: latest.snapshot_id}, updates)
+
+    def remove_snapshots(self, table: str, snapshots: Collection[int]) -> None:
+        """Remove snapshots from the table's metadata; their files stay. None of them may be that of a branch or tag."""
+        from pyiceberg.table.update import RemoveSnapshotsUpdate
+
+        main = get_snapshot_id(self.require(table), MAIN)
+        self.commit(table, {MAIN: main}, (RemoveSnapshotsUpdate(snapshot_ids=list(snapshots)),))
 
     def show(
         self, table: str, metadata_location: str, snapshot_id: int, properties: Mapping[str, str]

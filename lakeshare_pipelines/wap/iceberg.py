@@ -67,6 +67,18 @@ class IcebergTables(Protocol):
             NoSuchPublication: the catalog no longer has that state.
         """
 
+    def heads(self, table: str) -> Sequence[TablePointer]:
+        """The states of a table on main and on all branches and tags; their metadata lists what readers can reach."""
+
+    def advance(
+        self, latest: Publication, ref: str | None, state: TablePointer, properties: Mapping[str, str]
+    ) -> None:
+        """Make main show `state`, of the branch `ref` or of main, which has the rows of the latest publication.
+
+        Raises:
+            Conflict: main is not as that publication left it.
+        """
+
 
 def iceberg_tables(lake: Lake) -> IcebergTables:
     from lakeshare_pipelines.wap.branches import BranchTables
@@ -114,6 +126,29 @@ class NessieTables:
         message = f"Roll {target.table} back to publication {target.version}"
         restored = replace(old, id=now.id)
         publisher.put_table(target.table, restored, "main", main, message=message, properties=properties)
+
+    def heads(self, table: str) -> Sequence[TablePointer]:
+        refs = [f"{ref.name}@{ref.hash}" for ref in self.lake.nessie().references()]
+        return [state for ref in refs if (state := self.find(table, ref)) is not None]
+
+    def advance(
+        self, latest: Publication, ref: str | None, state: TablePointer, properties: Mapping[str, str]
+    ) -> None:
+        publisher = self.lake.nessie("publisher")
+        main = publisher.reference("main").hash
+        now = publisher.content(latest.table, f"main@{main}")
+        content = now if ref is None else publisher.content(latest.table, ref)
+        pinned = latest.metadata_location, latest.snapshot_id
+        if now is None or content is None or (now.metadata_location, now.snapshot_id) != pinned:
+            raise Conflict([latest.table], f"publication {latest.version}", main)
+        content = replace(content, id=now.id, metadata_location=state.metadata_location)
+        message = f"Maintain {latest.table}: the rows of publication {latest.version}"
+        try:
+            publisher.put_table(latest.table, content, "main", main, message=message, properties=properties)
+        except NessieError as error:
+            if error.code == "REFERENCE_CONFLICT":
+                raise Conflict([latest.table], f"publication {latest.version}", main) from error
+            raise
 
 
 def rewrite_until_serveable(
