@@ -17,15 +17,19 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from pyspark.sql import SparkSession
+
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.nessie.server import nessie_status
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.share.publication import publish_or_replay
+from lakeshare_pipelines.spark.stores import make_hadoop_conf
 from lakeshare_pipelines.wap import audit
 from lakeshare_pipelines.wap.stage import stage
 from lakeshare_pipelines.wap.staged import Lake, Staged, Verdicts, open_lake
 from lakeshare_server.catalog import open_catalog
 from lakeshare_server.errors import LakeshareError
+from lakeshare_server.storage import Stores
 from tests.builders.forks import FORKS
 from tests.builders.sets import green
 from tests.builders.shared_spark import SharedSpark
@@ -39,7 +43,8 @@ class Run:
     """A run for another process: of a set's day from its delivery, or from what `judged` holds.
 
     With `gate` it is not audited: it is published as if its audit had passed, once that file exists.
-    It gets the variables of this process that configure Iceberg `catalogs`, as it is forked from another one.
+    It gets the variables of this process that configure Iceberg catalogs and have the keys of stores, as it is forked
+    from another one.
     The process kills its `victim` right after the `nth` call of `after` (`module:Class.function`), if that is given.
     """
 
@@ -53,11 +58,11 @@ class Run:
     nth: int = 1
     victim: str = "self"
     gate: Path | None = None
-    catalogs: Mapping[str, str] = field(default_factory=lambda: pyiceberg_variables())
+    variables: Mapping[str, str] = field(default_factory=lambda: outside_variables())
 
 
-def pyiceberg_variables() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name.startswith("PYICEBERG_")}
+def outside_variables() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith(("PYICEBERG_", "AWS_"))}
 
 
 def run_until_killed(
@@ -105,7 +110,7 @@ def wait_for_exit(process: BaseProcess, timeout_s: float = RUN_S) -> int:
 
 def carry_out(error_file: Path, run: Run) -> None:
     """Carry out a run in this process; returns only if it is not killed."""
-    os.environ.update(run.catalogs)
+    os.environ.update(run.variables)
     if run.after is not None:
         kill_after(run.after, run.nth, VICTIMS[run.victim](run.settings))
     try:
@@ -130,10 +135,17 @@ def _pass_at(gate: Path, lake: Lake, contract: SetContract, staged: Staged) -> V
 @contextmanager
 def _lake(run: Run) -> Iterator[Lake]:
     if run.spark is not None:
-        yield Lake(run.settings, run.spark.attach)
+        yield Lake(run.settings, partial(_attach, run.spark, run.settings))
         return
     with open_lake(run.settings) as lake:
         yield lake
+
+
+def _attach(spark: SharedSpark, settings: LakeSettings) -> SparkSession:
+    session = spark.attach()
+    for key, value in make_hadoop_conf(Stores(settings), settings.lake_root).items():
+        session.conf.set(key, value)
+    return session
 
 
 def kill_after(target: str, nth: int, victim: Callable[[], int]) -> None:

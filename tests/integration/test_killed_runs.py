@@ -1,7 +1,7 @@
 """A run killed with SIGKILL after each of its steps: run again, and there is exactly one publication, whole.
 
-One set of each format walks through all steps, so that every repair also meets what the ones before it left. A set in a
-SQL catalog, whose tables land one after another, walks through the steps that are not Nessie's.
+One set of each format, in S3, walks through all steps, so that every repair also meets what the ones before it left. A
+set in a SQL catalog, whose tables land one after another, walks through the steps that are not Nessie's.
 """
 
 import datetime as dt
@@ -113,8 +113,8 @@ class Walk:
 
 
 @pytest.fixture(scope="module", params=["iceberg", "delta", "jdbc"])
-def walk(request, lake, catalog, ledger, tmp_path_factory) -> Walk:
-    folder, table_format = tmp_path_factory.mktemp("killed"), request.param
+def walk(request, s3_lake, catalog, ledger, tmp_path_factory) -> Walk:
+    folder, table_format, lake = tmp_path_factory.mktemp("killed"), request.param, s3_lake
     if request.param == "jdbc":
         lake, table_format = request.getfixturevalue("jdbc_lake"), "iceberg"
     return Walk(lake, catalog, ledger, a_contract(folder, f"killed{request.param}", table_format), folder)

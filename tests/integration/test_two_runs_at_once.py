@@ -17,8 +17,8 @@ DAYS = ("2024-01-01", "2024-01-02")
 WAIT_S = 120
 
 
-def test_both_days_end_up_published(lake, catalog, ledger, contract, tmp_path):
-    both_days_end_up_published(lake, catalog, ledger, contract, tmp_path)
+def test_both_days_end_up_published(s3_lake, catalog, ledger, contract, tmp_path):
+    both_days_end_up_published(s3_lake, catalog, ledger, contract, tmp_path)
 
 
 def test_both_days_end_up_published_in_a_sql_catalog(jdbc_lake, catalog, ledger, tmp_path):
