@@ -123,6 +123,9 @@ class StateSettings(StoreSettings):
         "default.",
     )
 
+    index_cache_bytes: int = Field(10_737_418_240, ge=1)
+    """Most bytes of indexes from other hosts, and of those built on demand for old and followed versions."""
+
     audit_retention_days: int | None = Field(None, ge=1)
     """Days that audit events are kept, by the nightly janitor and `lakeshare audit prune`; all by default."""
 
@@ -186,8 +189,6 @@ class ServerSettings(StateSettings):
     """Life of a page token, in seconds."""
     refresh_token_life_s: int = Field(3600, ge=60)
     """Life of a refresh token, in seconds."""
-    index_cache_bytes: int = Field(10_737_418_240, ge=1)
-    """Most bytes of indexes built on demand, for old and followed versions."""
     files_also_in: str = Field(
         "",
         description="Stores and local folders, by spaces, that tables may name files in beside their own, like "

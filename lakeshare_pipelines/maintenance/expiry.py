@@ -21,17 +21,16 @@ from lakeshare_pipelines.backup.config import load_backups
 from lakeshare_pipelines.backup.points import Points
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.errors import WarehouseError
-from lakeshare_pipelines.share.changes import CHANGES_FOLDER, TableState, find_index, load_file_index
+from lakeshare_pipelines.share.changes import CHANGES_FOLDER, TableState, find_changes, load_file_index
 from lakeshare_pipelines.wap.delta import PUBLISHED, STAGED_FOLDER, DeltaStaging
 from lakeshare_pipelines.wap.iceberg import iceberg_tables
 from lakeshare_pipelines.wap.staged import Lake
 from lakeshare_server.catalog import Ledger, Publication
-from lakeshare_server.errors import Unserveable
+from lakeshare_server.errors import StoreMissing, Unserveable
 from lakeshare_server.storage import LASTING
 from lakeshare_server.storage.locations import resolve_names
 from lakeshare_server.storage.remote import StoredObject
 from lakeshare_server.tables import Stores
-from lakeshare_server.tables.delta.changes import Segment
 from lakeshare_server.tables.delta.files import vector_name
 from lakeshare_server.tables.delta.log import LOG, list_log, read_commits
 from lakeshare_server.tables.iceberg.manifests import list_all_files
@@ -342,7 +341,9 @@ def _list_changed_files(lake: Lake, kept: Sequence[Publication]) -> set[str]:
     names = set[str]()
     for publication in kept:
         if publication.changes_digest is not None:
-            segment = Segment(find_index(lake, publication.changes_digest))
+            segment = find_changes(lake, publication.changes_digest)
+            if segment is None:
+                raise StoreMissing(f"the index of changes of publication {publication.version}")
             version = segment.note.versions[publication.version]
             for batch in segment.rows(version.first_row, version.end_row):
                 names.update(batch.column("path").to_pylist())

@@ -6,9 +6,9 @@ Delta tables have their changes in their own log.
 import logging
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from lakeshare_pipelines.spark.session import to_hadoop_path, translate_errors
 from lakeshare_pipelines.wap.iceberg import get_state
 from lakeshare_pipelines.wap.staged import Lake, Staged
 from lakeshare_server.catalog import Ledger, Publication
-from lakeshare_server.errors import Unavailable
+from lakeshare_server.errors import StoreMissing, Unavailable
 from lakeshare_server.lazy import LazyModule
 from lakeshare_server.storage.locations import find_root
 from lakeshare_server.tables import (
@@ -35,17 +35,20 @@ from lakeshare_server.tables import (
     read_iceberg,
     write_index,
 )
+from lakeshare_server.tables.delta.changes import Segment, segment_cache
 from lakeshare_server.tables.iceberg.changes import (
     FeedSource,
     FileDifference,
     StateChange,
     compare_files,
     differ_in_all_files,
+    fetch_changes,
+    is_made_of,
     open_changes,
     write_change_index,
 )
 from lakeshare_server.tables.iceberg.metadata import keeps_rows, open_metadata, restores_columns, schema_at
-from lakeshare_server.tables.index import StoredIndex, fetch_index, index_path, share_index
+from lakeshare_server.tables.index import IndexCache, StoredIndex, fetch_index, index_path, share_index
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -244,8 +247,8 @@ def ensure_changes(
     """The recorded index of changes if it leads from the latest publication to this state, else a new one."""
     latest = ledger.latest(table.name)
     if recorded is not None:
-        made_of = _get_digest(latest), index_digest
-        if open_changes(find_index(lake, recorded), _next_version(latest), made_of) is not None:
+        segment = find_changes(lake, recorded)
+        if segment and is_made_of(segment, _next_version(latest), (_get_digest(latest), index_digest)):
             return recorded
         log.warning("the changes of %s were recorded for other states: recording them again", table.name)
     return record_changes_since_latest(lake, ledger, table, state)
@@ -297,24 +300,46 @@ def _get_published_state(lake: Lake, publication: Publication) -> TableState:
 
 def load_file_index(lake: Lake, publication: Publication) -> FileIndex:
     """The file index of a publication; read again where it is lost or of an older layout."""
-    folder, digest = lake.settings.index_dir, publication.index_digest
-    find_index(lake, digest)
-    try:
-        return open_index(folder, digest)
-    except Unavailable:
+    index = find_index(lake, publication.index_digest)
+    if index is None:
         if publication.format == "delta":
             snapshot = read_delta(publication.location, publication.delta_version, lake.stores)
         else:
             snapshot = _get_published_state(lake, publication).read(vectors_folder(lake))
-        return open_index(folder, keep_index(lake, snapshot).digest)
+        index = open_index(lake.settings.index_dir, keep_index(lake, snapshot).digest)
+    return index
 
 
-def find_index(lake: Lake, digest: str) -> Path:
-    """The file of an index, downloaded if only another host has it; it may be missing."""
-    path = index_path(lake.settings.index_dir, digest)
-    if not path.exists():
-        fetch_index(lake.stores, lake.settings.shared_root, path.parent, digest)
-    return path
+def find_index(lake: Lake, digest: str) -> FileIndex | None:
+    """A file index, downloaded if only another host has it; None if it is lost, damaged or of an older layout."""
+
+    def refuse() -> TableSnapshot:
+        raise StoreMissing(digest)
+
+    with suppress(Unavailable):
+        return open_index(lake.settings.index_dir, digest)
+    cache = IndexCache(_cache_folder(lake), lake.settings.index_cache_bytes)
+    with suppress(StoreMissing):
+        return cache.get(("fetched", digest), refuse, partial(_fetch, lake, digest))
+    return None
+
+
+def find_changes(lake: Lake, digest: str) -> Segment | None:
+    """An index of changes, downloaded if only another host has it; None if it is lost or damaged."""
+    with suppress(StoreMissing):
+        return open_changes(lake.settings.index_dir, digest)
+    with suppress(StoreMissing):
+        segments = segment_cache(_cache_folder(lake), lake.settings.index_cache_bytes)
+        return fetch_changes(segments, digest, partial(_fetch, lake))
+    return None
+
+
+def _fetch(lake: Lake, digest: str, path: Path) -> bool:
+    return fetch_index(lake.stores, lake.settings.shared_root, digest, path)
+
+
+def _cache_folder(lake: Lake) -> Path:
+    return lake.settings.index_dir / "cache"
 
 
 def keep_index(lake: Lake, snapshot: TableSnapshot) -> StoredIndex:

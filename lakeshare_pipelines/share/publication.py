@@ -17,7 +17,7 @@ from lakeshare_pipelines.errors import NoSuchPublication, NotAudited
 from lakeshare_pipelines.ingest import find_delivery
 from lakeshare_pipelines.share.changes import (
     ensure_changes,
-    find_index,
+    find_changes,
     get_changes_folder,
     get_table_state,
     keep_index,
@@ -42,7 +42,6 @@ from lakeshare_pipelines.wap.stage import (
 from lakeshare_pipelines.wap.staged import CUT_SHORT, Lake, Staged, Verdicts
 from lakeshare_server.catalog import Catalog, Lease, Ledger, NewPublication, Publication, lock_set
 from lakeshare_server.tables import describe_index, read_delta
-from lakeshare_server.tables.delta.changes import Segment
 from lakeshare_server.tables.delta.log import list_for_latest
 from lakeshare_server.tables.iceberg.changes import change_files_of
 
@@ -469,10 +468,9 @@ def _find_abandoned(lake: Lake, ledger: Ledger, table: Table) -> list[str]:
     used: list[str] = []
     for publication in history:
         if publication.changes_digest is not None and publication.version >= oldest:
-            try:
-                segment = Segment(find_index(lake, publication.changes_digest))
-                used += change_files_of(segment, publication.version)
-            except (OSError, KeyError, TypeError, ValueError):
+            segment = find_changes(lake, publication.changes_digest)
+            if segment is None:
                 log.warning("the change files of %s stay: not all indexes of changes can be read", table.name)
                 return []
+            used += change_files_of(segment, publication.version)
     return [folder for folder in old if not any(path.startswith(f"{folder}/") for path in used)]

@@ -39,7 +39,7 @@ from lakeshare_server.settings import ServerSettings, make_private
 from lakeshare_server.storage.locations import ParsedLocation
 
 if TYPE_CHECKING:
-    from obstore import BytesStream, GetOptions, ObjectMeta
+    from obstore import BytesStream, GetOptions, ObjectMeta, WritableFile
     from obstore.store import BackoffConfig, ClientConfig, ObjectStore, RetryConfig
 
 LASTING = (StoreError, BadRequest)
@@ -111,11 +111,12 @@ def translate_errors(place: ParsedLocation) -> Iterator[None]:
     """
     try:
         yield
-    except (exceptions.BaseError, FileNotFoundError) as error:
+    # The errors of a writer are OSErrors with the text of the others.
+    except (exceptions.BaseError, OSError) as error:
         raise _translate(place, error) from None
 
 
-def _translate(place: ParsedLocation, error: exceptions.BaseError | FileNotFoundError) -> LakeshareError:
+def _translate(place: ParsedLocation, error: exceptions.BaseError | OSError) -> LakeshareError:
     text = str(error)
     matches = (STATUS.search(text), CODE.search(text))
     status = int(matches[0][1]) if matches[0] else None
@@ -216,8 +217,10 @@ ANSWER_S = 600  # a whole response
 RETRIES_S = 15
 RETRIES = 7
 LIST_PAGE = 1000
-# Bytes that one call reads of an object.
+# Bytes that one call reads of an object, or writes of a large one.
 PIECE_BYTES = 8 << 20
+# Parts of a large object that are sent at once.
+UPLOADED_PARTS = 2
 
 # obstore folds or refuses such keys, and would read another object.
 NOT_AS_IT_IS = re.compile(r"(^|/)\.{0,2}(/|$)|[\x00-\x1f\x7f]")
@@ -271,9 +274,22 @@ class RemoteStore:
 
     def upload(self, path: Path, place: ParsedLocation) -> None:
         _require_exact(place)
-        # A large file has more requests than one call's deadline allows; each has the client's own.
-        with translate_errors(place):
-            obstore.put(self._store, place.key, path)
+        with path.open("rb") as file:
+            piece = file.read(PIECE_BYTES)
+            if len(piece) < PIECE_BYTES:
+                self.write(place, piece, if_absent=False)
+                return
+            # Each part has its own deadline: a large object may take longer. An error leaves no object.
+            writer = self._call(place, lambda: self._open_writer(place), "write")
+            while piece:
+                self._call(place, partial(writer.write, piece), "write")
+                piece = file.read(PIECE_BYTES)
+            self._call(place, writer.close, "write")
+
+    def _open_writer(self, place: ParsedLocation) -> "WritableFile":
+        return obstore.open_writer(
+            self._store, place.key, buffer_size=PIECE_BYTES, max_concurrency=UPLOADED_PARTS
+        )
 
     def _read_pieces(self, place: ParsedLocation) -> Iterator[bytes]:
         _require_exact(place)

@@ -4,6 +4,7 @@ A session signs Arrow columns of locations, thousands in one call; signing block
 """
 
 import errno
+import io
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from stat import S_ISDIR
 from threading import Lock
-from typing import Any
+from typing import Any, BinaryIO
 from uuid import uuid4
 
 import pyarrow as pa
@@ -72,8 +73,8 @@ class LocalStore:
             return write_file(Path(place.key), content, if_absent=if_absent, mode=0o600)
 
     def upload(self, path: Path, place: ParsedLocation) -> None:
-        with _translate_errors(place.key, "write"):
-            write_file(Path(place.key), path.read_bytes(), if_absent=False, mode=0o600)
+        with _translate_errors(place.key, "write"), path.open("rb") as source:
+            write_file(Path(place.key), source, if_absent=False, mode=0o600)
 
     def download(self, place: ParsedLocation, path: Path) -> None:
         with _translate_errors(place.key):
@@ -88,13 +89,13 @@ class LocalStore:
             shutil.rmtree(prefix.key)
 
 
-def write_file(path: Path, content: bytes, *, if_absent: bool, mode: int = 0o666) -> bool:
+def write_file(path: Path, content: bytes | BinaryIO, *, if_absent: bool, mode: int = 0o666) -> bool:
     """Writes a file to disk under another name, then renames it; returns False if `if_absent` and the name exists."""
     make_private(path.parent)
     unfinished = path.with_name(f"{UNFINISHED}{uuid4().hex}")
     try:
         with os.fdopen(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode), "wb") as file:
-            file.write(content)
+            shutil.copyfileobj(io.BytesIO(content) if isinstance(content, bytes) else content, file)
             file.flush()
             os.fsync(file.fileno())
         return move_into_place(unfinished, path, if_absent=if_absent)

@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 # Increased when columns or rendering change; an index of another layout is not opened.
 LAYOUT = 4
 HEADER_KEY = b"lakeshare"
+SUFFIX = ".arrow"
 # Indexes up to this size stay in memory between requests.
 MAX_CACHED_BYTES = 64 << 20
 
@@ -102,7 +103,9 @@ def open_index(index_dir: Path, digest: str) -> FileIndex:
     try:
         index = FileIndex(path)
     except (OSError, KeyError, TypeError, ValueError) as error:
-        logger.warning("%s cannot be opened: %s", path, error)
+        # With several hosts it is normal that another one has it.
+        level = logging.DEBUG if isinstance(error, FileNotFoundError) else logging.WARNING
+        logger.log(level, "%s cannot be opened: %s", path, error)
         raise Unavailable(
             f"the file index {digest} cannot be opened",
             "Restore the server's index folder from its backup, or publish the table again.",
@@ -116,7 +119,7 @@ def open_index(index_dir: Path, digest: str) -> FileIndex:
 
 
 def index_path(index_dir: Path, digest: str) -> Path:
-    return index_dir / f"{digest}.arrow"
+    return index_dir / f"{digest}{SUFFIX}"
 
 
 def share_index(stores: Stores, shared_root: str | None, path: Path) -> None:
@@ -132,34 +135,24 @@ def share_index(stores: Stores, shared_root: str | None, path: Path) -> None:
         stores.upload(path, location)
 
 
-def fetch_index(stores: Stores, shared_root: str | None, index_dir: Path, digest: str) -> bool:
+def fetch_index(stores: Stores, shared_root: str | None, digest: str, path: Path) -> bool:
     """Downloads an index that another host wrote; returns False if there is none, or one with another content.
 
-    Raises Unavailable: the store does not respond, or the folder cannot be written.
+    Raises Unavailable: the store does not respond; OSError: the file cannot be written.
     """
     if shared_root is None:
         return False
-    path = index_path(index_dir, digest)
+    location = f"{shared_root}/index/{digest}{SUFFIX}"
     try:
-        make_private(index_dir)
-        with new_file(index_dir) as scratch:
-            stores.download(f"{shared_root}/index/{path.name}", scratch)
-            with scratch.open("rb+") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != digest:
-                    logger.error(
-                        "%s does not have the digest in its name", f"{shared_root}/index/{path.name}"
-                    )
-                    return False
-                os.fsync(file.fileno())
-            keep_file(scratch, path)
+        stores.download(location, path)
     except StoreError as error:
         logger.log(logging.DEBUG if isinstance(error, StoreMissing) else logging.WARNING, "%s", error)
         return False
-    except OSError as error:
-        raise Unavailable(
-            f"{path} cannot be written: {error.strerror}", "Make room in the state folder."
-        ) from error
-    return True
+    with path.open("rb") as file:
+        is_whole = hashlib.file_digest(file, "sha256").hexdigest() == digest
+    if not is_whole:
+        logger.error("%s does not have the digest in its name", location)
+    return is_whole
 
 
 PREFIX = ".writing-"
@@ -209,7 +202,6 @@ OPEN_FILES = 256
 TOUCH_EVERY_S = 60.0
 # Many locks, so that building the file of a table in a slow store rarely blocks another table.
 LOCKS = 1024
-SUFFIX = ".arrow"
 
 Opened = TypeVar("Opened")
 
@@ -479,15 +471,31 @@ class IndexCache:
         self.folder = folder
         self._files = CacheFolder(folder, "index", max_bytes, FileIndex)
 
-    def get(self, identity: Sequence[object], build: Callable[[], TableSnapshot]) -> FileIndex:
-        """Returns the index with this identity; builds it from its snapshot if it is missing.
+    def get(
+        self,
+        identity: Sequence[object],
+        build: Callable[[], TableSnapshot],
+        fetch: Callable[[Path], bool] = lambda _: False,
+    ) -> FileIndex:
+        """Returns the index with this identity; fetches it if it is missing, or else builds it from its snapshot.
 
         Raises:
-            Unavailable: the folder cannot be written.
+            Unavailable: the folder cannot be written, or a store does not respond.
             LakeshareError: from `build`; no index is kept then.
         """
-        key = ("index", LAYOUT, REVISION, *identity)
-        return self._files.get(key, lambda path: write_index_file(build(), path))
+
+        def write(path: Path) -> None:
+            if not (fetch(path) and _has_layout(path)):
+                write_index_file(build(), path)
+
+        return self._files.get(("index", LAYOUT, REVISION, *identity), write)
+
+
+def _has_layout(path: Path) -> bool:
+    try:
+        return FileIndex(path).header.layout == LAYOUT
+    except (KeyError, TypeError, ValueError):
+        return False
 
 
 class IndexDescription(TypedDict):

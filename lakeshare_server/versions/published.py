@@ -15,7 +15,14 @@ from threading import Lock
 import pyarrow.compute as pc
 
 from lakeshare_server.catalog import Ledger, Publication
-from lakeshare_server.errors import NotFound, StoreError, TableFilesMissing, Unavailable, Unserveable
+from lakeshare_server.errors import (
+    NotFound,
+    StoreError,
+    StoreMissing,
+    TableFilesMissing,
+    Unavailable,
+    Unserveable,
+)
 from lakeshare_server.storage import Stores
 from lakeshare_server.tables import read_delta, read_iceberg
 from lakeshare_server.tables.delta.changes import (
@@ -33,7 +40,9 @@ from lakeshare_server.tables.iceberg import metadata
 from lakeshare_server.tables.iceberg.changes import (
     StateChange,
     change_files_of,
+    fetch_changes,
     head_of_rows,
+    is_made_of,
     open_changes,
     without_partition_values,
     write_changes,
@@ -100,17 +109,24 @@ class VersionSources:
     shared_root: str | None = None
     lost: dict[str, float] = field(default_factory=dict)
 
-    def fetch(self, digest: str) -> bool:
-        """Downloads an index that another host wrote; False if it is not to be had, which is assumed for a while."""
+    def fetch(self, digest: str, path: Path) -> bool:
+        """Downloads an index of a publication that another host wrote."""
+        return fetch_index(self.stores, self.shared_root, digest, path)
+
+    def recorded_changes(self, digest: str) -> Segment | None:
+        """An index of changes; None if it is lost or damaged here and in the store, which is assumed for a while."""
+        with suppress(StoreMissing):
+            return _open_changes(self.index_dir, digest)
         now = time.monotonic()
-        if self.shared_root is None or now - self.lost.get(digest, -CHECK_EVERY_S) < CHECK_EVERY_S:
-            return False
-        if fetch_index(self.stores, self.shared_root, self.index_dir, digest):
-            return True
-        if len(self.lost) >= MAX_CACHED_CHECKS:
-            self.lost.clear()
-        self.lost[digest] = now
-        return False
+        if now - self.lost.get(digest, -CHECK_EVERY_S) < CHECK_EVERY_S:
+            return None
+        try:
+            return fetch_changes(self.segments, digest, self.fetch)
+        except StoreMissing:
+            if len(self.lost) >= MAX_CACHED_CHECKS:
+                self.lost.clear()
+            self.lost[digest] = now
+            return None
 
 
 class PublishedChanges:
@@ -181,18 +197,14 @@ class PublishedChanges:
     def _open_recorded(self, row: Publication, digests: tuple[str, str]) -> Segment | None:
         if row.changes_digest is None:
             return None
-        path = index_path(self._sources.index_dir, row.changes_digest)
-        segment = _open_changes(path, row.version, digests)
-        if segment is None:
-            _open_changes.cache_clear()
-            if self._sources.fetch(row.changes_digest):
-                segment = _open_changes(path, row.version, digests)
-        if segment is None:
+        segment = self._sources.recorded_changes(row.changes_digest)
+        if segment is None or not is_made_of(segment, row.version, digests):
             _log.error(
                 "publication %s of %s has lost its index of changes %s: recipients get only the changes in its files. "
                 "Restore the index folder from its backup.",
                 *(row.version, row.table, row.changes_digest),
             )
+            return None
         return segment
 
     def _compare(self, before: Publication | None, row: Publication, digests: tuple[str, str]) -> Segment:
@@ -378,7 +390,7 @@ class PublishedVersions:
         return _optional(self._keep(self._ledger.at_or_after(self._table, timestamp_ms)))
 
     def index(self, version: Version) -> FileIndex:
-        """The files of a publication; read again from the pinned state when the index is lost or of an older layout."""
+        """The files of a publication; read again from the pinned state if no host's index can be read."""
         return self._index(self._publication(version.number))
 
     def _index(self, publication: Publication) -> FileIndex:
@@ -388,11 +400,11 @@ class PublishedVersions:
         except Unavailable:
             if index_path(folder, digest).exists():
                 _open.cache_clear()
-            with suppress(Unavailable):
-                if self._sources.fetch(digest):
-                    return _open(folder, digest)
-            identity = "publication", publication.table, publication.version, publication.index_digest
-            return self._sources.cache.get(identity, lambda: self._read_pinned(publication))
+            return self._sources.cache.get(
+                ("publication", publication.table, publication.version, digest),
+                lambda: self._read_pinned(publication),
+                lambda path: self._sources.fetch(digest, path),
+            )
 
     def changes(self, first: int, last: int) -> Sequence[VersionChanges]:
         if self._publication(last).format == "iceberg":

@@ -4,6 +4,8 @@ That sets are published there: test_publication.py.
 """
 
 from collections.abc import Callable, Iterator
+from hashlib import sha256
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -63,24 +65,27 @@ def test_changes_lead_on_for_a_server_on_another_host_and_orphans_are_dropped(
 
 
 def another_host_has_the_indexes_of_the_store(walk: Walk) -> None:
-    """They are downloaded; then all are lost or damaged, here and in the store, and built from pinned snapshots."""
+    """They are downloaded into its bounded cache; lost or damaged ones are built from pinned snapshots."""
     stores, shared = walk.lake.stores, f"{walk.lake.settings.shared_root}/index"
-    kept = {found.location.rpartition("/")[2] for found in stores.list(shared)}
+    kept = {found.location.rpartition("/")[2].partition(".")[0] for found in stores.list(shared)}
     latest = walk.ledger.latest(walk.tables[0])
-    assert {f"{latest.index_digest}.arrow", f"{latest.changes_digest}.arrow"} <= kept
-    downloaded = sorted((walk.other_host / "index").glob("*.arrow"))
-    assert downloaded
-    assert {path.name for path in downloaded} <= kept
-    contents = {path: path.read_bytes() for path in downloaded}
-    for number, path in enumerate(downloaded):
-        path.unlink()
-        stores.write(f"{shared}/{path.name}", b"damaged") if number % 2 else stores.delete(
-            f"{shared}/{path.name}"
-        )
+    cached = {sha256(path.read_bytes()).hexdigest() for path in indexes_of(walk.other_host)}
+    assert {latest.index_digest, latest.changes_digest} <= cached <= kept
+    contents = {digest: stores.read(f"{shared}/{digest}.arrow") for digest in kept}
+    for number, digest in enumerate(sorted(kept)):
+        location = f"{shared}/{digest}.arrow"
+        stores.write(location, b"damaged") if number % 2 else stores.delete(location)
+    walk.other_host = walk.other_host.with_name("host 3")
     with walk.reader("orders") as reader:
         same_rows(reader.rows(reader.snapshot()), walk.read[walk.tables[0]][-1])
-    for path, content in contents.items():
-        stores.write(f"{shared}/{path.name}", content)
+    for digest, content in contents.items():
+        stores.write(f"{shared}/{digest}.arrow", content)
+
+
+def indexes_of(host: Path) -> list[Path]:
+    """The indexes on a host that publishes nothing; all are in its cache."""
+    assert not list((host / "index").glob("*.arrow"))
+    return sorted((host / "index" / "cache").glob("*.arrow"))
 
 
 def test_discarding_leaves_no_object_and_rejected_rows_are_kept(published_set, s3, tmp_path):

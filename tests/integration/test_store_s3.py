@@ -2,6 +2,7 @@
 
 import http.client
 import itertools
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +19,11 @@ from deltalake import DeltaTable, write_deltalake
 
 from lakeshare_server.catalog import SharedTable, allow_directory_access, share_table
 from lakeshare_server.errors import BadRequest, StoreDenied, StoreMissing, Unavailable
+from lakeshare_server.outbound import Service
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import LocalSigner, Signers, Stores, TemporaryCredentials
 from lakeshare_server.storage.probing import find_shortcoming
+from lakeshare_server.storage.remote import PIECE_BYTES
 from tests.builders.keys import AWKWARD_KEYS
 from tests.builders.sharing import a_provider, a_server
 from tests.integration.s3_server import REGION, S3Server, S3User
@@ -191,15 +194,41 @@ def test_objects_are_written_once_or_again_and_folders_go_with_their_marks(s3: S
         stores.delete_folder(f"s3://{bucket}")
 
 
+@pytest.mark.usefixtures("act_as")
+def test_a_file_is_uploaded_and_downloaded_in_pieces(
+    s3: S3Server, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each piece is a call of its own, so that a large file may take longer than one call."""
+    calls: list[object] = []
+    call = Service.call
+    stores = Stores(settings_at(s3))
+    assert stores.head(f"s3://{bucket}/t/x") is None
+    monkeypatch.setattr(Service, "call", lambda *given: (calls.append(given), call(*given))[1])
+    source, target = tmp_path / "source", tmp_path / "target"
+    for size, pieces in ((0, 1), (5, 1), (PIECE_BYTES, 1), (2 * PIECE_BYTES + 5, 3)):
+        source.write_bytes(os.urandom(size))
+        stores.upload(source, f"s3://{bucket}/t/x")
+        assert len(calls) >= pieces
+        calls.clear()
+        stores.download(f"s3://{bucket}/t/x", target)
+        assert target.read_bytes() == source.read_bytes(), size
+        assert len(calls) >= pieces
+        calls.clear()
+
+
 @pytest.mark.parametrize("user", ["stranger", "lister"])
 def test_writes_that_the_store_refuses_are_denied(
-    s3: S3Server, bucket: str, act_as: Callable[..., None], user: str
+    s3: S3Server, bucket: str, act_as: Callable[..., None], user: str, tmp_path: Path
 ) -> None:
     put(s3, bucket, "t/x")
+    large = tmp_path / "large"
+    large.write_bytes(bytes(3 * PIECE_BYTES))
     act_as(getattr(s3, user))
     stores = Stores(settings_at(s3))
     with pytest.raises(StoreDenied, match=f"refuses to write s3://{bucket}/t/y"):
         stores.write(f"s3://{bucket}/t/y", b"y")
+    with pytest.raises(StoreDenied, match=f"refuses to write s3://{bucket}/t/large"):
+        stores.upload(large, f"s3://{bucket}/t/large")
     with pytest.raises(StoreDenied, match=f"refuses to delete s3://{bucket}/t/x"):
         stores.delete(f"s3://{bucket}/t/x")
     assert find_shortcoming(stores, f"s3://{bucket}/t") is not None

@@ -57,11 +57,9 @@ from lakeshare_pipelines.wap.delta import table_location
 from lakeshare_pipelines.wap.iceberg import iceberg_tables
 from lakeshare_pipelines.wap.staged import Lake
 from lakeshare_server.catalog import Catalog, Lease, Ledger, Publication, lock_set
-from lakeshare_server.errors import Unavailable
 from lakeshare_server.nessie import TableContent
 from lakeshare_server.storage import normalise_location
 from lakeshare_server.storage.locations import local_path
-from lakeshare_server.tables import open_index
 from lakeshare_server.tables.iceberg.metadata import MAX_METADATA_BYTES, decompress_metadata
 
 if TYPE_CHECKING:
@@ -273,10 +271,8 @@ class LakeTable:
         return repeat_properties("rollback", self.contract, self.table, publication.version, run_id, None)
 
     def has_all_files(self, publication: Publication) -> bool:
-        try:
-            find_index(self.lake, publication.index_digest)
-            index = open_index(self.lake.settings.index_dir, publication.index_digest)
-        except Unavailable:
+        index = find_index(self.lake, publication.index_digest)
+        if index is None:
             return False
         stores = self.lake.stores
         metadata = publication.metadata_location

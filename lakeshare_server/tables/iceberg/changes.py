@@ -6,6 +6,7 @@ Written at publication, or on first use if only files have to be compared, in th
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakeshare_server.errors import StoreMissing
 from lakeshare_server.settings import make_private
 from lakeshare_server.storage.locations import find_outside_files, find_roots
 from lakeshare_server.tables.delta.changes import (
@@ -21,6 +23,7 @@ from lakeshare_server.tables.delta.changes import (
     COLUMNS,
     REMOVE,
     Segment,
+    SegmentCache,
     SegmentFile,
     SegmentFooter,
     SegmentVersion,
@@ -306,14 +309,32 @@ def write_changes(change: StateChange, made_of: tuple[str, str], path: Path) -> 
         file.close(footer)
 
 
-def open_changes(path: Path, version: int, made_of: tuple[str, str]) -> Segment | None:
-    """Opens the changes of a version between two states; None if missing, of other states or of another layout."""
+def open_changes(index_dir: Path, digest: str) -> Segment:
+    """Opens an index of changes that this host wrote; raises StoreMissing if it is missing or damaged."""
+    return _open(index_path(index_dir, digest))
+
+
+def fetch_changes(segments: SegmentCache, digest: str, fetch: Callable[[str, Path], bool]) -> Segment:
+    """Returns an index of changes from the cache, fetched if necessary; raises StoreMissing if it is not to be had."""
+
+    def write(path: Path) -> None:
+        if not fetch(digest, path):
+            raise StoreMissing(digest)
+        _open(path)
+
+    return segments.get(("recorded changes", digest), write)
+
+
+def _open(path: Path) -> Segment:
     try:
-        segment = Segment(path)
-    except (OSError, KeyError, TypeError, ValueError):
-        return None
-    is_right = segment.note.made_of == (LAYOUT, *made_of) and list(segment.note.versions) == [version]
-    return segment if is_right else None
+        return Segment(path)
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise StoreMissing(str(path)) from error
+
+
+def is_made_of(segment: Segment, version: int, digests: tuple[str, str]) -> bool:
+    """Whether an index has the changes of a version between these two states, and is of the current layout."""
+    return segment.note.made_of == (LAYOUT, *digests) and list(segment.note.versions) == [version]
 
 
 def change_files_of(segment: Segment, version: int) -> dict[str, int]:

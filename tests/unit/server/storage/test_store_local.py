@@ -181,6 +181,15 @@ def test_a_file_is_written_whole_replaced_and_only_once_if_it_must_not_exist(tmp
     assert Path(location).parent.stat().st_mode & 0o077 == 0
 
 
+def test_a_file_is_uploaded_and_downloaded(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_bytes(bytes(range(256)) * 1000)
+    STORES.upload(source, f"{tmp_path}/there/x")
+    STORES.download(f"{tmp_path}/there/x", target)
+    assert target.read_bytes() == source.read_bytes()
+    assert [file.name for file in (tmp_path / "there").iterdir()] == ["x"]
+
+
 def test_files_and_folders_are_deleted_and_missing_ones_are_no_error(tmp_path: Path) -> None:
     one, other, beside = put(tmp_path, "t/one", "t/deep/other", "t-2/x")
     STORES.delete(one)

@@ -6,12 +6,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from lakeshare_server.errors import Unavailable, Unserveable
-from lakeshare_server.tables import index, read_delta
+from lakeshare_server.tables import TableSnapshot, index, read_delta, write_index
 from lakeshare_server.tables.index import ABANDONED_AFTER_S, OPEN_FILES, PREFIX, CacheFolder, IndexCache
 from tests.builders.lake_tables import a_delta_table
 
@@ -256,6 +257,29 @@ def test_an_open_index_stays_readable_when_its_file_makes_room(tmp_path: Path) -
     assert len(before[0]) == 3
     digest = hashlib.sha256(left.read_bytes()).hexdigest()
     assert digest != left.stem, "these are named by what they stand for, not by their content"
+
+
+def test_an_index_of_another_host_is_taken_if_it_can_be_read_and_else_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = read_delta(str(a_delta_table(tmp_path / "table")))
+    theirs = write_index(snapshot, tmp_path / "theirs").path
+    cache, built = IndexCache(tmp_path / "cache", max_bytes=10**6), list[str]()
+
+    def get(name: str, fetch: Callable[[Path], bool]) -> list[str]:
+        def build() -> TableSnapshot:
+            built.append(name)
+            return snapshot
+
+        batches = cache.get((name,), build, fetch).batches()
+        return [path for batch in batches for path in batch.column("path").to_pylist()]
+
+    expected = get("missing", lambda _: False)
+    assert get("whole", lambda path: bool(path.write_bytes(theirs.read_bytes()))) == expected
+    assert get("damaged", lambda path: bool(path.write_bytes(theirs.read_bytes()[:-9]))) == expected
+    monkeypatch.setattr(index, "LAYOUT", index.LAYOUT + 1)
+    assert get("older", lambda path: bool(path.write_bytes(theirs.read_bytes()))) == expected
+    assert built == ["missing", "damaged", "older"]
 
 
 def test_a_build_may_need_a_build_of_another_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
