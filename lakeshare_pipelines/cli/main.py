@@ -332,14 +332,20 @@ def maintain_table(
 
 @app.command()
 def repair() -> None:
-    """Complete publications that crashed runs left unfinished (the next run of the set does the same)."""
+    """Complete publications that crashed runs left unfinished, and record lost changes of publications again.
+
+    The next run of a set completes its publications, too, and the nightly janitor does both.
+    """
+    from lakeshare_pipelines.share.changes import restore_changes
     from lakeshare_pipelines.share.publication import repair as repair_set
 
     contracts, catalog = _contracts(), _open_catalog()
-    # Spark starts only if a crashed run did not record its changes.
+    # Spark starts only if changes are not recorded or lost.
     with _open_lake_with_spark() as lake:
         for contract in contracts:
             _print_publications(repair_set(lake, catalog, contract, lake.settings.lock_wait_s))
+            for restored in restore_changes(lake, catalog, contract, lake.settings.lock_wait_s):
+                typer.echo(f"{restored.table}: recorded the changes of publication {restored.version} again")
 
 
 @app.command("ci-gate")

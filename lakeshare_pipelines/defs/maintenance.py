@@ -12,6 +12,7 @@ from lakeshare_pipelines.errors import MaintenanceError
 from lakeshare_pipelines.maintenance.compaction import TableFigures
 from lakeshare_pipelines.maintenance.run import MaintenanceResult, maintain
 from lakeshare_pipelines.share import publication
+from lakeshare_pipelines.share.changes import restore_changes
 from lakeshare_pipelines.share.publication import repair
 from lakeshare_pipelines.wap.stage import drop_abandoned
 from lakeshare_server.catalog import Ledger
@@ -121,11 +122,15 @@ def prune_audit_log(context: dg.OpExecutionContext, repaired: int, lake: LakeRes
 def janitor_definitions(contracts: Sequence[SetContract]) -> dg.Definitions:
     """Returns the janitor's job and its nightly schedule."""
 
-    @dg.op(description="Complete publications that crashed runs left unfinished.")
+    @dg.op(
+        description="Complete publications that crashed runs left unfinished, and record lost changes again."
+    )
     def repair_ledger(context: dg.OpExecutionContext, lake: LakeResource) -> int:
         repaired = 0
         for contract in contracts:
             repaired += len(repair(lake.lake(), lake.catalog(), contract, lake.settings().lock_wait_s))
+            for row in restore_changes(lake.lake(), lake.catalog(), contract, lake.settings().lock_wait_s):
+                context.log.info(f"recorded the changes of {row.table} in publication {row.version} again")
         context.log.info(f"completed {repaired} unfinished publications")
         return repaired
 

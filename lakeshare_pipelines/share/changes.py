@@ -17,14 +17,15 @@ import pyarrow.compute as pc
 from pyiceberg.types import IcebergType, ListType, MapType, StructType
 
 from lakeshare_pipelines.contracts import SetContract, Table
-from lakeshare_pipelines.errors import ChangesDoNotAddUp, NoSuchPublication
+from lakeshare_pipelines.errors import ChangesDoNotAddUp, NoSuchPublication, PipelineError
 from lakeshare_pipelines.spark.rows import column_by_name, to_comparable
 from lakeshare_pipelines.spark.session import to_hadoop_path, translate_errors
 from lakeshare_pipelines.wap.iceberg import get_state
 from lakeshare_pipelines.wap.staged import Lake, Staged
-from lakeshare_server.catalog import Ledger, Publication
-from lakeshare_server.errors import StoreMissing, Unavailable
+from lakeshare_server.catalog import Catalog, Ledger, Publication, lock_set
+from lakeshare_server.errors import StoreError, StoreMissing, Unavailable, Unserveable
 from lakeshare_server.lazy import LazyModule
+from lakeshare_server.settings import make_private
 from lakeshare_server.storage.locations import find_root
 from lakeshare_server.tables import (
     FileIndex,
@@ -43,12 +44,20 @@ from lakeshare_server.tables.iceberg.changes import (
     compare_files,
     differ_in_all_files,
     fetch_changes,
+    have_change_files,
     is_made_of,
     open_changes,
     write_change_index,
 )
 from lakeshare_server.tables.iceberg.metadata import keeps_rows, open_metadata, restores_columns, schema_at
-from lakeshare_server.tables.index import IndexCache, StoredIndex, fetch_index, index_path, share_index
+from lakeshare_server.tables.index import (
+    IndexCache,
+    StoredIndex,
+    fetch_index,
+    index_path,
+    new_file,
+    share_index,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -256,20 +265,83 @@ def ensure_changes(
 
 def record_changes_since_latest(lake: Lake, ledger: Ledger, table: Table, state: TableState) -> str:
     """Record the differences between the table's latest publication and a state; returns the index digest."""
-    latest = ledger.latest(table.name)
     digest = keep_index(lake, state.read(vectors_folder(lake))).digest
-    published, stores = None if latest is None else _get_published_state(lake, latest), state.stores
+    after = open_index(lake.settings.index_dir, digest)
+    return _record(lake, table, ledger.latest(table.name), state, after, digest)
+
+
+def restore_changes(
+    lake: Lake, catalog: Catalog, contract: SetContract, wait_s: float = 0
+) -> list[Publication]:
+    """Record again the changes of publications whose index of changes or change files are lost or damaged.
+
+    They are computed from the two states, which may give other files: the publication then names another index.
+    Where a state cannot be read any more, a warning is logged and the publication stays as it is.
+    """
+    restored, ledger = [], Ledger(catalog)
+    with lock_set(catalog, contract.name, "repair", wait_s) as lease:
+        for table in contract.tables:
+            history, oldest = ledger.history(table.name)[::-1], ledger.oldest_readable(table.name)
+            for before, row in zip([None, *history[:-1]], history, strict=True):
+                if row.version < oldest or _has_changes(lake, before, row):
+                    continue
+                try:
+                    after = load_file_index(lake, row)
+                    digest = _record(
+                        lake, table, before, _get_published_state(lake, row), after, row.index_digest
+                    )
+                except (StoreError, Unserveable, PipelineError) as error:
+                    log.warning(
+                        "the changes of %s in publication %s stay lost: %s", row.table, row.version, error
+                    )
+                    continue
+                restored.append(ledger.replace_changes(row, digest, lease))
+                log.info("recorded the changes of %s in publication %s again", row.table, row.version)
+    return restored
+
+
+def _has_changes(lake: Lake, before: Publication | None, row: Publication) -> bool:
+    """Whether what was recorded is whole, also for other hosts: uploads this host's index if theirs is not."""
+    digest = row.changes_digest
+    if digest is None:
+        return True
+    segment = find_changes(lake, digest)
+    if segment is None or not is_made_of(segment, row.version, (_get_digest(before), row.index_digest)):
+        return False
+    if not have_change_files(lake.stores, segment, row.version):
+        return False
+    shared, own = lake.settings.shared_root, index_path(lake.settings.index_dir, digest)
+    if shared is None:
+        return True
+    make_private(own.parent)
+    with new_file(own.parent) as scratch:
+        if _fetch(lake, digest, scratch):
+            return True
+    if own.exists():
+        share_index(lake.stores, shared, own, again=True)
+    return own.exists()
+
+
+def _record(
+    lake: Lake,
+    table: Table,
+    before: Publication | None,
+    state: TableState,
+    after: FileIndex,
+    after_digest: str,
+) -> str:
+    published, stores = None if before is None else _get_published_state(lake, before), state.stores
     change = StateChange(
-        version=_next_version(latest),
-        before=None if latest is None else load_file_index(lake, latest),
-        after=open_index(lake.settings.index_dir, digest),
+        version=_next_version(before),
+        before=None if before is None else load_file_index(lake, before),
+        after=after,
         changed_at_ms=open_metadata(stores, *state.key)[1].timestamp_ms,
         keeps_rows=published is not None and keeps_rows(stores, *state.key, published.snapshot_id),
         brings_back_columns=published is not None and restores_columns(stores, published.key, state.key),
     )
     if published is not None:
         change = _add_change_files(lake, table, change, (published, state))
-    recorded = write_change_index(change, (_get_digest(latest), digest), lake.settings.index_dir)
+    recorded = write_change_index(change, (_get_digest(before), after_digest), lake.settings.index_dir)
     share_index(lake.stores, lake.settings.shared_root, index_path(lake.settings.index_dir, recorded))
     return recorded
 

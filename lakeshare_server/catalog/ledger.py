@@ -10,7 +10,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -554,6 +554,15 @@ class Ledger:
         lowest = select(func.min(SharedTableRow.publication)).where(SharedTableRow.lake_table == table)
         with self.catalog.reading() as session:
             return session.scalars(lowest).one()
+
+    def replace_changes(self, publication: Publication, digest: str, lease: Lease) -> Publication:
+        """Names the index of changes that was recorded again for a publication; nothing else of a row ever changes."""
+        row = PublicationRow
+        is_it = (row.table_name == publication.table) & (row.version == publication.version)
+        with self.catalog.writing() as session:
+            _require_held(session, lease)
+            session.execute(update(row).where(is_it).values(changes_digest=digest))
+        return replace(publication, changes_digest=digest)
 
     def latest(self, table: str) -> Publication | None:
         """The publication that recipients read now."""

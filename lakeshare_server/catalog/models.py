@@ -115,7 +115,7 @@ class Edited:
 
 
 class PublicationRow(GrowingRow):
-    """One publication of one table; never updated, never deleted."""
+    """One publication of one table; never deleted, and never updated but for `changes_digest` after a loss."""
 
     __tablename__ = "publications"
     __table_args__ = (

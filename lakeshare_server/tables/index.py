@@ -122,15 +122,15 @@ def index_path(index_dir: Path, digest: str) -> Path:
     return index_dir / f"{digest}{SUFFIX}"
 
 
-def share_index(stores: Stores, shared_root: str | None, path: Path) -> None:
-    """Uploads an index file for other hosts, named by its SHA-256 as in the folder, unless it is there.
+def share_index(stores: Stores, shared_root: str | None, path: Path, *, again: bool = False) -> None:
+    """Uploads an index file for other hosts, named by its SHA-256 as in the folder, unless it is there or `again`.
 
     Raises StoreError or Unavailable: the store refuses it or does not respond.
     """
     if shared_root is None:
         return
     location = f"{shared_root}/index/{path.name}"
-    found = stores.head(location)
+    found = None if again else stores.head(location)
     if found is None or found.size_bytes != path.stat().st_size:
         stores.upload(path, location)
 

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import posixpath
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -39,8 +38,8 @@ from lakeshare_server.tables.delta.files import mapping_mode
 from lakeshare_server.tables.iceberg import metadata
 from lakeshare_server.tables.iceberg.changes import (
     StateChange,
-    change_files_of,
     fetch_changes,
+    have_change_files,
     head_of_rows,
     is_made_of,
     open_changes,
@@ -80,13 +79,7 @@ class ChangeFiles:
             checked = self._seen.get(digest)
         if checked is not None and now - checked < CHECK_EVERY_S:
             return True
-        files = change_files_of(segment, version)
-        listed: dict[str, int] = {}
-        if files:
-            folder = posixpath.commonprefix(list(files)).rpartition("/")[0]
-            with suppress(StoreError):
-                listed = {file.location: file.size_bytes for file in self._stores.list(folder)}
-        if any(listed.get(path) != size for path, size in files.items()):
+        if not have_change_files(self._stores, segment, version):
             return False
         with self._looking:
             self._seen[digest] = now
@@ -201,7 +194,7 @@ class PublishedChanges:
         if segment is None or not is_made_of(segment, row.version, digests):
             _log.error(
                 "publication %s of %s has lost its index of changes %s: recipients get only the changes in its files. "
-                "Restore the index folder from its backup.",
+                "Run `lakeshare repair`, which records it again.",
                 *(row.version, row.table, row.changes_digest),
             )
             return None

@@ -11,13 +11,18 @@ from uuid import uuid4
 import pytest
 
 from lakeshare_pipelines.cli.doctor import check_folders
+from lakeshare_pipelines.share.changes import restore_changes
 from lakeshare_pipelines.share.publication import drop_abandoned, rollback
 from lakeshare_pipelines.wap.audit import audit_and_save
 from lakeshare_pipelines.wap.iceberg import IcebergStaging
 from lakeshare_pipelines.wap.stage import drop_staging_location, list_staging_locations, stage
 from lakeshare_pipelines.wap.staged import Lake, read_quarantine
 from lakeshare_server.errors import LakeshareError
+from lakeshare_server.tables.delta.changes import Segment
+from lakeshare_server.tables.iceberg.changes import change_files_of
+from lakeshare_server.tables.index import index_path
 from tests.builders.canonical import same_rows
+from tests.builders.protocol_reader import refusal
 from tests.builders.sets import a_contract, an_order, orders
 from tests.builders.store_gate import StoreGate, store_gate
 from tests.integration.conftest import a_lake_at
@@ -51,6 +56,7 @@ def test_changes_lead_on_for_a_server_on_another_host_and_orphans_are_dropped(
     walk.other_host = tmp_path / "host 2"
     walk.require_changes_lead_on("orders")
     another_host_has_the_indexes_of_the_store(walk)
+    lost_changes_are_recorded_again(walk)
     before = walk.folders()
 
     def killed(*_: object) -> None:
@@ -60,8 +66,11 @@ def test_changes_lead_on_for_a_server_on_another_host_and_orphans_are_dropped(
         patched.setattr(IcebergStaging, "land", killed)
         walk.run_until_killed(MONDAY, corrected(MONDAY, 1))
     [orphan] = set(walk.folders()) - set(before)
-    assert orphan in drop_abandoned(s3_lake, catalog, walk.contract)
-    assert walk.folders() == before
+    dropped = drop_abandoned(s3_lake, catalog, walk.contract)
+    assert orphan in dropped
+    assert set(walk.folders()) == set(before) - set(dropped)
+    assert len(walk.folders()) == 2, "the first recording of publication 1 stays"
+    walk.require_changes_lead_on("orders")
 
 
 def another_host_has_the_indexes_of_the_store(walk: Walk) -> None:
@@ -80,6 +89,29 @@ def another_host_has_the_indexes_of_the_store(walk: Walk) -> None:
         same_rows(reader.rows(reader.snapshot()), walk.read[walk.tables[0]][-1])
     for digest, content in contents.items():
         stores.write(f"{shared}/{digest}.arrow", content)
+
+
+def lost_changes_are_recorded_again(walk: Walk) -> None:
+    """Of three losses, the first is one of the store only; the others need the rows of both states."""
+    stores, shared = walk.lake.stores, f"{walk.lake.settings.shared_root}/index"
+    [first, corrected, rolled_back] = walk.ledger.history(walk.tables[0])[::-1]
+    stores.delete(f"{shared}/{first.changes_digest}.arrow")
+    own = index_path(walk.lake.settings.index_dir, corrected.changes_digest)
+    stores.write(f"{shared}/{own.name}", bytes(own.stat().st_size))
+    own.unlink()
+    segment = Segment(index_path(walk.lake.settings.index_dir, rolled_back.changes_digest))
+    for path in change_files_of(segment, rolled_back.version):
+        stores.delete(path)
+    walk.other_host = walk.other_host.with_name("host 4")
+    with walk.reader("orders") as reader:
+        for version, reason in ((1, "its index of changes is lost"), (2, "its change files are lost")):
+            asked = f"{reader.path}/changes?startingVersion={version}&endingVersion={version}"
+            assert reason in refusal(reader.client.get(asked, headers=reader.headers()), 400)["message"]
+        restored = restore_changes(walk.lake, walk.catalog, walk.contract)
+        assert [(row.table, row.version) for row in restored] == [(walk.tables[0], 1), (walk.tables[0], 2)]
+    walk.require_changes_lead_on("orders")
+    assert stores.head(f"{shared}/{first.changes_digest}.arrow") is not None
+    assert restore_changes(walk.lake, walk.catalog, walk.contract) == []
 
 
 def indexes_of(host: Path) -> list[Path]:

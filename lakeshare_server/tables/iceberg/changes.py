@@ -6,7 +6,9 @@ Written at publication, or on first use if only files have to be compared, in th
 import hashlib
 import json
 import os
+import posixpath
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -14,8 +16,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakeshare_server.errors import StoreMissing
+from lakeshare_server.errors import StoreError, StoreMissing
 from lakeshare_server.settings import make_private
+from lakeshare_server.storage import Stores
 from lakeshare_server.storage.locations import find_outside_files, find_roots
 from lakeshare_server.tables.delta.changes import (
     ADD,
@@ -345,6 +348,17 @@ def change_files_of(segment: Segment, version: int) -> dict[str, int]:
         chosen = batch.filter(pc.equal(batch.column("kind"), CDC))
         sizes.update(zip(chosen.column("path").to_pylist(), chosen.column("size").to_pylist(), strict=True))
     return sizes
+
+
+def have_change_files(stores: Stores, segment: Segment, version: int) -> bool:
+    """Whether the store has all change files in an index of changes, with their sizes."""
+    files = change_files_of(segment, version)
+    listed: dict[str, int] = {}
+    if files:
+        folder = posixpath.commonprefix(list(files)).rpartition("/")[0]
+        with suppress(StoreError):
+            listed = {file.location: file.size_bytes for file in stores.list(folder)}
+    return all(listed.get(path) == size for path, size in files.items())
 
 
 def _rows(change: StateChange) -> tuple[pa.Table, str | None]:
