@@ -17,6 +17,7 @@ from xdist.scheduler import LoadFileScheduling
 from lakeshare_pipelines.settings import SHORT_RUNS
 
 if TYPE_CHECKING:
+    from tests.integration.postgres_server import PostgresServer
     from tests.integration.s3_server import S3Server
 
 INTERPRETED = "-Dspark.sql.codegen.wholeStage=false -Dspark.sql.codegen.factoryMode=NO_CODEGEN"
@@ -68,6 +69,15 @@ def s3(s3_server: "S3Server") -> "Iterator[S3Server]":
     yield s3_server
     for bucket in s3_server.buckets() - before:
         s3_server.drop(bucket)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> "Iterator[PostgresServer]":
+    """The PostgreSQL of this worker."""
+    from tests.integration.postgres_server import running_postgres
+
+    with running_postgres() as server:
+        yield server
 
 
 class SparkOnTwoWorkers(LoadFileScheduling):

@@ -25,11 +25,13 @@ from lakeshare_server.catalog import (
     Recipients,
     SharedTable,
     apply_shares,
+    open_catalog,
 )
 from lakeshare_server.catalog.sharing import editing, remove_table
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import SigningSession, Stores
 from lakeshare_server.tables import TableSnapshot, describe_index, read_delta, read_iceberg, write_index
+from lakeshare_server.tables.index import share_index
 from lakeshare_server.versions import normalise_followed_location, read_unfollowed
 from tests.builders.database_schema import open_migrated
 from tests.builders.lake_tables import IcebergState, a_delta_table
@@ -47,9 +49,9 @@ class Provider:
     settings: ServerSettings
     catalog: Catalog
 
-    def publish_delta(self, table: str, location: Path, version: int | None = None) -> Publication:
+    def publish_delta(self, table: str, location: Path | str, version: int | None = None) -> Publication:
         """Publish a Delta table as it is, or was at a version."""
-        return self.publish(table, read_delta(str(location), version))
+        return self.publish(table, read_delta(str(location), version, Stores(self.settings)))
 
     def publish_iceberg(self, table: str, state: IcebergState) -> Publication:
         """Publish an Iceberg table at a snapshot."""
@@ -86,6 +88,7 @@ class Provider:
     def publish(self, table: str, snapshot: TableSnapshot, **pins: Any) -> Publication:
         """Publish what was read of a table."""
         index = write_index(snapshot, self.settings.index_dir)
+        share_index(Stores(self.settings), self.settings.shared_root, index.path)
         new = a_publication(
             table=table,
             format=snapshot.format,
@@ -99,9 +102,10 @@ class Provider:
 
 
 def a_provider(folder: Path, **settings: Any) -> Provider:
-    """An empty state folder, and everything to fill it."""
+    """An empty state folder, and everything to fill it; also an empty PostgreSQL, if its URL is given."""
     made = ServerSettings(**{"state_dir": folder / "state", "port": 0, **settings})
-    return Provider(made, open_migrated(made.catalog_url))
+    is_made = made.database_url is not None
+    return Provider(made, open_catalog(made.catalog_url) if is_made else open_migrated(made.catalog_url))
 
 
 def a_provider_of_flights(folder: Path, **settings: Any) -> Provider:

@@ -1,10 +1,10 @@
-"""What a provider changes holds for the next request in each of two workers: a client in a loop sees it at once."""
+"""What a provider changes holds for the next request in each of two workers, and on each of two hosts with one
+database: a client in a loop sees it at once.
+"""
 
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -24,16 +24,19 @@ from lakeshare_server.catalog.sharing import (
 )
 from tests.builders.credentials import OAUTH, Known, a_recipient, ask_token
 from tests.builders.lake_tables import FIRST_DAY
+from tests.builders.server_process import a_host, a_process
 from tests.builders.sharing import FLIGHTS, Provider, Running, a_provider_of_flights
+from tests.integration.postgres_server import PostgresServer
 
 WORKERS = 2
+QUERY = f"{FLIGHTS}/query"
 ONE_SECOND = 1.0
 PATIENCE_S = 60
 
 
 @dataclass(frozen=True)
 class Workers:
-    """A server with two workers, and one connection to each of them."""
+    """A server with two workers, or two hosts with one database, and one connection to each of them."""
 
     provider: Provider
     running: Running
@@ -42,39 +45,34 @@ class Workers:
     def statuses(self, token: str) -> list[int]:
         """What each worker answers."""
         headers = {"Authorization": f"Bearer {token}"}
-        return [
-            one.post(f"{self.running.url}{FLIGHTS}/query", json={}, headers=headers).status_code
-            for one in self.connections
-        ]
+        return [one.post(QUERY, json={}, headers=headers).status_code for one in self.connections]
 
     def files(self, token: str) -> list[int]:
         """How many files each worker answers with."""
         headers = {"Authorization": f"Bearer {token}"}
-        answers = [
-            one.post(f"{self.running.url}{FLIGHTS}/query", json={}, headers=headers)
-            for one in self.connections
-        ]
+        answers = [one.post(QUERY, json={}, headers=headers) for one in self.connections]
         return [answer.text.count('"url"') for answer in answers]
 
 
-@pytest.fixture(scope="module")
-def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
-    provider = a_provider_of_flights(tmp_path_factory.mktemp("workers"))
-    environment = {**os.environ, "LAKESHARE_STATE_DIR": str(provider.settings.state_dir)}
-    command = [sys.executable, "-m", "lakeshare_server", "serve", "--port", "0", "--workers", str(WORKERS)]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        said = process.stdout.readline()
-        try:
-            url = next(word for word in said.split() if word.startswith("http"))
-            running = Running(url, provider.settings.state_dir)
+@pytest.fixture(scope="module", params=["workers", "hosts"])
+def workers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
+    folder = tmp_path_factory.mktemp(request.param)
+    with ExitStack() as stack:
+        if request.param == "workers":
+            provider = a_provider_of_flights(folder)
+            process, url = stack.enter_context(a_process(provider, "--workers", str(WORKERS)))
             connections = one_to_each(process.pid, url)
-            yield Workers(provider, running, connections)
-            for connection in connections:
-                connection.close()
-        finally:
-            process.terminate()
-            process.wait(PATIENCE_S)
+        else:
+            postgres: PostgresServer = request.getfixturevalue("postgres")
+            provider = a_provider_of_flights(folder, database_url=postgres.new_database())
+            hosts = [stack.enter_context(a_host(provider, f"host {number}")) for number in range(WORKERS)]
+            process, url = hosts[0]
+            connections = [httpx.Client(base_url=host[1], timeout=PATIENCE_S, verify=False) for host in hosts]
+        for connection in connections:
+            stack.callback(connection.close)
+        yield Workers(provider, Running(url, provider.settings.state_dir), connections)
+        process.terminate()
+        process.wait(PATIENCE_S)
 
 
 def one_to_each(parent: int, url: str) -> list[httpx.Client]:
@@ -84,8 +82,8 @@ def one_to_each(parent: int, url: str) -> list[httpx.Client]:
     while len(kept) < WORKERS:
         assert time.monotonic() < deadline, f"only {len(kept)} workers answered"
         # No certificate is looked at; to be ready for that would take longer than all else.
-        client = httpx.Client(timeout=PATIENCE_S, verify=False)
-        with client.stream("GET", f"{url}/nothing") as answer:
+        client = httpx.Client(base_url=url, timeout=PATIENCE_S, verify=False)
+        with client.stream("GET", "/nothing") as answer:
             port = answer.extensions["network_stream"].get_extra_info("client_addr")[1]
             owner = owner_of(parent, port)
         if owner is None or owner in kept:
@@ -224,10 +222,10 @@ def test_a_quota_of_files_is_exceeded_by_no_more_than_the_answers_under_way(work
         answered += 3 * statuses.count(200)
     assert most <= answered
     headers = {"Authorization": f"Bearer {known.secret}"}
-    refused = workers.connections[0].post(f"{workers.running.url}{FLIGHTS}/query", json={}, headers=headers)
+    refused = workers.connections[0].post(QUERY, json={}, headers=headers)
     assert refused.json()["errorCode"] == "REQUEST_LIMIT_EXCEEDED"
     assert "30 files in a day (UTC)" in refused.json()["message"]
     assert 0 < int(refused.headers["retry-after"]) <= 86_400
     # What signs nothing goes on.
-    poll = workers.connections[0].get(f"{workers.running.url}{FLIGHTS}/version", headers=headers)
+    poll = workers.connections[0].get(f"{FLIGHTS}/version", headers=headers)
     assert poll.status_code == 200
