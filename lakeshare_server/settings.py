@@ -159,6 +159,11 @@ class StateSettings(StoreSettings):
         """Folder of the deletion vectors written for recipients."""
         return self.state_dir / "vectors"
 
+    @property
+    def vectors_location(self) -> Path | str:
+        """Where large deletion vectors of publications are: beside tables in a store, else in `vectors_dir`."""
+        return self.vectors_dir if self.shared_root is None else f"{self.shared_root}/vectors"
+
 
 class ServerSettings(StateSettings):
     """Addresses, signing, paging and limits of the sharing server."""

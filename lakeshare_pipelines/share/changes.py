@@ -265,7 +265,7 @@ def ensure_changes(
 
 def record_changes_since_latest(lake: Lake, ledger: Ledger, table: Table, state: TableState) -> str:
     """Record the differences between the table's latest publication and a state; returns the index digest."""
-    digest = keep_index(lake, state.read(vectors_folder(lake))).digest
+    digest = keep_index(lake, state.read(lake.settings.vectors_location)).digest
     after = open_index(lake.settings.index_dir, digest)
     return _record(lake, table, ledger.latest(table.name), state, after, digest)
 
@@ -377,7 +377,7 @@ def load_file_index(lake: Lake, publication: Publication) -> FileIndex:
         if publication.format == "delta":
             snapshot = read_delta(publication.location, publication.delta_version, lake.stores)
         else:
-            snapshot = _get_published_state(lake, publication).read(vectors_folder(lake))
+            snapshot = _get_published_state(lake, publication).read(lake.settings.vectors_location)
         index = open_index(lake.settings.index_dir, keep_index(lake, snapshot).digest)
     return index
 
@@ -419,12 +419,6 @@ def keep_index(lake: Lake, snapshot: TableSnapshot) -> StoredIndex:
     index = write_index(snapshot, lake.settings.index_dir)
     share_index(lake.stores, lake.settings.shared_root, index.path)
     return index
-
-
-def vectors_folder(lake: Lake) -> Path | str:
-    """Where large deletion vectors are written: beside shared indexes, else in the state folder."""
-    shared = lake.settings.shared_root
-    return lake.settings.vectors_dir if shared is None else f"{shared}/vectors"
 
 
 def _next_version(latest: Publication | None) -> int:

@@ -24,7 +24,6 @@ from lakeshare_pipelines.share.changes import (
     record_changes,
     record_changes_since_latest,
     split_recorded_changes,
-    vectors_folder,
 )
 from lakeshare_pipelines.spark.stores import translate_delta_errors
 from lakeshare_pipelines.wap.audit import audit_and_save, publish_with_replay
@@ -69,7 +68,7 @@ def pin_publication(
     """
     if table.format == "iceberg":
         state = get_table_state(lake, table, f"main@{nessie_hash or snapshot_id}")
-        snapshot = state.read(vectors_folder(lake))
+        snapshot = state.read(lake.settings.vectors_location)
         index = keep_index(lake, snapshot)
         evidence |= {"metadata_location": state.metadata_location, "snapshot_id": state.snapshot_id}
         if records_changes:

@@ -461,6 +461,11 @@ def load_key(settings: ServerSettings) -> bytes:
     if mode & 0o077 or len(key) < KEY_BYTES:
         what = f"the signing key {path} is too short or has mode {mode:o}"
         raise Unavailable(what, "Remove it, a new one is made; signed URLs that are out stop working.")
+    if not settings.catalog_url.startswith("sqlite"):
+        logger.warning(
+            "LAKESHARE_SIGNING_KEY is not set, so that this host has a key of its own: other hosts on the database "
+            "refuse its page tokens and access tokens. Give all hosts one key."
+        )
     return key
 
 

@@ -47,7 +47,8 @@ class Versions:
         self._followed, self._settings, self._stores = FollowedTables(catalog), settings, stores
         cache = IndexCache(settings.index_dir / "cache", settings.index_cache_bytes)
         segments = segment_cache(cache.folder, settings.index_cache_bytes)
-        files, folders = ChangeFiles(stores), (settings.index_dir, settings.vectors_dir)
+        files = ChangeFiles(stores)
+        folders = settings.index_dir, settings.vectors_dir, settings.vectors_location
         shared = settings.shared_root
         self._sources = VersionSources(Ledger(catalog), stores, *folders, cache, segments, files, shared)
         self._audited = replace(self._sources, ledger=Ledger(catalog, readable_only=True))

@@ -95,7 +95,8 @@ class VersionSources:
     ledger: Ledger
     stores: Stores
     index_dir: Path
-    vectors_dir: Path | None
+    vectors_dir: Path | None  # of followed tables, which may be in other stores
+    vectors_location: Path | str | None
     cache: IndexCache
     segments: SegmentCache
     change_files: ChangeFiles
@@ -470,7 +471,7 @@ class PublishedVersions:
             if publication.format == "delta":
                 snapshot = read_delta(publication.location, publication.delta_version, self._stores)
             else:
-                snapshot = read_iceberg(*_pins(publication), self._sources.vectors_dir, self._stores)
+                snapshot = read_iceberg(*_pins(publication), self._sources.vectors_location, self._stores)
         except Unavailable as error:
             _log.warning("publication %s of %s: %s", publication.version, publication.table, error)
             what = "the table's store does not answer"

@@ -146,3 +146,14 @@ def test_a_variable_that_is_set_to_nothing_is_not_set(
     made = ServerSettings()
     assert (made.signing_key, made.s3_region, made.port) == (None, None, 8765)
     assert load_key(made) == (tmp_path / "state" / "signing.key").read_bytes()
+
+
+def test_hosts_on_one_database_are_told_to_have_one_key(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    url, key = "postgresql+psycopg://host/lakeshare", "0123456789" * 4
+    load_key(ServerSettings(_env_file=None, state_dir=tmp_path, database_url=url, signing_key=key))
+    load_key(ServerSettings(_env_file=None, state_dir=tmp_path))
+    assert caplog.messages == []
+    load_key(ServerSettings(_env_file=None, state_dir=tmp_path, database_url=url))
+    assert "LAKESHARE_SIGNING_KEY is not set" in caplog.text

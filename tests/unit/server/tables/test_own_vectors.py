@@ -86,6 +86,16 @@ def test_a_large_vector_is_a_file_named_by_its_bytes(tmp_path: Path) -> None:
     assert [one.stat().st_mtime_ns for one in folder.iterdir()] == [before]
 
 
+def test_a_large_vector_that_a_store_has_is_not_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that may only read the store builds the index of a publication again."""
+    vectors, stores = {0: vector_of(BitMap64(LARGE))}, Stores(ServerSettings(_env_file=None))
+    columns = vector_columns(vectors, 1, f"{tmp_path}/vectors", stores)
+    monkeypatch.setattr(stores, "write", None)
+    assert vector_columns(vectors, 1, f"{tmp_path}/vectors", stores) == columns
+
+
 def test_without_a_folder_a_large_vector_is_refused() -> None:
     with pytest.raises(VectorTooLarge):
         vector_columns({0: vector_of(BitMap64(LARGE))}, 1, None)
