@@ -18,7 +18,7 @@ from lakeshare_pipelines.wap.staged import Lake
 from lakeshare_server.catalog import Catalog, Ledger, open_catalog
 from tests.builders.sets import a_contract
 from tests.builders.shared_spark import driver_of_all_workers
-from tests.integration.postgres_server import PostgresServer, running_postgres
+from tests.integration.postgres_server import PostgresServer
 
 if TYPE_CHECKING:
     from tests.integration.s3_server import S3Server
@@ -92,12 +92,6 @@ def a_lake_in_catalog(lake: Lake, folder: Path, name: str, **properties: str) ->
         patch.setenv("PYICEBERG_HOME", str(folder))
         session = lake.spark.newSession()
         yield Lake(lake.settings.model_copy(update={"iceberg_catalog": name}), lambda: session)
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[PostgresServer]:
-    with running_postgres() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,12 @@ first are in S3, the second on the disk.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from uuid import uuid4
 
 import dagster as dg
 import delta_sharing
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
@@ -33,6 +35,7 @@ from lakeshare_server.catalog import (
     apply_shares,
 )
 from lakeshare_server.settings import ServerSettings
+from tests.builders.iceberg_rest import rest_catalog
 from tests.builders.main_state import main_state, rows_at_each_step, rows_on_main
 from tests.builders.sets import a_delivery, an_order, green, orders, staged_without_reading
 from tests.builders.sharing import Provider, a_server
@@ -120,7 +123,9 @@ def published_in_s3(s3_lake: Lake, catalog: Catalog, contract: SetContract) -> P
     return PublishedSet(s3_lake, catalog, contract)
 
 
-def test_a_set_is_published_whole_when_its_audit_is_green_and_not_at_all_when_it_is_red(published_in_s3):
+def test_a_set_is_published_whole_when_its_audit_is_green_and_not_at_all_when_it_is_red(
+    published_in_s3, tmp_path
+):
     published_set = published_in_s3
     every_table_gets_its_first_number_once(published_set)
     the_same_delivery_again_changes_nothing(published_set)
@@ -130,7 +135,7 @@ def test_a_set_is_published_whole_when_its_audit_is_green_and_not_at_all_when_it
     a_corrected_delivery_replaces_its_partition_only(published_set)
     rows_written_after_the_audit_are_not_published(published_set)
     published_set.require_spark_reads_the_same()
-    recipients_read_what_spark_reads(published_set)
+    recipients_read_what_spark_reads(published_set, tmp_path / "host 2")
     assert not (published_set.lake.settings.state_dir / "warehouse" / published_set.contract.name).exists()
 
 
@@ -223,18 +228,29 @@ def rows_written_after_the_audit_are_not_published(published_set: PublishedSet) 
     assert published_set.seen() == seen
 
 
-def recipients_read_what_spark_reads(published_set: PublishedSet) -> None:
+def recipients_read_what_spark_reads(published_set: PublishedSet, other_host: Path) -> None:
+    """Every table, from a server on the host of the pipelines and from one on another, by both official clients."""
     settings, name = published_set.lake.settings, published_set.contract.name
-    stores = {"s3_endpoint": settings.s3_endpoint, "s3_region": settings.s3_region}
-    sharing = ServerSettings(_env_file=None, state_dir=settings.state_dir, port=0, **stores)
-    provider = Provider(sharing, published_set.catalog)
-    shared = SharedTable("shop", "orders", f"{name}.orders")
-    apply_shares(provider.catalog, [DeclaredShare(f"{name}_s3", (shared,))])
-    _, token = Recipients(provider.catalog).add(f"{name}-reader", (f"{name}_s3",))
-    with a_server(provider) as server:
-        frame = delta_sharing.load_as_pandas(f"{server.profile(token)}#{name}_s3.shop.orders")
-    rows = [tuple(row) for row in frame.astype({"day": str}).itertuples(index=False)]
-    assert sorted(rows) == published_set.rows()
+    shared = {key: getattr(settings, key) for key in ("s3_endpoint", "s3_region", "warehouse")}
+    tables = tuple(SharedTable("shop", short, f"{name}.{short}") for short in ("orders", "totals"))
+    apply_shares(published_set.catalog, [DeclaredShare(f"{name}_s3", tables)])
+    _, token = Recipients(published_set.catalog).add(f"{name}-reader", (f"{name}_s3",))
+    for state_dir in (settings.state_dir, other_host):
+        sharing = ServerSettings(
+            _env_file=None, state_dir=state_dir, database_url=settings.catalog_url, port=0, **shared
+        )
+        with a_server(Provider(sharing, published_set.catalog)) as server:
+            for table in tables:
+                expected = published_set.rows(table.name)
+                frame = delta_sharing.load_as_pandas(f"{server.profile(token)}#{name}_s3.shop.{table.name}")
+                assert rows_of(frame) == expected
+                if published_set.contract.tables[0].format == "iceberg":
+                    opened = rest_catalog(server, token, f"{name}_s3").load_table(f"shop.{table.name}")
+                    assert rows_of(opened.scan().to_pandas()) == expected
+
+
+def rows_of(frame: pd.DataFrame) -> list[tuple[object, ...]]:
+    return sorted(tuple(row) for row in frame.astype({"day": str}).itertuples(index=False))
 
 
 def test_runs_at_once_are_replayed_and_a_rollback_is_a_new_number(published_set, monkeypatch):
