@@ -5,9 +5,11 @@ Each has a state folder of its own. That changes reach both within a second: tes
 
 import itertools
 import signal
+import subprocess
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,23 +43,27 @@ PATIENCE_S = 60
 
 @dataclass
 class Hosts:
-    """The addresses of one server; `client` and `running` are of the next host in turn."""
+    """The hosts of one server by name; requests are for the next one in turn."""
 
     provider: Provider
     urls: dict[str, str] = field(default_factory=dict)
     turn: Iterator[int] = field(default_factory=itertools.count)
+    _running: dict[str, tuple[ExitStack, "subprocess.Popen[str]"]] = field(default_factory=dict)
 
-    @contextmanager
-    def joined(self, name: str) -> Iterator[None]:
-        """A host that takes requests until it is told to stop, and ends what it has begun."""
-        with a_host(self.provider, name, environment=ONE_FILE) as (process, url):
-            self.urls[name] = url
-            yield
+    def join(self, name: str) -> str:
+        stack = ExitStack()
+        process, url = stack.enter_context(a_host(self.provider, name, environment=ONE_FILE))
+        self._running[name], self.urls[name] = (stack, process), url
+        return url
+
+    def leave(self, name: str) -> None:
+        """Stop a host, which ends what it has begun; clients learn of it by their own errors of connection."""
+        stack, process = self._running.pop(name)
+        del self.urls[name]
+        with stack:
             process.terminate()
             # uvicorn ends by the signal once all has been answered.
             assert process.wait(PATIENCE_S) == -signal.SIGTERM
-            # Clients learn of it by their own errors of connection.
-            del self.urls[name]
 
     def running(self) -> Running:
         urls = list(self.urls.values())
@@ -101,8 +107,11 @@ def provider(
 @pytest.fixture(scope="module")
 def hosts(provider: Provider) -> Iterator[Hosts]:
     hosts = Hosts(provider)
-    with hosts.joined("host 1"), hosts.joined("host 2"):
-        yield hosts
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(hosts.join, ("host 1", "host 2")))
+    yield hosts
+    for name in list(hosts.urls):
+        hosts.leave(name)
 
 
 def test_what_began_at_one_host_goes_on_at_the_other(hosts: Hosts) -> None:
@@ -190,7 +199,6 @@ def test_official_clients_read_the_same_rows_from_each_host(hosts: Hosts) -> Non
 class Reader:
     """Requests in a loop, each at the next address; an address that refuses the connection is passed over."""
 
-    hosts: Hosts
     token: str
     addresses: list[str]
     statuses: list[int] = field(default_factory=list)
@@ -212,40 +220,40 @@ class Reader:
             self.by_address[url] = self.by_address.get(url, 0) + 1
 
 
-def test_hosts_join_and_leave_under_load_and_the_audit_chain_is_whole(provider: Provider) -> None:
-    hosts, token = Hosts(provider), provider.recipient("load")
-    with ExitStack() as last, ExitStack() as first:
-        first.enter_context(hosts.joined("first"))
-        addresses = list(hosts.urls.values())
-        readers = [Reader(hosts, token, addresses) for _ in range(3)]
-        threads = [threading.Thread(target=reader.run) for reader in readers]
+def test_hosts_join_and_leave_under_load_and_the_audit_chain_is_whole(hosts: Hosts) -> None:
+    """Last in this file: it ends with all hosts stopped."""
+    token, addresses = hosts.provider.recipient("load"), [hosts.urls["host 1"]]
+    readers = [Reader(token, addresses) for _ in range(3)]
+    threads = [threading.Thread(target=reader.run) for reader in readers]
 
-        def answered(url: str, more: int = 10) -> Callable[[], bool]:
-            before = sum(reader.by_address.get(url, 0) for reader in readers)
-            return lambda: sum(reader.by_address.get(url, 0) for reader in readers) >= before + more
+    def wait_for_requests_at(url: str) -> None:
+        def count() -> int:
+            return sum(reader.by_address.get(url, 0) for reader in readers)
 
+        before = count()
+        wait_until(lambda: count() >= before + 10)
+
+    for thread in threads:
+        thread.start()
+    try:
+        wait_for_requests_at(hosts.urls["host 1"])
+        addresses.append(hosts.urls["host 2"])
+        wait_for_requests_at(hosts.urls["host 2"])
+        hosts.leave("host 1")
+        wait_for_requests_at(hosts.urls["host 2"])
+        addresses[0] = hosts.join("host 3")
+        wait_for_requests_at(hosts.urls["host 3"])
+    finally:
+        for reader in readers:
+            reader.is_over.set()
         for thread in threads:
-            thread.start()
-        try:
-            wait_until(answered(hosts.urls["first"]))
-            last.enter_context(hosts.joined("second"))
-            addresses.append(hosts.urls["second"])
-            wait_until(answered(hosts.urls["second"]))
-            first.close()
-            wait_until(answered(hosts.urls["second"]))
-            last.enter_context(hosts.joined("third"))
-            addresses[0] = hosts.urls["third"]
-            wait_until(answered(hosts.urls["third"]))
-        finally:
-            for reader in readers:
-                reader.is_over.set()
-            for thread in threads:
-                thread.join()
+            thread.join()
     assert {status for reader in readers for status in reader.statuses} == {200}
+    for name in ("host 2", "host 3"):
+        hosts.leave(name)
 
-    verification = verify(provider.catalog)
-    assert verification.findings == []
-    with provider.catalog.reading() as session:
-        mine = select(func.count()).where(AuditRow.recipient == "load", AuditRow.action == "query_table")
-        recorded = session.scalar(mine)
-    assert recorded >= sum(len(reader.statuses) for reader in readers)
+    catalog = hosts.provider.catalog
+    assert verify(catalog).findings == []
+    with catalog.reading() as session:
+        queries = select(func.count()).where(AuditRow.recipient == "load", AuditRow.action == "query_table")
+        assert session.scalar(queries) >= sum(len(reader.statuses) for reader in readers)
