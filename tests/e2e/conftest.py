@@ -26,7 +26,7 @@ from tests.builders.hostile.place import HostileTable
 from tests.builders.hostile.served import Served, ServedTable, serving
 from tests.builders.shared_spark import SharedSpark, driver_of_all_workers
 from tests.builders.spark_apart import run_command, use_driver
-from tests.integration.s3_server import running_s3
+from tests.integration.s3_server import S3Server
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -149,18 +149,19 @@ def hostile_disk(
 
 
 @pytest.fixture(scope="session")
-def hostile_s3(matrix: dict[str, HostileTable], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def hostile_s3(
+    matrix: dict[str, HostileTable], s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
     """Hostile tables of every family behind a server, in an S3 server."""
     folder = tmp_path_factory.mktemp("s3")
     chosen = {name: table for name, table in matrix.items() if TABLES[name].on_stores}
     with ExitStack() as stack:
-        s3 = stack.enter_context(running_s3(folder))
-        tables = copied(chosen, s3.client())
+        tables = copied(chosen, s3_server.client())
         patch = stack.enter_context(pytest.MonkeyPatch.context())
-        patch.setenv("AWS_ACCESS_KEY_ID", s3.admin.access_key)
-        patch.setenv("AWS_SECRET_ACCESS_KEY", s3.admin.secret_key)
+        patch.setenv("AWS_ACCESS_KEY_ID", s3_server.admin.access_key)
+        patch.setenv("AWS_SECRET_ACCESS_KEY", s3_server.admin.secret_key)
         yield stack.enter_context(
-            serving("s3", tables, local_places(chosen), folder, s3_endpoint=s3.endpoint)
+            serving("s3", tables, local_places(chosen), folder, s3_endpoint=s3_server.endpoint)
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from tests.builders.hostile.place import HostileTable
 
 AT_ONCE = 8
-BUCKET = "lake"
+BUCKET = "hostile"
 PREFIX = "hostile"
 # Spark's spelling of the scheme, since that is what Spark writes into logs.
 THERE = f"s3a://{BUCKET}/{PREFIX}/"
