@@ -157,7 +157,7 @@ class ProtocolReader:
             assert query in (None, status["queryId"]), "§1.9: another queryId while pending"
             query = status["queryId"]
             assert time.monotonic() < deadline, "§1.9: pending for too long"
-            time.sleep(0.05)
+            time.sleep(0.01)
             asked = {name: body[name] for name in ("maxFiles", "pageToken") if name in body}
             reply = self.client.post(f"{self.path}/queries/{query}", json=asked, headers=headers)
         return self._answer(self._checked(reply), ends="maxFiles" in body or "includeRefreshToken" in body)

@@ -24,6 +24,7 @@ from sqlalchemy import func, select
 
 from lakeshare_server.catalog.audit import verify
 from lakeshare_server.catalog.models import AuditRow
+from lakeshare_server.storage import Stores
 from tests.builders.credentials import OAUTH, a_recipient, ask_token
 from tests.builders.iceberg_rest import door_url, rest_catalog
 from tests.builders.lake_tables import IcebergTable, some_rows
@@ -241,6 +242,11 @@ def test_hosts_join_and_leave_under_load_and_the_audit_chain_is_whole(hosts: Hos
         wait_for_requests_at(hosts.urls["host 2"])
         hosts.leave("host 1")
         wait_for_requests_at(hosts.urls["host 2"])
+        # A host that joins now has to build all indexes, and gets one that is damaged.
+        stores, shared = Stores(hosts.provider.settings), f"{hosts.provider.settings.shared_root}/index"
+        stores.write(next(iter(stores.list(shared))).location, b"damaged")
+        for index in list(stores.list(shared))[1:]:
+            stores.delete(index.location)
         addresses[0] = hosts.join("host 3")
         wait_for_requests_at(hosts.urls["host 3"])
     finally:

@@ -3,13 +3,17 @@
 That sets are published there: test_publication.py.
 """
 
+import shutil
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from hashlib import sha256
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from typer.testing import CliRunner
 
+from lakeshare_pipelines.cli import main
 from lakeshare_pipelines.cli.doctor import check_folders
 from lakeshare_pipelines.share.changes import restore_changes
 from lakeshare_pipelines.share.publication import drop_abandoned, rollback
@@ -46,7 +50,7 @@ def published_set(s3_lake, catalog, contract) -> PublishedSet:
 
 
 def test_changes_lead_on_for_a_server_on_another_host_and_orphans_are_dropped(
-    s3_lake, catalog, s3, tmp_path, monkeypatch
+    s3_lake, catalog, s3, tmp_path, monkeypatch, caplog
 ):
     walk = Walk(s3_lake, catalog, a_contract(tmp_path / "contracts", "changed_in_s3", "iceberg"))
     walk.run(MONDAY, orders(MONDAY, 3))
@@ -56,7 +60,7 @@ def test_changes_lead_on_for_a_server_on_another_host_and_orphans_are_dropped(
     walk.other_host = tmp_path / "host 2"
     walk.require_changes_lead_on("orders")
     another_host_has_the_indexes_of_the_store(walk)
-    lost_changes_are_recorded_again(walk)
+    lost_changes_are_recorded_again(walk, monkeypatch)
     before = walk.folders()
 
     def killed(*_: object) -> None:
@@ -71,6 +75,7 @@ def test_changes_lead_on_for_a_server_on_another_host_and_orphans_are_dropped(
     assert set(walk.folders()) == set(before) - set(dropped)
     assert len(walk.folders()) == 2, "the first recording of publication 1 stays"
     walk.require_changes_lead_on("orders")
+    changes_of_a_state_that_is_gone_stay_lost(walk, caplog)
 
 
 def another_host_has_the_indexes_of_the_store(walk: Walk) -> None:
@@ -91,7 +96,7 @@ def another_host_has_the_indexes_of_the_store(walk: Walk) -> None:
         stores.write(f"{shared}/{digest}.arrow", content)
 
 
-def lost_changes_are_recorded_again(walk: Walk) -> None:
+def lost_changes_are_recorded_again(walk: Walk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three losses, the first is one of the store only; the others need the rows of both states."""
     stores, shared = walk.lake.stores, f"{walk.lake.settings.shared_root}/index"
     [first, corrected, rolled_back] = walk.ledger.history(walk.tables[0])[::-1]
@@ -107,11 +112,41 @@ def lost_changes_are_recorded_again(walk: Walk) -> None:
         for version, reason in ((1, "its index of changes is lost"), (2, "its change files are lost")):
             asked = f"{reader.path}/changes?startingVersion={version}&endingVersion={version}"
             assert reason in refusal(reader.client.get(asked, headers=reader.headers()), 400)["message"]
-        restored = restore_changes(walk.lake, walk.catalog, walk.contract)
-        assert [(row.table, row.version) for row in restored] == [(walk.tables[0], 1), (walk.tables[0], 2)]
+        again = "recorded the changes of publication {} again\n"
+        assert repaired_by_command(walk, monkeypatch) == "".join(
+            f"{walk.tables[0]}: {again.format(version)}" for version in (1, 2)
+        )
     walk.require_changes_lead_on("orders")
     assert stores.head(f"{shared}/{first.changes_digest}.arrow") is not None
     assert restore_changes(walk.lake, walk.catalog, walk.contract) == []
+
+
+def repaired_by_command(walk: Walk, monkeypatch: pytest.MonkeyPatch) -> str:
+    with monkeypatch.context() as patched:
+        patched.setattr(main, "_open_lake_with_spark", lambda: nullcontext(walk.lake))
+        patched.setattr(main, "_open_catalog", lambda: walk.catalog)
+        patched.setattr(main, "_contracts", lambda: (walk.contract,))
+        ended = CliRunner().invoke(main.app, ["repair"])
+    assert ended.exit_code == 0, ended.output
+    return ended.stdout
+
+
+def changes_of_a_state_that_is_gone_stay_lost(walk: Walk, caplog: pytest.LogCaptureFixture) -> None:
+    """The others are recorded again, and every publication keeps its row."""
+    stores, settings = walk.lake.stores, walk.lake.settings
+    [first, corrected, rolled_back] = walk.ledger.history(walk.tables[0])[::-1]
+    for row in (first, corrected, rolled_back):
+        for digest in {row.index_digest, row.changes_digest}:
+            index_path(settings.index_dir, digest).unlink(missing_ok=True)
+    shutil.rmtree(settings.index_dir / "cache")
+    stores.delete_folder(f"{settings.shared_root}/index")
+    stores.delete(corrected.metadata_location)
+    restored = restore_changes(walk.lake, walk.catalog, walk.contract)
+    assert (first.table, first.version) in {(row.table, row.version) for row in restored}
+    assert corrected.version not in {row.version for row in restored if row.table == corrected.table}
+    assert f"the changes of {corrected.table} in publication {corrected.version} stay lost" in caplog.text
+    assert walk.ledger.at(corrected.table, corrected.version) == corrected
+    assert rolled_back.version not in {row.version for row in restored if row.table == rolled_back.table}
 
 
 def indexes_of(host: Path) -> list[Path]:
