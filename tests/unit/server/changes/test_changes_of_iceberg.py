@@ -12,6 +12,7 @@ import pytest
 from pyiceberg.types import StringType
 from pyroaring import BitMap64
 
+from lakeshare_server.errors import StoreMissing
 from lakeshare_server.settings import StoreSettings
 from lakeshare_server.storage import Stores
 from lakeshare_server.tables import FileIndex, TableSnapshot, open_index, write_index
@@ -19,12 +20,12 @@ from lakeshare_server.tables.iceberg.changes import (
     FeedSource,
     StateChange,
     compare_files,
+    is_made_of,
     open_changes,
     write_change_index,
 )
 from lakeshare_server.tables.iceberg.deletes import add_vector_feature, vector_columns, vector_of
 from lakeshare_server.tables.iceberg.metadata import column_conflict, keeps_rows, restores_columns
-from lakeshare_server.tables.index import index_path
 from tests.builders.lake_tables import IcebergTable
 from tests.builders.people import change_files, people, read
 from tests.builders.sharing import Provider, a_provider
@@ -71,8 +72,8 @@ def source_of(before: FileIndex | None, after: FileIndex, **given: Any) -> FeedS
 def written(provider: Provider, change: StateChange) -> tuple[Any, list[dict[str, Any]]]:
     """What the index of a change says of its version, and its rows."""
     digest = write_change_index(change, STATES, provider.settings.index_dir)
-    segment = open_changes(index_path(provider.settings.index_dir, digest), change.version, STATES)
-    assert segment is not None
+    segment = open_changes(provider.settings.index_dir, digest)
+    assert is_made_of(segment, change.version, STATES)
     one = segment.note.versions[change.version]
     count = one.window_rows + one.cdc_rows
     batches = segment.rows(0, count) if count else ()
@@ -182,10 +183,12 @@ def test_writing_changes_again_gives_the_same_file(provider: Provider, table: Ic
     change = a_change(None, files_of(provider, read(table)))
     first, second = (write_change_index(change, STATES, provider.settings.index_dir) for _ in range(2))
     assert first == second
-    path = index_path(provider.settings.index_dir, first)
-    assert open_changes(path, change.version, STATES) is not None
-    assert open_changes(path, change.version + 1, STATES) is None
-    assert open_changes(path, change.version, STATES[::-1]) is None
+    segment = open_changes(provider.settings.index_dir, first)
+    assert is_made_of(segment, change.version, STATES)
+    assert not is_made_of(segment, change.version + 1, STATES)
+    assert not is_made_of(segment, change.version, STATES[::-1])
+    with pytest.raises(StoreMissing):
+        open_changes(provider.settings.index_dir, "0" * 64)
 
 
 def test_a_column_of_the_feeds_own_name_keeps_the_feed_from_being_told(

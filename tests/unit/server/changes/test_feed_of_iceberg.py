@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lakeshare_server.catalog import Ledger
-from lakeshare_server.tables.iceberg.changes import change_files_of, open_changes
+from lakeshare_server.tables.iceberg.changes import change_files_of, is_made_of, open_changes
 from lakeshare_server.tables.index import index_path
 from tests.builders.applied_changes import applied
 from tests.builders.canonical import same_rows
@@ -135,8 +135,8 @@ def test_an_index_names_its_change_files(provider: Provider, table: IcebergTable
     table.table.delete("id = 2")
     published = publish(provider, table, [(1, 2, "delete")])
     made_of = (Ledger(provider.catalog).at(TABLE, 0).index_digest, published.index_digest)
-    segment = open_changes(index_path(provider.settings.index_dir, published.changes_digest), 1, made_of)
-    assert segment is not None
+    segment = open_changes(provider.settings.index_dir, published.changes_digest)
+    assert is_made_of(segment, 1, made_of)
     [(path, size)] = change_files_of(segment, 1).items()
     assert Path(path).stat().st_size == size
 
