@@ -1,7 +1,7 @@
 """Two runs of one set at once: both days end up published, none is lost, at least one of them by replay.
 
-With Nessie the runs are on two hosts, which share a store, PostgreSQL, Nessie and the landing folder, but no state folder. The
-replay is audited; the first attempts are not, as nothing is at once in an audit.
+With Nessie the runs are on two hosts, which share a store, PostgreSQL, Nessie and the landing folder, but no state
+folder. The replay is audited; the first attempts are not, as nothing is at once in an audit.
 """
 
 import time
