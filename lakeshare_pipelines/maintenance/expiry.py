@@ -162,7 +162,7 @@ def find_unused_files(
     try:
         newest = _list_indexed_files(lake, kept[0])
         list_files = _list_iceberg_files if table.format == "iceberg" else _list_delta_files
-        names = {*newest, *list_files(lake, table, kept), *_list_changed_files(lake, kept)}
+        names = {*newest, *list_files(lake, table, kept), *_list_changed_files(lake, kept[-1])}
         used = {stores.place(name).location for name in names}
     except (*LASTING, Unserveable, OSError, KeyError, TypeError, ValueError, OverflowError) as error:
         fix = "No file was removed. Restore what is missing, or publish the table again."
@@ -287,17 +287,19 @@ def _require_no_backup(lake: Lake, roots: Sequence[str]) -> None:
 
 def _list_iceberg_files(lake: Lake, table: Table, kept: Sequence[Publication]) -> set[str]:
     """Metadata files and all files of their snapshots: all of main, branches and tags, and the pinned ones."""
-    stores, snapshots = lake.stores, dict[str, Any]()
-    states = {
-        (row.metadata_location, row.snapshot_id) for row in kept if row.metadata_location and row.snapshot_id
-    }
-    whole = {head.metadata_location: head.snapshot_id for head in iceberg_tables(lake).heads(table.name)}
-    names = set[str]()
-    for location, snapshot_id in (*whole.items(), *states):
-        opened, pinned = open_metadata(stores, location, snapshot_id)
-        for snapshot in opened.snapshots if location in whole else [pinned]:
-            snapshots[snapshot.manifest_list or str(snapshot.snapshot_id)] = snapshot
-        names |= {location, *_list_statistics(stores, location)}
+    stores, snapshots, names = lake.stores, dict[int, Any](), set[str]()
+    for head in iceberg_tables(lake).heads(table.name):
+        if head.metadata_location not in names:
+            opened, _ = open_metadata(stores, head.metadata_location, head.snapshot_id)
+            snapshots |= {snapshot.snapshot_id: snapshot for snapshot in opened.snapshots}
+            names |= {head.metadata_location, *_list_statistics(stores, head.metadata_location)}
+    for row in kept:
+        if row.metadata_location is not None and row.snapshot_id is not None:
+            names.add(row.metadata_location)
+            # The metadata of main lists the snapshots that are kept; one that it lost is in its own metadata.
+            if row.snapshot_id not in snapshots:
+                _, snapshots[row.snapshot_id] = open_metadata(stores, row.metadata_location, row.snapshot_id)
+                names.update(_list_statistics(stores, row.metadata_location))
     return names | set(list_all_files(stores, snapshots.values()))
 
 
@@ -319,16 +321,19 @@ def _list_indexed_files(lake: Lake, publication: Publication) -> set[str]:
 def _list_delta_files(lake: Lake, table: Table, kept: Sequence[Publication]) -> set[str]:
     """The files of kept publications, and all that the log names since the oldest of them: changes need them."""
     names = set[str]()
-    for publication in kept:
-        names |= _list_indexed_files(lake, publication)
     for root in {publication.location.rstrip("/") for publication in kept}:
-        oldest = min(row.version for row in kept if row.location.rstrip("/") == root)
-        commits = [(at, at, file) for at, file in list_log(lake.stores, root).commits.items() if at >= oldest]
+        there = [row for row in kept if row.location.rstrip("/") == root]
+        oldest = there[-1].version
+        logged = {at: file for at, file in list_log(lake.stores, root).commits.items() if at >= oldest}
+        is_whole = logged.keys() >= set(range(oldest + 1, there[0].version + 1))
+        # Later publications have the files of the oldest, and those that commits added since.
+        for publication in there[-1:] if is_whole else there:
+            names |= _list_indexed_files(lake, publication)
+        commits = [(at, at, file) for at, file in logged.items()]
         for commit in read_commits(lake.stores, root, commits) if commits else ():
             actions = (*commit.adds, *commit.removes, *commit.cdc)
-            names.update(
-                resolve_names(root, pa.array([action["path"] for action in actions], pa.string())).to_pylist()
-            )
+            paths = pa.array([action["path"] for action in actions], pa.string())
+            names.update(resolve_names(root, paths).to_pylist())
             for action in actions:
                 vector = action.get("deletionVector") or {}
                 name = vector_name(root, vector.get("storageType"), vector.get("pathOrInlineDv"))
@@ -336,17 +341,16 @@ def _list_delta_files(lake: Lake, table: Table, kept: Sequence[Publication]) -> 
     return names
 
 
-def _list_changed_files(lake: Lake, kept: Sequence[Publication]) -> set[str]:
-    """The files that the recorded changes of publications name: change files, and files that left the table."""
-    names = set[str]()
-    for publication in kept:
-        if publication.changes_digest is not None:
-            segment = find_changes(lake, publication.changes_digest)
-            if segment is None:
-                raise StoreMissing(f"the index of changes of publication {publication.version}")
-            version = segment.note.versions[publication.version]
-            for batch in segment.rows(version.first_row, version.end_row):
-                names.update(batch.column("path").to_pylist())
+def _list_changed_files(lake: Lake, oldest: Publication) -> set[str]:
+    """The files that left a table with its oldest kept publication; those of later ones are files of the one before."""
+    if oldest.changes_digest is None:
+        return set()
+    segment = find_changes(lake, oldest.changes_digest)
+    if segment is None:
+        raise StoreMissing(f"the index of changes of publication {oldest.version}")
+    version, names = segment.note.versions[oldest.version], set[str]()
+    for batch in segment.rows(version.first_row, version.end_row):
+        names.update(batch.column("path").to_pylist())
     return {name for name in names if f"/{CHANGES_FOLDER}/" not in name}
 
 

@@ -59,9 +59,9 @@ def maintained_in_s3(
 def maintained(request: pytest.FixtureRequest, catalog: Catalog, tmp_path: Path) -> PublishedSet:
     lake = request.getfixturevalue("jdbc_lake" if request.param == IN_SQL else "lake")
     table_format = "delta" if request.param == "delta" else "iceberg"
-    return PublishedSet(
-        lake, catalog, a_contract(tmp_path / "contracts", next(NAMES), table_format, MAINTENANCE)
-    )
+    maintenance = MAINTENANCE.replace("keep: 2", f"keep: {KEPT_OF_A_YEAR}")
+    contract = a_contract(tmp_path / "contracts", next(NAMES), table_format, maintenance)
+    return PublishedSet(lake, catalog, contract)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import pyarrow as pa
@@ -264,13 +266,11 @@ def list_all_files(stores: Stores, snapshots: Iterable["Snapshot"]) -> Iterator[
 
     Each manifest is read once. Raises StoreError, Unavailable, ValueError or OverflowError if one cannot be read.
     """
-    manifests: dict[str, Manifest] = {}
-    for snapshot in snapshots:
-        if snapshot.manifest_list:
-            yield snapshot.manifest_list
-        manifests |= {manifest.path: manifest for manifest in list_manifests(stores, snapshot)}
-    reading = _Reading()
+    listed, reading = list(snapshots), _Reading()
+    yield from (snapshot.manifest_list for snapshot in listed if snapshot.manifest_list)
     with ThreadPoolExecutor(READERS) as pool:
+        lists = pool.map(partial(list_manifests, stores), listed)
+        manifests = {manifest.path: manifest for manifest in chain.from_iterable(lists)}
         for manifest, blocks in _in_order(pool, stores, list(manifests.values())):
             yield manifest.path
             reading.add(manifest, blocks.result())

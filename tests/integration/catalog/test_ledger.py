@@ -1,11 +1,25 @@
 """The ledger numbers publications: dense for Iceberg, Delta's own for Delta, all tables of a run or none, once."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import product
 
 import pytest
 
-from lakeshare_server.catalog import Catalog, FollowedTables, IcebergIdentity, Ledger, lock_set
+from lakeshare_pipelines.contracts import Table
+from lakeshare_pipelines.contracts.model import Maintenance
+from lakeshare_pipelines.maintenance.expiry import find_oldest_kept
+from lakeshare_server.catalog import (
+    Catalog,
+    DeclaredShare,
+    FollowedTables,
+    IcebergIdentity,
+    Ledger,
+    SharedTable,
+    apply_shares,
+    lock_set,
+)
+from lakeshare_server.catalog.sharing import alter_table, editing
 from lakeshare_server.errors import BadRequest, CatalogConflict
 from tests.builders.publications import a_publication
 
@@ -225,3 +239,55 @@ def test_what_numbers_pin_and_whose_they_are_is_told(ledger: Ledger) -> None:
     ]
     assert [ledger.first_of("lake.flights", table_id) for table_id in ("a", "b", "c")] == [3, 2, 3]
     assert ledger.first_of("lake.other", "a") == 0
+
+
+def test_expired_publications_stay_in_the_ledger_and_are_not_readable(catalog):
+    ledger, readable = Ledger(catalog), Ledger(catalog, readable_only=True)
+    for _ in range(4):
+        ledger.append([a_publication()])
+    with lock_set(catalog, "lake", "a test", 0) as lease:
+        ledger.expire("lake.flights", 2, lease)
+        with pytest.raises(BadRequest, match="3"):
+            ledger.expire("lake.flights", 4, lease)
+    assert [row.version for row in ledger.history("lake.flights")] == [3, 2, 1, 0]
+    assert [row.version for row in readable.history("lake.flights")] == [3, 2]
+    assert (readable.at("lake.flights", 1), readable.oldest("lake.flights").version) == (None, 2)
+    assert readable.before("lake.flights", 2).version == 1
+    assert ledger.oldest_readable("lake.flights") == 2
+    assert ledger.oldest_readable("lake.flights", datetime.now(UTC) - timedelta(minutes=1)) == 0
+    assert ledger.oldest_readable("lake.other") == 0
+    with pytest.raises(CatalogConflict):
+        ledger.expire("lake.flights", 3, lease)
+
+
+KEPT = {
+    "nothing declared": (Maintenance(), 0),
+    "the newest two, with the maintenance between them": (Maintenance(keep_publications=2), 3),
+    "only the newest": (Maintenance(keep_publications=1), 5),
+    "days that cover all": (Maintenance(keep_days=1), 0),
+    "either of both": (Maintenance(keep_publications=1, keep_days=1), 0),
+    "more than there are": (Maintenance(keep_publications=99), 0),
+}
+
+
+@pytest.mark.parametrize(("maintenance", "oldest"), KEPT.values(), ids=KEPT)
+def test_a_contract_says_which_numbers_are_kept(catalog, maintenance, oldest):
+    ledger = Ledger(catalog)
+    for number in range(6):
+        # Number 4 has the rows of number 3.
+        ledger.append([a_publication(maintenance_of=3 if number == 4 else None)])
+    table = Table("lake.flights", "iceberg", (), maintenance=maintenance)
+    assert find_oldest_kept(ledger, table, datetime.now(UTC)) == oldest
+    assert find_oldest_kept(ledger, replace(table, name="lake.other"), datetime.now(UTC)) is None
+
+
+def test_a_number_that_a_share_serves_is_kept(catalog):
+    ledger = Ledger(catalog)
+    for _ in range(4):
+        ledger.append([a_publication()])
+    table = Table("lake.flights", "iceberg", (), maintenance=Maintenance(keep_publications=1))
+    shared = SharedTable("lake", "flights", "lake.flights")
+    apply_shares(catalog, [DeclaredShare("flights", (shared,))])
+    with editing(catalog, "a test") as edit:
+        alter_table(edit, "flights", "lake", "flights", publication=1)
+    assert find_oldest_kept(ledger, table, datetime.now(UTC)) == 1

@@ -116,6 +116,20 @@ FAULTS: dict[str, tuple[Spoil, str, str, str]] = {
         lambda c: c["schema"][0]["customProperties"].append({"property": "maxQuarantinedFraction", "value": "some"}),
         "schema[0].customProperties[1].value", "cannot be 'some'", "number",
     ),
+    "maintenance that keeps nothing": (
+        lambda c: c["customProperties"].append({"property": "maintenance", "value": {"keep": 0}}),
+        "customProperties[3].value.keep.publications", "cannot be 0", "greater than or equal to 1",
+    ),
+    "no schedule of maintenance": (
+        lambda c: c["customProperties"].append({"property": "maintenance", "value": {"schedule": "weekly"}}),
+        "customProperties[3].value.schedule", "cannot be 'weekly'", "pattern",
+    ),
+    "compaction by an unknown column": (
+        lambda c: c["schema"][0]["customProperties"].append(
+            {"property": "maintenance", "value": {"compaction": {"sortBy": ["amountz"]}}}
+        ),
+        "schema[0].customProperties.maintenance", "'amountz'", "Did you mean 'amount'?",
+    ),
     "illegal table name": (
         lambda c: c["schema"][0].update(name="my-orders"), "schema[0].name", "cannot be 'my-orders'", "pattern"),
     "unknown type": (
