@@ -176,7 +176,7 @@ def check_iceberg_catalog(settings: LakeSettings) -> Iterator[Finding]:
     except IcebergCatalogError as error:
         yield Finding(title, False, f"{error.catalog}: {error.reason}", error.fix)
         return
-    yield Finding("publication in it", True, WEAKER)
+    yield Finding("publication in the catalog", True, WEAKER)
 
 
 def check_database(settings: LakeSettings) -> Iterator[Finding]:

@@ -39,6 +39,7 @@ SPARK_NAMES: Mapping[str, tuple[str, ...]] = {
     "client.session-token": ("rest.session-token", "s3.session-token"),
 }
 """Spark's names of properties that have another name there."""
+DELTA_CATALOG = "spark_catalog"
 SIGNED = "rest.sigv4-enabled"
 LIBRARIES = frozenset({"botocore", "psycopg", "pyiceberg", "requests", "sqlalchemy", "thrift"})
 """The libraries whose errors mean that a catalog did not respond."""
@@ -62,6 +63,8 @@ class NamedCatalog:
         name = settings.iceberg_catalog
         if name == NESSIE:
             return None
+        if name == DELTA_CATALOG:
+            raise _unusable(name, "Spark has Delta's tables under this name", "Configure it by another name")
         configured = _read_configuration(name)
         properties = {key: value for key, value in configured.items() if isinstance(value, str)}
         for key in sorted(configured.keys() - properties.keys()):

@@ -52,9 +52,11 @@ class BranchTables:
         opened, (branch, _, state) = self.load(table), ref.partition("@")
         if opened is None:
             return None
-        if state:
+        if state.startswith("{"):
             # The `head` and `base` of a set have the snapshots of all its tables.
-            snapshot = json.loads(state).get(table) if state.startswith("{") else int(state)
+            snapshot = json.loads(state).get(table)
+        elif state:
+            snapshot = int(state) if state.isdecimal() else None
         else:
             snapshot = get_snapshot_id(opened, branch)
         if snapshot is None or opened.snapshot_by_id(snapshot) is None:

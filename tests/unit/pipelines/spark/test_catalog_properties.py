@@ -106,6 +106,12 @@ def test_properties_that_cannot_be_used_are_refused_by_name(tmp_path, monkeypatc
     assert finding.remedy
 
 
+def test_the_name_of_deltas_catalog_is_refused(tmp_path):
+    settings = LakeSettings(_env_file=None, state_dir=tmp_path, iceberg_catalog="spark_catalog")
+    with pytest.raises(IcebergCatalogError, match="Spark has Delta's tables under this name"):
+        NamedCatalog.load(settings)
+
+
 def test_a_value_that_spark_cannot_have_is_refused(tmp_path, monkeypatch):
     (tmp_path / ".pyiceberg.yaml").write_text(
         "catalog:\n  prod:\n    uri: https://catalog.example\n    auth:\n      type: noop\n"
@@ -123,7 +129,7 @@ def test_the_doctor_names_the_catalog_and_what_is_weaker_with_it(tmp_path, monke
     ]
     assert [(finding.name, finding.ok) for finding in findings[:2]] == [
         ("Iceberg catalog", True),
-        ("publication in it", True),
+        ("publication in the catalog", True),
     ]
     assert "prod (sql), sqlite:////" in findings[0].detail
     assert "one table at a time" in findings[1].detail
