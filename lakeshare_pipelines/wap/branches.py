@@ -82,9 +82,11 @@ class BranchTables:
         self.commit(target.table, expected, set_main(opened, target.snapshot_id, record))
 
     def heads(self, table: str) -> Sequence[TablePointer]:
-        # The metadata of a table lists the snapshots of all its branches and tags.
-        state = self.find(table, MAIN)
-        return [] if state is None else [state]
+        # One metadata file lists the snapshots of all branches and tags.
+        opened = self.require(table)
+        return [
+            TablePointer(opened.metadata_location, ref.snapshot_id) for ref in [*opened.refs().values()][:1]
+        ]
 
     def advance(
         self, latest: Publication, ref: str | None, state: TablePointer, properties: Mapping[str, str]
@@ -94,11 +96,21 @@ class BranchTables:
         self.commit(latest.table, {MAIN: latest.snapshot_id}, updates)
 
     def remove_snapshots(self, table: str, snapshots: Collection[int]) -> None:
-        """Remove snapshots from the table's metadata; their files stay. None of them may be that of a branch or tag."""
+        """Remove snapshots from the table's metadata, but those that lead from main to a branch; their files stay.
+
+        Without them, a set that is staged on the branch would no longer descend from main.
+        """
         from pyiceberg.table.update import RemoveSnapshotsUpdate
 
-        main = get_snapshot_id(self.require(table), MAIN)
-        self.commit(table, {MAIN: main}, (RemoveSnapshotsUpdate(snapshot_ids=list(snapshots)),))
+        opened = self.require(table)
+        main = get_snapshot_id(opened, MAIN)
+        history, kept = set(list_ancestors(opened, main)), set[int]()
+        for ref in opened.refs().values():
+            kept |= {ref.snapshot_id} | (set(list_ancestors(opened, ref.snapshot_id)) - history)
+        listed = {snapshot.snapshot_id for snapshot in opened.snapshots()}
+        removed = sorted(listed.intersection(snapshots) - kept)
+        if removed:
+            self.commit(table, {MAIN: main}, (RemoveSnapshotsUpdate(snapshot_ids=removed),))
 
     def show(
         self, table: str, metadata_location: str, snapshot_id: int, properties: Mapping[str, str]
@@ -370,13 +382,16 @@ def get_landing(opened: "IcebergTable") -> Mapping[str, Any] | None:
 
 def is_ancestor(opened: "IcebergTable", older: int | None, newer: int) -> bool:
     """Whether a snapshot is another one or descends from it; each descends from a table without rows."""
-    at: int | None = newer
-    while at is not None and at != older:
-        snapshot = opened.snapshot_by_id(at)
-        if snapshot is None:
-            return False
-        at = snapshot.parent_snapshot_id
-    return at == older
+    return older is None or older in list_ancestors(opened, newer)
+
+
+def list_ancestors(opened: "IcebergTable", snapshot_id: int | None) -> list[int]:
+    """A snapshot and those that it descends from, newest first, as far as the metadata lists them."""
+    found = list[int]()
+    while snapshot_id is not None and (snapshot := opened.snapshot_by_id(snapshot_id)) is not None:
+        found.append(snapshot_id)
+        snapshot_id = snapshot.parent_snapshot_id
+    return found
 
 
 def format_snapshots(snapshots: Mapping[str, int | None]) -> str:

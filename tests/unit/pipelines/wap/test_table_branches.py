@@ -257,6 +257,31 @@ def test_commits_that_lose_to_changes_of_other_branches_are_repeated(
     assert ids(staging, "orders") == ids(staging, "totals") == [1, 2]
 
 
+def test_maintenance_keeps_what_leads_from_main_to_a_branch(
+    lake: Lake, catalog: Catalog, staging: BranchStaging
+) -> None:
+    staging.land(stage(staging, [1]), {})
+    discarded, waiting = stage(staging, [2]), stage(staging, [3])
+    staging.discard(discarded.ref)
+    latest = repair(lake, catalog, staging.contract)[0]
+    removed, between = (json.loads(staged.head)[latest.table] for staged in (discarded, waiting))
+    # As a repair by hand leaves it: a second snapshot on the branch.
+    for name in staging.names:
+        table = staging.tables.require(name)
+        table.append(rows_of(staging.contract, name, [4]), branch=waiting.ref)
+    repaired = dataclasses.replace(waiting, head=staging.seal(waiting.ref))
+
+    staging.tables.remove_snapshots(latest.table, [removed, between, latest.snapshot_id, 7])
+
+    listed = {snapshot.snapshot_id for snapshot in staging.tables.require(latest.table).snapshots()}
+    assert removed not in listed
+    assert {between, latest.snapshot_id} < listed
+    [head] = staging.tables.heads(latest.table)
+    assert head.metadata_location == staging.tables.require(latest.table).metadata_location
+    staging.land(repaired, {})
+    assert ids(staging, "orders") == [1, 3, 4]
+
+
 def test_a_restored_table_is_shown_again_or_its_metadata_named(staging: BranchStaging) -> None:
     name, catalog = staging.names[0], staging.lake.iceberg
     staging.land(stage(staging, [1]), {})
