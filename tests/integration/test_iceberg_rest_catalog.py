@@ -74,4 +74,4 @@ def test_a_set_is_published_corrected_and_read(rest_lake, catalog, tmp_path):
     assert len(rest_lake.stores.folders(folder)) == 1
     assert published_set.places() == []
     published_set.require_spark_reads_the_same()
-    story.recipients_read_what_spark_reads(published_set)
+    story.recipients_read_what_spark_reads(published_set, tmp_path / "host 2")
