@@ -1,5 +1,6 @@
 """Maintenance: fewer files with the same rows under a new number, and no file goes that a kept number needs."""
 
+import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,10 +39,11 @@ from lakeshare_server.settings import ServerSettings
 from tests.builders.campaign import campaign_size
 from tests.builders.sets import a_contract, green, orders, staged_without_reading
 from tests.builders.sharing import Provider, a_server, lines
-from tests.integration.conftest import NAMES
 from tests.integration.test_publication import PublishedSet
 
 DAYS = [f"2024-01-0{day}" for day in range(1, 6)]
+# Pytest has a conftest.py of its own, whose names would be these again.
+NAMES = (f"maintained{number}" for number in itertools.count(1))
 IN_SQL = "iceberg in a SQL catalog"
 KEPT_OF_A_YEAR = campaign_size(2, 30)
 MAINTENANCE = "  - {property: maintenance, value: {keep: 2, compaction: {targetMb: 1, sortBy: [id]}}}"
