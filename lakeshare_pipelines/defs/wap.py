@@ -521,7 +521,8 @@ def landing_sensor(contract: SetContract, *, from_s3: bool = False) -> dg.Sensor
         fresh = {key: delivery for key, delivery in keys.items() if key not in known}
         if not fresh:
             return dg.SkipReason(f"{len(complete)} complete deliveries, none of them new. {refused}".rstrip())
-        in_force = deliveries_in_force(Ledger(open_catalog(settings.catalog_url)), contract)
+        arrived = {delivery.partition for delivery in fresh.values()}
+        in_force = deliveries_in_force(Ledger(open_catalog(settings.catalog_url)), contract, arrived)
         return dg.SensorResult(
             asset_events=[
                 dg.AssetMaterialization(

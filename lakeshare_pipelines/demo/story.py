@@ -75,7 +75,10 @@ class DemoContext:
 
     def in_force(self, contract: SetContract) -> dict[str, str]:
         """Returns the digest of the published delivery, by partition."""
-        deliveries = deliveries_in_force(Ledger(self.catalog), contract)
+        ledger = Ledger(self.catalog)
+        history = ledger.history(contract.tables[0].name)
+        published = {name for publication in history for name in publication.verdicts["deliveries"]}
+        deliveries = deliveries_in_force(ledger, contract, published)
         return {partition: digest for partition, (digest, _) in deliveries.items()}
 
 

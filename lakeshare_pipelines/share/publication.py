@@ -7,7 +7,7 @@ run left incomplete are completed first.
 import json
 import logging
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, Self, get_args
@@ -239,7 +239,7 @@ def unchanged_run(
         return None
     failed: set[str] = set()
     for table in contract.tables:
-        published = _publications_by_partition(ledger.history(table.name))
+        published = _find_in_force(ledger, table, partitions)
         for name in partitions:
             names = published[name].verdicts.get("failed_checks")
             if names is None or CUT_SHORT in names:
@@ -307,16 +307,18 @@ def require_green(contract: SetContract, staged: Staged, verdicts: Verdicts) -> 
 
 
 def _are_in_force(ledger: Ledger, contract: SetContract, deliveries: Mapping[str, str]) -> bool:
-    published = deliveries_in_force(ledger, contract)
+    published = deliveries_in_force(ledger, contract, deliveries.keys())
     return all(published.get(name) == (digest, contract.digest) for name, digest in deliveries.items())
 
 
-def deliveries_in_force(ledger: Ledger, contract: SetContract) -> dict[str, tuple[str, str]]:
+def deliveries_in_force(
+    ledger: Ledger, contract: SetContract, partitions: Collection[str]
+) -> dict[str, tuple[str, str]]:
     """Per partition the digests of the delivery and of the contract behind the latest publications of all tables."""
     first, *others = [
         {
             partition: (publication.verdicts["deliveries"][partition], publication.contract_digest)
-            for partition, publication in _publications_by_partition(ledger.history(table.name)).items()
+            for partition, publication in _find_in_force(ledger, table, partitions).items()
         }
         for table in contract.tables
     ]
@@ -327,17 +329,21 @@ def deliveries_in_force(ledger: Ledger, contract: SetContract) -> dict[str, tupl
     }
 
 
-def _publications_by_partition(newest_first: Sequence[Publication]) -> dict[str, Publication]:
-    publications: dict[str, Publication] = {}
+def _find_in_force(ledger: Ledger, table: Table, partitions: Collection[str]) -> dict[str, Publication]:
+    """The publication whose delivery each partition of a table has; read no further back than to the last of them."""
+    missing, publications = set(partitions), dict[str, Publication]()
     below: int | None = None
-    for publication in newest_first:
+    for publication in ledger.of_partitions(table.name, partitions) if missing else ():
         if below is not None and publication.version > below:
             continue
         if publication.repeats is not None:
             below = publication.repeats
             continue
-        for partition in publication.verdicts["deliveries"]:
-            publications.setdefault(partition, publication)
+        found = missing.intersection(publication.verdicts["deliveries"])
+        publications |= dict.fromkeys(found, publication)
+        missing -= found
+        if not missing:
+            break
     return publications
 
 

@@ -8,7 +8,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
@@ -457,6 +457,7 @@ def _is_held_by(lease: Lease) -> ColumnElement[bool]:
 
 TICK = timedelta(milliseconds=1)
 ATTEMPTS = 5
+ROWS_AT_ONCE = 50
 # Times that every database and driver can hold, in every zone.
 FIRST, LAST = datetime(1, 1, 3, tzinfo=UTC), datetime(9999, 12, 29, tzinfo=UTC)
 
@@ -575,6 +576,17 @@ class Ledger:
     def history(self, table: str, limit: int | None = None) -> list[Publication]:
         """Publications of the table, newest first."""
         return self._all(self._newest_first(table).limit(limit))
+
+    def of_partitions(self, table: str, partitions: Collection[str]) -> Iterator[Publication]:
+        """The publications of these partitions, newest first, with all of ranges and all that repeat another one."""
+        row = PublicationRow
+        is_range = row.partition_key.contains("...", autoescape=True)
+        repeats = row.rollback_of.is_not(None) | row.maintenance_of.is_not(None)
+        rows = self._newest_first(table).where(row.partition_key.in_(partitions) | is_range | repeats)
+        with self.catalog.reading() as session:
+            # The caller ends after a few rows.
+            for found in session.scalars(rows.execution_options(yield_per=ROWS_AT_ONCE)):
+                yield _publication_from_row(found)
 
     def oldest(self, table: str) -> Publication | None:
         """The first publication."""

@@ -121,6 +121,11 @@ class PublicationRow(GrowingRow):
     __table_args__ = (
         UniqueConstraint("table_name", "version"),
         UniqueConstraint("table_name", "run_id"),
+        # Holds all that `Ledger.of_partitions` filters by: rows are long.
+        Index(
+            "ix_publications_partitions",
+            *("table_name", "version", "partition_key", "rollback_of", "maintenance_of"),
+        ),
         GROWING,
     )
 

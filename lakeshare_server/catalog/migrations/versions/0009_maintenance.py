@@ -11,6 +11,11 @@ depends_on = None
 
 def upgrade() -> None:
     op.add_column("publications", sa.Column("maintenance_of", sa.BigInteger(), nullable=True))
+    op.create_index(
+        "ix_publications_partitions",
+        "publications",
+        ["table_name", "version", "partition_key", "rollback_of", "maintenance_of"],
+    )
     op.create_table(
         "expirations",
         sa.Column("key", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
@@ -25,4 +30,5 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     op.drop_table("expirations")
+    op.drop_index("ix_publications_partitions", "publications")
     op.drop_column("publications", "maintenance_of")
