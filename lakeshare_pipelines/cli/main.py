@@ -1,5 +1,6 @@
 """The `lakeshare` command; mounts the server's commands. Each command imports what it needs when it runs."""
 
+import logging
 import signal
 import sys
 from pathlib import Path
@@ -320,6 +321,9 @@ def maintain_table(
     """
     from lakeshare_pipelines.maintenance.run import format_plan, format_result, maintain, plan_maintenance
 
+    progress = logging.getLogger("lakeshare_pipelines.maintenance")
+    progress.setLevel(logging.INFO)
+    progress.addHandler(logging.StreamHandler())
     contract, found = _find_table(table)
     # Spark starts only if files are rewritten.
     with _open_lake_with_spark() as lake:

@@ -127,6 +127,7 @@ def compact(
         MaintenanceError: rows would change, or the table needs its own engine.
         Conflict: main is not at the latest publication.
     """
+    log.info("compacting %s at %s", table.name, ref)
     staging_for(lake, contract).open(ref)
     began = time.monotonic()
     with translate_errors(lake.settings, f"compaction of {table.name}"):

@@ -159,6 +159,7 @@ def find_unused_files(
     _require_own_folders(ledger, table, roots)
     _require_no_backup(lake, roots)
     stores = lake.stores
+    log.info("listing the files of %s and those in use", table.name)
     try:
         newest = _list_indexed_files(lake, kept[0])
         list_files = _list_iceberg_files if table.format == "iceberg" else _list_delta_files

@@ -126,10 +126,8 @@ def maintain(
     elif lake.named_catalog is not None:
         _remove_snapshots(lake, lake.named_catalog, catalog, contract, table)
     unused, files_stay = _find_unused(lake, ledger, contract, table, now)
+    log.info("removing %s files of %s, %s bytes", len(unused.files), table.name, unused.size_bytes)
     remove_files(lake, unused)
-    if files_stay:
-        log.warning("%s", files_stay)
-    log.info("%s: removed %s files, %s bytes", table.name, len(unused.files), unused.size_bytes)
     return MaintenanceResult(
         table.name,
         before,

@@ -357,7 +357,8 @@ def the_command_shows_the_same_plan(subject: Orders, monkeypatch: pytest.MonkeyP
     }
     runner = CliRunner(env={f"LAKESHARE_{name}": value for name, value in environment.items()})
     shown = runner.invoke(app, ["maintain", subject.table.name, "--plan"])
-    assert (shown.exit_code, shown.output.rstrip()) == (0, subject.plan())
+    assert (shown.exit_code, shown.stdout.rstrip()) == (0, subject.plan())
+    assert f"listing the files of {subject.table.name}" in shown.stderr
     unknown = runner.invoke(app, ["maintain", "no.table", "--plan"])
     assert unknown.exit_code == 2
     assert subject.table.name in unknown.output
