@@ -12,6 +12,7 @@ from lakeshare_pipelines.defs.wap import LakeResource, SparkResource, landing_as
 from lakeshare_pipelines.ingest import find_delivery
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.wap.checks import list_checks
+from lakeshare_pipelines.wap.staged import format_partitions
 from lakeshare_server.catalog import Catalog, Ledger, open_catalog
 from lakeshare_server.catalog.database import database_file
 from lakeshare_server.errors import Unavailable
@@ -65,6 +66,7 @@ def publish(
                 contract_digest=contract.digest,
                 verdicts={"deliveries": deliveries, "failed_checks": list(failed)},
                 run_id=run_id,
+                partition=format_partitions(days),
                 rollback_of=rollback_of,
             )
             for table in contract.tables
