@@ -26,7 +26,7 @@ from lakeshare_pipelines.wap.delta import PUBLISHED, STAGED_FOLDER, DeltaStaging
 from lakeshare_pipelines.wap.iceberg import iceberg_tables
 from lakeshare_pipelines.wap.staged import Lake
 from lakeshare_server.catalog import Ledger, Publication
-from lakeshare_server.errors import StoreMissing, Unserveable
+from lakeshare_server.errors import StoreError, StoreMissing, Unserveable
 from lakeshare_server.storage import LASTING
 from lakeshare_server.storage.locations import resolve_names
 from lakeshare_server.storage.remote import StoredObject
@@ -171,7 +171,11 @@ def find_unused_files(
     landed = _find_landed_refs(lake, contract, table)
     before_ms, files, folders = before.timestamp() * 1000, list[StoredObject](), list[str]()
     for root in roots:
-        listed = {found.location: found for found in stores.list(root)}
+        try:
+            listed = {found.location: found for found in stores.list(root)}
+        except StoreError as error:
+            fix = "No file was removed. Give the pipelines the right to list it"
+            raise WarehouseError(root, f"the folder of the table cannot be listed: {error}", fix) from error
         missing = [name for name in newest if name.startswith(f"{root}/") and name not in listed]
         if missing:
             reason = f"{len(missing)} files of the newest publication are not listed, such as {min(missing)}"

@@ -238,10 +238,9 @@ def _publish_maintained(
             return _land(lake, catalog, contract, table, compacted, run_id)
         except Conflict as conflict:
             if attempt == ATTEMPTS:
-                fix = "Nothing changed; run it when fewer publications come, or let the next run do it"
-                raise MaintenanceError(
-                    table.name, f"{ATTEMPTS} times a publication came first", fix
-                ) from conflict
+                reason = f"{ATTEMPTS} times main was not at the latest publication"
+                fix = "Run it between publications; if another program wrote to the table, publish it again first"
+                raise MaintenanceError(table.name, reason, fix) from conflict
             log.info("%s Compacting it again.", conflict)
         finally:
             drop_staging_location(lake, contract, ref)

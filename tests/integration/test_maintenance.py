@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import delta_sharing
@@ -20,7 +21,7 @@ from lakeshare_pipelines.contracts import Table
 from lakeshare_pipelines.defs.maintenance import maintenance_definitions, maintenance_key
 from lakeshare_pipelines.defs.wap import LakeResource, SparkResource
 from lakeshare_pipelines.errors import Conflict, NoSuchPublication
-from lakeshare_pipelines.maintenance.compaction import measure
+from lakeshare_pipelines.maintenance.compaction import Compacted, compact, measure
 from lakeshare_pipelines.maintenance.run import MaintenanceResult, format_plan, maintain, plan_maintenance
 from lakeshare_pipelines.share.changes import load_file_index
 from lakeshare_pipelines.share.publication import repair, rollback
@@ -312,6 +313,25 @@ def maintain_in_dagster(subject: Orders) -> Mapping[str, object]:
     [event] = done.get_asset_materialization_events()
     assert event.asset_key == key
     return {name: value.value for name, value in event.materialization.metadata.items()}
+
+
+@pytest.mark.parametrize("maintained", ["delta"], indirect=True)
+def test_a_publication_that_comes_during_compaction_wins_and_is_compacted_too(maintained, monkeypatch):
+    subject, compactions = Orders(maintained), list[int]()
+
+    def compact_while_a_day_is_published(*arguments: Any) -> Compacted:
+        compacted = compact(*arguments)
+        compactions.append(compacted.publication.version)
+        if len(compactions) == 1:
+            publish(maintained, DAYS[1])
+        return compacted
+
+    publish(maintained, DAYS[0])
+    monkeypatch.setattr("lakeshare_pipelines.maintenance.run.compact", compact_while_a_day_is_published)
+    result = subject.maintain()
+    assert (compactions, subject.latest.version, subject.latest.maintenance_of) == ([0, 1], 2, 1)
+    assert (result.after.files, subject.latest.rows, len(maintained.rows())) == (2, 12, 12)
+    assert maintained.places() == []
 
 
 @pytest.mark.campaign
