@@ -328,7 +328,7 @@ def maintain_table(
     # Spark starts only if files are rewritten.
     with _open_lake_with_spark() as lake:
         if plan:
-            lines = format_plan(plan_maintenance(lake, _open_catalog(), contract, found))
+            lines = format_plan(plan_maintenance(lake, _open_catalog(), found))
         else:
             lines = format_result(maintain(lake, _open_catalog(), contract, found))
     typer.echo("\n".join(lines))

@@ -36,6 +36,21 @@ def maintenance_definitions(contract: SetContract) -> dg.Definitions:
         for table in contract.tables
     ]
 
+    job = dg.define_asset_job(
+        f"maintain_{contract.name}",
+        selection=dg.AssetSelection.assets(*(spec.key for spec in specs)),
+        description=f"Maintain the tables of {contract.name}.",
+    )
+    schedule = dg.ScheduleDefinition(
+        name=f"maintain_{contract.name}",
+        job=job,
+        cron_schedule=contract.maintenance_schedule,
+        default_status=dg.DefaultScheduleStatus.RUNNING,
+    )
+    return dg.Definitions(assets=[_maintain_tables(contract, specs)], jobs=[job], schedules=[schedule])
+
+
+def _maintain_tables(contract: SetContract, specs: Sequence[dg.AssetSpec]) -> dg.AssetsDefinition:
     @dg.multi_asset(
         name=f"{contract.name}_maintenance",
         specs=specs,
@@ -68,18 +83,7 @@ def maintenance_definitions(contract: SetContract) -> dg.Definitions:
         if failed:
             raise dg.Failure("; ".join(map(str, failed.values())), allow_retries=False)
 
-    job = dg.define_asset_job(
-        f"maintain_{contract.name}",
-        selection=dg.AssetSelection.assets(*(spec.key for spec in specs)),
-        description=f"Maintain the tables of {contract.name}.",
-    )
-    schedule = dg.ScheduleDefinition(
-        name=f"maintain_{contract.name}",
-        job=job,
-        cron_schedule=contract.maintenance_schedule,
-        default_status=dg.DefaultScheduleStatus.RUNNING,
-    )
-    return dg.Definitions(assets=[maintain_tables], jobs=[job], schedules=[schedule])
+    return maintain_tables
 
 
 def maintenance_key(table: Table) -> dg.AssetKey:

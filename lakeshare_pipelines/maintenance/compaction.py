@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.errors import Conflict, MaintenanceError
-from lakeshare_pipelines.share.changes import TableState, get_table_state, load_file_index, select_files
+from lakeshare_pipelines.share.changes import (
+    TableState,
+    get_published_state,
+    get_table_state,
+    load_file_index,
+    select_files,
+)
 from lakeshare_pipelines.spark.rows import RowDigest, column_by_name, digest_rows
 from lakeshare_pipelines.spark.session import to_hadoop_path, translate_errors
 from lakeshare_pipelines.wap.delta import STAGED_FOLDER, DeltaStaging, table_location
@@ -98,11 +104,7 @@ def measure(lake: Lake, table: Table, latest: Publication) -> TableFigures:
         small = sum(_find_small_delta_files(state, target_bytes))
         logged = len(listing.commits) + sum(map(len, listing.checkpoints.values()))
         return TableFigures(len(sizes), sum(sizes), small, 0, 0, logged)
-    if latest.metadata_location is None or latest.snapshot_id is None:
-        raise MaintenanceError(
-            table.name, "its latest publication pins no snapshot", "Publish the table again."
-        )
-    opened, snapshot = open_metadata(stores, latest.metadata_location, latest.snapshot_id)
+    opened, snapshot = open_metadata(stores, *get_published_state(lake, latest).key)
     files, manifests = live_files(stores, snapshot, latest.location).data, list_manifests(stores, snapshot)
     sizes = files.column("size").to_pylist()
     values = [files.column("spec_id").to_pylist(), *(each.to_pylist() for each in files.partition.values())]
@@ -119,9 +121,15 @@ def find_small_files(partitions: Sequence[object], sizes: Sequence[int], target_
 
 
 def compact(
-    lake: Lake, contract: SetContract, table: Table, latest: Publication, ref: str, run_id: str
+    lake: Lake,
+    contract: SetContract,
+    table: Table,
+    latest: Publication,
+    figures: TableFigures,
+    ref: str,
+    run_id: str,
 ) -> Compacted:
-    """Rewrite the table at a new staging location `ref`, which the caller removes.
+    """Rewrite a table with these figures at a new staging location `ref`, which the caller removes.
 
     Raises:
         MaintenanceError: rows would change, or the table needs its own engine.
@@ -131,20 +139,21 @@ def compact(
     staging_for(lake, contract).open(ref)
     began = time.monotonic()
     with translate_errors(lake.settings, f"compaction of {table.name}"):
-        rewrite = _compact_iceberg if table.format == "iceberg" else _compact_delta
-        compacted = rewrite(lake, contract, table, latest, ref, run_id)
+        if table.format == "iceberg":
+            compacted = _compact_iceberg(lake, table, latest, figures, ref)
+        else:
+            compacted = _compact_delta(lake, contract, table, latest, ref, run_id)
     log.info("%s was compacted at %s in %.1f s", table.name, ref, time.monotonic() - began)
     return compacted
 
 
 def _compact_iceberg(
-    lake: Lake, contract: SetContract, table: Table, latest: Publication, ref: str, run_id: str
+    lake: Lake, table: Table, latest: Publication, figures: TableFigures, ref: str
 ) -> Compacted:
     before = get_table_state(lake, table, ref)
     if before.snapshot_id != latest.snapshot_id:
         raise Conflict([table.name], f"publication {latest.version}", f"snapshot {before.snapshot_id}")
-    wanted, figures = table.maintenance, measure(lake, table, latest)
-    catalog, is_nessie = lake.catalog(ref), lake.named_catalog is None
+    wanted, catalog, is_nessie = table.maintenance, lake.catalog(ref), lake.named_catalog is None
     if figures.small_files:
         options = {
             "target-file-size-bytes": wanted.target_mb * MIB,
@@ -186,9 +195,10 @@ def _compact_delta(
     if listing.latest != version:
         raise Conflict([table.name], f"publication {latest.version}", f"version {listing.latest}")
     state = replay(lake.stores, listing, version)
-    _require_simple(table, state)
+    require_simple(table, state.protocol)
     chosen = state.adds.filter(_find_small_delta_files(state, target_bytes))
-    rows, size_bytes = _count_rows(chosen.column("stats").to_pylist()), sum(chosen.column("size").to_pylist())
+    rows = sum(int(json.loads(text)["numRecords"]) for text in chosen.column("stats").to_pylist())
+    size_bytes = sum(chosen.column("size").to_pylist())
     names = {path.rpartition("/")[2] for path in chosen.column("path").to_pylist()}
     whole = lake.spark.read.format("delta").option("versionAsOf", version).load(to_hadoop_path(root))
     # Names of data files have no characters that a log or Spark would encode.
@@ -210,22 +220,28 @@ def _compact_delta(
     writer.option("userMetadata", json.dumps(run_properties(contract, run_id))).save(
         to_hadoop_path(staging.staged_location(table.name, ref))
     )
+    adds = staging.list_staged_adds(table.name, ref)
     staged = lake.spark.read.format("delta").load(to_hadoop_path(staging.staged_location(table.name, ref)))
     before, after = digest_rows(small, staged, by=parted)
     _require_same_rows(table, before, after)
+    if staging.list_staged_adds(table.name, ref) != adds:
+        raise Conflict([table.name], ref, "a staging location that was written to since")
     if sum(count for count, _ in after.values()) != rows:
         reason = f"the statistics of its small files count {rows} rows, and other rows were read"
         raise MaintenanceError(table.name, reason, "Rewrite the table with right statistics.")
     now_ms = int(time.time() * 1000)
+    removed = {"deletionTimestamp": now_ms, "dataChange": False, "extendedFileMetadata": True}
     removes = [
-        {"remove": {**action, "deletionTimestamp": now_ms, "dataChange": False, "extendedFileMetadata": True}}
-        for action in _list_files(chosen)
+        {"remove": {"path": path, "partitionValues": values, "size": size, **removed}}
+        for path, values, size in zip(
+            *(chosen.column(name).to_pylist() for name in ("path", "partition_values", "size")), strict=True
+        )
     ]
-    adds = [
+    added = [
         {"add": {**action, "path": f"{STAGED_FOLDER}/{ref}/{action['path']}", "dataChange": False}}
-        for action in staging.list_staged_adds(table.name, ref)
+        for action in adds
     ]
-    return Compacted(ref, latest, actions=(*removes, *adds))
+    return Compacted(ref, latest, actions=(*removes, *added))
 
 
 def commit_delta(
@@ -256,10 +272,10 @@ def _require_delta_version(publication: Publication) -> int:
     return publication.delta_version
 
 
-def _require_simple(table: Table, state: DeltaState) -> None:
+def require_simple(table: Table, protocol: Mapping[str, Any]) -> None:
     """Raises MaintenanceError for a table whose commits need more than adds and removes."""
-    features = state.protocol.get("writerFeatures")
-    is_simple = int(state.protocol.get("minWriterVersion", 1)) <= LAST_SIMPLE_WRITER
+    features = protocol.get("writerFeatures")
+    is_simple = int(protocol.get("minWriterVersion", 1)) <= LAST_SIMPLE_WRITER
     others = sorted(set(features or ()) - DELTA_FEATURES)
     if others or (features is None and not is_simple):
         reason = f"the table uses {', '.join(others) or 'features of a newer writer'}"
@@ -282,18 +298,6 @@ def _find_small_delta_files(state: DeltaState, target_bytes: int) -> list[bool]:
         for size, is_plain in zip(adds.column("size").to_pylist(), plain, strict=True)
     ]
     return find_small_files(partitions, sizes, target_bytes)
-
-
-def _count_rows(stats: Sequence[str]) -> int:
-    return sum(int(json.loads(text)["numRecords"]) for text in stats)
-
-
-def _list_files(adds: Any) -> list[dict[str, Any]]:
-    """Path, partition values and size of files, as in their log."""
-    rows = adds.select(["path", "partition_values", "size"]).to_pylist()
-    return [
-        {"path": row["path"], "partitionValues": row["partition_values"], "size": row["size"]} for row in rows
-    ]
 
 
 def _partition_columns(table: Table) -> "list[Column]":

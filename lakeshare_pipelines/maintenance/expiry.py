@@ -19,10 +19,10 @@ import pyarrow as pa
 
 from lakeshare_pipelines.backup.config import load_backups
 from lakeshare_pipelines.backup.points import Points
-from lakeshare_pipelines.contracts import SetContract, Table
+from lakeshare_pipelines.contracts import Table
 from lakeshare_pipelines.errors import WarehouseError
 from lakeshare_pipelines.share.changes import CHANGES_FOLDER, TableState, find_changes, load_file_index
-from lakeshare_pipelines.wap.delta import PUBLISHED, STAGED_FOLDER, DeltaStaging
+from lakeshare_pipelines.wap.delta import PUBLISHED, STAGED_FOLDER
 from lakeshare_pipelines.wap.iceberg import iceberg_tables
 from lakeshare_pipelines.wap.staged import Lake
 from lakeshare_server.catalog import Ledger, Publication
@@ -40,9 +40,9 @@ from lakeshare_server.tables.index import index_path
 log = logging.getLogger(__name__)
 
 DELETERS = 16
-# Spark, deltalake and Iceberg write nothing of a table outside of these.
+# Iceberg writes nothing of a table outside of these.
 ICEBERG_FOLDERS = ("data", "metadata")
-DELTA_FOLDERS = (STAGED_FOLDER, "_change_data")
+CHANGE_DATA = "_change_data"
 LOG_FILE, METADATA_NUMBER = re.compile(r"(\d{20})\."), re.compile(r"\d+")
 
 
@@ -138,9 +138,7 @@ class UnusedFiles:
         return sum(file.size_bytes for file in self.files)
 
 
-def find_unused_files(
-    lake: Lake, ledger: Ledger, contract: SetContract, table: Table, now: datetime
-) -> UnusedFiles:
+def find_unused_files(lake: Lake, ledger: Ledger, table: Table, now: datetime) -> UnusedFiles:
     """The files of a table, older than `branch_days`, that no readable or just expired publication needs.
 
     For Iceberg also those that no snapshot of main, a branch or a tag has; for Delta those of the newest version.
@@ -150,55 +148,68 @@ def find_unused_files(
             made: then no file may be removed.
     """
     before = now - timedelta(days=lake.settings.branch_days)
-    history = ledger.history(table.name)
-    oldest = ledger.oldest_readable(table.name, before)
+    history, oldest = ledger.history(table.name), ledger.oldest_readable(table.name, before)
     kept = [publication for publication in history if publication.version >= oldest]
     if not kept:
         return UnusedFiles()
     roots = sorted({publication.location.rstrip("/") for publication in history})
     _require_own_folders(ledger, table, roots)
     _require_no_backup(lake, roots)
-    stores = lake.stores
     log.info("listing the files of %s and those in use", table.name)
-    try:
-        newest = _list_indexed_files(lake, kept[0])
-        list_files = _list_iceberg_files if table.format == "iceberg" else _list_delta_files
-        names = {*newest, *list_files(lake, table, kept), *_list_changed_files(lake, kept[-1])}
-        used = {stores.place(name).location for name in names}
-    except (*LASTING, Unserveable, OSError, KeyError, TypeError, ValueError, OverflowError) as error:
-        fix = "No file was removed. Restore what is missing, or publish the table again."
-        raise WarehouseError(roots[-1], f"the files in use cannot be determined: {error}", fix) from error
-    landed = _find_landed_refs(lake, contract, table)
+    # Listed first: what comes into use after the listing is in use when that is looked for, or is not listed.
+    listed = {root: _list_folder(lake.stores, root) for root in roots}
+    used = _find_used(lake, table, kept, listed)
     before_ms, files, folders = before.timestamp() * 1000, list[StoredObject](), list[str]()
-    for root in roots:
-        try:
-            listed = {found.location: found for found in stores.list(root)}
-        except StoreError as error:
-            fix = "No file was removed. Give the pipelines the right to list it"
-            raise WarehouseError(root, f"the folder of the table cannot be listed: {error}", fix) from error
-        missing = [name for name in newest if name.startswith(f"{root}/") and name not in listed]
-        if missing:
-            reason = f"{len(missing)} files of the newest publication are not listed, such as {min(missing)}"
-            fix = "No file was removed. Restore them, or look whether the store's listings lag."
-            raise WarehouseError(root, reason, fix)
+    for root, found_there in listed.items():
         old = [
             found
-            for name, found in listed.items()
+            for name, found in found_there.items()
             if _without_checksum(name) not in used and found.modified_ms <= before_ms
         ]
         if table.format == "iceberg":
             files += [found for found in old if found.location.removeprefix(f"{root}/").startswith(_FOLDERS)]
         else:
-            unused = _Staged.of(root, listed, used, landed, before_ms)
-            folders += unused.folders
-            files += [found for found in old if unused.may_remove(found.location)]
-            whole = tuple(f"{folder}/" for folder in unused.folders)
-            files += [found for name, found in listed.items() if name.startswith(whole)]
-            files += _list_old_log(stores, root, kept, before_ms)
+            staged = _Staged.of(root, found_there, used, before_ms)
+            folders += staged.unused
+            whole = tuple(f"{folder}/" for folder in staged.unused)
+            files += [found for name, found in found_there.items() if name.startswith(whole)]
+            files += [found for found in old if staged.may_remove(found.location)]
+            needed = _find_needed_checkpoint(lake.stores, root, kept)
+            files += [found for found in old if _get_log_version(root, found, needed) < needed]
     digests = {digest for row in kept for digest in (row.index_digest, row.changes_digest)}
     expired = (row for row in history if row.version < oldest)
     indexes = {digest for row in expired for digest in (row.index_digest, row.changes_digest) if digest}
     return UnusedFiles(tuple(files), tuple(folders), tuple(sorted(indexes - digests)))
+
+
+def _list_folder(stores: Stores, root: str) -> dict[str, StoredObject]:
+    try:
+        return {found.location: found for found in stores.list(root)}
+    except StoreError as error:
+        fix = "No file was removed. Give the pipelines the right to list it"
+        raise WarehouseError(root, f"the folder of the table cannot be listed: {error}", fix) from error
+
+
+def _find_used(
+    lake: Lake, table: Table, kept: Sequence[Publication], listed: Mapping[str, Mapping[str, StoredObject]]
+) -> set[str]:
+    """The locations that must stay; raises WarehouseError if one of the newest publication is not listed."""
+    try:
+        newest = _list_indexed_files(lake, kept[0])
+        list_files = _list_iceberg_files if table.format == "iceberg" else _list_delta_files
+        names = {*newest, *list_files(lake, table, kept), *_list_changed_files(lake, kept[-1])}
+        used = {lake.stores.place(name).location for name in names}
+    except (*LASTING, Unserveable, OSError, KeyError, TypeError, ValueError, OverflowError) as error:
+        fix = "No file was removed. Restore what is missing, or publish the table again."
+        reason = f"the files in use cannot be determined: {error}"
+        raise WarehouseError(kept[0].location, reason, fix) from error
+    for root, found_there in listed.items():
+        missing = [name for name in newest if name.startswith(f"{root}/") and name not in found_there]
+        if missing:
+            reason = f"{len(missing)} files of the newest publication are not listed, such as {min(missing)}"
+            fix = "No file was removed. Restore them, or look whether the store's listings lag."
+            raise WarehouseError(root, reason, fix)
+    return used
 
 
 def _without_checksum(location: str) -> str:
@@ -212,23 +223,19 @@ _FOLDERS = tuple(f"{folder}/" for folder in ICEBERG_FOLDERS)
 
 @dataclass(frozen=True)
 class _Staged:
-    """The staging locations of a Delta table: `folders` have nothing that is used, others are left alone."""
+    """The published staging locations of a Delta table, and the folders of those of which no file is used.
+
+    Others, also those that a run did not mark before it ended, are left to the janitor.
+    """
 
     root: str
-    landed: frozenset[str]
-    folders: tuple[str, ...]
+    published: frozenset[str]
+    unused: tuple[str, ...]
 
     @classmethod
-    def of(
-        cls,
-        root: str,
-        listed: Mapping[str, StoredObject],
-        used: set[str],
-        landed: frozenset[str],
-        before_ms: float,
-    ) -> "_Staged":
+    def of(cls, root: str, listed: Mapping[str, StoredObject], used: set[str], before_ms: float) -> "_Staged":
         above = f"{root}/{STAGED_FOLDER}/"
-        kept, published = set[str](), set(landed)
+        kept, published = set[str](), set[str]()
         for name, found in listed.items():
             if name.startswith(above):
                 ref, _, file = name.removeprefix(above).partition("/")
@@ -239,14 +246,14 @@ class _Staged:
         return cls(root, frozenset(published), tuple(above + ref for ref in sorted(published - kept)))
 
     def may_remove(self, location: str) -> bool:
-        """Whether an unused file is one of the table's data: the log and other folders have rules of their own."""
+        """Whether an unused file is one of the table's data: the log and whole folders have rules of their own."""
         first, _, rest = _without_checksum(location).removeprefix(f"{self.root}/").partition("/")
         if first == STAGED_FOLDER:
             ref, _, file = rest.partition("/")
             is_data = not file.startswith((LOG, PUBLISHED))
-            return is_data and ref in self.landed and f"{self.root}/{STAGED_FOLDER}/{ref}" not in self.folders
+            return is_data and ref in self.published and f"{self.root}/{first}/{ref}" not in self.unused
         # As VACUUM: hidden folders are not the table's, but a partition column may begin with an underscore.
-        return first in DELTA_FOLDERS or not first.startswith(("_", ".")) or ("=" in first and bool(rest))
+        return first == CHANGE_DATA or not first.startswith(("_", ".")) or ("=" in first and bool(rest))
 
 
 def remove_files(lake: Lake, unused: UnusedFiles) -> None:
@@ -279,12 +286,8 @@ def _require_own_folders(ledger: Ledger, table: Table, roots: Sequence[str]) -> 
 def _require_no_backup(lake: Lake, roots: Sequence[str]) -> None:
     for backup in load_backups(lake.settings):
         source = backup.source.url.rstrip("/")
-        days = (
-            []
-            if not any(f"{root}/".startswith(f"{source}/") for root in roots)
-            else Points(backup).unfinished()
-        )
-        if days:
+        is_source = any(f"{root}/".startswith(f"{source}/") for root in roots)
+        if is_source and (days := Points(backup).unfinished()):
             reason = f"backup {backup.name} is making its point {days[0]}"
             fix = f"No file was removed. A later run does it; `lakeshare backup release {backup.name} {days[0]}` ends "
             raise WarehouseError(roots[-1], reason, fix + "a point that was given up.")
@@ -359,28 +362,14 @@ def _list_changed_files(lake: Lake, oldest: Publication) -> set[str]:
     return {name for name in names if f"/{CHANGES_FOLDER}/" not in name}
 
 
-def _find_landed_refs(lake: Lake, contract: SetContract, table: Table) -> frozenset[str]:
-    if table.format != "delta":
-        return frozenset()
-    staging = DeltaStaging(lake, contract)
-    above = staging.staged_location(table.name, "").rstrip("/")
-    return frozenset(staging.find_landed(lake.stores.folders(above, missing_ok=True)))
-
-
-def _list_old_log(
-    stores: Stores, root: str, kept: Sequence[Publication], before_ms: float
-) -> list[StoredObject]:
-    """The files of a Delta log that are older than the last checkpoint before the oldest kept publication."""
+def _find_needed_checkpoint(stores: Stores, root: str, kept: Sequence[Publication]) -> int:
+    """The version of the last checkpoint before the oldest kept publication; 0 without one."""
     versions = [row.version for row in kept if row.location.rstrip("/") == root]
-    if not versions:
-        return []
-    needed = max((at for at in list_log(stores, root).checkpoints if at < min(versions)), default=0)
-    folder = f"{root}/{LOG}/"
-    files = (
-        (LOG_FILE.match(found.location.removeprefix(folder)), found) for found in stores.list(folder[:-1])
-    )
-    return [
-        found
-        for name, found in files
-        if name is not None and int(name[1]) < needed and found.modified_ms <= before_ms
-    ]
+    checkpoints = list_log(stores, root).checkpoints if versions else ()
+    return max((at for at in checkpoints if at < min(versions)), default=0)
+
+
+def _get_log_version(root: str, found: StoredObject, otherwise: int) -> int:
+    """The version of a file in a Delta log; `otherwise` for other files."""
+    name = LOG_FILE.match(_without_checksum(found.location).removeprefix(f"{root}/{LOG}/"))
+    return otherwise if name is None else int(name[1])

@@ -26,7 +26,11 @@ from lakeshare_pipelines.maintenance.expiry import (
     remove_files,
     write_metadata_without,
 )
-from lakeshare_pipelines.share.changes import TableState, get_table_state, record_changes_since_latest
+from lakeshare_pipelines.share.changes import (
+    get_published_state,
+    get_table_state,
+    record_changes_since_latest,
+)
 from lakeshare_pipelines.share.publication import complete_publications, record_repeats, repeat_properties
 from lakeshare_pipelines.spark.catalogs import NamedCatalog
 from lakeshare_pipelines.spark.stores import translate_delta_errors
@@ -77,7 +81,7 @@ class MaintenanceResult:
 
 
 def plan_maintenance(
-    lake: Lake, catalog: Catalog, contract: SetContract, table: Table, now: datetime | None = None
+    lake: Lake, catalog: Catalog, table: Table, now: datetime | None = None
 ) -> MaintenancePlan:
     """What `maintain` would do to a table, from metadata and listings only; changes nothing.
 
@@ -92,7 +96,7 @@ def plan_maintenance(
     if table.format == "iceberg":
         state = get_table_state(lake, table, "main")
         removable = list_removable_snapshots(lake, ledger, table, latest, kept, state)
-    unused, files_stay = _find_unused(lake, ledger, contract, table, now)
+    unused, files_stay = _find_unused(lake, ledger, table, now)
     compacts = table.maintenance.compacts
     return MaintenancePlan(
         table=table.name,
@@ -118,20 +122,21 @@ def maintain(
         CatalogConflict: a run of the set held its lock for too long.
     """
     ledger, now = Ledger(catalog), now or datetime.now(UTC)
-    before = measure(lake, table, _require_latest(ledger, table))
+    _require_latest(ledger, table)
     _expire(lake, catalog, contract, table, now)
-    publication = _publish_maintained(lake, catalog, contract, table)
+    before = measure(lake, table, _require_latest(ledger, table))
+    publication = _publish_maintained(lake, catalog, contract, table, before)
     if table.format == "delta":
         _write_checkpoint(lake, table)
     elif lake.named_catalog is not None:
         _remove_snapshots(lake, lake.named_catalog, catalog, contract, table)
-    unused, files_stay = _find_unused(lake, ledger, contract, table, now)
+    unused, files_stay = _find_unused(lake, ledger, table, now)
     log.info("removing %s files of %s, %s bytes", len(unused.files), table.name, unused.size_bytes)
     remove_files(lake, unused)
     return MaintenanceResult(
         table.name,
         before,
-        measure(lake, table, _require_latest(ledger, table)),
+        before if publication is None else measure(lake, table, publication),
         publication,
         ledger.oldest_readable(table.name),
         unused,
@@ -195,12 +200,10 @@ def _require_latest(ledger: Ledger, table: Table) -> Publication:
     return latest
 
 
-def _find_unused(
-    lake: Lake, ledger: Ledger, contract: SetContract, table: Table, now: datetime
-) -> tuple[UnusedFiles, str]:
+def _find_unused(lake: Lake, ledger: Ledger, table: Table, now: datetime) -> tuple[UnusedFiles, str]:
     """The unused files, or why none may be removed."""
     try:
-        return find_unused_files(lake, ledger, contract, table, now), ""
+        return find_unused_files(lake, ledger, table, now), ""
     except WarehouseError as refusal:
         return UnusedFiles(), str(refusal)
 
@@ -216,7 +219,7 @@ def _expire(lake: Lake, catalog: Catalog, contract: SetContract, table: Table, n
 
 
 def _publish_maintained(
-    lake: Lake, catalog: Catalog, contract: SetContract, table: Table
+    lake: Lake, catalog: Catalog, contract: SetContract, table: Table, figures: TableFigures
 ) -> Publication | None:
     """Compact a table and remove snapshots from its metadata, as a new publication; None if neither is worth it."""
     for attempt in range(1, ATTEMPTS + 1):
@@ -224,15 +227,15 @@ def _publish_maintained(
         latest = _require_latest(ledger, table)
         ref = make_staging_name(contract.name, (f"maintenance_{table.short_name}",), run_id, 0)
         try:
-            if table.maintenance.compacts and measure(lake, table, latest).needs_compaction(lake):
+            if table.maintenance.compacts and figures.needs_compaction(lake):
                 record_begin(lake, ref)
-                compacted = compact(lake, contract, table, latest, ref, run_id)
+                compacted = compact(lake, contract, table, latest, figures, ref, run_id)
             elif (
                 table.format == "iceberg"
                 and lake.named_catalog is None
-                and _has_old_snapshots(lake, ledger, table, latest)
+                and _list_old_snapshots(lake, ledger, table, latest)
             ):
-                compacted = Compacted(None, latest, TableState(*_pins(latest), lake.stores))
+                compacted = Compacted(None, latest, get_published_state(lake, latest))
             else:
                 return None
             return _land(lake, catalog, contract, table, compacted, run_id)
@@ -242,6 +245,7 @@ def _publish_maintained(
                 fix = "Run it between publications; if another program wrote to the table, publish it again first"
                 raise MaintenanceError(table.name, reason, fix) from conflict
             log.info("%s Compacting it again.", conflict)
+            figures = measure(lake, table, _require_latest(ledger, table))
         finally:
             drop_staging_location(lake, contract, ref)
     raise AssertionError("unreachable: the last attempt returns or raises")
@@ -290,11 +294,11 @@ def _land_delta(
     DeltaStaging(lake, contract).mark_published(f"{root}/{STAGED_FOLDER}/{compacted.ref}")
 
 
-def _has_old_snapshots(lake: Lake, ledger: Ledger, table: Table, latest: Publication) -> bool:
-    oldest = ledger.oldest_readable(table.name)
-    state = get_table_state(lake, table, "main")
+def _list_old_snapshots(lake: Lake, ledger: Ledger, table: Table, latest: Publication) -> list[int]:
+    """The removable snapshots of main; none while too few are to be worth it."""
+    oldest, state = ledger.oldest_readable(table.name), get_table_state(lake, table, "main")
     removable = list_removable_snapshots(lake, ledger, table, latest, oldest, state)
-    return _are_worth_removing(ledger, table, removable)
+    return removable if _are_worth_removing(ledger, table, removable) else []
 
 
 def _are_worth_removing(ledger: Ledger, table: Table, snapshots: Collection[int]) -> bool:
@@ -305,28 +309,15 @@ def _are_worth_removing(ledger: Ledger, table: Table, snapshots: Collection[int]
     return not numbered.isdisjoint(snapshots)
 
 
-def _pins(publication: Publication) -> tuple[str, int]:
-    if publication.metadata_location is None or publication.snapshot_id is None:
-        raise MaintenanceError(
-            publication.table, "its latest publication pins no snapshot", "Publish it again."
-        )
-    return publication.metadata_location, publication.snapshot_id
-
-
 def _remove_snapshots(
     lake: Lake, named: NamedCatalog, catalog: Catalog, contract: SetContract, table: Table
 ) -> None:
     """Remove old snapshots from the metadata in a catalog that writes it itself; the publications keep their files."""
     ledger = Ledger(catalog)
     with lock_set(catalog, contract.name, f"expiry of {table.name}", lake.settings.lock_wait_s):
-        latest, tables = _require_latest(ledger, table), BranchTables(lake, named)
-        if not _has_old_snapshots(lake, ledger, table, latest):
-            return
-        state = get_table_state(lake, table, "main")
-        oldest = ledger.oldest_readable(table.name)
-        tables.remove_snapshots(
-            table.name, list_removable_snapshots(lake, ledger, table, latest, oldest, state)
-        )
+        old = _list_old_snapshots(lake, ledger, table, _require_latest(ledger, table))
+        if old:
+            BranchTables(lake, named).remove_snapshots(table.name, old)
 
 
 def _write_checkpoint(lake: Lake, table: Table) -> None:

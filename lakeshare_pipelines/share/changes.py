@@ -288,7 +288,7 @@ def restore_changes(
                 try:
                     after = load_file_index(lake, row)
                     digest = _record(
-                        lake, table, before, _get_published_state(lake, row), after, row.index_digest
+                        lake, table, before, get_published_state(lake, row), after, row.index_digest
                     )
                 except (StoreError, Unserveable, PipelineError) as error:
                     log.warning(
@@ -330,7 +330,7 @@ def _record(
     after: FileIndex,
     after_digest: str,
 ) -> str:
-    published, stores = None if before is None else _get_published_state(lake, before), state.stores
+    published, stores = None if before is None else get_published_state(lake, before), state.stores
     change = StateChange(
         version=_next_version(before),
         before=None if before is None else load_file_index(lake, before),
@@ -364,7 +364,7 @@ def _add_change_files(
     return replace(change, change_files=files)
 
 
-def _get_published_state(lake: Lake, publication: Publication) -> TableState:
+def get_published_state(lake: Lake, publication: Publication) -> TableState:
     if publication.metadata_location is None or publication.snapshot_id is None:
         raise NoSuchPublication(publication.table, publication.version)
     return TableState(publication.metadata_location, publication.snapshot_id, lake.stores)
@@ -377,7 +377,7 @@ def load_file_index(lake: Lake, publication: Publication) -> FileIndex:
         if publication.format == "delta":
             snapshot = read_delta(publication.location, publication.delta_version, lake.stores)
         else:
-            snapshot = _get_published_state(lake, publication).read(lake.settings.vectors_location)
+            snapshot = get_published_state(lake, publication).read(lake.settings.vectors_location)
         index = open_index(lake.settings.index_dir, keep_index(lake, snapshot).digest)
     return index
 

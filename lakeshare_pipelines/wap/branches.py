@@ -20,7 +20,6 @@ from lakeshare_pipelines.wap.iceberg import (
     IcebergStaging,
     MainCommit,
     format_create_table,
-    rewrite_until_serveable,
 )
 from lakeshare_pipelines.wap.stage import PROPERTY, Landed
 from lakeshare_pipelines.wap.staged import Lake, Staged, TablePointer, make_staging_prefix
@@ -212,18 +211,6 @@ class BranchStaging(IcebergStaging):
             if opened is not None and main is not None:
                 self.tables.commit(name, {ref: None}, (set_branch(opened, ref, main),))
         return format_snapshots(base)
-
-    def make_serveable(self, ref: str, table: Table) -> tuple[str, ...]:
-        promise = table.serveable_to
-        if not promise.rewrite or not promise.clients:
-            return ()
-        return rewrite_until_serveable(
-            self.lake.spark,
-            self.lake.table_at(table.name),
-            promise.clients,
-            lambda: self._clients(table, ref).verdicts,
-            branch=ref,
-        )
 
     def seal(self, ref: str) -> str:
         heads = {name: get_snapshot_id(self.tables.require(name), ref) for name in self.names}

@@ -220,14 +220,14 @@ class DeltaStaging:
             for ref in written_ms.keys() - published:
                 since_ms[ref] = max(since_ms.get(ref, 0), written_ms[ref])
         # A run that ended before its locations were marked; otherwise no commit is read.
-        landed = self.find_landed(since_ms.keys()) if since_ms else set()
+        landed = self._find_landed(since_ms.keys()) if since_ms else set()
         return [
             (ref, datetime.fromtimestamp(at_ms / 1000, UTC))
             for ref, at_ms in since_ms.items()
             if ref not in landed
         ]
 
-    def find_landed(self, refs: Collection[str]) -> set[str]:
+    def _find_landed(self, refs: Collection[str]) -> set[str]:
         """Those of these staging locations that a table's commits name."""
         commits = (commit for name in self.tables for _, commit in self._effective_commits(name))
         return {ref for commit in commits if (ref := str(commit.get(PROPERTY + "ref"))) in refs}

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+ATTEMPTS = 5
+
 
 @dataclass(frozen=True)
 class MainCommit:
@@ -128,8 +130,15 @@ class NessieTables:
         publisher.put_table(target.table, restored, "main", main, message=message, properties=properties)
 
     def heads(self, table: str) -> Sequence[TablePointer]:
-        refs = [f"{ref.name}@{ref.hash}" for ref in self.lake.nessie().references()]
-        return [state for ref in refs if (state := self.find(table, ref)) is not None]
+        for attempt in range(1, ATTEMPTS + 1):
+            refs = [f"{ref.name}@{ref.hash}" for ref in self.lake.nessie().references()]
+            try:
+                return [state for ref in refs if (state := self.find(table, ref)) is not None]
+            except NessieError as error:
+                # A branch that was dropped since; its set may be on main now.
+                if error.code != "REFERENCE_NOT_FOUND" or attempt == ATTEMPTS:
+                    raise
+        raise AssertionError("unreachable: the last attempt returns or raises")
 
     def advance(
         self, latest: Publication, ref: str | None, state: TablePointer, properties: Mapping[str, str]
@@ -139,7 +148,9 @@ class NessieTables:
         now = publisher.content(latest.table, f"main@{main}")
         content = now if ref is None else publisher.content(latest.table, ref)
         pinned = latest.metadata_location, latest.snapshot_id
-        if now is None or content is None or (now.metadata_location, now.snapshot_id) != pinned:
+        is_as_before = now is not None and (now.metadata_location, now.snapshot_id) == pinned
+        # A branch that was written to since is not the state that was compared.
+        if now is None or content is None or not is_as_before or content.snapshot_id != state.snapshot_id:
             raise Conflict([latest.table], f"publication {latest.version}", main)
         content = replace(content, id=now.id, metadata_location=state.metadata_location)
         message = f"Maintain {latest.table}: the rows of publication {latest.version}"
@@ -225,11 +236,14 @@ class IcebergStaging:
         promise = table.serveable_to
         if not promise.rewrite or not promise.clients:
             return ()
+        # Procedures take the branch of a table as an argument.
+        is_nessie = self.lake.named_catalog is None
         return rewrite_until_serveable(
             self.lake.spark,
-            self.lake.table_at(table.name, ref),
+            self.lake.table_at(table.name, ref if is_nessie else "main"),
             promise.clients,
             lambda: self._clients(table, ref).verdicts,
+            branch=None if is_nessie else ref,
         )
 
     def clients(self, staged: Staged, table: Table) -> ClientMatrix:

@@ -14,7 +14,7 @@ def main_state(lake: Lake, contract: SetContract) -> dict[str, object]:
         states = {table.name: iceberg_tables(lake).find(table.name, "main") for table in contract.tables}
         if lake.named_catalog is None:
             return states
-        # Elsewhere a new branch is a new metadata file of the table.
+        # In other catalogs a new branch is a new metadata file of the table.
         return {name: state and state.snapshot_id for name, state in states.items()}
     staging = DeltaStaging(lake, contract)
     return {table.name: next(staging.commits(table.name), (None,))[0] for table in contract.tables}

@@ -5,7 +5,9 @@ import json
 import pytest
 from pyiceberg.table.metadata import TableMetadataUtil
 
-from lakeshare_pipelines.maintenance.compaction import find_small_files
+from lakeshare_pipelines.contracts import Table
+from lakeshare_pipelines.errors import MaintenanceError
+from lakeshare_pipelines.maintenance.compaction import find_small_files, require_simple
 from lakeshare_pipelines.maintenance.expiry import write_metadata_without
 from lakeshare_server.settings import StoreSettings
 from lakeshare_server.storage import Stores
@@ -24,6 +26,24 @@ def test_files_under_three_quarters_of_the_target_are_rewritten_from_five_of_a_p
     partitions, sizes, expected
 ):
     assert find_small_files(partitions, sizes, 100) == expected
+
+
+@pytest.mark.parametrize(
+    "protocol",
+    [
+        {"minWriterVersion": 5},
+        {"minWriterVersion": 7, "writerFeatures": ["appendOnly", "rowTracking"]},
+        {"minWriterVersion": 7, "writerFeatures": ["columnMapping"]},
+        {"minWriterVersion": 7, "writerFeatures": ["clustering", "domainMetadata"]},
+        {"minWriterVersion": 7, "writerFeatures": ["inCommitTimestamp"]},
+    ],
+)
+def test_delta_tables_whose_commits_need_more_are_left_to_their_engine(protocol):
+    table = Table("lake.orders", "delta", ())
+    with pytest.raises(MaintenanceError, match="OPTIMIZE"):
+        require_simple(table, protocol)
+    require_simple(table, {"minWriterVersion": 4})
+    require_simple(table, {"minWriterVersion": 7, "writerFeatures": ["appendOnly", "deletionVectors"]})
 
 
 def test_metadata_without_a_snapshot_is_its_next_file_and_loses_nothing_else(tmp_path):
