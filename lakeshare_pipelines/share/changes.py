@@ -278,26 +278,32 @@ def restore_changes(
     They are computed from the two states, which may give other files: the publication then names another index.
     Where a state cannot be read any more, a warning is logged and the publication stays as it is.
     """
-    restored, ledger = [], Ledger(catalog)
+    ledger, restored = Ledger(catalog), list[Publication]()
+    lost = [(table, *pair) for table in contract.tables for pair in _find_lost(lake, ledger, table)]
+    if not lost:
+        return []
     with lock_set(catalog, contract.name, "repair", wait_s) as lease:
-        for table in contract.tables:
-            history, oldest = ledger.history(table.name)[::-1], ledger.oldest_readable(table.name)
-            for before, row in zip([None, *history[:-1]], history, strict=True):
-                if row.version < oldest or _has_changes(lake, before, row):
-                    continue
-                try:
-                    after = load_file_index(lake, row)
-                    digest = _record(
-                        lake, table, before, get_published_state(lake, row), after, row.index_digest
-                    )
-                except (StoreError, Unserveable, PipelineError) as error:
-                    log.warning(
-                        "the changes of %s in publication %s stay lost: %s", row.table, row.version, error
-                    )
-                    continue
-                restored.append(ledger.replace_changes(row, digest, lease))
-                log.info("recorded the changes of %s in publication %s again", row.table, row.version)
+        for table, before, row in lost:
+            try:
+                after, state = load_file_index(lake, row), get_published_state(lake, row)
+                digest = _record(lake, table, before, state, after, row.index_digest)
+            except (StoreError, Unserveable, PipelineError) as error:
+                message = "the changes of %s in publication %s stay lost: %s"
+                log.warning(message, row.table, row.version, error)
+                continue
+            restored.append(ledger.replace_changes(row, digest, lease))
+            log.info("recorded the changes of %s in publication %s again", row.table, row.version)
     return restored
+
+
+def _find_lost(lake: Lake, ledger: Ledger, table: Table) -> list[tuple[Publication | None, Publication]]:
+    """The readable publications without their changes, each after the one before it; found without the set's lock."""
+    history, oldest = ledger.history(table.name)[::-1], ledger.oldest_readable(table.name)
+    return [
+        (before, row)
+        for before, row in zip([None, *history[:-1]], history, strict=True)
+        if row.version >= oldest and not _has_changes(lake, before, row)
+    ]
 
 
 def _has_changes(lake: Lake, before: Publication | None, row: Publication) -> bool:

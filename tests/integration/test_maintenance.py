@@ -39,6 +39,7 @@ from lakeshare_server.catalog import (
 )
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.tables.delta.log import LOG, list_log
+from lakeshare_server.tables.index import index_path
 from tests.builders.campaign import campaign_size
 from tests.builders.publications import a_publication
 from tests.builders.sets import a_contract, green, orders, staged_without_reading
@@ -353,28 +354,40 @@ def test_a_branch_that_was_written_to_after_the_comparison_is_not_published(main
     assert (maintained.seen(), maintained.places()) == (state, [])
 
 
+def reason_why_files_stay(subject: Orders) -> str:
+    return plan_maintenance(
+        subject.published_set.lake, subject.published_set.catalog, subject.table
+    ).files_stay
+
+
 @pytest.mark.parametrize("maintained", ["delta"], indirect=True)
-def test_what_must_not_be_compacted_or_removed_is_left_with_its_reason(maintained, monkeypatch):
+def test_what_must_not_be_compacted_or_removed_is_left_with_its_reason(maintained):
     subject, ledger = Orders(maintained), Ledger(maintained.catalog)
     with pytest.raises(MaintenanceError, match="has no publication"):
         subject.maintain()
-    publish(maintained, DAYS[0])
+    for day in DAYS[:2]:
+        publish(maintained, day)
     files = subject.files()
     kept_as_it_is = replace(subject.table, maintenance=Maintenance(compacts=False))
     plan = plan_maintenance(maintained.lake, maintained.catalog, kept_as_it_is)
-    assert (plan.rewrites_files, plan.figures.small_files) == (False, 6)
+    assert (plan.rewrites_files, plan.figures.small_files) == (False, 12)
     opened = maintained.lake.open_delta(subject.latest.location)
     assert opened is not None
-    opened.alter.set_table_properties({"delta.enableRowTracking": "true"}, raise_if_not_exists=False)
+    opened.create_checkpoint()
+    opened.alter.set_table_properties({"delta.appendOnly": "false"})
     with pytest.raises(MaintenanceError, match="main was not at the latest publication"):
         subject.maintain()
-    ledger.append(
-        [a_publication(table=f"{subject.table.name}_inside", location=f"{subject.latest.location}/inside")]
-    )
-    assert (
-        "_inside is in the same folder"
-        in plan_maintenance(maintained.lake, maintained.catalog, kept_as_it_is).files_stay
-    )
+    first, inside = ledger.at(subject.table.name, 0), f"{subject.table.name}_inside"
+    assert first is not None
+    log = f"{first.location}/{LOG}/{0:020d}.json"
+    content = maintained.lake.stores.read(log)
+    maintained.lake.stores.delete(log)
+    index_path(maintained.lake.settings.index_dir, first.index_digest).unlink()
+    assert "the files in use cannot be determined" in reason_why_files_stay(subject)
+    maintained.lake.stores.write(log, content)
+    assert reason_why_files_stay(subject) == ""
+    ledger.append([a_publication(table=inside, location=f"{first.location}/inside")])
+    assert f"{inside} is in the same folder" in reason_why_files_stay(subject)
     assert files <= subject.files()
 
 
