@@ -52,11 +52,8 @@ READ_BY_SPARK_DELTA = (
     SERVED
     if IS_CAMPAIGN
     else [
-        *("renamed", "struct_replaced", "in_list_and_map", "renamed_partition", "odd_names"),
-        *("without_zone_partition", "widened_inside", "everything", "adopted_by_time"),
-        *("by_identity_of_decimals", "by_several", "by_void", "by_numbers_with_a_fraction"),
-        *("by_bytes_and_flags", "primitives_v2", "without_metrics_counts", "nested"),
-        *("variant", "variant_inside", "variant_shredded", "v2_partitioned_anew", "v3_many_generations"),
+        *("renamed_partition", "odd_names", "struct_replaced", "widened_inside", "without_zone_partition"),
+        *("by_identity_of_decimals", "primitives_v2", "variant_inside", "v3_many_generations"),
     ]
 )
 # One table for each combination of outcomes.

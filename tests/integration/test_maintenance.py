@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,12 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from lakeshare_pipelines.backup.config import load_backups
-from lakeshare_pipelines.backup.points import Points
+from lakeshare_pipelines.backup.config import Backup, load_backups
+from lakeshare_pipelines.backup.model import Point
+from lakeshare_pipelines.backup.points import Points, wait_for_point_name
+from lakeshare_pipelines.backup.restore.tables import PointRestore
+from lakeshare_pipelines.backup.run import BackupRun, make_point
+from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.cli.main import app
 from lakeshare_pipelines.contracts import Table
 from lakeshare_pipelines.contracts.model import Maintenance
@@ -394,16 +398,19 @@ def test_what_must_not_be_compacted_or_removed_is_left_with_its_reason(maintaine
 @pytest.mark.campaign
 @pytest.mark.parametrize("maintained", ["iceberg", "delta", IN_SQL], indirect=True)
 def test_a_year_of_publications_ends_with_the_files_and_metadata_of_those_that_are_kept(
-    maintained, monkeypatch
+    maintained, tmp_path, monkeypatch
 ):
-    """Each day is published alone, a row or more; maintenance is weekly."""
+    """Each day is published alone, a row or more; maintenance is weekly; kept days are backed up, too."""
     subject, days, week = Orders(maintained), campaign_size(8, 365), campaign_size(3, 7)
+    points: dict[int, Point] = {}
     monkeypatch.setattr("lakeshare_pipelines.maintenance.run.COMMITS_PER_CHECKPOINT", campaign_size(2, 10))
     # A SQL catalog has its own way to compact a table.
     rows_of_last_day = 6 if maintained.lake.named_catalog else 1
     for number in range(1, days + 1):
         day = str(date(2024, 1, 1) + timedelta(days=number - 1))
         publish(maintained, day, rows_of_last_day if number == days else 1)
+        if number in range(days - KEPT_OF_A_YEAR + 1, days, 10):
+            points[number] = back_up(subject, tmp_path)
         if number % week == 0:
             subject.maintain()
     subject.maintain()
@@ -430,8 +437,34 @@ def test_a_year_of_publications_ends_with_the_files_and_metadata_of_those_that_a
     data = {name for name in subject.files() if name.endswith(".parquet") and LOG not in name}
     assert {location + name for name in data} == set().union(*(used_files(subject, each) for each in kept))
     assert latest <= days + days // week + 1
+    assert {number: rows_of_point(subject, tmp_path, point) for number, point in points.items()} == {
+        number: number for number in points
+    }
     maintained.require_spark_reads_the_same()
     the_command_shows_the_same_plan(subject, monkeypatch)
+
+
+def a_backup_of(subject: Orders, folder: Path) -> Backup:
+    """A backup of the folder in which the tables of the set are."""
+    source = subject.latest.location.removeprefix("file://").rpartition("/")[0]
+    target = StoreAddress(url=str(folder / "backups"))
+    return Backup(name="lake", source=StoreAddress(url=source), target=target)
+
+
+def back_up(subject: Orders, folder: Path) -> Point:
+    """A verified point of the tables as they are."""
+    settings, day = subject.published_set.lake.settings, wait_for_point_name()
+    making = BackupRun(settings, a_backup_of(subject, folder), day, "test")
+    point = make_point(making, datetime.now(UTC), lambda _: None, lambda _: None)
+    assert point.verification.status == "verified", point.verification
+    return point
+
+
+def rows_of_point(subject: Orders, folder: Path, point: Point) -> int:
+    """The rows of the table as it is restored from a point to another folder and opened there."""
+    root = subject.latest.location.rpartition("/")[2]
+    restore = PointRestore(subject.published_set.lake.settings, a_backup_of(subject, folder), point)
+    return restore.elsewhere(root, StoreAddress(url=str(folder / "restored" / point.day))).rows
 
 
 def the_command_shows_the_same_plan(subject: Orders, monkeypatch: pytest.MonkeyPatch) -> None:

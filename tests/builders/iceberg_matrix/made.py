@@ -48,7 +48,7 @@ class Makers:
         nessie, branch = lake.nessie(), f"matrix-{uuid.uuid4().hex[:12]}"
         nessie.create_branch(branch, nessie.reference("main").hash)
         any_case = _catalogs(lake, session_of_its_own(lake.spark), warehouse, branch)
-        any_case["nessie"].spark.sql(f"CREATE NAMESPACE {any_case['nessie'].name}.lake")
+        any_case["nessie"].spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {any_case['nessie'].name}.lake")
         own_case = session_of_its_own(lake.spark, **{"spark.sql.caseSensitive": "true"})
         return cls(any_case, _catalogs(lake, own_case, warehouse, branch))
 
