@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from deltalake.transaction import AddAction
     from pyspark.sql import DataFrame
 
+    from lakeshare_server.catalog import Publication
+
 log = logging.getLogger(__name__)
 
 STAGED_FOLDER = "_staged"
@@ -61,6 +63,10 @@ class DeltaStaging:
             raise WarehouseError(lake_root, "the store lets one commit overwrite another", ONE_WRITER)
         self.discard(ref)
         return json.dumps({name: self._version(name) for name in self.tables}, sort_keys=True)
+
+    def holds(self, base: str, publication: "Publication") -> bool:
+        published = publication.delta_version
+        return published is not None and json.loads(base)[publication.table] >= published
 
     def write(
         self, ref: str, table: Table, frame: "DataFrame", partitions: Sequence[str], run_id: str

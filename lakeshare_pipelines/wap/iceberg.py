@@ -223,6 +223,9 @@ class IcebergStaging:
             self.lake.spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {catalog}.{namespace}")
         return base
 
+    def holds(self, base: str, publication: Publication) -> bool:
+        return iceberg_tables(self.lake).find(publication.table, f"main@{base}") is not None
+
     def write(
         self, ref: str, table: Table, frame: "DataFrame", partitions: Sequence[str], run_id: str
     ) -> None:

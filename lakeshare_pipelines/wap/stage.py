@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.contracts.model import View
-from lakeshare_pipelines.errors import ContractError, PipelineError
+from lakeshare_pipelines.errors import ContractError, PipelineError, WarehouseError
 from lakeshare_pipelines.ingest import Delivery, blame_changed_delivery, find_delivery, require_unchanged
 from lakeshare_pipelines.ingest.frame import ReadingLimits, read_delivery
 from lakeshare_pipelines.settings import LakeSettings
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql import functions as F
     from pyspark.sql import types as T
+
+    from lakeshare_server.catalog import Ledger, Publication
 else:
     F, T = LazyModule("pyspark.sql.functions"), LazyModule("pyspark.sql.types")
 
@@ -66,6 +68,9 @@ class Staging(Protocol):
 
     def open(self, ref: str) -> str:
         """Create or empty the staging location; returns the state of main it starts from."""
+
+    def holds(self, base: str, publication: "Publication") -> bool:
+        """Whether the state `base` of main has what was published, or was written on top of it."""
 
     def write(
         self, ref: str, table: Table, frame: "DataFrame", partitions: Sequence[str], run_id: str
@@ -195,13 +200,20 @@ def select_view_rows(contract: SetContract, table: Table, view: View, rows: "Dat
     return frame.select(*(frame[column.name].cast(column.type) for column in table.columns))
 
 
-def _is_in_sync(settings: LakeSettings, table: Table, view: View) -> bool:
-    """Whether the newest publications of a view and of its table are of the same run, repeated ones left out."""
+@contextmanager
+def _open_ledger(settings: LakeSettings) -> "Iterator[Ledger]":
     from lakeshare_server.catalog import Ledger, open_catalog
 
     catalog = open_catalog(settings.catalog_url)
     try:
-        ledger = Ledger(catalog)
+        yield Ledger(catalog)
+    finally:
+        catalog.close()
+
+
+def _is_in_sync(settings: LakeSettings, table: Table, view: View) -> bool:
+    """Whether the newest publications of a view and of its table are of the same run, repeated ones left out."""
+    with _open_ledger(settings) as ledger:
 
         def find_latest_run(name: str) -> str | None:
             publication = ledger.latest(name)
@@ -211,8 +223,27 @@ def _is_in_sync(settings: LakeSettings, table: Table, view: View) -> bool:
 
         run = find_latest_run(table.name)
         return run is not None and run == find_latest_run(view.of)
-    finally:
-        catalog.close()
+
+
+def _open_staging(lake: Lake, staging: Staging, contract: SetContract, ref: str) -> str:
+    """Create or empty the staging location; returns the state of main it starts from.
+
+    Raises `WarehouseError` if a published table is not on main, or older there: a run would begin a new table, and
+    recipients would lose the rows of all other partitions.
+    """
+    with _open_ledger(lake.settings) as ledger:
+        # Before the state of main is read: another run may publish a first time meanwhile.
+        published = [latest for table in contract.tables if (latest := ledger.latest(table.name)) is not None]
+    base = staging.open(ref)
+    for latest in published:
+        if not staging.holds(base, latest):
+            raise WarehouseError(
+                latest.location,
+                f"the {latest.format} table of {latest.table}, publication {latest.version}, is not on main any more",
+                "Restore it from a backup (`lakeshare restore table`), or set LAKESHARE_WAREHOUSE and the contract's "
+                "format and location as they were; a new table needs another physicalName",
+            )
+    return base
 
 
 def check_selection(
@@ -271,6 +302,7 @@ def stage(
     Raises:
         DeliveryError: a delivery is missing, incomplete, unreadable, or changed while it was read.
         SparkError: Spark died, or the disk is full.
+        WarehouseError: a published table is not on main any more.
     """
     partitions = tuple(partitions)
     deliveries = [find_delivery(lake.settings, contract, partition) for partition in partitions]
@@ -288,7 +320,7 @@ def stage(
             run_id=run_id,
             partitions=partitions,
             ref=ref,
-            base=staging.open(ref),
+            base=_open_staging(lake, staging, contract, ref),
             head="",
             tables=(),
             deliveries={delivery.partition: delivery.digest for delivery in deliveries},

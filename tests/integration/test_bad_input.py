@@ -2,15 +2,17 @@
 
 import datetime as dt
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
 from lakeshare_pipelines.contracts import SetContract
-from lakeshare_pipelines.errors import DeliveryError, NotAudited
+from lakeshare_pipelines.errors import DeliveryError, NotAudited, WarehouseError
 from lakeshare_pipelines.nessie.server import nessie_for
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.share.publication import publish, publish_or_replay
@@ -18,6 +20,7 @@ from lakeshare_pipelines.wap.audit import audit_and_save
 from lakeshare_pipelines.wap.stage import StagingLocation, list_staging_locations, stage
 from lakeshare_pipelines.wap.staged import Lake, Verdicts
 from lakeshare_server.catalog import Catalog, Ledger, Publication, open_catalog
+from lakeshare_server.storage import normalise_location
 from tests.builders.audits import of
 from tests.builders.killed_run import run_until_killed
 from tests.builders.main_state import main_state, rows_at_each_step, rows_on_main
@@ -231,6 +234,44 @@ def require_refused_while_the_delivery_changes(lake, catalog, contract, day, pat
     patch.setattr(owner, "write", write_while_more_arrives)
     with pytest.raises(DeliveryError, match=f"{contract.name}/{day}"):
         run(lake, catalog, contract, day)
+
+
+@contextmanager
+def deleted_by_hand(lake: Lake, contract: SetContract, latest: Publication) -> Iterator[None]:
+    """A table of main that is gone, and put back at the end."""
+    if latest.format == "delta":
+        folder = Path(normalise_location(latest.location))
+        away = folder.rename(folder.with_name("away"))
+        yield
+        assert not folder.exists()
+        away.rename(folder)
+        return
+    publisher = lake.nessie("publisher")
+    content = publisher.content(latest.table, "main")
+    assert content is not None
+    publisher.drop_table(latest.table, "main", publisher.reference("main").hash, message="by hand")
+    yield
+    assert publisher.content(latest.table, "main") is None
+    head, restored = publisher.reference("main").hash, replace(content, id="")
+    publisher.put_table(latest.table, restored, "main", head, message="put back", properties={})
+
+
+def test_a_published_table_that_is_gone_from_main_is_named_and_not_begun_anew(
+    lake, catalog, contract, before, day, tmp_path
+):
+    """Recipients would lose the days that were published before."""
+    a_delivery(lake.settings, contract, day, orders(day))
+    latest = before.latest[0]
+    gone = f"{latest.location}: the {latest.format} table of {latest.table}, publication {latest.version}, is not on"
+    with deleted_by_hand(lake, contract, latest), pytest.raises(WarehouseError, match=re.escape(gone)):
+        stage(lake, contract, [day], str(uuid4()))
+    if latest.format == "delta":
+        settings = lake.settings.model_copy(update={"warehouse": str(tmp_path / "moved")})
+        moved = Lake(settings, lambda: lake.spark)
+        with pytest.raises(WarehouseError, match=r"set LAKESHARE_WAREHOUSE .* as they were"):
+            stage(moved, contract, [day], str(uuid4()))
+    require_unchanged(lake, catalog, contract, before)
+    require_rerun(lake, catalog, contract, before, [day], run_without_audit)
 
 
 @pytest.mark.parametrize("contract", ["iceberg"], indirect=True)
