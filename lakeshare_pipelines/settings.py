@@ -82,6 +82,11 @@ class LakeSettings(StateSettings):
         description="File of Spark properties, as for spark-submit; they win over lakeshare's own, and lists are added "
         "to.",
     )
+    spark_wait_s: int = Field(
+        600,
+        ge=1,
+        description="How long a job on a cluster waits while the run has no executor, in seconds; then it fails.",
+    )
     spark_driver_memory: str = Field("2g", description="Memory of the Spark driver.")
     spark_driver_options: str = Field(
         "", description=f"More Java options for the Spark driver; for short runs on few cores: {SHORT_RUNS}."

@@ -334,6 +334,18 @@ def maintain_table(
     typer.echo("\n".join(lines))
 
 
+@app.command("spark-conf")
+def spark_conf() -> None:
+    """Print the Spark properties of a run, as spark-submit's --properties-file reads them.
+
+    With LAKESHARE_SPARK_MODE=connect they are those to start the Spark Connect server with, on its host. Each run adds
+    its catalogs. Secrets in LAKESHARE_SPARK_CONF are not printed.
+    """
+    from lakeshare_pipelines.spark.session import format_properties, make_driver_conf
+
+    typer.echo(format_properties(make_driver_conf(_load_settings())))
+
+
 @app.command()
 def repair() -> None:
     """Complete publications that crashed runs left unfinished, and record lost changes of publications again.

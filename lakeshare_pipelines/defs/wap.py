@@ -23,7 +23,7 @@ from lakeshare_pipelines.share.publication import (
     publish_or_replay,
     unchanged_run,
 )
-from lakeshare_pipelines.spark.session import make_session_conf, open_session, start_driver, stop_session
+from lakeshare_pipelines.spark.session import open_session, stop_session
 from lakeshare_pipelines.wap.audit import ReplayFailedAudit, audit_and_save
 from lakeshare_pipelines.wap.checks import list_checks
 from lakeshare_pipelines.wap.stage import reseal, stage
@@ -51,22 +51,21 @@ class SparkResource:
 
     def session(self) -> "SparkSession":
         if self._session is None:
-            settings = LakeSettings()
-            if settings.spark_mode == "connect":
-                self._session = open_session(settings)
-            else:
-                # Imports pyspark: only on use, so that the definitions load quickly.
-                from dagster_pyspark import LazyPySparkResource
-
-                conf = make_session_conf(settings)
-                start_driver(settings, conf)
-                self._session = LazyPySparkResource(spark_config=conf).spark_session
+            self._session = open_session(LakeSettings(), _build_session)
         return self._session
 
     def stop(self) -> None:
         if self._session is not None:
             stop_session(self._session)
             self._session = None
+
+
+def _build_session(conf: dict[str, str]) -> "SparkSession":
+    # Imports pyspark: only on use, so that the definitions load quickly.
+    from dagster_pyspark import LazyPySparkResource
+
+    session: SparkSession = LazyPySparkResource(spark_config=conf).spark_session
+    return session
 
 
 def make_landing_store(settings: LakeSettings) -> "dict[str, S3Resource]":

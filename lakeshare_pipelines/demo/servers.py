@@ -89,7 +89,7 @@ def object_store_servers(settings: LakeSettings, reporter: ProgressReporter) -> 
         # As a role of the hosts would: driver and executors find keys by their own chain.
         credentials = {"AWS_ACCESS_KEY_ID": keys.access_key, "AWS_SECRET_ACCESS_KEY": keys.secret_key}
         with reporter.working(f"a Spark cluster with {WORKERS} workers"):
-            master = stack.enter_context(_spark_cluster(settings, credentials))
+            master = stack.enter_context(spark_cluster(settings, credentials))
         properties = settings.state_dir / "spark.properties"
         properties.write_text(SMALL_DATA)
         yield {
@@ -238,7 +238,7 @@ def unprivileged(folder: Path, *others: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _spark_cluster(settings: LakeSettings, variables: Mapping[str, str]) -> Iterator[str]:
+def spark_cluster(settings: LakeSettings, variables: Mapping[str, str]) -> Iterator[str]:
     """A standalone cluster from the installed PySpark, whose executors have `variables`; yields the master's URL."""
     home = Path(_find_package("pyspark"))
     java_home = prepare_java_home(find_java("spark", settings), settings)
@@ -279,7 +279,8 @@ def _spark_cluster(settings: LakeSettings, variables: Mapping[str, str]) -> Iter
                 command("worker.Worker", *options, master),
                 settings.logs_dir / f"spark-worker-{number}.log",
             )
-            ready = lambda number=number: require_workers(number)  # noqa: E731
+            # They start at the same time: the last one waits for all.
+            ready = lambda expected=number // WORKERS * WORKERS: require_workers(expected)  # noqa: E731
             stack.enter_context(running_process(start, log, ready, not_yet=not_yet, environment=environment))
         yield master
 

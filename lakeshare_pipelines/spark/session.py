@@ -9,7 +9,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -156,6 +158,8 @@ SESSION_CONF: Mapping[str, str] = {
     "spark.python.sql.dataFrameDebugging.enabled": "false",
 }
 
+APPLICATION_CONF: Mapping[str, str] = {"spark.app.name": "lakeshare", **SESSION_CONF}
+
 DRIVER_CONF: Mapping[str, str] = {
     "spark.sql.extensions": ",".join(EXTENSIONS),
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -181,14 +185,21 @@ def make_session_conf(settings: LakeSettings) -> dict[str, str]:
     Raises:
         SparkError: the file of Spark properties cannot be used.
     """
-    conf, stores = {"spark.app.name": "lakeshare", **SESSION_CONF}, Stores(settings)
-    catalog = NamedCatalog.load(settings)
-    locations = [settings.lake_root, *(catalog.locations if catalog else ())]
-    hadoop = {name: value for place in locations for name, value in make_hadoop_conf(stores, place).items()}
-    if settings.spark_mode == "connect":
-        return _add_properties(conf | hadoop, settings.spark_conf)
+    if settings.spark_mode != "connect":
+        return make_driver_conf(settings)
+    return _add_properties({**APPLICATION_CONF, **_make_hadoop_conf(settings)}, settings.spark_conf)
+
+
+def make_driver_conf(settings: LakeSettings) -> dict[str, str]:
+    """Returns the configuration of a driver: the run's own, or in mode connect that of the Spark Connect server.
+
+    Raises:
+        SparkError: the file of Spark properties cannot be used.
+    """
+    conf, stores = dict(APPLICATION_CONF), Stores(settings)
+    locations = _list_locations(settings)
     conf |= DRIVER_CONF
-    conf |= {f"spark.hadoop.{name}": value for name, value in hadoop.items()}
+    conf |= {f"spark.hadoop.{name}": value for name, value in _make_hadoop_conf(settings).items()}
     conf["spark.master"] = settings.spark_master
     conf["spark.driver.memory"] = settings.spark_driver_memory
     jars = ensure_jars(settings, list_session_jars(settings))
@@ -210,6 +221,17 @@ def make_session_conf(settings: LakeSettings) -> dict[str, str]:
         # Derby and the SQL warehouse are otherwise created in the working directory.
         conf["spark.sql.warehouse.dir"] = f"file://{settings.state_dir / 'spark-warehouse'}"
     return _add_properties(conf, settings.spark_conf)
+
+
+def _list_locations(settings: LakeSettings) -> list[str]:
+    catalog = NamedCatalog.load(settings)
+    return [settings.lake_root, *(catalog.locations if catalog else ())]
+
+
+def _make_hadoop_conf(settings: LakeSettings) -> dict[str, str]:
+    stores = Stores(settings)
+    found = [make_hadoop_conf(stores, location) for location in _list_locations(settings)]
+    return {name: value for conf in found for name, value in conf.items()}
 
 
 def list_session_jars(settings: LakeSettings) -> tuple[str, ...]:
@@ -256,6 +278,21 @@ def _add_properties(conf: dict[str, str], path: Path | None) -> dict[str, str]:
     return added
 
 
+SECRET = re.compile(r"(?i)secret|password|token|access[.]?key")
+"""The names whose values Spark does not show either (`spark.redaction.regex`)."""
+
+
+def format_properties(conf: Mapping[str, str]) -> str:
+    """Returns lines of a properties file of Java, sorted by name; secrets are left out, as comments."""
+    lines = []
+    for name, value in sorted(conf.items()):
+        # A secret of Kubernetes is named, not given.
+        hidden = SECRET.search(name) and ".secretKeyRef." not in name
+        escaped = value.replace("\\", "\\\\")
+        lines.append(f"# {name}: not printed" if hidden else f"{name} {escaped}")
+    return "\n".join(lines)
+
+
 def prepare_folders(settings: LakeSettings) -> None:
     """Creates the folders of state and tables privately: Spark would make them readable by all."""
     make_private(settings.state_dir)
@@ -268,6 +305,7 @@ def start_driver(settings: LakeSettings, conf: Mapping[str, str]) -> None:
     if settings.spark_mode == "connect":
         return
     prepare_folders(settings)
+    from py4j.protocol import Py4JJavaError
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkRuntimeError
     from pyspark.java_gateway import launch_gateway
@@ -276,8 +314,11 @@ def start_driver(settings: LakeSettings, conf: Mapping[str, str]) -> None:
         # Otherwise workers run the first python3 on the PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     _forget_dead_driver()
-    if SparkContext._active_spark_context is not None:
-        return
+    if (running := SparkContext._active_spark_context) is not None:
+        if not running._jsc.sc().isStopped():
+            return
+        # A cluster that was lost ended it, in the JVM only.
+        running.stop()
     spark_conf = SparkConf(loadDefaults=False).setAll(list(conf.items()))
     log_path = settings.logs_dir / "spark.log"
     try:
@@ -291,9 +332,10 @@ def start_driver(settings: LakeSettings, conf: Mapping[str, str]) -> None:
             SparkContext(gateway=gateway, conf=spark_conf)
         else:
             SparkContext(conf=spark_conf)
-    except PySparkRuntimeError as error:
+    except (PySparkRuntimeError, Py4JJavaError) as error:
         fix = f"read the end of {log_path}; `lakeshare doctor` checks Java and the jars"
-        raise SparkError(f"Spark did not start: {error.getErrorClass() or error}", fix) from error
+        reason = error.java_exception if isinstance(error, Py4JJavaError) else error.getErrorClass() or error
+        raise SparkError(f"Spark did not start: {reason}", fix) from error
 
 
 @contextmanager
@@ -306,21 +348,79 @@ def spark_session(settings: LakeSettings) -> Iterator["SparkSession"]:
         stop_session(session)
 
 
-def open_session(settings: LakeSettings) -> "SparkSession":
-    """Opens a session in the mode of `settings`, to be ended with `stop_session`."""
-    from pyspark.sql import SparkSession
+def open_session(
+    settings: LakeSettings, build: "Callable[[dict[str, str]], SparkSession] | None" = None
+) -> "SparkSession":
+    """Opens a session in the mode of `settings`, to be ended with `stop_session`.
 
+    With `build` that makes the session of a local or cluster driver from its configuration, else PySpark's builder.
+
+    Raises:
+        SparkError: Spark did not start, its master does not respond, or no address of Spark Connect is set.
+    """
     conf = make_session_conf(settings)
-    start_driver(settings, conf)
-    builder = SparkSession.builder
     if settings.spark_mode == "connect":
         if not settings.spark_remote:
             reason = "LAKESHARE_SPARK_MODE is connect but no address is set"
             raise SparkError(reason, "set LAKESHARE_SPARK_REMOTE")
-        builder = builder.remote(settings.spark_remote)
+        return _build_session(conf, settings.spark_remote)
+    start_driver(settings, conf)
+    with translate_errors(settings, "starting Spark"):
+        session = (build or _build_session)(conf)
+    if settings.spark_mode == "cluster":
+        ExecutorWatch(session, settings.spark_wait_s).start()
+    return session
+
+
+def _build_session(conf: Mapping[str, str], remote: str | None = None) -> "SparkSession":
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder if remote is None else SparkSession.builder.remote(remote)
     for key, value in conf.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+class ExecutorWatch(threading.Thread):
+    """Cancels jobs that have waited too long for an executor: Spark itself waits for a lost master without an end."""
+
+    def __init__(self, session: "SparkSession", wait_s: float) -> None:
+        super().__init__(name="executor-watch", daemon=True)
+        self._context, self._wait_s = session.sparkContext._jsc.sc(), wait_s
+
+    def run(self) -> None:
+        from py4j.protocol import Py4JError
+
+        since: float | None = None
+        try:
+            while not self._context.isStopped():
+                now = time.monotonic()
+                is_over = since is not None and now - since > self._wait_s
+                # The driver is one of them.
+                if self._context.getExecutorMemoryStatus().size() > 1:
+                    since = None
+                elif jobs := self._context.statusTracker().getActiveJobIds():
+                    since = since or now
+                    for job in jobs if is_over else ():
+                        self._context.cancelJob(job, f"{NO_EXECUTOR} within {self._wait_s} s")
+                elif not is_over:
+                    since = None
+                time.sleep(EXECUTOR_POLL_S)
+        except (Py4JError, OSError) as error:
+            log.info("the driver has ended, and the watch for its executors with it: %s", error)
+
+
+def is_connect(session: "SparkSession") -> bool:
+    return type(session).__module__.startswith("pyspark.sql.connect.")
+
+
+def count_cores(session: "SparkSession") -> int:
+    """The number of tasks that Spark takes itself to run at a time."""
+    if not is_connect(session):
+        return int(session.sparkContext.defaultParallelism)
+    # Spark Connect has no such property, but divides a range by default like the driver.
+    partitions = session.range(1_000_000).selectExpr("spark_partition_id() AS number").distinct()
+    return max(1, partitions.count())
 
 
 def stop_session(session: "SparkSession") -> None:
@@ -399,6 +499,9 @@ NO_MEMORY = ("java.lang.OutOfMemoryError", "Java heap space", "GC overhead limit
 STORE_FAILED = ("software.amazon.awssdk", "org.apache.hadoop.fs.s3a", "S3Exception", "UnknownStoreException")
 NO_MEMORY_EXIT = 52
 """Exit code of a JVM that Spark ends because of an OutOfMemoryError (SparkExitCode.OOM)."""
+NO_EXECUTOR = "the cluster had no executor for this run"
+CONTEXT_STOPPED = ("SparkContext was shut down", "stopped SparkContext", "All masters are unresponsive")
+EXECUTOR_POLL_S = 1.0
 VALUE_TOO_LONG = "exceeds the maximum number of characters defined in your parser settings"
 ENDING_S = 5
 
@@ -440,6 +543,8 @@ def _translate_error(
         log = settings.logs_dir / "spark.log"
         return SparkError(f"{doing}: Spark died", f"run again; if it happens twice read the end of {log}")
     text = str(error)
+    if (lost := _find_cluster_error(settings, doing, text)) is not None:
+        return lost
     if any(words in text for words in DISK_FULL):
         reason = f"{doing}: the disk is full"
         return SparkError(reason, f"free space below {settings.lake_root}, then run again")
@@ -459,6 +564,16 @@ def _translate_error(
     if any(name in text for name in NESSIE_GONE):
         message = f"{doing}: the catalog does not answer; run again, `lakeshare doctor` checks it"
         return NessieError(0, "UNREACHABLE", message)
+    return None
+
+
+def _find_cluster_error(settings: LakeSettings, doing: str, text: str) -> SparkError | None:
+    if NO_EXECUTOR in text:
+        fix = "check that its master and workers run and have cores and memory to give, then run again"
+        return SparkError(f"{doing}: {NO_EXECUTOR} within {settings.spark_wait_s} s", fix)
+    if any(words in text for words in CONTEXT_STOPPED):
+        fix = f"check {settings.spark_master}, read the end of {settings.logs_dir / 'spark.log'}, then run again"
+        return SparkError(f"{doing}: Spark lost its cluster", fix)
     return None
 
 

@@ -198,9 +198,9 @@ class TableAudit:
             **(checks.evaluate_rules(self._after, of_table) if of_table else {}),
         }
         if any(isinstance(outcome, NotEvaluated) for outcome in evaluated.values()):
-            # Great Expectations hides that the Spark driver is gone; a query shows it.
+            # Great Expectations hides that the Spark driver or its executors are gone; a job shows it.
             with self._translate_errors():
-                self.lake.spark.sql("SELECT 1").collect()
+                self.lake.spark.range(1, numPartitions=1).collect()
         return {**outcomes, **evaluated}
 
     def _run(self, check: Callable[[], Finding]) -> Finding:

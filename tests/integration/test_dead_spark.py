@@ -1,5 +1,6 @@
 """A Spark that dies or cannot write is an error of the run that names the cause, and leaves nothing behind."""
 
+import math
 import os
 import re
 import resource
@@ -15,6 +16,7 @@ import pytest
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.errors import SparkError
 from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_pipelines.spark.session import ExecutorWatch
 from lakeshare_pipelines.wap import checks as table_checks
 from lakeshare_pipelines.wap.audit import audit
 from lakeshare_pipelines.wap.delta import DeltaStaging
@@ -52,7 +54,7 @@ def test_a_full_disk_and_a_killed_spark_are_errors_of_each_run_that_stages_or_au
 
     assert wait_for_exit(process) == 0
     assert seen.read_text().splitlines() == [
-        "iceberg, the disk was full", "delta, the disk was full", "audit", "delta", "iceberg",
+        "iceberg, the disk was full", "delta, the disk was full", "iceberg, no executor", "audit", "delta", "iceberg",
     ]  # fmt: skip
     for contract in contracts:
         assert list_staging_locations(lake, [contract]) == []
@@ -91,6 +93,11 @@ def work_on_a_dying_spark(
                 require_error(
                     f"{contract.tables[0].format}, the disk was full", partial(stage_set, contract), full
                 )
+        watch = ExecutorWatch(lake.spark, 0)
+        watch.start()
+        # A local driver has none.
+        require_error("iceberg, no executor", partial(stage_set, iceberg), "no executor.*within 600 s")
+        vars(watch)["_wait_s"] = math.inf
         patch.setattr(table_checks, "evaluate_rules", kill_then_judge)
         after_first_write(
             patch, DeltaStaging, lambda: require_error("audit", lambda: audit(lake, audited, rows))

@@ -1,12 +1,22 @@
-"""Spark in the mode of the setting: behind Spark Connect the same set is staged, audited and published."""
+"""Spark in the mode of the setting: sets are published behind Spark Connect, and Spark reads what is rendered."""
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
+from typer.testing import CliRunner
 
+from lakeshare_pipelines.cli.main import app
 from lakeshare_pipelines.errors import SparkError
-from lakeshare_pipelines.spark.session import make_session_conf, open_session
+from lakeshare_pipelines.spark.session import (
+    format_properties,
+    make_driver_conf,
+    make_session_conf,
+    open_session,
+)
 from lakeshare_pipelines.wap.staged import Lake
 from tests.builders.killed_run import Run, start_run, wait_for_exit
 from tests.builders.main_state import rows_on_main
@@ -44,6 +54,96 @@ def test_a_set_is_published_through_spark_connect(lake, ledger, contract, connec
 def test_connect_without_an_address_names_the_setting(settings):
     with pytest.raises(SparkError, match="LAKESHARE_SPARK_REMOTE"):
         open_session(settings.model_copy(update={"spark_mode": "connect"}))
+
+
+MASTERS = {"kubernetes": "k8s://https://cluster.example.com:6443", "yarn": "yarn"}
+OF_ANY_NAME = (
+    "spark.app.name",
+    "spark.master",
+    "spark.hadoop.",
+    "spark.executorEnv.",
+    "spark.kubernetes.executor.secretKeyRef.",
+)
+"""Properties that Spark reads without a definition."""
+
+
+@pytest.fixture(params=MASTERS)
+def rendered(request, settings, lake, tmp_path) -> Any:
+    """What `lakeshare spark-conf` prints with deploy/spark/<name>.properties for a lake in S3, as Java's SparkConf."""
+    file = Path(__file__).parents[2] / "deploy" / "spark" / f"{request.param}.properties"
+    environment = {
+        "STATE_DIR": str(settings.state_dir),
+        "WAREHOUSE": "s3://lake/tables",
+        "S3_ENDPOINT": "https://store.example.com",
+        "S3_REGION": "us-east-1",
+        "SPARK_MODE": "cluster",
+        "SPARK_MASTER": MASTERS[request.param],
+        "SPARK_CONF": str(file),
+    }
+    runner = CliRunner(env={f"LAKESHARE_{name}": value for name, value in environment.items()})
+    printed = runner.invoke(app, ["spark-conf"])
+    assert printed.exit_code == 0, printed.output
+    text = tmp_path / "rendered.properties"
+    text.write_text(printed.stdout)
+    java = lake.spark.sparkContext._jvm
+    conf = java.org.apache.spark.SparkConf(False)
+    properties = java.org.apache.spark.util.Utils.getPropertiesFromFile(str(text))
+    for name, value in java.scala.jdk.javaapi.CollectionConverters.asJava(properties).items():
+        conf.set(name, value)
+    return conf
+
+
+def test_spark_reads_every_property_that_is_rendered_for_kubernetes_and_yarn(rendered, lake):
+    java = lake.spark.sparkContext._jvm
+    for definitions in ("k8s.Config", "yarn.config.package"):
+        java.java.lang.Class.forName(f"org.apache.spark.deploy.{definitions}$")
+    properties = {each._1(): each._2() for each in rendered.getAll()}
+    assert len(properties) > 30
+    for name in properties:
+        entry = java.org.apache.spark.internal.config.ConfigEntry.findEntry(name)
+        if entry is None:
+            assert name.startswith(OF_ANY_NAME), name
+        else:
+            # Raises for a value that it cannot have.
+            rendered.get(entry)
+
+
+@pytest.mark.parametrize("rendered", ["kubernetes"], indirect=True)
+def test_executors_on_kubernetes_reach_the_driver_and_the_store(rendered, lake):
+    spark = lake.spark.sparkContext._jvm.org.apache.spark
+    nothing, fabric8 = (
+        lake.spark.sparkContext._jvm.scala.Option.empty(),
+        lake.spark.sparkContext._jvm.io.fabric8,
+    )
+    executor = spark.deploy.k8s.KubernetesConf.createExecutorConf(rendered, "1", "app", nothing, 0)
+    profiles = getattr(getattr(spark.resource, "ResourceProfile$"), "MODULE$")
+    client = fabric8.kubernetes.client.KubernetesClientBuilder().build()
+    builder = spark.scheduler.cluster.k8s.KubernetesExecutorBuilder()
+    profile, security = profiles.getOrCreateDefaultProfile(rendered), spark.SparkEnv.get().securityManager()
+    pod = builder.buildFromFeatures(executor, security, client, profile).pod()
+    client.close()
+    as_json = fabric8.kubernetes.client.utils.Serialization.asJson
+    container = json.loads(as_json(pod.container()))
+    variables = {variable["name"]: variable for variable in container["env"]}
+    assert json.loads(as_json(pod.pod()))["spec"]["serviceAccountName"] == "lakeshare-executor"
+    assert container["image"].endswith(":4.1.4")
+    assert variables["SPARK_DRIVER_URL"]["value"].endswith("@lakeshare-run.lake.svc:7078")
+    assert variables["AWS_SECRET_ACCESS_KEY"]["valueFrom"]["secretKeyRef"] == {
+        "name": "lake-store",
+        "key": "secret-key",
+    }
+    options = {
+        variable["value"] for name, variable in variables.items() if name.startswith("SPARK_JAVA_OPT_")
+    }
+    assert "-Daws.requestChecksumCalculation=WHEN_REQUIRED" in options
+
+
+def test_secrets_are_not_rendered_and_what_is_rendered_can_be_read(tmp_path, settings):
+    (tmp_path / "own.properties").write_text("spark.executorEnv.MY_TOKEN hush\nspark.yarn.tags a\\b\n")
+    own = settings.model_copy(update={"spark_mode": "cluster", "spark_conf": tmp_path / "own.properties"})
+    lines = format_properties(make_driver_conf(own)).splitlines()
+    assert "# spark.executorEnv.MY_TOKEN: not printed" in lines
+    assert r"spark.yarn.tags a\\b" in lines
 
 
 def test_a_cluster_is_not_given_the_confs_of_a_small_machine(settings):

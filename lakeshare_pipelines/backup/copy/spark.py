@@ -39,7 +39,7 @@ from lakeshare_pipelines.backup.stores import BackupStore, open_store
 from lakeshare_pipelines.backup.stores.async_s3 import PREFIX_PER_S, AsyncS3
 from lakeshare_pipelines.backup.stores.store import FOLDER
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
-from lakeshare_pipelines.spark.session import has_driver_ended
+from lakeshare_pipelines.spark.session import count_cores, has_driver_ended
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -211,7 +211,7 @@ class SparkEngine:
             write_rows(task.done, COPY_RESULTS, ())
             return CopyRecord(engine=self.name, succeeded=0, failed=0, size_bytes=0, seconds=0.0, reports=())
         store, spark = open_store(task.target), self._open_spark()
-        workers = self._workers or _count_workers(spark)
+        workers = self._workers or count_cores(spark)
         prefix = f"{_get_prefix(task)}{compute_plan_digest(read_rows(task.plan))}/"
         portions = load_or_make_portions(store, prefix, task.plan, workers)
         at_a_time = min(workers, portions.count)
@@ -324,16 +324,6 @@ def _run(
 async def _probe_target(task: CopyTask) -> Capabilities:
     async with AsyncS3(task.target, 1) as target:
         return await probe_capabilities(target, task.work_prefix)
-
-
-def _count_workers(spark: "SparkSession") -> int:
-    from pyspark.sql.utils import is_remote
-
-    if not is_remote():
-        return int(spark.sparkContext.defaultParallelism)
-    # Spark Connect has no such property, but divides a range by default like the driver.
-    partitions = spark.range(1_000_000).selectExpr("spark_partition_id() AS number").distinct()
-    return max(1, partitions.count())
 
 
 def _get_prefix(task: CopyTask) -> str:

@@ -26,6 +26,7 @@ from lakeshare_pipelines.backup.model import LISTING, group_batches, make_listin
 from lakeshare_pipelines.backup.stores import StoreAddress, store
 from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3
 from lakeshare_pipelines.errors import BackupError
+from lakeshare_pipelines.spark.session import count_cores, is_connect
 from lakeshare_server.storage.stores import UNFINISHED
 
 if TYPE_CHECKING:
@@ -668,7 +669,6 @@ def _report_rows(
 
 RANGES_A_CORE = 16
 TASKS_A_CORE = 4  # Tasks differ in the number of objects; the last ones should be short
-CORES_OF_CONNECT = 16  # Spark Connect does not report the number of cores
 SPARK_PROGRESS_EVERY_S = 2.0
 
 
@@ -680,8 +680,7 @@ def list_by_spark(
     report_progress: ReportProgress,
 ) -> list[Any]:
     """List a bucket by Spark's tasks, which `write` the batches of their ranges; returns the results of `write`."""
-    is_remote = type(spark).__module__.startswith("pyspark.sql.connect.")
-    cores = CORES_OF_CONNECT if is_remote else spark.sparkContext.defaultParallelism
+    cores = count_cores(spark)
 
     async def find_ranges() -> tuple[list[KeyRange], list[pa.RecordBatch]]:
         async with AsyncS3(source, IN_FLIGHT) as s3:
@@ -698,7 +697,7 @@ def list_by_spark(
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(run_spark_tasks, spark, tasks, tasks, work, BackupError)
         while not wait([future], timeout=SPARK_PROGRESS_EVERY_S).done:
-            if not is_remote:
+            if not is_connect(spark):
                 done = _count_done_tasks(spark, tasks)
                 report_progress(f"{done} of {tasks} tasks have listed their ranges")
         results = future.result()

@@ -50,6 +50,7 @@ from lakeshare_pipelines.backup.points import Workspace, get_point_time
 from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, open_store
 from lakeshare_pipelines.backup.stores.store import FOLDER
 from lakeshare_pipelines.errors import BackupError, ObjectMissing, ReportUnusable
+from lakeshare_pipelines.spark.session import count_cores
 
 Result = TypeVar("Result")
 SCAN_TIME = "%Y-%m-%dT%H-%MZ"  # Name of a report's folder (S3 User Guide, "Locating your inventory list")
@@ -478,7 +479,7 @@ def list_report(
     if spark is not None and sum(file.size_bytes for file in report.files) >= SPARK_BYTES:
         report_progress(f"Spark reads {files} files of the report")
         session = spark()
-        partitions = min(files, 4 * session.sparkContext.defaultParallelism)
+        partitions = min(files, 4 * count_cores(session))
         counts = run_spark_tasks(
             session, files, partitions, lambda number: [reader.read(number)], ReportUnusable
         )
