@@ -1,17 +1,19 @@
-"""A driver on a Spark cluster: an Iceberg set, its correction after an executor was killed, a run of a Delta set.
+"""A driver on a Spark cluster or behind Spark Connect: sets of both formats, published, corrected, and maintained.
 
-Run as `python -m tests.builders.cluster_run FOLDER`, with lakeshare's settings in the environment. Prints the rows that
-Spark reads of each set's orders as JSON.
+Run as `python -m tests.builders.cluster_run FOLDER PREFIX [maintain]`, with the settings in the environment. On a
+cluster it kills an executor. Prints the rows that Spark reads of each set's orders as JSON.
 """
 
 import json
 import sys
+from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
 import psutil
 
 from lakeshare_pipelines.contracts import SetContract
+from lakeshare_pipelines.maintenance.run import maintain
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.share.publication import publish
 from lakeshare_pipelines.wap.audit import audit_and_save
@@ -20,19 +22,22 @@ from lakeshare_pipelines.wap.staged import Lake, open_lake
 from lakeshare_server.catalog import Catalog, open_catalog
 from tests.builders.main_state import rows_on_main
 from tests.builders.sets import a_contract, a_delivery, green, orders, staged_without_reading
+from tests.builders.waiting import wait_until
 
-MONDAY = "2024-01-01"
+MONDAY, TUESDAY = "2024-01-01", "2024-01-02"
+SMALL_FILES = 6
+MAINTENANCE = "  - {property: maintenance, value: {compaction: {targetMb: 1, sortBy: [id]}}}"
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 
 
-def sets_in(folder: Path) -> list[SetContract]:
-    return [a_contract(folder, f"cluster_{form}", form) for form in ("iceberg", "delta")]
+def sets_in(folder: Path, prefix: str) -> list[SetContract]:
+    return [a_contract(folder, f"{prefix}_{form}", form, MAINTENANCE) for form in ("iceberg", "delta")]
 
 
-def run_without_reading(lake: Lake, catalog: Catalog, contract: SetContract, count: int) -> None:
-    rows = orders(MONDAY, count)
-    a_delivery(lake.settings, contract, MONDAY, rows)
-    staged = staged_without_reading(lake, contract, MONDAY, rows)
+def run_without_reading(lake: Lake, catalog: Catalog, contract: SetContract, day: str, count: int) -> None:
+    rows = orders(day, count)
+    a_delivery(lake.settings, contract, day, rows)
+    staged = staged_without_reading(lake, contract, day, rows, one_row_files=count == SMALL_FILES)
     publish(lake, catalog, contract, staged, green(contract, staged))
 
 
@@ -42,33 +47,61 @@ def run(lake: Lake, catalog: Catalog, contract: SetContract, count: int) -> None
     publish(lake, catalog, contract, staged, audit_and_save(lake, contract, staged))
 
 
+def executors_on(master: str) -> dict[str, list[psutil.Process]]:
+    """The executors on the workers of a standalone cluster, by their application."""
+    found: dict[str, list[psutil.Process]] = {}
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        with suppress(psutil.NoSuchProcess):
+            worker = process.parent()
+            if EXECUTOR in words and worker is not None and master in worker.cmdline():
+                found.setdefault(words[words.index("--app-id") + 1], []).append(process)
+    return found
+
+
+def wait_until_executors_ended(master: str, *others: str) -> None:
+    """Wait until a cluster has no executors but those of some applications."""
+    wait_until(lambda: executors_on(master).keys() <= set(others), look_s=0.2)
+
+
 def kill_executor(lake: Lake) -> int:
     """Kill an executor of this application; returns how many it had."""
-    application = lake.spark.sparkContext.applicationId
-    found = [
-        one
-        for one in psutil.process_iter(["cmdline"])
-        if {EXECUTOR, application} <= set(one.info["cmdline"] or ())
-    ]
+    found = executors_on(lake.settings.spark_master)[lake.spark.sparkContext.applicationId]
     found[0].kill()
     return len(found)
 
 
-def main(folder: Path) -> None:
+def publish_and_correct(lake: Lake, catalog: Catalog, contract: SetContract) -> None:
+    run_without_reading(lake, catalog, contract, MONDAY, 3)
+    if lake.settings.spark_mode == "cluster":
+        print(f"{kill_executor(lake)} executors", file=sys.stderr)
+    # The same day corrected: Spark also writes which rows changed.
+    run_without_reading(lake, catalog, contract, MONDAY, 2)
+
+
+def publish_and_maintain(lake: Lake, catalog: Catalog, contract: SetContract) -> None:
+    run(lake, catalog, contract, 3)
+    run(lake, catalog, contract, 2)
+    run_without_reading(lake, catalog, contract, TUESDAY, SMALL_FILES)
+    result = maintain(lake, catalog, contract, contract.tables[0])
+    assert result.publication is not None
+    assert (result.before.files, result.after.files) == (SMALL_FILES + 1, 2)
+
+
+def main(folder: Path, prefix: str, *what: str) -> None:
     settings = LakeSettings(_env_file=None)
     catalog = open_catalog(settings.catalog_url)
     with open_lake(settings) as lake:
-        for contract in sets_in(folder):
-            if contract.tables[0].format == "delta":
+        for contract in sets_in(folder, prefix):
+            if "maintain" in what:
+                publish_and_maintain(lake, catalog, contract)
+            elif contract.tables[0].format == "delta":
                 run(lake, catalog, contract, 2)
             else:
-                run_without_reading(lake, catalog, contract, 3)
-                print(f"{kill_executor(lake)} executors", file=sys.stderr)
-                # The same day corrected: Spark also writes which rows changed.
-                run_without_reading(lake, catalog, contract, 2)
+                publish_and_correct(lake, catalog, contract)
             rows = rows_on_main(lake, contract, "orders")
             print(json.dumps({"set": contract.name, "rows": rows}))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -19,6 +19,7 @@ from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark import session as driver_session
 from lakeshare_pipelines.spark.jars import JDBC_JARS, S3_JARS
 from lakeshare_pipelines.spark.session import open_session, stop_session
+from lakeshare_pipelines.wap.staged import Lake
 
 START_S = 300.0
 OF_ALL_TESTS = (*S3_JARS, *JDBC_JARS)
@@ -38,6 +39,11 @@ class SharedSpark:
         gateway = _gateway(session)
         parameters, java = gateway.java_parameters, gateway.jvm.java.lang.ProcessHandle.current()
         return cls(parameters.port, parameters.auth_token, java.pid())
+
+    @classmethod
+    def for_runs(cls, lake: Lake) -> Self | None:
+        """The driver of a lake for other runs; None on a cluster, where each run has one of its own."""
+        return cls.of(lake.spark) if lake.settings.spark_mode == "local" else None
 
     def attach(self) -> SparkSession:
         """Open a session of its own in the driver, for a process that has no Spark yet. Never stop it."""

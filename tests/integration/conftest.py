@@ -91,16 +91,18 @@ def a_lake_in_catalog(lake: Lake, folder: Path, name: str, **properties: str) ->
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYICEBERG_HOME", str(folder))
         session = lake.spark.newSession()
+        for key, value in make_hadoop_conf(lake.stores, lake.settings.lake_root).items():
+            session.conf.set(key, value)
         yield Lake(lake.settings.model_copy(update={"iceberg_catalog": name}), lambda: session)
 
 
 @pytest.fixture(scope="module")
 def jdbc_lake(
-    lake: Lake, postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory
+    s3_lake: Lake, postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Lake]:
-    """A lake whose Iceberg tables are in a SQL catalog on PostgreSQL."""
+    """A lake in a bucket whose Iceberg tables are in a SQL catalog on PostgreSQL."""
     folder, url = tmp_path_factory.mktemp("catalog"), postgres.new_database()
-    with a_lake_in_catalog(lake, folder, "jdbc", type="sql", uri=url) as there:
+    with a_lake_in_catalog(s3_lake, folder, "jdbc", type="sql", uri=url) as there:
         yield there
 
 

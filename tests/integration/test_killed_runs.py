@@ -1,7 +1,8 @@
 """A run killed with SIGKILL after each of its steps: run again, and there is exactly one publication, whole.
 
-One set of each format, in S3, walks through all steps, so that every repair also meets what the ones before it left. A
-set in a SQL catalog, whose tables land one after another, walks through the steps that are not Nessie's.
+One set of each format, in S3, walks through the steps, so that every repair also meets what the ones before it left. A
+set in a SQL catalog, whose tables land one after another, walks through those that are not Nessie's. On a cluster each
+run that is killed is a driver, whose executors end with it (test_spark_cluster.py).
 """
 
 import datetime as dt
@@ -14,6 +15,8 @@ import pytest
 from lakeshare_pipelines.share.publication import publish, publish_or_replay, repair, rollback
 from lakeshare_pipelines.wap.stage import drop_abandoned, list_staging_locations, stage
 from lakeshare_pipelines.wap.staged import list_recorded_names, make_staging_prefix
+from tests.builders.campaign import IS_CAMPAIGN
+from tests.builders.cluster_run import wait_until_executors_ended
 from tests.builders.killed_run import run_until_killed
 from tests.builders.main_state import rows_at_each_step, rows_on_main
 from tests.builders.sets import a_contract, a_delivery, green, orders, staged_without_reading
@@ -40,6 +43,13 @@ WHILE_PUBLISHING = {
     "the ledger was written": ("lakeshare_server.catalog.ledger:Ledger.append", 1),
     "the staging location was dropped": ("{staging}.discard", 1),
 }
+# Each takes a delivery through Spark and the audit again: `make test` kills one set after two of them, the other after
+# the other two. The campaign, and its walk on a cluster, kills all after each.
+OF_MAKE_TEST = {
+    "iceberg": ("the staging location was made", "it was audited"),
+    "delta": (FIRST_WRITTEN, "its last table was written"),
+    "jdbc": (FIRST_WRITTEN,),
+}
 OF_STAGING = ("{staging}.land", "{staging}.discard")
 ONE_OF_TWO_LANDED = {"one of two tables landed": ("{staging}._commit", 1)}
 AGAIN = ("a new run", "only a repair", "the same publish")
@@ -54,7 +64,8 @@ class Walk:
         self.kind = "jdbc" if lake.named_catalog else contract.tables[0].format
         self.contract, self.folder = contract, folder
         self.days: list[str] = []
-        self.spark = SharedSpark.of(lake.spark)
+        self.spark = SharedSpark.for_runs(lake)
+        self.is_whole = IS_CAMPAIGN or self.spark is None
         publish(lake, catalog, contract, *self.staged_and_green(self.next_day()))
 
     def next_day(self) -> str:
@@ -86,6 +97,9 @@ class Walk:
             spark=self.spark,
         )
         assert code == -signal.SIGKILL
+        if self.spark is None:
+            own = self.lake.spark.sparkContext.applicationId
+            wait_until_executors_ended(self.lake.settings.spark_master, own)
         if judgement is None:
             forget_cached(self.lake.spark)
 
@@ -120,20 +134,21 @@ def walk(request, s3_lake, catalog, ledger, tmp_path_factory) -> Walk:
     return Walk(lake, catalog, ledger, a_contract(folder, f"killed{request.param}", table_format), folder)
 
 
+@pytest.mark.campaign
 def test_runs_killed_at_each_step_before_publish_leave_nothing_and_the_next_run_publishes(walk):
     before, day = walk.latest(), walk.next_day()
-    steps = BEFORE_PUBLISH if walk.kind != "jdbc" else {FIRST_WRITTEN: BEFORE_PUBLISH[FIRST_WRITTEN]}
-    for name, step in steps.items():
-        walk.killed(step, day, str(uuid4()))
+    for name in BEFORE_PUBLISH if walk.is_whole else OF_MAKE_TEST[walk.kind]:
+        walk.killed(BEFORE_PUBLISH[name], day, str(uuid4()))
         assert walk.latest() == before, name
     walk.publish(*walk.staged_from_its_delivery(day))
     walk.require_each_day_once("a run beside what the killed ones left")
     assert rows_on_main(walk.lake, walk.contract, "orders") == walk.rows()
 
 
+@pytest.mark.campaign
 def test_a_run_killed_while_publishing_is_completed_once_by_the_next_one(walk):
     each_step = zip(WHILE_PUBLISHING, itertools.cycle(AGAIN))
-    if walk.kind == "jdbc":
+    if walk.kind == "jdbc" and not walk.is_whole:
         each_step = [(name, again) for name, again in each_step if WHILE_PUBLISHING[name][0] in OF_STAGING]
     landing = landing_steps(walk)
     steps = WHILE_PUBLISHING | landing

@@ -52,7 +52,7 @@ def test_both_days_end_up_published_in_a_sql_catalog(jdbc_lake, catalog, tmp_pat
 def both_days_end_up_published(lake, settings_there, catalog, contract, tmp_path) -> None:
     for day in DAYS:
         a_delivery(lake.settings, contract, day, orders(day))
-    spark, gate = SharedSpark.of(lake.spark), tmp_path / "gate"
+    spark, gate = SharedSpark.for_runs(lake), tmp_path / "gate"
     other = start_run(tmp_path, Run(settings_there, contract, DAYS[1], str(uuid4()), spark, gate=gate))
     try:
         staged = stage(lake, contract, DAYS[:1], str(uuid4()))
