@@ -4,8 +4,7 @@ LakeshareError (lakeshare_server.errors)
 └── PipelineError
     ├── ContractError      path, field, hint, also
     ├── DeliveryError      delivery, reason, fix
-    │   ├── StoreError     delivery, reason, fix
-    │   └── DeliveriesRefused  refused
+    │   └── StoreError     delivery, reason, fix
     ├── NotAudited         staged, reason
     ├── Conflict           tables, base, head
     ├── BranchMoved        branch, expected, found
@@ -61,18 +60,6 @@ class DeliveryError(PipelineError):
 
 class StoreError(DeliveryError):
     """The store of the landing area refused a request or did not respond."""
-
-
-class DeliveriesRefused(DeliveryError):
-    """Some deliveries of a set were refused; all others were taken."""
-
-    def __init__(self, refused: "Sequence[DeliveryError]") -> None:
-        super().__init__(
-            ", ".join(error.delivery for error in refused),
-            "; ".join(dict.fromkeys(error.reason for error in refused)),
-            " ".join(dict.fromkeys(error.fix for error in refused)),
-        )
-        self.refused = tuple(refused)
 
 
 class NotAudited(PipelineError):

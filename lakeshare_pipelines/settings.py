@@ -2,11 +2,12 @@
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, SecretStr
+from pydantic import AliasChoices, Field, SecretStr, model_validator
 
-from lakeshare_server.settings import AbsolutePath, Endpoint, StateSettings
+from lakeshare_server.settings import AbsolutePath, Endpoint, LakeLocation, StateSettings, StoreSettings
+from lakeshare_server.storage.locations import find_root
 
 SHORT_RUNS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:MetaspaceSize=256m"
 """Java options for a driver that starts quickly.
@@ -24,21 +25,19 @@ MAX_UNPACKED_MB = 51_200
 class LakeSettings(StateSettings):
     """Settings from environment variables `LAKESHARE_<FIELD>` or from `.env`."""
 
-    landing_dir: AbsolutePath | None = Field(
-        None, description="Folder deliveries arrive in; `landing` in the state folder by default."
-    )
-    landing_s3: str | None = Field(
+    landing: LakeLocation | None = Field(
         None,
-        pattern=r"^s3://[^/\s]+(/.*)?$",
-        description="Where deliveries land in S3, as s3://bucket/prefix; nothing is fetched by default.",
+        validation_alias=AliasChoices("LAKESHARE_LANDING", "LAKESHARE_LANDING_S3", "LAKESHARE_LANDING_DIR"),
+        description="Where deliveries arrive: a folder, or s3://bucket/prefix; `landing` in the state folder by "
+        "default.",
     )
-    landing_s3_endpoint: str | None = Field(
-        None,
-        pattern=r"^https?://.+",
-        description="URL of an S3-compatible store, addressed by path; AWS by default.",
+    landing_s3_endpoint: Endpoint | None = Field(
+        None, description="URL of the S3 store of LANDING, where it is not S3_ENDPOINT."
     )
     landing_s3_region: str | None = Field(
-        None, description="Region of the landing bucket; boto3's usual one by default."
+        None,
+        pattern=r"^[a-z0-9-]+$",
+        description="Region of the bucket of LANDING, where it is not S3_REGION.",
     )
     contracts_dir: AbsolutePath | None = Field(
         None, description="Folder of contract YAML files; the sets that ship with the package by default."
@@ -176,9 +175,27 @@ class LakeSettings(StateSettings):
     )
 
     @property
-    def landing(self) -> Path:
-        """Folder of deliveries: `<landing>/<set>/<partition>/…`."""
-        return self.landing_dir or self.state_dir / "landing"
+    def landing_root(self) -> str:
+        """The location of deliveries, `<landing>/<set>/<partition>/…`, without a slash at its end."""
+        return self.landing or str(self.state_dir / "landing")
+
+    @property
+    def landing_stores(self) -> StoreSettings:
+        """The settings of the store of landing."""
+        own = {"s3_endpoint": self.landing_s3_endpoint, "s3_region": self.landing_s3_region}
+        return self.model_copy(update={name: value for name, value in own.items() if value is not None})
+
+    @model_validator(mode="after")
+    def _require_one_endpoint(self) -> Self:
+        """Spark reaches a bucket by its name: one of a name cannot be at two endpoints."""
+        buckets = [find_root(root) for root in (self.lake_root, self.landing_root)]
+        endpoint = self.landing_stores.s3_endpoint
+        if buckets[0] and buckets[0] == buckets[1] and endpoint != self.s3_endpoint:
+            raise ValueError(
+                f"LAKESHARE_LANDING and LAKESHARE_WAREHOUSE are in the bucket {buckets[0]}, at {endpoint} and at "
+                f"{self.s3_endpoint}: name one endpoint, or give the bucket of one of them another name"
+            )
+        return self
 
     @property
     def logs_dir(self) -> Path:

@@ -150,7 +150,12 @@ class Unavailable(LakeshareError):
 
 
 class StoreError(LakeshareError):
-    """A permanent error of a store about one object. The text names the object, and does not quote the store."""
+    """A permanent error of a store about one object. The text names the object, and does not quote the store.
+
+    `code` is the store's own name of the error, None if it gives none.
+    """
+
+    code: str | None = None
 
     def __init__(self, location: str, what: str) -> None:
         super().__init__(what)

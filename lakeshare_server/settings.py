@@ -40,7 +40,7 @@ def _lake_location(text: str) -> str:
         )
     found = S3_LOCATION.fullmatch(text)
     if found is None:
-        raise ValueError(f"pipelines do not write to {text}; give a folder or s3://bucket/prefix")
+        raise ValueError(f"pipelines do not use {text}; give a folder or s3://bucket/prefix")
     return f"s3://{found[1].rstrip('/')}"
 
 

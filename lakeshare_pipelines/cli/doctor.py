@@ -22,6 +22,7 @@ from lakeshare_pipelines.spark import jars
 from lakeshare_pipelines.spark.catalogs import NamedCatalog, translate_catalog_errors
 from lakeshare_pipelines.spark.session import list_session_jars
 from lakeshare_pipelines.spark.stores import list_store_jars
+from lakeshare_server.errors import LakeshareError
 from lakeshare_server.storage import Stores
 from lakeshare_server.storage.probing import find_shortcoming
 
@@ -140,12 +141,7 @@ def check_folders(settings: LakeSettings) -> Iterator[Finding]:
     """Checks that the state, warehouse, landing and cache folders can be written and have space."""
     yield _check_writable("state folder", "LAKESHARE_STATE_DIR", settings.state_dir)
     yield _check_warehouse(settings)
-    if settings.landing_dir is not None and not settings.landing_dir.exists():
-        detail = f"{settings.landing_dir} does not exist: no delivery will ever be seen"
-        remedy = "Make it, mount it, or correct LAKESHARE_LANDING_DIR"
-        yield Finding("landing folder", False, detail, remedy)
-    else:
-        yield _check_writable("landing folder", "LAKESHARE_LANDING_DIR", settings.landing)
+    yield _check_landing(settings)
     yield _check_writable("cache folder", "LAKESHARE_CACHE_DIR", settings.cache_dir)
     free = shutil.disk_usage(_find_existing_parent(settings.state_dir)).free
     detail = f"{free / 1e9:.1f} GB free"
@@ -155,6 +151,21 @@ def check_folders(settings: LakeSettings) -> Iterator[Finding]:
         yield Finding("disk of the state folder", False, detail, remedy)
     else:
         yield Finding("disk of the state folder", True, detail)
+
+
+def _check_landing(settings: LakeSettings) -> Finding:
+    root = settings.landing_root
+    if not root.startswith("/"):
+        try:
+            folders = Stores(settings.landing_stores).folders(root)
+        except LakeshareError as error:
+            remedy = "Check LAKESHARE_LANDING, its endpoint, and the rights of these credentials"
+            return Finding("landing", False, f"{root} cannot be listed: {error}".rstrip("."), remedy)
+        return Finding("landing", True, f"{root} can be listed and has folders of {len(folders)} sets")
+    if settings.landing is not None and not Path(root).exists():
+        detail = f"{root} does not exist: no delivery will ever be seen"
+        return Finding("landing folder", False, detail, "Make it, mount it, or correct LAKESHARE_LANDING")
+    return _check_writable("landing folder", "LAKESHARE_LANDING", Path(root))
 
 
 def check_iceberg_catalog(settings: LakeSettings) -> Iterator[Finding]:

@@ -209,7 +209,7 @@ def deliver(
     )
     line = f"delivered {set_name}/{delivery.partition}: {len(delivery.files)} files, {delivery.digest[:12]}"
     typer.echo(line)
-    typer.echo(str(delivery.path))
+    typer.echo(delivery.location)
 
 
 @contract_app.command("check")

@@ -12,9 +12,8 @@ import dagster as dg
 from pydantic import PrivateAttr
 
 from lakeshare_pipelines.contracts import Column, SetContract, Table
-from lakeshare_pipelines.errors import BranchMoved, Conflict, DeliveriesRefused, NotAudited
+from lakeshare_pipelines.errors import BranchMoved, Conflict, NotAudited
 from lakeshare_pipelines.ingest import Delivery, find_deliveries
-from lakeshare_pipelines.ingest.delivery import fetch_deliveries
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.share.publication import (
     UnchangedRun,
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
     from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
     from dagster_aws.s3 import S3Resource
     from pyspark.sql import SparkSession
-
-S3_ATTEMPTS = 3
 
 
 class SparkResource:
@@ -69,17 +66,14 @@ def _build_session(conf: dict[str, str]) -> "SparkSession":
 
 
 def make_landing_store(settings: LakeSettings) -> "dict[str, S3Resource]":
-    """Returns the resource `s3` if deliveries land in S3; credentials come from AWS's default chain.
-
-    With an endpoint boto3 addresses buckets by path, unless the machine's AWS configuration sets virtual addressing.
-    """
-    if settings.landing_s3 is None:
+    """Returns the resource `s3` if deliveries land in S3."""
+    if not settings.landing_root.startswith("s3:"):
         return {}
     # Takes two seconds and five hundred modules.
-    from dagster_aws.s3 import S3Resource
+    from lakeshare_pipelines.defs.landing import LandingResource
 
-    endpoint, region = settings.landing_s3_endpoint, settings.landing_s3_region
-    return {"s3": S3Resource(endpoint_url=endpoint, region_name=region, max_attempts=S3_ATTEMPTS)}
+    own = settings.landing_stores
+    return {"s3": LandingResource(endpoint_url=own.s3_endpoint, region_name=own.s3_region)}
 
 
 class LakeResource(dg.ConfigurableResource[Any]):
@@ -499,13 +493,13 @@ def landing_asset(contract: SetContract) -> dg.AssetSpec:
 def landing_sensor(contract: SetContract, *, from_s3: bool = False) -> dg.SensorDefinition:
     """Returns the sensor that reports complete deliveries in order and requests a run for each new content.
 
-    With `from_s3` it first fetches deliveries from S3, with the resource `s3`.
+    With `from_s3` it lists them by the resource `s3`.
     """
     partitions = make_delivery_partitions(contract)
 
     @dg.sensor(
         name=f"landing_{contract.name}",
-        description=f"Watches the landing folder of {contract.name}.",
+        description=f"Watches the deliveries of {contract.name}.",
         asset_selection=[table_key(table.name) for table in contract.tables],
         minimum_interval_seconds=INTERVAL_S,
         default_status=dg.DefaultSensorStatus.RUNNING,
@@ -513,13 +507,13 @@ def landing_sensor(contract: SetContract, *, from_s3: bool = False) -> dg.Sensor
     )
     def landing(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         settings = LakeSettings()
-        refused = _fetch_deliveries(context, settings, contract) if from_s3 else ""
+        stores = context.resources.s3 if from_s3 else None
         known = set(context.instance.get_dynamic_partitions(partitions.name or ""))
-        complete = [delivery for delivery in find_deliveries(settings, contract) if delivery.complete]
+        complete = [delivery for delivery in find_deliveries(settings, contract, stores) if delivery.complete]
         keys = {make_delivery_key(delivery.partition, delivery.digest): delivery for delivery in complete}
         fresh = {key: delivery for key, delivery in keys.items() if key not in known}
         if not fresh:
-            return dg.SkipReason(f"{len(complete)} complete deliveries, none of them new. {refused}".rstrip())
+            return dg.SkipReason(f"{len(complete)} complete deliveries, none of them new.")
         arrived = {delivery.partition for delivery in fresh.values()}
         in_force = deliveries_in_force(Ledger(open_catalog(settings.catalog_url)), contract, arrived)
         return dg.SensorResult(
@@ -530,7 +524,7 @@ def landing_sensor(contract: SetContract, *, from_s3: bool = False) -> dg.Sensor
                     metadata={
                         "lakeshare/digest": delivery.digest,
                         "lakeshare/files": len(delivery.files),
-                        "dagster/uri": dg.MetadataValue.path(str(delivery.path)),
+                        "dagster/uri": dg.MetadataValue.path(delivery.location),
                         "lakeshare/arrived": dg.MetadataValue.timestamp(delivery.arrived_at),
                     },
                 )
@@ -546,21 +540,6 @@ def landing_sensor(contract: SetContract, *, from_s3: bool = False) -> dg.Sensor
         )
 
     return landing
-
-
-def _fetch_deliveries(
-    context: dg.SensorEvaluationContext, settings: LakeSettings, contract: SetContract
-) -> str:
-    """Fetches new deliveries from S3; returns why some are refused, which must not prevent the other runs."""
-    try:
-        # Dagster provides an S3Resource as its client.
-        fetched = fetch_deliveries(context.resources.s3, settings, contract)
-    except DeliveriesRefused as refused:
-        context.log.warning(str(refused))
-        return str(refused)
-    if fetched:
-        context.log.info(f"fetched from {settings.landing_s3}: {', '.join(fetched)}")
-    return ""
 
 
 def _make_run_request(

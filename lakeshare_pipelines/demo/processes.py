@@ -5,7 +5,6 @@ import gzip
 import importlib.util
 import io
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -30,7 +29,8 @@ from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.contracts.document import suggest
 from lakeshare_pipelines.definitions import defs
 from lakeshare_pipelines.errors import DeliveryError
-from lakeshare_pipelines.ingest.delivery import SUCCESS, Delivery, find_delivery, get_set_folder
+from lakeshare_pipelines.ingest import Delivery, find_delivery
+from lakeshare_pipelines.ingest.landing import open_landing
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_server.errors import Unavailable
 from lakeshare_server.settings import make_private
@@ -366,19 +366,12 @@ def deliver(
     for name in nulls:
         if name not in known:
             raise DeliveryError(title, f"its files have no column {name!r}", suggest(name, known))
-    root = get_set_folder(settings, contract)
-    scratch = root / f".{partition}-{uuid.uuid4().hex}"
-    scratch.mkdir(parents=True)
-    try:
-        for table, lines in texts:
-            text = _change_rows(table, lines, nulls, corrupt) if nulls or corrupt else "".join(lines)
-            # Without a time in the gzip header the same rows are the same bytes.
-            packed = gzip.compress(text.encode(), compresslevel=1, mtime=0)
-            (scratch / f"{table.source}.csv.gz").write_bytes(packed)
-        (scratch / SUCCESS).touch()
-        _replace_folder(root / partition, scratch)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    contents = {}
+    for table, lines in texts:
+        text = _change_rows(table, lines, nulls, corrupt) if nulls or corrupt else "".join(lines)
+        # Without a time in the gzip header the same rows are the same bytes.
+        contents[f"{table.source}.csv.gz"] = gzip.compress(text.encode(), compresslevel=1, mtime=0)
+    open_landing(settings).replace(contract.name, partition, contents)
     return find_delivery(settings, contract, partition)
 
 
@@ -447,15 +440,6 @@ def _change_rows(table: Table, lines: Sequence[str], nulls: Sequence[str], corru
                 row[typed_index] = "?"
         writer.writerow(row)
     return out.getvalue()
-
-
-def _replace_folder(folder: Path, new: Path) -> None:
-    """Replaces `folder` by `new`: readers see one of them, or for a moment none."""
-    old = folder.with_name(f".{folder.name}-{uuid.uuid4().hex}")
-    if folder.exists():
-        folder.rename(old)
-    new.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def count_source_rows(contract: SetContract, table_name: str, partitions: Sequence[str]) -> int:

@@ -409,7 +409,7 @@ def _print_summary(context: DemoContext, server: str, wrong: Sequence[str]) -> N
     sets = (context.flights, context.reference)
     landing = sum(len(find_deliveries(context.settings, contract)) for contract in sets)
     for line in (
-        f"{landing} deliveries are in {context.settings.landing}",
+        f"{landing} deliveries are in {context.settings.landing_root}",
         f"the recipient's profile is {context.profile}",
         f"the sharing server is {server}/delta-sharing",
         "staged sets that failed: lakeshare wap list",

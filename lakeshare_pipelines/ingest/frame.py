@@ -13,10 +13,11 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from lakeshare_pipelines.contracts import Column, SetContract, Table
 from lakeshare_pipelines.contracts.model import Reading, get_base_type
@@ -24,15 +25,18 @@ from lakeshare_pipelines.errors import ContractError, DeliveryError
 from lakeshare_pipelines.ingest.delivery import Delivery, LandingFile, assign_files, blame_changed_delivery
 from lakeshare_pipelines.settings import MAX_LINE_MB, MAX_UNPACKED_MB
 from lakeshare_pipelines.spark import functions as F
+from lakeshare_server.storage import parse_location
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column as SparkColumn
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
     from pyspark.sql.types import DataType
 
 MIB = 1 << 20
 CHUNK_BYTES = MIB
+# Files that are checked at once: a store answers slowly, each time.
+READERS = 4
 BOM = "\ufeff"
 
 
@@ -54,13 +58,14 @@ class ReadableFile:
 
 def require_readable(file: LandingFile, limits: ReadingLimits = ReadingLimits()) -> ReadableFile:
     """Reads a file through, or the footer of a Parquet file."""
+    if file.file.size_bytes == 0:
+        fix = "Deliver the file again; a table without rows has a header"
+        raise _error(file, "is empty (0 bytes)", fix)
     try:
-        if file.path.stat().st_size == 0:
-            fix = "Deliver the file again; a table without rows has a header"
-            raise _error(file, "is empty (0 bytes)", fix)
-        if file.format == "parquet":
-            return ReadableFile(file, limits, schema=_parquet_schema(file, limits))
-        head = _decode_whole_file(file, limits)
+        with file.landing.translate_errors(file.file):
+            if file.format == "parquet":
+                return ReadableFile(file, limits, schema=_parquet_schema(file, limits))
+            head = _decode_whole_file(file, limits)
     except OSError as error:
         reason = f"cannot be read: {error.strerror or error}"
         raise _error(file, reason, "Check the file and its permissions") from error
@@ -112,7 +117,8 @@ def _require_unpacked(file: LandingFile, size_bytes: int, limits: ReadingLimits)
 
 def _chunks(file: LandingFile) -> Iterator[bytes]:
     try:
-        with gzip.open(file.path) if file.is_compressed else file.path.open("rb") as stream:
+        with file.landing.stream(file.file) as opened:
+            stream = gzip.GzipFile(fileobj=opened) if file.is_compressed else opened
             while chunk := stream.read(CHUNK_BYTES):
                 yield chunk
     except EOFError as error:
@@ -126,7 +132,8 @@ def _parquet_schema(file: LandingFile, limits: ReadingLimits) -> "pa.Schema":
     import pyarrow.parquet as pq
 
     try:
-        footer = pq.read_metadata(file.path)
+        with file.landing.open(file.file) as opened:
+            footer = pq.read_metadata(opened)
         schema = footer.schema.to_arrow_schema()
     except (pa.ArrowException, ValueError) as error:
         first = str(error).splitlines()[0].rstrip(".")
@@ -210,7 +217,8 @@ def _read_multiline(
 ) -> RawRows:
     reading = files[0].table.reading
     records = (
-        spark.read.options(**_csv_options(reading), multiLine=True, header=True)
+        _reader(spark)
+        .options(**_csv_options(reading), multiLine=True, header=True)
         # A quote that is never closed makes the rest of the file one value.
         .option("maxCharsPerColumn", limits.max_line_mb * MIB)
         .schema(_text_schema(len(header)))
@@ -271,7 +279,7 @@ def _read_parquet(spark: "SparkSession", group: Sequence[ReadableFile]) -> RawRo
     if nanos:
         # Pandas writes timestamps in nanoseconds, which Spark reads only as integers.
         spark.conf.set(NANOS_AS_LONG, "true")
-    rows = spark.read.parquet(*_paths(files))
+    rows = _reader(spark).parquet(*_paths(files))
     types: dict[str, T.DataType] = {field.name: field.dataType for field in rows.schema.fields}
     given: list[SparkColumn] = []
     for i, name in enumerate(types):
@@ -288,7 +296,7 @@ def _read_parquet(spark: "SparkSession", group: Sequence[ReadableFile]) -> RawRo
 
 
 def _lines(spark: "SparkSession", files: tuple[LandingFile, ...]) -> "DataFrame":
-    rows = spark.read.text(_paths(files)).select("value", *_where())
+    rows = _reader(spark).text(_paths(files)).select("value", *_where())
     located = _add_location(spark, files, rows, F.col("value"), first=1)
     text = F.when(F.col(LINE) == 1, F.regexp_replace("value", f"^{BOM}", "")).otherwise(F.col("value"))
     return located.withColumn("value", text)
@@ -313,12 +321,12 @@ def _add_location(
     # The content is counted, not only the rows: this scan is then planned as the one that reads them.
     count = F.count(counted) if counted is not None else F.count(F.lit(1))
     blocks = rows.groupBy("_path", "_block").agg(F.min("_id"), count).collect()
-    by_path = {str(file.path): file for file in files}
+    by_path = {file.file.location: file for file in files}
     shifts: list[tuple[str, int, int, str, str]] = []
     path_before, line = "", first
     for path, block, lowest, rows_in_block in sorted((row[0], row[1], row[2], row[3]) for row in blocks):
         line = line if path == path_before else first
-        file = by_path[unquote(urlsplit(path).path)]
+        file = by_path[parse_location(unquote(path)).location]
         shifts.append((path, block, line - lowest, file.label, file.partition))
         path_before, line = path, line + rows_in_block
     located = rows.join(F.broadcast(_make_frame(spark, shifts)), ["_path", "_block"])
@@ -353,8 +361,13 @@ def _quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
+def _reader(spark: "SparkSession") -> "DataFrameReader":
+    # Spark would add columns for folders above landing that are named like partitions, `env=prod`.
+    return spark.read.option("recursiveFileLookup", True)
+
+
 def _paths(files: Sequence[LandingFile]) -> list[str]:
-    return [re.sub(r"([{}\[\]*?\\])", r"\\\1", str(file.path)) for file in files]
+    return [re.sub(r"([{}\[\]*?\\])", r"\\\1", file.file.location) for file in files]
 
 
 INTEGERS = ("tinyint", "smallint", "int", "bigint")
@@ -619,11 +632,9 @@ def read_delivery(
 ) -> dict[str, TableFrame]:
     """Reads the deliveries of a run, all partitions together; returns a frame for each table with a source."""
     with blame_changed_delivery(deliveries):
-        files = [
-            require_readable(file, limits)
-            for delivery in deliveries
-            for file in assign_files(contract, delivery.partition, delivery.files)
-        ]
+        assigned = [file for delivery in deliveries for file in assign_files(contract, delivery)]
+        with ThreadPoolExecutor(READERS) as pool:
+            files = list(pool.map(partial(require_readable, limits=limits), assigned))
         return {
             table.name: _read_table(
                 spark, contract, table, [file for file in files if file.file.table is table]

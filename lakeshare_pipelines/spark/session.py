@@ -31,6 +31,7 @@ from lakeshare_pipelines.spark.stores import (
     make_file_io_properties,
     make_hadoop_conf,
     make_java_options,
+    make_landing_error,
     make_warehouse_error,
 )
 from lakeshare_server.settings import make_private
@@ -196,8 +197,7 @@ def make_driver_conf(settings: LakeSettings) -> dict[str, str]:
     Raises:
         SparkError: the file of Spark properties cannot be used.
     """
-    conf, stores = dict(APPLICATION_CONF), Stores(settings)
-    locations = _list_locations(settings)
+    conf, locations = dict(APPLICATION_CONF), _list_locations(settings)
     conf |= DRIVER_CONF
     conf |= {f"spark.hadoop.{name}": value for name, value in _make_hadoop_conf(settings).items()}
     conf["spark.master"] = settings.spark_master
@@ -212,7 +212,7 @@ def make_driver_conf(settings: LakeSettings) -> dict[str, str]:
         log4j_file.write_text(LOG4J)
     # As a URI: Java options are split at blanks, which a folder's name may contain.
     log4j = f"-Dlog4j2.configurationFile={log4j_file.as_uri()}"
-    options = list(dict.fromkeys(flag for place in locations for flag in make_java_options(stores, place)))
+    options = list(dict.fromkeys(flag for place in locations for flag in make_java_options(*place)))
     conf["spark.driver.extraJavaOptions"] = " ".join([log4j, *options, settings.spark_driver_options]).strip()
     if options:
         conf["spark.executor.extraJavaOptions"] = " ".join(options)
@@ -223,23 +223,24 @@ def make_driver_conf(settings: LakeSettings) -> dict[str, str]:
     return _add_properties(conf, settings.spark_conf)
 
 
-def _list_locations(settings: LakeSettings) -> list[str]:
-    catalog = NamedCatalog.load(settings)
-    return [settings.lake_root, *(catalog.locations if catalog else ())]
-
-
 def _make_hadoop_conf(settings: LakeSettings) -> dict[str, str]:
-    stores = Stores(settings)
-    found = [make_hadoop_conf(stores, location) for location in _list_locations(settings)]
+    found = [make_hadoop_conf(stores, location) for stores, location in _list_locations(settings)]
     return {name: value for conf in found for name, value in conf.items()}
 
 
 def list_session_jars(settings: LakeSettings) -> tuple[str, ...]:
     """The jars of a session for the stores and the Iceberg catalog of the settings."""
     catalog = NamedCatalog.load(settings)
-    locations, own = (catalog.locations, catalog.jars) if catalog else ((), ())
-    stores = list_store_jars([settings.lake_root, *locations])
-    return tuple(dict.fromkeys((*SPARK_JARS, *stores, *own)))
+    stores = list_store_jars(location for _, location in _list_locations(settings))
+    return tuple(dict.fromkeys((*SPARK_JARS, *stores, *(catalog.jars if catalog else ()))))
+
+
+def _list_locations(settings: LakeSettings) -> list[tuple[Stores, str]]:
+    """The locations of tables and deliveries, each with the stores that reach it."""
+    catalog, stores = NamedCatalog.load(settings), Stores(settings)
+    tables = [settings.lake_root, *(catalog.locations if catalog else ())]
+    landing = Stores(settings.landing_stores), settings.landing_root
+    return [*((stores, location) for location in tables), landing]
 
 
 LISTS = {
@@ -497,6 +498,7 @@ CATALOG_GONE = (
 DISK_FULL = ("No space left on device", "Disk quota exceeded", "File too large")
 NO_MEMORY = ("java.lang.OutOfMemoryError", "Java heap space", "GC overhead limit exceeded")
 STORE_FAILED = ("software.amazon.awssdk", "org.apache.hadoop.fs.s3a", "S3Exception", "UnknownStoreException")
+NO_FILES: Mapping[str, int] = {}
 NO_MEMORY_EXIT = 52
 """Exit code of a JVM that Spark ends because of an OutOfMemoryError (SparkExitCode.OOM)."""
 NO_EXECUTOR = "the cluster had no executor for this run"
@@ -507,16 +509,18 @@ ENDING_S = 5
 
 
 @contextmanager
-def translate_errors(settings: LakeSettings, doing: str, files: Sequence[Path] = ()) -> Iterator[None]:
+def translate_errors(
+    settings: LakeSettings, doing: str, files: Mapping[str, int] = NO_FILES
+) -> Iterator[None]:
     """Turns Spark's exceptions in the block into PipelineErrors; unknown ones pass unchanged.
 
-    `files` are read in the block: an error about memory names one of them.
+    `files` are read in the block, by location with their sizes in bytes: an error about memory names one of them.
 
     Raises:
         SparkError: the driver that this process started has ended, memory did not suffice, or a disk is full.
         DeliveryError: a value of a file is longer than a line may be.
         NessieError, IcebergCatalogError: the catalog does not respond.
-        WarehouseError: the store of the tables refuses a request, or does not respond.
+        WarehouseError, StoreError: the store of the tables, or of deliveries, refuses a request, or does not respond.
     """
     try:
         yield
@@ -530,7 +534,7 @@ def translate_errors(settings: LakeSettings, doing: str, files: Sequence[Path] =
 
 
 def _translate_error(
-    settings: LakeSettings, doing: str, files: Sequence[Path], error: Exception
+    settings: LakeSettings, doing: str, files: Mapping[str, int], error: Exception
 ) -> PipelineError | None:
     from py4j.protocol import Py4JError, Py4JJavaError
 
@@ -548,16 +552,16 @@ def _translate_error(
     if any(words in text for words in DISK_FULL):
         reason = f"{doing}: the disk is full"
         return SparkError(reason, f"free space below {settings.lake_root}, then run again")
-    too_long = [file for file in files if VALUE_TOO_LONG in text and file.name in text]
+    too_long = [file for file in files if VALUE_TOO_LONG in text and _get_name(file) in text]
     if too_long:
         # `<landing>/<set>/<partition>/<file>`
         reason = f"a value is longer than {settings.max_line_mb} MiB, as where a quote is not closed"
         fix = "Correct the file, or raise LAKESHARE_MAX_LINE_MB, and LAKESHARE_SPARK_DRIVER_MEMORY with it."
-        return DeliveryError("/".join(too_long[0].parts[-3:]), reason, fix)
+        return DeliveryError("/".join(too_long[0].split("/")[-3:]), reason, fix)
     if any(words in text for words in NO_MEMORY):
         return _make_memory_error(settings, doing, files, text)
-    if not settings.lake_root.startswith("/") and any(name in text for name in STORE_FAILED):
-        return make_warehouse_error(settings.lake_root, text)
+    if any(name in text for name in STORE_FAILED) and (failed := _find_failed_store(settings, text)):
+        return failed
     if settings.iceberg_catalog != NESSIE and any(name in text for name in CATALOG_GONE):
         reason, fix = f"{doing}: it did not respond to Spark", "Run again; `lakeshare doctor` checks it"
         return IcebergCatalogError(settings.iceberg_catalog, reason, fix)
@@ -577,13 +581,24 @@ def _find_cluster_error(settings: LakeSettings, doing: str, text: str) -> SparkE
     return None
 
 
-def _make_memory_error(settings: LakeSettings, doing: str, files: Sequence[Path], text: str) -> SparkError:
+def _find_failed_store(settings: LakeSettings, text: str) -> PipelineError | None:
+    landing, is_local = settings.landing_root, settings.lake_root.startswith("/")
+    if not landing.startswith("/") and (is_local or f"{landing}/" in text):
+        return make_landing_error(landing, text)
+    return None if is_local else make_warehouse_error(settings.lake_root, text)
+
+
+def _get_name(location: str) -> str:
+    return location.rpartition("/")[2]
+
+
+def _make_memory_error(settings: LakeSettings, doing: str, files: Mapping[str, int], text: str) -> SparkError:
     where = ""
-    if named := [file for file in files if file.name in text]:
-        where = f" while it read {named[0].parent.name}/{named[0].name}"
-    elif present := [file for file in files if file.exists()]:
-        largest = max(present, key=lambda file: file.stat().st_size)
-        where = f"; the largest file it read is {largest.parent.name}/{largest.name}"
+    if named := [file for file in files if _get_name(file) in text]:
+        where = f" while it read {'/'.join(named[0].split('/')[-2:])}"
+    elif files:
+        largest = max(files, key=files.__getitem__)
+        where = f"; the largest file it read is {'/'.join(largest.split('/')[-2:])}"
     return SparkError(
         f"{doing}: Spark ran out of memory{where}",
         f"raise LAKESHARE_SPARK_DRIVER_MEMORY (it is {settings.spark_driver_memory}), lower LAKESHARE_MAX_LINE_MB "

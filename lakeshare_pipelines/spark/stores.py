@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-from lakeshare_pipelines.errors import WarehouseError
+from lakeshare_pipelines.errors import StoreError, WarehouseError
 from lakeshare_pipelines.spark.jars import S3_JARS
 from lakeshare_server.storage import ParsedLocation, Stores, parse_location
 from lakeshare_server.storage.locations import LOCAL, S3
@@ -129,6 +129,12 @@ def make_warehouse_error(location: str, text: str) -> WarehouseError:
         return WarehouseError(location, "the store refuses the request", fix)
     fix = "Run again when it answers, which also completes what was begun; `lakeshare doctor` checks it."
     return WarehouseError(location, "the store does not answer", fix)
+
+
+def make_landing_error(location: str, text: str) -> StoreError:
+    """The same for the store of deliveries, which Spark reads."""
+    fix = "Nothing was published. Let the hosts of driver and executors read there, and run again when it answers."
+    return StoreError(location, make_warehouse_error(location, text).reason, fix)
 
 
 def _make_s3_options(stores: Stores, place: ParsedLocation) -> dict[str, str]:

@@ -308,7 +308,7 @@ def stage(
     deliveries = [find_delivery(lake.settings, contract, partition) for partition in partitions]
     staging = staging_for(lake, contract)
     ref = make_staging_name(contract.name, partitions, run_id, attempt)
-    files = [file for delivery in deliveries for file in delivery.files]
+    files = {file.location: file.size_bytes for delivery in deliveries for file in delivery.files}
     with (
         translate_errors(lake.settings, f"staging {ref}", files),
         _discard_on_failure(lake, staging, ref),

@@ -113,7 +113,10 @@ def translate_errors(place: ParsedLocation) -> Iterator[None]:
         yield
     # The errors of a writer are OSErrors with the text of the others.
     except (exceptions.BaseError, OSError) as error:
-        raise _translate(place, error) from None
+        translated = _translate(place, error)
+        if isinstance(translated, StoreError) and (code := CODE.search(str(error))):
+            translated.code = code[1]
+        raise translated from None
 
 
 def _translate(place: ParsedLocation, error: exceptions.BaseError | OSError) -> LakeshareError:
@@ -372,8 +375,10 @@ class RemoteStore:
             try:
                 with translate_errors(place):
                     return request()
-            except StoreDenied:
-                raise StoreDenied(place.location, what) from None
+            except StoreDenied as error:
+                denied = StoreDenied(place.location, what)
+                denied.code = error.code
+                raise denied from None
 
         return self._service.call(translated)
 

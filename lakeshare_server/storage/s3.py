@@ -256,7 +256,7 @@ class S3Access:
         return sigv4.Bucket.at(name, region, endpoint, self._settings.s3_path_style)
 
     def client(
-        self, service: str, region: str, endpoint: str | None = None, *, path_style: bool = False
+        self, service: str, region: str | None, endpoint: str | None = None, *, path_style: bool = False
     ) -> Any:
         """Returns a client of boto3 with the server's credentials and short timeouts."""
         session = self._session

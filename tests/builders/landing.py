@@ -68,7 +68,7 @@ def landed(
 ) -> Delivery:
     """A complete delivery of these files, in a landing folder of its own."""
     settings = LakeSettings(_env_file=None, state_dir=folder)
-    place = settings.landing / contract.name / partition
+    place = Path(settings.landing_root) / contract.name / partition
     place.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (place / name).write_bytes(content.encode() if isinstance(content, str) else content)
@@ -108,7 +108,7 @@ def with_other_columns(
 ) -> Delivery:
     """Thirty rows of the sample data, with a column renamed and one left out."""
     delivery = deliver(settings, contract, partition=partition, rows=30)
-    for path in delivery.files:
+    for path in (Path(file.location) for file in delivery.files):
         with gzip.open(path, "rt", newline="") as file:
             rows = list(csv.DictReader(file))
         out = io.StringIO()

@@ -95,7 +95,7 @@ def by_hand(lake: Lake, name: str, stories: Mapping[str, Sequence[str]]) -> None
 def deliver_tuesday(lake: Lake, contract: SetContract) -> None:
     """Two rows for each table on Tuesday."""
     values = {"string": ("a", "b"), "bigint": (5_000_000_000, 1), "double": (1e300, 0.1)}
-    folder = lake.settings.landing / contract.name / TUESDAY
+    folder = Path(lake.settings.landing_root) / contract.name / TUESDAY
     folder.mkdir(parents=True, exist_ok=True)
     for table in contract.tables:
         kinds = {column.name: column.type for column in table.columns[2:]}

@@ -110,7 +110,7 @@ def a_delivery(
     done: bool = True,
 ) -> Path:
     """Deliver rows as `orders.csv`, replacing what was there; `done` adds `_SUCCESS`."""
-    folder = settings.landing / contract.name / day
+    folder = Path(settings.landing_root) / contract.name / day
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "_SUCCESS").unlink(missing_ok=True)
     names = list(rows[0]) if rows else ["day", "id", "customer", "email", "amount"]

@@ -1,5 +1,7 @@
 """The landing sensor: complete deliveries are reported once, in stable order, and each new content starts one run."""
 
+from pathlib import Path
+
 import dagster as dg
 import pytest
 
@@ -68,7 +70,7 @@ def test_the_same_delivery_again_starts_nothing_and_a_corrected_one_starts_one_r
 
 
 def test_a_delivery_that_is_still_arriving_waits(settings, tick):
-    folder = settings.landing / "flights" / "2013-01-01"
+    folder = Path(settings.landing_root) / "flights" / "2013-01-01"
     folder.mkdir(parents=True)
     (folder / "departures.csv").write_text("year,month,day\n")
 

@@ -1,4 +1,4 @@
-"""With landing in S3 a tick fetches before it looks; when S3 refuses, the tick fails and says why."""
+"""With landing in S3 a tick lists the bucket; when S3 refuses, the tick fails with the reason."""
 
 import subprocess
 import sys
@@ -12,9 +12,13 @@ from dagster_aws.s3 import S3Resource
 
 from lakeshare_pipelines.contracts import load_contracts
 from lakeshare_pipelines.definitions import defs
+from lakeshare_pipelines.defs.landing import LandingResource
 from lakeshare_pipelines.demo.processes import deliver
 from lakeshare_pipelines.errors import DeliveryError
 from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_server.errors import Unavailable
+from lakeshare_server.storage.remote import CONNECT_S
+from lakeshare_server.storage.s3 import ANSWER_S
 from tests.integration.s3_server import REGION, S3Server
 
 ROOT = Path(__file__).parents[2]
@@ -66,52 +70,27 @@ def tick(landing_in_s3: LakeSettings) -> Iterator[Tick]:
         yield one
 
 
-def upload(s3: S3Server, tmp_path: Path, day: str, rows: int) -> None:
-    """Real flights as a sender puts them into the bucket."""
-    sent = deliver(
-        LakeSettings(_env_file=None, state_dir=tmp_path / "sender"), FLIGHTS, partition=day, rows=rows
-    )
-    for file in (*sent.files, sent.path / "_SUCCESS"):
-        s3.client().upload_file(str(file), BUCKET, f"{tmp_path.name}/flights/{day}/{file.name}")
-
-
-def test_what_lands_in_s3_starts_a_run_once(s3: S3Server, tmp_path: Path, tick: Tick) -> None:
+def test_what_lands_in_s3_starts_a_run_once(landing_in_s3: LakeSettings, tick: Tick) -> None:
     assert "none of them new" in tick().skip_message
-    upload(s3, tmp_path, "2013-01-02", rows=5)
-    upload(s3, tmp_path, "2013-01-01", rows=5)
+    deliver(landing_in_s3, FLIGHTS, partition="2013-01-02", rows=5)
+    deliver(landing_in_s3, FLIGHTS, partition="2013-01-01", rows=5)
 
     first = tick()
     assert [request.partition_key for request in first.run_requests] == ["2013-01-01", "2013-01-02"]
     assert not tick().run_requests
 
-    upload(s3, tmp_path, "2013-01-01", rows=6)
+    deliver(landing_in_s3, FLIGHTS, partition="2013-01-01", rows=6)
     corrected = tick()
     assert [request.partition_key for request in corrected.run_requests] == ["2013-01-01"]
     assert corrected.run_requests[0].run_key != first.run_requests[0].run_key
 
 
-def test_a_delivery_that_is_refused_keeps_no_other_from_its_run(
-    s3: S3Server, tmp_path: Path, tick: Tick
-) -> None:
-    bad = f"{tmp_path.name}/flights/2013-01-03"
-    for name in ("a/departures.csv", "_SUCCESS"):
-        s3.client().put_object(Bucket=BUCKET, Key=f"{bad}/{name}", Body=b"x")
-    upload(s3, tmp_path, "2013-01-04", rows=5)
-
-    assert [request.partition_key for request in tick().run_requests] == ["2013-01-04"]
-    for _ in range(2):
-        skipped = tick().skip_message
-        assert "none of them new" in skipped
-        assert f"s3://{BUCKET}/'{bad}/a/departures.csv'" in skipped
-        assert "Deliver plain files" in skipped
-
-
 @pytest.mark.parametrize(
     ("variable", "value", "told"),
     [
-        ("LAKESHARE_LANDING_S3", "s3://nowhere/in", "s3://nowhere/in/flights/: there is no such bucket"),
+        ("LAKESHARE_LANDING_S3", "s3://nowhere/in", "s3://nowhere/in/flights: there is no such bucket"),
         ("AWS_SECRET_ACCESS_KEY", "wrong", "the secret key does not belong to the access key"),
-        ("LAKESHARE_LANDING_S3_ENDPOINT", "http://127.0.0.1:9", "S3 did not answer"),
+        ("LAKESHARE_LANDING_S3_ENDPOINT", "http://127.0.0.1:9", "the store did not answer"),
     ],
 )
 def test_a_tick_fails_with_bucket_reason_and_remedy(
@@ -139,7 +118,7 @@ def test_the_location_of_the_workspace_file_loads_and_its_failed_tick_shows_our_
     output = ended.stdout + ended.stderr
     assert ended.returncode == 0, output
     assert "StoreError" in output
-    assert f"{landing_in_s3.landing_s3}/flights/: the secret key does not belong to the access key" in output
+    assert f"{landing_in_s3.landing}/flights: the secret key does not belong to the access key" in output
 
 
 def test_a_tick_without_credentials_says_where_they_come_from(
@@ -156,9 +135,27 @@ def test_a_tick_without_credentials_says_where_they_come_from(
 def test_the_resource_is_dagsters_own_as_the_settings_say(landing_in_s3: LakeSettings, s3: S3Server) -> None:
     resource = (defs().resources or {})["s3"]
     assert isinstance(resource, S3Resource)
+    assert isinstance(resource, LandingResource)
     assert (resource.endpoint_url, resource.region_name) == (s3.endpoint, REGION)
-    url = resource.get_client().generate_presigned_url("get_object", Params={"Bucket": BUCKET, "Key": "k"})
+    client = resource.get_client()
+    url = client.generate_presigned_url("get_object", Params={"Bucket": BUCKET, "Key": "k"})
     assert url.startswith(f"{s3.endpoint}/{BUCKET}/k?")
+    assert (client.meta.config.connect_timeout, client.meta.config.read_timeout) == (CONNECT_S, ANSWER_S)
+
+
+def test_credentials_of_the_resource_are_found_within_the_deadline(
+    landing_in_s3: LakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    (tmp_path / "slow").write_text("[default]\ncredential_process = sleep 60\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "slow"))
+    monkeypatch.setenv("LAKESHARE_OUTSIDE_ANSWER_S", "0.5")
+    resource = (defs().resources or {})["s3"]
+    with pytest.raises(
+        Unavailable, match=r"credentials of S3 does not answer: nothing came within 0\.5 seconds"
+    ):
+        resource.get_client()
 
 
 def cause_of(error: BaseException) -> DeliveryError:

@@ -149,7 +149,7 @@ def require_unchanged(lake, catalog, contract, before: Before, case: str = "", l
 
 def require_rerun(lake, catalog, contract, before: Before, days: Sequence[str], run) -> None:
     for day in days:
-        for file in (lake.settings.landing / contract.name / day).iterdir():
+        for file in (Path(lake.settings.landing_root) / contract.name / day).iterdir():
             file.unlink()
         a_delivery(lake.settings, contract, day, orders(day))
     published = run(lake, catalog, contract, *days)
@@ -171,7 +171,7 @@ def test_what_cannot_be_read_or_has_another_shape_changes_nothing_until_it_is_pu
 
 def require_unreadable_files_are_refused_by_name(lake, catalog, contract, before, day) -> None:
     for case, (spoil, named) in UNREADABLE.items():
-        folder = lake.settings.landing / contract.name / day
+        folder = Path(lake.settings.landing_root) / contract.name / day
         for file in folder.iterdir() if folder.exists() else ():
             file.unlink()
         spoil(a_delivery(lake.settings, contract, day, orders(day)))

@@ -134,5 +134,7 @@ def test_a_header_alone_is_a_table_without_rows(lake: Lake, tmp_path: Path) -> N
 
 def test_a_landing_folder_may_have_any_name(lake: Lake, tmp_path: Path) -> None:
     contract = a_readings_contract(tmp_path)
-    table = read(lake, tmp_path / "la[n]d {x} 50%", contract, **{"readings-day 1__csv": csv_text([TEXTS])})
+    table = read(
+        lake, tmp_path / "la[n]d {x} 50%" / "env=a", contract, **{"readings-day 1__csv": csv_text([TEXTS])}
+    )
     assert values_of(table) == [VALUES]

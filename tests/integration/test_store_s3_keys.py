@@ -7,6 +7,10 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pytest
 
+from lakeshare_pipelines.contracts import load_contracts
+from lakeshare_pipelines.errors import DeliveryError
+from lakeshare_pipelines.ingest import find_deliveries, find_delivery
+from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import LocalSigner, Signers, Stores
@@ -65,3 +69,32 @@ def test_every_key_is_read_exactly_or_refused(settings: ServerSettings) -> None:
             assert stores.read(f"s3://lake/{key}") == f"body of {key}".encode(), key
     with pytest.raises(Unserveable, match="cannot be listed"):
         list(stores.list("s3://lake"))
+
+
+def test_a_key_that_cannot_be_listed_keeps_only_its_own_delivery_from_being_found(
+    server: MiniStack, settings: ServerSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    client, landing = (
+        a_client(server.endpoint, server.user),
+        LakeSettings(_env_file=None, landing="s3://odd/in"),
+    )
+    landing = landing.model_copy(update={"landing_s3_endpoint": server.endpoint, "landing_s3_region": REGION})
+    client.create_bucket(Bucket="odd")
+    days = {
+        "2013-01-01": "../up.csv",
+        "2013-01-02": "/x.csv",
+        "2013-01-03": "a\\up.csv",
+        "2013-01-04": "_SUCCESS",
+    }
+    for day, name in days.items():
+        for key in ("departures.csv", "_SUCCESS", name):
+            client.put_object(Bucket="odd", Key=f"in/flights/{day}/{key}", Body=b"year\n")
+    contract = load_contracts()[0]
+    assert [found.partition for found in find_deliveries(landing, contract)] == ["2013-01-03", "2013-01-04"]
+    for day, name in days.items():
+        if name == "_SUCCESS":
+            assert find_delivery(landing, contract, day).complete
+            continue
+        assert name.startswith("a") or f"s3://odd/in/flights/{day} is ignored" in caplog.text
+        with pytest.raises(DeliveryError, match=r"cannot be listed|has unusual characters"):
+            find_delivery(landing, contract, day)

@@ -42,7 +42,7 @@ def test_every_fault_has_a_remedy_and_every_remedy_a_fault(tmp_path, monkeypatch
         settings_of(
             tmp_path,
             state_dir=tmp_path / "file" / "state",
-            landing_dir=tmp_path / "unmounted",
+            landing=tmp_path / "unmounted",
             database_url=f"sqlite:///{tmp_path}",
             nessie_uri="http://127.0.0.1:9/api/v2",
             offline=True,

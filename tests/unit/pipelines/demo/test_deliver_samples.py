@@ -22,7 +22,7 @@ def settings(tmp_path: Path) -> LakeSettings:
 
 
 def rows_of(delivery: Delivery, table: str = "departures") -> list[dict[str, str]]:
-    with gzip.open(delivery.path / f"{table}.csv.gz", "rt", newline="") as file:
+    with gzip.open(Path(delivery.location) / f"{table}.csv.gz", "rt", newline="") as file:
         return list(csv.DictReader(file))
 
 
@@ -47,7 +47,7 @@ def test_the_same_delivery_again_is_the_same_content_and_another_replaces_it(set
     other = deliver(settings, FLIGHTS, partition="2013-01-01", rows=5)
     assert first.digest == again.digest != other.digest
     assert [found.digest for found in find_deliveries(settings, FLIGHTS)] == [other.digest]
-    assert [entry.name for entry in (settings.landing / "flights").iterdir()] == ["2013-01-01"]
+    assert [entry.name for entry in (Path(settings.landing_root) / "flights").iterdir()] == ["2013-01-01"]
 
 
 def test_rows_keeps_the_first_rows_of_each_table(settings: LakeSettings) -> None:

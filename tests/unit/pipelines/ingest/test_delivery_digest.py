@@ -22,7 +22,7 @@ FLIGHTS, _ = load_contracts()
 
 def a_delivery(tmp_path: Path, files: dict[str, str], day: str = "2013-01-01") -> Delivery:
     settings = LakeSettings(_env_file=None, state_dir=tmp_path)
-    folder = settings.landing / "flights" / day
+    folder = Path(settings.landing_root) / "flights" / day
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for name, text in files.items():
@@ -56,13 +56,13 @@ def test_another_byte_name_or_file_is_another_digest(tmp_path: Path, files: dict
 
 def test_markers_do_not_count(tmp_path: Path) -> None:
     delivery = a_delivery(tmp_path, {"departures.csv": "year\n"})
-    (delivery.path / "_SUCCESS").write_text("done at noon")
+    (Path(delivery.location) / "_SUCCESS").write_text("done at noon")
     require_unchanged(delivery)
 
 
 def test_a_delivery_that_is_not_complete_has_no_digest_yet(tmp_path: Path) -> None:
     delivery = a_delivery(tmp_path, {"departures.csv": "year\n"})
-    (delivery.path / "_SUCCESS").unlink()
+    (Path(delivery.location) / "_SUCCESS").unlink()
     settings = LakeSettings(_env_file=None, state_dir=tmp_path)
     assert find_deliveries(settings, FLIGHTS)[0].digest == ""
 
@@ -93,7 +93,7 @@ def test_a_delivery_that_changes_after_it_was_found_is_refused(tmp_path: Path, c
     delivery = a_delivery(tmp_path, {"departures.csv": "year\n2013\n"})
     require_unchanged(delivery)
     assert callable(change)
-    change(delivery.files[0])
+    change(Path(delivery.files[0].location))
     with pytest.raises(DeliveryError, match="changed while it was read"):
         require_unchanged(delivery)
 
@@ -106,7 +106,7 @@ def _read_after_it_went_away(path: Path) -> None:
 def test_a_reading_that_fails_because_the_delivery_went_away_says_so(tmp_path: Path) -> None:
     delivery = a_delivery(tmp_path, {"departures.csv": "year\n"})
     with pytest.raises(DeliveryError, match="changed while it was read"), blame_changed_delivery([delivery]):
-        _read_after_it_went_away(delivery.files[0])
+        _read_after_it_went_away(Path(delivery.files[0].location))
 
 
 def test_a_reading_that_fails_for_another_reason_keeps_it(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from lakeshare_pipelines.contracts import SetContract, load_contracts
 from lakeshare_pipelines.errors import DeliveryError
-from lakeshare_pipelines.ingest import delivery, find_deliveries, find_delivery
-from lakeshare_pipelines.ingest import delivery as content_digest
+from lakeshare_pipelines.ingest import find_deliveries, find_delivery
+from lakeshare_pipelines.ingest.landing import DeliveredFile, FolderLanding
 from lakeshare_pipelines.settings import LakeSettings
 
 FLIGHTS, REFERENCE = load_contracts()
@@ -31,7 +31,7 @@ def put(
     contract: SetContract = FLIGHTS,
 ) -> Path:
     """Write files into landing as they are."""
-    folder = settings.landing / contract.name / partition
+    folder = Path(settings.landing_root) / contract.name / partition
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -51,8 +51,8 @@ def test_success_makes_a_delivery_complete(tmp_path: Path) -> None:
     settings = settings_of(tmp_path)
     folder = put(settings, ONE)
     delivery = find_delivery(settings, FLIGHTS, DAY)
-    assert (delivery.set_name, delivery.partition, delivery.path) == ("flights", DAY, folder)
-    assert delivery.files == (folder / "departures.csv",)
+    assert (delivery.set_name, delivery.partition, delivery.location) == ("flights", DAY, str(folder))
+    assert [file.location for file in delivery.files] == [str(folder / "departures.csv")]
     assert delivery.complete
 
 
@@ -136,7 +136,7 @@ def test_a_delivery_with_files_that_nobody_can_place_is_refused(
 def test_a_folder_or_dead_link_among_the_files_is_refused(tmp_path: Path) -> None:
     settings = settings_of(tmp_path)
     folder = put(settings, ONE)
-    (folder / "departures-2.csv").symlink_to(settings.landing / "nowhere")
+    (folder / "departures-2.csv").symlink_to(Path(settings.landing_root) / "nowhere")
     with pytest.raises(DeliveryError, match="is not a file"):
         find_delivery(settings, FLIGHTS, DAY)
 
@@ -197,8 +197,8 @@ def test_the_list_has_incomplete_and_broken_deliveries_but_no_strangers(
     put(settings, {"_manifest.json": "{", "departures.csv": "x\n"}, "2013-01-03")
     put(settings, ONE, "january")
     put(settings, {}, "2013-01-04")
-    (settings.landing / "flights" / ".2013-01-05-half").mkdir()
-    (settings.landing / "flights" / "notes.txt").write_text("x")
+    (Path(settings.landing_root) / "flights" / ".2013-01-05-half").mkdir()
+    (Path(settings.landing_root) / "flights" / "notes.txt").write_text("x")
     found = {delivery.partition: delivery.complete for delivery in find_deliveries(settings, FLIGHTS)}
     assert found == {"2013-01-01": False, "2013-01-02": True, "2013-01-03": True}
     assert "january is no partition of set flights" in caplog.text
@@ -211,14 +211,14 @@ def test_a_delivery_that_cannot_be_read_hides_no_other(
     unreadable = put(settings, ONE, "2013-01-01")
     put(settings, ONE, "2013-01-02")
 
-    digest = content_digest.compute_digest
+    compute_sha256 = FolderLanding.compute_sha256
 
-    def digest_of(root: Path, files: list[Path]) -> str:
-        if root == unreadable:  # tests may run as root, whom no permission stops
-            raise PermissionError(errno.EACCES, "Permission denied", str(root / "departures.csv"))
-        return digest(root, files)
+    def sha256_of(landing: FolderLanding, file: DeliveredFile) -> str:
+        if file.location.startswith(str(unreadable)):  # tests may run as root, whom no permission stops
+            raise PermissionError(errno.EACCES, "Permission denied", file.location)
+        return compute_sha256(landing, file)
 
-    monkeypatch.setattr(delivery, "compute_digest", digest_of)
+    monkeypatch.setattr(FolderLanding, "compute_sha256", sha256_of)
     assert [found.partition for found in find_deliveries(settings, FLIGHTS)] == ["2013-01-02"]
     assert f"{unreadable} cannot be read" in caplog.text
     with pytest.raises(DeliveryError, match=r"cannot be read: Permission denied.*permissions"):

@@ -21,7 +21,7 @@ TWO_COLUMNS = [{"name": "id", "physicalType": "int"}, {"name": "name", "logicalT
 def look_through(folder: Path, name: str, content: bytes, **limits: int) -> None:
     contract = a_readings_contract(folder, columns=TWO_COLUMNS)
     delivery = landed(folder, contract, {name: content})
-    (file,) = assign_files(contract, delivery.partition, delivery.files)
+    (file,) = assign_files(contract, delivery)
     require_readable(file, ReadingLimits(**limits))
 
 

@@ -30,7 +30,7 @@ def outside(tmp_path: Path) -> Path:
 
 
 def a_delivery(settings: LakeSettings) -> Path:
-    folder = settings.landing / "flights" / DAY
+    folder = Path(settings.landing_root) / "flights" / DAY
     folder.mkdir(parents=True)
     (folder / "departures.csv").write_text("year\n2013\n")
     (folder / "_SUCCESS").touch()
@@ -68,8 +68,8 @@ def test_a_relative_link_that_climbs_out_is_refused(settings: LakeSettings, outs
 def test_a_folder_that_links_outside_is_neither_listed_nor_read(
     settings: LakeSettings, outside: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (settings.landing / "flights").mkdir(parents=True)
-    (settings.landing / "flights" / DAY).symlink_to(outside)
+    (Path(settings.landing_root) / "flights").mkdir(parents=True)
+    (Path(settings.landing_root) / "flights" / DAY).symlink_to(outside)
     assert find_deliveries(settings, FLIGHTS) == []
     assert "link" in caplog.text
     assert "secret" not in caplog.text
@@ -77,9 +77,9 @@ def test_a_folder_that_links_outside_is_neither_listed_nor_read(
 
 
 def test_a_set_whose_folder_links_outside_is_refused(settings: LakeSettings, outside: Path) -> None:
-    settings.landing.mkdir(parents=True)
-    (settings.landing / "flights").symlink_to(outside)
-    with pytest.raises(DeliveryError, match=r"flights.*link.*LAKESHARE_LANDING_DIR"):
+    Path(settings.landing_root).mkdir(parents=True)
+    (Path(settings.landing_root) / "flights").symlink_to(outside)
+    with pytest.raises(DeliveryError, match=r"flights.*link.*LAKESHARE_LANDING"):
         find_deliveries(settings, FLIGHTS)
     assert "flights" in refusal(settings)
     with pytest.raises(DeliveryError, match="link"):
@@ -108,11 +108,11 @@ def test_links_within_landing_and_a_landing_folder_that_is_a_link_are_followed(
     settings: LakeSettings, tmp_path: Path
 ) -> None:
     folder = a_delivery(settings)
-    shared = settings.landing / "shared.csv"
+    shared = Path(settings.landing_root) / "shared.csv"
     shared.write_text("year\n2013\n")
     (folder / "departures-2.csv").symlink_to(shared)
-    (tmp_path / "by_link").symlink_to(settings.landing)
-    linked = settings.model_copy(update={"landing_dir": tmp_path / "by_link"})
+    (tmp_path / "by_link").symlink_to(Path(settings.landing_root))
+    linked = settings.model_copy(update={"landing": str(tmp_path / "by_link")})
     for one in (settings, linked):
         names = [file.name for file in find_delivery(one, FLIGHTS, DAY).files]
         assert names == ["departures-2.csv", "departures.csv"]

@@ -117,9 +117,7 @@ def an_exhausted_heap(gateway: JavaGateway) -> None:
 
 
 def test_an_exhausted_heap_names_the_file_and_the_setting(gateway, driver, settings, tmp_path):
-    files = [tmp_path / "readings-1.csv", tmp_path / "readings-2.csv"]
-    files[0].write_text("x" * 100)
-    files[1].write_text("x")
+    files = {"/landing/sensors/all/readings-1.csv": 100, "/landing/sensors/all/readings-2.csv": 1}
     driver(60)
     with (
         pytest.raises(SparkError, match=r"out of memory.*readings-2\.csv.*LAKESHARE_SPARK_DRIVER_MEMORY.*2g"),
@@ -129,9 +127,7 @@ def test_an_exhausted_heap_names_the_file_and_the_setting(gateway, driver, setti
 
 
 def test_a_driver_that_ended_for_want_of_memory_names_the_largest_file(gateway, driver, settings, tmp_path):
-    files = [tmp_path / "readings-1.csv", tmp_path / "readings-2.csv"]
-    files[0].write_text("x" * 100)
-    files[1].write_text("x")
+    files = {"/landing/sensors/all/readings-1.csv": 100, "/landing/sensors/all/readings-2.csv": 1}
     gateway.proc = subprocess.Popen(["sh", "-c", "exit 52"])  # Spark's code for an OutOfMemoryError
     with (
         pytest.raises(SparkError, match=r"out of memory.*readings-1\.csv.*LAKESHARE_SPARK_DRIVER_MEMORY"),

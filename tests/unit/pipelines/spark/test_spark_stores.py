@@ -56,9 +56,9 @@ def test_a_warehouse_comes_from_the_environment_by_both_names(
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ("s3:///prefix", "pipelines do not write to s3:///prefix"),
+        ("s3:///prefix", "pipelines do not use s3:///prefix"),
         ("hdfs://name/lake", "give a folder or s3://bucket/prefix"),
-        ("gs://lake/tables", "pipelines do not write to gs://lake/tables"),
+        ("gs://lake/tables", "pipelines do not use gs://lake/tables"),
     ],
 )
 def test_other_warehouses_are_refused_by_name(given: str, reason: str) -> None:
