@@ -6,8 +6,8 @@ from typing import Literal, Self
 
 from pydantic import AliasChoices, Field, SecretStr, model_validator
 
+from lakeshare_server.locations import find_root
 from lakeshare_server.settings import AbsolutePath, Endpoint, LakeLocation, StateSettings, StoreSettings
-from lakeshare_server.storage.locations import find_root
 
 SHORT_RUNS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:MetaspaceSize=256m"
 """Java options for a driver that starts quickly.

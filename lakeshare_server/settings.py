@@ -1,12 +1,13 @@
 """Settings of the state and the server, shared by pipelines and server, built once at the edge."""
 
-import re
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, SecretStr, StringConstraints
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from lakeshare_server.locations import parse_lake_location
 
 
 def _absolute(path: Path) -> Path:
@@ -27,24 +28,10 @@ TOKEN_PATH = "/oauth/token"  # noqa: S105  a path below the endpoint of the prot
 ACTIVATION_PATH, PORTAL_PATH = "/activate", "/portal"
 
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
-S3_LOCATION = re.compile(r"s3[an]?://([A-Za-z0-9_.-]+(?:/.*)?)")
-
-
-def _lake_location(text: str) -> str:
-    """Returns a folder as an absolute path, and a place in S3 with the scheme `s3` and no slash at its end."""
-    if text.startswith("file:") or "://" not in text:
-        return str(
-            _absolute(
-                Path("/" + text.removeprefix("file:").lstrip("/") if text.startswith("file:") else text)
-            )
-        )
-    found = S3_LOCATION.fullmatch(text)
-    if found is None:
-        raise ValueError(f"pipelines do not use {text}; give a folder or s3://bucket/prefix")
-    return f"s3://{found[1].rstrip('/')}"
-
-
-LakeLocation = Annotated[str, BeforeValidator(str), AfterValidator(_lake_location)]
+# Normalised, without a slash at its end.
+LakeLocation = Annotated[
+    str, BeforeValidator(str), AfterValidator(lambda text: parse_lake_location(text).location)
+]
 # Without a query or a password: the value is shown in messages and put before the paths of URLs.
 Endpoint = Annotated[str, StringConstraints(pattern=r"^https?://[^/?#@\s]+(/[^?#\s]*)?$")]
 

@@ -15,8 +15,8 @@ from lakeshare_server.errors import BadRequest
 
 if TYPE_CHECKING:
     from lakeshare_server.catalog import TableEntry
+    from lakeshare_server.locations import StoreKind
     from lakeshare_server.provider.serveability import ServedTable
-    from lakeshare_server.storage.locations import StoreKind
 
 EngineName = Literal[
     "pyiceberg", "pandas", "polars", "duckdb", "duckdb-sql", "spark", "trino", "power-bi", "snowflake"
@@ -90,7 +90,7 @@ def python_sharing(engine: str, packages: Sequence[str], *code: str) -> Text:
 
 def _find_store_kind(table: SnippetTable) -> StoreKind | None:
     # Imports pyarrow, which is not loaded for `lakeshare --help`.
-    from lakeshare_server.storage.locations import find_store_kind
+    from lakeshare_server.locations import find_store_kind
 
     return find_store_kind(table.scheme)
 

@@ -6,10 +6,10 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
+from lakeshare_server.locations import find_root
 from lakeshare_server.routes.files import PREFIX
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import LocalSigner, Signers, load_key
-from lakeshare_server.storage.locations import find_root
 
 # Of a store that is signed for and never asked; no server of the benchmark reads from it.
 S3_ROOT = "s3://lakeshare-bench"

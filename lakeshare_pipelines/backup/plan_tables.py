@@ -23,6 +23,7 @@ from lakeshare_pipelines.backup.points import OWN_PREFIX, Points
 from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, open_store
 from lakeshare_pipelines.backup.stores.store import FOLDER
 from lakeshare_pipelines.errors import BackupError, DamagedRecord, ObjectMissing
+from lakeshare_server.locations import split_location
 from lakeshare_server.tables.delta.log import CHECKPOINT, COMMIT, parse_commit
 from lakeshare_server.tables.iceberg.metadata import MAX_METADATA_BYTES, MetadataError, decompress_metadata
 
@@ -440,10 +441,10 @@ def _find_target_prefix(backup: Backup) -> str | None:
         root = f"{source.url.rstrip('/')}/"
         below = target_url.removeprefix(root) if day else f"{target_url.removeprefix(root)}/"
         return below if target_url.startswith(root) else None
-    bucket, _, key = target_url.removeprefix("s3://").partition("/")
-    if bucket != source.bucket:
+    place = split_location(target_url)
+    if place.bucket != source.bucket:
         return None
-    prefix = key if day else target.prefix
+    prefix = place.key if day else target.prefix
     return "" if source.prefix.startswith(prefix) else prefix
 
 

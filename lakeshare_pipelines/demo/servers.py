@@ -28,7 +28,7 @@ from lakeshare_pipelines.spark.jars import find_java
 from lakeshare_pipelines.spark.session import prepare_java_home
 from lakeshare_server.errors import Unavailable
 from lakeshare_server.settings import make_private
-from lakeshare_server.storage.s3 import S3Refused, S3Unreachable, translate_errors
+from lakeshare_server.storage.s3 import S3Refused, S3Unreachable, make_session, translate_errors
 
 BUCKET, REGION = "lake", "us-east-1"
 USER = "lakeshare"
@@ -158,12 +158,8 @@ def make_weed_command(folder: Path, ports: Mapping[str, int], more: list[str]) -
 
 # boto3 has no types.
 def _s3_client(endpoint: str, keys: Secrets) -> Any:
-    import boto3
-    from botocore.config import Config
-
-    limits = Config(connect_timeout=PROBE_S, read_timeout=PROBE_S, retries={"total_max_attempts": 1})
     own = {"aws_access_key_id": keys.access_key, "aws_secret_access_key": keys.secret_key}
-    return boto3.client("s3", endpoint_url=endpoint, region_name=REGION, config=limits, **own)
+    return make_session(region=REGION).client("s3", endpoint_url=endpoint, **own)
 
 
 @contextmanager

@@ -25,8 +25,8 @@ from lakeshare_pipelines.wap.staged import Lake, Staged
 from lakeshare_server.catalog import Catalog, Ledger, Publication, lock_set
 from lakeshare_server.errors import StoreError, StoreMissing, Unavailable, Unserveable
 from lakeshare_server.lazy import LazyModule
+from lakeshare_server.locations import find_root
 from lakeshare_server.settings import make_private
-from lakeshare_server.storage.locations import find_root
 from lakeshare_server.tables import (
     FileIndex,
     Stores,

@@ -15,8 +15,8 @@ from lakeshare_pipelines.errors import IcebergCatalogError
 from lakeshare_pipelines.settings import NESSIE, LakeSettings
 from lakeshare_pipelines.spark.jars import S3_JARS
 from lakeshare_pipelines.spark.stores import make_file_io_properties
+from lakeshare_server.locations import S3
 from lakeshare_server.storage import Stores, parse_location
-from lakeshare_server.storage.locations import S3
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 from lakeshare_pipelines.errors import StoreError, WarehouseError
 from lakeshare_pipelines.spark.jars import S3_JARS
+from lakeshare_server.locations import LOCAL, S3
 from lakeshare_server.storage import ParsedLocation, Stores, parse_location
-from lakeshare_server.storage.locations import LOCAL, S3
 from lakeshare_server.storage.probing import RIGHTS
 from lakeshare_server.storage.remote import CONNECT_S, READ_TIMEOUT_S, RETRIES, RETRIES_S
 from lakeshare_server.storage.sigv4 import is_aws

@@ -19,10 +19,10 @@ from lakeshare_server.access.table_access import TableView, TableViews
 from lakeshare_server.catalog import Catalog, Credentials, GenerationCache, Reader
 from lakeshare_server.catalog.database import database_file
 from lakeshare_server.errors import BadRequest, Denied, NotFound, Unserveable
+from lakeshare_server.locations import LOCAL
 from lakeshare_server.protocol.tokens import TokenSealer
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import ParsedLocation, parse_location
-from lakeshare_server.storage.locations import LOCAL
 
 SERVER_FILES = (
     "signing.key",

@@ -29,11 +29,11 @@ from lakeshare_server.errors import BadRequest, Denied, NotFound, Unavailable, U
 from lakeshare_server.iceberg_rest.filters import ColumnNames, Filter, Statistics, parse_filter
 from lakeshare_server.iceberg_rest.metadata import list_data_files, list_readable_files
 from lakeshare_server.iceberg_rest.tables import LoadedTable
+from lakeshare_server.locations import local_path
 from lakeshare_server.protocol.requests import MAX_PARTS
 from lakeshare_server.protocol.tokens import TokenHolder, TokenSealer
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import Stores
-from lakeshare_server.storage.locations import local_path
 from lakeshare_server.tables.iceberg.deletes import Targets, targets_of
 from lakeshare_server.tables.iceberg.manifests import DataFiles, DeleteFile, live_files
 from lakeshare_server.tables.iceberg.metadata import NO_SNAPSHOT, open_metadata, schema_at

@@ -33,6 +33,7 @@ from lakeshare_server.iceberg_rest.metadata import (
     without_counts,
 )
 from lakeshare_server.iceberg_rest.trimming import trim_metadata
+from lakeshare_server.locations import LOCAL, S3
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import (
     Signers,
@@ -40,7 +41,6 @@ from lakeshare_server.storage import (
     Stores,
     parse_location,
 )
-from lakeshare_server.storage.locations import LOCAL, S3
 from lakeshare_server.tables.iceberg.deletes import deletion_vectors, targets_of
 from lakeshare_server.tables.iceberg.manifests import live_files
 from lakeshare_server.tables.iceberg.metadata import NO_SNAPSHOT, open_metadata, read_metadata_text

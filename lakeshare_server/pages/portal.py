@@ -27,6 +27,7 @@ from lakeshare_server.access.allowed_locations import local_folders
 from lakeshare_server.access.table_access import TableView
 from lakeshare_server.catalog.sharing import states
 from lakeshare_server.errors import LakeshareError, TableFilesMissing
+from lakeshare_server.locations import LOCAL
 from lakeshare_server.pages.rendering import NO_STORE, STATIC_PATH, render_page, static_file, table_code
 from lakeshare_server.protocol.lines import HEADER
 from lakeshare_server.protocol.requests import matches_etag, optional_integer, parse_query
@@ -37,7 +38,6 @@ from lakeshare_server.routes.responses import LinesResponse, error_response, jso
 from lakeshare_server.routes.tables import respond_to_query, respond_with_metadata
 from lakeshare_server.settings import PORTAL_PATH, ServerSettings
 from lakeshare_server.storage import Signers, SigningSession, Stores
-from lakeshare_server.storage.locations import LOCAL
 from lakeshare_server.tables.iceberg.deletes import MAGIC
 from lakeshare_server.tables.index import FileIndex
 from lakeshare_server.tables.lines import decode_z85

@@ -1,8 +1,8 @@
 """Stores of table files: locations, reading, signed URLs and temporary credentials."""
 
-from lakeshare_server.storage.locations import ParsedLocation as ParsedLocation
-from lakeshare_server.storage.locations import normalise_location as normalise_location
-from lakeshare_server.storage.locations import parse_location as parse_location
+from lakeshare_server.locations import ParsedLocation as ParsedLocation
+from lakeshare_server.locations import normalise_location as normalise_location
+from lakeshare_server.locations import parse_location as parse_location
 from lakeshare_server.storage.remote import LASTING as LASTING
 from lakeshare_server.storage.remote import LocalSigner as LocalSigner
 from lakeshare_server.storage.remote import StoredObject as StoredObject

@@ -16,10 +16,10 @@ from obstore.store import AzureStore
 from pydantic import SecretStr
 
 from lakeshare_server.errors import Unavailable, Unserveable
+from lakeshare_server.locations import ParsedLocation, azure_host
 from lakeshare_server.outbound import Services
 from lakeshare_server.settings import StoreSettings
 from lakeshare_server.storage import remote
-from lakeshare_server.storage.locations import ParsedLocation, azure_host
 from lakeshare_server.storage.remote import MAX_URL_LIFE_S
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from obstore.store import GCSStore
 
 from lakeshare_server.errors import Unavailable, Unserveable
+from lakeshare_server.locations import ParsedLocation
 from lakeshare_server.outbound import Services
 from lakeshare_server.settings import StoreSettings
 from lakeshare_server.storage import remote
-from lakeshare_server.storage.locations import ParsedLocation
 from lakeshare_server.storage.remote import CONNECT_S, MAX_URL_LIFE_S
 from lakeshare_server.storage.sigv4 import AwsKeys, Bucket, UrlSigner
 

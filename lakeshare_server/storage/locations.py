@@ -1,161 +1,17 @@
-"""Locations: a local one is an absolute path, any other `scheme://root/key`.
-
-Keys are exact text, never encoded, decoded or folded. Forms of other tools are normalised.
-"""
+"""Columns of locations: files of tables, their stores, and their texts as bytes."""
 
 import posixpath
-import re
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakeshare_server.errors import BadRequest
-
-LOCAL, S3, GCS, AZURE = "local", "s3", "gcs", "azure"
-
-
-@dataclass(frozen=True)
-class StoreKind:
-    """A kind of object store: its schemes, its access (`module:class`, imported at first use) and its clients."""
-
-    schemes: Sequence[str]  # locations are normalised to the first
-    access: str
-    spark_package: str  # for Spark with Iceberg
-    trino_file_system: str
-    pyiceberg_extra: str = ""
-
-
-STORE_KINDS: Mapping[str, StoreKind] = {
-    S3: StoreKind(
-        ("s3", "s3a", "s3n"),
-        "lakeshare_server.storage.s3:S3Access",
-        "org.apache.iceberg:iceberg-aws-bundle:1.12.0",
-        "s3",
-    ),
-    GCS: StoreKind(
-        ("gs", "gcs"),
-        "lakeshare_server.storage.gcs:GcsAccess",
-        "org.apache.iceberg:iceberg-gcp-bundle:1.12.0",
-        "gcs",
-    ),
-    AZURE: StoreKind(
-        ("abfss", "abfs", "wasbs", "wasb", "az", "azure"),
-        "lakeshare_server.storage.azure:AzureAccess",
-        "org.apache.iceberg:iceberg-azure-bundle:1.12.0",
-        "azure",
-        "adlfs",
-    ),
-}
-
-_KINDS = {scheme: kind for kind, store in STORE_KINDS.items() for scheme in store.schemes}
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
-_ROOT = re.compile(r"[A-Za-z0-9_.-]+")
-_AZURE_ROOT = re.compile(r"([A-Za-z0-9$_-]+)@([A-Za-z0-9-]+)\.(?:dfs|blob)\.([A-Za-z0-9.-]+)")
-_SPELLINGS = (
-    "Give an absolute path, s3://bucket/key, gs://bucket/key or "
-    "abfss://container@account.dfs.core.windows.net/key."
-)
-
-
-def find_store_kind(scheme: str) -> StoreKind | None:
-    """Returns the kind of store of a normalised location's scheme; None for the local disk."""
-    return STORE_KINDS.get(_KINDS.get(scheme, LOCAL))
-
-
-@dataclass(frozen=True)
-class ParsedLocation:
-    """The parts of a location: kind of store, root (`""` for the local disk) and key below it."""
-
-    kind: str
-    root: str
-    key: str
-
-    @property
-    def location(self) -> str:
-        return self.key if self.kind == LOCAL else f"{self.root}/{self.key}" if self.key else self.root
-
-    @property
-    def bucket(self) -> str:
-        return self.root.partition("://")[2].partition("@")[0]
-
-
-def parse_location(location: str, azure_account: str | None = None) -> ParsedLocation:
-    """Parses a location in any known form; `azure_account` completes one that names a container only.
-
-    Raises:
-        BadRequest: it is relative, of an unknown scheme or without a bucket.
-    """
-    if location.startswith("/"):
-        return ParsedLocation(LOCAL, "", location)
-    scheme = _SCHEME.match(location)
-    kind = _KINDS.get(scheme[1].lower()) if scheme else None
-    rest = location[scheme.end() :] if scheme else ""
-    if scheme and scheme[1].lower() == "file":
-        return ParsedLocation(LOCAL, "", "/" + rest.removeprefix("//localhost/").lstrip("/"))
-    if kind is None or not rest.startswith("//"):
-        raise BadRequest("location", _redact(location), _SPELLINGS)
-    root, _, key = rest[2:].partition("/")
-    if kind == AZURE:
-        if "@" not in root and azure_account:
-            root = f"{root}@{azure_account}.dfs.core.windows.net"
-        parts = _AZURE_ROOT.fullmatch(root)
-        if parts is None:
-            hint = (
-                "Spell it abfss://container@account.dfs.core.windows.net/key, or set LAKESHARE_AZURE_ACCOUNT."
-            )
-            raise BadRequest("location", _redact(location), hint)
-        root = f"{parts[1]}@{parts[2].lower()}.dfs.{parts[3].lower()}"
-    elif not _ROOT.fullmatch(root):
-        raise BadRequest("location", _redact(location), "It names no bucket. " + _SPELLINGS)
-    return ParsedLocation(kind, f"{STORE_KINDS[kind].schemes[0]}://{root}", key)
-
-
-def normalise_location(location: str, azure_account: str | None = None) -> str:
-    """Returns the normalised location: the same object has the same text."""
-    return parse_location(location, azure_account).location
-
-
-def azure_host(place: ParsedLocation) -> tuple[str, str]:
-    """Returns the account of an Azure location and the domain of its cloud, such as `core.windows.net`."""
-    account, _, domain = place.root.partition("@")[2].partition(".dfs.")
-    return account, domain
-
-
-def _redact(location: str) -> str:
-    """Removes possible passwords and signatures."""
-    # AWS keys may hold slashes, and a copied signed URL may have another scheme.
-    return re.sub(r"(?s)//[^@]*:.*@", "//…@", re.sub(r"(?s)\?.*", "?…", location))
-
+from lakeshare_server.locations import find_root, is_absolute, local_path
 
 NOT_PLAIN = r"[%:]|//|/\.|^[/.]"
-
-
-def local_path(location: str) -> str:
-    """Returns the path of a `file:` URI; other locations stay unchanged.
-
-    Nothing is decoded: Iceberg and Hadoop write `file:/a b` without encoding.
-    """
-    if not location.startswith("file:"):
-        return location
-    return "/" + location.removeprefix("file:").lstrip("/")
-
-
-def from_uri(location: str) -> str:
-    """Returns the same for an encoded location: `%20` in a `file:` URI is a space."""
-    return unquote(local_path(location)) if location.startswith("file:") else location
-
-
-def find_root(location: str) -> str:
-    """Returns the store of a location: `scheme://bucket`, or `""` for the local disk."""
-    if location.startswith("/"):
-        return ""
-    parts = urlsplit(location)
-    return f"{parts.scheme}://{parts.netloc}"
 
 
 def find_outside_files(location: str, files: pa.Table) -> list[str]:
@@ -184,10 +40,6 @@ def find_roots(location: str, others: Iterable[str]) -> set[str]:
             folder = posixpath.dirname(folder)
         roots.add(folder)
     return roots
-
-
-def is_absolute(name: str) -> bool:
-    return name.startswith("/") or bool(urlsplit(name).scheme)
 
 
 def resolve_names(root: str, names: pa.Array) -> pa.Array:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -34,9 +34,9 @@ from lakeshare_server.errors import (
     Unavailable,
     Unserveable,
 )
+from lakeshare_server.locations import ParsedLocation
 from lakeshare_server.outbound import Service
 from lakeshare_server.settings import ServerSettings, make_private
-from lakeshare_server.storage.locations import ParsedLocation
 
 if TYPE_CHECKING:
     from obstore import BytesStream, GetOptions, ObjectMeta, WritableFile
@@ -365,7 +365,7 @@ class RemoteStore:
                 self._call(folder, partial(obstore.delete, self._store, batch), "delete")
             except StoreMissing:  # another process deletes here, too, and the rest of the batch is left
                 for key in batch:
-                    self.delete(ParsedLocation(folder.kind, folder.root, key))
+                    self.delete(replace(folder, key=key))
         marks = [f"{entry['path']}/" for entry in found if not entry["size"]]
         if self._delete_keys and found:
             self._service.call(partial(self._delete_keys, [*marks, f"{folder.key}/"]))
@@ -422,7 +422,7 @@ def _require_exact(place: ParsedLocation) -> None:
 
 
 def _require_folder(prefix: ParsedLocation) -> ParsedLocation:
-    folder = ParsedLocation(prefix.kind, prefix.root, prefix.key.rstrip("/"))
+    folder = replace(prefix, key=prefix.key.rstrip("/"))
     if folder.key:
         _require_exact(folder)
     return folder

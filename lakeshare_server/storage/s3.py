@@ -17,10 +17,10 @@ import httpx
 from obstore.store import S3Store
 
 from lakeshare_server.errors import Denied, LakeshareError, Unavailable, Unserveable, shorten_value
+from lakeshare_server.locations import ParsedLocation
 from lakeshare_server.outbound import Service, Services
 from lakeshare_server.settings import StoreSettings
 from lakeshare_server.storage import remote, sigv4
-from lakeshare_server.storage.locations import ParsedLocation
 from lakeshare_server.storage.remote import CONNECT_S, host_header
 
 if TYPE_CHECKING:

@@ -20,10 +20,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeshare_server.errors import Denied, StoreDenied, StoreMissing, Unavailable, Unserveable
+from lakeshare_server.locations import LOCAL, S3, STORE_KINDS, ParsedLocation, parse_location
 from lakeshare_server.outbound import Services
 from lakeshare_server.settings import StoreSettings, make_private
 from lakeshare_server.storage import locations, remote, s3
-from lakeshare_server.storage.locations import LOCAL, S3, STORE_KINDS, ParsedLocation, parse_location
 from lakeshare_server.storage.remote import (
     LocalFolders,
     LocalSigner,

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lakeshare_pipelines.wap.staged import Lake
+from lakeshare_server.locations import local_path
 from lakeshare_server.settings import StoreSettings
 from lakeshare_server.storage import Stores
-from lakeshare_server.storage.locations import local_path
 from tests.builders.campaign import campaign_size
 from tests.builders.equality_tables import EqualityTable
 from tests.builders.random_equality import a_random_table, deleted_rows, random_versions

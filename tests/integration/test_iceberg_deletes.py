@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lakeshare_pipelines.wap.staged import Lake
-from lakeshare_server.storage.locations import local_path
+from lakeshare_server.locations import local_path
 from lakeshare_server.tables.iceberg.deletes import INLINE_BYTES, frame_vector
 from tests.builders.canonical import Rows, same_rows
 from tests.builders.deletion_vector import from_z85

@@ -26,9 +26,9 @@ from lakeshare_server.catalog import Publication
 from lakeshare_server.catalog.listings import find_shared_table
 from lakeshare_server.cli.tables import table_app
 from lakeshare_server.errors import Unserveable
+from lakeshare_server.locations import local_path
 from lakeshare_server.provider.serveability import TableServeability, provider_view
 from lakeshare_server.storage import Stores
-from lakeshare_server.storage.locations import local_path
 from lakeshare_server.tables.serveability import ReasonCode, Verdict
 from lakeshare_server.versions import Versions
 from tests.builders.campaign import IS_CAMPAIGN, campaign_size

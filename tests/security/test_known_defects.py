@@ -31,9 +31,9 @@ from lakeshare_server.catalog.sharing import (
     states,
 )
 from lakeshare_server.errors import BadRequest
+from lakeshare_server.locations import parse_location
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import load_key
-from lakeshare_server.storage.locations import parse_location
 from tests.builders import plain_http
 from tests.builders.database_schema import open_migrated
 from tests.builders.lake_tables import a_delta_table, an_iceberg_table, some_rows

@@ -57,9 +57,9 @@ from lakeshare_pipelines.wap.delta import table_location
 from lakeshare_pipelines.wap.iceberg import iceberg_tables
 from lakeshare_pipelines.wap.staged import Lake
 from lakeshare_server.catalog import Catalog, Lease, Ledger, Publication, lock_set
+from lakeshare_server.locations import local_path
 from lakeshare_server.nessie import TableContent
 from lakeshare_server.storage import normalise_location
-from lakeshare_server.storage.locations import local_path
 from lakeshare_server.tables.iceberg.metadata import MAX_METADATA_BYTES, decompress_metadata
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from typing import IO, Any, Literal, Protocol, cast
 from pydantic import BaseModel, Field, field_validator
 
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
-from lakeshare_server.errors import Unavailable
+from lakeshare_server.errors import BadRequest, Unavailable
+from lakeshare_server.locations import S3, ParsedLocation, parse_location, split_location
 from lakeshare_server.outbound import Service
 from lakeshare_server.settings import Endpoint
 from lakeshare_server.storage import s3
@@ -46,11 +47,16 @@ class StoreAddress(BaseModel, frozen=True, extra="forbid"):
     @field_validator("url")
     @classmethod
     def _is_known(cls, url: str) -> str:
-        if url.startswith("s3://") and url.removeprefix("s3://").partition("/")[0]:
-            return url
-        if url.startswith("/"):
-            return url.rstrip("/") or "/"
+        # The day of a point takes the place of `{day}` later.
+        if url.startswith(("/", "s3://")):
+            with suppress(BadRequest):
+                place = parse_location(url.replace("{day}", "2000-01-01"))
+                return url if place.kind == S3 else url.rstrip("/") or "/"
         raise ValueError("give an absolute path or s3://bucket/prefix/")
+
+    @property
+    def place(self) -> ParsedLocation:
+        return split_location(self.url)
 
     @property
     def kind(self) -> Literal["folder", "s3"]:
@@ -59,13 +65,12 @@ class StoreAddress(BaseModel, frozen=True, extra="forbid"):
     @property
     def bucket(self) -> str:
         """The bucket's name, or the folder's path: the column `bucket` of a listing."""
-        return self.url if self.kind == FOLDER else self.url.removeprefix("s3://").partition("/")[0]
+        return self.url if self.kind == FOLDER else self.place.bucket
 
     @property
     def prefix(self) -> str:
         """Prefix of every key: empty, or ends with a slash."""
-        prefix = "" if self.kind == FOLDER else self.url.removeprefix("s3://").partition("/")[2].strip("/")
-        return f"{prefix}/" if prefix else ""
+        return "" if self.kind == FOLDER else self.place.prefix
 
     def at(self, bucket: str) -> "StoreAddress":
         """The address of another whole bucket (or folder), with the same endpoint and credentials."""
@@ -73,7 +78,7 @@ class StoreAddress(BaseModel, frozen=True, extra="forbid"):
 
     def location(self, key: str) -> str:
         """The URL of a key, as tables spell it: `/folder/key` or `s3://bucket/key`."""
-        return f"{'' if self.kind == FOLDER else 's3://'}{self.bucket}/{key}"
+        return f"{self.url if self.kind == FOLDER else self.place.root}/{key}"
 
     def __str__(self) -> str:
         return self.url

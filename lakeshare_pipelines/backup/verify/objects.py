@@ -24,7 +24,7 @@ from lakeshare_pipelines.backup.points import OWN_PREFIX, Points, get_point_time
 from lakeshare_pipelines.backup.stores import BackupStore, ListedObject, ObjectHead, StoreAddress
 from lakeshare_pipelines.errors import BackupError, DamagedRecord, ObjectMissing
 from lakeshare_server.errors import BadRequest
-from lakeshare_server.storage.locations import normalise_location
+from lakeshare_server.locations import normalise_location
 
 READERS = 16
 CHUNK_BYTES = 1 << 20

@@ -43,7 +43,7 @@ from lakeshare_pipelines.backup.verify.objects import (
 )
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_server.errors import BadRequest
-from lakeshare_server.storage.locations import LOCAL, parse_location
+from lakeshare_server.locations import LOCAL, parse_location
 
 CONCURRENT_REQUESTS = 16
 MAX_OBJECTS = 100_000  # If more objects failed, the copy has to be run again, which is faster

@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 
 from lakeshare_server.errors import StoreMissing, TableFilesMissing, Unserveable
+from lakeshare_server.locations import from_uri
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import Stores
-from lakeshare_server.storage.locations import from_uri
 from lakeshare_server.tables.delta.files import mapping_mode, snapshot_files
 from lakeshare_server.tables.delta.log import (
     NOT_AS_SPECIFIED,

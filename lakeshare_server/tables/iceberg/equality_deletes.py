@@ -25,9 +25,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeshare_server.errors import Unserveable
+from lakeshare_server.locations import local_path
 from lakeshare_server.settings import ServerSettings, StoreSettings
 from lakeshare_server.storage import Stores
-from lakeshare_server.storage.locations import local_path
 from lakeshare_server.tables.iceberg.deletes import EVERYWHERE, Target, Targets, bitmap_of, reading
 from lakeshare_server.tables.iceberg.manifests import DataFiles, DeleteFile
 from lakeshare_server.tables.iceberg.partitions import bounded_type, decode_bounds

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeshare_server.errors import Unserveable
+from lakeshare_server.locations import local_path
 from lakeshare_server.storage import LASTING, Stores
-from lakeshare_server.storage.locations import local_path
 from lakeshare_server.tables.iceberg.avro import (
     AvroBlocks,
     AvroError,

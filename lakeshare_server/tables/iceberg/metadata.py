@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeshare_server.errors import Unserveable
+from lakeshare_server.locations import local_path
 from lakeshare_server.settings import StoreSettings
 from lakeshare_server.storage import LASTING, Stores
-from lakeshare_server.storage.locations import local_path
 from lakeshare_server.tables.iceberg import partitions
 from lakeshare_server.tables.iceberg.deletes import Targets, add_vector_feature, targets_of, vectors_of
 from lakeshare_server.tables.iceberg.equality_deletes import rows_deleted_by_equality

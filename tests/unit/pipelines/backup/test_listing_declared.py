@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from lakeshare_pipelines.backup.config import load_backups
+from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
 
@@ -46,3 +48,30 @@ def test_targets_elsewhere_are_taken(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump({"backups": backups}))
     found = load_backups(LakeSettings(_env_file=None, state_dir=tmp_path, backups_file=path))
     assert [backup.name for backup in found] == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("url", "kind", "bucket", "prefix", "of_key"),
+    [
+        ("s3://lake", "s3", "lake", "", "s3://lake/a b%20"),
+        ("s3://lake/", "s3", "lake", "", "s3://lake/a b%20"),
+        ("s3://lake/sales//eu/", "s3", "lake", "sales//eu/", "s3://lake/a b%20"),
+        ("s3://vault-{day}/lake", "s3", "vault-{day}", "lake/", "s3://vault-{day}/a b%20"),
+        ("/backups/", "folder", "/backups", "", "/backups/a b%20"),
+    ],
+)
+def test_an_address_has_complete_keys(url: str, kind: str, bucket: str, prefix: str, of_key: str) -> None:
+    address = StoreAddress(url=url, endpoint="http://store", account="123456789012")
+    assert (address.kind, address.bucket, address.prefix) == (kind, bucket, prefix)
+    assert address.location("a b%20") == of_key
+    assert address.url == (url if kind == "s3" else "/backups")
+    other = address.at("other")
+    assert (other.url, other.endpoint, other.account) == ("s3://other", "http://store", "123456789012")
+
+
+@pytest.mark.parametrize(
+    "url", ["", "lake", "s3://", "s3:///k", "s3://a b/k", "s3a://lake", "gs://lake", "file:/lake"]
+)
+def test_an_address_of_no_folder_or_bucket_is_refused(url: str) -> None:
+    with pytest.raises(ValidationError, match="give an absolute path or s3://bucket/prefix/"):
+        StoreAddress(url=url)

@@ -17,6 +17,7 @@ from lakeshare_pipelines.spark.jars import load_pinned_jars
 from lakeshare_server.cli import main
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.lazy import LazyModule
+from lakeshare_server.locations import STORE_KINDS
 from lakeshare_server.provider.serveability import ServedTable
 from lakeshare_server.snippets import (
     ENGINES,
@@ -28,7 +29,6 @@ from lakeshare_server.snippets import (
     render_snippet,
 )
 from lakeshare_server.storage import parse_location
-from lakeshare_server.storage.locations import STORE_KINDS
 from lakeshare_server.tables.serveability import ICEBERG_REST, ICEBERG_REST_ID, Refusal, Verdict
 from lakeshare_server.versions import Version
 from tests.builders.lake_tables import a_delta_table, an_iceberg_table, some_rows

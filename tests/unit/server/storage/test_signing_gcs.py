@@ -15,11 +15,11 @@ from google.cloud.storage import _signing
 from google.oauth2 import service_account
 
 from lakeshare_server.errors import Unavailable, Unserveable
+from lakeshare_server.locations import parse_location
 from lakeshare_server.outbound import Services
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import LocalSigner, Signers
 from lakeshare_server.storage.gcs import GcsAccess
-from lakeshare_server.storage.locations import parse_location
 from tests.builders.answering_store import answering_store, said
 from tests.builders.google_account import EMAIL, account_file, google_account
 from tests.builders.keys import AWKWARD_KEYS

@@ -1,8 +1,11 @@
 """A location has one spelling: whatever tool wrote it, the same object has the same text, and keys stay exact."""
 
+from pathlib import Path
+
 import pytest
 
 from lakeshare_server.errors import BadRequest
+from lakeshare_server.locations import parse_lake_location, split_location
 from lakeshare_server.storage import normalise_location, parse_location
 
 
@@ -68,3 +71,61 @@ def test_a_place_knows_its_store_and_its_bucket() -> None:
     assert place.bucket == "box"
     assert parse_location("s3a://bucket/k").bucket == "bucket"
     assert parse_location("/lake/t").root == ""
+
+
+def test_a_prefix_begins_every_key_below_a_location() -> None:
+    assert [parse_location(f"s3://bucket{key}").prefix for key in ("", "/", "/in", "/in/", "//in//x/")] == [
+        "", "", "in/", "in/", "in//x/",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "/lake/a b",
+        "/",
+        "s3://bucket",
+        "s3://bucket/a%20b//c",
+        "gs://b/k",
+        "abfss://c@a.dfs.core.windows.net/k@2",
+    ],
+)
+def test_a_normalised_location_is_split_as_it_is_parsed(location: str) -> None:
+    assert split_location(location) == parse_location(location)
+    assert split_location(location).location == location
+
+
+def test_placeholders_are_split_where_they_stand() -> None:
+    place = split_location("s3://vault-{day}/lake/{day}/")
+    assert (place.bucket, place.prefix) == ("vault-{day}", "lake/{day}/")
+
+
+@pytest.mark.parametrize(
+    ("text", "location"),
+    [
+        ("/lake/../t/", "/t"),
+        ("file:///lake/a b/", "/lake/a b"),
+        ("file:/lake", "/lake"),
+        ("file://localhost/lake", "/lake"),
+        ("s3a://bucket/a%20b//", "s3://bucket/a%20b"),
+        ("S3://bucket/", "s3://bucket"),
+    ],
+)
+def test_a_lake_has_no_slash_at_its_end(text: str, location: str) -> None:
+    assert parse_lake_location(text).location == location
+
+
+def test_a_folder_of_a_lake_may_be_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/of/it")
+    assert parse_lake_location("lake").location == str(tmp_path.resolve() / "lake")
+    assert parse_lake_location("~/lake").location == "/home/of/it/lake"
+
+
+@pytest.mark.parametrize("text", ["gs://bucket/t", "https://bucket/t", "s3://", "s3://me:hush@bucket/t"])
+def test_a_lake_is_in_no_other_store(text: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"pipelines do not use .*give a folder or s3://bucket/prefix"
+    ) as caught:
+        parse_lake_location(text)
+    assert "hush" not in str(caught.value)
