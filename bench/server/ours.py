@@ -49,9 +49,9 @@ def publish(state_dir: Path, locations: dict[str, Path], also_on_s3: str) -> Pro
     publications = []
     for name, location in locations.items():
         snapshot = read_delta(str(location))
-        publications.append(_publication(settings, name, snapshot))
+        publications.append(new_publication(settings, name, snapshot))
         if name == also_on_s3:
-            publications.append(_publication(settings, name + ON_S3, _as_if_on_s3(snapshot)))
+            publications.append(new_publication(settings, name + ON_S3, _as_if_on_s3(snapshot)))
     Ledger(catalog).append(publications)
     return Provided(state_dir, _share(catalog, [*locations, also_on_s3 + ON_S3]))
 
@@ -85,7 +85,8 @@ def _as_if_on_s3(snapshot: TableSnapshot) -> TableSnapshot:
     return replace(snapshot, location=location, files=files.set_column(place, "path", paths))
 
 
-def _publication(settings: ServerSettings, name: str, snapshot: TableSnapshot) -> NewPublication:
+def new_publication(settings: ServerSettings, name: str, snapshot: TableSnapshot) -> NewPublication:
+    """The publication of a table as it was read, with its index."""
     index = write_index(snapshot, settings.index_dir)
     return NewPublication(
         table=f"{SCHEMA}.{name}",
