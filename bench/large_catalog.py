@@ -80,7 +80,7 @@ class Side:
     """A server over one of the catalogs; `middle` is the page token of the middle of the wide share."""
 
     catalog: Catalog
-    connection: Connection
+    server: Running
     holders: list[TokenHolder]
     middle: str
 
@@ -99,8 +99,14 @@ def main() -> int:
     ):
         many_files_table(Path(folder) / "table", FILES)
         opened = [opened_side(Path(folder), size, new_database(size.name)) for size in (SMALL, large)]
-        with opened[0] as few, opened[1] as many:
-            times = measure(few, many)
+        with (
+            opened[0] as few,
+            opened[1] as many,
+            # Opened last: a server cuts connections that are idle while a catalog is filled.
+            closing(Connection(few.server)) as to_few,
+            closing(Connection(many.server)) as to_many,
+        ):
+            times = measure((few, many), (to_few, to_many))
     place = "PostgreSQL" if options.postgres else "SQLite"
     grants = large.recipients * GRANTS_EACH
     print(f"{large.tables:,} tables, {large.recipients:,} recipients, {grants:,} grants in {place}, against")
@@ -139,9 +145,9 @@ def opened_side(folder: Path, size: Size, database_url: str) -> Iterator[Side]:
     with closing(open_catalog(database_url)) as catalog:
         holders = fill(catalog, ServerSettings(state_dir=state_dir), folder / "table", size)
         environment = {"LAKESHARE_DATABASE_URL": database_url}
-        with serving(state_dir, **environment) as server, closing(Connection(server)) as connection:
+        with serving(state_dir, **environment) as server:
             middle = page_token_of_middle(server, holders[0].token, size.wide_tables)
-            yield Side(catalog, connection, holders, middle)
+            yield Side(catalog, server, holders, middle)
 
 
 def fill(catalog: Catalog, settings: ServerSettings, table: Path, size: Size) -> list[TokenHolder]:
@@ -207,30 +213,31 @@ def page_token_of_middle(server: Running, token: str, tables: int) -> str:
     return str(page_token)
 
 
-def measure(few: Side, many: Side) -> dict[str, tuple[list[float], list[float]]]:
+def measure(
+    both: tuple[Side, Side], connections: tuple[Connection, Connection]
+) -> dict[str, tuple[list[float], list[float]]]:
     """Seconds of each request, of the small and of the large catalog."""
     draw = random.Random(1)
     times: dict[str, tuple[list[float], list[float]]] = {}
-    for number in range(ROUNDS):
-        sides = (few, many) if number % 2 else (many, few)
+    for turn in range(ROUNDS):
         # Each request has a recipient of its own between two writes: the first one finds nothing in a cache. A page
         # token is valid for its recipient only.
-        chosen = {
-            id(side): dict(zip(REQUESTS, draw.sample(side.holders[1:], len(REQUESTS)), strict=True))
+        holders = [
+            dict(zip(REQUESTS, draw.sample(side.holders[1:], len(REQUESTS)), strict=True))
             | {WIDE_PAGE: side.holders[0]}
-            for side in sides
-        }
-        for side in sides:
+            for side in both
+        ]
+        for side in both:
             with side.catalog.writing():
                 pass  # begins the next generation
         for what, (path, body) in REQUESTS.items():
             for repeat in range(REPEATS + 1):
-                for side in sides:
-                    holder = chosen[id(side)][what]
-                    at = path.format(share=holder.share, middle=quote(side.middle))
-                    seconds = side.connection.seconds(at, holder.token, body)
+                for which in (0, 1) if turn % 2 else (1, 0):
+                    holder = holders[which][what]
+                    at = path.format(share=holder.share, middle=quote(both[which].middle))
+                    seconds = connections[which].seconds(at, holder.token, body)
                     name = what if repeat else f"{what}, the first after a write"
-                    times.setdefault(name, ([], []))[side is many].append(seconds)
+                    times.setdefault(name, ([], []))[which].append(seconds)
     return times
 
 

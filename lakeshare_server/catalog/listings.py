@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, Subquery, exists, select, union_all
+from sqlalchemy import ColumnElement, Select, Subquery, select, union_all
 from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog.database import Catalog
@@ -64,12 +64,12 @@ def select_grants(recipient_id: str) -> Subquery:
     return union_all(own, of_groups).subquery("own_grants")
 
 
-def is_granted(recipient_id: str, now: datetime) -> ColumnElement[bool]:
-    """Whether the recipient may read a share at that time; for statements about `ShareRow`."""
+def select_granted(recipient_id: str, now: datetime) -> Select[int]:
+    """The keys of the shares that the recipient may read at that time, each once."""
     grants = select_grants(recipient_id).c
     has_begun = grants.starts_at.is_(None) | (grants.starts_at <= now)
     in_force = has_begun & (grants.ends_at.is_(None) | (grants.ends_at > now))
-    return exists(select(grants.share_key).where(grants.share_key == ShareRow.key, in_force))
+    return select(grants.share_key).where(in_force).distinct()
 
 
 def effective_grant(recipient_id: str, grants: Sequence[Any], now: datetime) -> EffectiveGrant | None:
@@ -160,9 +160,10 @@ class Listings:
 
     def shares(self, after: int, limit: int) -> list[ShareEntry]:
         """Lists the granted shares."""
-        page = self._granted().where(ShareRow.key > after).order_by(ShareRow.key).limit(limit)
+        page = _page(select_granted(self.recipient_id, datetime.now(UTC)), after, limit)
+        rows = select(ShareRow).where(ShareRow.key.in_(page)).order_by(ShareRow.key)
         with self.catalog.reading() as session:
-            return [share_entry_from_row(row) for row in session.scalars(page)]
+            return [share_entry_from_row(row) for row in session.scalars(rows)]
 
     def share(self, name: str) -> ShareEntry:
         """Returns a granted share; raises NotFound if it is unknown or not granted."""
@@ -188,11 +189,12 @@ class Listings:
         """Lists the tables of a schema, or of the whole granted share; raises NotFound."""
         with self.catalog.reading() as session:
             parent = self._share(session, share)
-            rows = _tables_of(parent).where(SharedTableRow.key > after)
+            keys = _tables_of(parent).with_only_columns(SharedTableRow.key)
             if schema is not None:
-                rows = rows.where(SchemaRow.key == _schema_key(session, parent, schema))
-            page = session.execute(rows.order_by(SharedTableRow.key).limit(limit))
-            return [table_entry_from_row(row, name, parent) for row, name in page]
+                keys = keys.where(SchemaRow.key == _schema_key(session, parent, schema))
+            page = _page(keys, after, limit)
+            rows = _tables_of(parent).where(SharedTableRow.key.in_(page)).order_by(SharedTableRow.key)
+            return [table_entry_from_row(row, name, parent) for row, name in session.execute(rows)]
 
     def table(self, share: str, schema: str, table: str) -> GrantedTable:
         """Returns a table of a granted share; raises NotFound."""
@@ -224,11 +226,10 @@ class Listings:
             parent, schema_name, row, *_ = rows[0]
             return GrantedTable(table_entry_from_row(row, schema_name, share_entry_from_row(parent)), grant)
 
-    def _granted(self) -> Select[ShareRow]:
-        return select(ShareRow).where(is_granted(self.recipient_id, datetime.now(UTC)))
-
     def _share(self, session: Session, name: str) -> ShareEntry:
-        row = session.scalars(self._granted().where(ShareRow.name_key == name.lower())).one_or_none()
+        is_granted = ShareRow.key.in_(select_granted(self.recipient_id, datetime.now(UTC)))
+        named = select(ShareRow).where(is_granted, ShareRow.name_key == name.lower())
+        row = session.scalars(named).one_or_none()
         if row is None:
             raise NotFound("Share", name)
         return share_entry_from_row(row)
@@ -243,6 +244,12 @@ def list_all_shared_tables(catalog: Catalog) -> list[TableEntry]:
             for share in shares
             for row, schema in session.execute(_tables_of(share).order_by(SharedTableRow.key))
         ]
+
+
+def _page(keys: Select[int], after: int, limit: int) -> Select[int]:
+    """The keys of a page. Only its rows are read whole: databases sort all that could be on it."""
+    [key] = keys.selected_columns
+    return keys.where(key > after).order_by(key).limit(limit)
 
 
 def _tables_of(share: ShareEntry) -> Select[SharedTableRow, str]:

@@ -104,6 +104,17 @@ def test_groups_count_for_their_members_and_only_for_them(catalog: Catalog, bob:
     assert [one.name for one in Listings(catalog, eve.id).shares(0, 10)] == ["s"]
 
 
+def test_a_share_granted_twice_takes_one_place_of_a_page(catalog: Catalog, bob: Listings) -> None:
+    with editing(catalog, "tests") as edit:
+        create_share(edit, "third")
+        for share in ("other", "s", "third"):
+            grant(edit, share, "bob")
+            grant(edit, share, "g", kind="group")
+    first = bob.shares(0, 2)
+    assert [one.name for one in first] == ["s", "other"]
+    assert [one.name for one in bob.shares(first[-1].key, 2)] == ["third"]
+
+
 def test_rules_of_all_grants_in_force_add_up(catalog: Catalog, bob: Listings) -> None:
     now = datetime.now(UTC)
     granted(catalog, rule="day = '1'", ends_at=now + 2 * HOUR)
