@@ -39,21 +39,21 @@ class Provided:
         return {**os.environ, **S3_ENVIRONMENT, "LAKESHARE_STATE_DIR": str(self.state_dir)}
 
 
-def publish(state_dir: Path, locations: dict[str, Path], also_on_s3: str) -> Provided:
+def publish(state_dir: Path, locations: dict[str, Path], also_on_s3: str | None = None) -> Provided:
     """Publish tables, each under its name: what they have is read and indexed now.
 
-    One is published a second time, as if its files were on S3: their URLs are signed another way.
+    One may be published a second time, as if its files were on S3: their URLs are signed another way.
     """
     settings = ServerSettings(state_dir=state_dir)
     catalog = open_catalog(settings.catalog_url)
-    publications = []
+    publications, on_s3 = [], [] if also_on_s3 is None else [also_on_s3 + ON_S3]
     for name, location in locations.items():
         snapshot = read_delta(str(location))
         publications.append(new_publication(settings, name, snapshot))
         if name == also_on_s3:
             publications.append(new_publication(settings, name + ON_S3, _as_if_on_s3(snapshot)))
     Ledger(catalog).append(publications)
-    return Provided(state_dir, _share(catalog, [*locations, also_on_s3 + ON_S3]))
+    return Provided(state_dir, _share(catalog, [*locations, *on_s3]))
 
 
 def follow(state_dir: Path, locations: dict[str, Path]) -> Provided:

@@ -274,7 +274,7 @@ def _vector_ends(files: pa.RecordBatch, sign: Sign) -> str | pa.Array:
 
 
 PIECE_ROWS = 1000
-# A batch is given back to the index if more than one file in this many was used.
+# Most of a batch was read if more than one file in this many was used.
 PARTS = 8
 
 
@@ -329,8 +329,7 @@ class SnapshotResponse:
                 yield kept.batch
                 return
             yield kept.batch
-            if kept.files * PARTS > batch.num_rows:
-                self.index.give_back(batch)
+            self.index.give_back(batch, is_read=kept.files * PARTS > batch.num_rows)
             room = None if room is None else room - kept.files
             rows_left = None if rows_left is None else rows_left - kept.rows
 

@@ -29,7 +29,14 @@ from lakeshare_server.settings import make_private
 from lakeshare_server.storage import Stores
 from lakeshare_server.storage.locations import find_outside_files, find_roots
 from lakeshare_server.tables.delta.files import Leaf, list_leaves, mapping_mode
-from lakeshare_server.tables.lines import LINE_COLUMNS, column_of, render_lines, total
+from lakeshare_server.tables.lines import (
+    LINE_COLUMNS,
+    column_of,
+    pieces_of,
+    render_lines,
+    take_rows,
+    total,
+)
 from lakeshare_server.tables.snapshot import TableHead, TableSnapshot, parquet_format_schema
 
 logger = logging.getLogger(__name__)
@@ -38,8 +45,9 @@ logger = logging.getLogger(__name__)
 LAYOUT = 4
 HEADER_KEY = b"lakeshare"
 SUFFIX = ".arrow"
-# Indexes up to this size stay in memory between requests.
+# Indexes up to this size stay in memory between requests, and of larger ones what predicates read.
 MAX_CACHED_BYTES = 64 << 20
+MAX_PRUNED_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -82,9 +90,9 @@ class FileIndex:
         """The files in batches of some thousand, in the order of their paths."""
         return iter(self._batches)
 
-    def give_back(self, batch: pa.RecordBatch) -> None:
-        """Releases the memory of a batch that was read, if the index is large."""
-        if len(self._mapped) <= MAX_CACHED_BYTES:
+    def give_back(self, batch: pa.RecordBatch, *, is_read: bool = True) -> None:
+        """Releases the memory of a batch of a large index; not `is_read`: only a predicate and few files of it were."""
+        if len(self._mapped) <= (MAX_CACHED_BYTES if is_read else MAX_PRUNED_BYTES):
             return
         # Empty buffers can have addresses outside of the file.
         buffers = [buffer for column in batch.columns for buffer in column.buffers() if buffer]
@@ -361,6 +369,7 @@ def _rename(values: pa.StructArray, leaves: Sequence[Leaf]) -> pa.StructArray:
 BATCH_ROWS = 16_000
 # Files that are rendered at once: large enough for columnar speed, small enough for the memory.
 CHUNK_ROWS = 16_000
+LARGE_CHUNK_ROWS = 4 * CHUNK_ROWS
 RENDERERS = 2
 STRUCTS = ("partition", "min", "max", "null_count")
 
@@ -399,8 +408,7 @@ def write_index_file(snapshot: TableSnapshot, path: Path) -> None:
 
 
 def _write(file: pa.NativeFile, snapshot: TableSnapshot) -> IndexHeader:
-    names = snapshot.files.column_names
-    files = pa.table([column_of(snapshot.files, name) for name in names], names)
+    files, names = snapshot.files, snapshot.files.column_names
     live_rows, outside = files.column("rows"), find_outside_files(snapshot.location, files)
     columns = ["path", "size", "modification_time", "rows"]
     if "dv_cardinality" in names:
@@ -431,15 +439,17 @@ def _write(file: pa.NativeFile, snapshot: TableSnapshot) -> IndexHeader:
 
 def _render(files: pa.Table, names: PhysicalNames) -> Iterator[tuple[pa.Table, list[pa.Array]]]:
     """Chunks of files with their lines, in path order: later chunks are rendered while earlier ones are written."""
-    order = pc.sort_indices(files.column("path"))
+    order, pieces = pc.sort_indices(files.column("path")), pieces_of(files)
+    # Rows of one chunk are in all pieces: with few rows from each, the calls would take longer than the work.
+    chunk_rows = CHUNK_ROWS if len(pieces) == 1 else LARGE_CHUNK_ROWS
 
     def render(start: int) -> tuple[pa.Table, list[pa.Array]]:
-        chunk = files.take(order.slice(start, CHUNK_ROWS))
+        chunk = take_rows(pieces, order.slice(start, chunk_rows))
         return chunk, render_lines(names.of(chunk), names.partition_columns)
 
     with ThreadPoolExecutor(RENDERERS) as pool:
         ahead: deque[Future[tuple[pa.Table, list[pa.Array]]]] = deque()
-        for start in range(0, files.num_rows, CHUNK_ROWS):
+        for start in range(0, files.num_rows, chunk_rows):
             ahead.append(pool.submit(render, start))
             if len(ahead) > RENDERERS:
                 yield ahead.popleft().result()

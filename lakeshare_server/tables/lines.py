@@ -138,6 +138,37 @@ def column_of(table: pa.Table, name: str) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
+# An array of texts holds 2 GiB: those of a piece may have 16 KiB each.
+PIECE_ROWS = 1 << 17
+
+
+def pieces_of(table: pa.Table) -> list[pa.Table]:
+    """The table in pieces of one chunk each, at least one; chunks that are large enough are not copied."""
+    pieces: list[pa.Table] = []
+    start = end = 0
+    for size in (*(batch.num_rows for batch in table.to_batches(PIECE_ROWS)), PIECE_ROWS + 1):
+        if end - start + size > PIECE_ROWS and (end > start or not table.num_rows):
+            piece = table.slice(start, end - start)
+            pieces.append(pa.table({name: column_of(piece, name) for name in piece.column_names}))
+            start = end
+        end += size
+    return pieces
+
+
+def take_rows(pieces: Sequence[pa.Table], rows: pa.Array) -> pa.Table:
+    """Takes rows, counted over all pieces: Arrow's own function would join all texts of a column in one array."""
+    if len(pieces) == 1:
+        return pieces[0].take(rows)
+    parts, places, start = [], [], 0
+    for piece in pieces:
+        is_here = pc.and_(pc.greater_equal(rows, start), pc.less(rows, start + piece.num_rows))
+        places.append(pc.indices_nonzero(is_here))
+        parts.append(piece.take(pc.subtract(rows.filter(is_here), start)))
+        start += piece.num_rows
+    taken = pa.concat_tables(parts).combine_chunks()
+    return taken.take(pc.sort_indices(pa.concat_arrays(places)))
+
+
 def struct_of(columns: Mapping[str, pa.Array], count: int) -> pa.StructArray:
     """Returns a struct of `count` rows, with or without columns."""
     if not columns:

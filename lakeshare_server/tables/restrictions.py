@@ -229,7 +229,7 @@ class RestrictedIndex(FileIndex):
             self._whole.give_back(batch)
             yield part
 
-    def give_back(self, batch: pa.RecordBatch) -> None:
+    def give_back(self, batch: pa.RecordBatch, *, is_read: bool = True) -> None:
         """Does nothing: a filtered batch is not mapped."""
 
 

@@ -17,7 +17,7 @@ from lakeshare_server.errors import TableFilesMissing
 from lakeshare_server.locations import local_path
 from lakeshare_server.storage.locations import is_printable, resolve_names
 from lakeshare_server.tables.lines import PLAIN as PLAIN_JSON
-from lakeshare_server.tables.lines import column_of, decode_z85, join_parts, struct_json, struct_of
+from lakeshare_server.tables.lines import column_of, decode_z85, join_parts, pieces_of, struct_json, struct_of
 from lakeshare_server.tables.snapshot import arrow_type, parse_schema
 
 Action = dict[str, Any]
@@ -452,17 +452,57 @@ AS_IN_THE_LOG = (
 
 def snapshot_files(root: str, metadata: Mapping[str, Any], adds: pa.Table) -> pa.Table:
     """The files in the form of `TableSnapshot`."""
-    adds = adds.combine_chunks()
-    names = column_of(adds, "path")
-    schema_string = metadata["schemaString"]
-    partition_columns = list(metadata.get("partitionColumns") or ())
-    kinds = {field.name: field.type for field in parse_schema(schema_string)}
-    types = [str(kinds[column]) for column in partition_columns]
-    texts = empty_as_null(column_of(adds, "partition_values"), types)
-    stats = parse_stats(column_of(adds, "stats"), list_leaves(schema_string, partition_columns))
-    storage = column_of(adds, "dv_storage")
     require_whole(root, adds)
-    vector_path = vector_paths(root, adds)
+    partition_columns = list(metadata.get("partitionColumns") or ())
+    kinds = {field.name: field.type for field in parse_schema(metadata["schemaString"])}
+    types = [str(kinds[column]) for column in partition_columns]
+    leaves = list_leaves(metadata["schemaString"], partition_columns)
+    pieces = [_piece_files(root, piece, partition_columns, types, leaves) for piece in pieces_of(adds)]
+    if len(pieces) == 1:
+        return pieces[0]
+    read = [piece.schema.field("partition").type for piece in pieces]
+    # A column with an invalid text in any piece has no values; one with statistics in any piece has statistics.
+    structs = {"partition": pa.struct([field for field in read[0] if all(field in kind for kind in read)])}
+    for name in ("min", "max", "null_count"):
+        structs[name] = _merge_types([piece.schema.field(name).type for piece in pieces], leaves)
+    for name, kind in structs.items():
+        for number, piece in enumerate(pieces):
+            values = _align(column_of(piece, name), kind)
+            pieces[number] = piece.set_column(piece.schema.get_field_index(name), name, values)
+    return pa.concat_tables(pieces)
+
+
+def _merge_types(kinds: Sequence[pa.StructType], leaves: Sequence[Leaf]) -> pa.StructType:
+    """The type with the columns of all, in the order of the leaves."""
+    fields = []
+    for leaf in leaves:
+        found = [kind.field(leaf.name).type for kind in kinds if kind.get_field_index(leaf.name) >= 0]
+        if found:
+            fields.append(
+                pa.field(leaf.name, _merge_types(found, leaf.members) if leaf.members else found[0])
+            )
+    return pa.struct(fields)
+
+
+def _align(values: pa.StructArray, kind: pa.StructType) -> pa.StructArray:
+    """The values in another type: columns that it lacks are left out, and those that it adds are null."""
+    columns = {}
+    for field in kind:
+        is_struct, is_new = pa.types.is_struct(field.type), values.type.get_field_index(field.name) < 0
+        if is_new:
+            inner = pa.nulls(len(values), pa.struct([]) if is_struct else field.type)
+        else:
+            inner = pc.struct_field(values, [field.name])
+        columns[field.name] = _align(inner, field.type) if is_struct else inner
+    return struct_of(columns, len(values))
+
+
+def _piece_files(
+    root: str, adds: pa.Table, partition_columns: Sequence[str], types: Sequence[str], leaves: Sequence[Leaf]
+) -> pa.Table:
+    names, storage = column_of(adds, "path"), column_of(adds, "dv_storage")
+    texts = empty_as_null(column_of(adds, "partition_values"), types)
+    stats = parse_stats(column_of(adds, "stats"), leaves)
     return pa.table(
         {
             "path": resolve_names(root, names),
@@ -478,7 +518,7 @@ def snapshot_files(root: str, metadata: Mapping[str, Any], adds: pa.Table) -> pa
             "partition_values": texts,
             "stats": stats.text,
             "dv_id": pc.if_else(pc.is_valid(storage), vector_ids(adds), None),
-            "dv_path": vector_path,
+            "dv_path": vector_paths(root, adds),
             "dv_inline": pc.if_else(pc.equal(storage, "i"), column_of(adds, "dv_path"), None),
             **{name: column_of(adds, name) for name in AS_IN_THE_LOG},
         }

@@ -27,7 +27,7 @@ from lakeshare_server.tables.delta.files import (
     partition_types,
     stats_texts,
 )
-from lakeshare_server.tables.lines import column_of
+from lakeshare_server.tables.lines import PIECE_ROWS, column_of
 from lakeshare_server.tables.serveability import ReasonCode
 from lakeshare_server.tables.snapshot import parse_schema
 
@@ -335,16 +335,20 @@ def _read_parquet(stores: Stores, location: str, state: CheckpointState, with_fi
         if with_files and "add" in schema.names:
             members = {member.name for member in schema.field("add").type}
             columns += [f"add.{name}" for name in ADD_FIELDS if name in members]
-        table = file.read(columns)
+        # Arrow reads no struct with more than 2 GiB of texts at once.
+        for batch in file.iter_batches(PIECE_ROWS, columns=columns):
+            _add_batch(batch, state)
+
+
+def _add_batch(batch: pa.RecordBatch, state: CheckpointState) -> None:
     for name in SMALL:
-        for row in _rows(table, name):
+        for row in _rows(batch, name):
             if name == "sidecar":
                 state.sidecars.append(row)
             else:
                 setattr(state, "protocol" if name == "protocol" else "metadata", row)
-    if "add" in table.column_names:
-        for chunk in table.column("add").chunks:
-            state.adds += _valid(chunk)
+    if "add" in batch.schema.names:
+        state.adds += _valid(batch.column("add"))
 
 
 def _valid(adds: pa.StructArray) -> list[pa.StructArray]:
@@ -356,11 +360,11 @@ def _valid(adds: pa.StructArray) -> list[pa.StructArray]:
     return [run for run in runs if len(run)]
 
 
-def _rows(table: pa.Table, name: str) -> Iterator[Action]:
-    if name in table.column_names:
-        for chunk in table.column(name).chunks:
-            for row in chunk.filter(pc.is_valid(chunk)).to_pylist(maps_as_pydicts="lossy"):
-                yield _without_nulls(row)
+def _rows(batch: pa.RecordBatch, name: str) -> Iterator[Action]:
+    if name in batch.schema.names:
+        values = batch.column(name)
+        for row in values.filter(pc.is_valid(values)).to_pylist(maps_as_pydicts="lossy"):
+            yield _without_nulls(row)
 
 
 def _without_nulls(row: Mapping[str, Any]) -> Action:

@@ -10,8 +10,11 @@ from deltalake import DeltaTable, write_deltalake
 
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.protocol.lines import Capabilities, negotiate_format
-from lakeshare_server.tables import read_delta
+from lakeshare_server.tables import lines, read_delta, write_index
+from lakeshare_server.tables.delta import log as delta_log
+from lakeshare_server.tables.index import FileIndex
 from tests.builders.lake_tables import a_delta_table, append_delta, some_rows
+from tests.builders.written_log import WrittenLog, add, metadata, protocol
 
 
 def rewrite_log(location: Path, action: str, **changes: Any) -> None:
@@ -75,6 +78,43 @@ def test_a_checkpoint_changes_nothing(tmp_path: Path) -> None:
     (location / "_delta_log" / "00000000000000000000.json").unlink()
     after = read_delta(str(location)).files
     assert before.sort_by("path").to_pylist() == after.sort_by("path").to_pylist()
+
+
+@pytest.mark.parametrize("has_checkpoint", [True, False])
+def test_a_table_that_is_read_in_pieces_has_the_same_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_checkpoint: bool
+) -> None:
+    location = tmp_path / "table"
+    kinds = {"day": "date", "few": "long", "none": "long", "p": "string"}
+    nested = {"type": "struct", "fields": [{"name": "in", "type": "long", "nullable": True, "metadata": {}}]}
+    fields = [
+        {"name": name, "type": kind, "nullable": True, "metadata": {}}
+        for name, kind in {**kinds, "deep": nested}.items()
+    ]
+    log = WrittenLog(location)
+    log.commit(protocol(), metadata(partitions=("day", "p"), schema={"type": "struct", "fields": fields}))
+    for number in range(25):
+        # Few files have statistics of a column, and one has a partition value that is none, which no checkpoint takes.
+        bounds = {"few": number, "deep": {"in": number}} if number in (3, 4, 21) else {}
+        stats = {"numRecords": number, "minValues": bounds, "maxValues": bounds, "nullCount": {}}
+        day = "no day" if number == 13 and not has_checkpoint else f"2024-01-{number + 1:02}"
+        values = {"day": day, "p": str(number)}
+        log.commit(add(f"{number * 7 % 25:02}.parquet", partitionValues=values, stats=json.dumps(stats)))
+    if has_checkpoint:
+        DeltaTable(location).create_checkpoint()
+    whole = read_delta(str(location))
+    index = FileIndex(write_index(whole, tmp_path / "whole").path)
+    for rows in (1, 4, 24):
+        # A piece takes a commit, or as many rows of a checkpoint.
+        for module in (lines, delta_log):
+            monkeypatch.setattr(module, "PIECE_ROWS", rows)
+        pieces = read_delta(str(location))
+        assert pieces.files.column("path").num_chunks > 1
+        assert pieces.files.to_pylist() == whole.files.to_pylist()
+        assert pieces.files.schema == whole.files.schema
+        other = FileIndex(write_index(pieces, tmp_path / f"pieces{rows}").path)
+        assert other.header == index.header
+        assert pa.Table.from_batches(other.batches()).equals(pa.Table.from_batches(index.batches()))
 
 
 def test_no_table_and_no_version_are_told_apart(tmp_path: Path) -> None:
