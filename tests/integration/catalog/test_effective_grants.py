@@ -108,8 +108,8 @@ def test_a_share_granted_twice_takes_one_place_of_a_page(catalog: Catalog, bob: 
     with editing(catalog, "tests") as edit:
         create_share(edit, "third")
         for share in ("other", "s", "third"):
-            grant(edit, share, "bob")
-            grant(edit, share, "g", kind="group")
+            grant(edit, share, recipient="bob")
+            grant(edit, share, group="g")
     first = bob.shares(0, 2)
     assert [one.name for one in first] == ["s", "other"]
     assert [one.name for one in bob.shares(first[-1].key, 2)] == ["third"]
