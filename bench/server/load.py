@@ -33,6 +33,8 @@ class Ask:
     # So many answers for each client go before, and are not counted.
     warm: int = 0
     pause_s: float = 0.0
+    # Without, responses are only received: clients take less of the processor that servers share with them.
+    counts_lines: bool = True
 
     def request(self) -> bytes:
         """The bytes to send."""
@@ -68,8 +70,8 @@ class Seen:
 class Body:
     """Where an answer's body is in the framing of HTTP, and how many lines of it were seen."""
 
-    def __init__(self) -> None:
-        self.head, self.lines, self.is_whole = b"", 0, False
+    def __init__(self, *, counts_lines: bool = True) -> None:
+        self.head, self.lines, self.is_whole, self._counts_lines = b"", 0, False, counts_lines
         self._in_head, self._is_chunked, self._is_last = True, False, False
         self._left, self._size_line = 0, b""
 
@@ -79,7 +81,8 @@ class Body:
         while position < size:
             if self._left:
                 end = min(size, position + self._left)
-                self.lines += buffer.count(b"\n", position, end)
+                if self._counts_lines:
+                    self.lines += buffer.count(b"\n", position, end)
                 self._left -= end - position
                 position = end
             else:
@@ -119,13 +122,14 @@ class Client:
     """One connection with one answer under way."""
 
     def __init__(self, ask: Ask, seen: Seen) -> None:
-        self.seen, self.request = seen, ask.request()
+        self.seen, self.request, self._counts_lines = seen, ask.request(), ask.counts_lines
         self.socket = socket.create_connection(("127.0.0.1", ask.port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self) -> None:
         """Begin the next answer."""
-        self.body, self.bytes, self.tail = Body(), 0, b""
+        self.body = Body(counts_lines=self._counts_lines)
+        self.bytes, self.tail = 0, b""
         self.first_byte_s = self.first_file_s = 0.0
         self.began = time.perf_counter()
         self.socket.sendall(self.request)
