@@ -4,7 +4,9 @@ from pathlib import Path
 from uuid import uuid4
 
 import dagster as dg
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.defs import wap
@@ -12,6 +14,7 @@ from lakeshare_pipelines.defs.wap import LakeResource, SparkResource, landing_as
 from lakeshare_pipelines.ingest import find_delivery
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.wap.checks import list_checks
+from lakeshare_pipelines.wap.delta import table_location
 from lakeshare_pipelines.wap.staged import format_partitions
 from lakeshare_server.catalog import Catalog, Ledger, open_catalog
 from lakeshare_server.catalog.database import database_file
@@ -56,6 +59,8 @@ def publish(
     ledger = Ledger(open_catalog(settings.catalog_url))
     run_id = str(uuid4())
     latest = ledger.latest(contract.tables[0].name)
+    for table in contract.tables:
+        write_deltalake(table_location(settings, table), pa.table({"id": [1]}), mode="append")
     ledger.append(
         [
             a_publication(
