@@ -255,9 +255,10 @@ def _claim_state(settings: LakeSettings, store: str) -> None:
 
 def _start_servers(settings: LakeSettings, reporter: ProgressReporter, stack: ExitStack) -> LakeSettings:
     """Starts the servers of an object store; returns the settings that lead to them."""
-    from lakeshare_pipelines.demo.servers import object_store_servers
+    from lakeshare_pipelines.demo.servers import BUCKET, object_store_servers
 
-    variables = stack.enter_context(object_store_servers(settings, reporter))
+    servers = stack.enter_context(object_store_servers(settings, reporter))
+    variables = {**servers, "LAKESHARE_LANDING": f"s3://{BUCKET}/landing"}
     path = settings.state_dir / "demo.env"
     path.touch(0o600)
     path.write_text("".join(f"{name}={value}\n" for name, value in variables.items()))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from pkgutil import resolve_name
-from stat import S_ISDIR
+from stat import S_ISDIR, S_ISREG
 from threading import Lock
 from typing import Any, BinaryIO
 from uuid import uuid4
@@ -54,7 +54,8 @@ class LocalStore:
     def list(self, prefix: ParsedLocation, after: ParsedLocation | None) -> Iterator[StoredObject]:
         root = os.fsencode(prefix.key.rstrip("/"))
         with _translate_errors(prefix.key):
-            yield from _list(root, os.fsencode(after.key) if after else b"", ())
+            for path, found in walk_files(root, os.fsencode(after.key) if after else b""):
+                yield _described(os.fsdecode(path), found)
 
     def folders(self, prefix: ParsedLocation) -> Sequence[str]:
         with _translate_errors(prefix.key), os.scandir(prefix.key.rstrip("/") or "/") as entries:
@@ -115,8 +116,13 @@ def move_into_place(unfinished: Path, path: Path, *, if_absent: bool) -> bool:
     return True
 
 
-def _list(folder: bytes, after: bytes, above: tuple[tuple[int, int], ...]) -> Iterator[StoredObject]:
-    """Yields files below `folder` with a path greater than `after`; `above` are the folders above it."""
+def walk_files(
+    folder: bytes, after: bytes = b"", above: tuple[tuple[int, int], ...] = ()
+) -> Iterator[tuple[bytes, os.stat_result]]:
+    """Yields regular files below `folder` with a path greater than `after`, in order of path, without unfinished ones.
+
+    Links are followed, but not to a folder above.
+    """
     found = _stat(folder or b"/")
     if found is None or (identity := (found.st_dev, found.st_ino)) in above:  # a link to a folder above
         return
@@ -133,9 +139,9 @@ def _list(folder: bytes, after: bytes, above: tuple[tuple[int, int], ...]) -> It
     for path in paths:
         if path.endswith(b"/"):
             if after < path or after.startswith(path):
-                yield from _list(path.rstrip(b"/"), after, (*above, identity))
-        elif path > after and (stat := _stat(path)) is not None:
-            yield _described(os.fsdecode(path), stat)
+                yield from walk_files(path.rstrip(b"/"), after, (*above, identity))
+        elif path > after and (status := _stat(path)) is not None and S_ISREG(status.st_mode):
+            yield path, status
 
 
 def _stat(path: bytes) -> os.stat_result | None:

@@ -31,7 +31,7 @@ def settings_of_hosts(s3_lake: Lake, postgres: PostgresServer, tmp_path: Path) -
     nessie, database = s3_lake.endpoint, postgres.new_database()
     tokens = [SecretStr(token or "") for token in (nessie.writer_token, nessie.publisher_token)]
     shared = {"nessie_uri": nessie.uri, "nessie_token": tokens[0], "nessie_publisher_token": tokens[1]}
-    shared |= {"database_url": database, "landing": tmp_path / "landing"}
+    shared |= {"database_url": database, "landing": str(tmp_path / "landing")}
     return [
         s3_lake.settings.model_copy(update={**shared, "state_dir": tmp_path / name})
         for name in ("host 1", "host 2")

@@ -23,7 +23,7 @@ from lakeshare_server.settings import Endpoint
 from lakeshare_server.storage import s3
 from lakeshare_server.storage.s3 import KeyChain, NoKeys, S3Refused, S3Unreachable
 from lakeshare_server.storage.sigv4 import AwsKeys
-from lakeshare_server.storage.stores import UNFINISHED, write_file
+from lakeshare_server.storage.stores import NO_SUCH_NAME, NOT_ALLOWED, UNFINISHED, walk_files, write_file
 
 FOLDER = "folder"
 
@@ -145,7 +145,6 @@ class BackupStore(Protocol):
 
 
 FREE_SPACE = "Free space there, or give the backup another target; what is copied already stays."
-MISSING_ERRNOS = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
 
 
 class FolderStore:
@@ -154,12 +153,15 @@ class FolderStore:
         self._root = Path(address.url)
 
     def list(self, prefix: str = "", start_after: str = "") -> Iterator[ListedObject]:
-        start, slash, _ = prefix.rpartition("/")
+        start = prefix.rpartition("/")[0]
         with translate_errors(str(self._root)):
             if not (self._root / start).is_dir():
                 return
-            for key, status in _walk(self._root / start, start + slash):
-                if key.startswith(prefix) and key.encode() > start_after.encode():
+            root = os.fsencode(self.address.url.rstrip("/") + "/")
+            folder = (root + os.fsencode(start)).rstrip(b"/")
+            for path, status in walk_files(folder, root + os.fsencode(start_after) if start_after else b""):
+                key = os.fsdecode(path.removeprefix(root))
+                if key.startswith(prefix):
                     yield ListedObject(
                         key, status.st_size, _time(status), compute_etag(status), storage_class="STANDARD"
                     )
@@ -229,21 +231,6 @@ def compute_etag(status: os.stat_result) -> str:
     return f"{status.st_mtime_ns:016x}{status.st_size:016x}"
 
 
-def _walk(folder: Path, key: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Yields keys in order of their bytes: a folder sorts as its name with a slash."""
-    with os.scandir(folder) as scan:
-        entries = [(f"{entry.name}/" if entry.is_dir() else entry.name, entry) for entry in scan]
-    for name, entry in sorted(entries, key=lambda named: os.fsencode(named[0])):
-        if name.endswith("/"):
-            yield from _walk(Path(entry.path), key + name)
-        elif not name.startswith(UNFINISHED):
-            # A file may vanish while its folder is listed.
-            with suppress(FileNotFoundError):
-                status = entry.stat()
-                if stat.S_ISREG(status.st_mode):
-                    yield key + name, status
-
-
 def _time(status: os.stat_result) -> dt.datetime:
     return dt.datetime.fromtimestamp(status.st_mtime, dt.UTC)
 
@@ -254,12 +241,12 @@ def translate_errors(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in MISSING_ERRNOS:
+        if error.errno in NO_SUCH_NAME:
             raise ObjectMissing(path) from None
         fix = "Check the disk; what is copied already stays."
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
             fix = FREE_SPACE
-        elif error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
+        elif error.errno in NOT_ALLOWED:
             fix = "Allow the user that runs backups to read the source and write the target."
         raise BackupError(path, f"the disk refused: {error.strerror}", fix) from error
 

@@ -110,11 +110,12 @@ def test_nothing_there_lists_nothing_and_is_missing(tmp_path: Path) -> None:
     assert listed(tmp_path / "t/x") == []
 
 
-def test_links_are_followed_and_a_circle_of_them_ends(tmp_path: Path) -> None:
+def test_links_are_followed_a_circle_of_them_ends_and_only_files_are_listed(tmp_path: Path) -> None:
     put(tmp_path, "t/x")
     (tmp_path / "t/again").symlink_to(tmp_path / "t")
     (tmp_path / "t/file").symlink_to(tmp_path / "t/x")
     (tmp_path / "t/broken").symlink_to(tmp_path / "gone")
+    os.mkfifo(tmp_path / "t/pipe")
     assert listed(tmp_path / "t") == ["file", "x"]
 
 
