@@ -17,7 +17,13 @@ from lakeshare_pipelines.cli.doctor import check_folders
 from lakeshare_pipelines.contracts import SetContract, load_contracts
 from lakeshare_pipelines.demo.processes import deliver
 from lakeshare_pipelines.errors import DeliveryError, StoreError
-from lakeshare_pipelines.ingest import Delivery, find_deliveries, find_delivery, require_unchanged
+from lakeshare_pipelines.ingest import (
+    Delivery,
+    blame_changed_delivery,
+    find_deliveries,
+    find_delivery,
+    require_unchanged,
+)
 from lakeshare_pipelines.ingest.delivery import assign_files
 from lakeshare_pipelines.ingest.frame import ReadingLimits, read_delivery, require_readable
 from lakeshare_pipelines.ingest.landing import open_landing
@@ -290,6 +296,53 @@ def test_unreadable_files_are_named_with_reason_and_remedy(source: Source, tmp_p
     [long] = assign_files(contract, find_delivery(source.settings, contract, "all"))
     with pytest.raises(DeliveryError, match=r"line 2 is longer than 1 MiB.*LAKESHARE_MAX_LINE_MB"):
         require_readable(long, ReadingLimits(max_line_mb=1))
+
+
+LARGE = b"id,name\n" + b"1,a\n" * (3 << 20)
+
+
+def read_in_the_middle_of(delivery: Delivery, fault: Callable[[], object]) -> None:
+    """Reads a file as the checks before Spark do, with a fault after the first piece."""
+    [file] = delivery.files
+    with (
+        blame_changed_delivery([delivery]),
+        delivery.landing.translate_errors(file),
+        delivery.landing.stream(file) as opened,
+    ):
+        assert opened.read(8) == LARGE[:8]
+        fault()
+        while opened.read(1 << 20):
+            pass
+
+
+def test_a_fault_in_the_middle_of_a_file_is_named(source: Source, gate: StoreGate, tmp_path: Path) -> None:
+    contract = a_readings_contract(tmp_path, columns=TWO_COLUMNS)
+    settings = source.settings.model_copy(
+        update={"landing_s3_endpoint": gate.endpoint, "outside_answer_s": 2}
+    )
+    key = f"in/{contract.name}/all/readings.csv"
+
+    def found() -> Delivery:
+        open_landing(settings).replace(contract.name, "all", {"readings.csv": LARGE})
+        return find_delivery(settings, contract, "all")
+
+    def overwritten() -> None:
+        source.client.put_object(Bucket=source.bucket, Key=key, Body=LARGE[::-1])
+
+    def removed() -> None:
+        source.client.delete_object(Bucket=source.bucket, Key=key)
+
+    for change in (overwritten, removed):
+        with pytest.raises(DeliveryError, match=r"sensors/all: changed while it was read"):
+            read_in_the_middle_of(found(), change)
+    with pytest.raises(StoreError, match=rf"s3://{source.bucket}/in/sensors/all.*the store did not answer"):
+        read_in_the_middle_of(found(), gate.close)
+    gate.open()
+    read_in_the_middle_of(found(), lambda: None)
+    delivery = found()
+    removed()
+    with pytest.raises(DeliveryError, match=r"sensors/all: changed while it was read"):
+        require_readable(assign_files(contract, delivery)[0])
 
 
 def landing_there(lake: Lake, settings: LakeSettings) -> Lake:
