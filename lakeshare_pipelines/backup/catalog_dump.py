@@ -126,15 +126,14 @@ def list_dumped_tables() -> list[Table]:
 
 def dump_rows(session: Session, table: Table) -> Iterator[bytes]:
     """Each row of a table as a line of JSON, in the order of the primary key; times are ISO 8601 in UTC."""
-    rows = session.execute(
-        select(table).order_by(*table.primary_key), execution_options={"yield_per": AT_ONCE}
-    )
-    for row in rows.mappings():
-        values = {
-            name: value.astimezone(dt.UTC).isoformat() if isinstance(value, dt.datetime) else value
-            for name, value in row.items()
-        }
-        yield _to_json_line(values)
+    rows = select(table).order_by(*table.primary_key)
+    with closing(session.execute(rows, execution_options={"yield_per": AT_ONCE})) as found:
+        for row in found.mappings():
+            values = {
+                name: value.astimezone(dt.UTC).isoformat() if isinstance(value, dt.datetime) else value
+                for name, value in row.items()
+            }
+            yield _to_json_line(values)
 
 
 def reflect_tables(connection: Connection, names: Sequence[str]) -> list[Table]:

@@ -522,7 +522,7 @@ def _find_key_columns(key: Sequence[str], columns: StructType) -> list[str]:
 
 def _write_parquet(rows: "DataFrame", partition_columns: Sequence[str], folder: str) -> None:
     if not partition_columns:
-        rows.write.mode("errorifexists").parquet(folder)
+        rows.write.mode("error").parquet(folder)
         return
     kinds = {field.name: field.dataType for field in rows.schema}
     columns = {name: column_by_name(name) for name in partition_columns}
@@ -532,7 +532,7 @@ def _write_parquet(rows: "DataFrame", partition_columns: Sequence[str], folder: 
     ]
     # All rows of a file have the same values, and no folder has a name that must be escaped.
     parted = rows.withColumn(PART, F.sha1(F.to_json(F.struct(*values)))).repartition(F.col(PART))
-    parted.write.mode("errorifexists").partitionBy(PART).parquet(folder)
+    parted.write.mode("error").partitionBy(PART).parquet(folder)
 
 
 def _describe_change_files(written: "DataFrame", folder: str, partition_columns: Sequence[str]) -> pa.Table:

@@ -9,7 +9,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -583,10 +583,10 @@ class Ledger:
         is_range = row.partition_key.contains("...", autoescape=True)
         repeats = row.rollback_of.is_not(None) | row.maintenance_of.is_not(None)
         rows = self._newest_first(table).where(row.partition_key.in_(partitions) | is_range | repeats)
-        with self.catalog.reading() as session:
-            # The caller ends after a few rows.
-            for found in session.scalars(rows.execution_options(yield_per=ROWS_AT_ONCE)):
-                yield _publication_from_row(found)
+        at_once = rows.execution_options(yield_per=ROWS_AT_ONCE)
+        # The caller ends after a few rows: PostgreSQL has a cursor, which the end of the session does not close.
+        with self.catalog.reading() as session, closing(session.scalars(at_once)) as found:
+            yield from map(_publication_from_row, found)
 
     def oldest(self, table: str) -> Publication | None:
         """The first publication."""

@@ -1,5 +1,6 @@
 """The ledger numbers publications: dense for Iceberg, Delta's own for Delta, all tables of a run or none, once."""
 
+import gc
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import product
@@ -19,6 +20,7 @@ from lakeshare_server.catalog import (
     apply_shares,
     lock_set,
 )
+from lakeshare_server.catalog.ledger import ROWS_AT_ONCE
 from lakeshare_server.catalog.sharing import alter_table, editing
 from lakeshare_server.errors import BadRequest, CatalogConflict
 from tests.builders.publications import a_publication
@@ -291,3 +293,13 @@ def test_a_number_that_a_share_serves_is_kept(catalog):
     with editing(catalog, "a test") as edit:
         alter_table(edit, "flights", "lake", "flights", publication=1)
     assert find_oldest_kept(ledger, table, datetime.now(UTC)) == 1
+
+
+def test_a_search_that_ends_early_leaves_no_cursor_open(ledger: Ledger) -> None:
+    """psycopg warns when a cursor of the database is collected before it was closed, and warnings fail tests."""
+    for snapshot in range(ROWS_AT_ONCE + 1):
+        [publication] = ledger.append([a_publication(snapshot_id=snapshot)])
+    found = ledger.of_partitions(publication.table, [publication.partition])
+    assert next(found) == publication
+    del found
+    gc.collect()
