@@ -1,10 +1,18 @@
-"""A port in front of a store that a test closes and opens: a store that goes down in the middle, and comes back."""
+"""A port in front of a store that a test closes and opens: a store that goes down in the middle, and comes back.
 
+It also counts the requests that pass.
+"""
+
+import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+
+REQUEST_LINE = re.compile(rb"(?:^|\n)(GET|HEAD|PUT|POST|DELETE) /\S* HTTP/1\.1\r\n")
+LONGEST_LINE = 8192
 
 
 @dataclass
@@ -16,6 +24,8 @@ class StoreGate:
     is_open: bool = True
     over: bool = False
     sockets: set[socket.socket] = field(default_factory=set)
+    # By method.
+    requests: "Counter[str]" = field(default_factory=Counter)
 
     def close(self) -> None:
         self.is_open = False
@@ -31,7 +41,7 @@ class StoreGate:
             client.close()
             return
         server = socket.create_connection(("127.0.0.1", self.port))
-        ends = (client, server), (server, client)
+        ends = (client, server, self._count()), (server, client, lambda _: None)
         self.sockets |= {client, server}
         threads = [threading.Thread(target=_forward, args=pair, daemon=True) for pair in ends]
         for thread in threads:
@@ -42,10 +52,26 @@ class StoreGate:
         client.close()
         server.close()
 
+    def _count(self) -> Callable[[bytes], None]:
+        """Counts the requests of one connection."""
+        left = b""
 
-def _forward(source: socket.socket, target: socket.socket) -> None:
+        def count(piece: bytes) -> None:
+            nonlocal left
+            text, end = left + piece, 0
+            for line in REQUEST_LINE.finditer(text):
+                self.requests[line[1].decode()] += 1
+                end = line.end() - 1
+            # The beginning of a line may be in this piece, and its end in the next one.
+            left = text[max(end, text.rfind(b"\n"), len(text) - LONGEST_LINE) :]
+
+        return count
+
+
+def _forward(source: socket.socket, target: socket.socket, note: Callable[[bytes], None]) -> None:
     with suppress(OSError):
         while piece := source.recv(65536):
+            note(piece)
             target.sendall(piece)
     for one in (source, target):
         with suppress(OSError):
