@@ -364,7 +364,8 @@ def open_session(
         if not settings.spark_remote:
             reason = "LAKESHARE_SPARK_MODE is connect but no address is set"
             raise SparkError(reason, "set LAKESHARE_SPARK_REMOTE")
-        return _build_session(conf, settings.spark_remote)
+        with translate_errors(settings, "starting Spark"):
+            return _build_session(conf, settings.spark_remote)
     start_driver(settings, conf)
     with translate_errors(settings, "starting Spark"):
         session = (build or _build_session)(conf)
@@ -578,6 +579,8 @@ def _find_cluster_error(settings: LakeSettings, doing: str, text: str) -> SparkE
     if any(words in text for words in CONTEXT_STOPPED):
         fix = f"check {settings.spark_master}, read the end of {settings.logs_dir / 'spark.log'}, then run again"
         return SparkError(f"{doing}: Spark lost its cluster", fix)
+    if settings.spark_mode == "connect" and "StatusCode.UNAVAILABLE" in text:
+        return SparkError(f"{doing}: {settings.spark_remote} does not respond", "start it, then run again")
     return None
 
 

@@ -215,3 +215,12 @@ if IS_CAMPAIGN:
         published = ledger.latest(contract.tables[0].name)
         assert published is not None
         assert published.rows == 3
+
+    @pytest.mark.campaign
+    def test_a_master_that_does_not_respond_is_an_error_that_names_it(cluster, tmp_path):
+        settings = LakeSettings(_env_file=None, spark_master=f"spark://127.0.0.1:{free_ports(1)[0]}")
+        contract = a_contract(tmp_path, "no_master", "iceberg")
+        a_delivery(settings, contract, MONDAY, orders(MONDAY))
+        assert wait_for_exit(start_run(tmp_path, Run(settings, contract, MONDAY, str(uuid4())))) == 3
+        error = (tmp_path / "error.txt").read_text()
+        assert f"Spark lost its cluster. check {settings.spark_master}" in error

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from lakeshare_pipelines.cli.main import app
 from lakeshare_pipelines.errors import SparkError
+from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.session import (
     format_properties,
     make_driver_conf,
@@ -18,6 +19,7 @@ from lakeshare_pipelines.spark.session import (
     open_session,
 )
 from lakeshare_pipelines.wap.staged import Lake
+from tests.builders.forks import FORKS
 from tests.builders.killed_run import Run, start_run, wait_for_exit
 from tests.builders.main_state import rows_on_main
 from tests.builders.sets import a_delivery, orders
@@ -49,6 +51,28 @@ def test_a_set_is_published_through_spark_connect(lake, ledger, contract, connec
     assert wait_for_exit(run) == 0
     assert ledger.latest(f"{contract.name}.orders").rows == 3
     assert len(rows_on_main(lake, contract, "orders")) == 3
+
+
+def test_a_connect_server_that_does_not_respond_is_an_error_that_names_it(settings):
+    [port] = free_ports(1)
+    away = settings.model_copy(update={"spark_mode": "connect", "spark_remote": f"sc://127.0.0.1:{port}"})
+    process = FORKS.Process(target=require_no_response, args=(away,))
+    process.start()
+    assert wait_for_exit(process) == 0
+
+
+def require_no_response(settings: LakeSettings) -> None:
+    """In a process of its own, as this one has a driver."""
+    from pyspark.sql.connect.client import retries
+
+    # By default fifteen, in eleven minutes.
+    start = retries.DefaultPolicy.__init__
+    start.__defaults__ = (1, *(start.__defaults__ or ())[1:])
+    with (
+        pytest.warns(UserWarning, match="RETRIES_EXCEEDED"),
+        pytest.raises(SparkError, match=f"{settings.spark_remote} does not respond"),
+    ):
+        open_session(settings)
 
 
 def test_connect_without_an_address_names_the_setting(settings):
