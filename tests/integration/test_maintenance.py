@@ -12,10 +12,11 @@ import dagster as dg
 import delta_sharing
 import httpx
 import pytest
+from deltalake import DeltaTable
+from pyiceberg.table import StaticTable
 from typer.testing import CliRunner
 
-from lakeshare_pipelines.backup.config import Backup, load_backups
-from lakeshare_pipelines.backup.model import Point
+from lakeshare_pipelines.backup.config import load_backups, make_embedded_backup
 from lakeshare_pipelines.backup.points import Points, wait_for_point_name
 from lakeshare_pipelines.backup.restore.tables import PointRestore
 from lakeshare_pipelines.backup.run import BackupRun, make_point
@@ -42,6 +43,7 @@ from lakeshare_server.catalog import (
     apply_shares,
 )
 from lakeshare_server.settings import ServerSettings
+from lakeshare_server.storage import normalise_location
 from lakeshare_server.tables.delta.log import LOG, list_log
 from lakeshare_server.tables.index import index_path
 from tests.builders.campaign import campaign_size
@@ -55,6 +57,8 @@ DAYS = [f"2024-01-0{day}" for day in range(1, 6)]
 NAMES = (f"maintained{number}" for number in itertools.count(1))
 IN_SQL = "iceberg in a SQL catalog"
 KEPT_OF_A_YEAR = campaign_size(2, 30)
+FIRST_DAYS = [str(date(2024, 1, 1) + timedelta(days=number)) for number in range(campaign_size(8, 365))]
+BACKUP_EVERY = campaign_size(5, 100)
 MAINTENANCE = "  - {property: maintenance, value: {keep: 2, compaction: {targetMb: 1, sortBy: [id]}}}"
 
 
@@ -398,21 +402,21 @@ def test_what_must_not_be_compacted_or_removed_is_left_with_its_reason(maintaine
 @pytest.mark.campaign
 @pytest.mark.parametrize("maintained", ["iceberg", "delta", IN_SQL], indirect=True)
 def test_a_year_of_publications_ends_with_the_files_and_metadata_of_those_that_are_kept(
-    maintained, tmp_path, monkeypatch
+    maintained, monkeypatch, tmp_path
 ):
-    """Each day is published alone, a row or more; maintenance is weekly; kept days are backed up, too."""
-    subject, days, week = Orders(maintained), campaign_size(8, 365), campaign_size(3, 7)
-    points: dict[int, Point] = {}
+    """Each day is published alone, a row or more; maintenance is weekly, and backups are rare."""
+    subject, days, week = Orders(maintained), len(FIRST_DAYS), campaign_size(3, 7)
     monkeypatch.setattr("lakeshare_pipelines.maintenance.run.COMMITS_PER_CHECKPOINT", campaign_size(2, 10))
+    restores, backed_up = list[PointRestore](), list[int]()
     # A SQL catalog has its own way to compact a table.
     rows_of_last_day = 6 if maintained.lake.named_catalog else 1
     for number in range(1, days + 1):
-        day = str(date(2024, 1, 1) + timedelta(days=number - 1))
-        publish(maintained, day, rows_of_last_day if number == days else 1)
-        if number in range(days - KEPT_OF_A_YEAR + 1, days, 10):
-            points[number] = back_up(subject, tmp_path)
+        publish(maintained, FIRST_DAYS[number - 1], rows_of_last_day if number == days else 1)
         if number % week == 0:
             subject.maintain()
+        if number % BACKUP_EVERY == 0:
+            restores.append(back_up(maintained))
+            backed_up.append(number)
     subject.maintain()
     ledger, rows = Ledger(maintained.catalog), days - 1 + rows_of_last_day
     latest, oldest = subject.latest.version, ledger.oldest_readable(subject.table.name)
@@ -437,34 +441,37 @@ def test_a_year_of_publications_ends_with_the_files_and_metadata_of_those_that_a
     data = {name for name in subject.files() if name.endswith(".parquet") and LOG not in name}
     assert {location + name for name in data} == set().union(*(used_files(subject, each) for each in kept))
     assert latest <= days + days // week + 1
-    assert {number: rows_of_point(subject, tmp_path, point) for number, point in points.items()} == {
-        number: number for number in points
-    }
     maintained.require_spark_reads_the_same()
+    for restore, number in zip(restores, backed_up, strict=True):
+        assert restored_days(subject, restore, tmp_path / f"day {number}") == FIRST_DAYS[:number]
     the_command_shows_the_same_plan(subject, monkeypatch)
 
 
-def a_backup_of(subject: Orders, folder: Path) -> Backup:
-    """A backup of the folder in which the tables of the set are."""
-    source = subject.latest.location.removeprefix("file://").rpartition("/")[0]
-    target = StoreAddress(url=str(folder / "backups"))
-    return Backup(name="lake", source=StoreAddress(url=source), target=target)
+def back_up(maintained: PublishedSet) -> PointRestore:
+    """A point of the set's folder, now."""
+    settings, name = maintained.lake.settings, maintained.contract.name
+    whole = make_embedded_backup(settings)
+    part = {
+        side: address.model_copy(update={"url": f"{address.url}/{name}"})
+        for side, address in (("source", whole.source), ("target", whole.target))
+    }
+    backup = whole.model_copy(update=part)
+    point = make_point(
+        BackupRun(settings, backup, wait_for_point_name(), "test"), datetime.now(UTC), print, print
+    )
+    assert point.status == "verified", point.verification
+    return PointRestore(settings, backup, point)
 
 
-def back_up(subject: Orders, folder: Path) -> Point:
-    """A verified point of the tables as they are."""
-    settings, day = subject.published_set.lake.settings, wait_for_point_name()
-    making = BackupRun(settings, a_backup_of(subject, folder), day, "test")
-    point = make_point(making, datetime.now(UTC), lambda _: None, lambda _: None)
-    assert point.verification.status == "verified", point.verification
-    return point
-
-
-def rows_of_point(subject: Orders, folder: Path, point: Point) -> int:
-    """The rows of the table as it is restored from a point to another folder and opened there."""
-    root = subject.latest.location.rpartition("/")[2]
-    restore = PointRestore(subject.published_set.lake.settings, a_backup_of(subject, folder), point)
-    return restore.elsewhere(root, StoreAddress(url=str(folder / "restored" / point.day))).rows
+def restored_days(subject: Orders, restore: PointRestore, folder: Path) -> list[str]:
+    """The days of the orders that a point restores."""
+    root = normalise_location(subject.latest.location).removeprefix(f"{restore.backup.source.url}/")
+    location = restore.elsewhere(root, StoreAddress(url=str(folder))).location
+    if subject.table.format == "delta":
+        rows = DeltaTable(location).to_pyarrow_table()
+    else:
+        rows = StaticTable.from_metadata(location).scan().to_arrow()
+    return sorted(map(str, rows["day"].to_pylist()))
 
 
 def the_command_shows_the_same_plan(subject: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -472,6 +479,9 @@ def the_command_shows_the_same_plan(subject: Orders, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("lakeshare_pipelines.cli.main._contracts", lambda: (subject.published_set.contract,))
     environment = {
         "STATE_DIR": str(settings.state_dir),
+        "WAREHOUSE": settings.warehouse,
+        "S3_ENDPOINT": settings.s3_endpoint,
+        "S3_REGION": settings.s3_region,
         "BRANCH_DAYS": "0",
         "ICEBERG_CATALOG": settings.iceberg_catalog,
     }
