@@ -65,11 +65,12 @@ class TableAudit:
         self.is_whole = self.record is not None and self.record.is_whole
         self.is_daily = checks.is_daily(contract, table)
         self._counts: Mapping[str, int] | None = None
+        self._rows: DataFrame | None = None
 
     def verdicts(self, specs: list[CheckSpec]) -> list[Verdict]:
         try:
             with self._translate_errors():
-                rows = self.staging.rows_of_run(self.staged, self.table).persist()
+                rows = self._rows = self.staging.rows_of_run(self.staged, self.table).persist()
         except PipelineError:
             raise
         except Exception as error:
@@ -103,7 +104,9 @@ class TableAudit:
 
     @cached_property
     def _after(self) -> "DataFrame":
-        return self.staging.table_after(self.staged, self.table)
+        if self._rows is None:
+            raise ValueError(f"the rows of {self.table.name} are not read yet")
+        return self.staging.table_around(self.staged, self.table, self._rows)
 
     def _check_structure(self, types: Types) -> Finding:
         published = None if self._main is None else checks.get_types(self._main.schema)
