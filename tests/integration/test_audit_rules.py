@@ -97,9 +97,9 @@ def test_a_rule_about_the_table_sees_the_days_before_and_one_about_the_run_does_
     ]  # fmt: skip
 
 
-def test_the_table_after_a_correction_is_without_the_rows_it_replaces(lake):
-    """In Delta, where the audit takes those rows out of main itself; a branch of Iceberg has them replaced."""
-    contract = a_set(flights(a_rule("in_table", UNIQUE, column="id", scope="table"), format="delta"))
+@pytest.mark.parametrize("table_format", ["iceberg", "delta"])
+def test_the_table_after_a_correction_is_without_the_rows_it_replaces(lake, table_format):
+    contract = a_set(flights(a_rule("in_table", UNIQUE, column="id", scope="table"), format=table_format))
     publish_rows(lake, contract, flights=flight_rows(10))
 
     verdicts = audit(lake, contract, stage_rows(lake, contract, flights=flight_rows(10)))
