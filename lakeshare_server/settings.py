@@ -26,22 +26,29 @@ ICEBERG_PATH = "/iceberg"
 TOKEN_PATH = "/oauth/token"  # noqa: S105  a path below the endpoint of the protocol
 ACTIVATION_PATH, PORTAL_PATH = "/activate", "/portal"
 
+LAKE_LOCATIONS = "give a folder, s3://bucket/prefix, gs://bucket/prefix or abfss://container@account.dfs.core.windows.net/prefix"
+OBJECT_STORES = {
+    "s3": re.compile(r"s3[an]?://([A-Za-z0-9_.-]+)(/.*)?"),
+    "gs": re.compile(r"gc?s://([A-Za-z0-9_.-]+)(/.*)?"),
+    "abfss": re.compile(r"abfss?://([A-Za-z0-9$_-]+@[a-z0-9-]+\.dfs\.[a-z0-9.-]+)(/.*)?"),
+}
+"""Locations of warehouses, by the scheme that they are kept with; `storage.locations` has all spellings."""
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
-S3_LOCATION = re.compile(r"s3[an]?://([A-Za-z0-9_.-]+(?:/.*)?)")
 
 
 def _lake_location(text: str) -> str:
-    """Returns a folder as an absolute path, and a place in S3 with the scheme `s3` and no slash at its end."""
+    """Returns a folder as an absolute path, and a place in a store in its normal form, without a slash at its end."""
     if text.startswith("file:") or "://" not in text:
         return str(
             _absolute(
                 Path("/" + text.removeprefix("file:").lstrip("/") if text.startswith("file:") else text)
             )
         )
-    found = S3_LOCATION.fullmatch(text)
-    if found is None:
-        raise ValueError(f"pipelines do not write to {text}; give a folder or s3://bucket/prefix")
-    return f"s3://{found[1].rstrip('/')}"
+    for scheme, spelling in OBJECT_STORES.items():
+        if found := spelling.fullmatch(text):
+            *root, key = found.groups("")
+            return f"{scheme}://{''.join(root)}{key}".rstrip("/")
+    raise ValueError(f"pipelines do not write to {text}; {LAKE_LOCATIONS}")
 
 
 LakeLocation = Annotated[str, BeforeValidator(str), AfterValidator(_lake_location)]
@@ -119,8 +126,8 @@ class StateSettings(StoreSettings):
     warehouse: LakeLocation | None = Field(
         None,
         validation_alias=AliasChoices("LAKESHARE_WAREHOUSE", "LAKESHARE_WAREHOUSE_DIR"),
-        description="Where the tables are: a folder, or s3://bucket/prefix; `warehouse` in the state folder by "
-        "default.",
+        description="Where the tables are: a folder, s3://bucket/prefix, gs://bucket/prefix or "
+        "abfss://container@account.dfs.core.windows.net/prefix; `warehouse` in the state folder by default.",
     )
 
     index_cache_bytes: int = Field(10_737_418_240, ge=1)

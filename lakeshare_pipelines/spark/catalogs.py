@@ -14,9 +14,9 @@ import sqlalchemy
 from lakeshare_pipelines.errors import IcebergCatalogError
 from lakeshare_pipelines.settings import NESSIE, LakeSettings
 from lakeshare_pipelines.spark.jars import S3_JARS
-from lakeshare_pipelines.spark.stores import make_file_io_properties
-from lakeshare_server.storage import Stores, parse_location
-from lakeshare_server.storage.locations import S3
+from lakeshare_pipelines.spark.stores import make_file_io_properties, make_pyiceberg_properties
+from lakeshare_server.storage import Stores
+from lakeshare_server.storage.locations import find_store_kind
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -76,9 +76,10 @@ class NamedCatalog:
 
     @property
     def locations(self) -> tuple[str, ...]:
-        """The bucket or folder of its tables, if its properties give one in S3."""
+        """The bucket or folder of its tables, if its properties give one in a store."""
         warehouse = self.properties.get("warehouse", "")
-        return (warehouse.rstrip("/"),) if warehouse.startswith(("s3://", "s3a://")) else ()
+        kind = find_store_kind(warehouse.partition("://")[0]) if "://" in warehouse else None
+        return () if kind is None else (warehouse.rstrip("/"),)
 
     @property
     def jars(self) -> tuple[str, ...]:
@@ -119,9 +120,7 @@ class NamedCatalog:
 
         defaults = {"warehouse": self._warehouse(settings)}
         for location in (*self.locations, settings.lake_root)[:1]:
-            if parse_location(location).kind == S3:
-                bucket = stores.s3.bucket(stores.place(location).bucket)
-                defaults |= {"s3.endpoint": bucket.endpoint, "s3.region": bucket.region}
+            defaults |= make_pyiceberg_properties(stores, location)
         chosen = {key: value for key, value in (defaults | dict(self.properties)).items() if value}
         with translate_catalog_errors(self.name):
             opened = load_catalog(self.name, **{**chosen, "type": self.type})

@@ -25,6 +25,7 @@ from lakeshare_pipelines.settings import NESSIE, LakeSettings
 from lakeshare_pipelines.spark.catalogs import NamedCatalog
 from lakeshare_pipelines.spark.jars import SPARK_JARS, Java, ensure_jars, find_java, set_variable
 from lakeshare_pipelines.spark.stores import (
+    FAILURES,
     list_store_jars,
     make_file_io_properties,
     make_hadoop_conf,
@@ -159,6 +160,8 @@ SESSION_CONF: Mapping[str, str] = {
 DRIVER_CONF: Mapping[str, str] = {
     "spark.sql.extensions": ",".join(EXTENSIONS),
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    # Spark's own, and the keys of Azure's accounts.
+    "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|account[.]key|shared-key",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
@@ -396,7 +399,6 @@ CATALOG_GONE = (
 )
 DISK_FULL = ("No space left on device", "Disk quota exceeded", "File too large")
 NO_MEMORY = ("java.lang.OutOfMemoryError", "Java heap space", "GC overhead limit exceeded")
-STORE_FAILED = ("software.amazon.awssdk", "org.apache.hadoop.fs.s3a", "S3Exception", "UnknownStoreException")
 NO_MEMORY_EXIT = 52
 """Exit code of a JVM that Spark ends because of an OutOfMemoryError (SparkExitCode.OOM)."""
 VALUE_TOO_LONG = "exceeds the maximum number of characters defined in your parser settings"
@@ -451,7 +453,7 @@ def _translate_error(
         return DeliveryError("/".join(too_long[0].parts[-3:]), reason, fix)
     if any(words in text for words in NO_MEMORY):
         return _make_memory_error(settings, doing, files, text)
-    if not settings.lake_root.startswith("/") and any(name in text for name in STORE_FAILED):
+    if not settings.lake_root.startswith("/") and any(name in text for name in FAILURES):
         return make_warehouse_error(settings.lake_root, text)
     if settings.iceberg_catalog != NESSIE and any(name in text for name in CATALOG_GONE):
         reason, fix = f"{doing}: it did not respond to Spark", "Run again; `lakeshare doctor` checks it"

@@ -23,7 +23,7 @@ from lakeshare_server.storage.locations import ParsedLocation, azure_host
 from lakeshare_server.storage.remote import MAX_URL_LIFE_S
 
 if TYPE_CHECKING:
-    from obstore.store import AzureConfig, AzureCredential
+    from obstore.store import AzureBearerToken, AzureConfig
 
 TIMEOUTS: dict[str, Any] = {"connection_timeout": 5, "read_timeout": 15, "retry_total": 1} | {
     "initial_backoff": 1,
@@ -120,12 +120,17 @@ class AzureAccess:
 
     def endpoint(self, place: ParsedLocation, public: bool = False) -> str:
         """Returns the URL in front of `/container/key`, for the server or, if `public`, for recipients."""
-        account, domain = azure_host(place)
+        account, _ = azure_host(place)
         settings = self._settings
         if settings.azure_account in (None, account):
             endpoint = (settings.azure_public_endpoint if public else None) or settings.azure_endpoint
             if endpoint:
                 return endpoint.rstrip("/")
+        return self.usual_endpoint(place)
+
+    def usual_endpoint(self, place: ParsedLocation) -> str:
+        """Returns the URL of an account's blob service in Azure."""
+        account, domain = azure_host(place)
         return f"https://{account}.blob.{domain}"
 
     def account_key(self, account: str) -> str | None:
@@ -139,7 +144,7 @@ class AzureAccess:
             from azure.identity import DefaultAzureCredential
         return DefaultAzureCredential(**TIMEOUTS)
 
-    def token(self) -> "AzureCredential":
+    def token(self) -> "AzureBearerToken":
         """Returns a valid access token and its end, as obstore takes them."""
         identity = self.identity
         from azure.core.exceptions import AzureError, ServiceRequestError, ServiceResponseError

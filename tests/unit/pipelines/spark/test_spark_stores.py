@@ -1,11 +1,12 @@
 """How Spark, Iceberg and deltalake reach the store of the warehouse, and which warehouses are refused."""
 
+import json
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-from lakeshare_pipelines.errors import SparkError
+from lakeshare_pipelines.errors import SparkError, WarehouseError
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.session import _add_properties
 from lakeshare_pipelines.spark.stores import (
@@ -14,8 +15,10 @@ from lakeshare_pipelines.spark.stores import (
     make_file_io_properties,
     make_hadoop_conf,
     make_java_options,
+    make_pyiceberg_properties,
 )
 from lakeshare_server.storage import Stores
+from tests.builders.google_account import account_file
 
 LOCATION = "s3://lake-1/of sales"
 OWN = {"s3_endpoint": "http://store.corp:9000", "s3_region": "eu-west-2"}
@@ -37,6 +40,11 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("s3://lake/prefix/", "s3://lake/prefix"),
         ("s3a://lake", "s3://lake"),
+        ("gcs://lake/prefix/", "gs://lake/prefix"),
+        (
+            "abfs://lake@store.dfs.core.windows.net/of sales/",
+            "abfss://lake@store.dfs.core.windows.net/of sales",
+        ),
         ("/srv/lake/../tables", "/srv/tables"),
         ("file:/srv/tables", "/srv/tables"),
     ],
@@ -57,8 +65,9 @@ def test_a_warehouse_comes_from_the_environment_by_both_names(
     ("given", "reason"),
     [
         ("s3:///prefix", "pipelines do not write to s3:///prefix"),
-        ("hdfs://name/lake", "give a folder or s3://bucket/prefix"),
-        ("gs://lake/tables", "pipelines do not write to gs://lake/tables"),
+        ("hdfs://name/lake", "give a folder, s3://bucket/prefix, gs://bucket/prefix or abfss://"),
+        ("gs://", "pipelines do not write to gs://"),
+        ("abfss://lake/tables", "abfss://container@account.dfs.core.windows.net/prefix"),
     ],
 )
 def test_other_warehouses_are_refused_by_name(given: str, reason: str) -> None:
@@ -103,6 +112,63 @@ def test_keys_of_s3_reach_no_configuration_of_spark() -> None:
     own = stores(**OWN)
     for made in (make_hadoop_conf(own, LOCATION), make_file_io_properties(own, LOCATION)):
         assert not {"AK", "secret", "token"} & set(made.values())
+
+
+GCS = "gs://lake-1/of sales"
+
+
+@pytest.fixture
+def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(account_file(tmp_path, "http://127.0.0.1:9/")))
+
+
+@pytest.mark.usefixtures("account")
+def test_google_is_reached_by_the_default_credentials_of_each_library() -> None:
+    google = stores()
+    assert list_store_jars([GCS]) == ("iceberg-gcp-bundle", "gcs-connector")
+    conf = make_hadoop_conf(google, GCS)
+    assert conf["fs.gs.storage.root.url"] == "https://storage.googleapis.com/"
+    assert conf["fs.gs.auth.type"] == "APPLICATION_DEFAULT"
+    assert make_file_io_properties(google, GCS) == {
+        "io-impl": "org.apache.iceberg.gcp.gcs.GCSFileIO",
+        "gcs.service.host": "https://storage.googleapis.com",
+    }
+    assert make_pyiceberg_properties(google, GCS) == {"gcs.service.host": "https://storage.googleapis.com"}
+    options = make_delta_options(google, GCS)
+    assert options["google_base_url"] == "https://storage.googleapis.com"
+    assert "google_service_account_key" not in options
+
+
+def test_an_endpoint_without_tls_gets_no_credentials_of_googles() -> None:
+    plain = stores(gcs_endpoint="http://gcs.corp:4443/")
+    conf = make_hadoop_conf(plain, GCS)
+    assert (conf["fs.gs.storage.root.url"], conf["fs.gs.auth.type"]) == (
+        "http://gcs.corp:4443/",
+        "UNAUTHENTICATED",
+    )
+    assert make_file_io_properties(plain, GCS)["gcs.no-auth"] == "true"
+    assert json.loads(make_delta_options(plain, GCS)["google_service_account_key"])["disable_oauth"]
+
+
+def test_delta_refuses_credentials_of_google_that_deltalake_cannot_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user = {"type": "authorized_user", "client_id": "c", "client_secret": "s", "refresh_token": "r"}
+    service = "https://iamcredentials.googleapis.com/v1/projects/-/serviceAccounts/a@b:generateAccessToken"
+    impersonated = {
+        "type": "impersonated_service_account",
+        "service_account_impersonation_url": service,
+        "source_credentials": user,
+    }
+    file = tmp_path / "impersonated.json"
+    file.write_text(json.dumps(impersonated))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
+    google = stores()
+    with pytest.raises(
+        WarehouseError, match=r"gs://lake-1/of sales: .*google.auth.impersonated_credentials.*key file"
+    ):
+        make_delta_options(google, GCS)
+    assert make_hadoop_conf(google, GCS)["fs.gs.auth.type"] == "APPLICATION_DEFAULT"
 
 
 PROPERTIES = """\
