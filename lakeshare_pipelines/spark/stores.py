@@ -253,7 +253,10 @@ def _make_abfs_conf(stores: Stores, place: ParsedLocation) -> dict[str, str]:
     if authority.endswith(f"/{account}"):
         # Another host than the account's, which has the account in the path of URLs, and no folders.
         conf["fs.azure.abfs.endpoint"] = authority.removesuffix(f"/{account}")
-        conf["fs.azure.always.use.https"] = _flag(scheme == "https")
+        if scheme == "http":
+            # The implementation of the scheme without TLS.
+            conf["fs.abfss.impl"] = "org.apache.hadoop.fs.azurebfs.AzureBlobFileSystem"
+            conf["fs.azure.always.use.https"] = "false"
         conf["fs.azure.account.hns.enabled"] = "false"
         conf["fs.azure.fns.account.service.type"] = "BLOB"
     if key := access.account_key(account):

@@ -1,6 +1,7 @@
 """How Spark, Iceberg and deltalake reach the store of the warehouse, and which warehouses are refused."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from pydantic import ValidationError
 
 from lakeshare_pipelines.errors import SparkError, WarehouseError
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.spark.session import _add_properties
+from lakeshare_pipelines.spark.session import DRIVER_CONF, _add_properties
 from lakeshare_pipelines.spark.stores import (
     list_store_jars,
     make_delta_options,
@@ -169,6 +170,92 @@ def test_delta_refuses_credentials_of_google_that_deltalake_cannot_use(
     ):
         make_delta_options(google, GCS)
     assert make_hadoop_conf(google, GCS)["fs.gs.auth.type"] == "APPLICATION_DEFAULT"
+
+
+AZURE = "abfss://lake@sales.dfs.core.windows.net/of sales"
+HOST = "sales.dfs.core.windows.net"
+KEY = "c2VjcmV0"
+
+
+def test_azure_is_reached_by_the_key_of_the_account() -> None:
+    azure = stores(azure_account="sales", azure_account_key=KEY)
+    assert list_store_jars([AZURE]) == ("iceberg-azure-bundle", "hadoop-azure")
+    conf = make_hadoop_conf(azure, AZURE)
+    assert conf[f"fs.azure.account.auth.type.{HOST}"] == "SharedKey"
+    assert conf[f"fs.azure.account.key.{HOST}"] == KEY
+    assert "fs.azure.abfs.endpoint" not in conf
+    assert make_file_io_properties(azure, AZURE) == {
+        "io-impl": "org.apache.iceberg.azure.adlsv2.ADLSFileIO",
+        "adls.auth.shared-key.account.name": "sales",
+        "adls.auth.shared-key.account.key": KEY,
+    }
+    options = make_delta_options(azure, AZURE)
+    assert (options["azure_endpoint"], options["azure_storage_account_key"]) == (
+        "https://sales.blob.core.windows.net",
+        KEY,
+    )
+    assert make_pyiceberg_properties(azure, AZURE)["adls.account-key"] == KEY
+    redacted = re.compile(DRIVER_CONF["spark.redaction.regex"])
+    made = {**conf, **make_file_io_properties(azure, AZURE)}
+    assert all(redacted.search(name) for name, value in made.items() if value == KEY)
+
+
+def test_azure_is_reached_by_a_signature() -> None:
+    azure = stores(azure_account="sales", azure_sas_token="?sv=1&sig=x")
+    conf = make_hadoop_conf(azure, AZURE)
+    assert conf[f"fs.azure.account.auth.type.{HOST}"] == "SAS"
+    assert conf[f"fs.azure.sas.fixed.token.{HOST}"] == "sv=1&sig=x"
+    assert make_file_io_properties(azure, AZURE)[f"adls.sas-token.{HOST}"] == "sv=1&sig=x"
+    assert make_delta_options(azure, AZURE)["azure_storage_sas_token"] == "sv=1&sig=x"
+
+
+@pytest.mark.parametrize(
+    ("environment", "provider", "option"),
+    [
+        ({}, "MsiTokenProvider", None),
+        (
+            {"AZURE_CLIENT_SECRET": "s"},
+            "ClientCredsTokenProvider",
+            ("client.endpoint", "https://login.microsoftonline.com/t/oauth2/token"),
+        ),
+        (
+            {"AZURE_FEDERATED_TOKEN_FILE": "/var/token"},
+            "WorkloadIdentityTokenProvider",
+            ("token.file", "/var/token"),
+        ),
+    ],
+)
+def test_azure_is_reached_by_the_identity_of_the_environment(
+    environment: dict[str, str],
+    provider: str,
+    option: tuple[str, str] | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in {"AZURE_CLIENT_ID": "c", "AZURE_TENANT_ID": "t", **environment}.items():
+        monkeypatch.setenv(name, value)
+    conf = make_hadoop_conf(stores(), AZURE)
+    assert conf[f"fs.azure.account.auth.type.{HOST}"] == "OAuth"
+    assert conf[f"fs.azure.account.oauth.provider.type.{HOST}"].endswith(f".oauth2.{provider}")
+    assert conf[f"fs.azure.account.oauth2.client.id.{HOST}"] == "c"
+    if option:
+        assert conf[f"fs.azure.account.oauth2.{option[0]}.{HOST}"] == option[1]
+    assert make_file_io_properties(stores(), AZURE) == {
+        "io-impl": "org.apache.iceberg.azure.adlsv2.ADLSFileIO"
+    }
+
+
+def test_azure_may_be_at_another_host_with_the_account_in_the_path() -> None:
+    azure = stores(
+        azure_account="sales", azure_account_key=KEY, azure_endpoint="http://azure.corp:10000/sales"
+    )
+    conf = make_hadoop_conf(azure, AZURE)
+    assert conf["fs.azure.abfs.endpoint"] == "azure.corp:10000"
+    assert conf["fs.azure.fns.account.service.type"] == "BLOB"
+    assert (
+        make_file_io_properties(azure, AZURE)["adls.connection-string.sales"]
+        == "http://azure.corp:10000/sales"
+    )
+    assert make_delta_options(azure, AZURE)["allow_http"] == "true"
 
 
 PROPERTIES = """\
