@@ -14,7 +14,7 @@ import sqlalchemy
 from lakeshare_pipelines.errors import IcebergCatalogError
 from lakeshare_pipelines.settings import NESSIE, LakeSettings
 from lakeshare_pipelines.spark.jars import S3_JARS
-from lakeshare_pipelines.spark.stores import make_file_io_properties, make_pyiceberg_properties
+from lakeshare_pipelines.spark.stores import list_warehouses, make_catalog_io, make_pyiceberg_properties
 from lakeshare_server.storage import Stores
 from lakeshare_server.storage.locations import find_store_kind
 
@@ -101,7 +101,7 @@ class NamedCatalog:
             "type": SPARK_TYPES[self.type],
             "cache-enabled": "false",
             "warehouse": self._warehouse(settings),
-            **make_file_io_properties(stores, (*self.locations, settings.lake_root)[0]),
+            **make_catalog_io(stores, self._list_warehouses(settings)),
         }
         for key, value in self.properties.items():
             if key not in OF_PYICEBERG:
@@ -119,7 +119,7 @@ class NamedCatalog:
         from pyiceberg.catalog import load_catalog
 
         defaults = {"warehouse": self._warehouse(settings)}
-        for location in (*self.locations, settings.lake_root)[:1]:
+        for location in reversed(self._list_warehouses(settings)):
             defaults |= make_pyiceberg_properties(stores, location)
         chosen = {key: value for key, value in (defaults | dict(self.properties)).items() if value}
         with translate_catalog_errors(self.name):
@@ -133,6 +133,11 @@ class NamedCatalog:
     @property
     def _database(self) -> sqlalchemy.URL:
         return sqlalchemy.make_url(self.properties["uri"])
+
+    def _list_warehouses(self, settings: LakeSettings) -> tuple[str, ...]:
+        """The locations of tables, first that of those whose contract names none."""
+        first, *of_contracts = list_warehouses(settings)
+        return (*(self.locations or (first,)), *of_contracts)
 
     def _warehouse(self, settings: LakeSettings) -> str:
         """Where new tables are made; of a REST catalog the name that it knows its warehouse by, which may be none."""

@@ -27,7 +27,8 @@ from lakeshare_pipelines.spark.jars import SPARK_JARS, Java, ensure_jars, find_j
 from lakeshare_pipelines.spark.stores import (
     FAILURES,
     list_store_jars,
-    make_file_io_properties,
+    list_warehouses,
+    make_catalog_io,
     make_hadoop_conf,
     make_java_options,
     make_warehouse_error,
@@ -67,7 +68,7 @@ def make_catalog_conf(
         f"{prefix}.warehouse": to_hadoop_path(settings.lake_root),
         f"{prefix}.cache-enabled": "false",
     }
-    for name, value in make_file_io_properties(stores, settings.lake_root).items():
+    for name, value in make_catalog_io(stores, list_warehouses(settings)).items():
         conf[f"{prefix}.{name}"] = value
     if endpoint.writer_token:
         conf[f"{prefix}.authentication.type"] = "BEARER"
@@ -186,7 +187,7 @@ def make_session_conf(settings: LakeSettings) -> dict[str, str]:
     """
     conf, stores = {"spark.app.name": "lakeshare", **SESSION_CONF}, Stores(settings)
     catalog = NamedCatalog.load(settings)
-    locations = [settings.lake_root, *(catalog.locations if catalog else ())]
+    locations = [*list_warehouses(settings), *(catalog.locations if catalog else ())]
     hadoop = {name: value for place in locations for name, value in make_hadoop_conf(stores, place).items()}
     if settings.spark_mode == "connect":
         return _add_properties(conf | hadoop, settings.spark_conf)
@@ -219,7 +220,7 @@ def list_session_jars(settings: LakeSettings) -> tuple[str, ...]:
     """The jars of a session for the stores and the Iceberg catalog of the settings."""
     catalog = NamedCatalog.load(settings)
     locations, own = (catalog.locations, catalog.jars) if catalog else ((), ())
-    stores = list_store_jars([settings.lake_root, *locations])
+    stores = list_store_jars([*list_warehouses(settings), *locations])
     return tuple(dict.fromkeys((*SPARK_JARS, *stores, *own)))
 
 
@@ -453,8 +454,9 @@ def _translate_error(
         return DeliveryError("/".join(too_long[0].parts[-3:]), reason, fix)
     if any(words in text for words in NO_MEMORY):
         return _make_memory_error(settings, doing, files, text)
-    if not settings.lake_root.startswith("/") and any(name in text for name in FAILURES):
-        return make_warehouse_error(settings.lake_root, text)
+    stores = [location for location in list_warehouses(settings) if not location.startswith("/")]
+    if stores and any(name in text for name in FAILURES):
+        return make_warehouse_error(" or ".join(stores), text)
     if settings.iceberg_catalog != NESSIE and any(name in text for name in CATALOG_GONE):
         reason, fix = f"{doing}: it did not respond to Spark", "Run again; `lakeshare doctor` checks it"
         return IcebergCatalogError(settings.iceberg_catalog, reason, fix)

@@ -7,11 +7,16 @@ The engines have the server's endpoints. Keys of S3 and Google are not passed to
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from lakeshare_pipelines.contracts import SetContract, load_contract
+from lakeshare_pipelines.contracts.loader import PACKAGED
 from lakeshare_pipelines.errors import WarehouseError
+from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.jars import AZURE_JARS, GCS_JARS, S3_JARS
 from lakeshare_server.storage import ParsedLocation, Stores, parse_location
 from lakeshare_server.storage.locations import AZURE, GCS, LOCAL, S3, azure_host
@@ -27,6 +32,8 @@ JARS: Mapping[str, tuple[str, ...]] = {S3: S3_JARS, GCS: GCS_JARS, AZURE: AZURE_
 """The jars beside Spark's own, by kind of store."""
 SDK_CHAIN = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
 ATTEMPTS = 5
+UNUSED = ".lakeshare-probe"
+"""Name of an object that nothing writes: the store refuses the request for it, or has no such object."""
 NO_KEYS = re.compile(r"Unable to load credentials|Application Default Credentials|DefaultAzureCredential")
 NO_BUCKET = re.compile(
     r"NoSuchBucket|bucket does not exist|UnknownStoreException|ContainerNotFound|FilesystemNotFound|"
@@ -45,6 +52,41 @@ WITHOUT_OAUTH = json.dumps(
     {"private_key": "", "private_key_id": "", "client_email": "", "disable_oauth": True}
 )
 """The account of Google's that deltalake sends no credentials for."""
+
+
+def list_warehouses(settings: LakeSettings) -> tuple[str, ...]:
+    """The warehouse of the settings, and those that servers of contracts name.
+
+    Raises:
+        ContractError: a contract is invalid.
+    """
+    folder = settings.contracts_dir or PACKAGED
+    files = tuple((path, path.stat().st_mtime_ns) for path in sorted(folder.glob("*.y*ml")))
+    return tuple(dict.fromkeys((settings.lake_root, *_read_warehouses(files))))
+
+
+@lru_cache(maxsize=4)
+def _read_warehouses(files: tuple[tuple[Path, int], ...]) -> tuple[str, ...]:
+    contracts = [load_contract(path) for path, _ in files]
+    return tuple(contract.warehouse for contract in contracts if contract.warehouse is not None)
+
+
+def require_reachable(stores: Stores, contract: SetContract) -> None:
+    """Raises WarehouseError if the settings do not reach the warehouse that a contract's server names.
+
+    Raises StoreDenied or Unavailable: the store refuses the credentials, has none, or does not respond.
+    """
+    location, wanted = contract.warehouse, contract.endpoint
+    if location is None:
+        return
+    place, settings = stores.place(location), stores.settings
+    endpoints = {S3: settings.s3_endpoint, GCS: settings.gcs_endpoint, AZURE: settings.azure_endpoint}
+    found, variable = endpoints[place.kind], f"LAKESHARE_{place.kind.upper()}_ENDPOINT"
+    if wanted is not None and wanted.rstrip("/") != (found or "").rstrip("/"):
+        reason = f"its contract has the endpointUrl {wanted}, and {variable} is {found or 'not set'}"
+        fix = f"Set {variable} to it, or correct or remove servers[0].endpointUrl in {contract.path.name}."
+        raise WarehouseError(location, reason, fix)
+    stores.head(f"{location}/{UNUSED}")
 
 
 def list_store_jars(locations: Iterable[str]) -> tuple[str, ...]:
@@ -94,6 +136,20 @@ def make_delta_options(stores: Stores, location: str) -> dict[str, str]:
         "retry_timeout": f"{RETRIES_S}s",
         **options,
     }
+
+
+def make_catalog_io(stores: Stores, locations: Sequence[str]) -> dict[str, str]:
+    """Properties of an Iceberg catalog for files in the stores of all locations; those of the first prevail."""
+    properties: dict[str, str] = {}
+    kinds = {stores.place(location).kind for location in locations}
+    for location in reversed(locations):
+        properties |= make_file_io_properties(stores, location)
+    if len(kinds) > 1:
+        properties["io-impl"] = "org.apache.iceberg.io.ResolvingFileIO"
+    regions = {
+        stores.s3.bucket(place.bucket).region for place in map(stores.place, locations) if place.kind == S3
+    }
+    return {**properties, "s3.cross-region-access-enabled": "true"} if len(regions) > 1 else properties
 
 
 def make_pyiceberg_properties(stores: Stores, location: str) -> dict[str, str]:

@@ -13,7 +13,7 @@ import yaml
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.nessie.server import nessie_for
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.spark.stores import make_hadoop_conf
+from lakeshare_pipelines.spark.stores import list_warehouses, make_hadoop_conf
 from lakeshare_pipelines.wap.staged import Lake
 from lakeshare_server.catalog import Catalog, Ledger, open_catalog
 from tests.builders.sets import a_contract
@@ -83,7 +83,7 @@ def a_lake_with(lake: Lake, warehouse: str, **more: object) -> Lake:
     there = Lake(settings, lambda: session)
     there.__dict__["endpoint"] = lake.endpoint
     buckets = there.named_catalog.locations if there.named_catalog else ()
-    for bucket in (warehouse, *buckets):
+    for bucket in (*list_warehouses(settings), *buckets):
         for key, value in make_hadoop_conf(there.stores, bucket).items():
             session.conf.set(key, value)
     return there

@@ -19,6 +19,7 @@ from lakeshare_pipelines.wap.staged import Lake, read_quarantine
 from lakeshare_server.catalog import Catalog, DeclaredShare, Recipients, SharedTable, apply_shares
 from lakeshare_server.settings import ServerSettings
 from tests.builders.answering_store import answering_store
+from tests.builders.campaign import IS_CAMPAIGN
 from tests.builders.google_account import account_file, token_answer
 from tests.builders.sets import an_order, orders
 from tests.builders.sharing import Provider, a_server
@@ -62,11 +63,14 @@ def test_a_set_is_published_corrected_and_read_in_google_cloud_storage(
     a_set_is_published_corrected_and_read(PublishedSet(gcs_lake, catalog, contract))
 
 
-@pytest.mark.campaign
-def test_a_set_is_published_corrected_and_read_in_azure(
-    azure_lake: Lake, catalog: Catalog, contract: SetContract
-) -> None:
-    a_set_is_published_corrected_and_read(PublishedSet(azure_lake, catalog, contract))
+# For minutes: under `make campaign` only.
+if IS_CAMPAIGN:
+
+    @pytest.mark.campaign
+    def test_a_set_is_published_corrected_and_read_in_azure(
+        azure_lake: Lake, catalog: Catalog, contract: SetContract
+    ) -> None:
+        a_set_is_published_corrected_and_read(PublishedSet(azure_lake, catalog, contract))
 
 
 def a_set_is_published_corrected_and_read(published_set: PublishedSet) -> None:
