@@ -7,19 +7,26 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.errors import SparkError, WarehouseError
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.spark.session import DRIVER_CONF, _add_properties
+from lakeshare_pipelines.spark.jars import GCS_JARS, S3_JARS
+from lakeshare_pipelines.spark.session import DRIVER_CONF, _add_properties, list_session_jars
 from lakeshare_pipelines.spark.stores import (
     list_store_jars,
+    list_warehouses,
+    make_catalog_io,
     make_delta_options,
     make_file_io_properties,
     make_hadoop_conf,
     make_java_options,
     make_pyiceberg_properties,
+    require_reachable,
 )
+from lakeshare_server.errors import Unavailable
 from lakeshare_server.storage import Stores
 from tests.builders.google_account import account_file
+from tests.builders.sets import a_contract
 
 LOCATION = "s3://lake-1/of sales"
 OWN = {"s3_endpoint": "http://store.corp:9000", "s3_region": "eu-west-2"}
@@ -256,6 +263,30 @@ def test_azure_may_be_at_another_host_with_the_account_in_the_path() -> None:
         == "http://azure.corp:10000/sales"
     )
     assert make_delta_options(azure, AZURE)["allow_http"] == "true"
+
+
+def a_contract_in_google(folder: Path) -> SetContract:
+    server = {"type: local, path: warehouse": f"type: gcs, location: '{GCS}'"}
+    return a_contract(folder, "sales", "iceberg", **server)
+
+
+def test_contracts_name_further_stores_for_spark(tmp_path: Path) -> None:
+    a_contract_in_google(tmp_path / "contracts")
+    given = {"warehouse": "s3://lake-1", "contracts_dir": str(tmp_path / "contracts"), **OWN}
+    settings = LakeSettings(_env_file=None, **given)
+    assert list_warehouses(settings) == ("s3://lake-1", GCS)
+    assert {*S3_JARS, *GCS_JARS} < set(list_session_jars(settings))
+    properties = make_catalog_io(Stores(settings), list_warehouses(settings))
+    assert properties["io-impl"] == "org.apache.iceberg.io.ResolvingFileIO"
+    assert {"s3.endpoint", "gcs.service.host"} < set(properties)
+
+
+def test_a_contract_in_a_store_without_credentials_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "missing.json"))
+    with pytest.raises(Unavailable, match=r"no credentials for Google Cloud Storage .*GOOGLE_APPLICATION_"):
+        require_reachable(stores(), a_contract_in_google(tmp_path))
 
 
 PROPERTIES = """\
