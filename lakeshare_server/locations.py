@@ -52,9 +52,10 @@ _KINDS = {scheme: kind for kind, store in STORE_KINDS.items() for scheme in stor
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _ROOT = re.compile(r"[A-Za-z0-9_.-]+")
 _AZURE_ROOT = re.compile(r"([A-Za-z0-9$_-]+)@([A-Za-z0-9-]+)\.(?:dfs|blob)\.([A-Za-z0-9.-]+)")
-LAKE_KINDS = {LOCAL, S3}
-"""The kinds of stores that pipelines read and write."""
-_LAKES = "give a folder or s3://bucket/prefix"
+_LAKES = (
+    "give a folder, s3://bucket/prefix, gs://bucket/prefix or "
+    "abfss://container@account.dfs.core.windows.net/prefix"
+)
 _SPELLINGS = (
     "Give an absolute path, s3://bucket/key, gs://bucket/key or "
     "abfss://container@account.dfs.core.windows.net/key."
@@ -133,7 +134,7 @@ def parse_lake_location(text: str) -> ParsedLocation:
     """Parses a setting that names where pipelines read or write: a folder, also relative, or a location in a store.
 
     Raises:
-        ValueError: it is no such location, or in a store that pipelines do not use.
+        ValueError: it is no such location.
     """
     if "://" not in text and not text.startswith("file:"):
         return ParsedLocation(LOCAL, "", str(Path(text).expanduser().resolve()))
@@ -141,8 +142,6 @@ def parse_lake_location(text: str) -> ParsedLocation:
         place = parse_location(text)
     except BadRequest as error:
         raise ValueError(f"pipelines do not use {error.value}; {_LAKES}") from None
-    if place.kind not in LAKE_KINDS:
-        raise ValueError(f"pipelines do not use {place.location}; {_LAKES}")
     key = str(Path(place.key).resolve()) if place.kind == LOCAL else place.key.rstrip("/")
     return ParsedLocation(place.kind, place.root, key)
 

@@ -106,8 +106,8 @@ class StateSettings(StoreSettings):
     warehouse: LakeLocation | None = Field(
         None,
         validation_alias=AliasChoices("LAKESHARE_WAREHOUSE", "LAKESHARE_WAREHOUSE_DIR"),
-        description="Where the tables are: a folder, or s3://bucket/prefix; `warehouse` in the state folder by "
-        "default.",
+        description="Where the tables are: a folder, s3://bucket/prefix, gs://bucket/prefix or "
+        "abfss://container@account.dfs.core.windows.net/prefix; `warehouse` in the state folder by default.",
     )
 
     index_cache_bytes: int = Field(10_737_418_240, ge=1)

@@ -172,7 +172,9 @@ def load_backups(settings: LakeSettings) -> tuple[Backup, ...]:
     """The declared backups, by default the warehouse into the state folder. Raises BackupError if they are invalid."""
     path = settings.backups_file
     if path is None:
-        return (make_embedded_backup(settings),)
+        # Backups read folders and S3 only.
+        is_read = settings.lake_root.startswith(("/", "s3://"))
+        return (make_embedded_backup(settings),) if is_read else ()
     try:
         document = yaml.safe_load(path.read_text())
     except (OSError, yaml.YAMLError) as error:
@@ -201,8 +203,8 @@ def find_backup(settings: LakeSettings, name: str | None) -> Backup:
     if name is None and len(backups) == 1:
         return next(iter(backups.values()))
     if name not in backups:
-        names = ", ".join(backups)
-        fix = "Name one of them."
+        names = ", ".join(backups) or "none: a warehouse that is neither a folder nor in S3 is not backed up"
+        fix = "Name one of them." if backups else "Declare another source in LAKESHARE_BACKUPS_FILE."
         raise BackupError(f"backup {name or '(no name)'}", f"the declared ones are {names}", fix)
     return backups[name]
 

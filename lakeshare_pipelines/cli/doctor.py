@@ -14,14 +14,14 @@ import sqlalchemy
 
 from lakeshare_pipelines.backup.config import load_backups
 from lakeshare_pipelines.backup.policy_checks import check_backup
-from lakeshare_pipelines.errors import BackupError, IcebergCatalogError, JavaError, NessieError
+from lakeshare_pipelines.errors import BackupError, ContractError, IcebergCatalogError, JavaError, NessieError
 from lakeshare_pipelines.nessie.client import Nessie
 from lakeshare_pipelines.nessie.server import ensure_nessie, key_path, nessie_status
 from lakeshare_pipelines.settings import NESSIE, LakeSettings
 from lakeshare_pipelines.spark import jars
 from lakeshare_pipelines.spark.catalogs import NamedCatalog, translate_catalog_errors
 from lakeshare_pipelines.spark.session import list_session_jars
-from lakeshare_pipelines.spark.stores import list_store_jars
+from lakeshare_pipelines.spark.stores import list_warehouses
 from lakeshare_server.errors import LakeshareError
 from lakeshare_server.storage import Stores
 from lakeshare_server.storage.probing import find_shortcoming
@@ -87,12 +87,12 @@ def check_java(settings: LakeSettings) -> Iterator[Finding]:
 
 def check_jars(settings: LakeSettings) -> Iterator[Finding]:
     """Checks that the cache folder holds the pinned jars."""
-    names = (*jars.SPARK_JARS, *list_store_jars([settings.lake_root]), jars.NESSIE_JAR)
-    if settings.iceberg_catalog != NESSIE:
-        try:
-            names = list_session_jars(settings)
-        except IcebergCatalogError:
-            return  # `check_iceberg_catalog` reports it
+    try:
+        names = list_session_jars(settings)
+    except (IcebergCatalogError, ContractError):
+        return  # `check_iceberg_catalog` or `check_folders` reports it
+    if settings.iceberg_catalog == NESSIE:
+        names = (*names, jars.NESSIE_JAR)
     required = [jars.load_pinned_jars()[name] for name in names]
     missing = [jar for jar in required if not jars.is_whole(jar, jars.get_cached_path(settings, jar))]
     size_mb = sum(jar.size_bytes for jar in missing) / 1e6
@@ -140,7 +140,13 @@ def check_nessie(settings: LakeSettings) -> Iterator[Finding]:
 def check_folders(settings: LakeSettings) -> Iterator[Finding]:
     """Checks that the state, warehouse, landing and cache folders can be written and have space."""
     yield _check_writable("state folder", "LAKESHARE_STATE_DIR", settings.state_dir)
-    yield _check_warehouse(settings)
+    try:
+        locations = list_warehouses(settings)
+    except ContractError as error:
+        yield Finding("contracts", False, str(error), "Correct it; `lakeshare contract check` checks all")
+        locations = (settings.lake_root,)
+    for location in locations:
+        yield _check_warehouse(settings, location)
     yield _check_landing(settings)
     yield _check_writable("cache folder", "LAKESHARE_CACHE_DIR", settings.cache_dir)
     free = shutil.disk_usage(_find_existing_parent(settings.state_dir)).free
@@ -280,8 +286,7 @@ def _check_writable(name: str, variable: str, folder: Path) -> Finding:
     return Finding(name, True, f"{folder} can be written{note}")
 
 
-def _check_warehouse(settings: LakeSettings) -> Finding:
-    location = settings.lake_root
+def _check_warehouse(settings: LakeSettings, location: str) -> Finding:
     if location.startswith("/"):
         return _check_writable("warehouse", "LAKESHARE_WAREHOUSE", Path(location))
     if lacking := find_shortcoming(Stores(settings), location):

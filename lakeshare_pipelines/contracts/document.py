@@ -133,7 +133,8 @@ class Server(Part):
     type: str
     format: Literal["iceberg", "delta"]
     path: Unused = None
-    location: Unused = None
+    location: str | None = None
+    endpoint_url: str | None = None
     catalog: Unused = None
     description: Unused = None
     environment: Unused = None

@@ -16,6 +16,8 @@ from lakeshare_pipelines.contracts import model
 from lakeshare_pipelines.contracts.document import Faults, read_extras, suggest
 from lakeshare_pipelines.contracts.model import Column, Reference, Rule, SetContract, Table, View
 from lakeshare_pipelines.errors import ContractError
+from lakeshare_server.errors import BadRequest
+from lakeshare_server.locations import AZURE, GCS, LOCAL, S3, parse_location
 
 Partitioning = tuple[tuple[str, str], ...]
 TableFormat = Literal["iceberg", "delta"]
@@ -66,7 +68,12 @@ OWNER = re.compile(r"[A-Za-z0-9_]+|[^@\s]+@[^@\s]+\.[^@\s]+")
 
 def _build_set(document: odcs.Document, digest: str, path: Path, faults: Faults) -> SetContract:
     extras = read_extras(odcs.SetExtras, document.custom_properties, faults)
-    tables = _build_tables(document, document.servers[0].format, faults, extras.maintenance)
+    server = document.servers[0]
+    warehouse = _read_warehouse(server, faults.at("servers", 0))
+    tables = tuple(
+        replace(table, warehouse=warehouse)
+        for table in _build_tables(document, server.format, faults, extras.maintenance)
+    )
     names = {name: table.name for table in tables for name in (table.short_name, table.name)}
     return SetContract(
         name=document.name,
@@ -84,11 +91,38 @@ def _build_set(document: odcs.Document, digest: str, path: Path, faults: Faults)
         digest=digest,
         path=path,
         maintenance_schedule=extras.maintenance.schedule,
+        warehouse=warehouse,
+        endpoint=server.endpoint_url,
         snowflake=tuple(
             model.SnowflakeEntry(entry.database, entry.schema_name, name, table)
             for entry, name, table in _named_tables("snowflake", extras.snowflake, names, faults, document)
         ),
     )
+
+
+STORES = {"s3": (S3,), "azure": (AZURE,), "gcs": (GCS,), "custom": (S3, GCS, AZURE)}
+"""The kinds of stores by the type of a contract's server. The standard has no type for Google Cloud Storage."""
+
+
+def _read_warehouse(server: odcs.Server, faults: Faults) -> str | None:
+    """Returns the location that a server names; None for the warehouse of the settings."""
+    if server.location is None:
+        if server.endpoint_url is not None:
+            hint = "Give the location, like s3://bucket/prefix, or remove endpointUrl."
+            faults.at("endpointUrl").add(f"{server.endpoint_url!r} has no location beside it", hint)
+        return None
+    try:
+        place = parse_location(server.location)
+    except BadRequest as error:
+        faults.at("location").add(f"{server.location!r} is not the location of a store", error.hint)
+        return None
+    if server.type not in STORES or place.kind == LOCAL:
+        hint = "Give a location in a store with type s3, azure, gcs or custom, or remove it: the tables are then in "
+        hint += "LAKESHARE_WAREHOUSE."
+        faults.at("location").add(f"{server.location!r} is not possible with type {server.type!r}", hint)
+    elif place.kind not in STORES[server.type]:
+        faults.at("type").add(f"{server.type!r} does not fit {server.location!r}", f"Give {place.kind!r}.")
+    return place.location.rstrip("/")
 
 
 def _build_tables(

@@ -159,6 +159,8 @@ class Table:
     rules: tuple[Rule, ...] = ()
     references: tuple[Reference, ...] = ()
     location: str | None = None
+    warehouse: str | None = None
+    """The location that the contract's server names; that of the settings by default."""
     description: str = ""
     allow_schema_changes: bool = False
     max_quarantined_fraction: float = 0.0
@@ -239,6 +241,9 @@ class SetContract:
     path: Path
     snowflake: tuple[SnowflakeEntry, ...] = ()
     maintenance_schedule: str = "0 4 * * 0"
+    warehouse: str | None = None
+    endpoint: str | None = None
+    """URL of the store of `warehouse`, if the contract requires one."""
 
     def table(self, name: str) -> Table:
         """Returns a table by its lake name or its short name.

@@ -14,9 +14,9 @@ import sqlalchemy
 from lakeshare_pipelines.errors import IcebergCatalogError
 from lakeshare_pipelines.settings import NESSIE, LakeSettings
 from lakeshare_pipelines.spark.jars import S3_JARS
-from lakeshare_pipelines.spark.stores import make_file_io_properties
-from lakeshare_server.locations import S3
-from lakeshare_server.storage import Stores, parse_location
+from lakeshare_pipelines.spark.stores import list_warehouses, make_catalog_io, make_pyiceberg_properties
+from lakeshare_server.locations import find_store_kind
+from lakeshare_server.storage import Stores
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -76,9 +76,10 @@ class NamedCatalog:
 
     @property
     def locations(self) -> tuple[str, ...]:
-        """The bucket or folder of its tables, if its properties give one in S3."""
+        """The bucket or folder of its tables, if its properties give one in a store."""
         warehouse = self.properties.get("warehouse", "")
-        return (warehouse.rstrip("/"),) if warehouse.startswith(("s3://", "s3a://")) else ()
+        kind = find_store_kind(warehouse.partition("://")[0]) if "://" in warehouse else None
+        return () if kind is None else (warehouse.rstrip("/"),)
 
     @property
     def jars(self) -> tuple[str, ...]:
@@ -100,7 +101,7 @@ class NamedCatalog:
             "type": SPARK_TYPES[self.type],
             "cache-enabled": "false",
             "warehouse": self._warehouse(settings),
-            **make_file_io_properties(stores, (*self.locations, settings.lake_root)[0]),
+            **make_catalog_io(stores, self._list_warehouses(settings)),
         }
         for key, value in self.properties.items():
             if key not in OF_PYICEBERG:
@@ -118,10 +119,8 @@ class NamedCatalog:
         from pyiceberg.catalog import load_catalog
 
         defaults = {"warehouse": self._warehouse(settings)}
-        for location in (*self.locations, settings.lake_root)[:1]:
-            if parse_location(location).kind == S3:
-                bucket = stores.s3.bucket(stores.place(location).bucket)
-                defaults |= {"s3.endpoint": bucket.endpoint, "s3.region": bucket.region}
+        for location in reversed(self._list_warehouses(settings)):
+            defaults |= make_pyiceberg_properties(stores, location)
         chosen = {key: value for key, value in (defaults | dict(self.properties)).items() if value}
         with translate_catalog_errors(self.name):
             opened = load_catalog(self.name, **{**chosen, "type": self.type})
@@ -134,6 +133,11 @@ class NamedCatalog:
     @property
     def _database(self) -> sqlalchemy.URL:
         return sqlalchemy.make_url(self.properties["uri"])
+
+    def _list_warehouses(self, settings: LakeSettings) -> tuple[str, ...]:
+        """The locations of tables, first that of those whose contract names none."""
+        first, *of_contracts = list_warehouses(settings)
+        return (*(self.locations or (first,)), *of_contracts)
 
     def _warehouse(self, settings: LakeSettings) -> str:
         """Where new tables are made; of a REST catalog the name that it knows its warehouse by, which may be none."""

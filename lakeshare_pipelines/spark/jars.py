@@ -80,6 +80,8 @@ class DownloadProgress:
 
 SPARK_JARS: tuple[str, ...] = ("delta-spark", "delta-storage", "iceberg-spark-runtime")
 S3_JARS: tuple[str, ...] = ("iceberg-aws-bundle", "hadoop-aws", "s3-transfer-manager", "apache-client")
+GCS_JARS: tuple[str, ...] = ("iceberg-gcp-bundle", "gcs-connector")
+AZURE_JARS: tuple[str, ...] = ("iceberg-azure-bundle", "hadoop-azure")
 JDBC_JARS: tuple[str, ...] = ("postgresql", "sqlite-jdbc")
 NESSIE_JAR = "nessie-server"
 

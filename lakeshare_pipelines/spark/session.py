@@ -27,8 +27,10 @@ from lakeshare_pipelines.settings import NESSIE, LakeSettings
 from lakeshare_pipelines.spark.catalogs import NamedCatalog
 from lakeshare_pipelines.spark.jars import SPARK_JARS, Java, ensure_jars, find_java, set_variable
 from lakeshare_pipelines.spark.stores import (
+    FAILURES,
     list_store_jars,
-    make_file_io_properties,
+    list_warehouses,
+    make_catalog_io,
     make_hadoop_conf,
     make_java_options,
     make_landing_error,
@@ -69,7 +71,7 @@ def make_catalog_conf(
         f"{prefix}.warehouse": to_hadoop_path(settings.lake_root),
         f"{prefix}.cache-enabled": "false",
     }
-    for name, value in make_file_io_properties(stores, settings.lake_root).items():
+    for name, value in make_catalog_io(stores, list_warehouses(settings)).items():
         conf[f"{prefix}.{name}"] = value
     if endpoint.writer_token:
         conf[f"{prefix}.authentication.type"] = "BEARER"
@@ -164,6 +166,8 @@ APPLICATION_CONF: Mapping[str, str] = {"spark.app.name": "lakeshare", **SESSION_
 DRIVER_CONF: Mapping[str, str] = {
     "spark.sql.extensions": ",".join(EXTENSIONS),
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    # Spark's own, and the keys of Azure's accounts.
+    "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|account[.]key|shared-key",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
@@ -238,7 +242,7 @@ def list_session_jars(settings: LakeSettings) -> tuple[str, ...]:
 def _list_locations(settings: LakeSettings) -> list[tuple[Stores, str]]:
     """The locations of tables and deliveries, each with the stores that reach it."""
     catalog, stores = NamedCatalog.load(settings), Stores(settings)
-    tables = [settings.lake_root, *(catalog.locations if catalog else ())]
+    tables = [*list_warehouses(settings), *(catalog.locations if catalog else ())]
     landing = Stores(settings.landing_stores), settings.landing_root
     return [*((stores, location) for location in tables), landing]
 
@@ -279,8 +283,8 @@ def _add_properties(conf: dict[str, str], path: Path | None) -> dict[str, str]:
     return added
 
 
-SECRET = re.compile(r"(?i)secret|password|token|access[.]?key")
-"""The names whose values Spark does not show either (`spark.redaction.regex`)."""
+SECRET = re.compile(r"(?i)secret|password|token|access[.]?key|account[.]key|connection-string|\bsas\b")
+"""The names whose values Spark does not show either (`spark.redaction.regex`), and those of Azure."""
 
 
 def format_properties(conf: Mapping[str, str]) -> str:
@@ -498,7 +502,6 @@ CATALOG_GONE = (
 )
 DISK_FULL = ("No space left on device", "Disk quota exceeded", "File too large")
 NO_MEMORY = ("java.lang.OutOfMemoryError", "Java heap space", "GC overhead limit exceeded")
-STORE_FAILED = ("software.amazon.awssdk", "org.apache.hadoop.fs.s3a", "S3Exception", "UnknownStoreException")
 NO_FILES: Mapping[str, int] = {}
 NO_MEMORY_EXIT = 52
 """Exit code of a JVM that Spark ends because of an OutOfMemoryError (SparkExitCode.OOM)."""
@@ -561,7 +564,7 @@ def _translate_error(
         return DeliveryError("/".join(too_long[0].split("/")[-3:]), reason, fix)
     if any(words in text for words in NO_MEMORY):
         return _make_memory_error(settings, doing, files, text)
-    if any(name in text for name in STORE_FAILED) and (failed := _find_failed_store(settings, text)):
+    if any(name in text for name in FAILURES) and (failed := _find_failed_store(settings, text)):
         return failed
     if settings.iceberg_catalog != NESSIE and any(name in text for name in CATALOG_GONE):
         reason, fix = f"{doing}: it did not respond to Spark", "Run again; `lakeshare doctor` checks it"
@@ -585,10 +588,11 @@ def _find_cluster_error(settings: LakeSettings, doing: str, text: str) -> SparkE
 
 
 def _find_failed_store(settings: LakeSettings, text: str) -> PipelineError | None:
-    landing, is_local = settings.landing_root, settings.lake_root.startswith("/")
-    if not landing.startswith("/") and (is_local or f"{landing}/" in text):
+    landing = settings.landing_root
+    warehouses = [location for location in list_warehouses(settings) if not location.startswith("/")]
+    if not landing.startswith("/") and (not warehouses or f"{landing}/" in text):
         return make_landing_error(landing, text)
-    return None if is_local else make_warehouse_error(settings.lake_root, text)
+    return make_warehouse_error(" or ".join(warehouses), text) if warehouses else None
 
 
 def _get_name(location: str) -> str:

@@ -54,7 +54,7 @@ class DeltaStaging:
         self.tables = {table.name: table for table in contract.tables}
 
     def open(self, ref: str) -> str:
-        lake_root = self.lake.settings.lake_root
+        lake_root = self.contract.warehouse or self.lake.settings.lake_root
         for location in map(self.location, self.tables):
             if find_root(location) != find_root(lake_root):
                 fix = f"Give the table a location below {lake_root}, or set LAKESHARE_WAREHOUSE."
@@ -417,11 +417,11 @@ class DeltaStaging:
 
 
 def table_location(settings: LakeSettings, table: Table) -> str:
-    """Root folder of a Delta table: the contract's location (below the warehouse unless absolute), or by its name."""
+    """Root folder of a Delta table: the contract's location (below its warehouse unless absolute), or by its name."""
     location = table.location or table.name.replace(".", "/")
     if is_absolute(location):
         return normalise_location(location, settings.azure_account).rstrip("/")
-    return f"{settings.lake_root}/{location.strip('/')}"
+    return f"{table.warehouse or settings.lake_root}/{location.strip('/')}"
 
 
 def get_replaced_column(staged: Staged, table: Table) -> str | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol
+from uuid import uuid4
 
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.contracts.model import can_widen
@@ -379,9 +380,13 @@ def format_create_table(target: str, table: Table) -> str:
     if table.view is not None:
         properties[stage.PROPERTY + stage.DEFINITION] = table.view.digest
     table_properties = ", ".join(f"'{name}'='{value}'" for name, value in properties.items())
+    located = ""
+    if table.warehouse is not None:
+        # As the catalogs do: a table that is dropped and made again has a folder of its own.
+        located = f"LOCATION '{table.warehouse}/{table.name.replace('.', '/')}_{uuid4()}' "
     return (
         f"CREATE TABLE IF NOT EXISTS {target} ({columns}) USING iceberg{partitioned} "
-        f"TBLPROPERTIES ({table_properties})"
+        f"{located}TBLPROPERTIES ({table_properties})"
     )
 
 

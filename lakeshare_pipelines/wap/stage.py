@@ -16,6 +16,7 @@ from lakeshare_pipelines.ingest.frame import ReadingLimits, read_delivery
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.rows import digest_rows
 from lakeshare_pipelines.spark.session import translate_errors
+from lakeshare_pipelines.spark.stores import require_reachable
 from lakeshare_pipelines.wap.checks import SHOW_REJECTED
 from lakeshare_pipelines.wap.serveable import ClientMatrix
 from lakeshare_pipelines.wap.staged import (
@@ -308,6 +309,7 @@ def stage(
         WarehouseError: a published table is not on main any more.
     """
     partitions = tuple(partitions)
+    require_reachable(lake.stores, contract)
     deliveries = [find_delivery(lake.settings, contract, partition) for partition in partitions]
     staging = staging_for(lake, contract)
     ref = make_staging_name(contract.name, partitions, run_id, attempt)

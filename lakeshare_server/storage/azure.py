@@ -1,10 +1,11 @@
 """Azure Blob Storage: credentials, containers, signed URLs and temporary credentials."""
 
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from math import inf
 from os import environ
 from threading import Lock
@@ -12,10 +13,12 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+import obstore
+from obstore import exceptions
 from obstore.store import AzureStore
 from pydantic import SecretStr
 
-from lakeshare_server.errors import Unavailable, Unserveable
+from lakeshare_server.errors import StoreMissing, Unavailable, Unserveable
 from lakeshare_server.locations import ParsedLocation, azure_host
 from lakeshare_server.outbound import Services
 from lakeshare_server.settings import StoreSettings
@@ -23,7 +26,7 @@ from lakeshare_server.storage import remote
 from lakeshare_server.storage.remote import MAX_URL_LIFE_S
 
 if TYPE_CHECKING:
-    from obstore.store import AzureConfig, AzureCredential
+    from obstore.store import AzureBearerToken, AzureConfig
 
 TIMEOUTS: dict[str, Any] = {"connection_timeout": 5, "read_timeout": 15, "retry_total": 1} | {
     "initial_backoff": 1,
@@ -43,6 +46,7 @@ def credentials_error(error: Exception) -> Unavailable:
 
 
 KIND = "azureUserDelegationSas"
+FOLDER_MARK, NOT_EMPTY = "hdi_isfolder", "DirectoryIsNotEmpty"
 READ_AND_LIST = "rl"
 # An account that does not report whether it has folders, for lack of a permission, is requested again after this time.
 RETRY_S = 300
@@ -116,16 +120,27 @@ class AzureAccess:
             credential_provider=provider,
         )
         # An account with a hierarchical namespace lists by folders: "t/x" before "t-1".
-        return remote.RemoteStore(place.root, store, self.services.of(place.root), in_key_order=False)
+        return remote.RemoteStore(
+            place.root,
+            store,
+            self.services.of(place.root),
+            in_key_order=False,
+            delete_keys=partial(_delete_folder_marks, place, store),
+        )
 
     def endpoint(self, place: ParsedLocation, public: bool = False) -> str:
         """Returns the URL in front of `/container/key`, for the server or, if `public`, for recipients."""
-        account, domain = azure_host(place)
+        account, _ = azure_host(place)
         settings = self._settings
         if settings.azure_account in (None, account):
             endpoint = (settings.azure_public_endpoint if public else None) or settings.azure_endpoint
             if endpoint:
                 return endpoint.rstrip("/")
+        return self.usual_endpoint(place)
+
+    def usual_endpoint(self, place: ParsedLocation) -> str:
+        """Returns the URL of an account's blob service in Azure."""
+        account, domain = azure_host(place)
         return f"https://{account}.blob.{domain}"
 
     def account_key(self, account: str) -> str | None:
@@ -139,7 +154,7 @@ class AzureAccess:
             from azure.identity import DefaultAzureCredential
         return DefaultAzureCredential(**TIMEOUTS)
 
-    def token(self) -> "AzureCredential":
+    def token(self) -> "AzureBearerToken":
         """Returns a valid access token and its end, as obstore takes them."""
         identity = self.identity
         from azure.core.exceptions import AzureError, ServiceRequestError, ServiceResponseError
@@ -265,6 +280,22 @@ class AzureAccess:
         except (AzureError, ValueError, Unavailable):
             return None
         return str(reported).lower() != "false"
+
+
+def _delete_folder_marks(place: ParsedLocation, store: AzureStore, keys: Sequence[str]) -> None:
+    """Deletes the empty blobs, or directories, that stand for folders: "t" for the key "t/"."""
+    for key in keys:
+        name = key.rstrip("/")
+        with suppress(StoreMissing), remote.translate_errors(ParsedLocation(place.kind, place.root, name)):
+            found = obstore.get(store, name, options={"head": True})
+            if found.meta["size"] or found.attributes.get(FOLDER_MARK) != "true":
+                continue
+            try:
+                obstore.delete(store, name)
+            except exceptions.BaseError as error:
+                # A directory with further directories, which listings do not have, stays.
+                if NOT_EMPTY not in str(error):
+                    raise
 
 
 def to_delegation_key(issued: Any) -> DelegationKey:

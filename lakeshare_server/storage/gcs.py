@@ -2,12 +2,14 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
+from http import HTTPStatus
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote
 
 from obstore.store import GCSStore
 
@@ -38,6 +40,11 @@ def credentials_error(error: Exception) -> Unavailable:
 
 
 KIND = "gcpOauthToken"
+COMMON_CREDENTIALS = {
+    "google.oauth2.service_account",
+    "google.oauth2.credentials",
+    "google.auth.compute_engine.credentials",
+}
 # Google's tokens live for an hour; a narrowed token lives as long as its source.
 TOKEN_S = 3600
 ALGORITHM = "GOOG4-RSA-SHA256"
@@ -73,7 +80,24 @@ class GcsAccess:
             retry_config=remote.retries(),
             credential_provider=self.token,
         )
-        return remote.RemoteStore(place.root, store, self.services.of(place.root))
+        delete_keys = partial(self._delete_keys, place.bucket)
+        return remote.RemoteStore(place.root, store, self.services.of(place.root), delete_keys=delete_keys)
+
+    def _delete_keys(self, bucket: str, keys: Sequence[str]) -> None:
+        with remote.require_extra("requests", "gcs"):
+            from google.auth.exceptions import TransportError
+            from google.auth.transport.requests import Request
+
+        untyped: Any = Request()
+        headers = {"Authorization": f"Bearer {self.token()['token']}"}
+        for key in keys:
+            url = f"{self.endpoint()}/{bucket}/{quote(key)}"
+            try:
+                status = untyped(url, "DELETE", headers=headers, timeout=TIMEOUT_S).status
+            except TransportError:
+                status = HTTPStatus.SERVICE_UNAVAILABLE
+            if status >= HTTPStatus.BAD_REQUEST and status != HTTPStatus.NOT_FOUND:
+                raise Unavailable(f"gs://{bucket}/{key} is not deleted (status {int(status)})", remote.LATER)
 
     def endpoint(self, public: bool = False) -> str:
         """Returns the URL in front of `/bucket/key`, for the server or, if `public`, for recipients."""
@@ -91,6 +115,11 @@ class GcsAccess:
             return google.auth.default(scopes=SCOPES)[0]
         except GoogleAuthError as error:
             raise credentials_error(error) from None
+
+    @property
+    def has_common_credentials(self) -> bool:
+        """Whether libraries other than Google's use the credentials, too: an account's key, a user's, or the host's."""
+        return type(self.credentials).__module__ in COMMON_CREDENTIALS
 
     def token(self) -> "GCSCredential":
         """Returns a valid access token and its end, as obstore takes them."""

@@ -8,7 +8,10 @@ from lakeshare_server.errors import StoreDenied, StoreMissing, Unavailable
 from lakeshare_server.storage.stores import Stores
 
 MAX_SKEW_S = 60
-RIGHTS = "reading, writing, listing and deleting, in S3 s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket"
+RIGHTS = (
+    "reading, writing, listing and deleting, in S3 s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket, in "
+    "Google Cloud Storage roles/storage.objectUser, in Azure Storage Blob Data Contributor"
+)
 ONE_WRITER = (
     "Use a store that refuses a second write with `If-None-Match: *`, as AWS, MinIO, Ceph and SeaweedFS do."
 )

@@ -17,12 +17,12 @@ from pyspark.sql import SparkSession
 from lakeshare_pipelines.file_lock import hold_lock
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark import session as driver_session
-from lakeshare_pipelines.spark.jars import JDBC_JARS, S3_JARS
+from lakeshare_pipelines.spark.jars import AZURE_JARS, GCS_JARS, JDBC_JARS, S3_JARS
 from lakeshare_pipelines.spark.session import open_session, stop_session
 from lakeshare_pipelines.wap.staged import Lake
 
 START_S = 300.0
-OF_ALL_TESTS = (*S3_JARS, *JDBC_JARS)
+OF_ALL_TESTS = (*S3_JARS, *GCS_JARS, *AZURE_JARS, *JDBC_JARS)
 
 
 @dataclass(frozen=True)

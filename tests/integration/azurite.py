@@ -1,4 +1,4 @@
-"""Azurite, Microsoft's stand-in for Azure's blob storage, over TLS on a free loopback port.
+"""Azurite, Microsoft's stand-in for Azure's blob storage, on a free loopback port.
 
 It checks shared keys, shared access signatures and their ends, and takes the tokens of any tenant's identity; it
 knows neither directories nor roles.
@@ -32,16 +32,17 @@ class Azurite:
 
 
 @contextmanager
-def running_azurite(folder: Path) -> Iterator[Azurite]:
-    """Azurite with its data in memory, until the end of the block."""
+def running_azurite(folder: Path, *, has_tls: bool = True) -> Iterator[Azurite]:
+    """Azurite with its data in memory, until the end of the block. Without TLS it takes account keys only."""
     node, script = subprocess.run(
         ["bash", str(INSTALL)], check=True, capture_output=True, text=True
     ).stdout.split("\n")[:2]
     (port,) = free_ports(1)
     tls = certificates(folder)
-    command = [node, script, *_options(port, tls)]
+    command = [node, script, *_options(port), *(_tls_options(tls) if has_tls else ())]
+    scheme = "https" if has_tls else "http"
     with running(command, folder / "azurite.log", partial(connect, port), cwd=folder):
-        yield Azurite(f"https://127.0.0.1:{port}/{ACCOUNT}", tls.authority)
+        yield Azurite(f"{scheme}://127.0.0.1:{port}/{ACCOUNT}", tls.authority)
 
 
 def identity_token(life_s: int = 3600) -> tuple[str, int]:
@@ -61,14 +62,15 @@ def identity_token(life_s: int = 3600) -> tuple[str, int]:
     ), now + life_s
 
 
-def _options(port: int, tls: Certificates) -> list[str]:
+def _options(port: int) -> list[str]:
     return [
         "--blobHost=127.0.0.1",
         f"--blobPort={port}",
         "--inMemoryPersistence",
         "--skipApiVersionCheck",
         "--disableTelemetry",
-        "--oauth=basic",
-        f"--cert={tls.own}",
-        f"--key={tls.key}",
     ]
+
+
+def _tls_options(tls: Certificates) -> list[str]:
+    return ["--oauth=basic", f"--cert={tls.own}", f"--key={tls.key}"]

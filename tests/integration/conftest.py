@@ -13,7 +13,7 @@ import yaml
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.nessie.server import nessie_for
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.spark.stores import make_hadoop_conf
+from lakeshare_pipelines.spark.stores import list_warehouses, make_hadoop_conf
 from lakeshare_pipelines.wap.staged import Lake
 from lakeshare_server.catalog import Catalog, Ledger, open_catalog
 from tests.builders.sets import a_contract
@@ -72,13 +72,18 @@ def s3_keys(s3: "S3Server", lake: Lake) -> Iterator[None]:
 
 
 def a_lake_at(lake: Lake, endpoint: str, location: str, **more: object) -> Lake:
+    """A lake of the tests' Spark and Nessie with its tables at a location in S3."""
+    return a_lake_with(lake, warehouse=location, s3_endpoint=endpoint, s3_region="us-east-1", **more)
+
+
+def a_lake_with(lake: Lake, warehouse: str, **more: object) -> Lake:
     """A lake of the tests' Spark and Nessie with its tables at a location, in a session with its own catalogs."""
-    places = {"warehouse": location, "s3_endpoint": endpoint, "s3_region": "us-east-1", **more}
+    places = {"warehouse": warehouse, **more}
     settings, session = lake.settings.model_copy(update=places), lake.spark.newSession()
     there = Lake(settings, lambda: session)
     there.__dict__["endpoint"] = lake.endpoint
     buckets = there.named_catalog.locations if there.named_catalog else ()
-    for bucket in (location, *buckets):
+    for bucket in (*list_warehouses(settings), *buckets):
         for key, value in make_hadoop_conf(there.stores, bucket).items():
             session.conf.set(key, value)
     return there

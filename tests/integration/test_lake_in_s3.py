@@ -10,30 +10,36 @@ from hashlib import sha256
 from pathlib import Path
 from uuid import uuid4
 
+import delta_sharing
 import pytest
 from typer.testing import CliRunner
 
 from lakeshare_pipelines.cli import main
 from lakeshare_pipelines.cli.doctor import check_folders
+from lakeshare_pipelines.errors import WarehouseError
 from lakeshare_pipelines.share.changes import restore_changes
 from lakeshare_pipelines.share.publication import drop_abandoned, rollback
 from lakeshare_pipelines.wap.audit import audit_and_save
 from lakeshare_pipelines.wap.iceberg import IcebergStaging
 from lakeshare_pipelines.wap.stage import drop_staging_location, list_staging_locations, stage
 from lakeshare_pipelines.wap.staged import Lake, read_quarantine
+from lakeshare_server.catalog import DeclaredShare, Recipients, SharedTable, apply_shares
 from lakeshare_server.errors import LakeshareError
+from lakeshare_server.settings import ServerSettings
 from lakeshare_server.tables.delta.changes import Segment
 from lakeshare_server.tables.iceberg.changes import change_files_of
 from lakeshare_server.tables.index import index_path
 from tests.builders.canonical import same_rows
 from tests.builders.protocol_reader import refusal
 from tests.builders.sets import a_contract, an_order, orders
+from tests.builders.sharing import Provider, a_server
 from tests.builders.store_gate import StoreGate, store_gate
-from tests.integration.conftest import a_lake_at
+from tests.integration.conftest import a_lake_at, a_lake_with
 from tests.integration.s3_server import S3Server
 from tests.integration.test_publication import (
     MONDAY,
     PublishedSet,
+    rows_of,
 )
 from tests.integration.test_published_iceberg_changes import Killed, Walk, corrected
 
@@ -182,6 +188,52 @@ def test_the_doctor_names_a_warehouse_that_cannot_be_written(s3_lake, s3, monkey
     assert not refused.ok
     assert "refuses to write" in refused.detail
     assert "s3:PutObject" in refused.remedy
+
+
+@pytest.mark.parametrize("table_format", ["iceberg", "delta"])
+@pytest.mark.usefixtures("s3_keys")
+def test_a_contract_may_name_another_warehouse_than_that_of_the_settings(
+    table_format, s3, lake, catalog, tmp_path
+):
+    """The settings have a folder, the contract a bucket: there are its tables, and nothing else."""
+    bucket = f"named-{uuid4().hex[:8]}"
+    s3.client().create_bucket(Bucket=bucket)
+    server = f"type: s3, location: 's3://{bucket}/of sales', endpointUrl: '{s3.endpoint}'"
+    contracts = tmp_path / "contracts"
+    contract = a_contract(
+        contracts, f"elsewhere_{table_format}", table_format, **{"type: local, path: warehouse": server}
+    )
+    stores = {"s3_endpoint": s3.endpoint, "s3_region": "us-east-1"}
+    both = a_lake_with(lake, warehouse=lake.settings.lake_root, contracts_dir=contracts, **stores)
+    published_set = PublishedSet(both, catalog, contract)
+    for rows in (3, 1):
+        published_set.deliver(MONDAY, orders(MONDAY, rows))
+        published = published_set.publish(*published_set.staged_and_green(MONDAY))
+    assert [(row.version, row.rows) for row in published] == [(1, 1), (1, 1)]
+    published_set.require_spark_reads_the_same()
+    kept = {key.partition(f"/{contract.name}/")[0] for key in keys_of(s3, f"s3://{bucket}/")}
+    assert kept == {"of sales"}
+    assert not (Path(lake.settings.lake_root) / contract.name).exists()
+    recipients_read(published_set, tmp_path / "server", stores)
+    elsewhere = both.settings.model_copy(update={"s3_endpoint": "http://store.corp:9000"})
+    with pytest.raises(
+        WarehouseError, match=r"has the endpointUrl .*LAKESHARE_S3_ENDPOINT is http://store.corp:9000"
+    ):
+        stage(Lake(elsewhere, lambda: both.spark), contract, [MONDAY], "run")
+
+
+def recipients_read(published_set: PublishedSet, state_dir: Path, stores: dict[str, str]) -> None:
+    name, settings = published_set.contract.name, published_set.lake.settings
+    apply_shares(
+        published_set.catalog, [DeclaredShare(name, (SharedTable("shop", "orders", f"{name}.orders"),))]
+    )
+    _, token = Recipients(published_set.catalog).add(f"{name}-reader", (name,))
+    sharing = ServerSettings(
+        _env_file=None, state_dir=state_dir, database_url=settings.catalog_url, port=0, **stores
+    )
+    with a_server(Provider(sharing, published_set.catalog)) as server:
+        frame = delta_sharing.load_as_pandas(f"{server.profile(token)}#{name}.shop.orders")
+        assert rows_of(frame) == published_set.rows()
 
 
 @pytest.fixture

@@ -116,6 +116,26 @@ FAULTS: dict[str, tuple[Spoil, str, str, str]] = {
         lambda c: c["schema"][0]["customProperties"].append({"property": "maxQuarantinedFraction", "value": "some"}),
         "schema[0].customProperties[1].value", "cannot be 'some'", "number",
     ),
+    "a warehouse that is no store": (
+        lambda c: c["servers"][0].update(type="s3", location="hdfs://name/lake"),
+        "servers[0].location", "'hdfs://name/lake' is not the location of a store", "s3://bucket/key",
+    ),
+    "a warehouse beside type local": (
+        lambda c: c["servers"][0].update(location="s3://lake/sales"),
+        "servers[0].location", "'s3://lake/sales' is not possible with type 'local'", "LAKESHARE_WAREHOUSE",
+    ),
+    "a warehouse in a folder": (
+        lambda c: c["servers"][0].update(type="custom", location="/srv/lake"),
+        "servers[0].location", "'/srv/lake' is not possible with type 'custom'", "LAKESHARE_WAREHOUSE",
+    ),
+    "a warehouse of another type": (
+        lambda c: c["servers"][0].update(type="azure", location="s3://lake/sales"),
+        "servers[0].type", "'azure' does not fit 's3://lake/sales'", "Give 's3'.",
+    ),
+    "an endpoint without a warehouse": (
+        lambda c: c["servers"][0].update(type="s3", endpointUrl="http://store:9000"),
+        "servers[0].endpointUrl", "'http://store:9000' has no location beside it", "s3://bucket/prefix",
+    ),
     "maintenance that keeps nothing": (
         lambda c: c["customProperties"].append({"property": "maintenance", "value": {"keep": 0}}),
         "customProperties[3].value.keep.publications", "cannot be 0", "greater than or equal to 1",

@@ -1,21 +1,32 @@
 """How Spark, Iceberg and deltalake reach the store of the warehouse, and which warehouses are refused."""
 
+import json
+import re
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-from lakeshare_pipelines.errors import SparkError
+from lakeshare_pipelines.contracts import SetContract
+from lakeshare_pipelines.errors import SparkError, WarehouseError
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.spark.session import _add_properties
+from lakeshare_pipelines.spark.jars import GCS_JARS, S3_JARS
+from lakeshare_pipelines.spark.session import DRIVER_CONF, _add_properties, list_session_jars
 from lakeshare_pipelines.spark.stores import (
     list_store_jars,
+    list_warehouses,
+    make_catalog_io,
     make_delta_options,
     make_file_io_properties,
     make_hadoop_conf,
     make_java_options,
+    make_pyiceberg_properties,
+    require_reachable,
 )
+from lakeshare_server.errors import Unavailable
 from lakeshare_server.storage import Stores
+from tests.builders.google_account import account_file
+from tests.builders.sets import a_contract
 
 LOCATION = "s3://lake-1/of sales"
 OWN = {"s3_endpoint": "http://store.corp:9000", "s3_region": "eu-west-2"}
@@ -37,6 +48,11 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("s3://lake/prefix/", "s3://lake/prefix"),
         ("s3a://lake", "s3://lake"),
+        ("gcs://lake/prefix/", "gs://lake/prefix"),
+        (
+            "abfs://lake@store.dfs.core.windows.net/of sales/",
+            "abfss://lake@store.dfs.core.windows.net/of sales",
+        ),
         ("/srv/lake/../tables", "/srv/tables"),
         ("file:/srv/tables", "/srv/tables"),
     ],
@@ -57,8 +73,9 @@ def test_a_warehouse_comes_from_the_environment_by_both_names(
     ("given", "reason"),
     [
         ("s3:///prefix", "pipelines do not use s3:///prefix"),
-        ("hdfs://name/lake", "give a folder or s3://bucket/prefix"),
-        ("gs://lake/tables", "pipelines do not use gs://lake/tables"),
+        ("hdfs://name/lake", "give a folder, s3://bucket/prefix, gs://bucket/prefix or abfss://"),
+        ("gs://", "pipelines do not use gs://"),
+        ("abfss://lake/tables", "abfss://container@account.dfs.core.windows.net/prefix"),
     ],
 )
 def test_other_warehouses_are_refused_by_name(given: str, reason: str) -> None:
@@ -103,6 +120,173 @@ def test_keys_of_s3_reach_no_configuration_of_spark() -> None:
     own = stores(**OWN)
     for made in (make_hadoop_conf(own, LOCATION), make_file_io_properties(own, LOCATION)):
         assert not {"AK", "secret", "token"} & set(made.values())
+
+
+GCS = "gs://lake-1/of sales"
+
+
+@pytest.fixture
+def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(account_file(tmp_path, "http://127.0.0.1:9/")))
+
+
+@pytest.mark.usefixtures("account")
+def test_google_is_reached_by_the_default_credentials_of_each_library() -> None:
+    google = stores()
+    assert list_store_jars([GCS]) == ("iceberg-gcp-bundle", "gcs-connector")
+    conf = make_hadoop_conf(google, GCS)
+    assert conf["fs.gs.storage.root.url"] == "https://storage.googleapis.com/"
+    assert conf["fs.gs.auth.type"] == "APPLICATION_DEFAULT"
+    assert make_file_io_properties(google, GCS) == {
+        "io-impl": "org.apache.iceberg.gcp.gcs.GCSFileIO",
+        "gcs.service.host": "https://storage.googleapis.com",
+    }
+    assert make_pyiceberg_properties(google, GCS) == {"gcs.service.host": "https://storage.googleapis.com"}
+    options = make_delta_options(google, GCS)
+    assert options["google_base_url"] == "https://storage.googleapis.com"
+    assert "google_service_account_key" not in options
+
+
+def test_an_endpoint_without_tls_gets_no_credentials_of_googles() -> None:
+    plain = stores(gcs_endpoint="http://gcs.corp:4443/")
+    conf = make_hadoop_conf(plain, GCS)
+    assert (conf["fs.gs.storage.root.url"], conf["fs.gs.auth.type"]) == (
+        "http://gcs.corp:4443/",
+        "UNAUTHENTICATED",
+    )
+    assert make_file_io_properties(plain, GCS)["gcs.no-auth"] == "true"
+    assert json.loads(make_delta_options(plain, GCS)["google_service_account_key"])["disable_oauth"]
+
+
+def test_delta_refuses_credentials_of_google_that_deltalake_cannot_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user = {"type": "authorized_user", "client_id": "c", "client_secret": "s", "refresh_token": "r"}
+    service = "https://iamcredentials.googleapis.com/v1/projects/-/serviceAccounts/a@b:generateAccessToken"
+    impersonated = {
+        "type": "impersonated_service_account",
+        "service_account_impersonation_url": service,
+        "source_credentials": user,
+    }
+    file = tmp_path / "impersonated.json"
+    file.write_text(json.dumps(impersonated))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
+    google = stores()
+    with pytest.raises(
+        WarehouseError, match=r"gs://lake-1/of sales: .*google.auth.impersonated_credentials.*key file"
+    ):
+        make_delta_options(google, GCS)
+    assert make_hadoop_conf(google, GCS)["fs.gs.auth.type"] == "APPLICATION_DEFAULT"
+
+
+AZURE = "abfss://lake@sales.dfs.core.windows.net/of sales"
+HOST = "sales.dfs.core.windows.net"
+KEY = "c2VjcmV0"
+
+
+def test_azure_is_reached_by_the_key_of_the_account() -> None:
+    azure = stores(azure_account="sales", azure_account_key=KEY)
+    assert list_store_jars([AZURE]) == ("iceberg-azure-bundle", "hadoop-azure")
+    conf = make_hadoop_conf(azure, AZURE)
+    assert conf[f"fs.azure.account.auth.type.{HOST}"] == "SharedKey"
+    assert conf[f"fs.azure.account.key.{HOST}"] == KEY
+    assert "fs.azure.abfs.endpoint" not in conf
+    assert make_file_io_properties(azure, AZURE) == {
+        "io-impl": "org.apache.iceberg.azure.adlsv2.ADLSFileIO",
+        "adls.auth.shared-key.account.name": "sales",
+        "adls.auth.shared-key.account.key": KEY,
+    }
+    options = make_delta_options(azure, AZURE)
+    assert (options["azure_endpoint"], options["azure_storage_account_key"]) == (
+        "https://sales.blob.core.windows.net",
+        KEY,
+    )
+    assert make_pyiceberg_properties(azure, AZURE)["adls.account-key"] == KEY
+    redacted = re.compile(DRIVER_CONF["spark.redaction.regex"])
+    made = {**conf, **make_file_io_properties(azure, AZURE)}
+    assert all(redacted.search(name) for name, value in made.items() if value == KEY)
+
+
+def test_azure_is_reached_by_a_signature() -> None:
+    azure = stores(azure_account="sales", azure_sas_token="?sv=1&sig=x")
+    conf = make_hadoop_conf(azure, AZURE)
+    assert conf[f"fs.azure.account.auth.type.{HOST}"] == "SAS"
+    assert conf[f"fs.azure.sas.fixed.token.{HOST}"] == "sv=1&sig=x"
+    assert make_file_io_properties(azure, AZURE)[f"adls.sas-token.{HOST}"] == "sv=1&sig=x"
+    assert make_delta_options(azure, AZURE)["azure_storage_sas_token"] == "sv=1&sig=x"
+
+
+@pytest.mark.parametrize(
+    ("environment", "provider", "option"),
+    [
+        ({}, "MsiTokenProvider", None),
+        (
+            {"AZURE_CLIENT_SECRET": "s"},
+            "ClientCredsTokenProvider",
+            ("client.endpoint", "https://login.microsoftonline.com/t/oauth2/token"),
+        ),
+        (
+            {"AZURE_FEDERATED_TOKEN_FILE": "/var/token"},
+            "WorkloadIdentityTokenProvider",
+            ("token.file", "/var/token"),
+        ),
+    ],
+)
+def test_azure_is_reached_by_the_identity_of_the_environment(
+    environment: dict[str, str],
+    provider: str,
+    option: tuple[str, str] | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in {"AZURE_CLIENT_ID": "c", "AZURE_TENANT_ID": "t", **environment}.items():
+        monkeypatch.setenv(name, value)
+    conf = make_hadoop_conf(stores(), AZURE)
+    assert conf[f"fs.azure.account.auth.type.{HOST}"] == "OAuth"
+    assert conf[f"fs.azure.account.oauth.provider.type.{HOST}"].endswith(f".oauth2.{provider}")
+    assert conf[f"fs.azure.account.oauth2.client.id.{HOST}"] == "c"
+    if option:
+        assert conf[f"fs.azure.account.oauth2.{option[0]}.{HOST}"] == option[1]
+    assert make_file_io_properties(stores(), AZURE) == {
+        "io-impl": "org.apache.iceberg.azure.adlsv2.ADLSFileIO"
+    }
+
+
+def test_azure_may_be_at_another_host_with_the_account_in_the_path() -> None:
+    azure = stores(
+        azure_account="sales", azure_account_key=KEY, azure_endpoint="http://azure.corp:10000/sales"
+    )
+    conf = make_hadoop_conf(azure, AZURE)
+    assert conf["fs.azure.abfs.endpoint"] == "azure.corp:10000"
+    assert conf["fs.azure.fns.account.service.type"] == "BLOB"
+    assert (
+        make_file_io_properties(azure, AZURE)["adls.connection-string.sales"]
+        == "http://azure.corp:10000/sales"
+    )
+    assert make_delta_options(azure, AZURE)["allow_http"] == "true"
+
+
+def a_contract_in_google(folder: Path) -> SetContract:
+    server = {"type: local, path: warehouse": f"type: gcs, location: '{GCS}'"}
+    return a_contract(folder, "sales", "iceberg", **server)
+
+
+def test_contracts_name_further_stores_for_spark(tmp_path: Path) -> None:
+    a_contract_in_google(tmp_path / "contracts")
+    given = {"warehouse": "s3://lake-1", "contracts_dir": str(tmp_path / "contracts"), **OWN}
+    settings = LakeSettings(_env_file=None, **given)
+    assert list_warehouses(settings) == ("s3://lake-1", GCS)
+    assert {*S3_JARS, *GCS_JARS} < set(list_session_jars(settings))
+    properties = make_catalog_io(Stores(settings), list_warehouses(settings))
+    assert properties["io-impl"] == "org.apache.iceberg.io.ResolvingFileIO"
+    assert {"s3.endpoint", "gcs.service.host"} < set(properties)
+
+
+def test_a_contract_in_a_store_without_credentials_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "missing.json"))
+    with pytest.raises(Unavailable, match=r"no credentials for Google Cloud Storage .*GOOGLE_APPLICATION_"):
+        require_reachable(stores(), a_contract_in_google(tmp_path))
 
 
 PROPERTIES = """\

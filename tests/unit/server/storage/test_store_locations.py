@@ -122,10 +122,11 @@ def test_a_folder_of_a_lake_may_be_relative(tmp_path: Path, monkeypatch: pytest.
     assert parse_lake_location("~/lake").location == "/home/of/it/lake"
 
 
-@pytest.mark.parametrize("text", ["gs://bucket/t", "https://bucket/t", "s3://", "s3://me:hush@bucket/t"])
+@pytest.mark.parametrize("text", ["hdfs://bucket/t", "https://bucket/t", "s3://", "s3://me:hush@bucket/t"])
 def test_a_lake_is_in_no_other_store(text: str) -> None:
     with pytest.raises(
-        ValueError, match=r"pipelines do not use .*give a folder or s3://bucket/prefix"
+        ValueError,
+        match=r"pipelines do not use .*give a folder, s3://bucket/prefix, gs://bucket/prefix or abfss://",
     ) as caught:
         parse_lake_location(text)
     assert "hush" not in str(caught.value)
