@@ -34,7 +34,9 @@ SDK_CHAIN = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
 ATTEMPTS = 5
 UNUSED = ".lakeshare-probe"
 """Name of an object that nothing writes: the store refuses the request for it, or has no such object."""
-NO_KEYS = re.compile(r"Unable to load credentials|Application Default Credentials|DefaultAzureCredential")
+NO_KEYS = re.compile(
+    r"(?:Unable|Failed) to load credentials|ExpiredToken|Application Default Credentials|DefaultAzureCredential"
+)
 NO_BUCKET = re.compile(
     r"NoSuchBucket|bucket does not exist|UnknownStoreException|ContainerNotFound|FilesystemNotFound|"
     r"container does not exist"
@@ -184,7 +186,7 @@ def make_warehouse_error(location: str, text: str) -> WarehouseError:
         )
     if NO_KEYS.search(text):
         reason, fix = (
-            "Spark found no credentials of the store",
+            "Spark found no valid credentials of the store",
             "Give the hosts of driver and executors a role or keys.",
         )
         return WarehouseError(location, reason, fix)

@@ -72,7 +72,7 @@ class S3Server:
         client.delete_bucket(Bucket=bucket)
 
 
-def a_client(endpoint: str, user: S3User) -> Any:
+def a_client(endpoint: str, user: S3User, token: str | None = None) -> Any:
     """A client of boto3 that gives up soon."""
     return boto3.client(
         "s3",
@@ -80,16 +80,17 @@ def a_client(endpoint: str, user: S3User) -> Any:
         region_name=REGION,
         aws_access_key_id=user.access_key,
         aws_secret_access_key=user.secret_key,
+        aws_session_token=token,
         config=Config(retries={"total_max_attempts": 1}, connect_timeout=5, read_timeout=20),
     )
 
 
 @contextmanager
-def running_s3(folder: Path) -> Iterator[S3Server]:
-    """SeaweedFS with its data in `folder`, until the end of the block."""
+def running_s3(folder: Path, keys_s: int = 3600) -> Iterator[S3Server]:
+    """SeaweedFS with its data in `folder`, until the end of the block; keys of its STS live for `keys_s` by default."""
     ports = dict(zip(WEED_PORTS, free_ports(len(WEED_PORTS)), strict=True))
     server = S3Server(f"http://localhost:{ports['s3.port']}", f"http://127.0.0.1:{ports['s3.port.iceberg']}")
-    command, not_yet = _command(folder, server, ports), (BotoCoreError, ClientError)
+    command, not_yet = _command(folder, server, ports, keys_s), (BotoCoreError, ClientError)
     try:
         with running(command, folder / "weed.log", _takes_objects(server), not_yet=not_yet):
             yield server
@@ -99,7 +100,7 @@ def running_s3(folder: Path) -> Iterator[S3Server]:
                 left.unlink()
 
 
-def _command(folder: Path, server: S3Server, ports: dict[str, int]) -> list[str]:
+def _command(folder: Path, server: S3Server, ports: dict[str, int], keys_s: int) -> list[str]:
     rights = {
         "admin": ["Admin", "Read", "Write", "List", "Tagging"],
         "keeper": ["Read", "Write", "List", "Tagging"],
@@ -122,11 +123,11 @@ def _command(folder: Path, server: S3Server, ports: dict[str, int]) -> list[str]
     ]
     config = folder / "identities.json"
     config.write_text(json.dumps({"identities": identities}))
-    options = [f"-s3.config={config}", f"-s3.iam.config={_roles(folder, server)}"]
+    options = [f"-s3.config={config}", f"-s3.iam.config={_roles(folder, server, keys_s)}"]
     return make_weed_command(folder, ports, options)
 
 
-def _roles(folder: Path, server: S3Server) -> Path:
+def _roles(folder: Path, server: S3Server, keys_s: int) -> Path:
     everything = {
         "Version": "2012-10-17",
         "Statement": [
@@ -144,7 +145,7 @@ def _roles(folder: Path, server: S3Server) -> Path:
         "attachedPolicies": ["All"],
     }
     tokens = {
-        "tokenDuration": "1h",
+        "tokenDuration": f"{keys_s}s",
         "maxSessionLength": "12h",
         "issuer": "seaweedfs-sts",
         "signingKey": base64.b64encode(secrets.token_bytes(32)).decode(),

@@ -21,6 +21,7 @@ from lakeshare_pipelines.spark.stores import (
     make_hadoop_conf,
     make_java_options,
     make_pyiceberg_properties,
+    make_warehouse_error,
     require_reachable,
 )
 from lakeshare_server.errors import Unavailable
@@ -287,6 +288,25 @@ def test_a_contract_in_a_store_without_credentials_is_refused(
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "missing.json"))
     with pytest.raises(Unavailable, match=r"no credentials for Google Cloud Storage .*GOOGLE_APPLICATION_"):
         require_reachable(stores(), a_contract_in_google(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("SdkClientException: Failed to load credentials from metadata service.", "no valid credentials"),
+        ("Unable to load credentials from any of the providers in the chain", "no valid credentials"),
+        (
+            "S3Exception: The provided token has expired. (Status Code: 400) ExpiredToken",
+            "no valid credentials",
+        ),
+        ("Your default credentials were not found. Application Default Credentials", "no valid credentials"),
+        ("StorageException: The specified bucket does not exist.", "its bucket does not exist"),
+        ("AbfsRestOperationException: 403, AuthorizationPermissionMismatch", "refuses the request"),
+        ("SocketTimeoutException: Read timed out", "does not answer"),
+    ],
+)
+def test_failures_of_stores_in_spark_are_errors_about_the_warehouse(text: str, reason: str) -> None:
+    assert reason in str(make_warehouse_error(LOCATION, text))
 
 
 PROPERTIES = """\
