@@ -13,6 +13,7 @@ from uuid import uuid4
 
 from bench.lake.spark_counts import SparkCounts
 from lakeshare_pipelines.contracts import SetContract
+from lakeshare_pipelines.nessie.server import nessie_for
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.share.publication import publish
 from lakeshare_pipelines.wap.audit import audit_and_save
@@ -36,7 +37,7 @@ def main() -> int:
     is_met = True
     with tempfile.TemporaryDirectory(prefix="lakeshare-audit-scans-") as folder:
         settings = LakeSettings(_env_file=None, state_dir=Path(folder) / "state", show_rejected_values=False)
-        with open_lake(settings) as lake:
+        with nessie_for(settings, keep=False), open_lake(settings) as lake:
             for form in FORMATS:
                 for rules in (FEW, MANY):
                     contract = contract_with(Path(folder) / "contracts", form, rules)

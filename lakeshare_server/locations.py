@@ -36,13 +36,13 @@ STORE_KINDS: Mapping[str, StoreKind] = {
     GCS: StoreKind(
         ("gs", "gcs"),
         "lakeshare_server.storage.gcs:GcsAccess",
-        "org.apache.iceberg:iceberg-gcp-bundle:1.12.0",
+        "org.apache.iceberg:iceberg-gcp-bundle:1.10.0",
         "gcs",
     ),
     AZURE: StoreKind(
         ("abfss", "abfs", "wasbs", "wasb", "az", "azure"),
         "lakeshare_server.storage.azure:AzureAccess",
-        "org.apache.iceberg:iceberg-azure-bundle:1.12.0",
+        "org.apache.iceberg:iceberg-azure-bundle:1.10.0",
         "azure",
         "adlfs",
     ),

@@ -12,6 +12,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from bench.lake.days import DAY, deliver_trips, observed, trips_contract, write_trips
+from lakeshare_pipelines.nessie.server import nessie_for
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.share.publication import publish
 from lakeshare_pipelines.spark.session import to_hadoop_path
@@ -28,7 +29,7 @@ def main(files: Path, formats: list[str]) -> None:
     settings = LakeSettings(_env_file=None)
     catalog = open_catalog(settings.catalog_url)
     seconds = {}
-    with open_lake(settings) as lake, tempfile.TemporaryDirectory() as warm:
+    with nessie_for(settings, keep=False), open_lake(settings) as lake, tempfile.TemporaryDirectory() as warm:
         write_trips(Path(warm) / "few", WARM_ROWS)
         for form in formats:
             for name, source in (("warm", Path(warm) / "few"), ("day", files)):

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from uuid import uuid4
 
+from lakeshare_pipelines.nessie.server import nessie_for
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.share.publication import publish
 from lakeshare_pipelines.wap.audit import audit_and_save
@@ -29,7 +30,7 @@ def main(folder: Path, formats: list[str]) -> None:
     """Publish the days of a set of each format."""
     settings = LakeSettings(_env_file=None)
     catalog = open_catalog(settings.catalog_url)
-    with open_lake(settings) as lake:
+    with nessie_for(settings, keep=False), open_lake(settings) as lake:
         for form in formats:
             contract = a_contract(folder, f"small_{form}", form)
             for day in DAYS:

@@ -313,7 +313,8 @@ def test_snowflake_is_asked_for_the_table_whatever_its_names_are(name: str) -> N
 def test_spark_is_given_the_packages_of_the_line_that_is_tested() -> None:
     locked = {jar.coordinate for jar in load_pinned_jars().values()}
     beside = SHARING_PACKAGE.replace("delta-sharing-spark", "delta-spark")
-    assert locked >= {ICEBERG_PACKAGE, STORE_KINDS["s3"].spark_package, beside}
+    of_stores = {kind.spark_package for kind in STORE_KINDS.values()}
+    assert locked >= {ICEBERG_PACKAGE, beside, *of_stores}
 
 
 def test_every_engine_of_the_command_has_a_text() -> None:
