@@ -57,6 +57,8 @@ def azure_lake(lake: Lake, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         )
 
 
+@pytest.mark.campaign
+@pytest.mark.parametrize("contract", ["iceberg", "delta"] if IS_CAMPAIGN else ["delta"], indirect=True)
 def test_a_set_is_published_corrected_and_read_in_google_cloud_storage(
     gcs_lake: Lake, catalog: Catalog, contract: SetContract
 ) -> None:

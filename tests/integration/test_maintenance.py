@@ -46,7 +46,7 @@ from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import normalise_location
 from lakeshare_server.tables.delta.log import LOG, list_log
 from lakeshare_server.tables.index import index_path
-from tests.builders.campaign import campaign_size
+from tests.builders.campaign import IS_CAMPAIGN, campaign_size
 from tests.builders.publications import a_publication
 from tests.builders.sets import a_contract, green, orders, staged_without_reading
 from tests.builders.sharing import Provider, a_server, lines
@@ -400,7 +400,9 @@ def test_what_must_not_be_compacted_or_removed_is_left_with_its_reason(maintaine
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("maintained", ["iceberg", "delta", IN_SQL], indirect=True)
+@pytest.mark.parametrize(
+    "maintained", ["iceberg", "delta", IN_SQL] if IS_CAMPAIGN else [IN_SQL], indirect=True
+)
 def test_a_year_of_publications_ends_with_the_files_and_metadata_of_those_that_are_kept(
     maintained, monkeypatch, tmp_path
 ):

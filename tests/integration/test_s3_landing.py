@@ -257,7 +257,7 @@ def test_a_bucket_or_endpoint_that_does_not_exist_is_named(source: Source, tmp_p
 
 @pytest.mark.parametrize("value", ["s3://", "s3:///prefix", "https://bucket", "ftp://bucket/in"])
 def test_a_landing_that_is_no_location_is_refused(value: str) -> None:
-    with pytest.raises(ValidationError, match=r"landing\s.*give a folder or s3://bucket/prefix"):
+    with pytest.raises(ValidationError, match=r"landing\s.*give a folder, s3://bucket/prefix"):
         LakeSettings(_env_file=None, landing=value)
 
 
