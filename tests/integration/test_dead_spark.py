@@ -93,11 +93,14 @@ def work_on_a_dying_spark(
                 require_error(
                     f"{contract.tables[0].format}, the disk was full", partial(stage_set, contract), full
                 )
+        # Often enough to see a short job, and the next one.
+        patch.setattr("lakeshare_pipelines.spark.session.EXECUTOR_POLL_S", 0.002)
         watch = ExecutorWatch(lake.spark, 0)
         watch.start()
         # A local driver has none.
         require_error("iceberg, no executor", partial(stage_set, iceberg), "no executor.*within 600 s")
         vars(watch)["_wait_s"] = math.inf
+        patch.setattr("lakeshare_pipelines.spark.session.EXECUTOR_POLL_S", 60.0)
         patch.setattr(table_checks, "evaluate_rules", kill_then_judge)
         after_first_write(
             patch, DeltaStaging, lambda: require_error("audit", lambda: audit(lake, audited, rows))
