@@ -17,9 +17,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
 
+from bench.lake import make_lake_in
 from bench.server.turns import say
 from tests.builders.store_gate import store_gate
-from tests.integration.s3_server import REGION, running_s3
+from tests.integration.s3_server import running_s3
 
 HERE = Path(__file__).resolve().parent
 SCRIPT = HERE / "lake" / "small_publications.py"
@@ -36,14 +37,7 @@ def main() -> int:
         folder = Path(name)
         say("this version on S3")
         with running_s3(folder) as s3, store_gate(int(s3.endpoint.rpartition(":")[2])) as gate:
-            s3.client().create_bucket(Bucket="lake")
-            environment = {
-                "AWS_ACCESS_KEY_ID": s3.admin.access_key,
-                "AWS_SECRET_ACCESS_KEY": s3.admin.secret_key,
-                "LAKESHARE_WAREHOUSE": "s3://lake/tables",
-                "LAKESHARE_S3_ENDPOINT": gate.endpoint,
-                "LAKESHARE_S3_REGION": REGION,
-            }
+            environment = make_lake_in(s3, gate.endpoint)
             now, requests = count(HERE.parent, folder / "now", environment, lambda: Counter(gate.requests))
         for form in FORMATS:
             methods = ", ".join(f"{number} {method}" for method, number in sorted(requests[form].items()))

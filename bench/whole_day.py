@@ -14,9 +14,10 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from bench.lake import make_lake_in
 from bench.lake.days import write_trips
 from bench.server.turns import say
-from tests.integration.s3_server import REGION, running_s3
+from tests.integration.s3_server import running_s3
 
 ROWS, GOAL, RUN_S = 2_000_000, 1.3, 3600
 FORMATS = ("iceberg", "delta")
@@ -35,14 +36,7 @@ def main() -> int:
         write_trips(folder / "day", options.rows)
         seconds = {"the local disk": run(folder, "local", {}, options.formats)}
         with running_s3(folder) as s3:
-            s3.client().create_bucket(Bucket="lake")
-            environment = {
-                "AWS_ACCESS_KEY_ID": s3.admin.access_key,
-                "AWS_SECRET_ACCESS_KEY": s3.admin.secret_key,
-                "LAKESHARE_WAREHOUSE": "s3://lake/tables",
-                "LAKESHARE_S3_ENDPOINT": s3.endpoint,
-                "LAKESHARE_S3_REGION": REGION,
-            }
+            environment = make_lake_in(s3)
             seconds["S3"] = run(folder, "s3", environment, options.formats)
     print(f"a day of {options.rows:,} rows with 20 columns and 19 rules:")
     for place, by_format in seconds.items():

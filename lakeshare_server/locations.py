@@ -1,7 +1,7 @@
 """Locations: a local one is an absolute path, any other `scheme://root/key`.
 
 Keys are exact text, never encoded, decoded or folded. Forms of other tools are normalised. Columns of locations are in
-`lakeshare_server.storage.locations`.
+`lakeshare_server.storage.location_columns`.
 """
 
 import re

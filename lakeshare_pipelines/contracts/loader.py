@@ -24,6 +24,12 @@ TableFormat = Literal["iceberg", "delta"]
 PACKAGED = Path(__file__).parent
 
 
+def list_contract_files(folder: Path | None = None) -> list[Path]:
+    """Lists the contract files of a folder by name; without a folder, those that ship with the package."""
+    folder = folder or PACKAGED
+    return sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")], key=lambda path: path.name)
+
+
 def load_contract(path: Path) -> SetContract:
     values = odcs.read_yaml(path)
     faults = Faults(path)
@@ -41,7 +47,7 @@ def load_contract(path: Path) -> SetContract:
 def load_contracts(folder: Path | None = None) -> tuple[SetContract, ...]:
     """Loads the contracts of a folder, by file name; without a folder, the sets that ship with the package."""
     folder = folder or PACKAGED
-    paths = sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")], key=lambda path: path.name)
+    paths = list_contract_files(folder)
     if not paths:
         hint = "Put contract YAML files there, or set LAKESHARE_CONTRACTS_DIR to where they are."
         problem = "holds no contract" if folder.is_dir() else "does not exist"

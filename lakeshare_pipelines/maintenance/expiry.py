@@ -28,7 +28,7 @@ from lakeshare_pipelines.wap.staged import Lake
 from lakeshare_server.catalog import Ledger, Publication
 from lakeshare_server.errors import StoreError, StoreMissing, Unserveable
 from lakeshare_server.storage import LASTING
-from lakeshare_server.storage.locations import resolve_names
+from lakeshare_server.storage.location_columns import resolve_names
 from lakeshare_server.storage.remote import StoredObject
 from lakeshare_server.tables import Stores
 from lakeshare_server.tables.delta.files import vector_name

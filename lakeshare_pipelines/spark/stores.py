@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from lakeshare_pipelines.contracts import SetContract, load_contract
-from lakeshare_pipelines.contracts.loader import PACKAGED
+from lakeshare_pipelines.contracts.loader import list_contract_files
 from lakeshare_pipelines.errors import StoreError, WarehouseError
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.jars import AZURE_JARS, GCS_JARS, S3_JARS
@@ -62,8 +62,8 @@ def list_warehouses(settings: LakeSettings) -> tuple[str, ...]:
     Raises:
         ContractError: a contract is invalid.
     """
-    folder = settings.contracts_dir or PACKAGED
-    files = tuple((path, path.stat().st_mtime_ns) for path in sorted(folder.glob("*.y*ml")))
+    paths = list_contract_files(settings.contracts_dir)
+    files = tuple((path, path.stat().st_mtime_ns) for path in paths)
     return tuple(dict.fromkeys((settings.lake_root, *_read_warehouses(files))))
 
 

@@ -422,7 +422,6 @@ def _make_batch(frame: "DataFrame") -> "Batch":
     )
 
     _skip_queries_for_no_values()
-    _count_rows_with_failed_ones()
     # The defaults of an ephemeral context leave a folder for HTML reports in /tmp each time.
     config = DataContextConfig(
         store_backend_defaults=InMemoryStoreBackendDefaults(),
@@ -456,26 +455,6 @@ def _skip_queries_for_no_values() -> None:
         provider, collect = metric["providers"].get("SparkDFExecutionEngine", (None, None))
         if name.endswith(".unexpected_values") and collect is not None:
             metric["providers"]["SparkDFExecutionEngine"] = provider, skip(collect)
-
-
-@cache
-def _count_rows_with_failed_ones() -> None:
-    """Wraps the engine of Great Expectations, which counts the rows of a table in a query before the others.
-
-    Aggregates are computed when nothing else is left: in one query instead of one per level of their dependencies
-    (docs/adr/0053).
-    """
-    from great_expectations.execution_engine.sparkdf_execution_engine import SparkDFExecutionEngine
-
-    sort = SparkDFExecutionEngine._build_direct_and_bundled_metric_computation_configurations
-
-    @wraps(sort)
-    def sort_aggregates_last(*args: Any, **kwargs: Any) -> tuple[list[Any], list[Any]]:
-        direct, aggregates = sort(*args, **kwargs)
-        return direct, [] if direct else aggregates
-
-    engine: Any = SparkDFExecutionEngine
-    engine._build_direct_and_bundled_metric_computation_configurations = sort_aggregates_last
 
 
 COUNTING = ("count", "proportion")

@@ -17,7 +17,7 @@ from lakeshare_server.access.table_access import TableFolder, TableView
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.locations import local_path
 from lakeshare_server.storage import Stores
-from lakeshare_server.storage.locations import find_outside_files, find_roots
+from lakeshare_server.storage.location_columns import find_outside_files, find_roots
 from lakeshare_server.tables.iceberg.manifests import Manifest, delete_files, live_files, parse_manifest_list
 from lakeshare_server.tables.iceberg.metadata import NO_SNAPSHOT, open_metadata, readers_schema_id
 from lakeshare_server.tables.serveability import is_read_by_iceberg_clients

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeshare_server.errors import BadRequest, Unserveable
-from lakeshare_server.storage.locations import texts
+from lakeshare_server.storage.location_columns import texts
 from lakeshare_server.tables.delta.changes import CDC, VersionChanges
 from lakeshare_server.tables.index import FileIndex
 from lakeshare_server.tables.predicates import EVERYTHING, Predicate

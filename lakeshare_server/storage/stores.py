@@ -23,7 +23,7 @@ from lakeshare_server.errors import Denied, StoreDenied, StoreMissing, Unavailab
 from lakeshare_server.locations import LOCAL, S3, STORE_KINDS, ParsedLocation, parse_location
 from lakeshare_server.outbound import Services
 from lakeshare_server.settings import StoreSettings, make_private
-from lakeshare_server.storage import locations, remote, s3
+from lakeshare_server.storage import location_columns, remote, s3
 from lakeshare_server.storage.remote import (
     LocalFolders,
     LocalSigner,
@@ -303,7 +303,7 @@ class SigningSession:
         if len(self._signers) == 1:
             root, signer = next(iter(self._signers.items()))
             if pc.all(pc.starts_with(paths, f"{root}/"), min_count=0).as_py():
-                names, start = locations.byte_strings(paths), len(root.encode()) + 1
+                names, start = location_columns.byte_strings(paths), len(root.encode()) + 1
                 return signer.sign([name[start:] for name in names] if root else names)
         return self._sign_scattered(paths)
 

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from lakeshare_server.errors import StoreError, StoreMissing, Unavailable
 from lakeshare_server.settings import make_private
 from lakeshare_server.storage import Stores
-from lakeshare_server.storage.locations import find_outside_files, find_roots
+from lakeshare_server.storage.location_columns import find_outside_files, find_roots
 from lakeshare_server.tables.delta.files import Leaf, list_leaves, mapping_mode
 from lakeshare_server.tables.lines import (
     LINE_COLUMNS,

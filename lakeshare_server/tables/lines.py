@@ -14,7 +14,7 @@ from typing import TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakeshare_server.storage.locations import byte_strings, is_plain, texts_of_width
+from lakeshare_server.storage.location_columns import byte_strings, is_plain, texts_of_width
 
 DAYS = (-719_162, 2_932_896)
 MILLISECOND_CHARACTERS = len("2013-01-01T00:00:00.000")

@@ -14,9 +14,11 @@ from pydantic import SecretStr
 
 from lakeshare_pipelines.cli.doctor import check_folders
 from lakeshare_pipelines.contracts import SetContract
+from lakeshare_pipelines.ingest.landing import open_landing
 from lakeshare_pipelines.wap.stage import drop_staging_location, stage
 from lakeshare_pipelines.wap.staged import Lake, read_quarantine
 from lakeshare_server.catalog import Catalog, DeclaredShare, Recipients, SharedTable, apply_shares
+from lakeshare_server.locations import find_root
 from lakeshare_server.settings import ServerSettings
 from tests.builders.answering_store import answering_store
 from tests.builders.campaign import IS_CAMPAIGN
@@ -94,11 +96,24 @@ def a_set_is_published_corrected_and_read(published_set: PublishedSet) -> None:
 def discarding_leaves_no_object(published_set: PublishedSet) -> None:
     stores, root = published_set.lake.stores, published_set.lake.settings.lake_root
     before = {found.location for found in stores.list(root)}
-    published_set.deliver(TUESDAY, orders(TUESDAY, 2))
-    staged = stage(published_set.lake, published_set.contract, [TUESDAY], str(uuid4()))
+    lake = delivered_beside(published_set, TUESDAY, orders(TUESDAY, 2))
+    staged = stage(lake, published_set.contract, [TUESDAY], str(uuid4()))
+    assert [table.rows for table in staged.tables] == [2, 1]
     assert {found.location for found in stores.list(root)} - before
     drop_staging_location(published_set.lake, published_set.contract, staged.ref)
     assert {found.location for found in stores.list(root)} == before
+
+
+def delivered_beside(published_set: PublishedSet, day: str, rows: list[dict[str, object]]) -> Lake:
+    """The lake with its landing area in the same bucket, and a delivery there."""
+    lake = published_set.lake
+    landing = f"{find_root(lake.settings.lake_root)}/landing"
+    there = Lake(lake.settings.model_copy(update={"landing": landing}), lambda: lake.spark)
+    there.__dict__["endpoint"] = lake.endpoint
+    lines = [",".join(rows[0]), *(",".join(map(str, row.values())) for row in rows)]
+    contents = {"orders.csv": "\n".join(lines).encode()}
+    open_landing(there.settings).replace(published_set.contract.name, day, contents)
+    return there
 
 
 def a_recipient_reads_the_same(published_set: PublishedSet) -> None:

@@ -63,14 +63,6 @@ MAINTENANCE = "  - {property: maintenance, value: {keep: 2, compaction: {targetM
 
 
 @pytest.fixture
-def maintained_in_s3(
-    request: pytest.FixtureRequest, s3_lake: Lake, catalog: Catalog, tmp_path: Path
-) -> PublishedSet:
-    contract = a_contract(tmp_path / "contracts", next(NAMES), request.param, MAINTENANCE)
-    return PublishedSet(s3_lake, catalog, contract)
-
-
-@pytest.fixture
 def maintained(request: pytest.FixtureRequest, catalog: Catalog, tmp_path: Path) -> PublishedSet:
     lake = request.getfixturevalue("jdbc_lake" if request.param == IN_SQL else "lake")
     table_format = "delta" if request.param == "delta" else "iceberg"

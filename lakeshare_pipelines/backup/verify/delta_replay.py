@@ -21,7 +21,7 @@ from lakeshare_pipelines.backup.stores import StoreAddress, open_store
 from lakeshare_pipelines.backup.verify.objects import normalize_location
 from lakeshare_pipelines.errors import ObjectMissing
 from lakeshare_server.errors import LakeshareError, TableFilesMissing
-from lakeshare_server.storage.locations import resolve_names
+from lakeshare_server.storage.location_columns import resolve_names
 from lakeshare_server.tables.delta.files import vector_id, vector_paths
 from lakeshare_server.tables.delta.log import CHECKPOINT, COMMIT, COMPACTED, LOG, parse_commit
 

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from lakeshare_server.errors import TableFilesMissing, Unserveable
 from lakeshare_server.storage import Stores
-from lakeshare_server.storage.locations import find_outside_files, find_roots, resolve_names
+from lakeshare_server.storage.location_columns import find_outside_files, find_roots, resolve_names
 from lakeshare_server.tables.delta.files import (
     WITH_EMPTY_VALUES,
     Action,
@@ -103,7 +103,7 @@ class SegmentVersion(VersionTotals):
 
 @dataclass(frozen=True)
 class SegmentFooter:
-    """The versions of a segment that the log has, and the roots of their files (see `storage.locations`).
+    """The versions of a segment that the log has, and the roots of their files (see `storage.location_columns`).
 
     For an Iceberg table, `made_of` has the layout and the digests of the two file indexes that were compared.
     """

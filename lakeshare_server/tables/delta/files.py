@@ -15,7 +15,7 @@ import pyarrow.json as pj
 
 from lakeshare_server.errors import TableFilesMissing
 from lakeshare_server.locations import local_path
-from lakeshare_server.storage.locations import is_printable, resolve_names
+from lakeshare_server.storage.location_columns import is_printable, resolve_names
 from lakeshare_server.tables.lines import PLAIN as PLAIN_JSON
 from lakeshare_server.tables.lines import column_of, decode_z85, join_parts, pieces_of, struct_json, struct_of
 from lakeshare_server.tables.snapshot import arrow_type, parse_schema

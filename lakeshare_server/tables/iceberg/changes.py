@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from lakeshare_server.errors import StoreError, StoreMissing
 from lakeshare_server.settings import make_private
 from lakeshare_server.storage import Stores
-from lakeshare_server.storage.locations import find_outside_files, find_roots
+from lakeshare_server.storage.location_columns import find_outside_files, find_roots
 from lakeshare_server.tables.delta.changes import (
     ADD,
     CDC,

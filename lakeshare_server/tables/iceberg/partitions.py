@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeshare_server.errors import Unserveable
-from lakeshare_server.storage.locations import byte_strings
+from lakeshare_server.storage.location_columns import byte_strings
 from lakeshare_server.tables.iceberg.manifests import DataFiles
 from lakeshare_server.tables.iceberg.schema import SAME_MEANING, InFiles, delta_type
 from lakeshare_server.tables.lines import partition_text, struct_of

@@ -11,7 +11,12 @@ from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.errors import SparkError, WarehouseError
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.jars import GCS_JARS, S3_JARS
-from lakeshare_pipelines.spark.session import DRIVER_CONF, _add_properties, list_session_jars
+from lakeshare_pipelines.spark.session import (
+    DRIVER_CONF,
+    _add_properties,
+    format_properties,
+    list_session_jars,
+)
 from lakeshare_pipelines.spark.stores import (
     list_store_jars,
     list_warehouses,
@@ -338,3 +343,17 @@ def test_a_file_of_other_properties_is_refused_by_line(tmp_path: Path, text: str
         path.write_text(text)
     with pytest.raises(SparkError, match=f"LAKESHARE_SPARK_CONF: .*{reason}"):
         _add_properties({}, path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "spark.hadoop.fs.azure.account.key.lake.dfs.core.windows.net",
+        "spark.hadoop.fs.azure.sas.fixed.token.lake.dfs.core.windows.net",
+        "spark.hadoop.fs.s3a.secret.key",
+        "spark.sql.catalog.lake.adls.connection-string.lake",
+    ],
+)
+def test_secrets_of_stores_are_not_printed(name: str) -> None:
+    lines = format_properties({name: "hush", "spark.app.name": "lakeshare"}).splitlines()
+    assert lines == ["spark.app.name lakeshare", f"# {name}: not printed"]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from lakeshare_server.errors import BadRequest, Denied, Unavailable
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import LocalSigner, load_key
-from lakeshare_server.storage.locations import byte_strings
+from lakeshare_server.storage.location_columns import byte_strings
 from lakeshare_server.storage.remote import SIGNATURE, Claim
 
 # More than any run of all tests takes: this is the time of collection.

@@ -16,7 +16,7 @@ import pytest
 from pyroaring import BitMap64
 
 from lakeshare_server.errors import Unavailable
-from lakeshare_server.storage.locations import find_outside_files, find_roots
+from lakeshare_server.storage.location_columns import find_outside_files, find_roots
 from lakeshare_server.tables import TableHead, TableProtocol, open_index, read_delta, write_index
 from lakeshare_server.tables import index as index_file
 from lakeshare_server.tables.iceberg.deletes import vector_columns, vector_of
