@@ -45,7 +45,8 @@ class Run:
     With `gate` it is not audited: it is published as if its audit had passed, once that file exists.
     It gets the variables of this process that configure Iceberg catalogs and have the keys of stores, as it is forked
     from another one.
-    The process kills its `victim` right after the `nth` call of `after` (`module:Class.function`), if that is given.
+    The process gives the signal `sent` to its `victim` right after the `nth` call of `after` (`module:Class.function`),
+    if that is given.
     """
 
     settings: LakeSettings
@@ -57,6 +58,7 @@ class Run:
     after: str | None = None
     nth: int = 1
     victim: str = "self"
+    sent: signal.Signals = signal.SIGKILL
     gate: Path | None = None
     variables: Mapping[str, str] = field(default_factory=lambda: outside_variables())
 
@@ -112,7 +114,7 @@ def carry_out(error_file: Path, run: Run) -> None:
     """Carry out a run in this process; returns only if it is not killed."""
     os.environ.update(run.variables)
     if run.after is not None:
-        kill_after(run.after, run.nth, VICTIMS[run.victim](run.settings))
+        kill_after(run.after, run.nth, VICTIMS[run.victim](run.settings), run.sent)
     try:
         with _lake(run) as lake:
             if run.judged is None:
@@ -148,17 +150,19 @@ def _attach(spark: SharedSpark, settings: LakeSettings) -> SparkSession:
     return session
 
 
-def kill_after(target: str, nth: int, victim: Callable[[], int]) -> None:
-    """Wrap `module:Class.function` so that the process dies right after its `nth` call returned."""
+def kill_after(target: str, nth: int, victim: Callable[[], int], sent: signal.Signals) -> None:
+    """Wrap `module:Class.function` so that the process gets a signal right after its `nth` call returned."""
     module_name, _, dotted = target.partition(":")
     *owners, name = dotted.split(".")
     owner: Any = importlib.import_module(module_name)
     for part in owners:
         owner = getattr(owner, part)
-    setattr(owner, name, _deadly(getattr(owner, name), nth, victim))
+    setattr(owner, name, _deadly(getattr(owner, name), nth, victim, sent))
 
 
-def _deadly(function: Callable[..., Any], nth: int, victim: Callable[[], int]) -> Callable[..., Any]:
+def _deadly(
+    function: Callable[..., Any], nth: int, victim: Callable[[], int], sent: signal.Signals
+) -> Callable[..., Any]:
     calls = 0
 
     @functools.wraps(function)
@@ -167,7 +171,7 @@ def _deadly(function: Callable[..., Any], nth: int, victim: Callable[[], int]) -
         result = function(*args, **kwargs)
         calls += 1
         if calls == nth:
-            os.kill(victim(), signal.SIGKILL)
+            os.kill(victim(), sent)
         return result
 
     return wrapped

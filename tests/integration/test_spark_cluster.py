@@ -18,6 +18,7 @@ from typing import Any
 from uuid import uuid4
 
 import delta_sharing
+import psutil
 import pyspark
 import pytest
 
@@ -28,7 +29,7 @@ from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.jars import find_java
 from lakeshare_pipelines.spark.session import prepare_java_home
 from lakeshare_pipelines.wap.stage import list_staging_locations
-from lakeshare_pipelines.wap.staged import Lake, list_recorded_names, make_staging_prefix
+from lakeshare_pipelines.wap.staged import Lake
 from lakeshare_server.catalog import (
     DeclaredShare,
     Ledger,
@@ -47,6 +48,7 @@ from tests.builders.sharing import Provider, a_server
 from tests.builders.waiting import wait_until
 from tests.integration.processes import connect, free_ports, running
 from tests.integration.s3_server import S3Server
+from tests.integration.test_killed_runs import STAGING
 
 RUN_S = 300
 CAMPAIGN_S, TEST_S, LOST_S = 3600, 1800, 120
@@ -194,18 +196,21 @@ if IS_CAMPAIGN:
         keys = {name: value for name, value in cluster.items() if name.startswith("AWS_")}
         ledger, there = Ledger(open_catalog(settings.catalog_url)), Lake(settings, lambda: lake.spark)
 
-        def start(master: str) -> BaseProcess:
+        def start(master: str, stops_after: str | None = None) -> BaseProcess:
             on_it = settings.model_copy(update={"spark_master": master})
-            return start_run(tmp_path, Run(on_it, contract, MONDAY, str(uuid4())))
+            run = Run(on_it, contract, MONDAY, str(uuid4()), after=stops_after, sent=signal.SIGSTOP)
+            return start_run(tmp_path, run)
 
         own = settings.model_copy(update={"state_dir": tmp_path / "cluster"})
         with spark_cluster(own, keys) as master:
-            run = start(master)
-            prefix = make_staging_prefix(contract.name)
-            wait_until(lambda: list_recorded_names(there, prefix) and executors_on(master), look_s=0.2)
-            assert run.pid is not None
-            os.kill(run.pid, signal.SIGSTOP)
-        os.kill(run.pid, signal.SIGCONT)
+            # Its second table is still to be written.
+            run = start(master, f"{STAGING[table_format]}.write")
+            stopped = psutil.Process(run.pid)
+            wait_until(lambda: stopped.status() == psutil.STATUS_STOPPED)
+            executors = [process for of_run in executors_on(master).values() for process in of_run]
+        assert executors
+        assert psutil.wait_procs(executors, timeout=LOST_S)[1] == []
+        stopped.resume()
         assert wait_for_exit(run, LOST_S) == 3
         assert "had no executor for this run within 5 s" in (tmp_path / "error.txt").read_text()
         assert list_staging_locations(there, [contract]) == []
