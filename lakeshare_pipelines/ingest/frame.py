@@ -12,7 +12,7 @@ import gzip
 import re
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial, reduce
@@ -439,6 +439,7 @@ REASON = "__lakeshare_reason"
 _GROUP = "__lakeshare_group"
 _GIVEN = "__lakeshare_given_"
 _MISFIT = "__lakeshare_misfit_"
+_REJECTED = "rejected"
 SHOWN_CHARACTERS = 100
 # A column of which all values fail to parse, if at least this many, is of another type.
 MIN_TYPE_MISMATCHES = 2
@@ -624,52 +625,92 @@ class TableFrame:
     rejected_rows: int = 0
 
 
+@dataclass(frozen=True)
+class DeliveredTable:
+    """The checked files of a table, by structure; `write` and `read` read their rows."""
+
+    contract: SetContract
+    table: Table
+    groups: Sequence[RawRows]
+
+    def write(self, write: "Callable[[DataFrame], int]") -> TableFrame:
+        """Reads and writes the rows in one pass, if none is rejected; rejected ones are found in another pass.
+
+        `write` replaces what it wrote before, and returns the number of rows. It is called again if a column is of
+        another type than the contract's, with that column empty.
+        """
+        from pyspark.sql import Observation
+
+        observation, judged = Observation(), validate_rows(self.contract, self.table, self.groups)
+        rejected = F.count_if(F.col(REASON).isNotNull()).alias(_REJECTED)
+        frame = self._select_valid(judged.observe(observation, rejected))
+        rows = write(frame)
+        # The plan of a frame without rows may have lost its observation. Stages that are run again may count a row
+        # twice: no rejected row stays none.
+        if rows and observation.get.get(_REJECTED) == 0:
+            return TableFrame(frame, rows, problems=merge_problems(self._find_column_problems()))
+        found = self.read()
+        if found.rows != rows:
+            write(found.frame)
+        return found
+
+    def read(self) -> TableFrame:
+        """Counts the rows in a pass of its own, or two if a column is of another type than the contract's."""
+        problems = self._find_column_problems()
+        judged = validate_rows(self.contract, self.table, self.groups)
+        rows, rejected_rows, wrong = find_type_mismatches(self.table, judged, self.groups)
+        if wrong:
+            problems += [
+                ColumnProblem(
+                    name, f"is of another type than {self.table.column(name).type}", self.groups[index].files
+                )
+                for index, name in wrong
+            ]
+            judged = validate_rows(self.contract, self.table, self.groups, without=wrong)
+            [(rows, rejected_rows)] = judged.agg(*_count_rows()).collect()
+        rejected = judged.where(F.col(REASON).isNotNull()).select(
+            F.lit(self.table.name).alias("table"),
+            F.col(FILE).alias("file"),
+            F.col(LINE).alias("line"),
+            F.col(REASON).alias("reason"),
+            F.col(RAW).alias("raw"),
+        )
+        return TableFrame(
+            frame=self._select_valid(judged),
+            rows=rows - rejected_rows,
+            rejected=rejected if rejected_rows else None,
+            problems=merge_problems(problems),
+            rejected_rows=rejected_rows,
+        )
+
+    def _select_valid(self, judged: "DataFrame") -> "DataFrame":
+        return judged.where(F.col(REASON).isNull()).select(*(column.name for column in self.table.columns))
+
+    def _find_column_problems(self) -> list[ColumnProblem]:
+        return [problem for group in self.groups for problem in find_column_problems(self.table, group)]
+
+
 def read_delivery(
     spark: "SparkSession",
     contract: SetContract,
     deliveries: Sequence[Delivery],
     limits: ReadingLimits = ReadingLimits(),
-) -> dict[str, TableFrame]:
-    """Reads the deliveries of a run, all partitions together; returns a frame for each table with a source."""
+) -> dict[str, DeliveredTable]:
+    """Checks the files of a run's deliveries, all partitions together; returns each table with a source."""
     with blame_changed_delivery(deliveries):
         assigned = [file for delivery in deliveries for file in assign_files(contract, delivery)]
         with ThreadPoolExecutor(READERS) as pool:
             files = list(pool.map(partial(require_readable, limits=limits), assigned))
         return {
-            table.name: _read_table(
-                spark, contract, table, [file for file in files if file.file.table is table]
+            table.name: DeliveredTable(
+                contract,
+                table,
+                read_raw(
+                    spark,
+                    [file for file in files if file.file.table is table],
+                    [column.delivered_as for column in table.columns if column.delivered_as],
+                ),
             )
             for table in contract.tables
             if table.source is not None
         }
-
-
-def _read_table(
-    spark: "SparkSession", contract: SetContract, table: Table, files: Sequence[ReadableFile]
-) -> TableFrame:
-    names = [column.delivered_as for column in table.columns if column.delivered_as]
-    groups = read_raw(spark, files, names)
-    problems = [problem for group in groups for problem in find_column_problems(table, group)]
-    judged = validate_rows(contract, table, groups)
-    rows, rejected_rows, wrong = find_type_mismatches(table, judged, groups)
-    if wrong:
-        problems += [
-            ColumnProblem(name, f"is of another type than {table.column(name).type}", groups[index].files)
-            for index, name in wrong
-        ]
-        judged = validate_rows(contract, table, groups, without=wrong)
-        [(rows, rejected_rows)] = judged.agg(*_count_rows()).collect()
-    rejected = judged.where(F.col(REASON).isNotNull()).select(
-        F.lit(table.name).alias("table"),
-        F.col(FILE).alias("file"),
-        F.col(LINE).alias("line"),
-        F.col(REASON).alias("reason"),
-        F.col(RAW).alias("raw"),
-    )
-    return TableFrame(
-        frame=judged.where(F.col(REASON).isNull()).select(*(column.name for column in table.columns)),
-        rows=rows - rejected_rows,
-        rejected=rejected if rejected_rows else None,
-        problems=merge_problems(problems),
-        rejected_rows=rejected_rows,
-    )

@@ -70,15 +70,18 @@ class DeltaStaging:
 
     def write(
         self, ref: str, table: Table, frame: "DataFrame", partitions: Sequence[str], run_id: str
-    ) -> None:
+    ) -> int:
         metadata = json.dumps(stage.run_properties(self.contract, run_id))
-        # Only views are written twice: after their table was repaired at the staging location.
-        mode = "error" if table.view is None else "overwrite"
-        writer = frame.write.format("delta").mode(mode).option("userMetadata", metadata)
+        writer = frame.write.format("delta").mode("overwrite").option("userMetadata", metadata)
         columns = [column for column, _ in table.partition_by]
         if columns:
             writer = writer.partitionBy(*columns)
-        writer.save(self.staged_location(table.name, ref))
+        location = self.staged_location(table.name, ref)
+        writer.save(location)
+        stats = [json.loads(add.get("stats") or "{}") for add in self.list_staged_adds(table.name, ref)]
+        if all("numRecords" in one for one in stats):
+            return sum(one["numRecords"] for one in stats)
+        return self.lake.spark.read.format("delta").load(location).count()
 
     def make_serveable(self, ref: str, table: Table) -> tuple[str, ...]:
         # Staged files need no rewrite, and files of main are not at the staging location: see docs/adr/0017.

@@ -29,6 +29,7 @@ from lakeshare_pipelines.wap.serveable import (
 from lakeshare_pipelines.wap.stage import Landed
 from lakeshare_pipelines.wap.staged import WHOLE, Lake, Staged, TablePointer, make_staging_prefix
 from lakeshare_server.catalog import Publication
+from lakeshare_server.tables.iceberg.metadata import open_metadata
 from lakeshare_server.tables.serveability import Verdict
 
 if TYPE_CHECKING:
@@ -229,12 +230,16 @@ class IcebergStaging:
 
     def write(
         self, ref: str, table: Table, frame: "DataFrame", partitions: Sequence[str], run_id: str
-    ) -> None:
+    ) -> int:
         self._prepare(ref, table)
         writer = frame.writeTo(self.lake.table_at(table.name, ref))
         for name, value in stage.run_properties(self.contract, run_id).items():
             writer = writer.option(f"snapshot-property.{name}", value)
         writer.overwrite(replaced_rows_filter(table, partitions))
+        state = get_state(self.lake, table.name, ref)
+        _, snapshot = open_metadata(self.lake.stores, state.metadata_location, state.snapshot_id)
+        # Left out if none were added (Iceberg spec, "Optional Snapshot Summary Fields").
+        return int((snapshot.summary or {}).get("added-records") or 0)
 
     def make_serveable(self, ref: str, table: Table) -> tuple[str, ...]:
         promise = table.serveable_to

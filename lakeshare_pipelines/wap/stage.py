@@ -12,7 +12,7 @@ from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.contracts.model import View
 from lakeshare_pipelines.errors import ContractError, PipelineError, WarehouseError
 from lakeshare_pipelines.ingest import Delivery, blame_changed_delivery, find_delivery, require_unchanged
-from lakeshare_pipelines.ingest.frame import ReadingLimits, read_delivery
+from lakeshare_pipelines.ingest.frame import ReadingLimits, TableFrame, read_delivery
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.rows import digest_rows
 from lakeshare_pipelines.spark.session import translate_errors
@@ -75,8 +75,8 @@ class Staging(Protocol):
 
     def write(
         self, ref: str, table: Table, frame: "DataFrame", partitions: Sequence[str], run_id: str
-    ) -> None:
-        """Replace the table's `partitions` at the staging location by `frame`."""
+    ) -> int:
+        """Replace the table's `partitions` at the staging location by `frame`; returns the number of its rows."""
 
     def make_serveable(self, ref: str, table: Table) -> tuple[str, ...]:
         """Rewrite staged files that a promised client cannot read; returns the reason codes that it removed."""
@@ -358,25 +358,34 @@ def _write_all(
             is_whole = table.view is not None and not (
                 staging.on_main(draft, table) is not None and _is_in_sync(lake.settings, table, table.view)
             )
+            partitions = WHOLE if is_whole else draft.partitions
+
+            def write(
+                frame: "DataFrame", table: Table = table, partitions: Sequence[str] = partitions
+            ) -> int:
+                if table.name in frames:
+                    frames[table.name].unpersist()
+                frames[table.name] = frame.cache() if table.name in inputs else frame
+                rows = staging.write(draft.ref, table, frames[table.name], partitions, draft.run_id)
+                log.info("wrote %s rows of %s to %s", rows, table.name, draft.ref)
+                return rows
+
+            found: TableFrame | None = None
             if arrived is not None:
-                frame = arrived.frame
+                found = arrived.write(write)
+                rows = found.rows
             elif table.view is None:
-                frame = _derive_table(lake.spark, table, frames)
+                rows = write(_derive_table(lake.spark, table, frames))
             else:
                 base = contract.table(table.view.of)
                 of_base = staging.table_after(draft, base) if is_whole else frames[base.name]
-                frame = select_view_rows(contract, table, table.view, of_base)
-            frames[table.name] = frame if arrived is not None and table.name not in inputs else frame.cache()
-            rows = frames[table.name].count() if arrived is None else arrived.rows
-            log.info("writing %s rows of %s to %s", rows, table.name, draft.ref)
-            partitions = WHOLE if is_whole else draft.partitions
-            staging.write(draft.ref, table, frames[table.name], partitions, draft.run_id)
+                rows = write(select_view_rows(contract, table, table.view, of_base))
             written.append(
                 StagedTable(
                     table.name,
                     rows,
-                    0 if arrived is None else write_quarantine(lake, contract, table, arrived, draft.run_id),
-                    () if arrived is None else tuple(problem.detail for problem in arrived.problems),
+                    0 if found is None else write_quarantine(lake, contract, table, found, draft.run_id),
+                    () if found is None else tuple(problem.detail for problem in found.problems),
                     view=None if table.view is None else table.view.digest,
                     is_whole=is_whole,
                 )

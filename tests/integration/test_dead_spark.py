@@ -124,9 +124,10 @@ def after_first_write(patch: pytest.MonkeyPatch, staging: type, work: Callable[[
     """Let a staging do other work after it wrote its first table."""
     write = staging.write
 
-    def write_then_work(*arguments) -> None:
-        write(*arguments)
+    def write_then_work(*arguments) -> int:
+        rows: int = write(*arguments)
         patch.setattr(staging, "write", write)
         work()
+        return rows
 
     patch.setattr(staging, "write", write_then_work)

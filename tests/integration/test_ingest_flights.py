@@ -22,7 +22,8 @@ def landing(tmp_path: Path) -> LakeSettings:
 @pytest.fixture(scope="module")
 def reference_tables(lake: Lake, tmp_path_factory: pytest.TempPathFactory) -> dict[str, TableFrame]:
     landing = LakeSettings(_env_file=None, state_dir=tmp_path_factory.mktemp("landing"))
-    return read_delivery(lake.spark, REFERENCE, [deliver(landing, REFERENCE, partition="all")])
+    delivered = read_delivery(lake.spark, REFERENCE, [deliver(landing, REFERENCE, partition="all")])
+    return {name: table.read() for name, table in delivered.items()}
 
 
 def source(name: str) -> pd.DataFrame:
@@ -56,7 +57,7 @@ def same_rows(found: pd.DataFrame, wanted: pd.DataFrame, key: list[str]) -> None
 def test_days_in_one_reading_equal_the_file(lake: Lake, landing: LakeSettings) -> None:
     days = [f"2013-02-{day:02}" for day in range(1, 4)]
     deliveries = [deliver(landing, FLIGHTS, partition=day) for day in days]
-    table = read_delivery(lake.spark, FLIGHTS, deliveries)["flights.departures"]
+    table = read_delivery(lake.spark, FLIGHTS, deliveries)["flights.departures"].read()
     assert (table.rejected, table.problems) == (None, ())
     found = table.frame.toPandas()
     assert sorted(found["flight_date"].astype(str).unique()) == days
@@ -84,7 +85,7 @@ def test_a_reference_table_equals_its_file(
 
 def test_a_spoilt_delivery_counts_its_bad_rows(lake: Lake, landing: LakeSettings) -> None:
     delivery = deliver(landing, FLIGHTS, partition="2013-01-01", rows=100, corrupt=True, nulls=["carrier"])
-    table = read_delivery(lake.spark, FLIGHTS, [delivery])["flights.departures"]
+    table = read_delivery(lake.spark, FLIGHTS, [delivery])["flights.departures"].read()
     assert (table.rejected_rows, table.frame.count()) == (5, 95)
     assert table.rejected is not None
     assert sorted(row.line for row in table.rejected.collect()) == [2, 22, 42, 62, 82]

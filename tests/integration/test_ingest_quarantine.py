@@ -20,7 +20,7 @@ def rejected_rows(table: TableFrame) -> list[tuple[str, int, str, str]]:
 def read_csv(lake: Lake, tmp_path: Path, text: str, **reading: object) -> TableFrame:
     contract = a_readings_contract(tmp_path, columns=TWO_COLUMNS, reading=reading)
     delivery = landed(tmp_path, contract, {"readings.csv": text})
-    return read_delivery(lake.spark, contract, [delivery])["sensors.readings"]
+    return read_delivery(lake.spark, contract, [delivery])["sensors.readings"].read()
 
 
 def test_bad_rows_are_rejected_with_their_line_and_the_good_ones_are_kept(lake: Lake, tmp_path: Path) -> None:
@@ -41,7 +41,9 @@ def test_lines_of_many_files_are_counted_in_each(lake: Lake, tmp_path: Path) -> 
     contract = a_readings_contract(tmp_path, columns=TWO_COLUMNS)
     good = "".join(f"{number},n\n" for number in range(50))
     files = {f"readings-{at}.csv": f"id,name\n{good}bad,row\n{good * at}" for at in range(4)}
-    table = read_delivery(lake.spark, contract, [landed(tmp_path, contract, files)])["sensors.readings"]
+    table = read_delivery(lake.spark, contract, [landed(tmp_path, contract, files)])[
+        "sensors.readings"
+    ].read()
     assert [(file, line) for file, line, _, _ in rejected_rows(table)] == [
         (f"all/readings-{at}.csv", 52) for at in range(4)
     ]
@@ -103,7 +105,7 @@ def test_values_that_would_be_bent_to_fit_are_refused_and_those_that_fit_without
     ]
     table = read_delivery(
         lake.spark, contract, [landed(tmp_path, contract, {"readings.csv": csv_text(rows)})]
-    )["sensors.readings"]
+    )["sensors.readings"].read()
     assert [(line, reason) for _, line, reason, _ in rejected_rows(table)] == [
         (at + 3, f"{column}: '{text}' is not {COLUMNS[column]}") for at, (column, text) in enumerate(refused)
     ]
@@ -121,7 +123,7 @@ def test_json_that_is_not_one_object_a_line_is_set_aside(lake: Lake, tmp_path: P
     )
     table = read_delivery(lake.spark, contract, [landed(tmp_path, contract, {"readings.jsonl": text})])[
         "sensors.readings"
-    ]
+    ].read()
     assert sorted(row.id for row in table.frame.collect()) == [1, 9]
     assert rejected_rows(table) == [
         *[
@@ -137,7 +139,7 @@ def test_parquet_values_that_do_not_fit_are_set_aside_by_row(lake: Lake, tmp_pat
     content = parquet_bytes({"id": [1, 2**31, 3], "name": ["a", "b", "c"]})
     table = read_delivery(lake.spark, contract, [landed(tmp_path, contract, {"readings.parquet": content})])[
         "sensors.readings"
-    ]
+    ].read()
     assert sorted(row.id for row in table.frame.collect()) == [1, 3]
     assert rejected_rows(table) == [
         ("all/readings.parquet", 2, "id: '2147483648' is not int", '{"id":2147483648,"name":"b"}')
@@ -148,7 +150,7 @@ def test_a_row_of_another_day_is_set_aside(lake: Lake, tmp_path: Path) -> None:
     contract = a_readings_contract(tmp_path, columns=TWO_COLUMNS, daily=True)
     text = "day,id,name\n2024-01-01,1,a\n2024-01-02,2,b\n,3,c\n"
     delivery = landed(tmp_path, contract, {"readings.csv": text}, "2024-01-01")
-    table = read_delivery(lake.spark, contract, [delivery])["sensors.readings"]
+    table = read_delivery(lake.spark, contract, [delivery])["sensors.readings"].read()
     assert [row.id for row in table.frame.collect()] == [1]
     assert [(line, reason) for _, line, reason, _ in rejected_rows(table)] == [
         (3, "day is '2024-01-02', the delivery is of 2024-01-01"),
@@ -160,5 +162,5 @@ def test_a_personal_value_is_not_in_the_reason(lake: Lake, tmp_path: Path) -> No
     columns = [{"name": "id", "physicalType": "int", "classification": "pii"}, TWO_COLUMNS[1]]
     contract = a_readings_contract(tmp_path, columns=columns)
     delivery = landed(tmp_path, contract, {"readings.csv": "id,name\n1,a\n555-1234,b\n"})
-    table = read_delivery(lake.spark, contract, [delivery])["sensors.readings"]
+    table = read_delivery(lake.spark, contract, [delivery])["sensors.readings"].read()
     assert [reason for _, _, reason, _ in rejected_rows(table)] == ["id: '(hidden)' is not int"]

@@ -20,7 +20,7 @@ def read(
     lake: Lake, tmp_path: Path, files: dict[str, str | bytes], columns: object = TWO_COLUMNS
 ) -> TableFrame:
     contract = a_readings_contract(tmp_path, columns=columns)  # type: ignore[arg-type]  # as YAML
-    return read_delivery(lake.spark, contract, [landed(tmp_path, contract, files)])["sensors.readings"]
+    return read_delivery(lake.spark, contract, [landed(tmp_path, contract, files)])["sensors.readings"].read()
 
 
 def details(table: TableFrame) -> list[str]:
@@ -102,7 +102,7 @@ def test_days_with_renamed_columns_are_reported_once(lake: Lake, tmp_path: Path)
         )
         for day in range(1, 4)
     ]
-    table = read_delivery(lake.spark, FLIGHTS, deliveries)["flights.departures"]
+    table = read_delivery(lake.spark, FLIGHTS, deliveries)["flights.departures"].read()
     where = "in 2013-01-01/departures.csv.gz and 2 more files"
     assert set(details(table)) == {
         f"column 'carrier' is missing {where}",

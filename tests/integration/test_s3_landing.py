@@ -374,7 +374,9 @@ def test_spark_reads_files_of_every_format_in_place_and_rejects_rows_with_file_a
     }
     open_landing(settings).replace(contract.name, "all", contents)
     delivery = find_delivery(settings, contract, "all")
-    table = read_delivery(landing_there(lake, settings).spark, contract, [delivery])["sensors.readings"]
+    table = read_delivery(landing_there(lake, settings).spark, contract, [delivery])[
+        "sensors.readings"
+    ].read()
     assert sorted(tuple(row) for row in table.frame.collect()) == [(1, "a"), (4, "d"), (5, "f"), (6, "g")]
     assert [(file, line) for file, line, _, _ in rejected_rows(table)] == [
         ("all/readings-2.csv.gz", 3),
