@@ -96,7 +96,7 @@ def write_trips(folder: Path, rows: int) -> None:
 
 def deliver_trips(settings: LakeSettings, contract: SetContract, files: Path) -> None:
     """Delivers files that were written once: as links, which take no time."""
-    folder = settings.landing / contract.name / DAY
+    folder = Path(settings.landing_root) / contract.name / DAY
     folder.mkdir(parents=True)
     for file in files.iterdir():
         (folder / file.name).hardlink_to(file)

@@ -9,7 +9,6 @@ import codecs
 import csv
 import difflib
 import gzip
-import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from lakeshare_pipelines.errors import ContractError, DeliveryError
 from lakeshare_pipelines.ingest.delivery import Delivery, LandingFile, assign_files, blame_changed_delivery
 from lakeshare_pipelines.settings import MAX_LINE_MB, MAX_UNPACKED_MB
 from lakeshare_pipelines.spark import functions as F
+from lakeshare_pipelines.spark.session import escape_glob
 from lakeshare_server.storage import parse_location
 
 if TYPE_CHECKING:
@@ -367,7 +367,7 @@ def _reader(spark: "SparkSession") -> "DataFrameReader":
 
 
 def _paths(files: Sequence[LandingFile]) -> list[str]:
-    return [re.sub(r"([{}\[\]*?\\])", r"\\\1", file.file.location) for file in files]
+    return [escape_glob(file.file.location) for file in files]
 
 
 INTEGERS = ("tinyint", "smallint", "int", "bigint")

@@ -53,6 +53,11 @@ def to_hadoop_path(location: str) -> str:
     return f"file://{location}" if location.startswith("/") else location
 
 
+def escape_glob(path: str) -> str:
+    """Returns the path as a pattern of Hadoop that fits it alone."""
+    return re.sub(r"([{}\[\]*?\\])", r"\\\1", path)
+
+
 def make_catalog_name(ref: str) -> str:
     """Returns the Spark catalog of a ref: `lake` for main, else the ref with `_` for special characters."""
     return MAIN_CATALOG if ref == "main" else re.sub(r"[^0-9A-Za-z]", "_", ref)

@@ -65,22 +65,18 @@ class TableAudit:
         self.is_whole = self.record is not None and self.record.is_whole
         self.is_daily = checks.is_daily(contract, table)
         self._counts: Mapping[str, int] | None = None
-        self._rows: DataFrame | None = None
 
     def verdicts(self, specs: list[CheckSpec]) -> list[Verdict]:
         try:
             with self._translate_errors():
-                rows = self._rows = self.staging.rows_of_run(self.staged, self.table).persist()
+                rows = self.staging.rows_of_run(self.staged, self.table)
         except PipelineError:
             raise
         except Exception as error:
             unreadable = checks.make_failed_finding(self.table, f"the staged table cannot be read: {error}")
             return [_make_verdict(spec, unreadable) for spec in specs]
-        try:
-            by_name = self._checks(rows)
-            return [_make_verdict(spec, self._run(by_name[spec.name])) for spec in specs]
-        finally:
-            rows.unpersist()
+        by_name = self._checks(rows)
+        return [_make_verdict(spec, self._run(by_name[spec.name])) for spec in specs]
 
     def _checks(self, rows: "DataFrame") -> dict[str, Callable[[], Finding]]:
         types = checks.get_types(rows.schema)
@@ -104,9 +100,7 @@ class TableAudit:
 
     @cached_property
     def _after(self) -> "DataFrame":
-        if self._rows is None:
-            raise ValueError(f"the rows of {self.table.name} are not read yet")
-        return self.staging.table_around(self.staged, self.table, self._rows)
+        return self.staging.table_after(self.staged, self.table)
 
     def _check_structure(self, types: Types) -> Finding:
         published = None if self._main is None else checks.get_types(self._main.schema)

@@ -9,6 +9,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -16,6 +17,7 @@ from urllib.parse import unquote
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.errors import BranchMoved, Conflict, NotAudited, WarehouseError
 from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_pipelines.spark.session import escape_glob, to_hadoop_path
 from lakeshare_pipelines.spark.stores import make_delta_options, translate_delta_errors
 from lakeshare_pipelines.wap import stage
 from lakeshare_pipelines.wap.serveable import ClientMatrix, compute_delta_matrix
@@ -46,6 +48,19 @@ COMMIT = re.compile(r"/\d+\.json")
 CLOCK_SLACK_MS = 24 * 3600 * 1000
 
 
+IN_FOLDERS = {"date", "string", "integer", "long"}
+"""Types of partition columns that Spark reads from the names of folders as Delta does from its log."""
+
+
+@dataclass
+class StagedLog:
+    """The log of a staging table: its last protocol and metadata, and its live files by their path as in the log."""
+
+    protocol: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
+    adds: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
 class DeltaStaging:
     """The tables of a set, each with a staging table of the run below it."""
 
@@ -69,7 +84,14 @@ class DeltaStaging:
         return published is not None and json.loads(base)[publication.table] >= published
 
     def write(
-        self, ref: str, table: Table, frame: "DataFrame", partitions: Sequence[str], run_id: str
+        self,
+        ref: str,
+        table: Table,
+        frame: "DataFrame",
+        partitions: Sequence[str],
+        run_id: str,
+        *,
+        is_large: bool = False,
     ) -> int:
         metadata = json.dumps(stage.run_properties(self.contract, run_id))
         writer = frame.write.format("delta").mode("overwrite").option("userMetadata", metadata)
@@ -107,17 +129,28 @@ class DeltaStaging:
         return digest.hexdigest()
 
     def rows_of_run(self, staged: Staged, table: Table) -> "DataFrame":
-        return self.lake.spark.read.format("delta").load(self.staged_location(table.name, staged.ref))
+        from pyspark.sql import types as T
+
+        read, location = self.lake.spark.read, self.staged_location(table.name, staged.ref)
+        log = self._read_staged_log(table.name, staged.ref)
+        if not log.adds or log.protocol["minReaderVersion"] > 1:
+            return read.format("delta").load(location)
+        schema = T.StructType.fromJson(json.loads(log.metadata["schemaString"]))
+        if not {schema[name].dataType.typeName() for name in log.metadata["partitionColumns"]} <= IN_FOLDERS:
+            return read.format("delta").load(location)
+        # Without features a reader has nothing to do but to read the files of the log (Delta protocol, "Reader
+        # Version Requirements"). Delta takes several Spark jobs to read the log, and more for each query.
+        paths = [to_hadoop_path(f"{location}/{unquote(path)}") for path in log.adds]
+        read = read.schema(schema).option("basePath", to_hadoop_path(location))
+        return read.parquet(*map(escape_glob, paths)).select(*(f"`{name}`" for name in schema.names))
 
     def count_written(self, staged: Staged, table: Table) -> int:
         return self.rows_of_run(staged, table).count()
 
     def table_after(self, staged: Staged, table: Table) -> "DataFrame":
-        return self.table_around(staged, table, self.rows_of_run(staged, table))
-
-    def table_around(self, staged: Staged, table: Table, rows: "DataFrame") -> "DataFrame":
         from pyspark.sql import functions as F
 
+        rows = self.rows_of_run(staged, table)
         before = self.on_main(staged, table)
         column = get_replaced_column(staged, table)
         if before is None or column is None:
@@ -365,18 +398,23 @@ class DeltaStaging:
 
     def list_staged_adds(self, name: str, ref: str) -> list[dict[str, Any]]:
         """The live `add` entries in the log of a staging table."""
-        adds: dict[str, dict[str, Any]] = {}
+        return list(self._read_staged_log(name, ref).adds.values())
+
+    def _read_staged_log(self, name: str, ref: str) -> StagedLog:
+        log = StagedLog()
         log_folder = f"{self.staged_location(name, ref)}/{LOG}"
         for found in self.lake.stores.list(log_folder):
             if not COMMIT.fullmatch(found.location.removeprefix(log_folder)):
                 continue
             for line in self.lake.stores.read(found.location).decode().splitlines():
                 action = json.loads(line)
+                log.protocol = action.get("protocol", log.protocol)
+                log.metadata = action.get("metaData", log.metadata)
                 if "remove" in action:
-                    adds.pop(action["remove"]["path"], None)
+                    log.adds.pop(action["remove"]["path"], None)
                 if "add" in action:
-                    adds[action["add"]["path"]] = action["add"]
-        return list(adds.values())
+                    log.adds[action["add"]["path"]] = action["add"]
+        return log
 
     def staged_location(self, name: str, ref: str) -> str:
         """Root folder of a table at a staging location."""

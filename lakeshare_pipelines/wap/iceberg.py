@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ATTEMPTS = 5
+MAX_OPEN_FILES = 31
 
 
 @dataclass(frozen=True)
@@ -229,17 +230,31 @@ class IcebergStaging:
         return iceberg_tables(self.lake).find(publication.table, f"main@{base}") is not None
 
     def write(
-        self, ref: str, table: Table, frame: "DataFrame", partitions: Sequence[str], run_id: str
+        self,
+        ref: str,
+        table: Table,
+        frame: "DataFrame",
+        partitions: Sequence[str],
+        run_id: str,
+        *,
+        is_large: bool = False,
     ) -> int:
         self._prepare(ref, table)
         writer = frame.writeTo(self.lake.table_at(table.name, ref))
         for name, value in stage.run_properties(self.contract, run_id).items():
             writer = writer.option(f"snapshot-property.{name}", value)
+        if (
+            is_large
+            and self.lake.settings.spark_mode == "local"
+            and _has_one_partition_each(table, partitions)
+        ):
+            # Otherwise one task writes each day (a cluster's adaptive execution divides such days).
+            writer = writer.option("distribution-mode", "none").option("fanout-enabled", "true")
         writer.overwrite(replaced_rows_filter(table, partitions))
         state = get_state(self.lake, table.name, ref)
         _, snapshot = open_metadata(self.lake.stores, state.metadata_location, state.snapshot_id)
         # Left out if none were added (Iceberg spec, "Optional Snapshot Summary Fields").
-        return int((snapshot.summary or {}).get("added-records") or 0)
+        return 0 if snapshot.summary is None else int(snapshot.summary.get("added-records") or 0)
 
     def make_serveable(self, ref: str, table: Table) -> tuple[str, ...]:
         promise = table.serveable_to
@@ -273,16 +288,6 @@ class IcebergStaging:
 
     def table_after(self, staged: Staged, table: Table) -> "DataFrame":
         return self.lake.table(table.name, staged.ref)
-
-    def table_around(self, staged: Staged, table: Table, rows: "DataFrame") -> "DataFrame":
-        from pyspark.sql import functions as F
-
-        partitions = staged.partitions_of(table.name)
-        if not table.partition_by or partitions == WHOLE:
-            return rows
-        # Iceberg skips the files of the run by this filter; rows without the value would be dropped by its first half.
-        others = ~replaced_rows_filter(table, partitions) | F.col(table.partition_by[0][0]).isNull()
-        return self.table_after(staged, table).where(others).unionByName(rows)
 
     def on_main(self, staged: Staged, table: Table) -> "DataFrame | None":
         if iceberg_tables(self.lake).find(table.name, f"main@{staged.base}") is None:
@@ -393,6 +398,12 @@ def format_create_table(target: str, table: Table) -> str:
         f"CREATE TABLE IF NOT EXISTS {target} ({columns}) USING iceberg{partitioned} "
         f"{located}TBLPROPERTIES ({table_properties})"
     )
+
+
+def _has_one_partition_each(table: Table, partitions: Sequence[str]) -> bool:
+    """Whether the rows of each of a few days are one partition of the table: a task has few files open."""
+    transforms = [transform for _, transform in table.partition_by]
+    return transforms == ["identity"] and partitions != WHOLE and len(partitions) <= MAX_OPEN_FILES
 
 
 def replaced_rows_filter(table: Table, partitions: Sequence[str]) -> "Column":

@@ -74,9 +74,19 @@ class Staging(Protocol):
         """Whether the state `base` of main has what was published, or was written on top of it."""
 
     def write(
-        self, ref: str, table: Table, frame: "DataFrame", partitions: Sequence[str], run_id: str
+        self,
+        ref: str,
+        table: Table,
+        frame: "DataFrame",
+        partitions: Sequence[str],
+        run_id: str,
+        *,
+        is_large: bool = False,
     ) -> int:
-        """Replace the table's `partitions` at the staging location by `frame`; returns the number of its rows."""
+        """Replace the table's `partitions` at the staging location by `frame`; returns the number of its rows.
+
+        A frame that `is_large` is written by several tasks at once, each to files of its own.
+        """
 
     def make_serveable(self, ref: str, table: Table) -> tuple[str, ...]:
         """Rewrite staged files that a promised client cannot read; returns the reason codes that it removed."""
@@ -95,9 +105,6 @@ class Staging(Protocol):
 
     def table_after(self, staged: Staged, table: Table) -> "DataFrame":
         """The whole table as it will be on main after publication."""
-
-    def table_around(self, staged: Staged, table: Table, rows: "DataFrame") -> "DataFrame":
-        """`table_after` with `rows`, which are those of `rows_of_run`: cached ones are not read again."""
 
     def on_main(self, staged: Staged, table: Table) -> "DataFrame | None":
         """The table on main at the start of the run; None before the first publication."""
@@ -122,6 +129,9 @@ class Staging(Protocol):
     def discard(self, ref: str) -> None:
         """Remove the staging location; no effect when it is gone, or when its set began to land."""
 
+
+LARGE_BYTES = 64 << 20
+"""Deliveries from this size on are written by several tasks; smaller ones would become many small files."""
 
 PROPERTY = "lakeshare."
 """Prefix of our properties in Nessie commits, Iceberg snapshots and Delta commits."""
@@ -350,6 +360,7 @@ def _write_all(
     read = read_delivery(lake.spark, contract, deliveries, limits)
     frames: dict[str, DataFrame] = {}
     inputs = {name for table in contract.tables for name in table.depends_on}
+    is_large = sum(file.size_bytes for delivery in deliveries for file in delivery.files) >= LARGE_BYTES
     written = []
     try:
         for table in contract.tables:
@@ -366,7 +377,9 @@ def _write_all(
                 if table.name in frames:
                     frames[table.name].unpersist()
                 frames[table.name] = frame.cache() if table.name in inputs else frame
-                rows = staging.write(draft.ref, table, frames[table.name], partitions, draft.run_id)
+                rows = staging.write(
+                    draft.ref, table, frames[table.name], partitions, draft.run_id, is_large=is_large
+                )
                 log.info("wrote %s rows of %s to %s", rows, table.name, draft.ref)
                 return rows
 

@@ -25,6 +25,32 @@ from tests.builders.audits import (
 )
 
 
+@pytest.mark.parametrize("kind", ["string", "date", "double"])
+def test_staged_rows_are_read_as_delta_reads_them_whatever_their_partition(lake, kind):
+    """Without Delta's log, but for types that it writes otherwise than folders are named."""
+    columns = (Column("part", kind), Column("id", "int"), Column("seen", "timestamp"))
+    parts = {
+        "string": ("'a b'", "'ä%2F'", "'{x}[1]*?'", "'a=b/c:d'", "'\\\\'", "'__'", "'01'", "null"),
+        "date": ("date'2024-02-29'", "date'0001-01-01'", "null"),
+        "double": ("1.0d", "double('NaN')", "-1e300d", "null"),
+    }[kind]
+    rows = ", ".join(f"({part}, {at}, now())" for at, part in enumerate(parts))
+    table = carriers(columns=columns, partition_by=(("part", "identity"),), format="delta")
+    contract = a_set(table, partitioning="none")
+    staged = stage_rows(lake, contract, carriers=f"SELECT col1 part, col2 id, col3 seen FROM VALUES {rows}")
+
+    staging = staging_for(lake, contract)
+    found = staging.rows_of_run(staged, contract.tables[0])
+
+    location = staging.staged_location(contract.tables[0].name, staged.ref)
+    expected = lake.spark.read.format("delta").load(location)
+    assert found.schema == expected.schema
+    assert sorted(map(repr, found.collect())) == sorted(map(repr, expected.collect()))
+    assert len(found.collect()) == len(parts)
+    plan = found._jdf.queryExecution().executedPlan().toString()
+    assert ("InMemoryFileIndex" in plan) == (kind != "double"), plan
+
+
 def test_a_missing_column_and_one_of_another_type_fail_the_structure_and_what_they_are_needed_for(lake):
     """What reading found wrong is a problem too. Iceberg refuses such rows; reading writes neither."""
     contract = a_set(

@@ -426,11 +426,11 @@ def test_a_store_that_fails_or_an_object_that_changes_during_a_run_publishes_not
     write = DeltaStaging.write
 
     def fails_at_write(fault: Callable[[], object], error: type[DeliveryError], match: str) -> None:
-        """The delivery was found, checked and counted: only the rows are still to be read by Spark."""
+        """The delivery was found and checked: only the rows are still to be read by Spark."""
 
-        def faulty(*given: Any) -> None:
+        def faulty(*given: Any, **options: Any) -> int:
             fault()
-            write(*given)
+            return write(*given, **options)
 
         with monkeypatch.context() as patched:
             patched.setattr(DeltaStaging, "write", faulty)
