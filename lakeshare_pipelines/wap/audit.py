@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 
 JITTER_S = 2.0
 WHOLE_TABLE = "all"
+MAX_HELD_VALUES = 2_000_000
+"""Staged rows with no more values are held in Spark's memory; to hold more costs longer than to read columns again."""
 
 T = TypeVar("T")
 
@@ -65,18 +67,27 @@ class TableAudit:
         self.is_whole = self.record is not None and self.record.is_whole
         self.is_daily = checks.is_daily(contract, table)
         self._counts: Mapping[str, int] | None = None
+        self._rows: DataFrame | None = None
 
     def verdicts(self, specs: list[CheckSpec]) -> list[Verdict]:
         try:
             with self._translate_errors():
-                rows = self.staging.rows_of_run(self.staged, self.table)
+                rows = self._rows = self.staging.rows_of_run(self.staged, self.table)
+                if self._is_small():
+                    rows.persist()
         except PipelineError:
             raise
         except Exception as error:
             unreadable = checks.make_failed_finding(self.table, f"the staged table cannot be read: {error}")
             return [_make_verdict(spec, unreadable) for spec in specs]
-        by_name = self._checks(rows)
-        return [_make_verdict(spec, self._run(by_name[spec.name])) for spec in specs]
+        try:
+            by_name = self._checks(rows)
+            return [_make_verdict(spec, self._run(by_name[spec.name])) for spec in specs]
+        finally:
+            rows.unpersist()
+
+    def _is_small(self) -> bool:
+        return self.record is not None and self.record.rows * len(self.table.columns) <= MAX_HELD_VALUES
 
     def _checks(self, rows: "DataFrame") -> dict[str, Callable[[], Finding]]:
         types = checks.get_types(rows.schema)
@@ -100,7 +111,9 @@ class TableAudit:
 
     @cached_property
     def _after(self) -> "DataFrame":
-        return self.staging.table_after(self.staged, self.table)
+        if self._rows is None:
+            raise ValueError(f"the rows of {self.table.name} are not read yet")
+        return self.staging.table_around(self.staged, self.table, self._rows)
 
     def _check_structure(self, types: Types) -> Finding:
         published = None if self._main is None else checks.get_types(self._main.schema)

@@ -148,9 +148,11 @@ class DeltaStaging:
         return self.rows_of_run(staged, table).count()
 
     def table_after(self, staged: Staged, table: Table) -> "DataFrame":
+        return self.table_around(staged, table, self.rows_of_run(staged, table))
+
+    def table_around(self, staged: Staged, table: Table, rows: "DataFrame") -> "DataFrame":
         from pyspark.sql import functions as F
 
-        rows = self.rows_of_run(staged, table)
         before = self.on_main(staged, table)
         column = get_replaced_column(staged, table)
         if before is None or column is None:

@@ -289,6 +289,16 @@ class IcebergStaging:
     def table_after(self, staged: Staged, table: Table) -> "DataFrame":
         return self.lake.table(table.name, staged.ref)
 
+    def table_around(self, staged: Staged, table: Table, rows: "DataFrame") -> "DataFrame":
+        from pyspark.sql import functions as F
+
+        partitions = staged.partitions_of(table.name)
+        if not table.partition_by or partitions == WHOLE:
+            return rows
+        # Iceberg skips the files of the run by this filter; rows without the value would be dropped by its first half.
+        others = ~replaced_rows_filter(table, partitions) | F.col(table.partition_by[0][0]).isNull()
+        return self.table_after(staged, table).where(others).unionByName(rows)
+
     def on_main(self, staged: Staged, table: Table) -> "DataFrame | None":
         if iceberg_tables(self.lake).find(table.name, f"main@{staged.base}") is None:
             return None

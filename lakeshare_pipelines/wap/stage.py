@@ -106,6 +106,9 @@ class Staging(Protocol):
     def table_after(self, staged: Staged, table: Table) -> "DataFrame":
         """The whole table as it will be on main after publication."""
 
+    def table_around(self, staged: Staged, table: Table, rows: "DataFrame") -> "DataFrame":
+        """`table_after` with `rows`, which are those of `rows_of_run`: held ones are not read again."""
+
     def on_main(self, staged: Staged, table: Table) -> "DataFrame | None":
         """The table on main at the start of the run; None before the first publication."""
 

@@ -1,6 +1,6 @@
 """A port in front of a store that a test closes and opens: a store that goes down in the middle, and comes back.
 
-It also counts the requests that pass.
+It counts the requests, and may refuse some with 503, as a store does that has too many.
 """
 
 import re
@@ -13,6 +13,11 @@ from dataclasses import dataclass, field
 
 REQUEST_LINE = re.compile(rb"(?:^|\n)(GET|HEAD|PUT|POST|DELETE) /\S* HTTP/1\.1\r\n")
 LONGEST_LINE = 8192
+SLOW_DOWN_BODY = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+SLOW_DOWN = (
+    b"HTTP/1.1 503 Slow Down\r\nContent-Type: application/xml\r\nConnection: close\r\n"
+    b"Content-Length: %d\r\n\r\n%s" % (len(SLOW_DOWN_BODY), SLOW_DOWN_BODY)
+)
 
 
 @dataclass
@@ -26,6 +31,9 @@ class StoreGate:
     sockets: set[socket.socket] = field(default_factory=set)
     # By method.
     requests: "Counter[str]" = field(default_factory=Counter)
+    # Of so many requests one is refused; 0: none.
+    refuses_every: int = 0
+    refused: int = 0
 
     def close(self) -> None:
         self.is_open = False
@@ -41,7 +49,7 @@ class StoreGate:
             client.close()
             return
         server = socket.create_connection(("127.0.0.1", self.port))
-        ends = (client, server, self._count()), (server, client, lambda _: None)
+        ends = (client, server, self._count()), (server, client, lambda _: False)
         self.sockets |= {client, server}
         threads = [threading.Thread(target=_forward, args=pair, daemon=True) for pair in ends]
         for thread in threads:
@@ -52,11 +60,11 @@ class StoreGate:
         client.close()
         server.close()
 
-    def _count(self) -> Callable[[bytes], None]:
-        """Counts the requests of one connection."""
+    def _count(self) -> Callable[[bytes], bool]:
+        """Counts the requests of one connection, and says of each piece whether its request is to be refused."""
         left = b""
 
-        def count(piece: bytes) -> None:
+        def count(piece: bytes) -> bool:
             nonlocal left
             text, end = left + piece, 0
             for line in REQUEST_LINE.finditer(text):
@@ -64,14 +72,24 @@ class StoreGate:
                 end = line.end() - 1
             # The beginning of a line may be in this piece, and its end in the next one.
             left = text[max(end, text.rfind(b"\n"), len(text) - LONGEST_LINE) :]
+            if not self.refuses_every or not REQUEST_LINE.match(piece):
+                return False
+            is_refused = self.requests.total() % self.refuses_every == 0
+            self.refused += is_refused
+            return is_refused
 
         return count
 
 
-def _forward(source: socket.socket, target: socket.socket, note: Callable[[bytes], None]) -> None:
+def _forward(source: socket.socket, target: socket.socket, refuses: Callable[[bytes], bool]) -> None:
     with suppress(OSError):
         while piece := source.recv(65536):
-            note(piece)
+            if refuses(piece):
+                source.sendall(SLOW_DOWN)
+                source.shutdown(socket.SHUT_WR)
+                while source.recv(65536):
+                    pass
+                break
             target.sendall(piece)
     for one in (source, target):
         with suppress(OSError):

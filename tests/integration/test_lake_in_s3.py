@@ -243,7 +243,7 @@ def gate(s3: S3Server) -> Iterator[StoreGate]:
 
 
 @pytest.mark.usefixtures("s3_keys")
-def test_a_store_that_is_down_at_any_step_publishes_nothing_and_a_rerun_succeeds(
+def test_a_store_that_is_down_at_any_step_publishes_nothing_and_one_that_asks_to_slow_down_is_asked_again(
     s3, gate, lake, catalog, contract
 ):
     bucket = f"gated-{uuid4().hex[:8]}"
@@ -273,3 +273,11 @@ def test_a_store_that_is_down_at_any_step_publishes_nothing_and_a_rerun_succeeds
     published = a_run().publish(staged, verdicts)
     assert [(p.version, p.rows) for p in published] == [(0, 2), (0, 1)]
     a_run().require_spark_reads_the_same()
+    gate.refuses_every = 20
+    slow = a_run()
+    slow.deliver(MONDAY, orders(MONDAY, 3))
+    staged = stage(slow.lake, contract, [MONDAY], "run2")
+    published = slow.publish(staged, audit_and_save(slow.lake, contract, staged))
+    assert [(p.version, p.rows) for p in published] == [(1, 3), (1, 1)]
+    slow.require_spark_reads_the_same()
+    assert gate.refused >= 3
