@@ -627,31 +627,31 @@ class TableFrame:
 
 @dataclass(frozen=True)
 class DeliveredTable:
-    """The checked files of a table, by structure; `write` and `read` read their rows."""
+    """The checked files of a table, in groups of one structure; `write` and `read` read their rows."""
 
     contract: SetContract
     table: Table
     groups: Sequence[RawRows]
 
-    def write(self, write: "Callable[[DataFrame], int]") -> TableFrame:
+    def write(self, replace_rows: "Callable[[DataFrame], int]") -> TableFrame:
         """Reads and writes the rows in one pass, if none is rejected; rejected ones are found in another pass.
 
-        `write` replaces what it wrote before, and returns the number of rows. It is called again if a column is of
-        another type than the contract's, with that column empty.
+        `replace_rows` writes a frame in place of what it wrote before, and returns the number of rows. It is called
+        again if a column is of another type than the contract's, with that column empty.
         """
         from pyspark.sql import Observation
 
         observation, judged = Observation(), validate_rows(self.contract, self.table, self.groups)
         rejected = F.count_if(F.col(REASON).isNotNull()).alias(_REJECTED)
         frame = self._select_valid(judged.observe(observation, rejected))
-        rows = write(frame)
+        rows = replace_rows(frame)
         # The plan of a frame without rows may have lost its observation. Stages that are run again may count a row
         # twice: no rejected row stays none.
         if rows and observation.get.get(_REJECTED) == 0:
             return TableFrame(frame, rows, problems=merge_problems(self._find_column_problems()))
         found = self.read()
         if found.rows != rows:
-            write(found.frame)
+            replace_rows(found.frame)
         return found
 
     def read(self) -> TableFrame:

@@ -429,7 +429,7 @@ def _make_batch(frame: "DataFrame") -> "Batch":
         analytics_enabled=False,
     )
     context = get_context(project_config=config, mode="ephemeral")
-    # To hold all columns of a large table costs more than to read some of them again.
+    # The audit decides which frames are held, and releases them.
     source = context.data_sources.add_spark("lake", persist=False)
     definition = source.add_dataframe_asset("frame").add_batch_definition_whole_dataframe("all rows")
     return definition.get_batch({"dataframe": frame})

@@ -17,6 +17,7 @@ from urllib.parse import unquote
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.errors import BranchMoved, Conflict, NotAudited, WarehouseError
 from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_pipelines.spark.rows import column_by_name
 from lakeshare_pipelines.spark.session import escape_glob, to_hadoop_path
 from lakeshare_pipelines.spark.stores import make_delta_options, translate_delta_errors
 from lakeshare_pipelines.wap import stage
@@ -46,8 +47,6 @@ ABSENT = -1
 COMMIT = re.compile(r"/\d+\.json")
 # Commits carry the clock of their writer.
 CLOCK_SLACK_MS = 24 * 3600 * 1000
-
-
 IN_FOLDERS = {"date", "string", "integer", "long"}
 """Types of partition columns that Spark reads from the names of folders as Delta does from its log."""
 
@@ -142,7 +141,7 @@ class DeltaStaging:
         # Version Requirements"). Delta takes several Spark jobs to read the log, and more for each query.
         paths = [to_hadoop_path(f"{location}/{unquote(path)}") for path in log.adds]
         read = read.schema(schema).option("basePath", to_hadoop_path(location))
-        return read.parquet(*map(escape_glob, paths)).select(*(f"`{name}`" for name in schema.names))
+        return read.parquet(*map(escape_glob, paths)).select(*map(column_by_name, schema.names))
 
     def count_written(self, staged: Staged, table: Table) -> int:
         return self.rows_of_run(staged, table).count()

@@ -4,13 +4,16 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.functions import input_file_name
 
 from lakeshare_pipelines.contracts import load_contracts
 from lakeshare_pipelines.errors import ContractError
 from lakeshare_pipelines.ingest.frame import TableFrame, read_delivery
 from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_pipelines.wap.stage import stage, staging_for
 from lakeshare_pipelines.wap.staged import Lake
 from tests.builders.landing import a_readings_contract, landed, parquet_bytes, with_other_columns
+from tests.builders.sets import a_contract, a_delivery, an_order, orders
 
 FLIGHTS, _ = load_contracts()
 TWO_COLUMNS = [{"name": "id", "physicalType": "int"}, {"name": "name", "logicalType": "string"}]
@@ -110,3 +113,41 @@ def test_days_with_renamed_columns_are_reported_once(lake: Lake, tmp_path: Path)
         f"column 'airline' is not in the contract {where}",
     }
     assert table.frame.count() == 90
+
+
+@pytest.mark.parametrize("table_format", ["iceberg", "delta"])
+def test_what_is_staged_is_what_was_read_also_where_rows_are_rejected_or_a_column_is_left_empty(
+    lake: Lake, tmp_path: Path, table_format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Written once, and again without the column; the derived table reads the rows twice."""
+    total = "SELECT day, count(*) AS orders, sum(amount) AS amount FROM {orders} GROUP BY day"
+    joined = (
+        "SELECT a.day, count(*) AS orders, sum(b.amount) AS amount "
+        "FROM {orders} a JOIN {orders} b ON a.id = b.id GROUP BY a.day"
+    )
+    contract = a_contract(tmp_path, f"reread_{table_format}", table_format, **{total: joined})
+    day, staging = "2024-01-01", staging_for(lake, contract)
+    folder = a_delivery(lake.settings, contract, day, orders(day, 3))
+    staged, files = [stage(lake, contract, [day], "good")], list[int]()
+    monkeypatch.setattr("lakeshare_pipelines.wap.stage.LARGE_BYTES", 1)
+    more = [an_order(day, 7, customer=""), an_order("no day", 8)]
+    # Columns in another order make it a file of another structure.
+    unfit = [dict(reversed(an_order(day, 9, amount="a lot").items()))] * 2
+    for name, rows in {"orders-2": more, "orders-3": unfit}.items():
+        a_delivery(lake.settings, contract, day, rows).joinpath("orders.csv").rename(folder / f"{name}.csv")
+    a_delivery(lake.settings, contract, day, orders(day, 3))
+    staged.append(stage(lake, contract, [day], "bad"))
+    for each, count in zip(staged, (3, 6), strict=True):
+        read, derived = (staging.rows_of_run(each, table) for table in contract.tables)
+        [sums] = derived.collect()
+        amounts = [row.amount for row in read.collect() if row.amount is not None]
+        assert [table.rows for table in each.tables] == [count, 1]
+        assert (read.count(), len(amounts)) == (count, min(count, 4))
+        # The column that was left empty has the same key twice.
+        assert (sums.orders, sums.amount) == (count + 2 * (count == 6), sum(amounts))
+        files.append(read.select(input_file_name()).distinct().count())
+    assert [(table.rejected, table.problems) for table in staged[1].tables] == [
+        (1, ("column 'amount' is of another type than double in 2024-01-01/orders-3.csv",)),
+        (0, ()),
+    ]
+    assert files[0] == 1 < files[1]
