@@ -162,7 +162,7 @@ NANOS_AS_LONG = "spark.sql.legacy.parquet.nanosAsLong"
 
 @dataclass(frozen=True)
 class RawRows:
-    """Rows of files with the same structure: a frame with FILE, LINE, PARTITION, RAW and BAD, and their values.
+    """Rows of files with the same structure: a frame with FILE, LINE, PARTITION, RAW and BAD, their number, and values.
 
     `columns` are the delivered ones in the order of the file, `values` the values of the requested ones, `types` their
     types if the file has types; otherwise values are text, null where the contract defines it.
@@ -170,6 +170,7 @@ class RawRows:
 
     files: tuple[LandingFile, ...]
     frame: "DataFrame"
+    rows: int
     columns: tuple[str, ...]
     values: "Mapping[str, SparkColumn]"
     types: "Mapping[str, DataType] | None" = None
@@ -201,15 +202,14 @@ def _read_csv(spark: "SparkSession", files: tuple[LandingFile, ...], header: tup
     # The parser ends an open quote at the next delimiter, which would cut a field over two lines.
     quotes = F.length("value") - F.length(F.replace("value", F.lit('"')))
     unclosed = F.when(quotes % 2 == 1, F.lit("a quote is not closed"))
+    lines, number = _lines(spark, files, has_header=True)
     rows = (
-        _lines(spark, files)
-        .where((F.col(LINE) > 1) & (F.trim("value") != ""))
         # Exploded, so that the optimizer does not parse the line again for each field.
-        .select("*", F.explode(F.array(parsed)).alias(_PARSED))
+        lines.select("*", F.explode(F.array(parsed)).alias(_PARSED))
         .withColumn(BAD, F.coalesce(unclosed, _has_wrong_field_count(header)))
         .withColumn(RAW, F.substring("value", 1, RAW_CHARACTERS))
     )
-    return _select_texts(files, rows, header, reading)
+    return _select_texts(files, rows, number, header, reading)
 
 
 def _read_multiline(
@@ -227,17 +227,16 @@ def _read_multiline(
     )
     texts = [F.col(_PARSED)[f"_{i}"] for i in range(len(header))]
     joined = F.coalesce(F.col(_PARSED)[_BROKEN], F.concat_ws(reading.delimiter, *texts))
-    rows = (
-        # Records are counted, not lines; the header is the first.
-        _add_location(spark, files, records, F.to_csv(_PARSED), first=2)
-        .withColumn(BAD, _has_wrong_field_count(header))
-        .withColumn(RAW, F.substring(joined, 1, RAW_CHARACTERS))
+    # Records are counted, not lines; the header is the first.
+    located, number = _add_location(spark, files, records, F.to_csv(_PARSED), first=2)
+    rows = located.withColumn(BAD, _has_wrong_field_count(header)).withColumn(
+        RAW, F.substring(joined, 1, RAW_CHARACTERS)
     )
-    return _select_texts(files, rows, header, reading)
+    return _select_texts(files, rows, number, header, reading)
 
 
 def _read_json(spark: "SparkSession", files: tuple[LandingFile, ...], names: Sequence[str]) -> RawRows:
-    lines = _lines(spark, files).where(F.trim("value") != "")
+    lines, number = _lines(spark, files, has_header=False)
     keys = lines.select(F.explode(F.json_object_keys("value"))).distinct().collect()
     present = {row[0] for row in keys}
     fields = ", ".join(f"_{i} string" for i in range(len(names)))
@@ -250,13 +249,13 @@ def _read_json(spark: "SparkSession", files: tuple[LandingFile, ...], names: Seq
         .withColumn(BAD, F.when(F.col(_PARSED).isNull(), F.lit("the line is not one JSON object")))
         .withColumn(RAW, F.substring("value", 1, RAW_CHARACTERS))
     )
-    texts = _select_texts(files, rows, names, files[0].table.reading)
+    texts = _select_texts(files, rows, number, names, files[0].table.reading)
     values = {name: value for name, value in texts.values.items() if name in present}
     return replace(texts, columns=(*values, *sorted(present - set(names))), values=values)
 
 
 def _select_texts(
-    files: tuple[LandingFile, ...], rows: "DataFrame", names: Sequence[str], reading: Reading
+    files: tuple[LandingFile, ...], rows: "DataFrame", number: int, names: Sequence[str], reading: Reading
 ) -> RawRows:
     """Selects the fields of the parsed struct as an array of text, with the contract's null values as null."""
 
@@ -267,7 +266,7 @@ def _select_texts(
     texts = F.transform(fields, null_or_text) if reading.null_values else fields
     frame = rows.select(FILE, LINE, PARTITION, RAW, BAD, texts.alias(_TEXTS))
     values = {name: F.get(_TEXTS, i) for i, name in reversed(list(enumerate(names)))}
-    return RawRows(files, frame, tuple(names), values)
+    return RawRows(files, frame, number, tuple(names), values)
 
 
 def _read_parquet(spark: "SparkSession", group: Sequence[ReadableFile]) -> RawRows:
@@ -289,17 +288,22 @@ def _read_parquet(spark: "SparkSession", group: Sequence[ReadableFile]) -> RawRo
         given.append(column.alias(f"_{i}"))
     line = (F.col("_metadata.row_index") + 1).alias("_row")
     raw = F.substring(F.to_json(F.struct("*")), 1, RAW_CHARACTERS).alias(RAW)
-    located = _add_location(spark, files, rows.select(*given, raw, line, *_where()), None)
+    located, number = _add_location(spark, files, rows.select(*given, raw, line, *_where()), None)
     frame = located.withColumn(LINE, F.col("_row")).withColumn(BAD, F.lit(None).cast("string"))
     values = {name: F.col(f"_{i}") for i, name in enumerate(types)}
-    return RawRows(files, frame, tuple(types), values, types)
+    return RawRows(files, frame, number, tuple(types), values, types)
 
 
-def _lines(spark: "SparkSession", files: tuple[LandingFile, ...]) -> "DataFrame":
+def _lines(
+    spark: "SparkSession", files: tuple[LandingFile, ...], *, has_header: bool
+) -> "tuple[DataFrame, int]":
+    """Returns the lines that are neither blank nor a header, and their number."""
     rows = _reader(spark).text(_paths(files)).select("value", *_where())
-    located = _add_location(spark, files, rows, F.col("value"), first=1)
+    is_filled = F.trim("value") != ""
+    located, number = _add_location(spark, files, rows, F.col("value"), kept=is_filled, has_header=has_header)
     text = F.when(F.col(LINE) == 1, F.regexp_replace("value", f"^{BOM}", "")).otherwise(F.col("value"))
-    return located.withColumn("value", text)
+    lines = located.withColumn("value", text).where(is_filled)
+    return (lines.where(F.col(LINE) > 1) if has_header else lines), number
 
 
 def _where() -> "list[SparkColumn]":
@@ -316,21 +320,30 @@ def _add_location(
     rows: "DataFrame",
     counted: "SparkColumn | None",
     first: int = 1,
-) -> "DataFrame":
-    """Adds label and partition of the file, and the line if `counted` is given."""
+    *,
+    kept: "SparkColumn | None" = None,
+    has_header: bool = False,
+) -> "tuple[DataFrame, int]":
+    """Adds label and partition of the file, and the line if `counted` is given.
+
+    Returns the number of rows, too: of all, or of those that are `kept` and no header.
+    """
     # The content is counted, not only the rows: this scan is then planned as the one that reads them.
     count = F.count(counted) if counted is not None else F.count(F.lit(1))
-    blocks = rows.groupBy("_path", "_block").agg(F.min("_id"), count).collect()
+    is_kept = F.lit(True) if kept is None else kept
+    counts = count, F.count_if(is_kept), F.min_by(is_kept, "_id")
+    blocks = rows.groupBy("_path", "_block").agg(F.min("_id"), *counts).collect()
     by_path = {file.file.location: file for file in files}
     shifts: list[tuple[str, int, int, str, str]] = []
-    path_before, line = "", first
-    for path, block, lowest, rows_in_block in sorted((row[0], row[1], row[2], row[3]) for row in blocks):
+    path_before, line, number = "", first, 0
+    for path, block, lowest, rows_in_block, kept_rows, is_first_kept in sorted(map(tuple, blocks)):
+        number += kept_rows - (has_header and path != path_before and is_first_kept)
         line = line if path == path_before else first
         file = by_path[parse_location(unquote(path)).location]
         shifts.append((path, block, line - lowest, file.label, file.partition))
         path_before, line = path, line + rows_in_block
     located = rows.join(F.broadcast(_make_frame(spark, shifts)), ["_path", "_block"])
-    return located.withColumn(LINE, F.col("_id") + F.col("_shift"))
+    return located.withColumn(LINE, F.col("_id") + F.col("_shift")), number
 
 
 def _make_frame(spark: "SparkSession", shifts: Sequence[tuple[str, int, int, str, str]]) -> "DataFrame":
@@ -439,7 +452,6 @@ REASON = "__lakeshare_reason"
 _GROUP = "__lakeshare_group"
 _GIVEN = "__lakeshare_given_"
 _MISFIT = "__lakeshare_misfit_"
-_REJECTED = "rejected"
 SHOWN_CHARACTERS = 100
 # A column of which all values fail to parse, if at least this many, is of another type.
 MIN_TYPE_MISMATCHES = 2
@@ -639,15 +651,9 @@ class DeliveredTable:
         `replace_rows` writes a frame in place of what it wrote before, and returns the number of rows. It is called
         again if a column is of another type than the contract's, with that column empty.
         """
-        from pyspark.sql import Observation
-
-        observation, judged = Observation(), validate_rows(self.contract, self.table, self.groups)
-        rejected = F.count_if(F.col(REASON).isNotNull()).alias(_REJECTED)
-        frame = self._select_valid(judged.observe(observation, rejected))
+        frame = self._select_valid(validate_rows(self.contract, self.table, self.groups))
         rows = replace_rows(frame)
-        # The plan of a frame without rows may have lost its observation. Stages that are run again may count a row
-        # twice: no rejected row stays none.
-        if rows and observation.get.get(_REJECTED) == 0:
+        if rows == sum(group.rows for group in self.groups):
             return TableFrame(frame, rows, problems=merge_problems(self._find_column_problems()))
         found = self.read()
         if found.rows != rows:
