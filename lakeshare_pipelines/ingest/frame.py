@@ -330,13 +330,13 @@ def _add_location(
     """
     # The content is counted, not only the rows: this scan is then planned as the one that reads them.
     count = F.count(counted) if counted is not None else F.count(F.lit(1))
-    is_kept = F.lit(True) if kept is None else kept
-    counts = count, F.count_if(is_kept), F.min_by(is_kept, "_id")
+    counts = [count] if kept is None else [count, F.count_if(kept), F.min_by(kept, "_id")]
     blocks = rows.groupBy("_path", "_block").agg(F.min("_id"), *counts).collect()
     by_path = {file.file.location: file for file in files}
     shifts: list[tuple[str, int, int, str, str]] = []
     path_before, line, number = "", first, 0
-    for path, block, lowest, rows_in_block, kept_rows, is_first_kept in sorted(map(tuple, blocks)):
+    for path, block, lowest, rows_in_block, *of_kept in sorted(map(tuple, blocks)):
+        kept_rows, is_first_kept = of_kept or (rows_in_block, True)
         number += kept_rows - (has_header and path != path_before and is_first_kept)
         line = line if path == path_before else first
         file = by_path[parse_location(unquote(path)).location]

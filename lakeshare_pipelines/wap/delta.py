@@ -83,14 +83,7 @@ class DeltaStaging:
         return published is not None and json.loads(base)[publication.table] >= published
 
     def write(
-        self,
-        ref: str,
-        table: Table,
-        frame: "DataFrame",
-        partitions: Sequence[str],
-        run_id: str,
-        *,
-        is_large: bool = False,
+        self, ref: str, table: Table, frame: "DataFrame", partitions: Sequence[str], run_id: str
     ) -> int:
         metadata = json.dumps(stage.run_properties(self.contract, run_id))
         writer = frame.write.format("delta").mode("overwrite").option("userMetadata", metadata)

@@ -210,10 +210,10 @@ def _format_pairs(texts: Mapping[str, str], between: str) -> str:
 
 
 class IcebergStaging:
-    """The tables of a set on one Nessie branch."""
+    """The tables of a set on one Nessie branch; those of a day that `is_large` are written by several tasks."""
 
-    def __init__(self, lake: Lake, contract: SetContract) -> None:
-        self.lake, self.contract = lake, contract
+    def __init__(self, lake: Lake, contract: SetContract, *, is_large: bool = False) -> None:
+        self.lake, self.contract, self.is_large = lake, contract, is_large
         self.names = [table.name for table in contract.tables]
 
     def open(self, ref: str) -> str:
@@ -230,24 +230,14 @@ class IcebergStaging:
         return iceberg_tables(self.lake).find(publication.table, f"main@{base}") is not None
 
     def write(
-        self,
-        ref: str,
-        table: Table,
-        frame: "DataFrame",
-        partitions: Sequence[str],
-        run_id: str,
-        *,
-        is_large: bool = False,
+        self, ref: str, table: Table, frame: "DataFrame", partitions: Sequence[str], run_id: str
     ) -> int:
         self._prepare(ref, table)
         writer = frame.writeTo(self.lake.table_at(table.name, ref))
         for name, value in stage.run_properties(self.contract, run_id).items():
             writer = writer.option(f"snapshot-property.{name}", value)
-        if (
-            is_large
-            and self.lake.settings.spark_mode == "local"
-            and _has_one_partition_each(table, partitions)
-        ):
+        is_local = self.lake.settings.spark_mode == "local"
+        if self.is_large and is_local and _has_one_partition_each(table, partitions):
             # Otherwise one task writes each day (a cluster's adaptive execution divides such days).
             writer = writer.option("distribution-mode", "none").option("fanout-enabled", "true")
         writer.overwrite(replaced_rows_filter(table, partitions))

@@ -74,19 +74,9 @@ class Staging(Protocol):
         """Whether the state `base` of main has what was published, or was written on top of it."""
 
     def write(
-        self,
-        ref: str,
-        table: Table,
-        frame: "DataFrame",
-        partitions: Sequence[str],
-        run_id: str,
-        *,
-        is_large: bool = False,
+        self, ref: str, table: Table, frame: "DataFrame", partitions: Sequence[str], run_id: str
     ) -> int:
-        """Replace the table's `partitions` at the staging location by `frame`; returns the number of its rows.
-
-        A frame that `is_large` is written by several tasks at once, each to files of its own.
-        """
+        """Replace the table's `partitions` at the staging location by `frame`; returns the number of its rows."""
 
     def make_serveable(self, ref: str, table: Table) -> tuple[str, ...]:
         """Rewrite staged files that a promised client cannot read; returns the reason codes that it removed."""
@@ -172,8 +162,8 @@ def get_landed_run(properties: Mapping[str, Any], set_name: str) -> str | None:
     return str(properties[PROPERTY + "run"])
 
 
-def staging_for(lake: Lake, contract: SetContract) -> Staging:
-    """The staging of the set's format, and for Iceberg of the lake's catalog.
+def staging_for(lake: Lake, contract: SetContract, size_bytes: int = 0) -> Staging:
+    """The staging of the set's format, and for Iceberg of the lake's catalog, for deliveries of a size.
 
     Raises:
         ContractError: the tables have different formats.
@@ -193,7 +183,8 @@ def staging_for(lake: Lake, contract: SetContract) -> Staging:
         )
     if formats != {"iceberg"}:
         return DeltaStaging(lake, contract)
-    return IcebergStaging(lake, contract) if lake.named_catalog is None else BranchStaging(lake, contract)
+    kind = IcebergStaging if lake.named_catalog is None else BranchStaging
+    return kind(lake, contract, is_large=size_bytes >= LARGE_BYTES)
 
 
 def select_view_rows(contract: SetContract, table: Table, view: View, rows: "DataFrame") -> "DataFrame":
@@ -324,9 +315,9 @@ def stage(
     partitions = tuple(partitions)
     require_reachable(lake.stores, contract)
     deliveries = [find_delivery(lake.settings, contract, partition) for partition in partitions]
-    staging = staging_for(lake, contract)
     ref = make_staging_name(contract.name, partitions, run_id, attempt)
     files = {file.location: file.size_bytes for delivery in deliveries for file in delivery.files}
+    staging = staging_for(lake, contract, sum(files.values()))
     with (
         translate_errors(lake.settings, f"staging {ref}", files),
         _discard_on_failure(lake, staging, ref),
@@ -363,7 +354,6 @@ def _write_all(
     read = read_delivery(lake.spark, contract, deliveries, limits)
     frames: dict[str, DataFrame] = {}
     inputs = {name for table in contract.tables for name in table.depends_on}
-    is_large = sum(file.size_bytes for delivery in deliveries for file in delivery.files) >= LARGE_BYTES
     written = []
     try:
         for table in contract.tables:
@@ -380,9 +370,7 @@ def _write_all(
                 if table.name in frames:
                     frames[table.name].unpersist()
                 frames[table.name] = frame.cache() if table.name in inputs else frame
-                rows = staging.write(
-                    draft.ref, table, frames[table.name], partitions, draft.run_id, is_large=is_large
-                )
+                rows = staging.write(draft.ref, table, frames[table.name], partitions, draft.run_id)
                 log.info("wrote %s rows of %s to %s", rows, table.name, draft.ref)
                 return rows
 

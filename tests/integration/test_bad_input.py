@@ -227,9 +227,9 @@ def require_refused_while_the_delivery_changes(lake, catalog, contract, day, pat
     owner = getattr(__import__(module, fromlist=["_"]), dotted.split(".")[0])
     write = owner.write
 
-    def write_while_more_arrives(*args, **options):
+    def write_while_more_arrives(*args):
         a_delivery(lake.settings, contract, day, orders(day, 5))
-        return write(*args, **options)
+        return write(*args)
 
     patch.setattr(owner, "write", write_while_more_arrives)
     with pytest.raises(DeliveryError, match=f"{contract.name}/{day}"):

@@ -124,8 +124,8 @@ def after_first_write(patch: pytest.MonkeyPatch, staging: type, work: Callable[[
     """Let a staging do other work after it wrote its first table."""
     write = staging.write
 
-    def write_then_work(*arguments, **options) -> int:
-        rows: int = write(*arguments, **options)
+    def write_then_work(*arguments) -> int:
+        rows: int = write(*arguments)
         patch.setattr(staging, "write", write)
         work()
         return rows

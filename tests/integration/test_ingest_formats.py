@@ -47,7 +47,10 @@ JSON = {**TEXTS, "id": 7, "big": -9_000_000_000, "ratio": 0.0015, "price": 12.30
 def read(lake: Lake, tmp_path: Path, contract: SetContract, **files: bytes | str) -> TableFrame:
     """Read files given as name__ending=content."""
     named = {name.replace("__", "."): content for name, content in files.items()}
-    return read_delivery(lake.spark, contract, [landed(tmp_path, contract, named)])["sensors.readings"].read()
+    delivered = read_delivery(lake.spark, contract, [landed(tmp_path, contract, named)])["sensors.readings"]
+    table = delivered.read()
+    assert sum(group.rows for group in delivered.groups) == table.rows + table.rejected_rows
+    return table
 
 
 def values_of(table: TableFrame) -> list[dict[str, object]]:

@@ -20,7 +20,10 @@ def rejected_rows(table: TableFrame) -> list[tuple[str, int, str, str]]:
 def read_csv(lake: Lake, tmp_path: Path, text: str, **reading: object) -> TableFrame:
     contract = a_readings_contract(tmp_path, columns=TWO_COLUMNS, reading=reading)
     delivery = landed(tmp_path, contract, {"readings.csv": text})
-    return read_delivery(lake.spark, contract, [delivery])["sensors.readings"].read()
+    delivered = read_delivery(lake.spark, contract, [delivery])["sensors.readings"]
+    table = delivered.read()
+    assert sum(group.rows for group in delivered.groups) == table.rows + table.rejected_rows
+    return table
 
 
 def test_bad_rows_are_rejected_with_their_line_and_the_good_ones_are_kept(lake: Lake, tmp_path: Path) -> None:

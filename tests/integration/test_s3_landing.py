@@ -428,9 +428,9 @@ def test_a_store_that_fails_or_an_object_that_changes_during_a_run_publishes_not
     def fails_at_write(fault: Callable[[], object], error: type[DeliveryError], match: str) -> None:
         """The delivery was found and checked: only the rows are still to be read by Spark."""
 
-        def faulty(*given: Any, **options: Any) -> int:
+        def faulty(*given: Any) -> int:
             fault()
-            return write(*given, **options)
+            return write(*given)
 
         with monkeypatch.context() as patched:
             patched.setattr(DeltaStaging, "write", faulty)
