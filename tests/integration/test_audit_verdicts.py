@@ -59,8 +59,9 @@ def given(verdicts: Verdicts):
 
 
 def test_good_rows_are_green_despite_a_warning_and_a_state_other_than_the_staged_one_is_not_judged(
-    lake, contract
+    lake, contract, monkeypatch
 ):
+    """Rows that are too many to be held in memory get the same verdicts."""
     staged = stage_rows(lake, contract, flights=flight_rows(600), carriers=carrier_rows("UA", "AA"))
 
     verdicts = audit(lake, contract, staged)
@@ -74,6 +75,8 @@ def test_good_rows_are_green_despite_a_warning_and_a_state_other_than_the_staged
     assert Verdicts.from_record(verdicts.as_record()) == verdicts
     with pytest.raises(BranchMoved):
         audit(lake, contract, replace(staged, head="0" * 64))
+    monkeypatch.setattr("lakeshare_pipelines.wap.audit.MAX_HELD_VALUES", 0)
+    assert audit(lake, contract, staged) == verdicts
 
 
 @pytest.mark.parametrize("contract", ["iceberg"], indirect=True)
