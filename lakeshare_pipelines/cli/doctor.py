@@ -24,7 +24,7 @@ from lakeshare_pipelines.spark.session import list_session_jars
 from lakeshare_pipelines.spark.stores import list_warehouses
 from lakeshare_server.errors import LakeshareError
 from lakeshare_server.storage import Stores
-from lakeshare_server.storage.probing import find_shortcoming
+from lakeshare_server.storage.stores import find_shortcoming
 
 MIN_FREE_BYTES = 2_000_000_000
 WEAKER = (

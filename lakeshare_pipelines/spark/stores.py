@@ -20,9 +20,9 @@ from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.jars import AZURE_JARS, GCS_JARS, S3_JARS
 from lakeshare_server.locations import AZURE, GCS, LOCAL, S3, azure_host
 from lakeshare_server.storage import ParsedLocation, Stores, parse_location
-from lakeshare_server.storage.probing import RIGHTS
 from lakeshare_server.storage.remote import CONNECT_S, READ_TIMEOUT_S, RETRIES, RETRIES_S
 from lakeshare_server.storage.sigv4 import is_aws
+from lakeshare_server.storage.stores import RIGHTS
 
 if TYPE_CHECKING:
     from lakeshare_server.storage.azure import AzureAccess

@@ -26,7 +26,7 @@ from lakeshare_pipelines.wap.stage import PROPERTY, Landed
 from lakeshare_pipelines.wap.staged import WHOLE, Lake, Staged
 from lakeshare_server.errors import StoreMissing, TableFilesMissing
 from lakeshare_server.locations import find_root, is_absolute, normalise_location
-from lakeshare_server.storage.probing import ONE_WRITER, takes_first_write
+from lakeshare_server.storage.stores import ONE_WRITER, takes_first_write
 from lakeshare_server.tables.delta.log import LOG, list_for_latest
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ Partition values decide every rule: other rules are refused when they are writte
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
 from decimal import Decimal
 from functools import cache, lru_cache
@@ -16,7 +16,6 @@ from lakeshare_server.catalog import EffectiveGrant
 from lakeshare_server.catalog.sharing import Change, Edit
 from lakeshare_server.catalog.sharing.states import list_grants, list_objects
 from lakeshare_server.errors import BadRequest, NotFound
-from lakeshare_server.protocol.sql_predicate import text_after_prefix
 from lakeshare_server.tables.predicates import (
     EVERYTHING,
     MAX_DEPTH,
@@ -30,6 +29,9 @@ from lakeshare_server.tables.predicates import (
     Or,
     Predicate,
     Value,
+    begins_with,
+    list_leaves,
+    replace_leaves,
 )
 from lakeshare_server.tables.restrictions import find_undecided_in_index
 from lakeshare_server.versions import TableVersions
@@ -110,15 +112,8 @@ def parse_rule(text: str, field: str = FIELD) -> Predicate:
 
 
 def find_properties(rule: Predicate) -> set[str]:
-    match rule:
-        case Not(operand):
-            return find_properties(operand)
-        case And(operands) | Or(operands):
-            return {name for operand in operands for name in find_properties(operand)}
-        case Compare(value=RecipientProperty() as name):
-            return {str(name)}
-        case _:
-            return set()
+    values = (leaf.value for leaf in list_leaves(rule) if isinstance(leaf, Compare))
+    return {str(value) for value in values if isinstance(value, RecipientProperty)}
 
 
 def bind_properties(rule: Predicate, properties: Mapping[str, Value]) -> Predicate:
@@ -129,19 +124,7 @@ def bind_properties(rule: Predicate, properties: Mapping[str, Value]) -> Predica
             case _:
                 return leaf
 
-    return _replace_leaves(rule, bind)
-
-
-def _replace_leaves(rule: Predicate, replace: Callable[[Predicate], Predicate]) -> Predicate:
-    match rule:
-        case Not(operand):
-            return Not(_replace_leaves(operand, replace))
-        case And(operands):
-            return And(tuple(_replace_leaves(operand, replace) for operand in operands))
-        case Or(operands):
-            return Or(tuple(_replace_leaves(operand, replace) for operand in operands))
-        case _:
-            return replace(rule)
+    return replace_leaves(rule, bind)
 
 
 @v_args(inline=True)
@@ -181,9 +164,7 @@ class _RuleTransformer(Transformer[Token, Any]):
             raise ValueError("LIKE takes a beginning alone, like 'EU%'")
         if prefix == text:
             return _negate(negation, Compare((column,), "=", text, TEXT))
-        after = text_after_prefix(prefix)
-        low = Compare((column,), ">=", prefix, TEXT)
-        return _negate(negation, low if after is None else And((low, Compare((column,), "<", after, TEXT))))
+        return _negate(negation, begins_with((column,), prefix, TEXT))
 
     def constant(self, value: Token) -> Predicate:
         return Constant(self.boolean(value))
@@ -290,7 +271,7 @@ def require_decidable(field: str, text: str, tables: Mapping[str, TableVersions]
         # The property's value differs per reader; only the column has to be decidable.
         return IsNull(leaf.column) if isinstance(leaf, Compare) and find_properties(leaf) else leaf
 
-    rule = _replace_leaves(parse_rule(text, field), unbind)
+    rule = replace_leaves(parse_rule(text, field), unbind)
     for name, versions in tables.items():
         try:
             index = versions.index(versions.latest())

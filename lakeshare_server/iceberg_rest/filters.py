@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
@@ -16,10 +16,13 @@ import orjson
 import pyarrow as pa
 
 from lakeshare_server.errors import BadRequest
-from lakeshare_server.tables.iceberg.partitions import json_value, text_after_prefix
+from lakeshare_server.tables.iceberg.partitions import json_value
 from lakeshare_server.tables.predicates import (
+    DATE,
+    EPOCH,
     EVERYTHING,
     MAX_DEPTH,
+    US,
     WIDE,
     And,
     Compare,
@@ -31,14 +34,12 @@ from lakeshare_server.tables.predicates import (
     Predicate,
     Unknown,
     Value,
+    begins_with,
 )
 
-DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 TIMESTAMP = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?(Z|[+-][0-9]{2}:[0-9]{2})?"
 )
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-US = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True)
@@ -307,8 +308,7 @@ def _leaf_predicate(column: NamedColumn, kind: str, literals: list[FilterConstan
     if value is not None and kind in COMPARISONS:
         return Compare(name, COMPARISONS[kind], value, None)
     if kind == "starts-with" and isinstance(value, str):
-        low, end = Compare(name, ">=", value, None), text_after_prefix(value)
-        return low if end is None or not value else And((low, Compare(name, "<", end, None)))
+        return begins_with(name, value, None)
     return Unknown(kind)
 
 

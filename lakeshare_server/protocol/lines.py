@@ -1,7 +1,6 @@
 """The lines of a response: capabilities and formats, head lines, file lines and change lines, in batches."""
 
 import json
-from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -14,6 +13,7 @@ from lakeshare_server.errors import BadRequest, Unserveable
 from lakeshare_server.storage.location_columns import texts
 from lakeshare_server.tables.delta.changes import CDC, VersionChanges
 from lakeshare_server.tables.index import FileIndex
+from lakeshare_server.tables.lines import total
 from lakeshare_server.tables.predicates import EVERYTHING, Predicate
 from lakeshare_server.tables.pruning import count_live_rows, evaluate
 from lakeshare_server.tables.serveability import missing_features, needed_features
@@ -276,6 +276,7 @@ def _vector_ends(files: pa.RecordBatch, sign: Sign) -> str | pa.Array:
 PIECE_ROWS = 1000
 # Most of a batch was read if more than one file in this many was used.
 PARTS = 8
+PLACE, SURE_ROWS = "place", "sure_rows"
 
 
 @dataclass
@@ -289,6 +290,14 @@ class Progress:
     # The start of the next page, None after the last page; and the rows that it has to find.
     next_place: int | None = None
     rows_wanted: int | None = None
+
+    def pieces(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """The files to send at once, counted."""
+        for start in range(0, batch.num_rows, PIECE_ROWS):
+            piece = batch.slice(start, PIECE_ROWS)
+            self.files += piece.num_rows
+            self.size_bytes += total(piece.column("size"))
+            yield piece
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,11 +316,8 @@ class SnapshotResponse:
             if batch is None:
                 yield b""
                 continue
-            for start in range(0, batch.num_rows, PIECE_ROWS):
-                piece = batch.slice(start, PIECE_ROWS)
-                progress.files += piece.num_rows
-                progress.size_bytes += pc.sum(piece.column("size"), min_count=0).as_py()
-                progress.rows = (progress.rows or 0) + pc.sum(count_live_rows(piece), min_count=0).as_py()
+            for piece in progress.pieces(batch):
+                progress.rows = (progress.rows or 0) + total(count_live_rows(piece))
                 yield lines.of(piece, sign)
 
     def _wanted(self, columns: Sequence[str], progress: Progress) -> Iterator[pa.RecordBatch]:
@@ -321,17 +327,21 @@ class SnapshotResponse:
                 return
             kept = self._kept(begin, batch, columns)
             if rows_left is not None:
-                kept = kept.filling(rows_left)
-            if room is not None and kept.files > room:
-                progress.next_place = kept.place(room)
-                kept = kept.first(room)
-                progress.rows_wanted = None if rows_left is None else rows_left - kept.rows
-                yield kept.batch
+                rows = kept.column(SURE_ROWS)
+                before = pc.subtract(pc.cumulative_sum(rows), rows)
+                kept = kept.slice(0, total(pc.less(before, rows_left)))
+            is_full = room is not None and kept.num_rows > room
+            if is_full:
+                progress.next_place = kept.column(PLACE)[room].as_py()
+                kept = kept.slice(0, room)
+            rows_left = None if rows_left is None else rows_left - total(kept.column(SURE_ROWS))
+            if is_full:
+                progress.rows_wanted = rows_left
+                yield kept
                 return
-            yield kept.batch
-            self.index.give_back(batch, is_read=kept.files * PARTS > batch.num_rows)
-            room = None if room is None else room - kept.files
-            rows_left = None if rows_left is None else rows_left - kept.rows
+            yield kept
+            self.index.give_back(batch, is_read=kept.num_rows * PARTS > batch.num_rows)
+            room = None if room is None else room - kept.num_rows
 
     def _from_start(self) -> Iterator[tuple[int, pa.RecordBatch]]:
         begin = 0
@@ -341,56 +351,22 @@ class SnapshotResponse:
                 yield begin + skipped, batch.slice(skipped)
             begin += batch.num_rows
 
-    def _kept(self, begin: int, batch: pa.RecordBatch, columns: Sequence[str]) -> "_SelectedFiles":
-        places = None
+    def _kept(self, begin: int, batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
+        """The selected files of a batch, with their places if they are sent in pages, and rows that surely count."""
+        more: dict[str, pa.Array] = {}
         if self.most is not None:
-            numbers = pa.py_buffer(array("q", range(begin, begin + batch.num_rows)))
-            places = pa.Int64Array.from_buffers(pa.int64(), batch.num_rows, [None, numbers])
-        if self.predicate == EVERYTHING:
-            rows = count_live_rows(batch) if self.rows_wanted is not None else None
-            return _SelectedFiles(batch, places, rows)
-        maybe = evaluate(self.predicate, batch)
-        rows = None
+            more[PLACE] = pa.arange(begin, begin + batch.num_rows)
+        maybe = None if self.predicate == EVERYTHING else evaluate(self.predicate, batch)
         if self.rows_wanted is not None:
+            rows = count_live_rows(batch)
             # Only rows that surely pass the predicate count towards the limit.
-            rows = pc.if_else(maybe.surely_all, count_live_rows(batch), 0).filter(maybe.true)
-        counted = [name for name in ("size", "rows", "dv_cardinality") if name in batch.schema.names]
-        return _SelectedFiles(
-            batch.select([*columns, *counted]).filter(maybe.true),
-            None if places is None else places.filter(maybe.true),
-            rows,
-        )
-
-
-@dataclass(frozen=True)
-class _SelectedFiles:
-    batch: pa.RecordBatch
-    places: pa.Array | None
-    surely: pa.Array | None
-
-    @property
-    def files(self) -> int:
-        return int(self.batch.num_rows)
-
-    def place(self, number: int) -> int:
-        if self.places is None:
-            raise AssertionError("a response in pages has places")
-        return int(self.places[number].as_py())
-
-    @property
-    def rows(self) -> int:
-        return 0 if self.surely is None else pc.sum(self.surely, min_count=0).as_py()
-
-    def first(self, files: int) -> "_SelectedFiles":
-        return _SelectedFiles(
-            self.batch.slice(0, files),
-            None if self.places is None else self.places.slice(0, files),
-            None if self.surely is None else self.surely.slice(0, files),
-        )
-
-    def filling(self, rows: int) -> "_SelectedFiles":
-        before = pc.subtract(pc.cumulative_sum(self.surely), self.surely)
-        return self.first(pc.sum(pc.less(before, rows), min_count=0).as_py())
+            more[SURE_ROWS] = rows if maybe is None else pc.if_else(maybe.surely_all, rows, 0)
+        if maybe is not None:
+            counted = [name for name in ("size", "rows", "dv_cardinality") if name in batch.schema.names]
+            batch = batch.select([*columns, *counted])
+        for name, values in more.items():
+            batch = batch.append_column(name, values)
+        return batch if maybe is None else batch.filter(maybe.true)
 
 
 def _gather(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch | None]:
@@ -529,10 +505,7 @@ class ChangeResponse:
                 yield head
             if batch is None:
                 continue
-            for start in range(0, batch.num_rows, PIECE_ROWS):
-                piece = batch.slice(start, PIECE_ROWS)
-                progress.files += piece.num_rows
-                progress.size_bytes += pc.sum(piece.column("size"), min_count=0).as_py()
+            for piece in progress.pieces(batch):
                 yield lines.of(piece, times_ms, sign)
 
     def _select(

@@ -34,6 +34,7 @@ from lakeshare_server.tables.predicates import (
     Unknown,
     Value,
     all_of,
+    begins_with,
     float32,
 )
 
@@ -136,8 +137,6 @@ COMPARISONS: dict[type[exp.Expr], Comparison] = {
 }
 # A pattern with these before its closing % is more than a prefix.
 WILDCARDS = frozenset("%_\\")
-LAST_CHARACTER = 0x10FFFF
-SURROGATES = range(0xD800, 0xE000)
 # sqlglot warns about unknown syntax; recipients' hints are not worth a log line.
 logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
 
@@ -313,10 +312,8 @@ def _comparison(operator: Comparison, left: exp.Expr, right: exp.Expr) -> Compar
 
 
 def _begins_with(node: exp.Expr, prefix: str) -> Predicate | None:
-    low, after = _text(">=", node, prefix), text_after_prefix(prefix)
-    if low is None or after is None:
-        return low
-    return And((low, Compare(low.column, "<", after, low.kind)))
+    low = _text(">=", node, prefix)
+    return None if low is None else begins_with(low.column, prefix, low.kind)
 
 
 def _text(operator: Comparison, node: exp.Expr, text: str) -> Compare | None:
@@ -324,15 +321,6 @@ def _text(operator: Comparison, node: exp.Expr, text: str) -> Compare | None:
     if column is None or column[1] not in (None, "string"):
         return None
     return Compare(column[0], operator, text, "string")
-
-
-def text_after_prefix(prefix: str) -> str | None:
-    """The first text, in byte order, that is greater than all texts that begin with the prefix."""
-    kept = prefix.rstrip(chr(LAST_CHARACTER))
-    if not kept:
-        return None
-    following = ord(kept[-1]) + 1
-    return kept[:-1] + chr(SURROGATES.stop if following in SURROGATES else following)
 
 
 def _column(node: exp.Expr) -> tuple[ColumnName, str | None] | None:

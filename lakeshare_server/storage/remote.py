@@ -1,4 +1,4 @@
-"""Stores: the interface, errors, object stores over obstore, signing keys and signed URLs of the local disk."""
+"""Stores: errors, object stores over obstore, signing keys and signed URLs of the local disk."""
 
 import hashlib
 import hmac
@@ -52,41 +52,6 @@ class StoredObject:
     size_bytes: int
     modified_ms: int
     etag: str | None
-
-
-class Store(Protocol):
-    """One root of one kind of store. Methods raise StoreMissing or StoreDenied (lasting) or Unavailable (passing)."""
-
-    def read(self, place: ParsedLocation) -> bytes:
-        """Reads the whole object."""
-
-    # A pyarrow.NativeFile; pyarrow has no types.
-    def open(self, place: ParsedLocation) -> Any:
-        """Opens the object as a seekable file."""
-
-    def list(self, prefix: ParsedLocation, after: ParsedLocation | None) -> Iterator[StoredObject]:
-        """Lists every object below `prefix`, recursively, in order of key."""
-
-    def folders(self, prefix: ParsedLocation) -> Sequence[str]:
-        """Returns the sorted names of the folders directly below `prefix`."""
-
-    def head(self, place: ParsedLocation) -> StoredObject | None:
-        """Returns the object's description, None if it does not exist."""
-
-    def write(self, place: ParsedLocation, content: bytes, *, if_absent: bool) -> bool:
-        """Writes the object whole or not at all; returns False, and writes nothing, if `if_absent` and it exists."""
-
-    def upload(self, path: Path, place: ParsedLocation) -> None:
-        """Writes the object from a file, in parts if it is large."""
-
-    def download(self, place: ParsedLocation, path: Path) -> None:
-        """Writes the object to a file, in pieces if it is large."""
-
-    def delete(self, place: ParsedLocation) -> None:
-        """Deletes the object; succeeds if it does not exist."""
-
-    def delete_folder(self, prefix: ParsedLocation) -> None:
-        """Deletes every object below `prefix`."""
 
 
 logger = logging.getLogger(__name__)
@@ -539,7 +504,7 @@ class StoreAccess(Protocol):
     def signs_slowly(self) -> bool:
         """Whether a URL takes more than about a microsecond (RSA, or signed by a service)."""
 
-    def open(self, place: ParsedLocation) -> Store:
+    def open(self, place: ParsedLocation) -> "RemoteStore":
         """Opens a root."""
 
     def signer(self, place: ParsedLocation, life_s: int, now_s: int) -> RootSigner:

@@ -1,4 +1,4 @@
-"""All stores behind one interface, and sessions that sign the files of a response.
+"""All stores behind one interface, what a store lets a writer do, and sessions that sign the files of a response.
 
 A session signs Arrow columns of locations, thousands in one call; signing blocks and belongs into a thread.
 """
@@ -7,8 +7,10 @@ import errno
 import io
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
 from stat import S_ISDIR, S_ISREG
@@ -183,7 +185,7 @@ class Stores:
         self.services = services or Services(settings.outside_answer_s)
         self.s3 = S3Access(settings, self.services)
         self._access: dict[str, StoreAccess] = {S3: self.s3}
-        self._opened: dict[str, remote.Store] = {"": LocalStore()}
+        self._opened: dict[str, LocalStore | remote.RemoteStore] = {"": LocalStore()}
         # One lock per root: slow credentials of one store do not delay others.
         self._opening: dict[str, Lock] = {}
 
@@ -273,7 +275,7 @@ class Stores:
             access = self._access.setdefault(place.kind, create(self.settings, self.services))
         return access
 
-    def _store(self, place: ParsedLocation) -> remote.Store:
+    def _store(self, place: ParsedLocation) -> LocalStore | remote.RemoteStore:
         opened = self._opened.get(place.root)
         if opened is None:
             with self._opening.setdefault(place.root, Lock()):
@@ -281,6 +283,72 @@ class Stores:
                 if opened is None:
                     opened = self._opened[place.root] = self.access(place).open(place)
         return opened
+
+
+MAX_SKEW_S = 60
+RIGHTS = (
+    "reading, writing, listing and deleting, in S3 s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket, in "
+    "Google Cloud Storage roles/storage.objectUser, in Azure Storage Blob Data Contributor"
+)
+ONE_WRITER = (
+    "Use a store that refuses a second write with `If-None-Match: *`, as AWS, MinIO, Ceph and SeaweedFS do."
+)
+
+
+@dataclass(frozen=True)
+class Shortcoming:
+    """What a store does not do for a writer, and the remedy."""
+
+    what: str
+    remedy: str
+
+
+def find_shortcoming(stores: Stores, location: str) -> Shortcoming | None:
+    """Writes, lists, reads and deletes an object in a folder of its own below `location`."""
+    folder = _make_folder(location)
+    probe, written_at_s = f"{folder}/object", time.time()
+    try:
+        stores.write(probe, b"1")
+        found = next(iter(stores.list(folder)), None)
+        stores.read(probe)
+        stores.delete_folder(folder)
+        is_exclusive = takes_first_write(stores, location)
+    except StoreMissing:
+        return Shortcoming(
+            f"{location} is in no bucket that exists", "Create the bucket, or correct the location."
+        )
+    except StoreDenied as error:
+        return Shortcoming(str(error).rstrip("."), f"Allow these credentials {RIGHTS}.")
+    except Unavailable as error:
+        return Shortcoming(error.what, error.fix)
+    if found is None:
+        what = f"the store of {location} does not list an object that was written just before"
+        return Shortcoming(what, "Use a store whose listings are consistent: tables are read by them.")
+    skew_s = abs(found.modified_ms / 1000 - written_at_s)
+    if skew_s > MAX_SKEW_S:
+        what = f"the clock of the store of {location} differs by {skew_s:.0f} s from this host's"
+        return Shortcoming(what, "Set both clocks by NTP: ages of files and signatures depend on them.")
+    if not is_exclusive:
+        what = f"the store of {location} lets a second write replace what must be written once"
+        return Shortcoming(what, f"{ONE_WRITER} Commits of Delta tables overwrite each other otherwise.")
+    return None
+
+
+def takes_first_write(stores: Stores, location: str) -> bool:
+    """Whether of two writes of an object that must not exist the store refuses the second.
+
+    Raises StoreDenied or Unavailable: the store does not let the object be written, or does not respond.
+    """
+    folder = _make_folder(location)
+    try:
+        first = stores.write(f"{folder}/object", b"1", if_absent=True)
+        return first and not stores.write(f"{folder}/object", b"2", if_absent=True)
+    finally:
+        stores.delete_folder(folder)
+
+
+def _make_folder(location: str) -> str:
+    return f"{location}/.lakeshare-probe-{uuid4().hex}"
 
 
 LOCAL_REFUSAL = "the table is on the server's own disk, which only the server hands out"

@@ -87,20 +87,60 @@ Predicate = Unknown | Constant | Compare | IsNull | Not | And | Or
 EVERYTHING = Constant(True)
 
 
-def rename_columns(predicate: Predicate, column_of: Callable[[ColumnName], ColumnName | None]) -> Predicate:
-    """Returns the predicate with renamed columns; a part whose column has no new name becomes `Unknown`."""
+def replace_leaves(predicate: Predicate, replaced: Callable[[Predicate], Predicate]) -> Predicate:
+    """Returns the predicate with other parts in place of those without operands."""
     match predicate:
         case Not(operand):
-            return Not(rename_columns(operand, column_of))
+            return Not(replace_leaves(operand, replaced))
         case And(operands):
-            return And(tuple(rename_columns(operand, column_of) for operand in operands))
+            return And(tuple(replace_leaves(operand, replaced) for operand in operands))
         case Or(operands):
-            return Or(tuple(rename_columns(operand, column_of) for operand in operands))
-        case Compare(column) | IsNull(column):
-            name = column_of(column)
-            return Unknown(str(column)) if name is None else replace(predicate, column=name)
+            return Or(tuple(replace_leaves(operand, replaced) for operand in operands))
         case _:
-            return predicate
+            return replaced(predicate)
+
+
+def rename_columns(predicate: Predicate, column_of: Callable[[ColumnName], ColumnName | None]) -> Predicate:
+    """Returns the predicate with renamed columns; a part whose column has no new name becomes `Unknown`."""
+
+    def rename(leaf: Predicate) -> Predicate:
+        if not isinstance(leaf, Compare | IsNull):
+            return leaf
+        name = column_of(leaf.column)
+        return Unknown(str(leaf.column)) if name is None else replace(leaf, column=name)
+
+    return replace_leaves(predicate, rename)
+
+
+def list_leaves(predicate: Predicate) -> Iterator[Predicate]:
+    """The parts without operands."""
+    match predicate:
+        case Not(operand):
+            yield from list_leaves(operand)
+        case And(operands) | Or(operands):
+            for operand in operands:
+                yield from list_leaves(operand)
+        case _:
+            yield predicate
+
+
+LAST_CHARACTER = chr(0x10FFFF)
+SURROGATES = range(0xD800, 0xE000)
+
+
+def begins_with(column: ColumnName, prefix: str, kind: str | None) -> Predicate:
+    """The texts from the prefix on, before all greater texts that do not begin with it."""
+    low, after = Compare(column, ">=", prefix, kind), text_after_prefix(prefix)
+    return low if after is None else And((low, Compare(column, "<", after, kind)))
+
+
+def text_after_prefix(prefix: str) -> str | None:
+    """The first text, in byte order, that is greater than all texts that begin with the prefix."""
+    kept = prefix.rstrip(LAST_CHARACTER)
+    if not kept:
+        return None
+    following = ord(kept[-1]) + 1
+    return kept[:-1] + chr(SURROGATES.stop if following in SURROGATES else following)
 
 
 def count_parts(predicate: Predicate) -> int:

@@ -34,6 +34,7 @@ from lakeshare_server.tables.predicates import (
     columns_of,
     format_column,
     json_kind,
+    list_leaves,
 )
 from lakeshare_server.tables.pruning import batch_columns, count_live_rows
 from lakeshare_server.tables.snapshot import TableHead, parse_schema
@@ -123,7 +124,7 @@ def _compare(values: pa.Array, part: Compare, constant: Any) -> Truth:
 
 def find_undecided(rule: Predicate, partition: pa.DataType, columns: Columns) -> Undecided | None:
     """The first part of the rule that a partition of these columns does not decide; None if it decides all."""
-    for part in _leaves(rule):
+    for part in list_leaves(rule):
         if isinstance(part, Unknown):
             return Undecided(part.text, "it is not understood")
         if isinstance(part, Compare | IsNull):
@@ -131,17 +132,6 @@ def find_undecided(rule: Predicate, partition: pa.DataType, columns: Columns) ->
             if reason is not None:
                 return Undecided(format_column(part.column), reason)
     return None
-
-
-def _leaves(rule: Predicate) -> Iterator[Predicate]:
-    match rule:
-        case Not(operand):
-            yield from _leaves(operand)
-        case And(operands) | Or(operands):
-            for operand in operands:
-                yield from _leaves(operand)
-        case _:
-            yield rule
 
 
 def _why_undecided(part: Compare | IsNull, column: Column | None, partition: pa.DataType) -> str | None:
@@ -261,7 +251,7 @@ def find_undecided_in_index(index: FileIndex, rule: Predicate) -> Undecided | No
 def find_renamed_column(rule: Predicate, head: TableHead, latest: TableHead) -> Undecided | None:
     """The first column of a rule that was another column than at the latest version, by ids of mapped columns."""
     then, today = _ids(head.schema_string), _ids(latest.schema_string)
-    names = (part.column for part in _leaves(rule) if isinstance(part, Compare | IsNull))
+    names = (part.column for part in list_leaves(rule) if isinstance(part, Compare | IsNull))
     for name in map(format_column, names):
         key = name.lower()
         if key in then and key in today and then[key] != today[key]:

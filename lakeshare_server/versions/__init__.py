@@ -16,16 +16,22 @@ from lakeshare_server.storage import Stores
 from lakeshare_server.tables.delta.changes import segment_cache
 from lakeshare_server.tables.index import IndexCache
 from lakeshare_server.versions.followed_delta import FollowedLog, FollowedVersions
-from lakeshare_server.versions.followed_iceberg import FollowedSnapshots, read_unfollowed
-from lakeshare_server.versions.iceberg_history import LatestObservation
+from lakeshare_server.versions.followed_iceberg import FollowedSnapshots, LatestObservation, read_unfollowed
 from lakeshare_server.versions.metadata_sources import (
     list_tables_at,
     make_source,
     normalise_followed_location,
     read_table_name,
 )
-from lakeshare_server.versions.published import ChangeFiles, PublishedVersions, VersionSources
-from lakeshare_server.versions.version import PinnedSnapshot, TableVersions, Version, VersionsUntil
+from lakeshare_server.versions.published import (
+    ChangeFiles,
+    PinnedSnapshot,
+    PublishedVersions,
+    TableVersions,
+    Version,
+    VersionSources,
+    VersionsUntil,
+)
 
 __all__ = [
     "PinnedSnapshot",

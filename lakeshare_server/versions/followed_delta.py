@@ -24,8 +24,7 @@ from lakeshare_server.tables.delta.log import (
 from lakeshare_server.tables.delta.snapshot import snapshot_of
 from lakeshare_server.tables.index import FileIndex, IndexHeader, describe_index
 from lakeshare_server.tables.snapshot import TableHead
-from lakeshare_server.versions.published import VersionSources
-from lakeshare_server.versions.version import PinnedSnapshot, Version
+from lakeshare_server.versions.published import PinnedSnapshot, Version, VersionSources
 
 _log = logging.getLogger(__name__)
 

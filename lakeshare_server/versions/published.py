@@ -1,4 +1,4 @@
-"""The versions of a table with a pipeline: its publications, and no other state in storage."""
+"""The readable versions of a table: their interface, and the versions that are publications in the ledger."""
 
 import json
 import logging
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
+from typing import Protocol, TypeVar
 
 import pyarrow.compute as pc
 
@@ -51,7 +52,6 @@ from lakeshare_server.tables.iceberg.schema import find_lacking_column
 from lakeshare_server.tables.index import FileIndex, IndexCache, fetch_index, index_path, open_index
 from lakeshare_server.tables.serveability import ReasonCode
 from lakeshare_server.tables.snapshot import TableHead, TableSnapshot
-from lakeshare_server.versions.version import PinnedSnapshot, Version
 
 LAYOUT = 2
 OPEN_CHANGES = 512
@@ -61,7 +61,124 @@ NOT_RECORDED = "it was published without a record of its changes, and files were
 INDEX_MISSING = "its index of changes is lost, and files were removed or rewritten"
 FILES_MISSING = "its change files are lost"
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version number and its time, in milliseconds since 1970."""
+
+    number: int
+    timestamp_ms: int
+
+    @classmethod
+    def of(cls, publication: Publication) -> "Version":
+        return cls(publication.version, int(publication.published_at.timestamp() * 1000))
+
+
+@dataclass(frozen=True)
+class PinnedSnapshot:
+    """A version of an Iceberg table: its snapshot, and the metadata file that lists the snapshot."""
+
+    version: Version
+    metadata_location: str
+    snapshot_id: int
+
+
+class TableVersions(Protocol):
+    """The readable versions of one table, in order; timestamps grow with the numbers.
+
+    Methods raise NotFound for unknown versions, Unavailable when a store or catalog does not respond, and
+    Unserveable or StoreError when a version cannot be read.
+    """
+
+    def location(self) -> str:
+        """The table's root folder."""
+
+    def services(self) -> Sequence[str]:
+        """Names of the external stores and catalogs that the table is read from."""
+
+    def latest(self) -> Version:
+        """The newest version."""
+
+    def latest_now(self) -> Version | None:
+        """The newest version if it is known without a request to a database or store, else None."""
+
+    def oldest(self) -> Version:
+        """The first version that can be read."""
+
+    def at(self, number: int) -> Version | None:
+        """The version with this number."""
+
+    def at_or_below(self, number: int) -> Version | None:
+        """The last version with this number or a lower one."""
+
+    def at_or_before(self, timestamp_ms: int) -> Version | None:
+        """The last version of that time or earlier."""
+
+    def at_or_after(self, timestamp_ms: int) -> Version | None:
+        """The first version of that time or later."""
+
+    def index(self, version: Version) -> FileIndex:
+        """The files of a version."""
+
+    def changes(self, first: int, last: int) -> Sequence[VersionChanges]:
+        """The changes of the versions `first` to `last`, in order, for queries with a window of versions."""
+
+    def feed(self, first: int, last: int, schema_at: int | None) -> Sequence[VersionChanges]:
+        """The same for the change data feed: under the head of version `schema_at`, or each under its own."""
+
+    def unlike_columns(self, first: int, last: int, schema_at: int) -> str | None:
+        """Why the schema of version `schema_at` does not fit the changes from `first` to `last`, None if it does.
+
+        A column had another name or type in between, and files are not mapped by column ids.
+        """
+
+    def snapshots(self, first: int, last: int) -> Sequence[PinnedSnapshot]:
+        """The Iceberg snapshots of the versions `first` to `last`, in order; none for other formats."""
+
+
+class VersionsUntil:
+    """A table at a publication that the provider chose, with the versions before it."""
+
+    def __init__(self, versions: TableVersions, last: int) -> None:
+        self._all, self._number = versions, last
+        self._last: Version | None = None
+        self.location, self.services, self.index = versions.location, versions.services, versions.index
+        self.changes, self.feed = versions.changes, versions.feed
+        self.unlike_columns = versions.unlike_columns
+
+    def latest(self) -> Version:
+        if self._last is None:
+            self._last = self._all.at(self._number)
+        if self._last is None:
+            raise NotFound("Publication", str(self._number))
+        return self._last
+
+    def latest_now(self) -> Version | None:
+        return self._last
+
+    def oldest(self) -> Version:
+        oldest, latest = self._all.oldest(), self.latest()
+        return oldest if oldest.number <= latest.number else latest
+
+    def at(self, number: int) -> Version | None:
+        return self._all.at(number) if number <= self._number else None
+
+    def at_or_below(self, number: int) -> Version | None:
+        return self._all.at_or_below(min(number, self._number))
+
+    def at_or_before(self, timestamp_ms: int) -> Version | None:
+        # Times grow with the numbers.
+        return self._all.at_or_before(min(timestamp_ms, self.latest().timestamp_ms))
+
+    def at_or_after(self, timestamp_ms: int) -> Version | None:
+        version = self._all.at_or_after(timestamp_ms)
+        return version if version is not None and version.number <= self._number else None
+
+    def snapshots(self, first: int, last: int) -> Sequence[PinnedSnapshot]:
+        return self._all.snapshots(first, min(last, self._number))
 
 
 class ChangeFiles:
@@ -235,7 +352,7 @@ def unlike_columns(stores: Stores, publications: Sequence[Publication]) -> str |
     if len(by_schema) < 2:
         return None
     try:
-        column = metadata.column_conflict([_columns_at(stores, *_pins(row)) for row in by_schema.values()])
+        column = metadata.column_conflict([_columns_at(stores, *pins_of(row)) for row in by_schema.values()])
     except Unserveable:
         return "what the columns were at one of the versions is not known any more"
     return column and f"column {column} had another name or type at one of the versions"
@@ -258,7 +375,7 @@ def _restores_columns(stores: Stores, before: Publication, row: Publication) -> 
     if _schema_key(before) == _schema_key(row):
         return False
     try:
-        return metadata.restores_columns(stores, _pins(before), _pins(row))
+        return metadata.restores_columns(stores, pins_of(before), pins_of(row))
     except Unserveable:
         # Unknown: files do not show the other effects of a changed column.
         return True
@@ -269,7 +386,7 @@ def _schema_key(row: Publication) -> str | int:
     return row.schema_string if row.schema_id is None else row.schema_id
 
 
-def _pins(row: Publication) -> tuple[str, int]:
+def pins_of(row: Publication) -> tuple[str, int]:
     if row.metadata_location is None or row.snapshot_id is None:
         raise Unserveable("It pins no snapshot.", "Publish the table again.")
     return row.metadata_location, row.snapshot_id
@@ -340,16 +457,125 @@ _open = lru_cache(OPEN_INDEXES)(open_index)
 MAX_CACHED_ROWS = 256  # rows of the ledger, each with its schema
 
 
-class PublishedVersions:
-    """The publications of one table, for one generation of the catalog."""
+class LedgerVersions:
+    """Versions that are publications in the ledger, for one generation of the catalog.
+
+    Subclasses know which of them are readable, and where their files are.
+    """
+
+    def __init__(self, sources: VersionSources, table: str, changes: PublishedChanges) -> None:
+        self._sources, self._ledger, self._stores = sources, sources.ledger, sources.stores
+        self._table, self._changes = table, changes
+        self._rows: dict[int, Publication] = {}
+        self._last: Publication | None = None
+
+    def _newest(self) -> Publication:
+        raise NotImplementedError
+
+    def _index(self, row: Publication) -> FileIndex:
+        raise NotImplementedError
+
+    def oldest(self) -> Version:
+        raise NotImplementedError
+
+    def latest(self) -> Version:
+        return Version.of(self._newest())
+
+    def at(self, number: int) -> Version | None:
+        return self._readable(self._row(number))
+
+    def at_or_below(self, number: int) -> Version | None:
+        self._refresh()
+        return self._readable(
+            self._rows.get(number) or self._keep(self._ledger.at_or_below(self._table, number))
+        )
+
+    def at_or_before(self, timestamp_ms: int) -> Version | None:
+        self._refresh()
+        return self._readable(self._keep(self._ledger.at_or_before(self._table, timestamp_ms)))
+
+    def at_or_after(self, timestamp_ms: int) -> Version | None:
+        self._refresh()
+        row = self._keep(self._ledger.at_or_after(self._table, timestamp_ms))
+        return None if row is None else self._readable(row) or self.oldest()
+
+    def index(self, version: Version) -> FileIndex:
+        row = self._required_row(version.number)
+        return self._translated(lambda: self._index(row))
+
+    def changes(self, first: int, last: int) -> Sequence[VersionChanges]:
+        return self._translated(lambda: self._changes.window(*self._between(first, last)))
+
+    def feed(self, first: int, last: int, schema_at: int | None) -> Sequence[VersionChanges]:
+        schema_row = None if schema_at is None else self._required_row(schema_at)
+        return self._translated(lambda: self._changes.feed(*self._between(first, last), schema_row))
+
+    def unlike_columns(self, first: int, last: int, schema_at: int) -> str | None:
+        row = self._required_row(schema_at)
+        if row.format == "delta":
+            return None
+        header = self._translated(lambda: self._index(row)).header
+        if mapping_mode(header.head.configuration) != "none":
+            return None
+        rows = [*self._between(first, last)[0], row]
+        return self._translated(lambda: unlike_columns(self._stores, rows))
+
+    def snapshots(self, first: int, last: int) -> Sequence[PinnedSnapshot]:
+        if self._newest().format != "iceberg":
+            return ()
+        return [
+            PinnedSnapshot(Version.of(row), location, row.snapshot_id)
+            for row in self._ledger.between(self._table, max(first, self._first()), last)
+            if (location := self._metadata_location(row)) is not None and row.snapshot_id is not None
+        ]
+
+    def _refresh(self) -> None:
+        """Brings the ledger up to date before it is searched."""
+
+    def _first(self) -> int:
+        """The first readable number."""
+        return 0
+
+    def _readable(self, row: Publication | None) -> Version | None:
+        return None if row is None else Version.of(row)
+
+    def _metadata_location(self, row: Publication) -> str | None:
+        return row.metadata_location
+
+    def _translated(self, read: Callable[[], T]) -> T:
+        """The result; a subclass may raise its refusals in other words."""
+        return read()
+
+    def _row(self, number: int) -> Publication | None:
+        return self._rows.get(number) or self._keep(self._ledger.at(self._table, number))
+
+    def _required_row(self, number: int) -> Publication:
+        row = self._row(number)
+        if row is None:
+            raise NotFound("Publication", str(number))
+        return row
+
+    def _before(self, first: int) -> Publication | None:
+        return self._ledger.before(self._table, first)
+
+    def _between(self, first: int, last: int) -> tuple[list[Publication], Publication | None]:
+        return self._ledger.between(self._table, first, last), self._before(first)
+
+    def _keep(self, row: Publication | None) -> Publication | None:
+        """Caches a row as long as this object lives."""
+        if row is not None:
+            if len(self._rows) >= MAX_CACHED_ROWS:
+                self._rows.clear()
+            self._rows[row.version] = row
+        return row
+
+
+class PublishedVersions(LedgerVersions):
+    """The publications of one table by pipelines."""
 
     def __init__(self, sources: VersionSources, table: str) -> None:
-        self._sources, self._ledger, self._stores = sources, sources.ledger, sources.stores
-        self._table = table
-        self._changes = PublishedChanges(sources, self._index)
-        self._seen: dict[int, Publication] = {}
-        self._first: Publication | None = None
-        self._last: Publication | None = None
+        super().__init__(sources, table, PublishedChanges(sources, self._index))
+        self._oldest: Publication | None = None
 
     def location(self) -> str:
         return self._newest().location
@@ -360,77 +586,38 @@ class PublishedVersions:
         except NotFound:
             return ()
 
-    def latest(self) -> Version:
-        return Version.of(self._newest())
-
     def latest_now(self) -> Version | None:
         # This object lives for one generation of the catalog.
-        return _optional(self._last)
+        return self._readable(self._last)
 
     def oldest(self) -> Version:
-        self._first = self._first or self._ledger.oldest(self._table)
-        return Version.of(self._first or self._newest())
+        self._oldest = self._oldest or self._ledger.oldest(self._table)
+        return Version.of(self._oldest or self._newest())
 
-    def at(self, number: int) -> Version | None:
-        return _optional(self._seen.get(number) or self._keep(self._ledger.at(self._table, number)))
+    def changes(self, first: int, last: int) -> Sequence[VersionChanges]:
+        is_iceberg = self._required_row(last).format == "iceberg"
+        return super().changes(first, last) if is_iceberg else self._read_log(first, last)
 
-    def at_or_below(self, number: int) -> Version | None:
-        return _optional(self._seen.get(number) or self._keep(self._ledger.at_or_below(self._table, number)))
+    def feed(self, first: int, last: int, schema_at: int | None) -> Sequence[VersionChanges]:
+        is_iceberg = self._required_row(last).format == "iceberg"
+        return super().feed(first, last, schema_at) if is_iceberg else self._read_log(first, last)
 
-    def at_or_before(self, timestamp_ms: int) -> Version | None:
-        return _optional(self._keep(self._ledger.at_or_before(self._table, timestamp_ms)))
-
-    def at_or_after(self, timestamp_ms: int) -> Version | None:
-        return _optional(self._keep(self._ledger.at_or_after(self._table, timestamp_ms)))
-
-    def index(self, version: Version) -> FileIndex:
+    def _index(self, row: Publication) -> FileIndex:
         """The files of a publication; read again from the pinned state if no host's index can be read."""
-        return self._index(self._publication(version.number))
-
-    def _index(self, publication: Publication) -> FileIndex:
-        folder, digest = self._sources.index_dir, publication.index_digest
+        folder, digest = self._sources.index_dir, row.index_digest
         try:
             return _open(folder, digest)
         except Unavailable:
             if index_path(folder, digest).exists():
                 _open.cache_clear()
             return self._sources.cache.get(
-                ("publication", publication.table, publication.version, digest),
-                lambda: self._read_pinned(publication),
+                ("publication", row.table, row.version, digest),
+                lambda: self._read_pinned(row),
                 lambda path: self._sources.fetch(digest, path),
             )
 
-    def changes(self, first: int, last: int) -> Sequence[VersionChanges]:
-        if self._publication(last).format == "iceberg":
-            return self._changes.window(*self._between(first, last))
-        return self._read_log(first, last)
-
-    def feed(self, first: int, last: int, schema_at: int | None) -> Sequence[VersionChanges]:
-        if self._publication(last).format == "iceberg":
-            schema_row = None if schema_at is None else self._publication(schema_at)
-            return self._changes.feed(*self._between(first, last), schema_row)
-        return self._read_log(first, last)
-
-    def unlike_columns(self, first: int, last: int, schema_at: int) -> str | None:
-        row = self._publication(schema_at)
-        if row.format == "delta" or mapping_mode(self._index(row).header.head.configuration) != "none":
-            return None
-        return unlike_columns(self._stores, [*self._ledger.between(self._table, first, last), row])
-
-    def snapshots(self, first: int, last: int) -> Sequence[PinnedSnapshot]:
-        if self._newest().format != "iceberg":
-            return ()
-        return [
-            PinnedSnapshot(Version.of(row), row.metadata_location, row.snapshot_id)
-            for row in self._ledger.between(self._table, first, last)
-            if row.metadata_location is not None and row.snapshot_id is not None
-        ]
-
-    def _between(self, first: int, last: int) -> tuple[list[Publication], Publication | None]:
-        return self._ledger.between(self._table, first, last), self._ledger.before(self._table, first)
-
     def _read_log(self, first: int, last: int) -> list[VersionChanges]:
-        publication = self._publication(last)
+        publication = self._required_row(last)
         rows = self._ledger.between(self._table, first, last)
         times = {row.version: Version.of(row).timestamp_ms for row in rows}
         log = ChangeLog(self._stores, publication.location, publication.table_id)
@@ -452,26 +639,12 @@ class PublishedVersions:
             raise NotFound("Publication", "latest")
         return self._last
 
-    def _publication(self, number: int) -> Publication:
-        publication = self._seen.get(number) or self._keep(self._ledger.at(self._table, number))
-        if publication is None:
-            raise NotFound("Publication", str(number))
-        return publication
-
-    def _keep(self, publication: Publication | None) -> Publication | None:
-        """Caches a row as long as this object lives."""
-        if publication is not None:
-            if len(self._seen) >= MAX_CACHED_ROWS:
-                self._seen.clear()
-            self._seen[publication.version] = publication
-        return publication
-
     def _read_pinned(self, publication: Publication) -> TableSnapshot:
         try:
             if publication.format == "delta":
                 snapshot = read_delta(publication.location, publication.delta_version, self._stores)
             else:
-                snapshot = read_iceberg(*_pins(publication), self._sources.vectors_location, self._stores)
+                snapshot = read_iceberg(*pins_of(publication), self._sources.vectors_location, self._stores)
         except Unavailable as error:
             _log.warning("publication %s of %s: %s", publication.version, publication.table, error)
             what = "the table's store does not answer"
@@ -492,7 +665,3 @@ def _missing_error(publication: Publication, why: str, found: object) -> TableFi
     )
     what = f"version {publication.version} has lost its file index, and {why}; ask the provider to publish it again"
     return TableFilesMissing(publication.location, what)
-
-
-def _optional(publication: Publication | None) -> Version | None:
-    return None if publication is None else Version.of(publication)

@@ -22,8 +22,8 @@ from lakeshare_server.errors import BadRequest, StoreDenied, StoreMissing, Unava
 from lakeshare_server.outbound import Service
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import LocalSigner, Signers, Stores, TemporaryCredentials
-from lakeshare_server.storage.probing import find_shortcoming
 from lakeshare_server.storage.remote import PIECE_BYTES
+from lakeshare_server.storage.stores import find_shortcoming
 from tests.builders.keys import AWKWARD_KEYS
 from tests.builders.sharing import a_provider, a_server
 from tests.integration.s3_server import REGION, S3Server, S3User

@@ -31,7 +31,7 @@ from lakeshare_server.storage import Stores
 from lakeshare_server.tables.iceberg.deletes import EVERYWHERE, Target, Targets, bitmap_of, reading
 from lakeshare_server.tables.iceberg.manifests import DataFiles, DeleteFile
 from lakeshare_server.tables.iceberg.partitions import bounded_type, decode_bounds
-from lakeshare_server.tables.iceberg.schema import FIELD_ID, mapped_ids
+from lakeshare_server.tables.iceberg.schema import FileColumn, columns_of, mapped_ids, with_mapped_ids
 from lakeshare_server.tables.index import CacheFolder
 from lakeshare_server.tables.serveability import ReasonCode
 
@@ -265,8 +265,6 @@ class KeySet:
 
 
 BATCH_ROWS = 1 << 18
-ColumnPlace: TypeAlias = tuple[int, ...]
-"""The indices of a top-level column, of a field in it, and so on."""
 
 
 class KeyReading:
@@ -292,7 +290,7 @@ class KeyReading:
             known = self._places.keys() - constants.keys()
             ids = [field_id for field_id in (*key.structs, key.field_id) if field_id in known]
             if ids:
-                self._columns.add(_dotted(schema, self._places[ids[-1]]))
+                self._columns.add(self._places[ids[-1]].name)
         # The compressed size of these columns.
         inside = tuple(f"{column}." for column in self._columns)
         paths = [footer.schema.column(leaf).path for leaf in range(footer.num_columns)]
@@ -334,46 +332,17 @@ class KeyReading:
         return parts
 
 
-def places_by_id(schema: pa.Schema, mapped: Mapping[str, int]) -> dict[int, ColumnPlace]:
-    """The places of a Parquet file's columns, also inside structs; `mapped` has the ids of files without any."""
-    has_ids = any(_has_id(field) for field in schema)
-    return dict(_places(list(schema), (), "", None if has_ids else mapped))
+def places_by_id(schema: pa.Schema, mapped: Mapping[str, int]) -> dict[int, FileColumn]:
+    """A Parquet file's columns, also inside structs, by their ids; `mapped` has the ids of files without any."""
+    columns = with_mapped_ids(columns_of(schema), mapped)
+    return {column.field_id: column for column in columns if column.field_id is not None and column.place}
 
 
-def _has_id(field: pa.Field) -> bool:
-    return FIELD_ID in (field.metadata or {}) or any(map(_has_id, _inner_fields(field.type)))
-
-
-def _inner_fields(kind: pa.DataType) -> list[pa.Field]:
-    return [kind.field(number) for number in range(kind.num_fields)]
-
-
-def _places(
-    fields: Sequence[pa.Field], above: ColumnPlace, path: str, mapped: Mapping[str, int] | None
-) -> Iterator[tuple[int, ColumnPlace]]:
-    for index, column in enumerate(fields):
-        place, name = (*above, index), path + column.name
-        own = (column.metadata or {}).get(FIELD_ID)
-        field_id = mapped.get(name) if mapped is not None else None if own is None else int(own)
-        if field_id is not None:
-            yield field_id, place
-        if pa.types.is_struct(column.type):
-            yield from _places(_inner_fields(column.type), place, f"{name}.", mapped)
-
-
-def column_at(batch: pa.RecordBatch, place: ColumnPlace) -> pa.Array:
-    """A column, null where a struct around it is null."""
-    first, *inner = place
+def column_at(batch: pa.RecordBatch, column: FileColumn) -> pa.Array:
+    """The values of a column, null where a struct around it is null."""
+    first, *inner = column.place
     values = batch.column(first)
     return pc.struct_field(values, inner) if inner else values
-
-
-def _dotted(schema: pa.Schema, place: ColumnPlace) -> str:
-    names, fields = [], list(schema)
-    for index in place:
-        names.append(fields[index].name)
-        fields = _inner_fields(fields[index].type)
-    return ".".join(names)
 
 
 BYTES_SETTING, SECONDS_SETTING = "LAKESHARE_EQUALITY_DELETE_BYTES", "LAKESHARE_EQUALITY_DELETE_S"

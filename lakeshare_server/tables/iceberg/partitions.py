@@ -21,7 +21,7 @@ from lakeshare_server.storage.location_columns import byte_strings
 from lakeshare_server.tables.iceberg.manifests import DataFiles
 from lakeshare_server.tables.iceberg.schema import SAME_MEANING, InFiles, delta_type
 from lakeshare_server.tables.lines import partition_text, struct_of
-from lakeshare_server.tables.predicates import WIDE
+from lakeshare_server.tables.predicates import WIDE, text_after_prefix
 from lakeshare_server.tables.serveability import ReasonCode
 from lakeshare_server.tables.snapshot import arrow_type
 
@@ -277,16 +277,6 @@ TIMES: Mapping[str, Callable[[int, int], int | None]] = {
 
 def _prefix(width: int, value: str) -> Span:
     return (value, value) if len(value) < width else (value, text_after_prefix(value))
-
-
-def text_after_prefix(prefix: str) -> str | None:
-    """Returns the least text that is greater than all texts with the prefix."""
-    kept = prefix.rstrip("\U0010ffff")
-    if not kept:
-        return None
-    following = ord(kept[-1]) + 1
-    # Surrogates are no characters.
-    return kept[:-1] + chr(0xE000 if following == 0xD800 else following)
 
 
 def _bounds(values: pa.Array, kind: pa.DataType, span: Callable[[Any], Span]) -> tuple[pa.Array, pa.Array]:

@@ -47,12 +47,16 @@ SHREDDED = "typed_value"
 
 @dataclass(frozen=True)
 class FileColumn:
-    """A column or group of a file; `name` is its path, `field_id` None if the file has no id for it."""
+    """A column or group of a file; `name` is its path, `field_id` None if the file has no id for it.
+
+    `place` has the index of the top-level column, then those of fields in structs; it is empty inside lists and maps.
+    """
 
     name: str
     field_id: int | None
     type: pa.DataType
     is_shredded: bool = False
+    place: tuple[int, ...] = ()
 
     @property
     def shape(self) -> str:
@@ -69,7 +73,14 @@ class FileColumn:
 
 
 def columns_of(schema: pa.Schema) -> list[FileColumn]:
-    return [column for field in schema for column in _columns(field.name, field)]
+    return [column for index, field in enumerate(schema) for column in _columns(field.name, field, (index,))]
+
+
+def with_mapped_ids(columns: list[FileColumn], mapped: Mapping[str, int]) -> list[FileColumn]:
+    """The columns of a file, which get ids by their names if it has none (Iceberg spec, "Column Projection")."""
+    if any(column.field_id is not None for column in columns):
+        return columns
+    return [replace(column, field_id=mapped.get(column.name)) for column in columns]
 
 
 def columns_of_table(schema: "Schema") -> dict[str, FileColumn]:
@@ -99,16 +110,16 @@ def _columns_of_type(path: str, field_id: int, kind: "IcebergType") -> Iterator[
         yield FileColumn(path, field_id, schema_to_pyarrow(kind))
 
 
-def _columns(path: str, field: pa.Field) -> Iterator[FileColumn]:
+def _columns(path: str, field: pa.Field, place: tuple[int, ...] = ()) -> Iterator[FileColumn]:
     kind, field_id = field.type, (field.metadata or {}).get(FIELD_ID)
     if field_id is not None and _is_variant(kind):
-        yield FileColumn(path, int(field_id), VARIANT, kind.get_field_index(SHREDDED) >= 0)
+        yield FileColumn(path, int(field_id), VARIANT, kind.get_field_index(SHREDDED) >= 0, place)
         return
-    yield FileColumn(path, None if field_id is None else int(field_id), kind)
+    yield FileColumn(path, None if field_id is None else int(field_id), kind, place=place)
     if pa.types.is_struct(kind):
         for number in range(kind.num_fields):
             inner = kind.field(number)
-            yield from _columns(f"{path}.{inner.name}", inner)
+            yield from _columns(f"{path}.{inner.name}", inner, (*place, number) if place else ())
     elif pa.types.is_map(kind):
         yield from _columns(f"{path}.key", kind.key_field)
         yield from _columns(f"{path}.value", kind.item_field)
@@ -272,14 +283,11 @@ class _Compared:
             self._is_spelt_otherwise,
         )
 
-    def _compare_all(
-        self, path: str, columns: Sequence[FileColumn], constants: frozenset[int]
-    ) -> frozenset[int]:
+    def _compare_all(self, path: str, columns: list[FileColumn], constants: frozenset[int]) -> frozenset[int]:
         """The columns that the file lacks."""
         has_ids = any(column.field_id is not None for column in columns)
         if not has_ids:
-            # A name mapping applies to files without any ids (Iceberg spec, "Column Projection").
-            columns = [replace(column, field_id=self._mapped.get(column.name)) for column in columns]
+            columns = with_mapped_ids(columns, self._mapped)
             self._without_ids = self._without_ids or path
         for column in columns:
             self._compare(path, column, has_ids=has_ids)

@@ -8,7 +8,7 @@ import pytest
 
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import Stores
-from lakeshare_server.storage.probing import Shortcoming, find_shortcoming, takes_first_write
+from lakeshare_server.storage.stores import Shortcoming, find_shortcoming, takes_first_write
 from tests.builders.answering_store import answering_store, said
 
 LOCATION = "s3://lake/tables"

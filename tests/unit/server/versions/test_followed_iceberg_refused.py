@@ -10,7 +10,7 @@ import pytest
 
 from lakeshare_server.catalog import FollowedTables, Ledger
 from lakeshare_server.errors import CatalogConflict, TableFilesMissing, Unserveable
-from lakeshare_server.versions import iceberg_history
+from lakeshare_server.versions import followed_iceberg
 from tests.builders.followed_iceberg import (
     NAME,
     Metadata,
@@ -101,7 +101,7 @@ def test_a_metadata_file_that_is_being_written_is_waited_for(provider: Provider,
         assert count_of(client) == 1
         table.append_days(1)
         finish = cut(table.newest_file)
-        writer = threading.Timer(iceberg_history.WRITTEN_WITHIN_S, finish)
+        writer = threading.Timer(followed_iceberg.WRITTEN_WITHIN_S, finish)
         writer.start()
         assert (version_of(client), count_of(client)) == (1, 2)
         writer.join()
@@ -201,8 +201,8 @@ def test_metadata_that_is_too_large_is_refused_before_it_is_read(
 ) -> None:
     with a_reader(provider) as client:
         assert count_of(client) == 1
-        made = table.rewrite(edited(owner="x" * (iceberg_history.MAX_METADATA_BYTES + 1)))
-        monkeypatch.setattr(iceberg_history.orjson, "loads", lambda _: pytest.fail("it was taken apart"))
+        made = table.rewrite(edited(owner="x" * (followed_iceberg.MAX_METADATA_BYTES + 1)))
+        monkeypatch.setattr(followed_iceberg.orjson, "loads", lambda _: pytest.fail("it was taken apart"))
         refused(client.get(f"{FLIGHTS}/version"), "this server reads up to", "Provider")
         packed = zlib.compressobj(wbits=zlib.MAX_WBITS | 16)
         content = packed.compress(made.read_bytes()) + packed.flush()
@@ -217,7 +217,7 @@ def test_metadata_of_many_megabytes_is_served(provider: Provider, table: OwnedTa
     with a_reader(provider) as client:
         assert count_of(client) == 1
         table.append_days(1)
-        table.rewrite(edited(owner="x" * (iceberg_history.MAX_METADATA_BYTES - (1 << 20))))
+        table.rewrite(edited(owner="x" * (followed_iceberg.MAX_METADATA_BYTES - (1 << 20))))
         assert (version_of(client), count_of(client)) == (1, 2)
 
 

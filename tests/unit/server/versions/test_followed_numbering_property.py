@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lakeshare_server.catalog import NumberedSnapshot, Publication
-from lakeshare_server.versions import iceberg_history
-from lakeshare_server.versions.iceberg_history import TableHistory, find_new_states, read_history
+from lakeshare_server.versions import followed_iceberg
+from lakeshare_server.versions.followed_iceberg import TableHistory, find_new_states, read_history
 from lakeshare_server.versions.metadata_sources import Pointer
 from tests.builders.publications import a_publication
 
@@ -172,9 +172,9 @@ def test_numbers_follow_the_table_through_everything(steps: list[tuple[str, int]
 
 def test_the_first_look_at_a_long_log_numbers_its_newest_end() -> None:
     model = Model()
-    for _ in range(iceberg_history.FIRST_OBSERVATION + 5):
+    for _ in range(followed_iceberg.FIRST_OBSERVATION + 5):
         model.now += 1
         model.append(0)
     found = find_new_states(model.history(), None, None, [])
-    assert len(found) == iceberg_history.FIRST_OBSERVATION
+    assert len(found) == followed_iceberg.FIRST_OBSERVATION
     assert found[-1].state.snapshot_id == model.current

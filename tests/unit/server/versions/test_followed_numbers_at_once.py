@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lakeshare_server.storage import Stores
-from lakeshare_server.versions import Versions, iceberg_history
+from lakeshare_server.versions import Versions, followed_iceberg
 from lakeshare_server.versions.metadata_sources import MetadataFolder, Pointer
 from tests.builders.followed_iceberg import NAME, OwnedTable, a_worker, following, log_of, pinned
 from tests.builders.forks import FORKS
@@ -117,7 +117,7 @@ def test_whoever_is_overtaken_again_and_again_tells_what_the_others_numbered(
         return seen
 
     monkeypatch.setattr(MetadataFolder, "current", overtaken)
-    assert mine.latest().number == len(log_of(table)) - 1 == iceberg_history.MAX_READ_ATTEMPTS
+    assert mine.latest().number == len(log_of(table)) - 1 == followed_iceberg.MAX_READ_ATTEMPTS
     monkeypatch.undo()
     table.append_days(1)
     assert mine.latest().number == len(log_of(table)) - 1
