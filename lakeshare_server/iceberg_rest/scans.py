@@ -31,7 +31,7 @@ from lakeshare_server.iceberg_rest.metadata import list_data_files, list_readabl
 from lakeshare_server.iceberg_rest.tables import LoadedTable
 from lakeshare_server.locations import local_path
 from lakeshare_server.protocol.requests import MAX_PARTS
-from lakeshare_server.protocol.tokens import TokenHolder, TokenSealer
+from lakeshare_server.protocol.tokens import StampedToken, TokenHolder, TokenSealer, stamp
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import Stores
 from lakeshare_server.tables.iceberg.deletes import Targets, targets_of
@@ -98,12 +98,9 @@ def parse_scan_request(fields: Mapping[str, Any]) -> ScanRequest:
 
 
 @dataclass(frozen=True)
-class _PlanToken:
-    """The content of a token; `until` is in seconds since 1970, `question` is the compressed scan request."""
+class _PlanToken(StampedToken):
+    """The content of a token; `question` is the compressed scan request."""
 
-    recipient: str
-    table: str
-    until: int
     question: str
     task: PlanTask
 
@@ -119,15 +116,8 @@ class PlanTasks:
         question = base64.b85encode(zlib.compress(json.dumps(scan.model_dump()).encode())).decode()
         if len(question) > self._max_chars:
             raise BadRequest("filter", scan.filter, TOO_LONG)
-        return self._sealer.seal(
-            {
-                "recipient": token_holder.recipient_id,
-                "table": token_holder.table_id,
-                "until": int(time.time()) + self._life_s,
-                "question": question,
-                "task": asdict(task),
-            }
-        )
+        content = {"question": question, "task": asdict(task)}
+        return self._sealer.seal({**stamp(token_holder, self._life_s), **content})
 
     def open(self, token_holder: TokenHolder, token: str) -> tuple[ScanRequest, PlanTask]:
         """The scan and page of a token. Raises NotFound if it is invalid, expired or another holder's."""

@@ -103,8 +103,8 @@ class Page:
 
 
 @dataclass(frozen=True)
-class _StampedToken:
-    """The content of both kinds of token; `until` is in seconds since 1970."""
+class StampedToken:
+    """What all tokens for tables contain; `until` is in seconds since 1970."""
 
     recipient: str
     table: str
@@ -112,13 +112,13 @@ class _StampedToken:
 
 
 @dataclass(frozen=True)
-class _PageToken(_StampedToken):
+class _PageToken(StampedToken):
     question: str
     page: Page
 
 
 @dataclass(frozen=True)
-class _RefreshToken(_StampedToken):
+class _RefreshToken(StampedToken):
     pin: Pin
 
 
@@ -132,7 +132,7 @@ class TableTokens:
 
     def page_token(self, token_holder: TokenHolder, question: Mapping[str, Any], page: Page) -> str:
         return self._pages.seal(
-            {**_stamp(token_holder, self._page_life_s), "question": _digest(question), "page": asdict(page)}
+            {**stamp(token_holder, self._page_life_s), "question": _digest(question), "page": asdict(page)}
         )
 
     def page(self, token_holder: TokenHolder, question: Mapping[str, Any], token: str) -> Page:
@@ -144,7 +144,7 @@ class TableTokens:
         return opened.page
 
     def refresh_token(self, token_holder: TokenHolder, pin: Pin) -> str:
-        return self._refreshes.seal({**_stamp(token_holder, self._refresh_life_s), "pin": asdict(pin)})
+        return self._refreshes.seal({**stamp(token_holder, self._refresh_life_s), "pin": asdict(pin)})
 
     def read_refresh_token(self, token_holder: TokenHolder, token: str) -> Pin:
         """What a token pins. Raises BadRequest if it is invalid, expired or another holder's."""
@@ -157,7 +157,7 @@ def require_same_table(kind: TokenKind, of: str, table_id: str) -> None:
         raise _mismatch(kind, of)
 
 
-def _stamp(token_holder: TokenHolder, life_s: int) -> dict[str, Any]:
+def stamp(token_holder: TokenHolder, life_s: int) -> dict[str, Any]:
     return {
         "recipient": token_holder.recipient_id,
         "table": token_holder.table_id,

@@ -212,7 +212,7 @@ def _query_status(request: TableRequest, query: AsyncQuery, poll: Mapping[str, A
     submitted, paging = Submission.from_json(query.request).query(), parse_paging(poll)
     if not paging.is_requested:
         paging = submitted.paging
-    return respond_to_pinned(request, replace(submitted, paging=paging), query.version)
+    return respond_to_query(request, replace(submitted, paging=paging), query.version)
 
 
 @router.get("", name="get_table")
@@ -513,25 +513,25 @@ def respond_with_window(request: TableRequest, query: QueryRequest, page: Page |
     last = view.window(first, query.ending_version if page is None else page.last)
     # Publication numbers have gaps; a window inside a gap has no changes.
     changes = view.changes(first, last) if first <= last else []
-    selected = _Window(
-        changes=changes,
-        versions=(first, last),
+    return _respond(
+        request,
+        query,
+        page,
+        changes,
+        (first, last),
         head=changes[0].head if changes else view.index(view.pinned(last)).header.head,
         head_version=changes[0].version if changes else first,
         historical_metadata=True,
+        wants_end=query.wants_end_stream_action,
     )
-    question = make_page_question(query.parameters, request)
-    return _respond(request, query, page, question, selected, wants_end=query.wants_end_stream_action)
 
 
 @router.get("/changes", name="table_changes")
 @in_table_pool
 def table_changes(request: TableRequestDep) -> Response:
     query, view = parse_changes(request.http_request.query_params), request.view
-    question = make_page_question(query.parameters, request)
-    page = None
-    if query.paging.page_token is not None:
-        page = request.app_state.tokens.page(request.token_holder, question, query.paging.page_token)
+    page = _page(request, query)
+    if page is not None:
         first, last, latest = page.first, view.window(page.first, page.last), page.latest
     else:
         first, last = view.changes_range(query)
@@ -542,15 +542,18 @@ def table_changes(request: TableRequestDep) -> Response:
     if not query.include_historical_metadata:
         require_one_schema(view.versions.unlike_columns(first, last, latest), first, latest)
         head, head_version = _latest_head(request, changes, last, latest), latest
-    selected = _Window(
-        changes=changes,
-        versions=(first, last),
+    return _respond(
+        request,
+        query,
+        page,
+        changes,
+        (first, last),
         head=head,
         head_version=head_version,
         historical_metadata=query.include_historical_metadata,
+        wants_end=query.paging.is_requested,
         feed=True,
     )
-    return _respond(request, query, page, question, selected, wants_end=query.paging.is_requested)
 
 
 def _latest_head(
@@ -564,33 +567,26 @@ def _latest_head(
     return replace(change_head(header.head), partition_columns=changes[-1].head.partition_columns)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Window:
-    """The changes of a range of versions, first and last; `head` is the head of version `head_version`."""
-
-    changes: Sequence[VersionChanges]
-    versions: tuple[int, int]
-    head: TableHead
-    head_version: int
-    historical_metadata: bool
-    feed: bool = False
-
-
 def _respond(
     request: TableRequest,
     query: QueryRequest | ChangesRequest,
     page: Page | None,
-    question: Mapping[str, object],
-    window: _Window,
+    changes: Sequence[VersionChanges],
+    versions: tuple[int, int],
     *,
+    head: TableHead,
+    head_version: int,
+    historical_metadata: bool,
     wants_end: bool,
+    feed: bool = False,
 ) -> Response:
-    changes, head, table_id = window.changes, window.head, window.head.table_id
+    """The response with the changes of a range of versions, first and last; `head` is that of `head_version`."""
+    table_id = head.table_id
     if page is not None:
         require_same_table("page", page.of, table_id)
     # The files must be servable under the hindrances of all versions of the range.
     others = changes[0].head.hindrances if changes else ()
-    of_files = (change.feed_hindrances if window.feed else change.window_hindrances for change in changes)
+    of_files = (change.feed_hindrances if feed else change.window_hindrances for change in changes)
     hindrances = dict.fromkeys((*head.hindrances, *others, *chain.from_iterable(of_files)))
     roots = {root for change in changes for root in change.roots}
     location = request.view.versions.location()
@@ -599,8 +595,8 @@ def _respond(
     is_historical = query.include_historical_protocol and opening.response_format == "delta"
     selected = ChangeResponse(
         changes=changes,
-        feed=window.feed,
-        historical_metadata=window.historical_metadata,
+        feed=feed,
+        historical_metadata=historical_metadata,
         historical_protocol=is_historical,
         announced=lambda head: negotiate_protocol(capabilities, head),
         start=0 if page is None else page.start,
@@ -610,21 +606,21 @@ def _respond(
     protocols = [head.protocol, *(change.head.protocol for change in changes)]
     lines_head = opening.head_lines(
         head if is_historical else replace(head, protocol=merge_protocols(protocols)),
-        version=window.head_version,
+        version=head_version,
         size_bytes=selected.size_bytes,
         files=selected.files,
-        protocol_version=window.head_version if is_historical else None,
+        protocol_version=head_version if is_historical else None,
     )
     lines = ChangeLines(
         response_format=opening.response_format,
         ids=opening.ids,
         expires_at_ms=opening.session.expires_at_ms,
     )
-    (first, last), latest = window.versions, window.head_version
+    first, last = versions
     closing = EndStreamFields(
         is_requested=wants_end,
-        question=question,
-        following=lambda done: Page(first, last, done.next_place or 0, latest=latest, of=table_id),
+        question=make_page_question(query.parameters, request),
+        following=lambda done: Page(first, last, done.next_place or 0, latest=head_version, of=table_id),
     )
     progress = Progress()
     pieces = selected.render(lines, lines_head, opening.session.sign, progress)
@@ -632,13 +628,15 @@ def _respond(
     return opening.respond(version, lines_head.of(head), pieces, progress, closing)
 
 
-def respond_to_query(request: TableRequest, query: QueryRequest) -> Response:
-    page = _page(request, query)
+def respond_to_query(request: TableRequest, query: QueryRequest, pinned: int | None = None) -> Response:
+    """The response to a query; `pinned` is its version, or the last one of its window, if that is already known."""
+    view, page = request.view, _page(request, query)
     if query.starting_version is not None:
-        return respond_with_window(request, query, page)
-    view = request.view
-    if page is not None:
-        version = view.version_for_page(query, page.first)
+        bounded = query if pinned is None else replace(query, ending_version=pinned)
+        return respond_with_window(request, bounded, page)
+    number = pinned if page is None else page.first
+    if number is not None:
+        version = view.version_for_page(query, number)
     elif query.refresh_token is not None:
         pin = request.app_state.tokens.read_refresh_token(request.token_holder, query.refresh_token)
         version = view.pinned(pin.version)
@@ -648,19 +646,9 @@ def respond_to_query(request: TableRequest, query: QueryRequest) -> Response:
     return respond_with_snapshot(request, query, version, page)
 
 
-def respond_to_pinned(request: TableRequest, query: QueryRequest, number: int) -> Response:
-    """The response to a query whose version is already known; for a window, its last version."""
-    page = _page(request, query)
-    if query.starting_version is not None:
-        return respond_with_window(request, replace(query, ending_version=number), page)
-    version = request.view.version_for_page(query, number if page is None else page.first)
-    return respond_with_snapshot(request, query, version, page)
-
-
-def _page(request: TableRequest, query: QueryRequest) -> Page | None:
+def _page(request: TableRequest, query: QueryRequest | ChangesRequest) -> Page | None:
     token = query.paging.page_token
     if token is None:
         return None
-    return request.app_state.tokens.page(
-        request.token_holder, make_page_question(query.parameters, request), token
-    )
+    question = make_page_question(query.parameters, request)
+    return request.app_state.tokens.page(request.token_holder, question, token)

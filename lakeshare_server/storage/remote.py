@@ -1,4 +1,4 @@
-"""Stores: errors, object stores over obstore, signing keys and signed URLs of the local disk."""
+"""Stores: errors, object stores over obstore and signed URLs of the local disk."""
 
 import hashlib
 import hmac
@@ -7,8 +7,6 @@ import logging
 import os
 import posixpath
 import re
-import secrets
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -36,7 +34,6 @@ from lakeshare_server.errors import (
 )
 from lakeshare_server.locations import ParsedLocation
 from lakeshare_server.outbound import Service
-from lakeshare_server.settings import ServerSettings, make_private
 
 if TYPE_CHECKING:
     from obstore import BytesStream, GetOptions, ObjectMeta, WritableFile
@@ -401,58 +398,6 @@ def require_extra(library: str, extra: str) -> Iterator[None]:
     except ImportError:
         fix = f"Install lakeshare[{extra}] where the server runs."
         raise Unavailable(f"{library} is not installed", fix) from None
-
-
-KEY_BYTES = 32
-KEY_FILE = "signing.key"
-
-
-def load_key(settings: ServerSettings) -> bytes:
-    """Returns the signing key."""
-    if settings.signing_key is not None:
-        key = settings.signing_key.get_secret_value().encode()
-        # A guessed key gives access to every file that the server can read.
-        if len(key) < KEY_BYTES:
-            hint = (
-                f"Give {KEY_BYTES} bytes or more (openssl rand -hex {KEY_BYTES}), or unset it: a key is made in the "
-                "state folder."
-            )
-            raise BadRequest("LAKESHARE_SIGNING_KEY", f"{len(key)} bytes", hint)
-        return key
-    path = settings.state_dir / KEY_FILE
-    try:
-        if not path.exists():
-            _create_key(path)
-        key = path.read_bytes()
-        mode = path.stat().st_mode & 0o777
-    except OSError as error:
-        what = f"the signing key {path} cannot be used: {error}"
-        raise Unavailable(what, "Check the state folder.") from error
-    if mode & 0o077 or len(key) < KEY_BYTES:
-        what = f"the signing key {path} is too short or has mode {mode:o}"
-        raise Unavailable(what, "Remove it, a new one is made; signed URLs that are out stop working.")
-    if not settings.catalog_url.startswith("sqlite"):
-        logger.warning(
-            "LAKESHARE_SIGNING_KEY is not set, so that this host has a key of its own: other hosts on the database "
-            "refuse its page tokens and access tokens. Give all hosts one key."
-        )
-    return key
-
-
-def _create_key(path: Path) -> None:
-    """Creates the key's file, unless another process does so first."""
-    make_private(path.parent)
-    descriptor, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{KEY_FILE}-")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(secrets.token_bytes(KEY_BYTES))
-            file.flush()
-            os.fsync(descriptor)
-        path.hardlink_to(scratch)
-    except FileExistsError:
-        return
-    finally:
-        Path(scratch).unlink()
 
 
 MAX_URL_LIFE_S = 604_800

@@ -5,7 +5,9 @@ A session signs Arrow columns of locations, thousands in one call; signing block
 
 import errno
 import io
+import logging
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,10 +23,10 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakeshare_server.errors import Denied, StoreDenied, StoreMissing, Unavailable, Unserveable
+from lakeshare_server.errors import BadRequest, Denied, StoreDenied, StoreMissing, Unavailable, Unserveable
 from lakeshare_server.locations import LOCAL, S3, STORE_KINDS, ParsedLocation, parse_location
 from lakeshare_server.outbound import Services
-from lakeshare_server.settings import StoreSettings, make_private
+from lakeshare_server.settings import ServerSettings, StoreSettings, make_private
 from lakeshare_server.storage import location_columns, remote, s3
 from lakeshare_server.storage.remote import (
     LocalFolders,
@@ -40,6 +42,8 @@ NO_SUCH_NAME = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, e
 NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS}
 UNFINISHED = ".lakeshare-unfinished-"
 """Begins the names of files that are being written."""
+
+_log = logging.getLogger(__name__)
 
 
 class LocalStore:
@@ -116,6 +120,43 @@ def move_into_place(unfinished: Path, path: Path, *, if_absent: bool) -> bool:
     except FileExistsError:
         return False
     return True
+
+
+KEY_BYTES = 32
+KEY_FILE = "signing.key"
+
+
+def load_key(settings: ServerSettings) -> bytes:
+    """Returns the signing key."""
+    if settings.signing_key is not None:
+        key = settings.signing_key.get_secret_value().encode()
+        # A guessed key gives access to every file that the server can read.
+        if len(key) < KEY_BYTES:
+            hint = (
+                f"Give {KEY_BYTES} bytes or more (openssl rand -hex {KEY_BYTES}), or unset it: a key is made in the "
+                "state folder."
+            )
+            raise BadRequest("LAKESHARE_SIGNING_KEY", f"{len(key)} bytes", hint)
+        return key
+    path = settings.state_dir / KEY_FILE
+    try:
+        if not path.exists():
+            # Another process may make it first.
+            write_file(path, secrets.token_bytes(KEY_BYTES), if_absent=True, mode=0o600)
+        key = path.read_bytes()
+        mode = path.stat().st_mode & 0o777
+    except OSError as error:
+        what = f"the signing key {path} cannot be used: {error}"
+        raise Unavailable(what, "Check the state folder.") from error
+    if mode & 0o077 or len(key) < KEY_BYTES:
+        what = f"the signing key {path} is too short or has mode {mode:o}"
+        raise Unavailable(what, "Remove it, a new one is made; signed URLs that are out stop working.")
+    if not settings.catalog_url.startswith("sqlite"):
+        _log.warning(
+            "LAKESHARE_SIGNING_KEY is not set, so that this host has a key of its own: other hosts on the database "
+            "refuse its page tokens and access tokens. Give all hosts one key."
+        )
+    return key
 
 
 def walk_files(

@@ -5,7 +5,6 @@ An index is written once, when a table is published, never changes, and is memor
 
 import fcntl
 import hashlib
-import io
 import json
 import logging
 import mmap
@@ -19,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Lock
-from typing import BinaryIO, Generic, TypedDict, TypeVar
+from typing import Generic, TypedDict, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -212,6 +211,7 @@ TOUCH_EVERY_S = 60.0
 LOCKS = 1024
 
 Opened = TypeVar("Opened")
+Written = TypeVar("Written")
 
 
 class CacheFolder(Generic[Opened]):
@@ -387,24 +387,28 @@ class StoredIndex:
 
 def write_index(snapshot: TableSnapshot, index_dir: Path) -> StoredIndex:
     """Writes the index of a publication; the same snapshot gives the same bytes in any process."""
-    make_private(index_dir)
-    remove_abandoned(index_dir)
-    with new_file(index_dir) as scratch:
-        with scratch.open("xb") as file:
-            sink = _Digesting(file)
-            header = _write(pa.PythonFile(sink, mode="w"), snapshot)
-            file.flush()
-            os.fsync(file.fileno())
-        digest = sink.digest.hexdigest()
-        path = index_path(index_dir, digest)
-        keep_file(scratch, path)
+    digest, header = write_by_digest(index_dir, lambda path: write_index_file(snapshot, path))
+    path = index_path(index_dir, digest)
     return StoredIndex(digest, path, header.rows, header.files, header.size_bytes)
 
 
-def write_index_file(snapshot: TableSnapshot, path: Path) -> None:
+def write_by_digest(index_dir: Path, write: Callable[[Path], Written]) -> tuple[str, Written]:
+    """Writes a file durably under the SHA-256 of its bytes; returns that and the result of `write`."""
+    make_private(index_dir)
+    remove_abandoned(index_dir)
+    with new_file(index_dir) as scratch:
+        written = write(scratch)
+        with scratch.open("rb+") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            os.fsync(file.fileno())
+        keep_file(scratch, index_path(index_dir, digest))
+    return digest, written
+
+
+def write_index_file(snapshot: TableSnapshot, path: Path) -> IndexHeader:
     """Writes an index that can be built again at any time: to the caller's path, not synced."""
     with pa.OSFile(os.fsencode(path), "wb") as file:
-        _write(file, snapshot)
+        return _write(file, snapshot)
 
 
 def _write(file: pa.NativeFile, snapshot: TableSnapshot) -> IndexHeader:
@@ -455,20 +459,6 @@ def _render(files: pa.Table, names: PhysicalNames) -> Iterator[tuple[pa.Table, l
                 yield ahead.popleft().result()
         for chunk in ahead:
             yield chunk.result()
-
-
-class _Digesting(io.RawIOBase):
-    """Hashes the bytes that are written to a file."""
-
-    def __init__(self, target: BinaryIO) -> None:
-        self._target, self.digest = target, hashlib.sha256()
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: bytes) -> int:  # type: ignore[override]  # Arrow passes bytes-like objects
-        self.digest.update(data)
-        return self._target.write(data)
 
 
 REVISION = 1

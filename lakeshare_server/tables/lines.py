@@ -185,7 +185,10 @@ LINE_COLUMNS = ("parquet_id", "delta_id", "common", "delta_rest", "dv_path", "dv
 
 
 def render_lines(files: pa.Table, partition_columns: tuple[str, ...]) -> list[pa.Array]:
-    """Returns the columns of `LINE_COLUMNS` for one chunk of a snapshot's files."""
+    """Returns the columns of `LINE_COLUMNS` for one chunk of a snapshot's files.
+
+    Files of changes have the begin of `delta_rest` in the column rest.
+    """
     names = column_of(files, "name")
     return [
         file_ids(names, hashlib.md5),
@@ -287,10 +290,14 @@ def _delta_rest(files: pa.Table) -> pa.Array:
     def number(key: str) -> Callable[[pa.Array], list[Part]]:
         return lambda values: [f',"{key}":', pc.cast(values, pa.string())]
 
+    modified = pc.cast(pc.fill_null(column_of(files, "modification_time"), 0), pa.string())
+    is_change = "rest" in files.column_names
     parts: list[Part] = [
-        ',"modificationTime":',
-        pc.cast(pc.fill_null(column_of(files, "modification_time"), 0), pa.string()),
-        ',"dataChange":true',
+        *(
+            [column_of(files, "rest")]
+            if is_change
+            else [',"modificationTime":', modified, ',"dataChange":true']
+        ),
         *member("base_row_id", number("baseRowId")),
         *member("default_row_commit_version", number("defaultRowCommitVersion")),
         *member("tags", lambda values: [',"tags":', values]),

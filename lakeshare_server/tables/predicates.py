@@ -467,10 +467,8 @@ def _boolean(part: Compare, target: _Target) -> Range | None:
 
 
 def _date(part: Compare, target: _Target) -> Range | None:
-    value = _parse(part.value, DATE, date.fromisoformat)
-    if not isinstance(value, date) or isinstance(value, datetime):
-        return None
-    return target.range_of(value, value)
+    value = date_of(part.value)
+    return None if value is None else target.range_of(value, value)
 
 
 def _timestamp(part: Compare, target: _Target) -> Range | None:
@@ -489,6 +487,12 @@ def _timestamp(part: Compare, target: _Target) -> Range | None:
     slack = CUT_US if is_certain else CUT_US + DAY_US
     # A date stands for any time of that day.
     return target.range_of(us - slack, us + slack + (DAY_US if is_cast_to_date else 0))
+
+
+def date_of(value: Value) -> date | None:
+    """A date, or the date in a text; None for anything else."""
+    parsed = _parse(value, DATE, date.fromisoformat)
+    return parsed if isinstance(parsed, date) and not isinstance(parsed, datetime) else None
 
 
 def _number(value: Value) -> int | float | Decimal | None:

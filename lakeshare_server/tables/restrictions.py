@@ -8,7 +8,6 @@ import operator
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import date, datetime
 from decimal import Decimal
 from functools import lru_cache, reduce
 from typing import Any, TypeAlias
@@ -19,7 +18,6 @@ import pyarrow.compute as pc
 from lakeshare_server.tables.index import FileIndex
 from lakeshare_server.tables.lines import total
 from lakeshare_server.tables.predicates import (
-    DATE,
     And,
     Column,
     Columns,
@@ -32,6 +30,7 @@ from lakeshare_server.tables.predicates import (
     Unknown,
     Value,
     columns_of,
+    date_of,
     format_column,
     json_kind,
     list_leaves,
@@ -175,21 +174,12 @@ def _boolean(value: Value) -> bool | None:
     return value if isinstance(value, bool) else None
 
 
-def _date(value: Value) -> date | None:
-    if isinstance(value, str):
-        try:
-            return date.fromisoformat(value) if DATE.fullmatch(value) else None
-        except ValueError:
-            return None
-    return value if isinstance(value, date) and not isinstance(value, datetime) else None
-
-
 # Not floats, which have NaN and two zeros, nor times, whose zone depends on the writer.
 _READERS = (
     (pa.types.is_integer, _whole),
     (pa.types.is_decimal, _decimal),
     (pa.types.is_boolean, _boolean),
-    (pa.types.is_date32, _date),
+    (pa.types.is_date32, date_of),
 )
 
 MAX_CACHED_PARTS = 64

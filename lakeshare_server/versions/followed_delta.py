@@ -24,7 +24,12 @@ from lakeshare_server.tables.delta.log import (
 from lakeshare_server.tables.delta.snapshot import snapshot_of
 from lakeshare_server.tables.index import FileIndex, IndexHeader, describe_index
 from lakeshare_server.tables.snapshot import TableHead
-from lakeshare_server.versions.published import PinnedSnapshot, Version, VersionSources
+from lakeshare_server.versions.published import (
+    PinnedSnapshot,
+    Version,
+    VersionSources,
+    make_followed_publication,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -294,16 +299,10 @@ class FollowedVersions:
         return known is not None and known.version >= number
 
     def _make_publication(self, number: int, header: IndexHeader) -> NewPublication:
-        return NewPublication(
-            table=self._followed.table,
-            set_name="",
+        return make_followed_publication(
+            self._followed.table,
             format="delta",
             delta_version=number,
-            **describe_index(header, header),
-            index_digest="",
-            contract_digest="",
-            verdicts={},
             run_id=f"follow-{header.head.table_id}-{number}",
-            partition="",
-            audited=False,
+            **describe_index(header, header),
         )

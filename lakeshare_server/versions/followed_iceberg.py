@@ -56,6 +56,7 @@ from lakeshare_server.versions.published import (
     PublishedChanges,
     Version,
     VersionSources,
+    make_followed_publication,
     pins_of,
 )
 
@@ -441,20 +442,14 @@ class SnapshotNumbers:
 
     def _make_publication(self, new: NewState, fields: Mapping[str, Any]) -> NewPublication:
         state = new.state
-        return NewPublication(
-            table=self._table,
-            set_name="",
+        return make_followed_publication(
+            self._table,
             format="iceberg",
             metadata_location=state.metadata_location,
             snapshot_id=state.snapshot_id,
             schema_id=state.schema_id,
             nessie_hash=state.commit,
-            index_digest="",
-            contract_digest="",
-            verdicts={},
             run_id=new.run_id,
-            partition="",
-            audited=False,
             rollback_of=new.rollback_of,
             **fields,
         )
@@ -551,7 +546,12 @@ class FollowedSnapshots(LedgerVersions):
         super().__init__(sources, followed.table, changes)
         self._followed, self._identity, self._observation = followed, identity, observation
         self._numbers = SnapshotNumbers(
-            sources.ledger, followed, identity, observation.source, sources.stores, self._index_of_state
+            sources.ledger,
+            followed,
+            identity,
+            observation.source,
+            sources.stores,
+            lambda state: self._index_at(state.metadata_location, state.snapshot_id, state.schema_id),
         )
         self._refused: dict[tuple[object, ...], tuple[float, Unserveable]] = {}
         self._since: int | None = None
@@ -618,9 +618,6 @@ class FollowedSnapshots(LedgerVersions):
         # The owner may have removed the metadata file that the newest version was numbered with.
         is_newest = observed is not None and observed.newest.version == row.version
         return observed.pointer.metadata_location if observed and is_newest else row.metadata_location
-
-    def _index_of_state(self, state: TableState) -> FileIndex:
-        return self._index_at(state.metadata_location, state.snapshot_id, state.schema_id)
 
     def _index(self, row: Publication) -> FileIndex:
         location, snapshot_id = pins_of(row)

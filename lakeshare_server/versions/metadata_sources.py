@@ -267,6 +267,14 @@ class CatalogTable(MetadataSource):
         location = self._service.call(lambda: self._translate_errors(self._read_location))
         return Pointer(location, location)
 
+    def siblings(self) -> list[str]:
+        """The names of the tables in the table's namespace, without nested ones; raises as `current`."""
+
+        def list_names(catalog: "Catalog") -> list[str]:
+            return [identifier[-1] for identifier in catalog.list_tables(self._identifier[:-1])]
+
+        return sorted(self._service.call(lambda: self._translate_errors(list_names)))
+
     def _read_location(self, catalog: "Catalog") -> str:
         # Glue has the file in the table's parameters; pyiceberg would also read the file.
         glue = getattr(catalog, "glue", None)
@@ -332,23 +340,6 @@ class CatalogTable(MetadataSource):
             f"iceberg:{self._name}/{'.'.join(self._identifier)} {what}.",
             "Check the table's name, and the catalog's configuration where the server runs.",
         )
-
-
-class CatalogNamespace(CatalogTable):
-    """A namespace of a catalog, to list its tables."""
-
-    def __init__(
-        self, name: str, namespace: tuple[str, ...], settings: StoreSettings, service: Service
-    ) -> None:
-        super().__init__(name, (*namespace, "*"), settings, service)
-
-    def tables(self) -> list[str]:
-        """The names of the tables, without those of nested namespaces; raises as `CatalogTable.current`."""
-
-        def list_names(catalog: "Catalog") -> list[str]:
-            return [identifier[-1] for identifier in catalog.list_tables(self._identifier[:-1])]
-
-        return sorted(self._service.call(lambda: self._translate_errors(list_names)))
 
 
 def catalog_configuration(name: str) -> dict[str, Any]:
@@ -420,6 +411,13 @@ class NessieTable(MetadataSource):
                 states += self._read_states(entry)
         return ()
 
+    def siblings(self) -> list[str]:
+        """The names of the Iceberg tables in the table's namespace, without nested ones; raises as `current`."""
+        with self._check_response():
+            entries = self._api().pages(f"{ref_path(self._branch)}/entries", "entries", {})
+            names = [entry["name"]["elements"] for entry in entries if entry["type"] == ICEBERG_TABLE]
+            return sorted(table for *namespace, table in names if tuple(namespace) == self._identifier[:-1])
+
     def _read_states(self, entry: dict[str, Any]) -> Iterator[BranchState]:
         meta = entry["commitMeta"]
         for operation in entry.get("operations") or ():
@@ -469,20 +467,6 @@ class NessieTable(MetadataSource):
         )
 
 
-class NessieNamespace(NessieTable):
-    """A namespace of a Nessie catalog on one branch, to list its Iceberg tables."""
-
-    def __init__(self, name: str, namespace: tuple[str, ...], branch: str, service: Service) -> None:
-        super().__init__(name, (*namespace, "*"), branch, service)
-
-    def tables(self) -> list[str]:
-        """The names of the tables, without those of nested namespaces; raises as `NessieTable.current`."""
-        with self._check_response():
-            entries = self._api().pages(f"{ref_path(self._branch)}/entries", "entries", {})
-            names = [entry["name"]["elements"] for entry in entries if entry["type"] == ICEBERG_TABLE]
-            return sorted(table for *namespace, table in names if tuple(namespace) == self._identifier[:-1])
-
-
 IN_CATALOG = re.compile(
     r"(?P<kind>iceberg|nessie):(?P<catalog>[A-Za-z0-9_-]+)/(?P<table>[^/@\s.]+(?:\.[^/@\s.]+)+)(?:@(?P<branch>[^\s@]+))?"
 )
@@ -530,12 +514,12 @@ def list_tables_at(location: str, stores: Stores, settings: StoreSettings) -> li
     normalise_followed_location(f"{before}.t{branch}", settings)
     kind, _, path = before.partition(":")
     catalog, _, namespace = path.partition("/")
-    levels = tuple(namespace.split("."))
+    identifier = (*namespace.split("."), "*")
     service = stores.services.of(str(catalog_service(f"{before}.t{branch}")))
     if kind == "nessie":
-        names = NessieNamespace(catalog, levels, branch[1:] or MAIN, service).tables()
+        names = NessieTable(catalog, identifier, branch[1:] or MAIN, service).siblings()
     else:
-        names = CatalogNamespace(catalog, levels, settings, service).tables()
+        names = CatalogTable(catalog, identifier, settings, service).siblings()
     return [f"{before}.{name}{branch}" for name in names]
 
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import pyarrow.compute as pc
 
-from lakeshare_server.catalog import Ledger, Publication
+from lakeshare_server.catalog import Ledger, NewPublication, Publication
 from lakeshare_server.errors import (
     NotFound,
     StoreError,
@@ -396,13 +396,11 @@ def _make_changes(segment: Segment, publication: Publication, fault: str | None)
     version = segment.note.versions[publication.version]
     if version.head is None:
         raise TableFilesMissing(publication.location, "its index of changes is not whole")
-    return VersionChanges(
-        **version.totals,
+    return VersionChanges.of(
+        version,
         timestamp_ms=Version.of(publication).timestamp_ms,
         has_own_time=True,
         head=TableHead.from_json(json.loads(version.head)),
-        metadata_text=version.metadata,
-        protocol_text=version.protocol,
         segment=segment,
         window_hindrances=(vector_hindrance(version.vectors),) if version.vectors else (),
         feed_hindrances=(vector_hindrance(version.feed_vectors),) if version.feed_vectors else (),
@@ -568,6 +566,12 @@ class LedgerVersions:
                 self._rows.clear()
             self._rows[row.version] = row
         return row
+
+
+def make_followed_publication(table: str, **fields: Any) -> NewPublication:
+    """A state of a followed table, which no pipeline has audited, and whose index is built on demand."""
+    unknown: dict[str, Any] = dict.fromkeys(("set_name", "index_digest", "contract_digest", "partition"), "")
+    return NewPublication(table=table, audited=False, verdicts={}, **unknown, **fields)
 
 
 class PublishedVersions(LedgerVersions):

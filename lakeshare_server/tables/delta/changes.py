@@ -4,12 +4,12 @@ Segments are aligned and built on first use; only the newest of a range may be s
 batch of a segment is one row with its footer, which is complete only after all versions were read.
 """
 
-import hashlib
 import json
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from dataclasses import field as dataclass_field
+from dataclasses import fields as dataclass_fields
 from functools import cached_property, lru_cache
 from itertools import chain, groupby
 from pathlib import Path
@@ -21,16 +21,16 @@ import pyarrow.compute as pc
 
 from lakeshare_server.errors import TableFilesMissing, Unserveable
 from lakeshare_server.storage import Stores
-from lakeshare_server.storage.location_columns import find_outside_files, find_roots, resolve_names
+from lakeshare_server.storage.location_columns import find_outside_files, find_roots
 from lakeshare_server.tables.delta.files import (
-    WITH_EMPTY_VALUES,
     Action,
+    empty_as_null,
+    from_actions,
+    logged_files,
     mapping_mode,
     parse_partition_values,
     partition_types,
     physical_name,
-    vector_id,
-    vector_paths,
 )
 from lakeshare_server.tables.delta.log import (
     NOT_AS_SPECIFIED,
@@ -44,7 +44,7 @@ from lakeshare_server.tables.delta.log import (
 )
 from lakeshare_server.tables.delta.snapshot import make_delta_head, require_known
 from lakeshare_server.tables.index import CacheFolder
-from lakeshare_server.tables.lines import LINE_COLUMNS, file_ids, struct_of, total, vector_file_ids
+from lakeshare_server.tables.lines import LINE_COLUMNS, column_of, render_lines, struct_of, total
 from lakeshare_server.tables.predicates import Predicate, columns_of
 from lakeshare_server.tables.restrictions import Undecided, find_undecided, is_within, without_counts
 from lakeshare_server.tables.snapshot import Hindrance, TableHead, parse_schema
@@ -55,6 +55,7 @@ COLUMNS = (
     *(("path", pa.string()), ("size", pa.int64())),
     *((name, pa.string()) for name in LINE_COLUMNS),
 )
+COUNTED = pa.schema([("kind", pa.int8()), ("in_feed", pa.bool_()), ("size", pa.int64())])
 FOOTER_KEY = "note"
 SCHEMA = pa.schema([*COLUMNS, (FOOTER_KEY, pa.string())])
 BATCH_ROWS = 16_000
@@ -76,9 +77,18 @@ class VersionTotals:
     def end_row(self) -> int:
         return self.first_row + self.window_rows + self.cdc_rows
 
-    @property
-    def totals(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(VersionTotals)}
+
+def count_rows(rows: pa.Table) -> dict[str, Any]:
+    """The totals of the rows of a version, by the columns of `COUNTED`."""
+    is_cdc, in_feed, sizes = pc.equal(rows.column("kind"), CDC), rows.column("in_feed"), rows.column("size")
+    cdc_rows = total(is_cdc)
+    return {
+        "window_rows": rows.num_rows - cdc_rows,
+        "cdc_rows": cdc_rows,
+        "feed_rows": total(in_feed),
+        "window_bytes": total(sizes.filter(pc.invert(is_cdc))),
+        "feed_bytes": total(sizes.filter(in_feed)),
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,49 +245,32 @@ def _has_data_change(action: Action) -> bool:
     return action.get("dataChange") is not False
 
 
+VECTOR_FIELDS = {"storageType", "pathOrInlineDv", "sizeInBytes", "cardinality"}
+
+
 def make_change_table(
     root: str, changes: Sequence[FileChange], partition_types: Mapping[str, str]
 ) -> pa.Table:
     """The rows of the changes; `partition_types` are by the names in the log."""
-    names = pa.array([change.action["path"] for change in changes], pa.string())
-    if names.null_count:
-        raise ValueError("a file without a path")
-    vectors = [change.action.get("deletionVector") or {} for change in changes]
-    members = (("dv_storage", "storageType"), ("dv_path", "pathOrInlineDv"))
-    texts = {name: pa.array([vector.get(key) for vector in vectors], pa.string()) for name, key in members}
-    stored = [vector if vector and vector["storageType"] != "i" else None for vector in vectors]
-    # What follows the URL of a deletion vector, with the closing quote of the URL.
-    ends = [vector and '",' + _members(_vector_size(vector)) + "}" for vector in stored]
-    columns = [
-        pa.array([change.version for change in changes], pa.int64()),
-        pa.array([change.kind for change in changes], pa.int8()),
-        pa.array([change.in_feed for change in changes], pa.bool_()),
-        resolve_names(root, names),
-        pa.array([change.action["size"] for change in changes], pa.int64()),
-        file_ids(names, hashlib.md5),
-        file_ids(names, hashlib.sha256),
-        pa.array([_common(change, partition_types) for change in changes], pa.string()),
-        pa.array([_rest(change) for change in changes], pa.string()),
-        vector_paths(root, pa.table(texts)),
-        vector_file_ids(map(vector_id, stored)),
-        pa.array(ends, pa.string()),
-    ]
-    return pa.Table.from_arrays(columns, schema=pa.schema(list(COLUMNS)))
-
-
-def _common(change: FileChange, partition_types: Mapping[str, str]) -> str:
-    action = change.action
-    # Spark omits nulls in some actions; all clients accept explicit nulls.
-    logged = action.get("partitionValues") or {}
-    values = {
-        column: None if logged.get(column) == "" and kind not in WITH_EMPTY_VALUES else logged.get(column)
-        for column, kind in partition_types.items()
+    actions = [change.action for change in changes]
+    vectors = (action.get("deletionVector") for action in actions)
+    adds = from_actions(actions, list(partition_types))
+    is_whole = all(not vector or vector.keys() >= VECTOR_FIELDS for vector in vectors)
+    if adds.column("path").null_count or adds.column("size").null_count or not is_whole:
+        raise ValueError("a file without a path or a size, or with a part of a deletion vector")
+    stats = [change.action.get("stats") if change.kind == ADD else None for change in changes]
+    readable = pa.array([text if text and _counts_rows(text) else None for text in stats], pa.string())
+    texts = empty_as_null(column_of(adds, "partition_values"), list(partition_types.values()))
+    files = pa.table({**logged_files(root, adds, texts, readable), "rest": pa.array(map(_rest, changes))})
+    columns = {
+        "version": pa.array([change.version for change in changes], pa.int64()),
+        "kind": pa.array([change.kind for change in changes], pa.int8()),
+        "in_feed": pa.array([change.in_feed for change in changes], pa.bool_()),
+        "path": files.column("path"),
+        "size": files.column("size"),
+        **dict(zip(LINE_COLUMNS, render_lines(files, ()), strict=True)),
     }
-    fields: Action = {"partitionValues": values, "size": action["size"]}
-    stats = action.get("stats")
-    if change.kind == ADD and stats and _counts_rows(stats):
-        fields["stats"] = stats
-    return _members(fields)
+    return pa.table(columns, schema=pa.schema(list(COLUMNS)))
 
 
 def _counts_rows(stats: str) -> bool:
@@ -290,31 +283,14 @@ def _counts_rows(stats: str) -> bool:
 
 
 def _rest(change: FileChange) -> str:
-    action = change.action
+    """The members of a line that depend on the kind of the action."""
     fields: Action = {"dataChange": change.kind != CDC}
     if change.kind == ADD:
-        fields["modificationTime"] = action.get("modificationTime", change.committed_ms)
+        fields["modificationTime"] = change.action.get("modificationTime", change.committed_ms)
     elif change.kind == REMOVE:
-        fields["deletionTimestamp"] = action.get("deletionTimestamp", change.committed_ms)
+        fields["deletionTimestamp"] = change.action.get("deletionTimestamp", change.committed_ms)
         fields["extendedFileMetadata"] = True
-    for name in ("baseRowId", "defaultRowCommitVersion", "tags", "clusteringProvider"):
-        if action.get(name) is not None:
-            fields[name] = action[name]
-    vector = action.get("deletionVector")
-    if vector and vector["storageType"] == "i":
-        inline = {"storageType": "i", "pathOrInlineDv": vector["pathOrInlineDv"], **_vector_size(vector)}
-        fields["deletionVector"] = inline
-    return "," + _members(fields)
-
-
-def _vector_size(vector: Action) -> Action:
-    offset = vector.get("offset")
-    size: Action = {} if offset is None else {"offset": offset}
-    return {**size, "sizeInBytes": vector["sizeInBytes"], "cardinality": vector["cardinality"]}
-
-
-def _members(fields: Action) -> str:
-    return orjson.dumps(fields).decode()[1:-1].replace("\x7f", "\\u007f")
+    return "," + orjson.dumps(fields).decode()[1:-1]
 
 
 class RemovedFiles:
@@ -562,6 +538,12 @@ class VersionChanges(VersionTotals):
         """The stores of its files, or folders of local files outside of the table; possibly more."""
         return self.segment.note.roots
 
+    @classmethod
+    def of(cls, version: SegmentVersion, **fields: Any) -> "VersionChanges":
+        """The changes of a version in a segment; `fields` are those that the segment's footer does not have."""
+        totals = {field.name: getattr(version, field.name) for field in dataclass_fields(VersionTotals)}
+        return cls(**totals, metadata_text=version.metadata, protocol_text=version.protocol, **fields)
+
     def at(self, timestamp_ms: int) -> "VersionChanges":
         return replace(self, timestamp_ms=timestamp_ms)
 
@@ -598,13 +580,11 @@ def read_changes(log: ChangeLog, cache: SegmentCache, first: int, last: int) -> 
             raise TableFilesMissing(log.root, version.fault)
     heads = _heads(log.root, [version for version, _, _ in requested])
     return [
-        VersionChanges(
-            **version.totals,
+        VersionChanges.of(
+            version,
             timestamp_ms=time_ms,
             has_own_time=version.own_time_ms is not None,
             head=head,
-            metadata_text=version.metadata,
-            protocol_text=version.protocol,
             segment=segment,
         )
         for (version, segment, time_ms), head in zip(requested, heads, strict=True)
@@ -734,32 +714,22 @@ def _restrict_version(version: VersionChanges, rule: Predicate) -> tuple[Version
     """The version with the totals of its allowed rows, and the numbers of these rows."""
     segment = version.segment.original if isinstance(version.segment, RewrittenSegment) else version.segment
     numbers: list[pa.Array] = [pa.array([], pa.int64())]
-    cdc_rows = feed_rows = window_bytes = feed_bytes = 0
+    kept: list[pa.RecordBatch] = []
     begin = version.first_row
     batches = segment.rows(version.first_row, version.end_row) if version.end_row > version.first_row else ()
     for batch in batches:
         mask = _mask(version, batch, rule)
         numbers.append(pc.add(pc.indices_nonzero(mask).cast(pa.int64()), begin))
         begin += batch.num_rows
-        kept = batch.select(["kind", "in_feed", "size"]).filter(mask)
-        is_cdc = pc.equal(kept.column("kind"), CDC)
-        cdc_rows += total(is_cdc)
-        feed_rows += total(kept.column("in_feed"))
-        window_bytes += total(kept.column("size").filter(pc.invert(is_cdc)))
-        feed_bytes += total(kept.column("size").filter(kept.column("in_feed")))
-    rows = pa.concat_arrays(numbers)
+        kept.append(batch.select(COUNTED.names).filter(mask))
     restricted = replace(
         version,
         head=without_counts(version.head),
         window_hindrances=_without_counts(version.head, version.window_hindrances),
         feed_hindrances=_without_counts(version.head, version.feed_hindrances),
-        window_rows=len(rows) - cdc_rows,
-        cdc_rows=cdc_rows,
-        feed_rows=feed_rows,
-        window_bytes=window_bytes,
-        feed_bytes=feed_bytes,
+        **count_rows(pa.Table.from_batches(kept, COUNTED)),
     )
-    return restricted, rows
+    return restricted, pa.concat_arrays(numbers)
 
 
 def _without_counts(head: TableHead, hindrances: tuple[Hindrance, ...]) -> tuple[Hindrance, ...]:

@@ -445,8 +445,8 @@ def _leaf(value: Any, kind: pa.DataType) -> Any:
 
 
 AS_IN_THE_LOG = (
-    *("tags", "base_row_id", "default_row_commit_version", "clustering_provider"),
-    *("dv_storage", "dv_offset", "dv_size"),
+    *("size", "modification_time", "tags", "base_row_id", "default_row_commit_version"),
+    *("clustering_provider", "dv_storage", "dv_offset", "dv_size"),
 )
 
 
@@ -500,26 +500,33 @@ def _align(values: pa.StructArray, kind: pa.StructType) -> pa.StructArray:
 def _piece_files(
     root: str, adds: pa.Table, partition_columns: Sequence[str], types: Sequence[str], leaves: Sequence[Leaf]
 ) -> pa.Table:
-    names, storage = column_of(adds, "path"), column_of(adds, "dv_storage")
     texts = empty_as_null(column_of(adds, "partition_values"), types)
     stats = parse_stats(column_of(adds, "stats"), leaves)
     return pa.table(
         {
-            "path": resolve_names(root, names),
-            "name": names,
-            "size": column_of(adds, "size"),
-            "modification_time": column_of(adds, "modification_time"),
+            **logged_files(root, adds, texts, stats.text),
             "rows": stats.rows,
-            "dv_cardinality": pc.fill_null(column_of(adds, "dv_cardinality"), 0),
             "partition": parse_partition_values(texts, list(zip(partition_columns, types, strict=True))),
             "min": stats.min,
             "max": stats.max,
             "null_count": stats.null_count,
-            "partition_values": texts,
-            "stats": stats.text,
-            "dv_id": pc.if_else(pc.is_valid(storage), vector_ids(adds), None),
-            "dv_path": vector_paths(root, adds),
-            "dv_inline": pc.if_else(pc.equal(storage, "i"), column_of(adds, "dv_path"), None),
-            **{name: column_of(adds, name) for name in AS_IN_THE_LOG},
         }
     )
+
+
+def logged_files(
+    root: str, adds: pa.Table, partition_values: pa.StructArray, stats: pa.Array
+) -> dict[str, pa.Array]:
+    """The columns of files that their lines are rendered from, with these partition values and statistics."""
+    names, storage = column_of(adds, "path"), column_of(adds, "dv_storage")
+    return {
+        "path": resolve_names(root, names),
+        "name": names,
+        "partition_values": partition_values,
+        "stats": stats,
+        "dv_cardinality": pc.fill_null(column_of(adds, "dv_cardinality"), 0),
+        "dv_id": pc.if_else(pc.is_valid(storage), vector_ids(adds), None),
+        "dv_path": vector_paths(root, adds),
+        "dv_inline": pc.if_else(pc.equal(storage, "i"), column_of(adds, "dv_path"), None),
+        **{name: column_of(adds, name) for name in AS_IN_THE_LOG},
+    }

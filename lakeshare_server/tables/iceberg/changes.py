@@ -3,9 +3,7 @@
 Written at publication, or on first use if only files have to be compared, in the format of Delta change segments.
 """
 
-import hashlib
 import json
-import os
 import posixpath
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,7 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeshare_server.errors import StoreError, StoreMissing
-from lakeshare_server.settings import make_private
 from lakeshare_server.storage import Stores
 from lakeshare_server.storage.location_columns import find_outside_files, find_roots
 from lakeshare_server.tables.delta.changes import (
@@ -30,16 +27,10 @@ from lakeshare_server.tables.delta.changes import (
     SegmentFile,
     SegmentFooter,
     SegmentVersion,
+    count_rows,
 )
 from lakeshare_server.tables.iceberg.deletes import FEATURE as DELETION_VECTORS
-from lakeshare_server.tables.index import (
-    FileIndex,
-    PhysicalNames,
-    index_path,
-    keep_file,
-    new_file,
-    remove_abandoned,
-)
+from lakeshare_server.tables.index import FileIndex, PhysicalNames, index_path, write_by_digest
 from lakeshare_server.tables.lines import LINE_COLUMNS, render_lines, total
 from lakeshare_server.tables.snapshot import TableHead, TableProtocol, parquet_format_schema, parse_schema
 
@@ -287,15 +278,7 @@ class StateChange:
 
 def write_change_index(change: StateChange, made_of: tuple[str, str], index_dir: Path) -> str:
     """Writes the changes of a publication beside the file indexes; returns the SHA-256 of the file, its name."""
-    make_private(index_dir)
-    remove_abandoned(index_dir)
-    with new_file(index_dir) as scratch:
-        write_changes(change, made_of, scratch)
-        with scratch.open("rb+") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            os.fsync(file.fileno())
-        keep_file(scratch, index_path(index_dir, digest))
-    return digest
+    return write_by_digest(index_dir, lambda path: write_changes(change, made_of, path))[0]
 
 
 def write_changes(change: StateChange, made_of: tuple[str, str], path: Path) -> None:
@@ -387,8 +370,7 @@ def _describe(change: StateChange, rows: pa.Table, fault: str | None) -> Segment
     head = change.head
     metadata = replace(head, hindrances=()).as_json() | {"protocol": None}
     del metadata["left_to_files"]
-    is_cdc = pc.equal(rows.column("kind"), CDC)
-    window, feed = rows.filter(pc.invert(is_cdc)), rows.filter(rows.column("in_feed"))
+    window, feed = rows.filter(pc.not_equal(rows.column("kind"), CDC)), rows.filter(rows.column("in_feed"))
     return SegmentVersion(
         version=change.version,
         protocol=_text(head.as_json()["protocol"]),
@@ -396,11 +378,7 @@ def _describe(change: StateChange, rows: pa.Table, fault: str | None) -> Segment
         modified_ms=change.changed_at_ms,
         own_time_ms=None,
         first_row=0,
-        window_rows=window.num_rows,
-        cdc_rows=rows.num_rows - window.num_rows,
-        feed_rows=feed.num_rows,
-        window_bytes=total(window.column("size")),
-        feed_bytes=total(feed.column("size")),
+        **count_rows(rows),
         vectors=_vectors(window),
         lacks_row_ids=False,
         head=_text(head.as_json()),

@@ -106,7 +106,7 @@ def test_the_key_is_made_once_for_its_owner_only(tmp_path: Path) -> None:
 def test_processes_that_start_together_agree_on_the_key(tmp_path: Path) -> None:
     code = (
         "from lakeshare_server.settings import ServerSettings\n"
-        "from lakeshare_server.storage.remote import load_key\n"
+        "from lakeshare_server.storage import load_key\n"
         "print(load_key(ServerSettings()).hex())"
     )
     environment = {**os.environ, "LAKESHARE_STATE_DIR": str(tmp_path / "state")}
