@@ -50,7 +50,14 @@ class FilterConstant:
     json: Any
 
 
+SAME_IN_JSON: dict[str, Any] = {"boolean": bool, "int": int, "long": int, "string": str}
+
+
 def parse_constant(kind: str, value: Any) -> FilterConstant | None:
+    same = SAME_IN_JSON.get(kind)
+    if same is not None:
+        # No subclasses: booleans are integers to Python.
+        return FilterConstant(value, value) if type(value) is same else None
     parse = _PARSERS.get(kind.partition("(")[0])
     try:
         return None if parse is None else parse(kind, value)
@@ -62,8 +69,9 @@ def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _unchanged(value: Any, is_valid: bool) -> FilterConstant | None:
-    return FilterConstant(value, value) if is_valid else None
+def _float(_kind: str, given: Any) -> FilterConstant | None:
+    is_number = isinstance(given, float) or _is_integer(given)
+    return FilterConstant(float(given), float(given)) if is_number else None
 
 
 def _decimal(kind: str, given: Any) -> FilterConstant | None:
@@ -94,16 +102,8 @@ def _timestamp(kind: str, given: Any) -> FilterConstant | None:
 
 
 _PARSERS: dict[str, Callable[[str, Any], FilterConstant | None]] = {
-    "boolean": lambda _kind, value: _unchanged(value, isinstance(value, bool)),
-    "int": lambda _kind, value: _unchanged(value, _is_integer(value)),
-    "long": lambda _kind, value: _unchanged(value, _is_integer(value)),
-    **dict.fromkeys(
-        ("float", "double"),
-        lambda _kind, value: (
-            _unchanged(float(value), True) if isinstance(value, float) or _is_integer(value) else None
-        ),
-    ),
-    "string": lambda _kind, value: _unchanged(value, isinstance(value, str)),
+    "float": _float,
+    "double": _float,
     "decimal": _decimal,
     "date": _date,
     "timestamp": _timestamp,

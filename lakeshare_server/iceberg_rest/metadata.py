@@ -7,14 +7,15 @@ to publish; all others are left out, including those of later format versions.
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from lakeshare_server.access.table_access import TableFolder, TableView
-from lakeshare_server.errors import Unserveable
+from lakeshare_server.errors import Unavailable, Unserveable
 from lakeshare_server.locations import local_path
 from lakeshare_server.storage import Stores
 from lakeshare_server.storage.location_columns import find_outside_files, find_roots
@@ -261,6 +262,24 @@ def _select_fields(fields: Mapping[str, Any], names: Iterable[str]) -> Fields:
 _log = logging.getLogger(__name__)
 
 
+@contextmanager
+def replace_errors(what: str, kinds: tuple[type[Exception], ...], reason: str, fix: str) -> Iterator[None]:
+    """Logs errors of these kinds, which name locations of the server, and raises others in their place.
+
+    Raises:
+        Unavailable: the store does not answer, if `kinds` has this error.
+        Unserveable: with this reason and fix, for all other errors.
+    """
+    try:
+        yield
+    except kinds as error:
+        if isinstance(error, Unavailable):
+            _log.warning("%s now: %s", what, error)
+            raise Unavailable("the table's store does not answer", "Try again in a moment.") from error
+        _log.error("%s: %r", what, error)
+        raise Unserveable(reason, fix) from error
+
+
 def list_manifests(snapshot: Mapping[str, Any], stores: Stores) -> Sequence[Manifest]:
     """A snapshot's manifests. Raises Unserveable without a manifest list, StoreError, Unavailable or ValueError."""
     location = snapshot.get("manifest-list")
@@ -274,17 +293,17 @@ def list_manifests(snapshot: Mapping[str, Any], stores: Stores) -> Sequence[Mani
 
 def list_readable_files(snapshot: Mapping[str, Any], stores: Stores) -> frozenset[str]:
     """Locations of a snapshot's manifests and delete files. Raises Unserveable, StoreError or Unavailable."""
-    try:
+    what = f"the manifests of {snapshot.get('manifest-list')} cannot be read"
+    reason, fix = (
+        "A manifest of the table cannot be read.",
+        "Provider: the server's log says which one it is.",
+    )
+    with replace_errors(what, (ValueError, OverflowError), reason, fix):
         manifests = list_manifests(snapshot, stores)
         locations = {snapshot["manifest-list"], *(manifest.path for manifest in manifests)}
         for manifest in manifests:
             if manifest.has_deletes:
                 locations |= {delete.path for delete in delete_files(manifest, stores.read(manifest.path))}
-    except (ValueError, OverflowError) as error:
-        _log.error("the manifests of %s cannot be read: %s", snapshot["manifest-list"], error)
-        raise Unserveable(
-            "A manifest of the table cannot be read.", "Provider: the server's log says which one it is."
-        ) from error
     return frozenset(stores.place(location).location for location in locations)
 
 
@@ -328,13 +347,10 @@ def list_data_files(view: TableView, pin: PinnedSnapshot, stores: Stores) -> fro
 
 
 def _list_from_manifests(pin: PinnedSnapshot, stores: Stores) -> tuple[str, list[str]]:
-    try:
+    what = f"the files of {pin.metadata_location} cannot be listed"
+    reason, fix = "The manifests of the table cannot be read.", "Provider: the server's log names the file."
+    with replace_errors(what, (Unserveable,), reason, fix):
         table, snapshot = open_metadata(stores, pin.metadata_location, pin.snapshot_id)
         location = local_path(table.location)
         live = live_files(stores, snapshot, location)
-    except Unserveable as error:
-        _log.error("the files of %s cannot be listed: %s", pin.metadata_location, error)
-        raise Unserveable(
-            "The manifests of the table cannot be read.", "Provider: the server's log names the file."
-        ) from error
     return location, [local_path(path) for path in live.data.column("path").to_pylist()]

@@ -6,7 +6,6 @@ No plan is stored: a token has the scan request and the start of the next page.
 import base64
 import hashlib
 import json
-import logging
 import mmap
 import os
 import time
@@ -27,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from lakeshare_server.access.table_access import TableView
 from lakeshare_server.errors import BadRequest, Denied, NotFound, Unavailable, Unserveable, shorten_value
 from lakeshare_server.iceberg_rest.filters import ColumnNames, Filter, Statistics, parse_filter
-from lakeshare_server.iceberg_rest.metadata import list_data_files, list_readable_files
+from lakeshare_server.iceberg_rest.metadata import list_data_files, list_readable_files, replace_errors
 from lakeshare_server.iceberg_rest.tables import LoadedTable
 from lakeshare_server.locations import local_path
 from lakeshare_server.protocol.requests import MAX_PARTS
@@ -332,8 +331,6 @@ def _numbers(targets: Targets, delete: DeleteFile) -> list[int]:
 
 PAGE_BYTES = 64 << 20
 
-_log = logging.getLogger(__name__)
-
 
 @dataclass
 class ScanPage:
@@ -422,18 +419,13 @@ class IcebergScans:
         from lakeshare_server.tables.iceberg.parsing import with_foreign_types
 
         client_schema = Schema.model_validate(with_foreign_types(orjson.loads(schema)))
-        # The reader's errors name locations of the server: they are logged and replaced.
-        try:
+        what = f"scans of {pin.metadata_location} cannot be planned"
+        reason = "Scans of the table cannot be planned by the server."
+        fix = (
+            "Plan them in the client: set scan-planning-mode to client. Provider: the server's log says why."
+        )
+        with replace_errors(what, (Unserveable, Unavailable), reason, fix):
             write_scan_files(self._stores, pin.metadata_location, pin.snapshot_id, client_schema, path)
-        except Unserveable as error:
-            _log.error("scans of %s cannot be planned: %s", pin.metadata_location, error)
-            raise Unserveable(
-                "Scans of the table cannot be planned by the server.",
-                "Plan them in the client: set scan-planning-mode to client. Provider: the server's log says why.",
-            ) from error
-        except Unavailable as error:
-            _log.warning("scans of %s cannot be planned now: %s", pin.metadata_location, error)
-            raise Unavailable("the table's store does not answer", "Try again in a moment.") from error
 
 
 def first_task(table: LoadedTable, scan: ScanRequest) -> PlanTask:

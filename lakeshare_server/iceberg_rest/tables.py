@@ -30,6 +30,7 @@ from lakeshare_server.iceberg_rest.metadata import (
     list_manifests,
     published_metadata,
     read_folder,
+    replace_errors,
     without_counts,
 )
 from lakeshare_server.iceberg_rest.trimming import trim_metadata
@@ -55,6 +56,8 @@ MAX_METADATA_FILES = 32
 MAX_CACHED_UNIFORM = 4096
 # Raised while parsing a file that is corrupt or not Iceberg metadata.
 UNUSABLE_ERRORS = (KeyError, TypeError, ValueError, AttributeError)
+UNREADABLE = "The table's Iceberg metadata cannot be read."
+LOG_NAMES_FILE = "Provider: the server's log says which file it is."
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -84,17 +87,11 @@ class UniformTables:
 
     def snapshots(self, view: TableView) -> list[PinnedSnapshot]:
         """The readable converted versions, the newest last. Raises NotFound, Unserveable or Unavailable."""
-        try:
+        what = f"the Iceberg metadata of {view.entry.lake_table} cannot be read"
+        with replace_errors(
+            what, (StoreError, Unavailable), UNREADABLE, "Provider: the server's log says why."
+        ):
             return self._snapshots(view)
-        # Errors of stores name locations of the server: they are logged and replaced.
-        except StoreError as error:
-            _log.error("the Iceberg metadata of %s cannot be read: %s", view.entry.lake_table, error)
-            raise Unserveable(
-                "The table's Iceberg metadata cannot be read.", "Provider: the server's log says why."
-            ) from error
-        except Unavailable as error:
-            _log.warning("the Iceberg metadata of %s: %s", view.entry.lake_table, error)
-            raise Unavailable("the table's store does not answer", "Try again in a moment.") from error
 
     def _snapshots(self, view: TableView) -> list[PinnedSnapshot]:
         newest, first = view.latest(), view.first_readable()
@@ -300,17 +297,12 @@ class IcebergTables:
 
     def _rewrite(self, pins: Sequence[PinnedSnapshot], is_restricted: bool) -> LoadedTable:
         newest, snapshot_ids = pins[-1], {pin.snapshot_id for pin in pins}
-        try:
+        what, fix = f"the Iceberg metadata {newest.metadata_location} cannot be used", LOG_NAMES_FILE
+        with replace_errors(what, UNUSABLE_ERRORS, UNREADABLE, fix):
             published = published_metadata(
                 pins, lambda location: self._read(location, snapshot_ids), self._specs
             )
             published = without_counts(published) if is_restricted else published
-        except UNUSABLE_ERRORS as error:
-            _log.error("the Iceberg metadata %s cannot be used: %r", newest.metadata_location, error)
-            raise Unserveable(
-                "The table's Iceberg metadata cannot be read.",
-                "Provider: the server's log says which file it is.",
-            ) from error
         location = published["location"].rstrip("/")
         lists = {
             snapshot["snapshot-id"]: snapshot.get("manifest-list") for snapshot in published["snapshots"]

@@ -14,7 +14,6 @@ from sqlglot import exp
 from sqlglot.dialects.spark import Spark
 from sqlglot.parsers.spark import SparkParser
 
-from lakeshare_server.protocol.json_predicate import parse_whole
 from lakeshare_server.tables.predicates import (
     DATE,
     INTEGER,
@@ -36,6 +35,7 @@ from lakeshare_server.tables.predicates import (
     all_of,
     begins_with,
     float32,
+    parse_whole,
 )
 
 Kind = exp.DataType.Type

@@ -7,7 +7,7 @@ which follows the URL of a deletion vector that has a file of its own.
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -315,15 +315,10 @@ def _vectors(files: pa.Table) -> list[pa.Array]:
         return [pa.nulls(count, pa.string())] * 3
     paths = column_of(files, "dv_path")
     in_files = pc.is_valid(paths)
-    ids = vector_file_ids(column_of(files, "dv_id").to_pylist())
+    names = column_of(files, "dv_id").to_pylist()
+    ids = pa.array([name and hashlib.sha256(name.encode()).hexdigest() for name in names], pa.string())
     rest = join_parts(['"', *_vector_size(files), "}"])
     return [paths, pc.if_else(in_files, ids, None), pc.if_else(in_files, rest, None)]
-
-
-def vector_file_ids(names: Iterable[str | None]) -> pa.Array:
-    """Returns the ids of deletion vectors for recipients, null for null."""
-    ids = (name and hashlib.sha256(name.encode()).hexdigest() for name in names)
-    return pa.array(ids, pa.string())
 
 
 def _vector_size(files: pa.Table) -> list[Part]:

@@ -508,6 +508,12 @@ def _double(number: int | float | Decimal) -> float:
         return math.copysign(math.inf, number)
 
 
+def parse_whole(text: str, bits: int) -> int | None:
+    """A whole number; None if the text is not one or needs more bits."""
+    number = int(text) if INTEGER.fullmatch(text) else None
+    return number if number is not None and -1 << (bits - 1) <= number < 1 << (bits - 1) else None
+
+
 def _widen(number: float, by: int) -> float:
     return number + by * (abs(number) * FLOAT_ERROR + SMALLEST_FLOAT)
 

@@ -138,19 +138,15 @@ def arrow_type(type_name: str) -> pa.DataType | None:
 
 def parquet_format_schema(schema_string: str) -> str:
     """Returns the schema as recipients of the parquet format get it, with the metadata in `READER_METADATA` only."""
-    return json.dumps(_for_readers(json.loads(schema_string)), separators=(",", ":"), ensure_ascii=False)
+    schema = json.loads(schema_string, object_hook=_for_readers)
+    return json.dumps(schema, separators=(",", ":"), ensure_ascii=False)
 
 
-def _for_readers(node: Any) -> Any:
-    if isinstance(node, list):
-        return [_for_readers(item) for item in node]
-    if not isinstance(node, dict):
-        return node
-    kept = {key: _for_readers(value) for key, value in node.items() if key != "metadata"}
+def _for_readers(node: dict[str, Any]) -> dict[str, Any]:
     if "metadata" in node:
-        metadata = node["metadata"] or {}
-        kept["metadata"] = {key: metadata[key] for key in READER_METADATA if key in metadata}
-    return kept
+        metadata = node.pop("metadata") or {}
+        node["metadata"] = {key: metadata[key] for key in READER_METADATA if key in metadata}
+    return node
 
 
 def primitive_types(schema_string: str) -> Iterator[tuple[str, str]]:
@@ -174,16 +170,15 @@ def _primitives(path: str, kind: Any) -> Iterator[tuple[str, str]]:
 
 def has_metadata(schema_string: str, key: str) -> bool:
     """Whether a column at any depth has this metadata key."""
-    return f'"{key}"' in schema_string and key in _metadata_keys(json.loads(schema_string))
+    found: set[str] = set()
 
+    def collect(node: dict[str, Any]) -> dict[str, Any]:
+        found.update(node.get("metadata") or ())
+        return node
 
-def _metadata_keys(node: Any) -> set[str]:
-    if isinstance(node, list):
-        return {key for item in node for key in _metadata_keys(item)}
-    if not isinstance(node, dict):
-        return set()
-    inner = {key for name, value in node.items() if name != "metadata" for key in _metadata_keys(value)}
-    return inner | set(node.get("metadata") or {})
+    if f'"{key}"' in schema_string:
+        json.loads(schema_string, object_hook=collect)
+    return key in found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,6 @@ import orjson
 from lakeshare_server.catalog import (
     FollowedTable,
     IcebergIdentity,
-    Ledger,
     NewPublication,
     NumberedSnapshot,
     Publication,
@@ -53,7 +52,6 @@ from lakeshare_server.versions.metadata_sources import (
 from lakeshare_server.versions.published import (
     MAX_CACHED_ROWS,
     LedgerVersions,
-    PublishedChanges,
     Version,
     VersionSources,
     make_followed_publication,
@@ -353,108 +351,6 @@ MAX_READ_ATTEMPTS = 5
 WRITTEN_WITHIN_S = 0.1
 
 
-class SnapshotNumbers:
-    """Numbers the states of one table; `index` builds the file index of the newest state before it is numbered."""
-
-    def __init__(
-        self,
-        ledger: Ledger,
-        followed: FollowedTable,
-        identity: IcebergIdentity,
-        source: MetadataSource,
-        stores: Stores,
-        index: Callable[[TableState], FileIndex],
-    ) -> None:
-        self._ledger, self._table, self._identity = ledger, followed.table, identity
-        self._source, self._stores, self._index = source, stores, index
-
-    def observe(self, before: ObservedState | None) -> ObservedState:
-        """Read the table and number its newest state; `before` is the last observation of this process.
-
-        Raises:
-            Unserveable: its newest state cannot be served, or another table is at its location.
-            StoreError, BadRequest: its location cannot be read.
-            CatalogConflict: it is no longer followed, or was published in another format.
-        """
-        for attempt in range(1, MAX_READ_ATTEMPTS + 1):
-            # Read before the table, so that a later number is of a later read.
-            latest = self._ledger.latest(self._table)
-            pointer = self._source.current(None if before is None else before.pointer)
-            is_latest = before is not None and latest is not None and latest.version == before.newest.version
-            known = before if is_latest else None
-            if known is not None and known.pointer.mark == pointer.mark:
-                return ObservedState(pointer, known.newest)
-            try:
-                history = read_history(self._stores, pointer)
-            except TableFilesMissing:
-                if attempt == MAX_READ_ATTEMPTS:
-                    raise
-                time.sleep(WRITTEN_WITHIN_S)
-                continue
-            require_same_table(history, self._identity, self._stores, self._source.root)
-            new = self._find_new_states(history, known, latest)
-            if not new and latest is not None:
-                return ObservedState(pointer, latest)
-            added = self._add_to_ledger(new, latest)
-            if added:
-                return ObservedState(pointer, added[-1])
-        # Other workers were faster each time: their newest number was given during this call.
-        latest = self._ledger.latest(self._table)
-        if latest is None or latest.metadata_location is None:
-            raise AssertionError("unreachable: another worker has numbered a state")
-        # Without a mark, so that the next call reads the table.
-        return ObservedState(Pointer(latest.metadata_location, "", latest.nessie_hash), latest)
-
-    def _find_new_states(
-        self, history: TableHistory, known: ObservedState | None, latest: Publication | None
-    ) -> Sequence[NewState]:
-        commit = None if latest is None else latest.nessie_hash
-        if known is not None:
-            # Later than the number's commit; the table did not change between the two.
-            commit = known.pointer.commit
-        since = self._source.states_since(commit, history.pointer)
-        branch = None
-        if since is not None:
-            states = (history.state(s.snapshot_id, s.at_ms, s.metadata_location, s.commit) for s in since)
-            branch = [state for state in states if state is not None]
-        return find_new_states(history, branch, latest, self._ledger.numbered_snapshots(self._table))
-
-    def _add_to_ledger(self, new: Sequence[NewState], latest: Publication | None) -> list[Publication] | None:
-        """The new publications; the index of the newest state is built first, those of others on demand."""
-        publications = [self._make_publication(state, self._count(state.state)) for state in new[:-1]]
-        publications.append(self._make_publication(new[-1], self._describe(new[-1].state)))
-        times, before = [state.at_ms for state in new], None if latest is None else latest.version
-        return self._ledger.append_found(self._table, publications, times, before)
-
-    def _describe(self, state: TableState) -> Mapping[str, Any]:
-        """The counts of a state's index, or of its writer if only Iceberg clients can read it."""
-        try:
-            header = self._index(state).header
-        except Unserveable as error:
-            if not is_read_by_iceberg_clients(error):
-                raise
-            return self._count(state)
-        return describe_index(header, header)
-
-    def _count(self, state: TableState) -> Mapping[str, Any]:
-        counts = {"rows": state.rows, "files": state.files, "size_bytes": state.size_bytes}
-        return {**asdict(self._identity), "schema_string": "", **counts}
-
-    def _make_publication(self, new: NewState, fields: Mapping[str, Any]) -> NewPublication:
-        state = new.state
-        return make_followed_publication(
-            self._table,
-            format="iceberg",
-            metadata_location=state.metadata_location,
-            snapshot_id=state.snapshot_id,
-            schema_id=state.schema_id,
-            nessie_hash=state.commit,
-            run_id=new.run_id,
-            rollback_of=new.rollback_of,
-            **fields,
-        )
-
-
 def require_same_table(
     history: TableHistory, identity: IcebergIdentity, stores: Stores, root: str | None
 ) -> None:
@@ -523,16 +419,17 @@ def _replace_locations(text: str, places: Iterable[str]) -> str:
 
 # A version that only Iceberg clients can read has no index: the refusal is cached, not to read manifests again.
 REFUSED_FOR_S = 60.0
-FEED_NOT_RECORDED = (
-    "files were removed or rewritten, and the changed rows of a table that is followed are not recorded"
-)
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
 class FollowedSnapshots(LedgerVersions):
-    """The versions of one followed Iceberg table, for one generation of the catalog."""
+    """The versions of one followed Iceberg table, for one generation of the catalog; gives new states their numbers."""
+
+    unrecorded = (
+        "files were removed or rewritten, and the changed rows of a table that is followed are not recorded"
+    )
 
     def __init__(
         self,
@@ -541,18 +438,8 @@ class FollowedSnapshots(LedgerVersions):
         identity: IcebergIdentity,
         observation: LatestObservation,
     ) -> None:
-        in_cache = replace(sources, index_dir=sources.cache.folder)
-        changes = PublishedChanges(in_cache, self._index, FEED_NOT_RECORDED)
-        super().__init__(sources, followed.table, changes)
+        super().__init__(sources, followed.table)
         self._followed, self._identity, self._observation = followed, identity, observation
-        self._numbers = SnapshotNumbers(
-            sources.ledger,
-            followed,
-            identity,
-            observation.source,
-            sources.stores,
-            lambda state: self._index_at(state.metadata_location, state.snapshot_id, state.schema_id),
-        )
         self._refused: dict[tuple[object, ...], tuple[float, Unserveable]] = {}
         self._since: int | None = None
 
@@ -592,7 +479,93 @@ class FollowedSnapshots(LedgerVersions):
         self._newest()
 
     def _observe(self, before: ObservedState | None) -> ObservedState:
-        return self._translated(lambda: self._numbers.observe(before))
+        return self._translated(lambda: self._number_newest(before))
+
+    def _number_newest(self, before: ObservedState | None) -> ObservedState:
+        """Read the table and number its newest state; `before` is the last observation of this process.
+
+        Raises:
+            Unserveable: its newest state cannot be served, or another table is at its location.
+            StoreError, BadRequest: its location cannot be read.
+            CatalogConflict: it is no longer followed, or was published in another format.
+        """
+        for attempt in range(1, MAX_READ_ATTEMPTS + 1):
+            # Read before the table, so that a later number is of a later read.
+            latest = self._ledger.latest(self._table)
+            pointer = self._observation.source.current(None if before is None else before.pointer)
+            is_latest = before is not None and latest is not None and latest.version == before.newest.version
+            known = before if is_latest else None
+            if known is not None and known.pointer.mark == pointer.mark:
+                return ObservedState(pointer, known.newest)
+            try:
+                history = read_history(self._stores, pointer)
+            except TableFilesMissing:
+                if attempt == MAX_READ_ATTEMPTS:
+                    raise
+                time.sleep(WRITTEN_WITHIN_S)
+                continue
+            require_same_table(history, self._identity, self._stores, self._observation.source.root)
+            new = self._find_new_states(history, known, latest)
+            if not new and latest is not None:
+                return ObservedState(pointer, latest)
+            added = self._add_to_ledger(new, latest)
+            if added:
+                return ObservedState(pointer, added[-1])
+        # Other workers were faster each time: their newest number was given during this call.
+        latest = self._ledger.latest(self._table)
+        if latest is None or latest.metadata_location is None:
+            raise AssertionError("unreachable: another worker has numbered a state")
+        # Without a mark, so that the next call reads the table.
+        return ObservedState(Pointer(latest.metadata_location, "", latest.nessie_hash), latest)
+
+    def _find_new_states(
+        self, history: TableHistory, known: ObservedState | None, latest: Publication | None
+    ) -> Sequence[NewState]:
+        commit = None if latest is None else latest.nessie_hash
+        if known is not None:
+            # Later than the number's commit; the table did not change between the two.
+            commit = known.pointer.commit
+        since = self._observation.source.states_since(commit, history.pointer)
+        branch = None
+        if since is not None:
+            states = (history.state(s.snapshot_id, s.at_ms, s.metadata_location, s.commit) for s in since)
+            branch = [state for state in states if state is not None]
+        return find_new_states(history, branch, latest, self._ledger.numbered_snapshots(self._table))
+
+    def _add_to_ledger(self, new: Sequence[NewState], latest: Publication | None) -> list[Publication] | None:
+        """The new publications; the index of the newest state is built first, those of others on demand."""
+        publications = [self._make_publication(state, self._count(state.state)) for state in new[:-1]]
+        publications.append(self._make_publication(new[-1], self._describe(new[-1].state)))
+        times, before = [state.at_ms for state in new], None if latest is None else latest.version
+        return self._ledger.append_found(self._table, publications, times, before)
+
+    def _describe(self, state: TableState) -> Mapping[str, Any]:
+        """The counts of a state's index, or of its writer if only Iceberg clients can read it."""
+        try:
+            header = self._index_at(state.metadata_location, state.snapshot_id, state.schema_id).header
+        except Unserveable as error:
+            if not is_read_by_iceberg_clients(error):
+                raise
+            return self._count(state)
+        return describe_index(header, header)
+
+    def _count(self, state: TableState) -> Mapping[str, Any]:
+        counts = {"rows": state.rows, "files": state.files, "size_bytes": state.size_bytes}
+        return {**asdict(self._identity), "schema_string": "", **counts}
+
+    def _make_publication(self, new: NewState, fields: Mapping[str, Any]) -> NewPublication:
+        state = new.state
+        return make_followed_publication(
+            self._table,
+            format="iceberg",
+            metadata_location=state.metadata_location,
+            snapshot_id=state.snapshot_id,
+            schema_id=state.schema_id,
+            nessie_hash=state.commit,
+            run_id=new.run_id,
+            rollback_of=new.rollback_of,
+            **fields,
+        )
 
     def _first(self) -> int:
         """The first readable number of this very table; the newest one is always readable."""

@@ -240,112 +240,6 @@ class VersionSources:
             return None
 
 
-class PublishedChanges:
-    """The changes of one table's publications; `unrecorded` is the reason where only their files are known."""
-
-    def __init__(
-        self,
-        sources: VersionSources,
-        index: Callable[[Publication], FileIndex],
-        unrecorded: str = NOT_RECORDED,
-    ) -> None:
-        self._sources, self._stores = sources, sources.stores
-        self._index, self._unrecorded = index, unrecorded
-
-    def window(self, publications: Sequence[Publication], before: Publication | None) -> list[VersionChanges]:
-        """The changes of consecutive publications; `before` is the one before the first of them.
-
-        They have the same partition columns: none, if those of the publications differ.
-
-        Raises:
-            TableFilesMissing: the files of a publication are lost; contains the first readable number.
-        """
-        changes = _unify_heads(self._read_all(publications, before, feed=False), [])
-        return self._require_columns(changes, feed=False)
-
-    def feed(
-        self, publications: Sequence[Publication], before: Publication | None, schema_at: Publication | None
-    ) -> list[VersionChanges]:
-        """The changes for the feed: under the head of `schema_at`, or each under its own; raises as `window`."""
-        changes = self._read_all(publications, before, feed=True)
-        if schema_at is None:
-            changes = _unify_heads([_to_plain_head(change) for change in changes], [])
-        elif [publication.version for publication in publications] == [schema_at.version]:
-            changes = [_to_plain_head(change) for change in changes]
-        else:
-            changes = _unify_heads(changes, [self._index(schema_at).header.head])
-        return self._require_columns(changes, feed=True)
-
-    def _require_columns(self, changes: list[VersionChanges], *, feed: bool) -> list[VersionChanges]:
-        """Raises `Unserveable` when a file lacks a column that was a partition column at some of the versions."""
-        for change in changes:
-            if change.head.left_to_files:
-                paths = _list_data_paths(change, feed=feed)
-                column = _find_lacking(self._stores, paths, change.head.left_to_files)
-                if column is not None:
-                    raise ReasonCode.PARTITION_VALUES_NOT_IN_FILES.error(
-                        f"Files of version {change.version} lack column {column}, which is a partition column only of "
-                        "some of the versions whose changes were asked for."
-                    )
-        return changes
-
-    def _read_all(
-        self, publications: Sequence[Publication], before: Publication | None, *, feed: bool
-    ) -> list[VersionChanges]:
-        pairs = list(zip([before, *publications[:-1]], publications, strict=True))
-        # Newest first, so that the error for a lost publication names the first readable one.
-        return [self._read(*pair, feed=feed) for pair in reversed(pairs)][::-1]
-
-    def _read(self, before: Publication | None, row: Publication, *, feed: bool) -> VersionChanges:
-        digests = "" if before is None else before.index_digest, row.index_digest
-        segment = self._open_recorded(row, digests)
-        if segment is None or row.changes_digest is None:
-            return _make_changes(self._compare(before, row, digests), row, None)
-        # Windows have no change files.
-        is_whole = not feed or self._sources.change_files.exist(row.changes_digest, segment, row.version)
-        return _make_changes(segment, row, None if is_whole else FILES_MISSING)
-
-    def _open_recorded(self, row: Publication, digests: tuple[str, str]) -> Segment | None:
-        if row.changes_digest is None:
-            return None
-        segment = self._sources.recorded_changes(row.changes_digest)
-        if segment is None or not is_made_of(segment, row.version, digests):
-            _log.error(
-                "publication %s of %s has lost its index of changes %s: recipients get only the changes in its files. "
-                "Run `lakeshare repair`, which records it again.",
-                *(row.version, row.table, row.changes_digest),
-            )
-            return None
-        return segment
-
-    def _compare(self, before: Publication | None, row: Publication, digests: tuple[str, str]) -> Segment:
-        is_lost = row.changes_digest is not None
-        pins = [None if p is None else (p.table_id, p.snapshot_id, _schema_key(p)) for p in (before, row)]
-        identity = "iceberg changes", LAYOUT, row.table, row.version, digests, is_lost, *pins
-        return self._sources.segments.get(
-            identity, lambda path: write_changes(self._make_change(before, row, is_lost), digests, path)
-        )
-
-    def _make_change(self, before: Publication | None, row: Publication, is_lost: bool) -> StateChange:
-        try:
-            was, now = None if before is None else self._index(before), self._index(row)
-        except TableFilesMissing as error:
-            raise TableFilesMissing(
-                row.location,
-                f"the changes of version {row.version} are not readable any more: {error.what}. The first version "
-                f"whose changes are readable is {row.version + 1}",
-            ) from error
-        return StateChange(
-            version=row.version,
-            before=was,
-            after=now,
-            changed_at_ms=Version.of(row).timestamp_ms,
-            keeps_rows=before is not None and _keeps_rows(self._stores, before, row),
-            brings_back_columns=before is not None and _restores_columns(self._stores, before, row),
-            fault=INDEX_MISSING if is_lost else self._unrecorded,
-        )
-
-
 def unlike_columns(stores: Stores, publications: Sequence[Publication]) -> str | None:
     """Why one schema does not fit the columns in all these publications' files by name; None when it does."""
     by_schema = {_schema_key(publication): publication for publication in publications}
@@ -458,12 +352,15 @@ MAX_CACHED_ROWS = 256  # rows of the ledger, each with its schema
 class LedgerVersions:
     """Versions that are publications in the ledger, for one generation of the catalog.
 
-    Subclasses know which of them are readable, and where their files are.
+    Subclasses know which of them are readable, and where their files are; `unrecorded` is the reason for a feed where
+    only files are known.
     """
 
-    def __init__(self, sources: VersionSources, table: str, changes: PublishedChanges) -> None:
+    unrecorded = NOT_RECORDED
+
+    def __init__(self, sources: VersionSources, table: str) -> None:
         self._sources, self._ledger, self._stores = sources, sources.ledger, sources.stores
-        self._table, self._changes = table, changes
+        self._table = table
         self._rows: dict[int, Publication] = {}
         self._last: Publication | None = None
 
@@ -502,11 +399,32 @@ class LedgerVersions:
         return self._translated(lambda: self._index(row))
 
     def changes(self, first: int, last: int) -> Sequence[VersionChanges]:
-        return self._translated(lambda: self._changes.window(*self._between(first, last)))
+        """The changes, with the same partition columns: none, if those of the publications differ.
+
+        Raises:
+            TableFilesMissing: the files of a publication are lost; contains the first readable number.
+        """
+
+        def read() -> list[VersionChanges]:
+            changes = _unify_heads(self._read_all(first, last, feed=False), [])
+            return self._require_columns(changes, feed=False)
+
+        return self._translated(read)
 
     def feed(self, first: int, last: int, schema_at: int | None) -> Sequence[VersionChanges]:
         schema_row = None if schema_at is None else self._required_row(schema_at)
-        return self._translated(lambda: self._changes.feed(*self._between(first, last), schema_row))
+
+        def read() -> list[VersionChanges]:
+            changes = self._read_all(first, last, feed=True)
+            if schema_row is None:
+                changes = _unify_heads([_to_plain_head(change) for change in changes], [])
+            elif [change.version for change in changes] == [schema_row.version]:
+                changes = [_to_plain_head(change) for change in changes]
+            else:
+                changes = _unify_heads(changes, [self._index(schema_row).header.head])
+            return self._require_columns(changes, feed=True)
+
+        return self._translated(read)
 
     def unlike_columns(self, first: int, last: int, schema_at: int) -> str | None:
         row = self._required_row(schema_at)
@@ -515,7 +433,7 @@ class LedgerVersions:
         header = self._translated(lambda: self._index(row)).header
         if mapping_mode(header.head.configuration) != "none":
             return None
-        rows = [*self._between(first, last)[0], row]
+        rows = [*self._ledger.between(self._table, first, last), row]
         return self._translated(lambda: unlike_columns(self._stores, rows))
 
     def snapshots(self, first: int, last: int) -> Sequence[PinnedSnapshot]:
@@ -556,8 +474,73 @@ class LedgerVersions:
     def _before(self, first: int) -> Publication | None:
         return self._ledger.before(self._table, first)
 
-    def _between(self, first: int, last: int) -> tuple[list[Publication], Publication | None]:
-        return self._ledger.between(self._table, first, last), self._before(first)
+    def _require_columns(self, changes: list[VersionChanges], *, feed: bool) -> list[VersionChanges]:
+        """Raises `Unserveable` when a file lacks a column that was a partition column at some of the versions."""
+        for change in changes:
+            if change.head.left_to_files:
+                paths = _list_data_paths(change, feed=feed)
+                column = _find_lacking(self._stores, paths, change.head.left_to_files)
+                if column is not None:
+                    raise ReasonCode.PARTITION_VALUES_NOT_IN_FILES.error(
+                        f"Files of version {change.version} lack column {column}, which is a partition column only of "
+                        "some of the versions whose changes were asked for."
+                    )
+        return changes
+
+    def _read_all(self, first: int, last: int, *, feed: bool) -> list[VersionChanges]:
+        rows = self._ledger.between(self._table, first, last)
+        pairs = list(zip([self._before(first), *rows[:-1]], rows, strict=True))
+        # Newest first, so that the error for a lost publication names the first readable one.
+        return [self._read_change(*pair, feed=feed) for pair in reversed(pairs)][::-1]
+
+    def _read_change(self, before: Publication | None, row: Publication, *, feed: bool) -> VersionChanges:
+        digests = "" if before is None else before.index_digest, row.index_digest
+        segment = self._open_recorded(row, digests)
+        if segment is None or row.changes_digest is None:
+            return _make_changes(self._compare(before, row, digests), row, None)
+        # Windows have no change files.
+        is_whole = not feed or self._sources.change_files.exist(row.changes_digest, segment, row.version)
+        return _make_changes(segment, row, None if is_whole else FILES_MISSING)
+
+    def _open_recorded(self, row: Publication, digests: tuple[str, str]) -> Segment | None:
+        if row.changes_digest is None:
+            return None
+        segment = self._sources.recorded_changes(row.changes_digest)
+        if segment is None or not is_made_of(segment, row.version, digests):
+            _log.error(
+                "publication %s of %s has lost its index of changes %s: recipients get only the changes in its files. "
+                "Run `lakeshare repair`, which records it again.",
+                *(row.version, row.table, row.changes_digest),
+            )
+            return None
+        return segment
+
+    def _compare(self, before: Publication | None, row: Publication, digests: tuple[str, str]) -> Segment:
+        is_lost = row.changes_digest is not None
+        pins = [None if p is None else (p.table_id, p.snapshot_id, _schema_key(p)) for p in (before, row)]
+        identity = "iceberg changes", LAYOUT, row.table, row.version, digests, is_lost, *pins
+        return self._sources.segments.get(
+            identity, lambda path: write_changes(self._make_change(before, row, is_lost), digests, path)
+        )
+
+    def _make_change(self, before: Publication | None, row: Publication, is_lost: bool) -> StateChange:
+        try:
+            was, now = None if before is None else self._index(before), self._index(row)
+        except TableFilesMissing as error:
+            raise TableFilesMissing(
+                row.location,
+                f"the changes of version {row.version} are not readable any more: {error.what}. The first version "
+                f"whose changes are readable is {row.version + 1}",
+            ) from error
+        return StateChange(
+            version=row.version,
+            before=was,
+            after=now,
+            changed_at_ms=Version.of(row).timestamp_ms,
+            keeps_rows=before is not None and _keeps_rows(self._stores, before, row),
+            brings_back_columns=before is not None and _restores_columns(self._stores, before, row),
+            fault=INDEX_MISSING if is_lost else self.unrecorded,
+        )
 
     def _keep(self, row: Publication | None) -> Publication | None:
         """Caches a row as long as this object lives."""
@@ -577,9 +560,7 @@ def make_followed_publication(table: str, **fields: Any) -> NewPublication:
 class PublishedVersions(LedgerVersions):
     """The publications of one table by pipelines."""
 
-    def __init__(self, sources: VersionSources, table: str) -> None:
-        super().__init__(sources, table, PublishedChanges(sources, self._index))
-        self._oldest: Publication | None = None
+    _oldest: Publication | None = None
 
     def location(self) -> str:
         return self._newest().location

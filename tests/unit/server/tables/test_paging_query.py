@@ -16,9 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lakeshare_server.protocol import lines as answers
-from lakeshare_server.protocol.json_predicate import parse_json_predicate
 from lakeshare_server.protocol.lines import Progress, SnapshotLines, SnapshotResponse
-from lakeshare_server.protocol.requests import MAX_INT
+from lakeshare_server.protocol.requests import MAX_INT, parse_json_predicate
 from lakeshare_server.tables import TableHead, TableSnapshot, open_index, write_index
 from lakeshare_server.tables import index as index_writing
 from lakeshare_server.tables.index import FileIndex

@@ -14,8 +14,8 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
-from lakeshare_server.protocol.json_predicate import parse_json_predicate
 from lakeshare_server.protocol.lines import Progress, SnapshotLines, SnapshotResponse
+from lakeshare_server.protocol.requests import parse_json_predicate
 from lakeshare_server.protocol.sql_predicate import parse_sql_predicates
 from lakeshare_server.tables import FileIndex, open_index, read_delta, write_index
 from lakeshare_server.tables.predicates import EVERYTHING, Predicate

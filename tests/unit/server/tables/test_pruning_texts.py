@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sqlglot.parsers.spark import SparkParser
 
-from lakeshare_server.protocol.json_predicate import MAX_CHARS, parse_json_predicate
+from lakeshare_server.protocol.requests import MAX_JSON_CHARS, parse_json_predicate
 from lakeshare_server.protocol.sql_predicate import MAX_TOKENS_AGAIN, parse_sql_predicates
 from lakeshare_server.tables.predicates import (
     And,
@@ -106,7 +106,7 @@ def test_sides_may_be_exchanged() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["bad-predicates", "", "[" * 100_000, '{"op":' * 50_000, "{" + " " * MAX_CHARS + "}"]
+    "text", ["bad-predicates", "", "[" * 100_000, '{"op":' * 50_000, "{" + " " * MAX_JSON_CHARS + "}"]
 )
 def test_texts_that_are_no_predicate_at_all_are_left_open(text: str) -> None:
     """protocol §7.3: invalid text gives all files"""
@@ -116,7 +116,7 @@ def test_texts_that_are_no_predicate_at_all_are_left_open(text: str) -> None:
 def test_a_predicate_of_a_megabyte_is_read() -> None:
     node = {"op": "or", "children": [compared("x", "=", str(number), "int") for number in range(7500)]}
     text = json.dumps(node)
-    assert MAX_CHARS * 0.9 < len(text) < MAX_CHARS
+    assert MAX_JSON_CHARS * 0.9 < len(text) < MAX_JSON_CHARS
     assert count_parts(parse_json_predicate(text)) == 7501
 
 
