@@ -6,7 +6,7 @@ no null results, so the opposite of a comparison is also true for rows without a
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
@@ -16,6 +16,7 @@ import orjson
 import pyarrow as pa
 
 from lakeshare_server.errors import BadRequest
+from lakeshare_server.iceberg_rest.metadata import Fields, walk_fields
 from lakeshare_server.tables.iceberg.partitions import json_value
 from lakeshare_server.tables.predicates import (
     DATE,
@@ -111,9 +112,6 @@ _PARSERS: dict[str, Callable[[str, Any], FilterConstant | None]] = {
 }
 
 
-Fields = Mapping[str, Any]
-
-
 @dataclass(frozen=True)
 class NamedColumn:
     field_id: int
@@ -146,22 +144,15 @@ class ColumnNames:
     def _by_name(self, schema: Fields) -> Mapping[str, NamedColumn]:
         columns: dict[str, NamedColumn] = {}
         ambiguous = set()
-        for name, column in _primitives(schema["fields"], ""):
-            key = self._key(name)
+        for name, field in walk_fields(schema["fields"]):
+            key, kind = self._key(name), field["type"]
+            if not isinstance(kind, str):
+                continue
             if key in columns:
                 ambiguous.add(key)
-            columns[key] = column
-        return {name: column for name, column in columns.items() if name not in ambiguous}
-
-
-def _primitives(fields: Sequence[Fields], above: str) -> Iterator[tuple[str, NamedColumn]]:
-    for field in fields:
-        kind = field["type"]
-        if isinstance(kind, str):
             # Java and PyIceberg write decimals with a space, the specification does not.
-            yield above + field["name"], NamedColumn(field["id"], kind.replace(" ", ""))
-        elif kind.get("type") == "struct":
-            yield from _primitives(kind["fields"], f"{above}{field['name']}.")
+            columns[key] = NamedColumn(field["id"], kind.replace(" ", ""))
+        return {name: column for name, column in columns.items() if name not in ambiguous}
 
 
 FALSE = Constant(False)

@@ -196,6 +196,15 @@ def without_counts(fields: Fields) -> Fields:
     return {**fields, "snapshots": snapshots, **({"next-row-id": 0} if "next-row-id" in fields else {})}
 
 
+def walk_fields(fields: Iterable[Fields], above: str = "") -> Iterator[tuple[str, Fields]]:
+    """The fields of a schema, also those in structs, with their names from the top."""
+    for field in fields:
+        name = above + field["name"]
+        yield name, field
+        if isinstance(field["type"], dict):
+            yield from walk_fields(field["type"].get("fields", ()), f"{name}.")
+
+
 def field_ids(schemas: Iterable[Fields]) -> set[int]:
     ids: set[int] = set()
 

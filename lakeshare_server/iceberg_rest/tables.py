@@ -6,7 +6,7 @@ The rewriting itself is in `iceberg_rest.metadata`.
 import logging
 import re
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from threading import Lock
@@ -31,6 +31,7 @@ from lakeshare_server.iceberg_rest.metadata import (
     published_metadata,
     read_folder,
     replace_errors,
+    walk_fields,
     without_counts,
 )
 from lakeshare_server.iceberg_rest.trimming import trim_metadata
@@ -346,19 +347,13 @@ def _is_decided(view: TableView, pin: PinnedSnapshot) -> bool:
 
 def _is_plannable(metadata: Fields) -> bool:
     """Whether plans can have the partition of each file: identity partitions need a type with a text in JSON."""
-    kinds = dict(_kinds(field for schema in metadata["schemas"] for field in schema["fields"]))
+    fields = walk_fields(field for schema in metadata["schemas"] for field in schema["fields"])
+    kinds = {field["id"]: field["type"] for _, field in fields}
     return all(
         field["transform"] != "identity" or always_has_text(str(kinds.get(field["source-id"], "int")))
         for spec in metadata["partition-specs"]
         for field in spec["fields"]
     )
-
-
-def _kinds(fields: Iterable[Fields]) -> Iterator[tuple[int, object]]:
-    for field in fields:
-        yield field["id"], field["type"]
-        if isinstance(field["type"], dict):
-            yield from _kinds(field["type"].get("fields", ()))
 
 
 def _key(view: TableView, version: int) -> tuple[object, ...]:

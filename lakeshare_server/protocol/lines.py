@@ -30,6 +30,12 @@ class Capabilities:
     reader_features: frozenset[str] = frozenset()
     wants_end_stream_action: bool = False
     wants_async: bool = False
+    # The scheme of file ids that the client asked for, in a header of its own.
+    file_ids: "ResponseFormat | None" = None
+
+    def without_end(self) -> "Capabilities":
+        """The same for responses without a closing line."""
+        return replace(self, wants_end_stream_action=False)
 
 
 def parse_capabilities(header: str | None) -> Capabilities:
@@ -217,6 +223,20 @@ class FileLines:
     ids: ResponseFormat
     expires_at_ms: int
 
+    def join(
+        self, heads: str | pa.Array, before_urls: str | pa.Array, files: pa.RecordBatch, sign: Sign
+    ) -> memoryview:
+        """The lines of files: what is before the id, the id, what is before the URL, the URL, and the rest."""
+        ends = [END["parquet"]]
+        if self.response_format == "delta":
+            ends = [files.column("delta_rest"), _vector_ends(files, sign)]
+        urls, ids = texts(sign(files.column("path"))), files.column(f"{self.ids}_id")
+        parts = heads, ids, before_urls, urls, AFTER_URL, files.column("common"), *ends
+        rows = pc.binary_join_element_wise(*parts, "")
+        _, offsets, characters = rows.buffers()
+        positions = memoryview(offsets).cast("i")
+        return memoryview(characters)[positions[rows.offset] : positions[rows.offset + len(rows)]]
+
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotLines(FileLines):
@@ -231,26 +251,8 @@ class SnapshotLines(FileLines):
 
     def of(self, files: pa.RecordBatch, sign: Sign) -> memoryview:
         version = "" if self.version is None else f'"version":{self.version},'
-        parts: list[str | pa.Array] = [
-            f'{{"file":{{"expirationTimestamp":{self.expires_at_ms},{version}"id":"',
-            files.column(f"{self.ids}_id"),
-            BEFORE_URL[self.response_format],
-            texts(sign(files.column("path"))),
-            AFTER_URL,
-            files.column("common"),
-        ]
-        return _join_with_ends(parts, files, self.response_format, sign)
-
-
-def _join_with_ends(
-    parts: list[str | pa.Array], files: pa.RecordBatch, response_format: ResponseFormat, sign: Sign
-) -> memoryview:
-    is_delta = response_format == "delta"
-    ends = [files.column("delta_rest"), _vector_ends(files, sign)] if is_delta else [END["parquet"]]
-    rows = pc.binary_join_element_wise(*parts, *ends, "")
-    _, offsets, characters = rows.buffers()
-    positions = memoryview(offsets).cast("i")
-    return memoryview(characters)[positions[rows.offset] : positions[rows.offset + len(rows)]]
+        head = f'{{"file":{{"expirationTimestamp":{self.expires_at_ms},{version}"id":"'
+        return self.join(head, BEFORE_URL[self.response_format], files, sign)
 
 
 def _vector_ends(files: pa.RecordBatch, sign: Sign) -> str | pa.Array:
@@ -399,19 +401,11 @@ class ChangeLines(FileLines):
     def of(self, changes: pa.RecordBatch, times_ms: Mapping[int, int], sign: Sign) -> memoryview:
         """The lines of a batch of a segment; `times_ms` are the times of its versions."""
         kinds, versions = changes.column("kind").to_pylist(), changes.column("version").to_pylist()
+        before: str | pa.Array = BEFORE_URL["parquet"]
         if self.response_format == "delta":
-            before = [f'","deltaSingleAction":{{"{word}":{{"path":"'.encode() for word in DELTA_WORDS]
-        else:
-            before = [b'","url":"'] * len(PARQUET_WORDS)
-        parts: list[str | pa.Array] = [
-            texts(list(self._heads(kinds, versions, times_ms))),
-            changes.column(f"{self.ids}_id"),
-            texts([before[kind] for kind in kinds]),
-            texts(sign(changes.column("path"))),
-            AFTER_URL,
-            changes.column("common"),
-        ]
-        return _join_with_ends(parts, changes, self.response_format, sign)
+            words = [f'","deltaSingleAction":{{"{word}":{{"path":"'.encode() for word in DELTA_WORDS]
+            before = texts([words[kind] for kind in kinds])
+        return self.join(texts(list(self._heads(kinds, versions, times_ms))), before, changes, sign)
 
     def _heads(self, kinds: list[int], versions: list[int], times_ms: Mapping[int, int]) -> Iterator[bytes]:
         known: dict[tuple[int, int], bytes] = {}

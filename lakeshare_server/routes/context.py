@@ -183,16 +183,6 @@ class AuditRecord:
 
 
 @dataclass(frozen=True)
-class ResponseOptions:
-    capabilities: Capabilities
-    file_ids: ResponseFormat | None
-
-    def without_end(self) -> "ResponseOptions":
-        """The same for responses without a closing line."""
-        return replace(self, capabilities=replace(self.capabilities, wants_end_stream_action=False))
-
-
-@dataclass(frozen=True)
 class RecipientRequest:
     http_request: Request
     app_state: AppState
@@ -201,15 +191,15 @@ class RecipientRequest:
     generation: int
 
     @cached_property
-    def response_options(self) -> ResponseOptions:
-        """The options in the headers. Raises BadRequest for unusable values."""
+    def capabilities(self) -> Capabilities:
+        """What the headers ask for. Raises BadRequest for unusable values."""
         headers = self.http_request.headers
         file_ids = headers.get(FILE_IDS_HEADER)
         scheme = FILE_ID_SCHEMES.get(file_ids.lower()) if file_ids is not None else None
         if file_ids is not None and scheme is None:
             hint = f"Unsupported fileidhash: '{shorten_value(file_ids)}'. It is parquet or delta."
             raise BadRequest(FILE_IDS_HEADER, file_ids, hint)
-        return ResponseOptions(parse_capabilities(headers.get(HEADER)), scheme)
+        return replace(parse_capabilities(headers.get(HEADER)), file_ids=scheme)
 
     @property
     def listings(self) -> Listings:

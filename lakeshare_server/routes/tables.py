@@ -21,6 +21,7 @@ from lakeshare_server.catalog import AsyncQuery, ShareEntry, TableEntry
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.protocol.lines import (
     HEADER,
+    Capabilities,
     ChangeLines,
     ChangeResponse,
     HeadLines,
@@ -58,7 +59,6 @@ from lakeshare_server.routes.context import (
     BodyDep,
     RecipientRequest,
     RecipientRequestDep,
-    ResponseOptions,
     TableRequest,
     TableRequestDep,
     get_table_request,
@@ -196,7 +196,7 @@ def _query_status(request: TableRequest, query: AsyncQuery, poll: Mapping[str, A
         request.audit_record.error_code = code
         return error_response(status, code, query.error_message or "The query failed.", HEADERS.get(status))
     if query.state != "done" or query.version is None:
-        formats = request.response_options.capabilities.response_formats
+        formats = request.capabilities.response_formats
         response_format = "delta" if formats and "parquet" not in formats else "parquet"
         # Clients need the version header on every response (protocol §0.7), even before the version is known.
         latest = request.view.versions.latest_now()
@@ -206,7 +206,7 @@ def _query_status(request: TableRequest, query: AsyncQuery, poll: Mapping[str, A
             None,
             latest.number if latest is not None else 0,
             response_format,
-            request.response_options.without_end(),
+            request.capabilities.without_end(),
             is_pending=True,
         )
     submitted, paging = Submission.from_json(query.request).query(), parse_paging(poll)
@@ -256,14 +256,14 @@ def table_metadata(request: TableRequestDep) -> Response:
 
 
 def respond_with_metadata(request: TableRequest) -> Response:
-    view, response_options = request.view, request.response_options
+    view, capabilities = request.view, request.capabilities
     version, is_requested = _version_of_metadata(view, request.http_request.query_params)
     request.audit_record.version = version.number
     header = view.index(version).header
-    response_format = negotiate_format(response_options.capabilities, header.head, view.entry.path)
+    response_format = negotiate_format(capabilities, header.head, view.entry.path)
     lines = HeadLines(
         response_format=response_format,
-        protocol=negotiate_protocol(response_options.capabilities, header.head),
+        protocol=negotiate_protocol(capabilities, header.head),
         version=version.number if is_requested else None,
         size_bytes=header.size_bytes,
         files=header.files,
@@ -272,7 +272,7 @@ def respond_with_metadata(request: TableRequest) -> Response:
     )
     # Spark accepts exactly two lines (protocol §1.6), so the closing line is neither sent nor announced.
     first = lines.of(header.head)
-    return lines_response(first, None, version.number, response_format, response_options.without_end())
+    return lines_response(first, None, version.number, response_format, capabilities.without_end())
 
 
 async def query_table(http_request: Request) -> Response:
@@ -284,7 +284,7 @@ def _query(request: TableRequest, body: bytes) -> Response:
     fields = parse_json_object(body)
     query, entry, app_state = parse_query(fields), request.view.entry, request.app_state
     # A token pins a known version, so such a query is answered directly (protocol §1.9).
-    if not request.response_options.capabilities.wants_async or query.is_pinned:
+    if not request.capabilities.wants_async or query.is_pinned:
         return respond_to_query(request, query)
     if query.idempotency_key is None:
         raise BadRequest("idempotencyKey", None, "idempotency_key is required for async query. Give a UUID.")
@@ -330,12 +330,12 @@ class OpenResponse:
 
     @property
     def ids(self) -> ResponseFormat:
-        return self.request.response_options.file_ids or self.response_format
+        return self.request.capabilities.file_ids or self.response_format
 
     def head_lines(self, head: TableHead, **fields: Any) -> HeadLines:
         return HeadLines(
             response_format=self.response_format,
-            protocol=negotiate_protocol(self.request.response_options.capabilities, head),
+            protocol=negotiate_protocol(self.request.capabilities, head),
             shares_changes=self.request.view.entry.history,
             **fields,
         )
@@ -349,9 +349,9 @@ class OpenResponse:
         closing: EndStreamFields,
     ) -> Response:
         """The response: the head lines `first`, the files in `pieces`, and the closing line."""
-        audit_record, response_options = self.request.audit_record, self.request.response_options
+        audit_record, capabilities = self.request.audit_record, self.request.capabilities
         audit_record.version = version
-        wants_end = closing.is_requested or response_options.capabilities.wants_end_stream_action
+        wants_end = closing.is_requested or capabilities.wants_end_stream_action
         end = (lambda: self._end_stream(closing, progress)) if wants_end else None
         files = _stream(pieces, progress, audit_record, end)
         return lines_response(
@@ -359,7 +359,7 @@ class OpenResponse:
             files,
             version,
             self.response_format,
-            response_options,
+            capabilities,
             slow_store=self.session.slow_store,
         )
 
@@ -381,7 +381,7 @@ def open_response(
 ) -> OpenResponse:
     """Negotiates the format and prepares to sign files in the stores `roots`. Raises BadRequest or Unserveable."""
     app_state, table = request.app_state, request.view.entry.path
-    response_format = negotiate_format(request.response_options.capabilities, head, table)
+    response_format = negotiate_format(request.capabilities, head, table)
     require_own_stores(table, location, roots, app_state.settings)
     request.require_signing()
     credential = None if request.audit_record.access is None else request.audit_record.access.credential_id
@@ -398,14 +398,14 @@ def open_response(
 
 def make_page_question(parameters: Mapping[str, Any], request: TableRequest) -> dict[str, object]:
     """The parameters that must be equal for all pages, so that their lines and files fit together."""
-    response_options, view = request.response_options, request.view
+    capabilities, view = request.capabilities, request.view
     return {
         **parameters,
         # Places count the readable files: under another rule a page would begin elsewhere.
         **({"restriction": view.restriction} if view.is_restricted else {}),
-        "formats": sorted(response_options.capabilities.response_formats),
-        "features": sorted(response_options.capabilities.reader_features),
-        "ids": response_options.file_ids,
+        "formats": sorted(capabilities.response_formats),
+        "features": sorted(capabilities.reader_features),
+        "ids": capabilities.file_ids,
     }
 
 
@@ -420,17 +420,17 @@ def lines_response(
     pieces: Iterator[bytes | memoryview] | None,
     version: int,
     response_format: str,
-    response_options: ResponseOptions,
+    capabilities: Capabilities,
     *,
     slow_store: str | None = None,
     is_pending: bool = False,
 ) -> Response:
     """The response of lines, `pieces` streamed; `slow_store` names a store that making them waits for."""
-    capabilities = format_capabilities(response_format, response_options.capabilities, is_pending=is_pending)
-    headers = {VERSION_HEADER: str(version), HEADER: capabilities}
+    answered = format_capabilities(response_format, capabilities, is_pending=is_pending)
+    headers = {VERSION_HEADER: str(version), HEADER: answered}
     # A client that sent `fileidhash` expects it back.
-    if response_options.file_ids is not None:
-        headers[FILE_IDS_HEADER] = response_options.file_ids
+    if capabilities.file_ids is not None:
+        headers[FILE_IDS_HEADER] = capabilities.file_ids
     if pieces is None:
         return Response(first, 200, headers, media_type=NDJSON)
     return LinesResponse(first, pieces, headers, slow_store=slow_store)
@@ -591,7 +591,7 @@ def _respond(
     roots = {root for change in changes for root in change.roots}
     location = request.view.versions.location()
     opening = open_response(request, replace(head, hindrances=tuple(hindrances)), location, roots)
-    capabilities = request.response_options.capabilities
+    capabilities = request.capabilities
     is_historical = query.include_historical_protocol and opening.response_format == "delta"
     selected = ChangeResponse(
         changes=changes,

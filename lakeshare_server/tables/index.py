@@ -27,7 +27,7 @@ from lakeshare_server.errors import StoreError, StoreMissing, Unavailable
 from lakeshare_server.settings import make_private
 from lakeshare_server.storage import Stores
 from lakeshare_server.storage.location_columns import find_outside_files, find_roots
-from lakeshare_server.tables.delta.files import Leaf, list_leaves, mapping_mode
+from lakeshare_server.tables.delta.files import mapping_mode
 from lakeshare_server.tables.lines import (
     LINE_COLUMNS,
     column_of,
@@ -36,7 +36,13 @@ from lakeshare_server.tables.lines import (
     take_rows,
     total,
 )
-from lakeshare_server.tables.snapshot import TableHead, TableSnapshot, parquet_format_schema
+from lakeshare_server.tables.snapshot import (
+    Field,
+    TableHead,
+    TableSnapshot,
+    parquet_format_schema,
+    parse_schema,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -338,31 +344,31 @@ class PhysicalNames:
 
     def __init__(self, head: TableHead) -> None:
         is_mapped = mapping_mode(head.configuration) != "none"
-        self._leaves = list_leaves(head.schema_string) if is_mapped else ()
-        physical = {leaf.name: leaf.physical for leaf in self._leaves}
+        self._fields = parse_schema(head.schema_string) if is_mapped else ()
+        physical = {field.name: field.physical for field in self._fields}
         self.partition_columns = tuple(physical.get(column, column) for column in head.partition_columns)
 
     def of(self, files: pa.Table) -> pa.Table:
         """The files with renamed structs; files of a Delta log have these names in the log's texts already."""
-        if not self._leaves or "stats" in files.column_names:
+        if not self._fields or "stats" in files.column_names:
             return files
         for name in ("partition", "min", "max", "client_max", "null_count"):
             position = files.schema.get_field_index(name)
             if position >= 0:
                 values = files.column(position).combine_chunks()
-                files = files.set_column(position, name, _rename(values, self._leaves))
+                files = files.set_column(position, name, _rename(values, self._fields))
         return files
 
 
-def _rename(values: pa.StructArray, leaves: Sequence[Leaf]) -> pa.StructArray:
+def _rename(values: pa.StructArray, fields: Sequence[Field]) -> pa.StructArray:
     if not values.type.num_fields:
         return values
-    by_name = {leaf.name: leaf for leaf in leaves}
+    by_name = {field.name: field for field in fields}
     arrays, names = [], []
     for position, member in enumerate(values.type):
-        leaf, inner = by_name[member.name], pc.struct_field(values, [position])
-        arrays.append(_rename(inner, leaf.members) if leaf.members else inner)
-        names.append(leaf.physical)
+        field, inner = by_name[member.name], pc.struct_field(values, [position])
+        arrays.append(_rename(inner, field.members) if field.members else inner)
+        names.append(field.physical)
     return pa.StructArray.from_arrays(arrays, names)
 
 

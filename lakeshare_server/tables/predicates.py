@@ -16,7 +16,7 @@ from typing import Literal as OneOf
 
 import pyarrow as pa
 
-from lakeshare_server.tables.snapshot import Field, arrow_type, parse_schema, struct_fields
+from lakeshare_server.tables.snapshot import Field, arrow_type, parse_schema
 
 Value = bool | int | float | Decimal | str | date | datetime
 Comparison = OneOf["=", "<", "<=", ">", ">="]
@@ -302,11 +302,10 @@ def _of_delta(schema_string: str) -> Columns:
 def _primitives(fields: Sequence[Field], above: Path) -> Iterator[tuple[Path, Field]]:
     for field in fields:
         path = (*above, field.name)
-        inside = struct_fields(field)
-        if inside is None:
+        if field.members is None:
             yield path, field
         else:
-            yield from _primitives(inside, path)
+            yield from _primitives(field.members, path)
 
 
 def _members(struct: pa.StructType, above: Path) -> Iterator[tuple[Path, pa.DataType]]:

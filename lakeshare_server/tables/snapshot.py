@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from dataclasses import field as dataclass_field
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -111,23 +112,27 @@ class Field:
 
     name: str
     type: str | Mapping[str, Any]
-    nullable: bool
     metadata: Mapping[str, Any]
+
+    @cached_property
+    def members(self) -> "tuple[Field, ...] | None":
+        """The columns inside a struct; None for any other type."""
+        return None if isinstance(self.type, str) or self.type["type"] != "struct" else _members(self.type)
+
+    @property
+    def physical(self) -> str:
+        """The name in the log and in data files of a table with column mapping."""
+        name = self.metadata.get("delta.columnMapping.physicalName")
+        return str(self.name if name is None else name)
 
 
 def parse_schema(schema_string: str) -> tuple[Field, ...]:
     return _members(json.loads(schema_string))
 
 
-def struct_fields(field: Field) -> tuple[Field, ...] | None:
-    """Returns the columns inside a struct column; None for any other type."""
-    return None if isinstance(field.type, str) or field.type["type"] != "struct" else _members(field.type)
-
-
 def _members(struct: Mapping[str, Any]) -> tuple[Field, ...]:
     return tuple(
-        Field(member["name"], member["type"], member.get("nullable", True), member.get("metadata") or {})
-        for member in struct["fields"]
+        Field(member["name"], member["type"], member.get("metadata") or {}) for member in struct["fields"]
     )
 
 

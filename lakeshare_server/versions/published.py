@@ -181,28 +181,22 @@ class VersionsUntil:
         return self._all.snapshots(first, min(last, self._number))
 
 
-class ChangeFiles:
-    """Checks whether the change files of publications still exist; a positive result is cached for a while."""
+class RecentChecks:
+    """The keys that were checked a short time ago, at most `MAX_CACHED_CHECKS`; for many threads."""
 
-    def __init__(self, stores: Stores) -> None:
-        self._stores = stores
-        self._seen: OrderedDict[str, float] = OrderedDict()
-        self._looking = Lock()
+    def __init__(self) -> None:
+        self._checked: OrderedDict[str, float] = OrderedDict()
+        self._turn = Lock()
 
-    def exist(self, digest: str, segment: Segment, version: int) -> bool:
-        """Whether the store has all files in an index of changes."""
-        now = time.monotonic()
-        with self._looking:
-            checked = self._seen.get(digest)
-        if checked is not None and now - checked < CHECK_EVERY_S:
-            return True
-        if not have_change_files(self._stores, segment, version):
-            return False
-        with self._looking:
-            self._seen[digest] = now
-            while len(self._seen) > MAX_CACHED_CHECKS:
-                self._seen.popitem(last=False)
-        return True
+    def has(self, key: str) -> bool:
+        with self._turn:
+            return time.monotonic() - self._checked.get(key, -CHECK_EVERY_S) < CHECK_EVERY_S
+
+    def add(self, key: str) -> None:
+        with self._turn:
+            self._checked[key] = time.monotonic()
+            while len(self._checked) > MAX_CACHED_CHECKS:
+                self._checked.popitem(last=False)
 
 
 @dataclass(frozen=True)
@@ -216,9 +210,10 @@ class VersionSources:
     vectors_location: Path | str | None
     cache: IndexCache
     segments: SegmentCache
-    change_files: ChangeFiles
     shared_root: str | None = None
-    lost: dict[str, float] = field(default_factory=dict)
+    # Indexes of changes that are lost, and those whose change files are there.
+    lost: RecentChecks = field(default_factory=RecentChecks)
+    whole: RecentChecks = field(default_factory=RecentChecks)
 
     def fetch(self, digest: str, path: Path) -> bool:
         """Downloads an index of a publication that another host wrote."""
@@ -228,16 +223,22 @@ class VersionSources:
         """An index of changes; None if it is lost or damaged here and in the store, which is assumed for a while."""
         with suppress(StoreMissing):
             return _open_changes(self.index_dir, digest)
-        now = time.monotonic()
-        if now - self.lost.get(digest, -CHECK_EVERY_S) < CHECK_EVERY_S:
+        if self.lost.has(digest):
             return None
         try:
             return fetch_changes(self.segments, digest, self.fetch)
         except StoreMissing:
-            if len(self.lost) >= MAX_CACHED_CHECKS:
-                self.lost.clear()
-            self.lost[digest] = now
+            self.lost.add(digest)
             return None
+
+    def has_change_files(self, digest: str, segment: Segment, version: int) -> bool:
+        """Whether the store has all files in an index of changes, which is assumed for a while."""
+        if self.whole.has(digest):
+            return True
+        if not have_change_files(self.stores, segment, version):
+            return False
+        self.whole.add(digest)
+        return True
 
 
 def unlike_columns(stores: Stores, publications: Sequence[Publication]) -> str | None:
@@ -499,7 +500,7 @@ class LedgerVersions:
         if segment is None or row.changes_digest is None:
             return _make_changes(self._compare(before, row, digests), row, None)
         # Windows have no change files.
-        is_whole = not feed or self._sources.change_files.exist(row.changes_digest, segment, row.version)
+        is_whole = not feed or self._sources.has_change_files(row.changes_digest, segment, row.version)
         return _make_changes(segment, row, None if is_whole else FILES_MISSING)
 
     def _open_recorded(self, row: Publication, digests: tuple[str, str]) -> Segment | None:

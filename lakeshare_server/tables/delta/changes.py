@@ -30,7 +30,6 @@ from lakeshare_server.tables.delta.files import (
     mapping_mode,
     parse_partition_values,
     partition_types,
-    physical_name,
 )
 from lakeshare_server.tables.delta.log import (
     NOT_AS_SPECIFIED,
@@ -755,7 +754,7 @@ def _partition(head: TableHead, files: Sequence[dict[str, str | None]]) -> pa.St
     texts: dict[str, pa.Array] = {}
     columns: list[tuple[str, str]] = []
     for field in parse_schema(head.schema_string):
-        name = physical_name({"name": field.name, "metadata": field.metadata}) if is_mapped else field.name
+        name = field.physical if is_mapped else field.name
         if files and isinstance(field.type, str) and all(name in values for values in files):
             texts[field.name] = pa.array([values[name] for values in files], pa.string())
             columns.append((field.name, field.type))

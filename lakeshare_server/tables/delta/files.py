@@ -18,7 +18,7 @@ from lakeshare_server.locations import local_path
 from lakeshare_server.storage.location_columns import is_printable, resolve_names
 from lakeshare_server.tables.lines import PLAIN as PLAIN_JSON
 from lakeshare_server.tables.lines import column_of, decode_z85, join_parts, pieces_of, struct_json, struct_of
-from lakeshare_server.tables.snapshot import arrow_type, parse_schema
+from lakeshare_server.tables.snapshot import Field, arrow_type, parse_schema
 
 Action = dict[str, Any]
 # Column, type, and the name in the log.
@@ -202,103 +202,70 @@ def vector_name(root: str, storage: str | None, described: str | None) -> str | 
     return posixpath.normpath(location) if location.startswith("/") else location
 
 
-PHYSICAL = "delta.columnMapping.physicalName"
-
-
 def mapping_mode(configuration: Mapping[str, str | None]) -> str:
     return (configuration.get("delta.columnMapping.mode") or "none").lower()
-
-
-def physical_name(member: Mapping[str, Any]) -> str:
-    """The name of a schema's field in the log and in data files."""
-    name = (member.get("metadata") or {}).get(PHYSICAL)
-    return str(member["name"] if name is None else name)
 
 
 def partition_types(metadata: Mapping[str, Any]) -> dict[str, str]:
     """The types of the partition columns by their names in `partitionValues`, in the table's order."""
     is_mapped = mapping_mode(metadata.get("configuration") or {}) != "none"
-    members = {member["name"]: member for member in json.loads(metadata["schemaString"])["fields"]}
-    columns = [members[column] for column in metadata.get("partitionColumns") or ()]
-    return {physical_name(one) if is_mapped else str(one["name"]): str(one["type"]) for one in columns}
+    fields = {field.name: field for field in parse_schema(metadata["schemaString"])}
+    columns = [fields[column] for column in metadata.get("partitionColumns") or ()]
+    return {field.physical if is_mapped else field.name: str(field.type) for field in columns}
 
 
 DOUBLE_ERROR = 1e-15
 
 
-@dataclass(frozen=True)
-class Leaf:
-    """A column, or with `members` a struct; `type` is the protocol's name of a primitive type."""
-
-    name: str
-    physical: str
-    type: str | None = None
-    members: tuple["Leaf", ...] = ()
-
-    @property
-    def read_as(self) -> pa.DataType | None:
-        """The Arrow type for reading bounds from JSON; None for a type without bounds."""
-        if self.type is None or self.type in ("boolean", "binary"):
-            return None
-        kind = arrow_type(self.type)
-        if kind is None:
-            return None
-        if pa.types.is_integer(kind):
-            return pa.int64()
-        if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-            return pa.float64()
-        # Times are read as text, so that a single invalid one, such as one without its zone, becomes null.
-        return pa.string() if pa.types.is_temporal(kind) else kind
-
-    def bound(self, values: pa.Array, error: float) -> pa.Array:
-        """Bounds as read, in the type of comparisons; `error` widens those of decimals, which were read as doubles."""
-        kind = arrow_type(self.type) if self.type is not None else None
-        if kind is not None and pa.types.is_decimal(kind):
-            return pc.add(values, pc.multiply(pc.abs(values), error))
-        if kind is not None and pa.types.is_temporal(kind):
-            return _moments(values, kind)
-        if kind is not None and pa.types.is_integer(kind) and kind != values.type:
-            limit = 1 << (kind.bit_width - 1)
-            fits = pc.and_(pc.greater_equal(values, -limit), pc.less(values, limit))
-            return pc.cast(pc.if_else(fits, values, None), kind)
-        return values
+def _read_as(field: Field) -> pa.DataType | None:
+    """The Arrow type for reading bounds from JSON; None for a type without bounds."""
+    kind = arrow_type(field.type) if isinstance(field.type, str) else None
+    if kind is None or pa.types.is_boolean(kind) or pa.types.is_binary(kind):
+        return None
+    if pa.types.is_integer(kind):
+        return pa.int64()
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return pa.float64()
+    # Times are read as text, so that a single invalid one, such as one without its zone, becomes null.
+    return pa.string() if pa.types.is_temporal(kind) else kind
 
 
-def list_leaves(schema_string: str, left_out: Sequence[str] = ()) -> tuple[Leaf, ...]:
-    """The columns of a schema without partition columns, which are `left_out`."""
-    members = json.loads(schema_string)["fields"]
-    return tuple(_leaf_of(member) for member in members if member["name"] not in left_out)
+def _bound(field: Field, values: pa.Array, error: float) -> pa.Array:
+    """Bounds as read, in the type of comparisons; `error` widens those of decimals, which were read as doubles."""
+    kind = arrow_type(field.type) if isinstance(field.type, str) else None
+    if kind is not None and pa.types.is_decimal(kind):
+        return pc.add(values, pc.multiply(pc.abs(values), error))
+    if kind is not None and pa.types.is_temporal(kind):
+        return _moments(values, kind)
+    if kind is not None and pa.types.is_integer(kind) and kind != values.type:
+        limit = 1 << (kind.bit_width - 1)
+        fits = pc.and_(pc.greater_equal(values, -limit), pc.less(values, limit))
+        return pc.cast(pc.if_else(fits, values, None), kind)
+    return values
 
 
-def _leaf_of(member: Mapping[str, Any]) -> Leaf:
-    kind = member["type"]
-    if isinstance(kind, dict) and kind["type"] == "struct":
-        return Leaf(member["name"], physical_name(member), members=tuple(map(_leaf_of, kind["fields"])))
-    return Leaf(member["name"], physical_name(member), type=kind if isinstance(kind, str) else None)
-
-
-def _arrow_struct(leaves: Sequence[Leaf], kind: Callable[[Leaf], pa.DataType | None]) -> pa.StructType:
-    """A struct of the leaves' physical names; leaves without a type are left out."""
-    fields = []
-    for leaf in leaves:
-        own = _arrow_struct(leaf.members, kind) if leaf.members else kind(leaf)
-        if own is not None and not (leaf.members and not own.num_fields):
-            fields.append(pa.field(leaf.physical, own))
-    return pa.struct(fields)
+def _arrow_struct(fields: Sequence[Field], kind: Callable[[Field], pa.DataType | None]) -> pa.StructType:
+    """A struct of the fields' physical names; fields without a type are left out."""
+    members = []
+    for field in fields:
+        own = _arrow_struct(field.members, kind) if field.members else kind(field)
+        if own is not None and not (field.members and not own.num_fields):
+            members.append(pa.field(field.physical, own))
+    return pa.struct(members)
 
 
 def _shape_values(
-    values: pa.StructArray, leaves: Sequence[Leaf], convert: Callable[[Leaf, pa.Array], pa.Array]
+    values: pa.StructArray, fields: Sequence[Field], convert: Callable[[Field, pa.Array], pa.Array]
 ) -> pa.StructArray:
     """The values under logical names; columns that are null in every file are left out."""
     columns = {}
-    for leaf in leaves:
-        if values.type.get_field_index(leaf.physical) < 0:
+    for field in fields:
+        if values.type.get_field_index(field.physical) < 0:
             continue
-        inner = pc.struct_field(values, [leaf.physical])
-        inner = _shape_values(inner, leaf.members, convert) if leaf.members else convert(leaf, inner)
-        if inner.type.num_fields if leaf.members else inner.null_count < len(inner):
-            columns[leaf.name] = inner
+        inner = pc.struct_field(values, [field.physical])
+        inner = _shape_values(inner, field.members, convert) if field.members else convert(field, inner)
+        if inner.type.num_fields if field.members else inner.null_count < len(inner):
+            columns[field.name] = inner
     return struct_of(columns, len(values))
 
 
@@ -331,9 +298,9 @@ class Statistics:
     text: pa.Array
 
 
-def parse_stats(texts: pa.Array, leaves: Sequence[Leaf]) -> Statistics:
-    bounds = _arrow_struct(leaves, lambda leaf: leaf.read_as)
-    counts = _arrow_struct(leaves, lambda _: pa.int64())
+def parse_stats(texts: pa.Array, fields: Sequence[Field]) -> Statistics:
+    bounds = _arrow_struct(fields, _read_as)
+    counts = _arrow_struct(fields, lambda _: pa.int64())
     members = {"numRecords": pa.int64(), "minValues": bounds, "maxValues": bounds, "nullCount": counts}
     schema = pa.schema(members)
     table, is_json = _parsed(texts, schema)
@@ -341,13 +308,13 @@ def parse_stats(texts: pa.Array, leaves: Sequence[Leaf]) -> Statistics:
     rows = pc.if_else(pc.greater_equal(rows, 0), rows, None)
     usable = pc.and_(is_json, pc.is_valid(rows))
 
-    def shape(name: str, convert: Callable[[Leaf, pa.Array], pa.Array]) -> pa.StructArray:
-        return _shape_values(column_of(table, name), leaves, convert)
+    def shape(name: str, convert: Callable[[Field, pa.Array], pa.Array]) -> pa.StructArray:
+        return _shape_values(column_of(table, name), fields, convert)
 
     return Statistics(
         rows=rows,
-        min=shape("minValues", lambda leaf, values: leaf.bound(values, -DOUBLE_ERROR)),
-        max=shape("maxValues", lambda leaf, values: leaf.bound(values, DOUBLE_ERROR)),
+        min=shape("minValues", lambda field, values: _bound(field, values, -DOUBLE_ERROR)),
+        max=shape("maxValues", lambda field, values: _bound(field, values, DOUBLE_ERROR)),
         null_count=shape("nullCount", lambda _, values: values),
         text=texts if pc.all(usable, min_count=0).as_py() else pc.if_else(usable, texts, None),
     )
@@ -454,17 +421,18 @@ def snapshot_files(root: str, metadata: Mapping[str, Any], adds: pa.Table) -> pa
     """The files in the form of `TableSnapshot`."""
     require_whole(root, adds)
     partition_columns = list(metadata.get("partitionColumns") or ())
-    kinds = {field.name: field.type for field in parse_schema(metadata["schemaString"])}
+    fields = parse_schema(metadata["schemaString"])
+    kinds = {field.name: field.type for field in fields}
     types = [str(kinds[column]) for column in partition_columns]
-    leaves = list_leaves(metadata["schemaString"], partition_columns)
-    pieces = [_piece_files(root, piece, partition_columns, types, leaves) for piece in pieces_of(adds)]
+    with_stats = [field for field in fields if field.name not in partition_columns]
+    pieces = [_piece_files(root, piece, partition_columns, types, with_stats) for piece in pieces_of(adds)]
     if len(pieces) == 1:
         return pieces[0]
     read = [piece.schema.field("partition").type for piece in pieces]
     # A column with an invalid text in any piece has no values; one with statistics in any piece has statistics.
     structs = {"partition": pa.struct([field for field in read[0] if all(field in kind for kind in read)])}
     for name in ("min", "max", "null_count"):
-        structs[name] = _merge_types([piece.schema.field(name).type for piece in pieces], leaves)
+        structs[name] = _merge_types([piece.schema.field(name).type for piece in pieces], with_stats)
     for name, kind in structs.items():
         for number, piece in enumerate(pieces):
             values = _align(column_of(piece, name), kind)
@@ -472,16 +440,15 @@ def snapshot_files(root: str, metadata: Mapping[str, Any], adds: pa.Table) -> pa
     return pa.concat_tables(pieces)
 
 
-def _merge_types(kinds: Sequence[pa.StructType], leaves: Sequence[Leaf]) -> pa.StructType:
-    """The type with the columns of all, in the order of the leaves."""
-    fields = []
-    for leaf in leaves:
-        found = [kind.field(leaf.name).type for kind in kinds if kind.get_field_index(leaf.name) >= 0]
+def _merge_types(kinds: Sequence[pa.StructType], fields: Sequence[Field]) -> pa.StructType:
+    """The type with the columns of all, in the order of the fields."""
+    members = []
+    for field in fields:
+        found = [kind.field(field.name).type for kind in kinds if kind.get_field_index(field.name) >= 0]
         if found:
-            fields.append(
-                pa.field(leaf.name, _merge_types(found, leaf.members) if leaf.members else found[0])
-            )
-    return pa.struct(fields)
+            merged = _merge_types(found, field.members) if field.members else found[0]
+            members.append(pa.field(field.name, merged))
+    return pa.struct(members)
 
 
 def _align(values: pa.StructArray, kind: pa.StructType) -> pa.StructArray:
@@ -498,10 +465,10 @@ def _align(values: pa.StructArray, kind: pa.StructType) -> pa.StructArray:
 
 
 def _piece_files(
-    root: str, adds: pa.Table, partition_columns: Sequence[str], types: Sequence[str], leaves: Sequence[Leaf]
+    root: str, adds: pa.Table, partition_columns: Sequence[str], types: Sequence[str], fields: Sequence[Field]
 ) -> pa.Table:
     texts = empty_as_null(column_of(adds, "partition_values"), types)
-    stats = parse_stats(column_of(adds, "stats"), leaves)
+    stats = parse_stats(column_of(adds, "stats"), fields)
     return pa.table(
         {
             **logged_files(root, adds, texts, stats.text),

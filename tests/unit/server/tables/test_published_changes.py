@@ -11,7 +11,7 @@ from lakeshare_server.settings import StoreSettings
 from lakeshare_server.storage import Stores
 from lakeshare_server.tables.delta.changes import VersionChanges, segment_cache
 from lakeshare_server.tables.index import IndexCache
-from lakeshare_server.versions.published import ChangeFiles, PublishedVersions, VersionSources
+from lakeshare_server.versions.published import PublishedVersions, VersionSources
 from tests.builders.sharing import Provider, a_provider
 from tests.builders.written_log import FEED, WrittenLog, add, metadata, protocol
 
@@ -39,7 +39,7 @@ def log(tmp_path: Path) -> WrittenLog:
 def changes_of(provider: Provider, first: int, last: int) -> Sequence[VersionChanges]:
     folder = provider.settings.index_dir / "cache"
     stores = Stores(StoreSettings(_env_file=None))
-    caches = IndexCache(folder, 10**9), segment_cache(folder, 10**9), ChangeFiles(stores)
+    caches = IndexCache(folder, 10**9), segment_cache(folder, 10**9)
     sources = VersionSources(
         Ledger(provider.catalog), stores, provider.settings.index_dir, None, None, *caches
     )
