@@ -647,8 +647,6 @@ def respond_to_query(request: TableRequest, query: QueryRequest, pinned: int | N
 
 
 def _page(request: TableRequest, query: QueryRequest | ChangesRequest) -> Page | None:
-    token = query.paging.page_token
-    if token is None:
-        return None
-    question = make_page_question(query.parameters, request)
-    return request.app_state.tokens.page(request.token_holder, question, token)
+    # First, so that unusable headers are refused before anything is read.
+    question, token = make_page_question(query.parameters, request), query.paging.page_token
+    return None if token is None else request.app_state.tokens.page(request.token_holder, question, token)

@@ -167,6 +167,7 @@ def test_odd_spellings_that_mean_a_value_are_read(column: str, value: str, expec
 
 
 @given(st.decimals(allow_nan=False, allow_infinity=False, places=2, min_value=-(10**18), max_value=10**18))
+@settings(deadline=None)
 def test_bounds_of_decimals_are_never_tighter_than_they_were_written(value: Decimal) -> None:
     """JSON readers take decimals for doubles: the bounds are widened by what that may lose."""
     for text in (str(value), f'"{value}"'):
