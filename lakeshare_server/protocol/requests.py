@@ -399,6 +399,11 @@ class ChangesRequest:
     paging: Paging
     parameters: Mapping[str, str]
 
+    @property
+    def wants_end_stream_action(self) -> bool:
+        """Whether the client reads a closing line."""
+        return self.paging.is_requested
+
 
 def parse_changes(query: Mapping[str, str]) -> ChangesRequest:
     """The request in a query string. Raises BadRequest for a missing or repeated bound or an unusable value."""

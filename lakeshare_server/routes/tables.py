@@ -24,6 +24,7 @@ from lakeshare_server.protocol.lines import (
     Capabilities,
     ChangeLines,
     ChangeResponse,
+    FileLines,
     HeadLines,
     Progress,
     ResponseFormat,
@@ -79,6 +80,7 @@ VERSION_HEADER = "Delta-Table-Version"
 
 _log = logging.getLogger(__name__)
 Entry = TypeVar("Entry", bound=Keyed)
+Lines = TypeVar("Lines", bound=FileLines)
 
 listings_router = APIRouter()
 
@@ -328,9 +330,13 @@ class OpenResponse:
     response_format: ResponseFormat
     session: SigningSession
 
-    @property
-    def ids(self) -> ResponseFormat:
-        return self.request.capabilities.file_ids or self.response_format
+    def file_lines(self, kind: type[Lines], **fields: Any) -> Lines:
+        return kind(
+            response_format=self.response_format,
+            ids=self.request.capabilities.file_ids or self.response_format,
+            expires_at_ms=self.session.expires_at_ms,
+            **fields,
+        )
 
     def head_lines(self, head: TableHead, **fields: Any) -> HeadLines:
         return HeadLines(
@@ -481,12 +487,7 @@ def respond_with_snapshot(
         files=header.files,
         access=describe_directory_access(request.view, request.app_state.signers),
     )
-    lines = SnapshotLines(
-        response_format=opening.response_format,
-        ids=opening.ids,
-        expires_at_ms=opening.session.expires_at_ms,
-        version=requested_version,
-    )
+    lines = opening.file_lines(SnapshotLines, version=requested_version)
     refreshes = query.include_refresh_token or query.refresh_token is not None
     closing = EndStreamFields(
         is_requested=query.wants_end_stream_action,
@@ -521,8 +522,6 @@ def respond_with_window(request: TableRequest, query: QueryRequest, page: Page |
         (first, last),
         head=changes[0].head if changes else view.index(view.pinned(last)).header.head,
         head_version=changes[0].version if changes else first,
-        historical_metadata=True,
-        wants_end=query.wants_end_stream_action,
     )
 
 
@@ -542,18 +541,7 @@ def table_changes(request: TableRequestDep) -> Response:
     if not query.include_historical_metadata:
         require_one_schema(view.versions.unlike_columns(first, last, latest), first, latest)
         head, head_version = _latest_head(request, changes, last, latest), latest
-    return _respond(
-        request,
-        query,
-        page,
-        changes,
-        (first, last),
-        head=head,
-        head_version=head_version,
-        historical_metadata=query.include_historical_metadata,
-        wants_end=query.paging.is_requested,
-        feed=True,
-    )
+    return _respond(request, query, page, changes, (first, last), head=head, head_version=head_version)
 
 
 def _latest_head(
@@ -576,14 +564,14 @@ def _respond(
     *,
     head: TableHead,
     head_version: int,
-    historical_metadata: bool,
-    wants_end: bool,
-    feed: bool = False,
 ) -> Response:
     """The response with the changes of a range of versions, first and last; `head` is that of `head_version`."""
-    table_id = head.table_id
+    table_id, capabilities = head.table_id, request.capabilities
     if page is not None:
         require_same_table("page", page.of, table_id)
+    feed, historical_metadata = False, True
+    if isinstance(query, ChangesRequest):
+        feed, historical_metadata = True, query.include_historical_metadata
     # The files must be servable under the hindrances of all versions of the range.
     others = changes[0].head.hindrances if changes else ()
     of_files = (change.feed_hindrances if feed else change.window_hindrances for change in changes)
@@ -591,7 +579,6 @@ def _respond(
     roots = {root for change in changes for root in change.roots}
     location = request.view.versions.location()
     opening = open_response(request, replace(head, hindrances=tuple(hindrances)), location, roots)
-    capabilities = request.capabilities
     is_historical = query.include_historical_protocol and opening.response_format == "delta"
     selected = ChangeResponse(
         changes=changes,
@@ -611,19 +598,14 @@ def _respond(
         files=selected.files,
         protocol_version=head_version if is_historical else None,
     )
-    lines = ChangeLines(
-        response_format=opening.response_format,
-        ids=opening.ids,
-        expires_at_ms=opening.session.expires_at_ms,
-    )
     first, last = versions
     closing = EndStreamFields(
-        is_requested=wants_end,
+        is_requested=query.wants_end_stream_action,
         question=make_page_question(query.parameters, request),
         following=lambda done: Page(first, last, done.next_place or 0, latest=head_version, of=table_id),
     )
     progress = Progress()
-    pieces = selected.render(lines, lines_head, opening.session.sign, progress)
+    pieces = selected.render(opening.file_lines(ChangeLines), lines_head, opening.session.sign, progress)
     version = changes[0].version if changes else first
     return opening.respond(version, lines_head.of(head), pieces, progress, closing)
 
