@@ -214,37 +214,31 @@ class KeySet:
     """Keys that delete rows, each with the highest sequence number it was deleted with."""
 
     def __init__(self, keys: Sequence[pa.Array], sequence_numbers: pa.Array) -> None:
-        self._values, self._pairs = [], list[pa.Array]()
-        codes: pa.Array | None = None
-        for column in keys:
-            values = pc.unique(column)
-            self._values.append(values)
-            own = pc.index_in(column, value_set=values).cast(pa.int64())
-            if codes is None:
-                codes = own
-                continue
-            codes = pc.add(pc.multiply(codes, len(values)), own)
-            # Renumbered after each column, so that codes stay below the square of the number of rows.
-            pairs = pc.unique(codes)
-            self._pairs.append(pairs)
-            codes = pc.index_in(codes, value_set=pairs).cast(pa.int64())
-        rows = pa.table({"code": codes, "sequence_number": sequence_numbers})
+        self._values = [pc.unique(column) for column in keys]
+        self._pairs: list[pa.Array] = []
+        rows = pa.table({"code": self._encode(keys, is_new=True), "sequence_number": sequence_numbers})
         highest = rows.group_by("code").aggregate([("sequence_number", "max")]).sort_by("code")
         self._sequence_numbers = highest.column("sequence_number_max").combine_chunks()
         self._sorted: dict[int, pa.Array] = {}
 
     def deleted_with(self, rows: Sequence[pa.ChunkedArray]) -> pa.Array:
         """For each row of key columns the highest sequence number it was deleted with; null if it was not."""
-        codes: pa.ChunkedArray | None = None
-        pairs = iter(self._pairs)
-        for column, values in zip(rows, self._values, strict=True):
+        return pc.take(self._sequence_numbers, self._encode(rows)).combine_chunks()
+
+    def _encode(self, rows: Sequence[pa.Array | pa.ChunkedArray], *, is_new: bool = False) -> Any:
+        """A number for each row of key columns, null for those that are no key; `is_new` numbers all rows."""
+        codes: pa.Array | pa.ChunkedArray | None = None
+        for place, (column, values) in enumerate(zip(rows, self._values, strict=True)):
             own = pc.index_in(column, value_set=values).cast(pa.int64())
             if codes is None:
                 codes = own
                 continue
             codes = pc.add(pc.multiply(codes, len(values)), own)
-            codes = pc.index_in(codes, value_set=next(pairs)).cast(pa.int64())
-        return pc.take(self._sequence_numbers, codes).combine_chunks()
+            if is_new:
+                self._pairs.append(pc.unique(codes))
+            # Renumbered after each column, so that codes stay below the square of the number of rows.
+            codes = pc.index_in(codes, value_set=self._pairs[place - 1]).cast(pa.int64())
+        return codes
 
     def has_value(self, column: int, value: pa.Array) -> bool:
         return bool(pc.index_in(value, value_set=self._values[column]).is_valid()[0].as_py())
