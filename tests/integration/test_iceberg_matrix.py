@@ -56,6 +56,20 @@ READ_BY_SPARK_DELTA = (
         *("by_identity_of_decimals", "primitives_v2", "variant_inside", "v3_many_generations"),
     ]
 )
+# Through the Iceberg REST API, Spark reads in CI what PyIceberg cannot and one table of each kind of metadata;
+# PyIceberg reads every other one.
+READ_BY_SPARK_ICEBERG = (
+    SERVED
+    if IS_CAMPAIGN
+    else [
+        *(name for name in SERVED if EXPECTED[name]["pyiceberg"] == OWN_LIMIT),
+        *("everything", "renamed_v1", "renamed_v3", "odd_names", "imported", "without_zone_partition"),
+        *("primitives_v1", "primitives_v2", "primitives_v3", "empty", "emptied", "metadata_in_gzip"),
+        *("by_several", "by_void", "by_other_specs_each_time", "by_a_column_that_is_gone"),
+        *("unpublished_beside_main", "rolled_back", "history_expired", "upgraded_twice"),
+        *("v2_many_generations", "v3_many_generations", "v2_upgraded"),
+    ]
+)
 # One table for each combination of outcomes.
 OF_EACH_OUTCOME = list({tuple(EXPECTED[name].values()): name for name in SERVED}.values())
 MADE_AGAIN = Random("matrix").sample(list(TABLES), campaign_size(in_ci=2, in_campaign=len(TABLES)))
@@ -143,7 +157,7 @@ def rows_of(table: Written) -> Rows:
 def test_something_is_expected_of_every_table() -> None:
     assert list(EXPECTED) == list(TABLES)
     assert len(TABLES) >= 40
-    assert set(READ_BY_SPARK_DELTA) <= set(SERVED)
+    assert set(READ_BY_SPARK_DELTA) | set(READ_BY_SPARK_ICEBERG) <= set(SERVED)
 
 
 def test_the_recorded_tables_are_those_of_the_plans(matrix: Matrix) -> None:
@@ -208,6 +222,8 @@ def test_clients_read_what_spark_reads_or_are_refused_with_the_code(
     else:
         assert name not in matrix.refusals, matrix.refusals[name]
         for client in NAMES:
+            if client == "spark_iceberg" and name not in READ_BY_SPARK_ICEBERG:
+                continue
             with subtests.test(client=client):
                 require_outcome(matrix, name, client, table)
         with subtests.test("the verdicts of the provider"):

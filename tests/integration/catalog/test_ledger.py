@@ -20,7 +20,6 @@ from lakeshare_server.catalog import (
     apply_shares,
     lock_set,
 )
-from lakeshare_server.catalog.ledger import ROWS_AT_ONCE
 from lakeshare_server.catalog.sharing import alter_table, editing
 from lakeshare_server.errors import BadRequest, CatalogConflict
 from tests.builders.publications import a_publication
@@ -295,9 +294,12 @@ def test_a_number_that_a_share_serves_is_kept(catalog):
     assert find_oldest_kept(ledger, table, datetime.now(UTC)) == 1
 
 
-def test_a_search_that_ends_early_leaves_no_cursor_open(ledger: Ledger) -> None:
+def test_a_search_that_ends_early_leaves_no_cursor_open(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """psycopg warns when a cursor of the database is collected before it was closed, and warnings fail tests."""
-    for snapshot in range(ROWS_AT_ONCE + 1):
+    monkeypatch.setattr("lakeshare_server.catalog.ledger.ROWS_AT_ONCE", 2)
+    for snapshot in range(3):
         [publication] = ledger.append([a_publication(snapshot_id=snapshot)])
     found = ledger.of_partitions(publication.table, [publication.partition])
     assert next(found) == publication
