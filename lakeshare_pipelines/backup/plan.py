@@ -327,8 +327,8 @@ class _PlanDraft:
         )
 
     def _cut(self, cut: plan_tables.ListingCut) -> Iterator[pa.RecordBatch]:
-        folder = self.workspace.rows("listing")
-        for batch in cut.select_rows(lambda: model.read_rows(folder), has_versions=self.listing.has_versions):
+        listing = self.workspace.rows("listing")
+        for batch in cut.select_rows(listing, has_versions=self.listing.has_versions):
             self.roots.add(batch["key"])
             plan_tables.add_log_files(self.logs, batch)
             yield batch

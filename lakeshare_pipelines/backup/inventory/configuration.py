@@ -154,8 +154,9 @@ def own_prefixes(backup: Backup) -> tuple[str, ...]:
     """
     source, target = backup.source, backup.target
     prefixes = {OWN_PREFIX, f"{source.prefix}{OWN_PREFIX}"}
-    # A target with a day in it: the common prefix of all days.
-    addresses = [target.model_copy(update={"url": target.url.split("{day}")[0]}), backup.records]
+    # Of a target with a day in it the common prefix of all days, which need not end where a name does.
+    target_url, day, _ = target.url.partition("{day}")
+    addresses = [target.model_copy(update={"url": target_url}), backup.records]
     if backup.listing.kind != "manifest_csv":
         locations = (backup.listing.location, backup.listing.journal)
         addresses += [resolve_address(backup, location) for location in locations if location is not None]
@@ -163,7 +164,8 @@ def own_prefixes(backup: Backup) -> tuple[str, ...]:
     for address in addresses:
         if address.url.startswith(root) and address.endpoint == source.endpoint:
             below = address.url.removeprefix(root)
-            prefixes.add(below if below.endswith(("-", "/")) or not below else f"{below}/")
+            is_whole = below.endswith("/") or (day and address.url == target_url)
+            prefixes.add(below if is_whole or not below else f"{below}/")
     return tuple(sorted(prefixes - {""}))
 
 
