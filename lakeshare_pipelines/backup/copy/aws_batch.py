@@ -493,9 +493,8 @@ class AttemptStore:
     def done(self, job: BatchJob) -> pa.Table:
         """The results of a job's rows, by its report; schema COPY_RESULTS, in the order of `rows`."""
         key = self.find_report(job)
-        return join_report(
-            self.rows(job), _make_results_table(engine.read_results(self.store, key) if key else ())
-        )
+        report = engine.read_results(self.store, key) if key else model.COPY_RESULTS.empty_table()
+        return join_report(self.rows(job), report)
 
     def rows(self, job: BatchJob) -> pa.Table:
         return pq.read_table(io.BytesIO(self.store.read(job.rows_key)))
@@ -537,20 +536,6 @@ class AttemptStore:
         )
 
 
-def _make_results_table(results: Iterable[engine.ReportRow]) -> pa.Table:
-    rows = list(results)
-    columns: dict[str, list[object]] = {
-        name: [getattr(row, name) for row in rows] for name in ("bucket", "key", "version_id")
-    }
-    for name in ("error_code", "http_status", "message"):
-        columns[name] = [None if row.is_success else getattr(row, name) for row in rows]
-    columns["status"] = ["succeeded" if row.is_success else "failed" for row in rows]
-    return pa.table(
-        [pa.array(columns.get(field.name, [None] * len(rows)), field.type) for field in model.COPY_RESULTS],
-        names=model.COPY_RESULTS.names,
-    )
-
-
 POLL_S = 15.0
 
 
@@ -587,26 +572,17 @@ class AwsBatchEngine:
         others = _make_task_of_others(task)
         shutil.rmtree(others.plan.parent, ignore_errors=True)
         others.plan.parent.mkdir(parents=True)
-        others_record: model.CopyRecord | None = None
         if model.write_rows(others.plan, model.PLAN, _select_others(model.read_rows(task.plan))):
             others_record = self._beside.copy(others, progress.report_others)
+        else:
+            others_record = engine.write_results(self._beside.name, others, (), 0.0, (), {})
         self._watch(store, attempts, progress.report_jobs)
         self._require_accepted(store, attempts)
-        counts: Counter[str] = Counter()
-        beside = model.read_rows(others.done) if others_record else iter(())
-        results = chain(_read_results_of_jobs(store, attempts), beside)
-        model.write_rows(task.done, model.COPY_RESULTS, _count_results(results, counts))
+        seconds = time.monotonic() - began
+        results = chain(_read_results_of_jobs(store, attempts), model.read_rows(others.done))
         keys = [store.find_report(job) for attempt in attempts.attempts for job in attempt.jobs]
-        reports = [task.target.location(key) for key in keys if key]
-        return model.CopyRecord(
-            engine=self.name,
-            succeeded=counts["succeeded"],
-            failed=counts["failed"],
-            size_bytes=counts["size_bytes"],
-            seconds=time.monotonic() - began,
-            reports=(*reports, *(others_record.reports if others_record else ())),
-            capabilities=others_record.capabilities if others_record else {},
-        )
+        reports = [*(task.target.location(key) for key in keys if key), *others_record.reports]
+        return engine.write_results(self.name, task, results, seconds, reports, others_record.capabilities)
 
     def cancel(self, task: engine.CopyTask) -> None:
         """Cancel the unfinished jobs of a task; finished copies stay, the next `copy` makes new jobs."""
@@ -748,12 +724,3 @@ def _read_results_of_jobs(store: AttemptStore, attempts: Attempts) -> Iterator[p
         for job in attempt.jobs:
             done = store.done(job)
             yield from (done if is_last else done.filter(pc.field("status") == "succeeded")).to_batches()
-
-
-def _count_results(batches: Iterable[pa.RecordBatch], counts: "Counter[str]") -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        copied = batch.filter(pc.field("status") == "succeeded")
-        counts["succeeded"] += copied.num_rows
-        counts["failed"] += batch.num_rows - copied.num_rows
-        counts["size_bytes"] += pc.sum(copied["size_bytes"]).as_py() or 0
-        yield batch

@@ -6,7 +6,7 @@ import datetime as dt
 import io
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
@@ -26,8 +26,10 @@ from lakeshare_pipelines.backup.model import (
     COPY_RESULTS,
     LISTING,
     CopyRecord,
+    count_rows,
     read_rows,
     select_rows_to_copy,
+    write_rows,
 )
 from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress
 from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3, Response
@@ -99,23 +101,40 @@ def compute_plan_digest(batches: Iterable[pa.RecordBatch]) -> str:
     return digest.hexdigest()[:16]
 
 
+def write_results(
+    engine: str,
+    task: CopyTask,
+    results: Iterable[pa.RecordBatch],
+    seconds: float,
+    reports: Sequence[str],
+    capabilities: Mapping[str, bool],
+) -> CopyRecord:
+    """Write the rows of COPY_RESULTS of a complete copy into `task.done`; returns the record of the engine."""
+    rows = size_bytes = succeeded = 0
+
+    def count() -> Iterator[pa.RecordBatch]:
+        nonlocal rows, size_bytes, succeeded
+        for batch in results:
+            copied, copied_bytes = count_rows([batch.filter(pc.field("status") == "succeeded")])
+            rows, succeeded, size_bytes = rows + batch.num_rows, succeeded + copied, size_bytes + copied_bytes
+            yield batch
+
+    write_rows(task.done, COPY_RESULTS, count())
+    return CopyRecord(
+        engine=engine,
+        succeeded=succeeded,
+        failed=rows - succeeded,
+        size_bytes=size_bytes,
+        seconds=seconds,
+        reports=tuple(reports),
+        capabilities=dict(capabilities),
+    )
+
+
 REPORT_FORMAT = "Report_CSV_20180820"
 SCHEMA = "Bucket, Key, VersionId, TaskStatus, ErrorCode, HTTPStatusCode, ResultMessage"
 MANIFESTS = ("manifest.json", "report.json")  # The names in the user guide and in the service model
 COLUMNS = 7
-
-
-@dataclass(frozen=True)
-class ReportRow:
-    """One row of a report; the key is spelt as in the job's manifest: quoted, or not."""
-
-    bucket: str
-    key: str
-    version_id: str | None
-    is_success: bool
-    error_code: str | None
-    http_status: int | None
-    message: str
 
 
 def write_report(store: BackupStore, prefix: str, job: str, done: Iterable[pa.RecordBatch]) -> str:
@@ -161,8 +180,9 @@ def find_report(store: BackupStore, prefix: str, job: str) -> str | None:
     return next((key for key in keys if store.head(key) is not None), None)
 
 
-def read_results(store: BackupStore, manifest_key: str) -> Iterator[ReportRow]:
-    """The rows of a report, by its manifest. Raises BackupError if a file is missing, or its MD5 differs."""
+def read_results(store: BackupStore, manifest_key: str) -> pa.Table:
+    """The rows of a report, by its manifest, as COPY_RESULTS without stored keys; keys are spelt as in the job's
+    manifest: quoted, or not. Raises BackupError if a file is missing, or its MD5 differs."""
     where = store.address.location(manifest_key)
     try:
         manifest = json.loads(store.read(manifest_key))
@@ -171,6 +191,7 @@ def read_results(store: BackupStore, manifest_key: str) -> Iterator[ReportRow]:
         raise BackupError(
             where, f"it is no manifest of a completion report: {error!r}", "Run the copy again."
         ) from error
+    rows: list[dict[str, object]] = []
     for key, checksum in files:
         try:
             content = store.read(key)
@@ -182,10 +203,11 @@ def read_results(store: BackupStore, manifest_key: str) -> Iterator[ReportRow]:
             reason = f"its MD5 is not {checksum}, as in the report's manifest"
             fix = "The file was changed: run the copy again."
             raise BackupError(store.address.location(key), reason, fix)
-        yield from _parse_results(content, store.address.location(key))
+        rows += _parse_results(content, store.address.location(key))
+    return pa.Table.from_pylist(rows, COPY_RESULTS)
 
 
-def _parse_results(content: bytes, where: str) -> Iterator[ReportRow]:
+def _parse_results(content: bytes, where: str) -> Iterator[dict[str, object]]:
     rows = csv.reader(io.StringIO(content.decode(), newline=""))
     for number, row in enumerate(rows, start=1):
         if len(row) != COLUMNS:
@@ -194,15 +216,13 @@ def _parse_results(content: bytes, where: str) -> Iterator[ReportRow]:
         bucket, key, version, status, fifth, sixth, message = row
         # AWS writes the HTTP status before the error code; the declared schema has them the other way round.
         code, http = (sixth, fifth) if fifth.isdigit() else (fifth, sixth)
-        yield ReportRow(
-            bucket,
-            key,
-            version or None,
-            status == "succeeded",
-            code or None,
-            int(http) if http.isdigit() else None,
-            message,
-        )
+        result = {"bucket": bucket, "key": key, "version_id": version or None}
+        if status == "succeeded":
+            yield {**result, "status": status}
+        else:
+            http_status = int(http) if http.isdigit() else None
+            failure = {"error_code": code or None, "http_status": http_status, "message": message}
+            yield {**result, "status": "failed", **failure}
 
 
 LEDGER = COPY_RESULTS.append(LISTING.field("etag"))

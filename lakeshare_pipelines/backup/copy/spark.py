@@ -21,7 +21,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import BaseModel
 
-from lakeshare_pipelines.backup.copy.engine import CopyTask, Progress, ReportProgress, compute_plan_digest
+from lakeshare_pipelines.backup.copy.engine import (
+    CopyTask,
+    Progress,
+    ReportProgress,
+    compute_plan_digest,
+    write_results,
+)
 from lakeshare_pipelines.backup.copy.local import Capabilities, LocalEngine, probe_capabilities
 from lakeshare_pipelines.backup.inventory.list_objects import run_spark_tasks
 from lakeshare_pipelines.backup.model import (
@@ -180,9 +186,10 @@ def read_portion_record(store: BackupStore, portions: Portions, number: int) -> 
         return None
 
 
-def read_done_rows(store: BackupStore, portions: Portions) -> Iterator[pa.Table]:
+def read_done_rows(store: BackupStore, portions: Portions) -> Iterator[pa.RecordBatch]:
     for number in range(portions.count):
-        yield pq.read_table(io.BytesIO(store.read(f"{portions.folder(number)}done.parquet")))
+        content = io.BytesIO(store.read(f"{portions.folder(number)}done.parquet"))
+        yield from pq.read_table(content).to_batches()
 
 
 MAX_IN_FLIGHT = 1024
@@ -208,8 +215,7 @@ class SparkEngine:
         began = time.monotonic()
         if next(select_rows_to_copy(read_rows(task.plan)), None) is None:
             # A day without changes needs no Spark.
-            write_rows(task.done, COPY_RESULTS, ())
-            return CopyRecord(engine=self.name, succeeded=0, failed=0, size_bytes=0, seconds=0.0, reports=())
+            return write_results(self.name, task, (), 0.0, (), {})
         store, spark = open_store(task.target), self._open_spark()
         workers = self._workers or count_cores(spark)
         prefix = f"{_get_prefix(task)}{compute_plan_digest(read_rows(task.plan))}/"
@@ -226,16 +232,10 @@ class SparkEngine:
             records = _run(spark, task, work, progress, self._poll_s)
         finally:
             self._running = None
-        write_rows(task.done, COPY_RESULTS, read_done_rows(store, portions))
-        return CopyRecord(
-            engine=self.name,
-            succeeded=sum(record.succeeded for record in records),
-            failed=sum(record.failed for record in records),
-            size_bytes=sum(record.size_bytes for record in records),
-            seconds=time.monotonic() - began,
-            reports=tuple(report for record in records for report in record.reports),
-            capabilities=records[0].capabilities,
-        )
+        reports = [report for record in records for report in record.reports]
+        done = read_done_rows(store, portions)
+        seconds = time.monotonic() - began
+        return write_results(self.name, task, done, seconds, reports, records[0].capabilities)
 
     def cancel(self, task: CopyTask) -> None:
         """Stop a task: at once in this engine, soon in other processes; finished copies stay."""

@@ -60,9 +60,9 @@ def test_the_report_tells_of_every_object(tmp_path: Path, source: StoreAddress, 
     store = open_store(target)
     key = find_report(store, WORK, task.token())
     assert key is not None
-    results = read_results(store, key)
-    assert {unquote(one.key): (one.is_success, one.error_code) for one in results} == {
-        key: (True, None) if key != keys[0] else (False, "NoSuchKey") for key in keys
+    results = read_results(store, key).to_pylist()
+    assert {unquote(one["key"]): (one["status"], one["error_code"]) for one in results} == {
+        key: ("succeeded", None) if key != keys[0] else ("failed", "NoSuchKey") for key in keys
     }
     assert record.reports == (f"{target.url}/{WORK}job-{task.token()}/manifest.json",)
 
