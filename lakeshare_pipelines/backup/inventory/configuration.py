@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.points import OWN_PREFIX
 from lakeshare_pipelines.backup.stores import StoreAddress
-from lakeshare_pipelines.backup.stores.store import FOLDER, REMEDIES, make_s3_client, make_unreachable_error
+from lakeshare_pipelines.backup.stores.store import FOLDER, REMEDIES, S3Store, make_unreachable_error
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_server.storage import s3
 from lakeshare_server.storage.s3 import S3Refused, S3Unreachable
@@ -352,11 +352,8 @@ class _Absent(BackupError):
 
 
 def _call(address: StoreAddress, method: str, **request: Any) -> Document:
-    if address.account:
-        request["ExpectedBucketOwner"] = address.account
     try:
-        with s3.translate_errors():
-            response: Document = getattr(make_s3_client(address), method)(Bucket=address.bucket, **request)
+        return S3Store(address).call(method, **request)
     except S3Refused as error:
         if error.code in ABSENT_CODES:
             raise _Absent(f"{address}", "there is none", "Put it there.") from error
@@ -368,4 +365,3 @@ def _call(address: StoreAddress, method: str, **request: Any) -> Document:
         raise BackupError(f"{address}", reason, fix) from error
     except S3Unreachable as error:
         raise make_unreachable_error(f"{address}", error) from error
-    return response

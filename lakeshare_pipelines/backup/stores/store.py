@@ -280,6 +280,12 @@ class S3Store:
     def client(self) -> Any:
         return make_s3_client(self.address)
 
+    def call(self, method: str, **request: Any) -> dict[str, Any]:
+        """The response to a request of boto3's client for the bucket. Raises S3Refused and S3Unreachable."""
+        with s3.translate_errors():
+            response: dict[str, Any] = getattr(self.client, method)(**self._bucket, **request)
+        return response
+
     def list(self, prefix: str = "", start_after: str = "") -> Iterator[ListedObject]:
         prefix = prefix or self.address.prefix
         with self._translate_errors(prefix):
