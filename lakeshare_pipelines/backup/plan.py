@@ -20,8 +20,7 @@ import pyarrow.parquet as pq
 from lakeshare_pipelines.backup import model, plan_tables
 from lakeshare_pipelines.backup.config import GIB, Backup
 from lakeshare_pipelines.backup.points import Points, Workspace, get_point_time
-from lakeshare_pipelines.backup.stores import open_store
-from lakeshare_pipelines.backup.stores.store import FOLDER
+from lakeshare_pipelines.backup.stores import FOLDER, open_store
 from lakeshare_pipelines.errors import BackupError
 
 if TYPE_CHECKING:

@@ -23,8 +23,7 @@ from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.inventory.configuration import own_prefixes
 from lakeshare_pipelines.backup.model import LISTING, ROWS_A_BATCH, FoundTable, Point, group_batches
 from lakeshare_pipelines.backup.points import Points
-from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, open_store
-from lakeshare_pipelines.backup.stores.store import FOLDER
+from lakeshare_pipelines.backup.stores import FOLDER, BackupStore, StoreAddress, open_store
 from lakeshare_pipelines.errors import BackupError, DamagedRecord, ObjectMissing
 from lakeshare_server.tables.delta.log import CHECKPOINT, COMMIT, parse_commit
 from lakeshare_server.tables.iceberg.metadata import MAX_METADATA_BYTES, MetadataError, decompress_metadata

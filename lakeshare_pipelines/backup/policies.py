@@ -14,8 +14,7 @@ from typing import Any, Literal
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.inventory.configuration import get_destination, make_arn, make_statement
 from lakeshare_pipelines.backup.points import OWN_PREFIX
-from lakeshare_pipelines.backup.stores import StoreAddress
-from lakeshare_pipelines.backup.stores.store import CHECK_ENDPOINT, REMEDIES, S3Store
+from lakeshare_pipelines.backup.stores import CHECK_ENDPOINT, REMEDIES, S3Store, StoreAddress
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_server.storage import s3
 from lakeshare_server.storage.s3 import S3Refused, S3Unreachable

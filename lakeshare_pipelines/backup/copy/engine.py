@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from lakeshare_pipelines.backup.async_s3 import AsyncS3, Response
 from lakeshare_pipelines.backup.model import (
     ARCHIVES,
     COPY_RESULTS,
@@ -32,7 +33,6 @@ from lakeshare_pipelines.backup.model import (
     write_rows,
 )
 from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress
-from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3, Response
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
 
 

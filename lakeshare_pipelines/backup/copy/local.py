@@ -20,16 +20,17 @@ from uuid import uuid4
 from pydantic import BaseModel
 
 from lakeshare_pipelines.backup import model
+from lakeshare_pipelines.backup.async_s3 import PREFIX_PER_S, AsyncS3, Pace
 from lakeshare_pipelines.backup.copy import engine, objects
-from lakeshare_pipelines.backup.stores import BackupStore, open_store
-from lakeshare_pipelines.backup.stores.async_s3 import PREFIX_PER_S, AsyncS3, Pace
-from lakeshare_pipelines.backup.stores.store import (
+from lakeshare_pipelines.backup.stores import (
     CREDENTIALS,
     FOLDER,
     FREE_SPACE,
+    BackupStore,
     FolderStore,
     compute_etag,
     make_refusal,
+    open_store,
 )
 from lakeshare_pipelines.errors import BackupError, NoResponse, ObjectMissing
 from lakeshare_server.storage.sigv4 import quote_path

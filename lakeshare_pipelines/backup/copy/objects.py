@@ -16,6 +16,7 @@ from xml.sax.saxutils import escape
 
 from pydantic import BaseModel
 
+from lakeshare_pipelines.backup.async_s3 import AsyncS3, Response, find_element
 from lakeshare_pipelines.backup.copy.engine import (
     CopyItem,
     CopyTask,
@@ -24,7 +25,6 @@ from lakeshare_pipelines.backup.copy.engine import (
     require_success,
     run_concurrently,
 )
-from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3, Response, find_element
 from lakeshare_server.storage.sigv4 import quote_path
 
 _CHECKSUM = re.compile(rb"<Checksum(CRC64NVME|SHA256|CRC32C|CRC32|SHA1)>([^<]+)</")

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import BaseModel
 
+from lakeshare_pipelines.backup.async_s3 import PREFIX_PER_S, AsyncS3
 from lakeshare_pipelines.backup.copy.engine import (
     CopyTask,
     Progress,
@@ -41,9 +42,7 @@ from lakeshare_pipelines.backup.model import (
     select_rows_to_copy,
     write_rows,
 )
-from lakeshare_pipelines.backup.stores import BackupStore, open_store
-from lakeshare_pipelines.backup.stores.async_s3 import PREFIX_PER_S, AsyncS3
-from lakeshare_pipelines.backup.stores.store import FOLDER
+from lakeshare_pipelines.backup.stores import FOLDER, BackupStore, open_store
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
 from lakeshare_pipelines.spark.session import count_cores, has_driver_ended
 

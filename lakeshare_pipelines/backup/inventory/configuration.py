@@ -14,8 +14,7 @@ import pyarrow.compute as pc
 
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.points import OWN_PREFIX
-from lakeshare_pipelines.backup.stores import StoreAddress
-from lakeshare_pipelines.backup.stores.store import FOLDER, REMEDIES, S3Store, make_unreachable_error
+from lakeshare_pipelines.backup.stores import FOLDER, REMEDIES, S3Store, StoreAddress, make_unreachable_error
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_server.storage import s3
 from lakeshare_server.storage.s3 import S3Refused, S3Unreachable

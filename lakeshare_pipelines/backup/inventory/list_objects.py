@@ -21,10 +21,11 @@ from urllib.parse import unquote_to_bytes
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakeshare_pipelines.backup import stores
+from lakeshare_pipelines.backup.async_s3 import AsyncS3
 from lakeshare_pipelines.backup.config import GIB
 from lakeshare_pipelines.backup.model import LISTING, group_batches, make_listing_batch
-from lakeshare_pipelines.backup.stores import StoreAddress, store
-from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3
+from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.spark.session import count_cores, is_connect
 from lakeshare_server.storage.stores import UNFINISHED
@@ -48,7 +49,7 @@ SCANNING = 4 * THREADS  # Folders that are scanned, or whose rows are not consum
 def list_folder_rows(address: StoreAddress) -> Iterator[pa.RecordBatch]:
     """All files below a folder, unordered. Raises BackupError if a folder cannot be read, or a name is not UTF-8."""
     root = Path(address.url)
-    with store.translate_errors(str(root)):
+    with stores.translate_errors(str(root)):
         # A folder below may vanish while it is listed; this one must exist.
         os.scandir(root).close()
     with ThreadPoolExecutor(THREADS, "folders") as pool:
@@ -72,7 +73,7 @@ def _scan_folder(root: Path, folder: str) -> tuple[pa.RecordBatch, list[str]]:
     folders: list[str] = []
     # A folder or file may vanish while it is listed.
     with (
-        store.translate_errors(str(root / folder)),
+        stores.translate_errors(str(root / folder)),
         suppress(FileNotFoundError),
         os.scandir(root / folder) as entries,
     ):
@@ -101,7 +102,7 @@ def _make_folder_rows(root: Path, files: list[tuple[str, os.stat_result]]) -> pa
         "key": keys,
         "size_bytes": pa.array([status.st_size for _, status in files], pa.int64()),
         "last_modified": pa.array(milliseconds, pa.int64()).cast(LISTING.field("last_modified").type),
-        "etag": pa.array([store.compute_etag(status) for _, status in files], pa.string()),
+        "etag": pa.array([stores.compute_etag(status) for _, status in files], pa.string()),
         "storage_class": pa.repeat("STANDARD", count),
         "is_multipart": pa.repeat(False, count),
     }
@@ -430,7 +431,7 @@ class BucketListing:
         response = await self.s3.request("GET", query=kind | parameters | more | dict(place))
         where = self.s3.address.location(prefix)
         if not response.is_success:
-            raise store.make_refusal(where, response.code, response.message)
+            raise stores.make_refusal(where, response.code, response.message)
         try:
             return read_page(response.body)
         except ValueError as error:
@@ -608,7 +609,7 @@ def list_rows(
     report_progress: ReportProgress | None = log_message,
 ) -> Iterator[pa.RecordBatch]:
     """All objects of a source, or of ranges of a bucket, unordered: batches of about `ROWS_A_BATCH` rows of LISTING."""
-    if source.kind == store.FOLDER:
+    if source.kind == stores.FOLDER:
         batches = list_folder_rows(source)
     else:
         batches = _run_generator(_list_bucket_rows(source, versions, in_flight, ranges))

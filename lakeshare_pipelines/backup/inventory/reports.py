@@ -47,8 +47,7 @@ from lakeshare_pipelines.backup.inventory.list_objects import (
     run_spark_tasks,
 )
 from lakeshare_pipelines.backup.points import Workspace, get_point_time
-from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, open_store
-from lakeshare_pipelines.backup.stores.store import FOLDER
+from lakeshare_pipelines.backup.stores import FOLDER, BackupStore, StoreAddress, open_store
 from lakeshare_pipelines.errors import BackupError, ObjectMissing, ReportUnusable
 from lakeshare_pipelines.spark.session import count_cores
 

@@ -40,8 +40,7 @@ from lakeshare_pipelines.backup.rewriting import (
     rewrite_table,
     set_current_snapshot,
 )
-from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, open_store
-from lakeshare_pipelines.backup.stores.store import make_storage_options
+from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, make_storage_options, open_store
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.contracts.loader import load_contracts
 from lakeshare_pipelines.errors import BackupError, IcebergCatalogError, NessieError, SparkError

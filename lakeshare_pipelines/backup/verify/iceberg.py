@@ -14,8 +14,7 @@ import pyarrow as pa
 from lakeshare_pipelines.backup.model import OpenSpark, Status, TableProof
 from lakeshare_pipelines.backup.points import Points
 from lakeshare_pipelines.backup.rewriting import MOUNT_PROPERTIES, RewrittenTable, rewrite_table
-from lakeshare_pipelines.backup.stores import StoreAddress
-from lakeshare_pipelines.backup.stores.store import make_file_properties
+from lakeshare_pipelines.backup.stores import StoreAddress, make_file_properties
 from lakeshare_pipelines.backup.verify.objects import (
     READ_WHOLE_FILES,
     Need,

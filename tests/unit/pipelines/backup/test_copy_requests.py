@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from lakeshare_pipelines.backup.async_s3 import Response
 from lakeshare_pipelines.backup.copy.engine import CopyItem, CopyTask, NotCopied
 from lakeshare_pipelines.backup.copy.objects import (
     SourceObject,
@@ -15,7 +16,6 @@ from lakeshare_pipelines.backup.copy.objects import (
     split_ranges,
 )
 from lakeshare_pipelines.backup.stores import StoreAddress
-from lakeshare_pipelines.backup.stores.async_s3 import Response
 
 AS_OF = dt.datetime(2026, 11, 21, tzinfo=dt.UTC)
 LAKE = StoreAddress(url="s3://lake/sales/", account="123456789012")

@@ -1,4 +1,4 @@
-"""Requests to one store, one object at a time. Mass copies and listings use stores/async_s3.py."""
+"""Requests to one store, one object at a time. Mass copies and listings use async_s3.py."""
 
 import datetime as dt
 import errno

@@ -1,6 +1,6 @@
 """Many concurrent requests to S3: one event loop, one pool of connections, our own signatures.
 
-For listings and copies, where boto3 takes more time for a request than the store; other requests use store.py.
+For listings and copies, where boto3 takes more time for a request than the store; other requests use stores.py.
 Nothing is normalised: keys are sent unchanged, bodies are bytes.
 """
 
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from lakeshare_pipelines.backup.stores import store
+from lakeshare_pipelines.backup import stores
 from lakeshare_pipelines.errors import BackupError, NoResponse
 from lakeshare_server.storage import s3, sigv4
 
@@ -115,16 +115,16 @@ CREDENTIALS_CACHED_S = 30.0  # botocore refreshes keys ten minutes before they e
 class Identity:
     """Credentials from botocore's chain and the endpoint from boto3's configuration, for one address."""
 
-    def __init__(self, address: store.StoreAddress) -> None:
-        session = store.make_session(address)
+    def __init__(self, address: stores.StoreAddress) -> None:
+        session = stores.make_session(address)
         region, endpoint = session.region_name, address.endpoint
         if not endpoint:
             # Making a client takes long; only it knows AWS's endpoint.
-            client = store.make_s3_client(address)
+            client = stores.make_s3_client(address)
             region, endpoint = client.meta.region_name, client.meta.endpoint_url
         self.region: str = sigv4.DEFAULT_REGION if region in {None, "aws-global"} else str(region)
         self._address, self._endpoint = address, str(endpoint).rstrip("/")
-        self._chain = store.make_key_chain(address, session)
+        self._chain = stores.make_key_chain(address, session)
         self._lock = asyncio.Lock()
         self._keys: sigv4.AwsKeys | None = None
         self._read_at = 0.0
@@ -151,9 +151,9 @@ class Identity:
         return await self.keys() != expired
 
     def _read_keys(self) -> sigv4.AwsKeys:
-        keys = store.find_keys(self._address, self._chain)
+        keys = stores.find_keys(self._address, self._chain)
         if keys is None:
-            raise BackupError(str(self._address), "there are no credentials for it", store.CREDENTIALS)
+            raise BackupError(str(self._address), "there are no credentials for it", stores.CREDENTIALS)
         return keys
 
 
@@ -264,7 +264,7 @@ class AsyncS3:
 
     def __init__(
         self,
-        address: store.StoreAddress,
+        address: stores.StoreAddress,
         in_flight: int,
         *,
         pace: Pace | None = None,
