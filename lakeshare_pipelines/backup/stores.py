@@ -122,7 +122,7 @@ class BackupStore(Protocol):
 
     address: StoreAddress
 
-    def list(self, prefix: str = "", start_after: str = "") -> Iterator[ListedObject]:
+    def list(self, prefix: str = "") -> Iterator[ListedObject]:
         """Current objects whose key begins with `prefix`, in order of the key's UTF-8 bytes."""
 
     def versions(self, prefix: str = "") -> Iterator[ListedObject]:
@@ -152,14 +152,13 @@ class FolderStore:
         self.address = address
         self._root = Path(address.url)
 
-    def list(self, prefix: str = "", start_after: str = "") -> Iterator[ListedObject]:
+    def list(self, prefix: str = "") -> Iterator[ListedObject]:
         start = prefix.rpartition("/")[0]
         with translate_errors(str(self._root)):
             if not (self._root / start).is_dir():
                 return
             root = os.fsencode(self.address.url.rstrip("/") + "/")
-            folder = (root + os.fsencode(start)).rstrip(b"/")
-            for path, status in walk_files(folder, root + os.fsencode(start_after) if start_after else b""):
+            for path, status in walk_files((root + os.fsencode(start)).rstrip(b"/")):
                 key = os.fsdecode(path.removeprefix(root))
                 if key.startswith(prefix):
                     yield ListedObject(
@@ -286,12 +285,10 @@ class S3Store:
             response: dict[str, Any] = getattr(self.client, method)(**self._bucket, **request)
         return response
 
-    def list(self, prefix: str = "", start_after: str = "") -> Iterator[ListedObject]:
+    def list(self, prefix: str = "") -> Iterator[ListedObject]:
         prefix = prefix or self.address.prefix
         with self._translate_errors(prefix):
-            pages = self.client.get_paginator("list_objects_v2").paginate(
-                **self._bucket, Prefix=prefix, StartAfter=start_after
-            )
+            pages = self.client.get_paginator("list_objects_v2").paginate(**self._bucket, Prefix=prefix)
             for page in pages:
                 for entry in page.get("Contents", ()):
                     yield _make_listed_object(entry)

@@ -7,9 +7,9 @@ import asyncio
 import heapq
 import io
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -281,43 +281,38 @@ def _run(
     spark: "SparkSession", task: CopyTask, work: PortionWork, progress: _PortionProgress, poll_s: float
 ) -> list[CopyRecord]:
     count = work.portions.count
-    records: list[CopyRecord] = []
-    faults: list[Exception] = []
 
-    def collect() -> None:
+    def collect() -> list[CopyRecord]:
+        # Tags belong to a thread.
+        spark.addTag(_get_tag(task))
+        results = run_spark_tasks(
+            spark, count, count, lambda number: [[work.copy(number).model_dump_json()]], BackupError
+        )
+        return [CopyRecord.model_validate_json(text) for (text,) in results]
+
+    with ThreadPoolExecutor(1, "lakeshare-copy") as pool:
+        records = pool.submit(collect)
         try:
-            # Tags belong to a thread.
-            spark.addTag(_get_tag(task))
-            results = run_spark_tasks(
-                spark, count, count, lambda number: [[work.copy(number).model_dump_json()]], BackupError
-            )
-            records.extend(CopyRecord.model_validate_json(text) for (text,) in results)
-        except Exception as error:  # raised again below, in the thread of the caller
-            faults.append(error)
-
-    thread = threading.Thread(target=collect, name="lakeshare-copy")
-    thread.start()
-    try:
-        while thread.is_alive():
-            thread.join(poll_s)
+            while not wait([records], poll_s).done:
+                progress.poll()
             progress.poll()
-    finally:
-        if thread.is_alive():
-            spark.interruptTag(_get_tag(task))
-            thread.join()
-    if faults and isinstance(faults[0], BackupError):
-        raise faults[0]
-    if faults:
+        finally:
+            if not records.done():
+                spark.interruptTag(_get_tag(task))
+    try:
+        return records.result()
+    except BackupError:
+        raise
+    except Exception as error:
         # If the driver is gone, its exception has no text.
         reason = "its driver died"
         if not has_driver_ended(wait_s=5.0):
-            reason = (str(faults[0]).strip().splitlines() or [type(faults[0]).__name__])[0]
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise BackupError(
             f"copy to {task.target}",
             f"Spark ended before everything was copied: {reason.rstrip('.')}",
             "Run it again: it goes on where it was. See `logs/spark.log` in the state folder.",
-        ) from faults[0]
-    return records
+        ) from error
 
 
 async def _probe_target(task: CopyTask) -> Capabilities:

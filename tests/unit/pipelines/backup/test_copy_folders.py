@@ -154,7 +154,7 @@ def test_a_cancelled_run_ends_and_can_go_on(
     assert LocalEngine().copy(slow, lambda _: None).succeeded == len(keys) + 60
 
 
-def test_a_folder_is_listed_in_order_of_keys_from_any_prefix_and_key_on(tmp_path: Path) -> None:
+def test_a_folder_is_listed_in_order_of_keys_from_any_prefix_on(tmp_path: Path) -> None:
     names = ("a-b", "a/b", "a/b c", "a/ü", "ab", "z/a/b")
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -163,13 +163,11 @@ def test_a_folder_is_listed_in_order_of_keys_from_any_prefix_and_key_on(tmp_path
     os.mkfifo(tmp_path / "z/pipe")
     store = open_store(StoreAddress(url=f"{tmp_path}/"))
 
-    def keys(prefix: str = "", start_after: str = "") -> list[str]:
-        return [found.key for found in store.list(prefix, start_after)]
+    def keys(prefix: str = "") -> list[str]:
+        return [found.key for found in store.list(prefix)]
 
     assert keys() == list(names)
     assert keys("a/") == ["a/b", "a/b c", "a/ü"]
     assert keys("a/b") == ["a/b", "a/b c"]
     assert keys("a") == ["a-b", "a/b", "a/b c", "a/ü", "ab"]
-    assert keys("", "a/b") == ["a/b c", "a/ü", "ab", "z/a/b"]
-    assert keys("a", "a/b c") == ["a/ü", "ab"]
     assert keys("none/") == []
