@@ -8,12 +8,12 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from hashlib import blake2b, md5, sha256
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -229,24 +229,19 @@ LEDGER = COPY_RESULTS.append(LISTING.field("etag"))
 """Rows of an engine's ledger: COPY_RESULTS, and the listed ETag, which is part of a copy's identity."""
 
 
-@dataclass(frozen=True)
-class CopyItem:
+class CopyItem(NamedTuple):
     bucket: str
     key: str
     version_id: str | None
     stored_key: str
     size_bytes: int
     etag: str | None
-    last_modified: dt.datetime | None = None
-    lane: str = "small"
 
     @property
     def digest(self) -> bytes:
         """16 bytes that identify the copy."""
-        return _compute_digest(self.bucket, self.key, self.version_id, self.stored_key, self.etag)
-
-
-COPY_ITEM_COLUMNS = [field.name for field in fields(CopyItem)]
+        names = (self.bucket, self.key, self.version_id or "", self.stored_key, self.etag or "")
+        return blake2b("\0".join(names).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 @dataclass(frozen=True)
@@ -285,21 +280,15 @@ def require_success(response: Response) -> Response:
     return response
 
 
-def read_items(batches: Iterable[pa.RecordBatch]) -> Iterator[CopyItem]:
-    for batch in select_rows_to_copy(batches):
-        columns = (batch.column(name).to_pylist() for name in COPY_ITEM_COLUMNS)
-        for bucket, key, version, stored_key, size, etag, modified, lane in zip(*columns, strict=True):
-            yield CopyItem(bucket, key, version, stored_key, size or 0, etag, modified, lane)
+def read_items(plan: Path) -> Iterator[CopyItem]:
+    for batch in select_rows_to_copy(read_rows(plan, [*CopyItem._fields, "lane"])):
+        yield from make_items(batch)
 
 
-def compute_digests(batch: pa.RecordBatch) -> list[bytes]:
-    columns = (batch[name].to_pylist() for name in ("bucket", "key", "version_id", "stored_key", "etag"))
-    return [_compute_digest(*values) for values in zip(*columns, strict=True)]
-
-
-def _compute_digest(bucket: str, key: str, version: str | None, stored_key: str, etag: str | None) -> bytes:
-    content = "\0".join([bucket, key, version or "", stored_key, etag or ""])
-    return blake2b(content.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+def make_items(rows: pa.RecordBatch) -> Iterator[CopyItem]:
+    columns = (rows[name].to_pylist() for name in CopyItem._fields)
+    for bucket, key, version, stored_key, size_bytes, etag in zip(*columns, strict=True):
+        yield CopyItem(bucket, key, version, stored_key, size_bytes or 0, etag)
 
 
 BATCH = 256
@@ -313,7 +302,9 @@ class Ledger:
 
     def write(self, outcomes: list[Outcome]) -> None:
         rows = [
-            vars(outcome.item) | vars(outcome) | {"status": "succeeded" if outcome.is_success else "failed"}
+            outcome.item._asdict()
+            | vars(outcome)
+            | {"status": "succeeded" if outcome.is_success else "failed"}
             for outcome in outcomes
         ]
         content = io.BytesIO()
@@ -331,7 +322,7 @@ class Ledger:
         """The digests (CopyItem.digest) of finished copies; a new run retries failed ones."""
         digests: set[bytes] = set()
         for batch in self.rows():
-            digests.update(compute_digests(_filter_by_status(batch, "succeeded")))
+            digests.update(item.digest for item in make_items(_filter_by_status(batch, "succeeded")))
         return digests
 
     def done(self, planned: set[bytes]) -> Iterator[pa.RecordBatch]:
@@ -350,9 +341,9 @@ class Ledger:
 
 def _take_planned(rows: pa.RecordBatch, planned: set[bytes]) -> Iterator[pa.RecordBatch]:
     taken = []
-    for digest in compute_digests(rows):
-        taken.append(digest in planned)
-        planned.discard(digest)
+    for item in make_items(rows):
+        taken.append(item.digest in planned)
+        planned.discard(item.digest)
     if any(taken):
         yield rows.filter(pa.array(taken)).select(COPY_RESULTS.names)
 
@@ -443,15 +434,6 @@ class Archived:
     size_bytes: int = 0
 
 
-@dataclass(frozen=True)
-class Thawed:
-    """Result of thawing: all objects except `gone` can be read now."""
-
-    objects: int
-    requested: int  # Restores requested by this call; others were requested before, or are not needed
-    gone: tuple[Archived, ...]  # Objects that no longer exist
-
-
 def archived_in_plan(plan: Path) -> Iterator[Archived]:
     columns = ["bucket", "key", "version_id", "size_bytes", "lane"]
     for batch in read_rows(plan, columns):
@@ -467,27 +449,31 @@ def thaw(
     days: int = DAYS,
     poll_s: float = POLL_S,
     wait: Callable[[float], None] = time.sleep,
-) -> Thawed:
+) -> "Thawing":
     """Request archived objects (S3 API, RestoreObject) and wait until each can be read, for `days` days. Objects that
     can be read already are skipped: it may be called again at any time, by any process."""
     began = time.monotonic()
     frozen = list(wanted)
     objects, size_bytes = len(frozen), sum(item.size_bytes for item in frozen)
-    thawing = _Thawing(days)
+    thawing = Thawing(days, objects)
     while True:
         frozen = asyncio.run(thawing.poll(store, frozen))
         thawed, thawed_bytes = objects - len(frozen), size_bytes - sum(item.size_bytes for item in frozen)
         seconds = time.monotonic() - began
         report_progress(Progress(thawed, objects, thawed_bytes, size_bytes, len(thawing.gone), seconds))
         if not frozen:
-            return Thawed(objects, thawing.requested, tuple(thawing.gone))
+            return thawing
         wait(poll_s)
 
 
-class _Thawing:
-    def __init__(self, days: int) -> None:
-        self._days = days
-        self.requested, self.gone = 0, list[Archived]()
+@dataclass
+class Thawing:
+    """Result of thawing: all objects except `gone` can be read now."""
+
+    days: int
+    objects: int
+    requested: int = 0  # Restores requested by this call; others were requested before, or are not needed
+    gone: list[Archived] = field(default_factory=list)  # Objects that no longer exist
 
     async def poll(self, store: StoreAddress, items: list[Archived]) -> list[Archived]:
         frozen: list[Archived] = []
@@ -514,7 +500,7 @@ class _Thawing:
         if not is_tiered and response.headers.get("x-amz-storage-class") not in ARCHIVES:
             return True
         # Intelligent-Tiering restores an object permanently and refuses a number of days.
-        days = "" if is_tiered else f"<Days>{self._days}</Days>"
+        days = "" if is_tiered else f"<Days>{self.days}</Days>"
         tier = "<GlacierJobParameters><Tier>Bulk</Tier></GlacierJobParameters>"
         namespace = "http://s3.amazonaws.com/doc/2006-03-01/"
         body = f'<RestoreRequest xmlns="{namespace}">{days}{tier}</RestoreRequest>'.encode()

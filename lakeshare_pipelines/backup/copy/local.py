@@ -62,32 +62,6 @@ async def run_with_background(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class FailureBound:
-    def __init__(self, target: str) -> None:
-        self._target, self._seen, self._failed = target, 0, Counter[str]()
-        self._messages: dict[str, str] = {}
-
-    def count_outcome(self, outcome: engine.Outcome) -> None:
-        """Count an outcome. Raises BackupError if too many copies failed, or the fault affects all objects."""
-        self._seen += 1
-        code = outcome.error_code
-        if code is None:
-            return
-        if code in FATAL_CODES:
-            reason = f"nothing more can be copied: {(outcome.message or code).rstrip('.')}"
-            raise BackupError(self._target, reason, FATAL_CODES[code])
-        self._failed[code] += 1
-        self._messages[code] = outcome.message or ""
-        failed = self._failed.total()
-        if self._seen >= FAILURES_COUNT_FROM and failed > MAX_FAILED_FRACTION * self._seen:
-            code, times = self._failed.most_common(1)[0]
-            raise BackupError(
-                self._target,
-                f"{failed} of {self._seen} copies failed, {times} of them with {code} ({self._messages[code]})",
-                "Remove the cause and run it again: what is copied already stays.",
-            )
-
-
 class CopyRun:
     def __init__(self, store: BackupStore, task: engine.CopyTask) -> None:
         self._store, self._task, self.id = store, task, uuid4().hex
@@ -114,13 +88,14 @@ class CopyRun:
 class CopyCounter:
     def __init__(self, task: engine.CopyTask, report: engine.ReportProgress) -> None:
         self._task, self._report, self._began = task, report, time.monotonic()
-        self.objects = self.size_bytes = self.failed = 0
+        self.objects = self.size_bytes = self.failed = self._seen = 0
+        self._codes, self._messages = Counter[str](), dict[str, str]()
         rows = model.select_rows_to_copy(model.read_rows(task.plan, ["lane", "size_bytes"]))
         self.objects_of, self.size_bytes_of = model.count_rows(rows)
 
     def select_items(self, copied: set[bytes]) -> Iterator[engine.CopyItem]:
         """The objects of the task that are not copied yet; the others, whose digests are given, count as done."""
-        for item in engine.read_items(model.read_rows(self._task.plan, engine.COPY_ITEM_COLUMNS)):
+        for item in engine.read_items(self._task.plan):
             if copied and item.digest in copied:
                 self.objects += 1
                 self.size_bytes += item.size_bytes
@@ -128,9 +103,26 @@ class CopyCounter:
                 yield item
 
     def add(self, outcome: engine.Outcome) -> None:
+        """Count an outcome. Raises BackupError if too many copies failed, or the fault affects all objects."""
         self.objects += 1
-        self.failed += not outcome.is_success
-        self.size_bytes += outcome.item.size_bytes if outcome.is_success else 0
+        self._seen += 1
+        code, target = outcome.error_code, str(self._task.target)
+        if code is None:
+            self.size_bytes += outcome.item.size_bytes
+            return
+        self.failed += 1
+        if code in FATAL_CODES:
+            reason = f"nothing more can be copied: {(outcome.message or code).rstrip('.')}"
+            raise BackupError(target, reason, FATAL_CODES[code])
+        self._codes[code] += 1
+        self._messages[code] = outcome.message or ""
+        if self._seen >= FAILURES_COUNT_FROM and self.failed > MAX_FAILED_FRACTION * self._seen:
+            code, times = self._codes.most_common(1)[0]
+            raise BackupError(
+                target,
+                f"{self.failed} of {self._seen} copies failed, {times} of them with {code} ({self._messages[code]})",
+                "Remove the cause and run it again: what is copied already stays.",
+            )
 
     @property
     def seconds(self) -> float:
@@ -440,8 +432,7 @@ class LocalEngine:
         run.require_not_cancelled()
         counter.report_progress()
         seconds = counter.seconds
-        rows = model.select_rows_to_copy(model.read_rows(task.plan))
-        planned = {digest for batch in rows for digest in engine.compute_digests(batch)}
+        planned = {item.digest for item in engine.read_items(task.plan)}
         record = engine.write_results(self.name, task, ledger.done(planned), seconds, (), capabilities)
         report = engine.write_report(store, task.work_prefix, task.token(), model.read_rows(task.done))
         return record.model_copy(update={"reports": (report,)})
@@ -452,7 +443,6 @@ class LocalEngine:
     async def _copy_items(
         self, task: engine.CopyTask, ledger: engine.Ledger, counter: CopyCounter, run: CopyRun
     ) -> dict[str, bool]:
-        bound = FailureBound(str(task.target))
         # Copies in a folder must be on disk before the ledger has them.
         settle = os.sync if task.target.kind == FOLDER else None
         writer = engine.LedgerWriter(ledger, counter.objects_of, task.in_flight, settle)
@@ -478,7 +468,6 @@ class LocalEngine:
                     outcome = engine.NotCopied("RequestTimeout", None, fault.reason).outcome(item)
                 writer.add(outcome)
                 counter.add(outcome)
-                bound.count_outcome(outcome)
 
             async def copy_all() -> None:
                 try:
