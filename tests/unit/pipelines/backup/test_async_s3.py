@@ -9,10 +9,11 @@ from urllib.parse import unquote
 
 import pytest
 
+from lakeshare_pipelines.backup import async_s3
 from lakeshare_pipelines.backup import async_s3 as pace_module
 from lakeshare_pipelines.backup import stores as store_module
 from lakeshare_pipelines.backup.async_s3 import AsyncS3, Identity, Pace, Response
-from lakeshare_pipelines.backup.stores import StoreAddress, async_s3, open_store
+from lakeshare_pipelines.backup.stores import StoreAddress, open_store
 from lakeshare_pipelines.errors import BackupError, NoResponse
 from lakeshare_server.outbound import Service
 from tests.builders.answering_store import AnsweringStore, answering_store, said

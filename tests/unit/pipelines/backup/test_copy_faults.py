@@ -12,11 +12,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from lakeshare_pipelines.backup import async_s3
 from lakeshare_pipelines.backup.copy import local
 from lakeshare_pipelines.backup.copy.engine import Ledger, read_items
 from lakeshare_pipelines.backup.copy.local import Capabilities, LocalEngine, open_copy_session
 from lakeshare_pipelines.backup.model import PLAN, write_rows
-from lakeshare_pipelines.backup.stores import StoreAddress, async_s3, open_store
+from lakeshare_pipelines.backup.stores import StoreAddress, open_store
 from lakeshare_pipelines.errors import BackupError
 from tests.builders.answering_store import answering_store, said
 from tests.builders.backup_copies import WORK, a_plan, a_task, done_of
