@@ -499,14 +499,19 @@ class BucketClient(S3Store):
             reason = s3.REASONS.get(name, f"{action}: {error}")
             raise BucketRefused(reason, REMEDIES.get(name, CHECK_ENDPOINT)) from error
 
-    def get_policy(self) -> list[dict[str, Any]]:
-        """The bucket's policy, as one document or none."""
+    def find(self, call: str) -> dict[str, Any]:
+        """As `request`; empty if the bucket has no such setting."""
         try:
-            return [json.loads(self.request("get_bucket_policy")["Policy"])]
+            return self.request(call)
         except BucketRefused as error:
             if error.is_absent:
-                return []
+                return {}
             raise
+
+    def get_policy(self) -> list[dict[str, Any]]:
+        """The bucket's policy, as one document or none."""
+        response = self.find("get_bucket_policy")
+        return [json.loads(response["Policy"])] if response else []
 
 
 class UnsupportedPolicy(Exception):
@@ -784,25 +789,21 @@ def _check_versioning(_backup: Backup, client: BucketClient) -> tuple[str, str]:
 def _check_lock(_backup: Backup, client: BucketClient) -> tuple[str, str]:
     detail = "off, and the backup declares a lock"
     try:
-        response = client.request("get_object_lock_configuration")
+        response = client.find("get_object_lock_configuration")
         if response.get("ObjectLockConfiguration", {}).get("ObjectLockEnabled") == "Enabled":
             return "on", ""
     except BucketRefused as error:
-        if not error.is_absent:
-            detail = error.reason
+        detail = error.reason
     return detail, "Turn it on for the bucket, or remove `lock` from the backup."
 
 
 def _check_encryption(_backup: Backup, client: BucketClient) -> tuple[str, str]:
-    try:
-        configuration = client.request("get_bucket_encryption")["ServerSideEncryptionConfiguration"]
-    except BucketRefused as error:
-        if not error.is_absent:
-            raise
+    response = client.find("get_bucket_encryption")
+    if not response:
         return "none by default: manifests of jobs can be read", ""
     kinds = [
         rule.get("ApplyServerSideEncryptionByDefault", {}).get("SSEAlgorithm", "")
-        for rule in configuration["Rules"]
+        for rule in response["ServerSideEncryptionConfiguration"]["Rules"]
     ]
     if any(kind.startswith("aws:kms") for kind in kinds):
         return (
@@ -813,12 +814,7 @@ def _check_encryption(_backup: Backup, client: BucketClient) -> tuple[str, str]:
 
 
 def _check_ownership(_backup: Backup, client: BucketClient) -> tuple[str, str]:
-    try:
-        rules = client.request("get_bucket_ownership_controls").get("OwnershipControls", {}).get("Rules", [])
-    except BucketRefused as error:
-        if not error.is_absent:
-            raise
-        rules = []
+    rules = client.find("get_bucket_ownership_controls").get("OwnershipControls", {}).get("Rules", [])
     owner = ", ".join(rule["ObjectOwnership"] for rule in rules) or "ObjectWriter"
     if owner != "BucketOwnerEnforced":
         return f"{owner}: copies may belong to their writer", "Set object ownership to BucketOwnerEnforced."
