@@ -110,16 +110,9 @@ def write_results(
     capabilities: Mapping[str, bool],
 ) -> CopyRecord:
     """Write the rows of COPY_RESULTS of a complete copy into `task.done`; returns the record of the engine."""
-    rows = size_bytes = succeeded = 0
-
-    def count() -> Iterator[pa.RecordBatch]:
-        nonlocal rows, size_bytes, succeeded
-        for batch in results:
-            copied, copied_bytes = count_rows([batch.filter(pc.field("status") == "succeeded")])
-            rows, succeeded, size_bytes = rows + batch.num_rows, succeeded + copied, size_bytes + copied_bytes
-            yield batch
-
-    write_rows(task.done, COPY_RESULTS, count())
+    rows = write_rows(task.done, COPY_RESULTS, results)
+    written = read_rows(task.done, ["status", "size_bytes"])
+    succeeded, size_bytes = count_rows(_filter_by_status(batch, "succeeded") for batch in written)
     return CopyRecord(
         engine=engine,
         succeeded=succeeded,

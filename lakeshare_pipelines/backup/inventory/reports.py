@@ -433,29 +433,25 @@ class ReportReader:
         """Opened once: making a boto3 client takes as long as reading a small file."""
         return open_store(self.report.store)
 
-    def read(self, number: int, seen: Callable[[int], None] = lambda _: None) -> tuple[int, int]:
-        """Write the rows of one data file as a Parquet file, or replace it; returns rows and their bytes. `seen` is
-        called with the number of rows of each batch. Raises ReportUnusable."""
+    def read(self, number: int, seen: Callable[[int], None] = lambda _: None) -> str:
+        """Write the rows of one data file as a Parquet file, or replace it; returns its name. `seen` is called with the
+        number of rows of each batch. Raises ReportUnusable."""
         path = self.folder / f"part-{number:05}.parquet"
         part = path.with_suffix(".writing")
-        rows = size = 0
         try:
             with pq.ParquetWriter(part, model.LISTING, compression="zstd") as writer:
                 for batch in read_listed_rows(self.store, self.report, self.report.files[number]):
                     if self.prefix:
                         batch = batch.filter(pc.starts_with(batch["key"], self.prefix))
                     kept = drop_prefixes(batch, self.own)
-                    if not len(kept):
-                        continue
-                    writer.write_batch(kept)
-                    rows += len(kept)
-                    seen(len(kept))
-                    size += pc.sum(kept["size_bytes"]).as_py() or 0
+                    if len(kept):
+                        writer.write_batch(kept)
+                        seen(len(kept))
         except ReportUnusable:
             part.unlink(missing_ok=True)
             raise
         part.replace(path)
-        return rows, size
+        return path.name
 
 
 def list_report(
@@ -479,16 +475,14 @@ def list_report(
         report_progress(f"Spark reads {files} files of the report")
         session = spark()
         partitions = min(files, 4 * count_cores(session))
-        counts = run_spark_tasks(
-            session, files, partitions, lambda number: [reader.read(number)], ReportUnusable
-        )
+        run_spark_tasks(session, files, partitions, lambda number: [[reader.read(number)]], ReportUnusable)
     else:
-        counts = _read_by_threads(reader, report_progress)
-    rows = sum(count for count, _ in counts)
+        _read_by_threads(reader, report_progress)
+    unfinished.rename(folder)
+    rows, size_bytes = count_listing(workspace)
     if not rows:
         fix = "Check the filter of the store's inventory; an empty source needs no backup."
         raise ReportUnusable(report.location, f"it lists no object of {backup.source}", fix)
-    unfinished.rename(folder)
     warning = (
         f"{report.location} lists current objects only, though backup {backup.name} asks for all versions: "
         "nothing can be healed from older ones. Configure the store's inventory with all versions."
@@ -500,24 +494,33 @@ def list_report(
         manifest_md5=report.manifest_md5,
         has_versions=report.has_versions,
         rows=rows,
-        size_bytes=sum(size for _, size in counts),
+        size_bytes=size_bytes,
         warnings=(warning,) if backup.listing.versions and not report.has_versions else (),
     )
 
 
-def _read_by_threads(reader: ReportReader, report_progress: ReportProgress) -> list[tuple[int, int]]:
-    files, counts, seen = len(reader.report.files), list[tuple[int, int]](), list[int]()
+def count_listing(workspace: Workspace) -> tuple[int, int]:
+    """Number of rows of a listing, and their bytes; removes a listing without rows."""
+    rows, size_bytes = model.count_rows(model.read_rows(workspace.rows("listing"), ["size_bytes"]))
+    if not rows:
+        workspace.clear("listing")
+    return rows, size_bytes
+
+
+def _read_by_threads(reader: ReportReader, report_progress: ReportProgress) -> None:
+    files, seen = len(reader.report.files), list[int]()
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
         left = {pool.submit(reader.read, number, seen.append) for number in range(files)}
         try:
             while left:
                 done, left = wait(left, PROGRESS_EVERY_S, FIRST_COMPLETED)
-                counts += [future.result() for future in done]
-                report_progress(f"read {len(counts)} of {files} files of the report: {sum(seen):,} objects")
+                for future in done:
+                    future.result()
+                finished = files - len(left)
+                report_progress(f"read {finished} of {files} files of the report: {sum(seen):,} objects")
         except BackupError:
             pool.shutdown(cancel_futures=True)
             raise
-    return counts
 
 
 LISTED_FIELDS = tuple(field for field in NEEDED_FIELDS if field != "EncryptionStatus")

@@ -55,19 +55,9 @@ if TYPE_CHECKING:
 
 
 def _write_listing(workspace: Workspace, batches: Iterable[pa.RecordBatch]) -> tuple[int, int]:
-    size = 0
-
-    def count() -> Iterator[pa.RecordBatch]:
-        nonlocal size
-        for batch in batches:
-            size += pc.sum(batch["size_bytes"]).as_py() or 0
-            if batch.num_rows:
-                yield batch
-
-    rows = write_rows(workspace.clear("listing"), LISTING, count())
-    if not rows:
-        workspace.clear("listing")
-    return rows, size
+    """Write rows of LISTING; returns their number and bytes."""
+    write_rows(workspace.clear("listing"), LISTING, (batch for batch in batches if batch.num_rows))
+    return reports.count_listing(workspace)
 
 
 def list_source(
@@ -80,10 +70,8 @@ def list_source(
     source, own, versions = backup.source, own_prefixes(backup), backup.listing.versions
     started_at = dt.datetime.now(dt.UTC)
     if spark is not None and backup.engine == "spark" and source.kind != FOLDER:
-        folder = workspace.clear("listing")
-        rows, size = _write_rows_by_spark(spark(), source, folder, own, versions, report_progress)
-        if not rows:
-            workspace.clear("listing")
+        _write_rows_by_spark(spark(), source, workspace.clear("listing"), own, versions, report_progress)
+        rows, size = reports.count_listing(workspace)
     else:
         in_flight = min(backup.in_flight, IN_FLIGHT)
         batches = list_rows(source, versions=versions, in_flight=in_flight, report_progress=report_progress)
@@ -109,27 +97,23 @@ def _write_rows_by_spark(
     own: tuple[str, ...],
     versions: bool,
     report_progress: ReportProgress,
-) -> tuple[int, int]:
+) -> None:
     unfinished = folder.with_name(f".{folder.name}.part")
     unfinished.mkdir(parents=True)
 
-    def write(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, int, int]]:
-        path, rows, size = unfinished / f"{uuid4().hex}.writing", 0, 0
+    def write(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str]]:
+        path = unfinished / f"{uuid4().hex}.writing"
         with pq.ParquetWriter(path, LISTING, compression="zstd") as writer:
             for batch in batches:
-                kept = drop_prefixes(batch, own)
-                writer.write_batch(kept)
-                rows += kept.num_rows
-                size += pc.sum(kept["size_bytes"]).as_py() or 0
-        yield path.name, rows, size
+                writer.write_batch(drop_prefixes(batch, own))
+        yield (path.name,)
 
     files = list_by_spark(spark, source, versions, write, report_progress)
-    for number, (name, _, _) in enumerate(files):
+    for number, (name,) in enumerate(files):
         (unfinished / name).rename(unfinished / f"part-{number:05}.parquet")
     for left in unfinished.glob("*.writing"):
         left.unlink()
     unfinished.rename(folder)
-    return sum(rows for _, rows, _ in files), sum(size for _, _, size in files)
 
 
 HEADS_AT_ONCE = 10
