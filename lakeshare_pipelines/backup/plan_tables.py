@@ -346,43 +346,33 @@ OUTSIDE, OWN, MARKER, AFTER = "outside the source", "own backup", "delete marker
 MUTABLE_NAME, OLDER, EMPTY_FOLDER = "mutable", "older version", "folder marker"
 
 
-@dataclass
-class ListingCut:
-    """Selects the objects of a source that belong to a moment; `left_out` counts the other rows by reason.
+def select_rows_of_moment(
+    backup: Backup, listing: Path, as_of: dt.datetime, left_out: Counter[str], *, has_versions: bool
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a listing, a folder of rows, that belong to a moment, each key once; `left_out` counts the others by
+    reason. Raises BackupError if the target contains the source.
 
-    Raises BackupError if the target contains the source.
+    Of a listing of all versions: the newest version before the moment, even if it was overwritten or deleted since. Of
+    a listing of current objects: those not written since.
     """
-
-    backup: Backup
-    as_of: dt.datetime
-    left_out: Counter[str] = field(default_factory=Counter)
-
-    def __post_init__(self) -> None:
-        _require_target_outside(self.backup)
-
-    def select_rows(self, listing: Path, *, has_versions: bool) -> Iterator[pa.RecordBatch]:
-        """The rows of a listing, a folder of rows, that belong to the point, each key once.
-
-        Of a listing of all versions: the newest version before the moment, even if it was overwritten or deleted
-        since. Of a listing of current objects: those not written since.
-        """
-        source = self.backup.source
-        own = "|".join(re.escape(prefix) for prefix in own_prefixes(self.backup))
-        values = {
-            "bucket": source.bucket,
-            "prefix": source.prefix,
-            "own": f"^({own})",
-            "as_of": self.as_of,
-            "to_folder": self.backup.target.kind == FOLDER,
-        }
-        with duckdb.connect() as database:
-            files = [str(path) for path in sorted(listing.glob("*.parquet"))]
-            database.read_parquet(files).create_view("listing")
-            rows = database.sql(_AT_MOMENT_OF_VERSIONS if has_versions else _AT_MOMENT, params=values)
-            for batch in rows.to_arrow_reader(ROWS_A_BATCH):
-                for count in pc.value_counts(batch["reason"].drop_null()).to_pylist():
-                    self.left_out[count["values"]] += count["counts"]
-                yield batch.filter(pc.is_null(batch["reason"])).select(LISTING.names)
+    _require_target_outside(backup)
+    own = "|".join(re.escape(prefix) for prefix in own_prefixes(backup))
+    values = {
+        "bucket": backup.source.bucket,
+        "prefix": backup.source.prefix,
+        "own": f"^({own})",
+        "as_of": as_of,
+        "to_folder": backup.target.kind == FOLDER,
+    }
+    with duckdb.connect() as database:
+        database.read_parquet([str(path) for path in sorted(listing.glob("*.parquet"))]).create_view(
+            "listing"
+        )
+        rows = database.sql(_AT_MOMENT_OF_VERSIONS if has_versions else _AT_MOMENT, params=values)
+        for batch in rows.to_arrow_reader(ROWS_A_BATCH):
+            for count in pc.value_counts(batch["reason"].drop_null()).to_pylist():
+                left_out[count["values"]] += count["counts"]
+            yield batch.filter(pc.is_null(batch["reason"])).select(LISTING.names)
 
 
 # Each row with the reason why it is left out; null for the rows of the point.
