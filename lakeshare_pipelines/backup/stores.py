@@ -431,11 +431,9 @@ def find_keys(address: StoreAddress, chain: KeyChain) -> AwsKeys | None:
     """The current keys of a store, None if there are none; raises BackupError if they cannot be read or refreshed."""
     try:
         return chain.find()
-    except NoKeys as error:
-        reason = f"{error.what}: {error.detail}".removesuffix(": ")
-        raise BackupError(str(address), reason, CREDENTIALS) from error
     except Unavailable as error:
-        raise BackupError(str(address), error.what, CREDENTIALS) from error
+        detail = error.detail if isinstance(error, NoKeys) else ""
+        raise BackupError(str(address), f"{error.what}: {detail}".removesuffix(": "), CREDENTIALS) from error
 
 
 def _make_listed_object(entry: dict[str, Any], is_marker: bool = False) -> ListedObject:

@@ -101,11 +101,9 @@ def write_portions(
     paths = [scratch / f"{number}.parquet" for number in range(count)]
     writers = [pq.ParquetWriter(path, PLAN, compression="zstd") for path in paths]
     try:
-        _write_heavy(writers, read())
-        for batch in read():
-            light = batch.filter(pc.invert(_is_heavy(batch)))
-            numbers = (crc32(key.encode()) % count for key in light["key"].to_pylist())
-            _write(writers, light, np.fromiter(numbers, np.int64, light.num_rows))
+        for rows, numbers in _assign(count, read):
+            for number in np.unique(numbers):
+                writers[number].write(rows.filter(pa.array(numbers == number)))
     finally:
         for writer in writers:
             writer.close()
@@ -114,38 +112,32 @@ def write_portions(
         path.unlink()
 
 
+def _assign(
+    count: int, read: Callable[[], Iterable[pa.RecordBatch]]
+) -> "Iterator[tuple[pa.RecordBatch | pa.Table, np.ndarray[tuple[int], np.dtype[np.int64]]]]":
+    """Yields rows with the numbers of their portions: the largest first, each to the portion with the lowest cost
+    (longest processing time first), then the light ones by their keys."""
+    heavy = [rows for batch in read() if (rows := batch.filter(_is_heavy(batch))).num_rows]
+    if heavy:
+        table = pa.Table.from_batches(heavy).sort_by([("size_bytes", "descending"), ("key", "ascending")])
+        loads, numbers = [(0.0, number) for number in range(count)], []
+        for size_bytes in table["size_bytes"].to_pylist():
+            load, number = heapq.heappop(loads)
+            numbers.append(number)
+            heapq.heappush(loads, (load + estimate_cost(size_bytes), number))
+        yield table, np.array(numbers)
+    for batch in read():
+        light = batch.filter(pc.invert(_is_heavy(batch)))
+        hashes = (crc32(key.encode()) % count for key in light["key"].to_pylist())
+        yield light, np.fromiter(hashes, np.int64, light.num_rows)
+
+
 def read_portion(store: BackupStore, prefix: str, number: int) -> pa.Table:
     return pq.read_table(io.BytesIO(store.read(f"{prefix}{number}.parquet")))
 
 
 def _is_heavy(batch: pa.RecordBatch) -> pa.Array:
     return pc.greater_equal(pc.fill_null(batch["size_bytes"], 0), HEAVY_BYTES)
-
-
-def _write_heavy(writers: list[pq.ParquetWriter], batches: Iterable[pa.RecordBatch]) -> None:
-    """Writes the largest rows first, each to the portion with the lowest cost (longest processing time first)."""
-    heavy = [rows for batch in batches if (rows := batch.filter(_is_heavy(batch))).num_rows]
-    if not heavy:
-        return
-    table = pa.Table.from_batches(heavy).sort_by([("size_bytes", "descending"), ("key", "ascending")])
-    loads = [(0.0, number) for number in range(len(writers))]
-    numbers = []
-    for size_bytes in table["size_bytes"].to_pylist():
-        load, number = heapq.heappop(loads)
-        numbers.append(number)
-        heapq.heappush(loads, (load + estimate_cost(size_bytes), number))
-    _write(writers, table, np.array(numbers))
-
-
-def _write(
-    writers: list[pq.ParquetWriter],
-    rows: pa.RecordBatch | pa.Table,
-    numbers: "np.ndarray[tuple[int], np.dtype[np.int64]]",
-) -> None:
-    for number, writer in enumerate(writers):
-        (index,) = np.nonzero(numbers == number)
-        if len(index):
-            writer.write(rows.take(pa.array(index)))
 
 
 @dataclass(frozen=True)
