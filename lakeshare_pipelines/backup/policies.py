@@ -285,7 +285,9 @@ def _make_bucket_files(backup: Backup, parties: Parties, buckets: PolicyBuckets)
     """The policy of each bucket: S3 takes one per bucket."""
     source, reports = buckets.source, buckets.reports
     copiers, organisation = parties.copiers(backup), parties.organisation
-    accounts = {address.bucket: str(address.account) for address in buckets.all_buckets()}
+    # The last one counts: the records of a backup may share a bucket with reports.
+    owned = (*buckets.all_buckets(), *buckets.target_buckets())
+    accounts = {address.bucket: str(address.account) for address in owned}
     statements: dict[str, list[Statement]] = {bucket: [] for bucket in accounts}
     purposes: dict[str, list[str]] = {bucket: [] for bucket in statements}
     statements[source.bucket] += [
