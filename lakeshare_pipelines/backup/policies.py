@@ -547,14 +547,6 @@ POSITIVE: dict[str, Callable[[str, str], bool]] = {
     "ArnLike": _arn_matches,
     "Bool": _equal_in_any_case,
 }
-NEGATIVE = {
-    "StringNotEquals": "StringEquals",
-    "StringNotEqualsIgnoreCase": "StringEqualsIgnoreCase",
-    "StringNotLike": "StringLike",
-    "ArnNotEquals": "ArnEquals",
-    "ArnNotLike": "ArnLike",
-    "NumericNotEquals": "NumericEquals",
-}
 UNCOMPARED = {
     "NumericEquals", "NumericLessThan", "NumericLessThanEquals", "NumericGreaterThan", "NumericGreaterThanEquals",
     "DateLessThan", "DateGreaterThan",
@@ -568,15 +560,17 @@ def is_met(operator: str, key: str, values: Sequence[str], context: Mapping[str,
     base = operator.removesuffix("IfExists")
     if base == "Null":
         return (actual is None) == (values[0].lower() == "true")
-    if base not in POSITIVE and base not in NEGATIVE and base not in UNCOMPARED:
+    # ArnNotLike, StringNotEquals, …
+    is_negated, positive = "Not" in base, base.replace("Not", "")
+    if positive not in POSITIVE and positive not in UNCOMPARED:
         raise UnsupportedPolicy(f"the condition operator {operator} is not supported")
     if actual is None:
         # A negated operator holds if the request has no such key; others do not.
-        return base != operator or base in NEGATIVE
-    compare = POSITIVE.get(NEGATIVE.get(base, base))
+        return base != operator or is_negated
+    compare = POSITIVE.get(positive)
     if compare is None:
         raise UnsupportedPolicy(f"the condition {operator} of {key} is not supported")
-    return any(compare(str(value), actual) for value in values) != (base in NEGATIVE)
+    return any(compare(str(value), actual) for value in values) != is_negated
 
 
 Document = Mapping[str, Any]
