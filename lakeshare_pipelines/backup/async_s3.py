@@ -269,9 +269,8 @@ class AsyncS3:
         *,
         pace: Pace | None = None,
         identity: Identity | None = None,
-        attempts: int = ATTEMPTS,
     ) -> None:
-        self.address, self.attempts = address, attempts
+        self.address = address
         self.pace = pace or Pace(in_flight)
         self.identity = identity or Identity(address)
         self._signer = sigv4.RequestSigner(self.identity.region)
@@ -288,7 +287,7 @@ class AsyncS3:
         headers: Mapping[str, str] | None = None,
         body: bytes = b"",
         *,
-        attempts: int | None = None,
+        attempts: int = ATTEMPTS,
     ) -> Response:
         """Send a request, with retries and backoff for transient faults; returns the response of any status.
 
@@ -298,17 +297,16 @@ class AsyncS3:
         """
         import aiohttp
 
-        most = attempts or self.attempts
-        for attempt in range(1, most + 1):
+        for attempt in range(1, attempts + 1):
             try:
                 response = await self._send(method, key, query, headers, body)
             except (aiohttp.ClientError, TimeoutError, ConnectionError) as fault:
-                if attempt == most:
+                if attempt == attempts:
                     reason = str(fault).rstrip(".") or type(fault).__name__
                     where = self.address.location(key)
                     raise NoResponse(where, f"the store does not answer: {reason}") from fault
             else:
-                if not await self._should_retry(response) or attempt == most:
+                if not await self._should_retry(response) or attempt == attempts:
                     return response
             # Full jitter, so that clients do not retry at the same time.
             longest_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2**attempt)
@@ -322,7 +320,7 @@ class AsyncS3:
         if bucket not in self._others:
             # The owner of the other bucket is not declared.
             address = self.address.at(bucket).model_copy(update={"account": None})
-            other = AsyncS3(address, 0, pace=self.pace, identity=self.identity, attempts=self.attempts)
+            other = AsyncS3(address, 0, pace=self.pace, identity=self.identity)
             other._sessions = self._sessions
             self._others[bucket] = other
         return self._others[bucket]

@@ -44,8 +44,8 @@ def asked(
 
     async def ask() -> Response:
         address = StoreAddress(url="s3://lake", endpoint=store.endpoint, region="us-east-1")
-        async with AsyncS3(address, 4, attempts=4) as s3:
-            return await s3.request(method, key, query)
+        async with AsyncS3(address, 4) as s3:
+            return await s3.request(method, key, query, attempts=4)
 
     return asyncio.run(ask())
 
