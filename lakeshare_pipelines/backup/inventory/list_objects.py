@@ -188,10 +188,10 @@ def read_page(body: bytes) -> Page:
     is_marker = None
     if MARKER in body:
         is_marker = [kind == b"DeleteMarker" for kind, _ in _ENTRY.findall(body)]
-    keys = _decode_keys([key for key in columns["key"] if key is not None], is_encoded)
+    keys = _read_keys([key for key in columns["key"] if key is not None], is_encoded)
     if len(keys) != len(columns["etag"]):
         raise ValueError("the response has objects without a key")
-    prefixes = _decode_keys(_PREFIX.findall(body), is_encoded)
+    prefixes = _read_keys(_PREFIX.findall(body), is_encoded)
     return Page(keys, columns, is_marker, prefixes, _parse_next(body, is_encoded))
 
 
@@ -203,7 +203,7 @@ def _parse_next(body: bytes, is_encoded: bool) -> dict[str, str]:
     if not markers:
         raise ValueError("the response is not the last page, but has no marker of the next")
     return {
-        name: _decode_keys([value], is_encoded and name == "key-marker")[0] for name, value in markers.items()
+        name: _read_keys([value], is_encoded and name == "key-marker")[0] for name, value in markers.items()
     }
 
 
@@ -227,23 +227,21 @@ def _parse_entries(body: bytes) -> dict[str, Column]:
     return {name: [match[1] if match else None for match in column] for name, column in matches.items()}
 
 
-def _decode_keys(spelt: Sequence[bytes], is_encoded: bool) -> list[str]:
-    """Decodes keys: S3 encodes them like forms (a blank is a plus), or escapes them like XML."""
+def _read_keys(spelt: Sequence[bytes], is_encoded: bool) -> list[str]:
+    """Keys of a response, which are escaped like XML and, with `is_encoded`, encoded like forms before that."""
+    if any(b"&" in key for key in spelt):
+        spelt = [unescape(key.decode()).encode() for key in spelt]
+    return decode_keys(spelt) if is_encoded else [key.decode() for key in spelt]
+
+
+def decode_keys(spelt: Sequence[bytes]) -> list[str]:
+    """Decodes keys that are encoded like forms (a blank is a plus). Raises UnicodeDecodeError if one is not UTF-8."""
     joined = b"\n".join(spelt)
-    is_plain = b"&" not in joined and b"%0A" not in joined and b"%0a" not in joined
-    if not spelt or not is_plain or joined.count(b"\n") >= len(spelt):
-        return [_decode_key(key, is_encoded) for key in spelt]
-    if is_encoded and (b"%" in joined or b"+" in joined):
-        for escape, plain in _FREQUENT:
-            joined = joined.replace(escape, plain)
-        if b"%" in joined:
-            joined = unquote_to_bytes(joined)
-    return joined.decode().split("\n")
-
-
-def _decode_key(spelt: bytes, is_encoded: bool) -> str:
-    text = unescape(spelt.decode()) if b"&" in spelt else spelt.decode()
-    return unquote_to_bytes(text.replace("+", " ")).decode() if is_encoded else text
+    if not spelt or joined.count(b"\n") >= len(spelt) or b"%0A" in joined or b"%0a" in joined:
+        return [unquote_to_bytes(key.replace(b"+", b" ")).decode() for key in spelt]
+    for escape, plain in _FREQUENT:
+        joined = joined.replace(escape, plain)
+    return (unquote_to_bytes(joined) if b"%" in joined else joined).decode().split("\n")
 
 
 HIGHEST = "~"  # The highest character of most keys; higher ones are searched only after a key that has one

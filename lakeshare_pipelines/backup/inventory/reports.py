@@ -16,7 +16,7 @@ from functools import cached_property, partial
 from hashlib import md5
 from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple, TypeVar
-from urllib.parse import quote, unquote_plus
+from urllib.parse import quote
 from uuid import uuid4
 
 import pyarrow as pa
@@ -41,6 +41,7 @@ from lakeshare_pipelines.backup.inventory.configuration import (
 from lakeshare_pipelines.backup.inventory.list_objects import (
     IN_FLIGHT,
     ReportProgress,
+    decode_keys,
     list_by_spark,
     list_rows,
     log_message,
@@ -326,23 +327,6 @@ def read_listed_rows(store: BackupStore, report: Report, file: ReportFile) -> It
             raise ReportUnusable(where, reason, NEXT_REPORT) from error
 
 
-def decode_keys(keys: pa.Array) -> pa.Array:
-    """Decodes keys of CSV reports (URL-encoded, a space as `+`). Raises UnicodeDecodeError if one is not UTF-8."""
-    is_encoded = pc.match_substring_regex(keys, "[%+]")
-    if not pc.any(is_encoded).as_py():
-        return keys
-    # Folders repeat from key to key, and have the `%3D` of partitions.
-    folders: dict[str, str] = {}
-
-    def decode(key: str) -> str:
-        folder, slash, name = key.rpartition("/")
-        if folder not in folders:
-            folders[folder] = unquote_plus(folder, errors="strict")
-        return f"{folders[folder]}{slash}{unquote_plus(name, errors='strict')}"
-
-    return pa.array([decode(key) for key in keys.to_pylist()], pa.string())
-
-
 def _normalize_report_rows(rows: pa.RecordBatch, report: Report, where: str) -> pa.RecordBatch:
     lacking = [name for name in ("bucket", "key", *NEEDED) if name not in rows.schema.names]
     if lacking:
@@ -350,8 +334,9 @@ def _normalize_report_rows(rows: pa.RecordBatch, report: Report, where: str) -> 
     columns = select_listed_columns(rows, LISTED_AS)
     if pc.any(pc.not_equal(columns["bucket"], report.source_bucket)).as_py():
         raise ReportUnusable(where, f"it has rows of other buckets than {report.source_bucket}", NEXT_REPORT)
-    if report.file_format == "CSV":
-        columns["key"] = decode_keys(columns["key"])
+    if report.file_format == "CSV" and pc.any(pc.match_substring_regex(columns["key"], "[%+]")).as_py():
+        spelt = columns["key"].cast(pa.binary()).to_pylist()
+        columns["key"] = pa.array(decode_keys(spelt), pa.string())
     return model.make_listing_batch(columns, len(rows))
 
 
