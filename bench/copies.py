@@ -19,10 +19,10 @@ from pathlib import Path
 from statistics import median
 from urllib.parse import urlsplit
 
+from lakeshare_pipelines.backup.async_s3 import AsyncS3
 from lakeshare_pipelines.backup.copy.engine import CopyTask
 from lakeshare_pipelines.backup.copy.local import LocalEngine
 from lakeshare_pipelines.backup.stores import StoreAddress
-from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3
 from tests.builders.backup_copies import a_plan
 from tests.builders.slow_line import slow_line
 from tests.integration.s3_server import REGION, S3Server, running_s3

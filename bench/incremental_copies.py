@@ -18,11 +18,11 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
+from lakeshare_pipelines.backup.async_s3 import AsyncS3
 from lakeshare_pipelines.backup.config import Backup, ListingSource
 from lakeshare_pipelines.backup.points import format_point_name, get_point_time
 from lakeshare_pipelines.backup.run import BackupRun, ensure_copies, ensure_listing, ensure_plan, make_point
 from lakeshare_pipelines.backup.stores import StoreAddress
-from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3
 from lakeshare_pipelines.settings import LakeSettings
 from tests.integration.s3_server import REGION, S3Server, running_s3
 

@@ -14,8 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lakeshare_pipelines.backup.inventory.list_objects import list_rows
-from lakeshare_pipelines.backup.stores import StoreAddress
-from lakeshare_pipelines.backup.stores.store import make_s3_client
+from lakeshare_pipelines.backup.stores import StoreAddress, make_s3_client
 from tests.builders.backup_keys import put_keys
 from tests.integration.s3_server import REGION, running_s3
 

@@ -3,6 +3,7 @@
 Memory is bounded by the changes, not by the size of the source; rows are in the workspace between the passes.
 """
 
+import datetime as dt
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -20,8 +21,7 @@ import pyarrow.parquet as pq
 from lakeshare_pipelines.backup import model, plan_tables
 from lakeshare_pipelines.backup.config import GIB, Backup
 from lakeshare_pipelines.backup.points import Points, Workspace, get_point_time
-from lakeshare_pipelines.backup.stores import open_store
-from lakeshare_pipelines.backup.stores.store import FOLDER
+from lakeshare_pipelines.backup.stores import FOLDER, open_store
 from lakeshare_pipelines.errors import BackupError
 
 if TYPE_CHECKING:
@@ -270,11 +270,11 @@ class _PlanDraft:
     logs: plan_tables.LogFiles = field(default_factory=lambda: plan_tables.LogFiles(list))
 
     def plan(self) -> model.PlanRecord:
-        cut = plan_tables.ListingCut(self.backup, get_point_time(self.day))
+        left_out, as_of = Counter[str](), get_point_time(self.day)
         self.report_message("selecting the objects of the day from the listing")
-        rows = model.write_rows(self.workspace.clear("cut"), model.LISTING, self._cut(cut))
+        rows = model.write_rows(self.workspace.clear("cut"), model.LISTING, self._cut(as_of, left_out))
         if not rows:
-            reasons = ", ".join(f"{count:,} {reason}" for reason, count in cut.left_out.items())
+            reasons = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items())
             raise BackupError(
                 f"backup {self.backup.name}, point {self.day}",
                 f"nothing in the listing belongs to it ({reasons or 'it is empty'})",
@@ -308,7 +308,7 @@ class _PlanDraft:
             races = plan_tables.find_retention_races(self.backup, source, tables, self.logs, minutes)
         return model.PlanRecord(
             day=self.day,
-            as_of=cut.as_of,
+            as_of=as_of,
             previous=None if previous is None else previous.day,
             tables=self.stored.locate_tables(self.backup.source.bucket, tables),
             estimate=model.Estimate(
@@ -322,13 +322,15 @@ class _PlanDraft:
                 minutes=minutes,
                 by_lane={lane: tally.objects[lane] for lane in model.LANES if tally.objects[lane]},
             ),
-            left_out=dict(cut.left_out),
+            left_out=dict(left_out),
             warnings=(*self.roots.warnings(), *_describe_moves(self.stored), *races),
         )
 
-    def _cut(self, cut: plan_tables.ListingCut) -> Iterator[pa.RecordBatch]:
-        folder = self.workspace.rows("listing")
-        for batch in cut.select_rows(lambda: model.read_rows(folder), has_versions=self.listing.has_versions):
+    def _cut(self, as_of: dt.datetime, left_out: Counter[str]) -> Iterator[pa.RecordBatch]:
+        listing, has_versions = self.workspace.rows("listing"), self.listing.has_versions
+        for batch in plan_tables.select_rows_of_moment(
+            self.backup, listing, as_of, left_out, has_versions=has_versions
+        ):
             self.roots.add(batch["key"])
             plan_tables.add_log_files(self.logs, batch)
             yield batch

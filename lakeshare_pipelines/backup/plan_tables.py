@@ -7,23 +7,24 @@ import datetime as dt
 import io
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
+import duckdb
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lakeshare_pipelines.backup.config import Backup
-from lakeshare_pipelines.backup.model import LISTING, FoundTable, Point, group_batches
-from lakeshare_pipelines.backup.points import OWN_PREFIX, Points
-from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, open_store
-from lakeshare_pipelines.backup.stores.store import FOLDER
+from lakeshare_pipelines.backup.inventory.configuration import own_prefixes
+from lakeshare_pipelines.backup.model import LISTING, ROWS_A_BATCH, FoundTable, Point, group_batches
+from lakeshare_pipelines.backup.points import Points
+from lakeshare_pipelines.backup.stores import FOLDER, BackupStore, StoreAddress, open_store
 from lakeshare_pipelines.errors import BackupError, DamagedRecord, ObjectMissing
-from lakeshare_server.locations import split_location
 from lakeshare_server.tables.delta.log import CHECKPOINT, COMMIT, parse_commit
 from lakeshare_server.tables.iceberg.metadata import MAX_METADATA_BYTES, MetadataError, decompress_metadata
 
@@ -345,123 +346,74 @@ OUTSIDE, OWN, MARKER, AFTER = "outside the source", "own backup", "delete marker
 MUTABLE_NAME, OLDER, EMPTY_FOLDER = "mutable", "older version", "folder marker"
 
 
-@dataclass
-class ListingCut:
-    """Selects the objects of a source that belong to a moment; `left_out` counts the other rows by reason."""
+def select_rows_of_moment(
+    backup: Backup, listing: Path, as_of: dt.datetime, left_out: Counter[str], *, has_versions: bool
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a listing, a folder of rows, that belong to a moment, each key once; `left_out` counts the others by
+    reason. Raises BackupError if the target contains the source.
 
-    backup: Backup
-    as_of: dt.datetime
-    left_out: Counter[str] = field(default_factory=Counter)
-
-    def __post_init__(self) -> None:
-        self._own = own_prefixes(self.backup)
-        self._as_of = pa.scalar(self.as_of, LISTING.field("last_modified").type)
-
-    def select_rows(
-        self, listing: Callable[[], Iterable[pa.RecordBatch]], *, has_versions: bool
-    ) -> Iterator[pa.RecordBatch]:
-        """The rows of a listing, which is read once or twice, that belong to the point, each key once.
-
-        Of a listing of all versions: the newest version before the moment, even if it was overwritten or deleted
-        since. Of a listing of current objects: those not written since.
-        """
-        source = self.backup.source
-        late = self._read_late_keys(listing()) if has_versions else None
-        of_late: list[pa.RecordBatch] = []
-        for batch in listing():
-            is_other_bucket = pc.not_equal(batch["bucket"], source.bucket)
-            is_outside = pc.or_(is_other_bucket, pc.invert(pc.starts_with(batch["key"], source.prefix)))
-            rows = self._drop(batch, is_outside, OUTSIDE)
-            is_own = pa.repeat(pa.scalar(False), rows.num_rows)
-            for prefix in self._own:
-                is_own = pc.or_(is_own, pc.starts_with(rows["key"], prefix))
-            rows = self._drop(rows, is_own, OWN)
-            rows = self._drop(rows, pc.match_substring_regex(rows["key"], MUTABLE), MUTABLE_NAME)
-            if late is not None:
-                is_older = _and(pc.invert(rows["is_latest"]), pc.invert(pc.is_in(rows["key"], late)))
-                rows = self._drop(rows, is_older, OLDER)
-            rows = self._drop(rows, self._is_after(rows), AFTER)
-            if late is not None and len(late):
-                is_late = pc.is_in(rows["key"], late)
-                of_late.append(rows.filter(is_late))
-                rows = rows.filter(pc.invert(is_late))
-            yield self._drop_markers(rows)
-        if of_late:
-            newest = _select_newest(pa.Table.from_batches(of_late, LISTING))
-            self.left_out[OLDER] += sum(batch.num_rows for batch in of_late) - newest.num_rows
-            yield from (self._drop_markers(batch) for batch in newest.to_batches())
-
-    def _read_late_keys(self, listing: Iterable[pa.RecordBatch]) -> pa.Array:
-        """Keys whose current version or delete marker is newer than the moment."""
-        keys = [pa.array([], pa.string())]
-        for batch in listing:
-            keys.append(batch.filter(_and(batch["is_latest"], self._is_after(batch)))["key"])
-        return pc.unique(pa.chunked_array(keys))
-
-    def _drop_markers(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        objects = self._drop(batch, batch["is_delete_marker"], MARKER)
-        if self.backup.target.kind == FOLDER:
-            is_marker = _and(pc.ends_with(objects["key"], "/"), pc.equal(objects["size_bytes"], 0))
-            objects = self._drop(objects, is_marker, EMPTY_FOLDER)
-        return objects
-
-    def _drop(self, batch: pa.RecordBatch, mask: pa.Array, reason: str) -> pa.RecordBatch:
-        mask = pc.fill_null(mask, False)
-        if count := pc.sum(mask).as_py() or 0:
-            self.left_out[reason] += count
-            return batch.filter(pc.invert(mask))
-        return batch
-
-    def _is_after(self, batch: pa.RecordBatch) -> pa.Array:
-        return pc.fill_null(pc.greater_equal(batch["last_modified"], self._as_of), False)
+    Of a listing of all versions: the newest version before the moment, even if it was overwritten or deleted since. Of
+    a listing of current objects: those not written since.
+    """
+    _require_target_outside(backup)
+    own = "|".join(re.escape(prefix) for prefix in own_prefixes(backup))
+    values = {
+        "bucket": backup.source.bucket,
+        "prefix": backup.source.prefix,
+        "own": f"^({own})",
+        "as_of": as_of,
+        "to_folder": backup.target.kind == FOLDER,
+    }
+    with duckdb.connect() as database:
+        database.read_parquet([str(path) for path in sorted(listing.glob("*.parquet"))]).create_view(
+            "listing"
+        )
+        rows = database.sql(_AT_MOMENT_OF_VERSIONS if has_versions else _AT_MOMENT, params=values)
+        for batch in rows.to_arrow_reader(ROWS_A_BATCH):
+            for count in pc.value_counts(batch["reason"].drop_null()).to_pylist():
+                left_out[count["values"]] += count["counts"]
+            yield batch.filter(pc.is_null(batch["reason"])).select(LISTING.names)
 
 
-def own_prefixes(backup: Backup) -> tuple[str, ...]:
-    """Key prefixes of lakeshare's own objects in the source. Raises BackupError if the target contains the source."""
-    prefixes = {OWN_PREFIX, f"{backup.source.prefix}{OWN_PREFIX}"}
-    target = _find_target_prefix(backup)
-    if target == "":
-        reason = f"its target {backup.target.url} is its source, or holds it"
-        fix = "Give it a target of its own, best in another account."
-        raise BackupError(f"backup {backup.name}", reason, fix)
-    if target is not None:
-        prefixes.add(target)
-    return tuple(sorted(prefixes))
+# Each row with the reason why it is left out; null for the rows of the point.
+_UNUSABLE = f"""
+WHEN bucket <> $bucket OR NOT starts_with(key, $prefix) THEN '{OUTSIDE}'
+WHEN regexp_matches(key, $own) THEN '{OWN}'
+WHEN regexp_matches(key, '{MUTABLE}') THEN '{MUTABLE_NAME}'
+"""
+_MARKERS = f"""
+WHEN is_delete_marker THEN '{MARKER}'
+WHEN $to_folder AND ends_with(key, '/') AND size_bytes = 0 THEN '{EMPTY_FOLDER}'
+"""
+_AT_MOMENT = f"""
+SELECT *, CASE {_UNUSABLE} WHEN last_modified >= $as_of THEN '{AFTER}' {_MARKERS} END AS reason FROM listing
+"""  # noqa: S608  of constants only
+# `late` are keys whose current version, or delete marker, is newer than the moment. At equal times the current version
+# of a key is the newest, else one that is no delete marker.
+_AT_MOMENT_OF_VERSIONS = f"""
+WITH late AS (SELECT key FROM listing WHERE is_latest AND last_modified >= $as_of),
+judged AS NOT MATERIALIZED (
+  SELECT *, CASE {_UNUSABLE}
+    WHEN NOT is_latest AND NOT is_late THEN '{OLDER}' WHEN last_modified >= $as_of THEN '{AFTER}' END AS reason
+  FROM (SELECT *, key IN (FROM late) AS is_late FROM listing))
+SELECT * REPLACE (CASE WHEN reason IS NOT NULL THEN reason {_MARKERS} END AS reason) FROM judged WHERE NOT is_late
+UNION ALL
+SELECT * EXCLUDE (age) REPLACE (
+  CASE WHEN reason IS NOT NULL THEN reason WHEN age > 1 THEN '{OLDER}' {_MARKERS} END AS reason)
+FROM (SELECT *, row_number() OVER (
+    PARTITION BY key, reason IS NULL ORDER BY last_modified DESC, is_latest DESC, is_delete_marker) AS age
+  FROM judged WHERE is_late)
+"""  # noqa: S608  of constants only
 
 
-def _find_target_prefix(backup: Backup) -> str | None:
-    """The target's keys in the source's store; None if it is outside, empty if it is the source or contains it."""
+def _require_target_outside(backup: Backup) -> None:
     source, target = backup.source, backup.target
     target_url, day, _ = target.url.partition("{day}")
-    if source.kind != target.kind or source.endpoint != target.endpoint:
-        return None
-    if source.kind == FOLDER:
-        if f"{source.url}/".startswith(f"{target_url.rstrip('/')}/"):
-            return ""
-        root = f"{source.url.rstrip('/')}/"
-        below = target_url.removeprefix(root) if day else f"{target_url.removeprefix(root)}/"
-        return below if target_url.startswith(root) else None
-    place = split_location(target_url)
-    if place.bucket != source.bucket:
-        return None
-    prefix = place.key if day else target.prefix
-    return "" if source.prefix.startswith(prefix) else prefix
-
-
-def _select_newest(rows: pa.Table) -> pa.Table:
-    """The newest row of each key; at equal times the current version, else one that is no delete marker."""
-    if not rows.num_rows:
-        return rows
-    ordered = rows.append_column("_is_object", pc.invert(rows["is_delete_marker"])).sort_by(
-        [
-            ("key", "ascending"),
-            *((name, "descending") for name in ("last_modified", "is_latest", "_is_object")),
-        ]
-    )
-    keys = ordered["key"].combine_chunks()
-    is_first = pa.concat_arrays([pa.array([True]), pc.not_equal(keys[1:], keys[:-1])])
-    return ordered.filter(is_first).select(LISTING.names).cast(LISTING)
-
-
-def _and(left: pa.Array, right: pa.Array) -> pa.Array:
-    return pc.and_(pc.fill_null(left, False), pc.fill_null(right, False))
+    if source.kind == FOLDER or not day:
+        target_url = f"{target_url.rstrip('/')}/"
+    is_same_root = source.kind == FOLDER or target_url.startswith(f"s3://{source.bucket}/")
+    is_holding = is_same_root and f"{source.url.rstrip('/')}/".startswith(target_url)
+    if is_holding and source.endpoint == target.endpoint:
+        reason = f"its target {target.url} is its source, or holds it"
+        fix = "Give it a target of its own, best in another account."
+        raise BackupError(f"backup {backup.name}", reason, fix)

@@ -1,17 +1,23 @@
-"""IAM policies of a backup between two accounts: roles, buckets, KMS keys and guard-rails, least privilege first."""
+"""IAM policies of a backup between two accounts: roles, buckets, KMS keys and guard-rails, least privilege first.
+
+The second half is what `lakeshare doctor` checks of the buckets: settings and policies, but not policies of identities.
+"""
 
 import json
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.inventory.configuration import get_destination, make_arn, make_statement
 from lakeshare_pipelines.backup.points import OWN_PREFIX
-from lakeshare_pipelines.backup.stores import StoreAddress
+from lakeshare_pipelines.backup.stores import CHECK_ENDPOINT, REMEDIES, S3Store, StoreAddress
 from lakeshare_pipelines.errors import BackupError
+from lakeshare_server.storage import s3
+from lakeshare_server.storage.s3 import S3Refused, S3Unreachable
 
 IAM_PRINCIPAL = re.compile(r"arn:[a-z-]+:iam::(?P<account>\d{12}):(role|user)/.+")
 KEY = re.compile(r"arn:[a-z-]+:kms:[a-z0-9-]+:\d{12}:key/.+")
@@ -32,18 +38,18 @@ class Parties:
 
     def require(self, backup: Backup) -> None:
         account = backup.target.account
-        for field in ("runner", "break_glass", "retention_role"):
-            name = getattr(self, field)
+        for option in ("runner", "break_glass", "retention_role"):
+            name = getattr(self, option)
             match = None if name is None else IAM_PRINCIPAL.fullmatch(name)
             if name is not None and (match is None or match["account"] != account):
                 reason = f"not a role or user of account {account}, which owns the target"
                 fix = f"Give an ARN such as arn:aws:iam::{account}:role/lakeshare."
-                raise BackupError(f"--{field.replace('_', '-')} {name}", reason, fix)
-        for field in ("source_key", "target_key", "inventory_key"):
-            name = getattr(self, field)
+                raise BackupError(f"--{option.replace('_', '-')} {name}", reason, fix)
+        for option in ("source_key", "target_key", "inventory_key"):
+            name = getattr(self, option)
             if name is not None and not KEY.fullmatch(name):
-                option = f"--{field.replace('_', '-')} {name}"
-                raise BackupError(option, "not the ARN of a key", "Give arn:aws:kms:REGION:ACCOUNT:key/ID.")
+                where = f"--{option.replace('_', '-')} {name}"
+                raise BackupError(where, "not the ARN of a key", "Give arn:aws:kms:REGION:ACCOUNT:key/ID.")
         if self.organisation is not None and not ORGANISATION.fullmatch(self.organisation):
             raise BackupError(
                 f"--organisation {self.organisation}", "not the id of an organisation", "Give o-…."
@@ -55,33 +61,13 @@ class Parties:
 
 
 @dataclass(frozen=True)
-class BucketArea:
-    """A prefix of a bucket, in ARNs; `*` stands for the day of layout `dated`."""
-
-    bucket: str
-    bucket_arn: str
-    prefix: str
-
-    @classmethod
-    def of(cls, address: StoreAddress) -> "BucketArea":
-        of_any_day = address.model_copy(update={"url": address.url.replace("{day}", "*")})
-        return cls(of_any_day.bucket, make_arn(of_any_day), of_any_day.prefix)
-
-    def objects(self, suffix: str = "") -> str:
-        """ARN of all its objects whose key continues with `suffix`."""
-        return f"{self.bucket_arn}/{self.prefix}{suffix}*"
-
-
-@dataclass(frozen=True)
 class PolicyBuckets:
-    source: BucketArea
-    target: BucketArea
-    records: BucketArea
-    reports: BucketArea | None
-    source_account: str
-    target_account: str
-    reports_account: str | None
-    is_dated: bool  # Each day has its own copies, and logs are cut at the verified version
+    """The buckets of a backup, each with the account that owns it; `*` stands for the day of layout `dated`."""
+
+    source: StoreAddress
+    target: StoreAddress
+    records: StoreAddress
+    reports: StoreAddress | None
 
     @classmethod
     def of(cls, backup: Backup) -> "PolicyBuckets":
@@ -92,30 +78,28 @@ class PolicyBuckets:
             if address.account is None:
                 fix = f"Give `{name}.account`, the twelve digits of the account that owns {address.bucket}."
                 raise BackupError(f"backup {backup.name}", f"the account of its {name} is not declared", fix)
-        reports = get_destination(backup).address if backup.listing.kind == "s3_inventory" else None
-        return cls(
-            BucketArea.of(backup.source),
-            BucketArea.of(backup.target),
-            BucketArea.of(backup.records),
-            None if reports is None else BucketArea.of(reports),
-            str(backup.source.account),
-            str(backup.target.account),
-            None if reports is None else find_reports_account(backup, reports),
-            backup.layout == "dated",
-        )
+        reports = find_reports(backup) if backup.listing.kind == "s3_inventory" else None
+        return cls(backup.source, backup.target_of("*"), backup.records, reports)
 
-    def target_buckets(self) -> list[BucketArea]:
-        return list({area.bucket: area for area in (self.target, self.records)}.values())
+    def target_buckets(self) -> list[StoreAddress]:
+        return list({address.bucket: address for address in (self.target, self.records)}.values())
 
-    def all_buckets(self) -> list[BucketArea]:
-        areas = (self.source, self.target, self.records, *([self.reports] if self.reports else []))
-        return list({area.bucket: area for area in areas}.values())
+    def all_buckets(self) -> list[StoreAddress]:
+        addresses = (self.source, self.target, self.records, *([self.reports] if self.reports else []))
+        return list({address.bucket: address for address in addresses}.values())
 
 
-def find_reports_account(backup: Backup, reports: StoreAddress) -> str | None:
-    if reports.bucket == backup.target.bucket:
-        return backup.target.account
-    return reports.account or backup.source.account
+def find_reports(backup: Backup) -> StoreAddress:
+    """The bucket of the reports, with the account that owns it."""
+    reports = get_destination(backup).address
+    is_in_target = reports.bucket == backup.target.bucket
+    account = backup.target.account if is_in_target else reports.account or backup.source.account
+    return reports.model_copy(update={"account": account})
+
+
+def _objects(address: StoreAddress, suffix: str = "") -> str:
+    """ARN of all objects of an address whose key continues with `suffix`."""
+    return f"{make_arn(address)}/{address.prefix}{suffix}*"
 
 
 Statement = dict[str, Any]
@@ -168,12 +152,16 @@ class PolicyFile:
         """JSON, as IAM accepts it."""
         return {"Version": "2012-10-17", "Statement": self.statements}
 
+    def format(self) -> str:
+        return json.dumps(self.document, indent=2) + "\n"
+
 
 def make_policy_files(backup: Backup, parties: Parties) -> tuple[PolicyFile, ...]:
     """All documents for a backup between two accounts. Raises BackupError if an end of the backup is a folder or has
     no declared account, or a name of `parties` is malformed."""
     buckets = PolicyBuckets.of(backup)
     parties.require(backup)
+    account = str(buckets.target.account)
     return (
         *_make_identity_files(backup, parties, buckets),
         *_make_bucket_files(backup, parties, buckets),
@@ -181,15 +169,15 @@ def make_policy_files(backup: Backup, parties: Parties) -> tuple[PolicyFile, ...
         PolicyFile(
             "guard-rails.json",
             "account",
-            buckets.target_account,
-            buckets.target_account,
+            account,
+            account,
             "a service control policy for the backup account: only the break-glass role removes protection",
             "aws organizations create-policy --type SERVICE_CONTROL_POLICY --name lakeshare-guard-rails "
             "--description 'Backups stay' --content file://guard-rails.json",
             # KeepCopies names what it does not apply to: in an account that would deny deletions in all other buckets.
             [
                 rail
-                for rail in _make_guard_rails(parties, buckets, buckets.target_buckets())
+                for rail in _make_guard_rails(backup, parties, buckets.target_buckets())
                 if rail["Sid"] != "KeepCopies"
             ],
         ),
@@ -197,15 +185,16 @@ def make_policy_files(backup: Backup, parties: Parties) -> tuple[PolicyFile, ...
 
 
 def _make_identity_files(backup: Backup, parties: Parties, buckets: PolicyBuckets) -> Iterator[PolicyFile]:
-    source, target, records, account = buckets.source, buckets.target, buckets.records, buckets.target_account
+    source, target, records = buckets.source, buckets.target, buckets.records
+    account = str(target.account)
     read_source = _make_read_statements(source, "Source")
     read_copies = _make_read_statements(target, "Copies")
     keep_records = _allow(
-        "KeepRecords", ("s3:GetObject", "s3:PutObject", "s3:DeleteObject"), records.objects(OWN_PREFIX)
+        "KeepRecords", ("s3:GetObject", "s3:PutObject", "s3:DeleteObject"), _objects(records, OWN_PREFIX)
     )
-    write_copies = [_allow("WriteCopies", WRITE, target.objects())]
+    write_copies = [_allow("WriteCopies", WRITE, _objects(target))]
     if backup.lock is not None:
-        write_copies.append(_allow("LockCopies", LOCK, target.objects()))
+        write_copies.append(_allow("LockCopies", LOCK, _objects(target)))
     use_keys = []
     if reading_keys := [key for key in (parties.source_key, parties.inventory_key) if key]:
         use_keys.append(_allow("ReadEncrypted", ("kms:Decrypt", "kms:DescribeKey"), *reading_keys))
@@ -234,8 +223,8 @@ def _make_identity_files(backup: Backup, parties: Parties, buckets: PolicyBucket
         )
         # Manifests and reports of jobs are among the records of points.
         manifests = [
-            _allow("ReadManifests", ("s3:GetObject", "s3:GetObjectVersion"), records.objects(OWN_PREFIX)),
-            _allow("WriteReports", ("s3:PutObject",), records.objects(OWN_PREFIX)),
+            _allow("ReadManifests", ("s3:GetObject", "s3:GetObjectVersion"), _objects(records, OWN_PREFIX)),
+            _allow("WriteReports", ("s3:PutObject",), _objects(records, OWN_PREFIX)),
         ]
         yield _make_identity_file(
             account,
@@ -251,7 +240,9 @@ def _make_identity_files(backup: Backup, parties: Parties, buckets: PolicyBucket
             {**pass_role, "Condition": {"StringEquals": {"iam:PassedToService": BATCH_SERVICE}}},
         ]
     # Versions of the commits that are cut from a log stay.
-    cut_logs = [_allow("CutLogs", ("s3:DeleteObject",), target.objects(LOGS))] if buckets.is_dated else []
+    cut_logs = (
+        [_allow("CutLogs", ("s3:DeleteObject",), _objects(target, LOGS))] if backup.layout == "dated" else []
+    )
     reports = [buckets.reports] if buckets.reports else []
     yield _make_identity_file(
         account,
@@ -261,19 +252,19 @@ def _make_identity_files(backup: Backup, parties: Parties, buckets: PolicyBucket
         "lets lakeshare list, plan, copy what jobs cannot copy, verify, and keep the records of points",
         [
             *read_source,
-            _allow("ThawSource", ("s3:RestoreObject",), source.objects()),
+            _allow("ThawSource", ("s3:RestoreObject",), _objects(source)),
             *write_copies,
             *read_copies,
             keep_records,
             *cut_logs,
             _make_inspect_statement(buckets.all_buckets()),
-            *(_allow("ReadReports", ("s3:GetObject",), area.objects()) for area in reports),
+            *(_allow("ReadReports", ("s3:GetObject",), _objects(area)) for area in reports),
             *submit_jobs,
             *use_keys,
         ],
     )
     if parties.retention_role is not None:
-        removed = dict.fromkeys((target.objects(), records.objects(OWN_PREFIX)))
+        removed = dict.fromkeys((_objects(target), _objects(records, OWN_PREFIX)))
         yield _make_identity_file(
             account,
             parties.retention_role,
@@ -283,7 +274,7 @@ def _make_identity_files(backup: Backup, parties: Parties, buckets: PolicyBucket
             [
                 *read_copies,
                 _allow("RemoveUnneeded", REMOVE, *removed),
-                _allow("ExtendLocks", LOCK, target.objects()),
+                _allow("ExtendLocks", LOCK, _objects(target)),
                 keep_records,
                 _make_inspect_statement(buckets.target_buckets()),
             ],
@@ -294,27 +285,27 @@ def _make_bucket_files(backup: Backup, parties: Parties, buckets: PolicyBuckets)
     """The policy of each bucket: S3 takes one per bucket."""
     source, reports = buckets.source, buckets.reports
     copiers, organisation = parties.copiers(backup), parties.organisation
-    accounts = {reports.bucket: buckets.reports_account} if reports is not None else {}
-    accounts[source.bucket] = buckets.source_account
-    accounts |= {area.bucket: buckets.target_account for area in buckets.target_buckets()}
-    statements: dict[str, list[Statement]] = {area.bucket: [] for area in buckets.all_buckets()}
+    # The last one counts: the records of a backup may share a bucket with reports.
+    owned = (*buckets.all_buckets(), *buckets.target_buckets())
+    accounts = {address.bucket: str(address.account) for address in owned}
+    statements: dict[str, list[Statement]] = {bucket: [] for bucket in accounts}
     purposes: dict[str, list[str]] = {bucket: [] for bucket in statements}
     statements[source.bucket] += [
         *(_add_principals(copiers, read, organisation) for read in _make_read_statements(source, "Source")),
         _add_principals(
-            [parties.runner], _allow("ThawSource", ("s3:RestoreObject",), source.objects()), organisation
+            [parties.runner], _allow("ThawSource", ("s3:RestoreObject",), _objects(source)), organisation
         ),
-        _add_principals([parties.runner], _allow("LookAtSource", INSPECT, source.bucket_arn), None),
+        _add_principals([parties.runner], _allow("LookAtSource", INSPECT, make_arn(source)), None),
     ]
     purposes[source.bucket].append("lets the backup account read the source")
     for area in buckets.target_buckets():
         statements[area.bucket] += [
-            {**rail, "Principal": "*"} for rail in _make_guard_rails(parties, buckets, [area])
+            {**rail, "Principal": "*"} for rail in _make_guard_rails(backup, parties, [area])
         ]
         purposes[area.bucket].append("keeps copies and protection, whatever the policies of identities allow")
     if reports is not None:
         statements[reports.bucket].append(make_statement(backup))
-        if buckets.reports_account != buckets.target_account:
+        if reports.account != buckets.target.account:
             statements[reports.bucket] += [
                 _add_principals([parties.runner], read, organisation)
                 for read in _make_read_statements(reports, "Reports")
@@ -325,7 +316,7 @@ def _make_bucket_files(backup: Backup, parties: Parties, buckets: PolicyBuckets)
         yield PolicyFile(
             name,
             "bucket",
-            str(accounts[bucket]),
+            accounts[bucket],
             bucket,
             "; ".join(purposes[bucket]),
             f"aws s3api put-bucket-policy --bucket {bucket.replace('*', 'DAY')} --policy file://{name} "
@@ -334,19 +325,16 @@ def _make_bucket_files(backup: Backup, parties: Parties, buckets: PolicyBuckets)
         )
 
 
-def _make_guard_rails(
-    parties: Parties, buckets: PolicyBuckets, areas: Iterable[BucketArea]
-) -> Iterator[Statement]:
+def _make_guard_rails(backup: Backup, parties: Parties, areas: Iterable[StoreAddress]) -> Iterator[Statement]:
     """Deny to remove protection to all but the break-glass role, and to remove copies to all but it and retention."""
-    break_glass = parties.break_glass or f"arn:aws:iam::{buckets.target_account}:role/lakeshare-break-glass"
+    break_glass = parties.break_glass or f"arn:aws:iam::{backup.target.account}:role/lakeshare-break-glass"
     sweepers = [break_glass, *([parties.retention_role] if parties.retention_role else [])]
     not_by_sweepers = {"ArnNotLike": {"aws:PrincipalArn": sweepers}}
-    arns = [area.bucket_arn for area in areas]
+    arns = [make_arn(area) for area in areas]
     objects = [f"{arn}/*" for arn in arns]
     # Claims of days are released, and logs are cut: versions of those stay.
-    deletable = [
-        buckets.records.objects(OWN_PREFIX), *([buckets.target.objects(LOGS)] if buckets.is_dated else [])
-    ]  # fmt: skip
+    logs = [_objects(backup.target_of("*"), LOGS)] if backup.layout == "dated" else []
+    deletable = [_objects(backup.records, OWN_PREFIX), *logs]
     for sid, actions, resources, condition in (
         ("KeepProtection", UNPROTECT, [*arns, *objects], {"ArnNotLike": {"aws:PrincipalArn": [break_glass]}}),
         ("KeepVersions", ("s3:DeleteObjectVersion",), objects, not_by_sweepers),
@@ -366,15 +354,20 @@ def _make_key_files(backup: Backup, parties: Parties, buckets: PolicyBuckets) ->
         **_allow("InventoryEncrypts", ("kms:GenerateDataKey",), "*"),
         "Principal": {"Service": INVENTORY_SERVICE},
         "Condition": {
-            "StringEquals": {"aws:SourceAccount": buckets.source_account},
-            "ArnLike": {"aws:SourceArn": buckets.source.bucket_arn},
+            "StringEquals": {"aws:SourceAccount": str(buckets.source.account)},
+            "ArnLike": {"aws:SourceArn": make_arn(buckets.source)},
         },
     }
     read_reports = {**_allow("BackupReads", ("kms:Decrypt",), "*"), "Principal": {"AWS": [parties.runner]}}
     for key, account, end, statements in (
-        (parties.source_key, buckets.source_account, "source", [{**read, "Principal": copiers}]),
-        (parties.target_key, buckets.target_account, "target", [{**write, "Principal": copiers}]),
-        (parties.inventory_key, buckets.reports_account, "inventory", [encrypt_reports, read_reports]),
+        (parties.source_key, str(buckets.source.account), "source", [{**read, "Principal": copiers}]),
+        (parties.target_key, str(buckets.target.account), "target", [{**write, "Principal": copiers}]),
+        (
+            parties.inventory_key,
+            buckets.reports and buckets.reports.account,
+            "inventory",
+            [encrypt_reports, read_reports],
+        ),
     ):
         if key and account:
             yield PolicyFile(
@@ -388,13 +381,13 @@ def _make_key_files(backup: Backup, parties: Parties, buckets: PolicyBuckets) ->
             )
 
 
-def _make_read_statements(area: BucketArea, what: str) -> list[Statement]:
+def _make_read_statements(area: StoreAddress, what: str) -> list[Statement]:
     """Read objects and their versions; with the right to list, a missing key answers 404 instead of 403."""
-    return [_allow(f"Read{what}", READ, area.objects()), _allow(f"List{what}", LIST, area.bucket_arn)]
+    return [_allow(f"Read{what}", READ, _objects(area)), _allow(f"List{what}", LIST, make_arn(area))]
 
 
-def _make_inspect_statement(areas: Iterable[BucketArea]) -> Statement:
-    return _allow("LookAtBuckets", (*LIST, *INSPECT), *(area.bucket_arn for area in areas))
+def _make_inspect_statement(areas: Iterable[StoreAddress]) -> Statement:
+    return _allow("LookAtBuckets", (*LIST, *INSPECT), *(make_arn(area) for area in areas))
 
 
 def _allow(sid: str, actions: Iterable[str], *resources: str) -> Statement:
@@ -426,7 +419,7 @@ def write_policies(backup: Backup, files: tuple[PolicyFile, ...], folder: Path) 
         {"name": file.name, "kind": file.kind, "account": file.account, "subject": file.subject}
         for file in files
     ]
-    contents = {file.name: format_policy(file) for file in files}
+    contents = {file.name: file.format() for file in files}
     contents |= {INDEX: json.dumps(index, indent=2) + "\n", "README.md": format_page(backup, files)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -436,10 +429,6 @@ def write_policies(backup: Backup, files: tuple[PolicyFile, ...], folder: Path) 
         fix = "Give another --to."
         raise BackupError(str(folder), f"the folder cannot be written: {error.strerror}", fix) from error
     return [folder / name for name in contents]
-
-
-def format_policy(file: PolicyFile) -> str:
-    return json.dumps(file.document, indent=2) + "\n"
 
 
 def format_page(backup: Backup, files: tuple[PolicyFile, ...]) -> str:
@@ -453,7 +442,7 @@ def format_page(backup: Backup, files: tuple[PolicyFile, ...]) -> str:
             if file.account == account:
                 lines += [f"### {file.name}", "", f"{file.purpose[0].upper()}{file.purpose[1:]}.", ""]
                 lines += ["```", file.apply, "```", ""]
-                for statement in file.document["Statement"]:
+                for statement in file.statements:
                     actions = statement["Action"]
                     names = actions if isinstance(actions, str) else ", ".join(actions)
                     line = f"- {statement['Sid']}: {statement['Effect'].lower()} {names}"
@@ -463,3 +452,404 @@ def format_page(backup: Backup, files: tuple[PolicyFile, ...]) -> str:
                 lines.append("")
     lines += ["After each step `lakeshare doctor` reports what is still missing.", ""]
     return "\n".join(lines)
+
+
+ABSENT = {
+    "NoSuchBucketPolicy", "ObjectLockConfigurationNotFoundError", "OwnershipControlsNotFoundError",
+    "ServerSideEncryptionConfigurationNotFoundError", "NoSuchPolicy",
+}  # fmt: skip
+UNSUPPORTED = {"NotImplemented", "MethodNotAllowed", "405", "501"}
+
+
+class BucketRefused(Exception):
+    """A bucket did not answer a request: why, and what to do."""
+
+    def __init__(self, reason: str, fix: str, *, is_absent: bool = False) -> None:
+        super().__init__(reason)
+        self.reason, self.fix = reason, fix
+        self.is_absent = is_absent
+        """The bucket has no such setting, or the store does not support the request."""
+
+
+class BucketClient(S3Store):
+    """Reads the settings of a bucket, always with the account that should own it."""
+
+    @property
+    def region(self) -> str:
+        return str(self.client.meta.region_name)
+
+    def request(self, call: str) -> dict[str, Any]:
+        """The response to a call of boto3's client; raises BucketRefused without a response."""
+        try:
+            return self.call(call)
+        except S3Unreachable as error:
+            raise BucketRefused(f"the request failed: {error}", CHECK_ENDPOINT) from error
+        except S3Refused as error:
+            action = error.operation
+            if error.code in ABSENT:
+                raise BucketRefused("the bucket has no such setting", "Set it.", is_absent=True) from error
+            if error.code in UNSUPPORTED:
+                raise BucketRefused(
+                    f"the store does not support {action}", "Check the setting by hand.", is_absent=True
+                ) from error
+            if error.code in {"403", "AccessDenied"}:
+                account = self.address.account
+                other = f", or the bucket does not belong to account {account}" if account else ""
+                reason = f"{action}: access is denied{other}"
+                raise BucketRefused(reason, REMEDIES["AccessDenied"]) from error
+            name = "NoSuchBucket" if error.code == "404" else error.code
+            reason = s3.REASONS.get(name, f"{action}: {error}")
+            raise BucketRefused(reason, REMEDIES.get(name, CHECK_ENDPOINT)) from error
+
+    def find(self, call: str) -> dict[str, Any]:
+        """As `request`; empty if the bucket has no such setting."""
+        try:
+            return self.request(call)
+        except BucketRefused as error:
+            if error.is_absent:
+                return {}
+            raise
+
+    def get_policy(self) -> list[dict[str, Any]]:
+        """The bucket's policy, as one document or none."""
+        response = self.find("get_bucket_policy")
+        return [json.loads(response["Policy"])] if response else []
+
+
+class UnsupportedPolicy(Exception):
+    """A policy has an element that this module does not support."""
+
+
+def matches(pattern: str, value: str) -> bool:
+    return _compile(pattern).fullmatch(value) is not None
+
+
+@cache
+def _compile(pattern: str) -> re.Pattern[str]:
+    wildcards = {"*": ".*", "?": "."}
+    return re.compile("".join(wildcards.get(char, re.escape(char)) for char in pattern), re.DOTALL)
+
+
+def _arn_matches(pattern: str, value: str) -> bool:
+    expected, actual = pattern.split(":", 5), value.split(":", 5)
+    return len(expected) == len(actual) and all(map(matches, expected, actual))
+
+
+def _equal_in_any_case(expected: str, actual: str) -> bool:
+    return expected.lower() == actual.lower()
+
+
+POSITIVE: dict[str, Callable[[str, str], bool]] = {
+    "StringEquals": str.__eq__,
+    "StringEqualsIgnoreCase": _equal_in_any_case,
+    "StringLike": matches,
+    "ArnEquals": _arn_matches,
+    "ArnLike": _arn_matches,
+    "Bool": _equal_in_any_case,
+}
+UNCOMPARED = {
+    "NumericEquals", "NumericLessThan", "NumericLessThanEquals", "NumericGreaterThan", "NumericGreaterThanEquals",
+    "DateLessThan", "DateGreaterThan",
+}  # fmt: skip
+"""Operators of keys that no request of this module has, such as `s3:TlsVersion`."""
+
+
+def is_met(operator: str, key: str, values: Sequence[str], context: Mapping[str, str]) -> bool:
+    """Whether a condition holds for the context of a request, whose keys match in any case."""
+    actual = {name.lower(): value for name, value in context.items()}.get(key.lower())
+    base = operator.removesuffix("IfExists")
+    if base == "Null":
+        return (actual is None) == (values[0].lower() == "true")
+    # ArnNotLike, StringNotEquals, …
+    is_negated, positive = "Not" in base, base.replace("Not", "")
+    if positive not in POSITIVE and positive not in UNCOMPARED:
+        raise UnsupportedPolicy(f"the condition operator {operator} is not supported")
+    if actual is None:
+        # A negated operator holds if the request has no such key; others do not.
+        return base != operator or is_negated
+    compare = POSITIVE.get(positive)
+    if compare is None:
+        raise UnsupportedPolicy(f"the condition {operator} of {key} is not supported")
+    return any(compare(str(value), actual) for value in values) != is_negated
+
+
+Document = Mapping[str, Any]
+Decision = Literal["allowed", "denied", "undecided", "unknown"]
+KNOWN = {
+    "Sid", "Effect", "Principal", "NotPrincipal", "Action", "NotAction", "Resource", "NotResource", "Condition",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Request:
+    action: str
+    resource: str  # ARN
+    principal: str  # ARN of a user or a role, or a service such as batchoperations.s3.amazonaws.com
+    context: Mapping[str, str] = field(default_factory=dict)  # Condition keys with their values
+
+    @property
+    def account(self) -> str | None:
+        """The account of the principal; None for a service."""
+        match = re.match(r"arn:[^:]*:[^:]*:[^:]*:(\d{12}):", self.principal)
+        return match[1] if match else None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    decision: Decision
+    because: str
+
+
+def decide(request: Request, policies: Sequence[Document]) -> Verdict:
+    """Decide a request by the policies of its resource, for a principal whose own policies allow everything. A
+    statement that denies wins; `undecided` if no statement is about the request."""
+    try:
+        statements = [
+            statement
+            for policy in policies
+            for statement in list_statements(policy)
+            if is_about(statement, request)
+        ]
+    except UnsupportedPolicy as error:
+        return Verdict("unknown", str(error))
+    first = {
+        statement["Effect"]: f"statement {statement.get('Sid', 'without a Sid')}"
+        for statement in reversed(statements)
+    }
+    if "Deny" in first:
+        return Verdict("denied", f"{first['Deny']} denies it")
+    if "Allow" in first:
+        return Verdict("allowed", first["Allow"])
+    return Verdict("undecided", "the policy of the bucket does not allow it")
+
+
+def list_statements(policy: Document) -> list[Document]:
+    """The statements of a policy; a single one may stand without a list."""
+    statements = policy.get("Statement", [])
+    return [statements] if isinstance(statements, Mapping) else list(statements)
+
+
+def is_about(statement: Document, request: Request) -> bool:
+    """Whether the principal, action, resource and conditions of a statement match a request."""
+    if unknown := set(statement) - KNOWN:
+        raise UnsupportedPolicy(f"the statement element {', '.join(sorted(unknown))} is not supported")
+    is_excluding = "NotPrincipal" in statement
+    principal = statement["NotPrincipal"] if is_excluding else statement.get("Principal", {})
+    return (
+        _names_principal(principal, request) != is_excluding
+        and _matches_element(statement, "Action", request.action.lower())
+        and _matches_element(statement, "Resource", request.resource)
+        and all(
+            is_met(operator, key, as_list(values), request.context)
+            for operator, tests in statement.get("Condition", {}).items()
+            for key, values in tests.items()
+        )
+    )
+
+
+def _matches_element(statement: Document, name: Literal["Action", "Resource"], value: str) -> bool:
+    """Whether a value matches element `name`, or does not match `Not…`; names of actions have no case."""
+    patterns = as_list(statement.get(name, statement.get(f"Not{name}", [])))
+    is_match = any(matches(pattern.lower() if name == "Action" else pattern, value) for pattern in patterns)
+    return is_match == (name in statement)
+
+
+def _names_principal(principal: str | Document, request: Request) -> bool:
+    if principal == "*":
+        return True
+    if isinstance(principal, str):
+        raise UnsupportedPolicy(f"the principal {principal!r} is not supported")
+    if request.account is None:
+        return request.principal in as_list(principal.get("Service", []))
+    return any(
+        name in ("*", request.principal, request.account) or name.endswith(f":iam::{request.account}:root")
+        for name in as_list(principal.get("AWS", []))
+    )
+
+
+def as_list(value: str | Sequence[str]) -> list[str]:
+    """The values of an element that may have one value without a list."""
+    return [value] if isinstance(value, str) else list(value)
+
+
+GUARDED = ("s3:DeleteObjectVersion", "s3:BypassGovernanceRetention", "s3:PutLifecycleConfiguration")
+ANY_PRINCIPAL = "any-principal-of-the-account"
+
+
+@dataclass(frozen=True)
+class Check:
+    """The result of one check; `remedy` is empty if it passed."""
+
+    name: str
+    detail: str
+    remedy: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return not self.remedy
+
+
+def check_backup(backup: Backup) -> Iterator[Check]:
+    for end, address in (("source", backup.source), ("target", backup.records)):
+        if address.kind == "folder":
+            path = Path(address.url)
+            name = f"{end} {path}"
+            if path.is_dir():
+                yield Check(name, "a folder of this host")
+            elif path.exists():
+                yield Check(name, "not a folder", f"Correct the {end} of the backup.")
+            else:
+                yield Check(name, "does not exist yet; the first run creates it")
+        elif "*" in address.bucket or "{" in address.bucket:
+            yield Check(f"{end} {address}", "a bucket a day: each is checked when its point is made")
+        else:
+            yield from _check_bucket(end, backup, address)
+    if backup.listing.kind == "s3_inventory":
+        try:
+            reports = find_reports(backup)
+        except BackupError as error:
+            yield Check("inventory reports", f"{error.subject}: {error.reason}", error.fix)
+        else:
+            yield from _check_bucket("reports", backup, reports)
+
+
+BucketCheck = Callable[[Backup, BucketClient], tuple[str, str]]  # Returns detail and remedy
+
+
+def _check_bucket(end: str, backup: Backup, address: StoreAddress) -> Iterator[Check]:
+    bucket, client = address.bucket, BucketClient(address)
+    try:
+        client.request("head_bucket")
+    except BucketRefused as error:
+        yield Check(f"{end} bucket {bucket}", error.reason, error.fix)
+        return
+    owner = f", and belongs to account {address.account}" if address.account else ""
+    yield Check(f"{end} bucket {bucket}", f"answers{owner}")
+    for name, check in _list_checks(end, backup, address):
+        try:
+            detail, remedy = check(backup, client)
+        except BucketRefused as error:
+            detail, remedy = error.reason, error.fix
+        yield Check(f"{name} {bucket}", detail, remedy)
+
+
+def _list_checks(end: str, backup: Backup, address: StoreAddress) -> Iterator[tuple[str, BucketCheck]]:
+    if address.endpoint is None:
+        yield "region of", _check_region
+    if end == "source":
+        accounts = (address.account, backup.target.account)
+        if None not in accounts and accounts[0] != accounts[1] and backup.batch is not None:
+            yield "policy of", partial(_check_read_policy, backup.batch.role_arn)
+    elif end == "target":
+        if backup.lock is not None:
+            yield "versions of", _check_versioning
+            yield "Object Lock of", _check_lock
+        if backup.engine == "aws_batch":
+            yield "encryption of", _check_encryption
+        if address.endpoint is None:
+            yield "ownership in", _check_ownership
+        if address.account is not None:
+            yield "guard-rails of", _check_guard_rails
+    elif backup.source.account is not None:
+        yield "reports into", _check_report_policy
+
+
+def _check_region(_backup: Backup, client: BucketClient) -> tuple[str, str]:
+    region = client.request("get_bucket_location").get("LocationConstraint") or "us-east-1"
+    if region != client.region:
+        return f"the bucket is in {region}, requests go to {client.region}", f"Give its `region`: {region}."
+    return region, ""
+
+
+def _check_read_policy(role: str, backup: Backup, client: BucketClient) -> tuple[str, str]:
+    policy, arn = client.get_policy(), make_arn(client.address)
+    needed = [*((action, f"{arn}/{client.address.prefix}x") for action in READ[:4]), (LIST[0], arn)]
+    context = {"aws:PrincipalArn": role, "aws:SecureTransport": "true"}
+    verdicts = {
+        action: decide(Request(action, resource, role, context), policy) for action, resource in needed
+    }
+    refused = [action for action, verdict in verdicts.items() if verdict.decision != "allowed"]
+    if refused:
+        detail = f"{role} may not {', '.join(refused)}: {verdicts[refused[0]].because}"
+        return detail, _format_remedy(backup, client)
+    return f"lets {role} read", ""
+
+
+def _check_versioning(_backup: Backup, client: BucketClient) -> tuple[str, str]:
+    status = client.request("get_bucket_versioning").get("Status", "off")
+    if status != "Enabled":
+        return f"versioning is {status.lower()}", "Turn it on: a lock applies to versions."
+    return "versioning is on", ""
+
+
+def _check_lock(_backup: Backup, client: BucketClient) -> tuple[str, str]:
+    detail = "off, and the backup declares a lock"
+    try:
+        response = client.find("get_object_lock_configuration")
+        if response.get("ObjectLockConfiguration", {}).get("ObjectLockEnabled") == "Enabled":
+            return "on", ""
+    except BucketRefused as error:
+        detail = error.reason
+    return detail, "Turn it on for the bucket, or remove `lock` from the backup."
+
+
+def _check_encryption(_backup: Backup, client: BucketClient) -> tuple[str, str]:
+    response = client.find("get_bucket_encryption")
+    if not response:
+        return "none by default: manifests of jobs can be read", ""
+    kinds = [
+        rule.get("ApplyServerSideEncryptionByDefault", {}).get("SSEAlgorithm", "")
+        for rule in response["ServerSideEncryptionConfiguration"]["Rules"]
+    ]
+    if any(kind.startswith("aws:kms") for kind in kinds):
+        return (
+            "KMS by default: S3 Batch Operations reads no manifest that is encrypted with it",
+            "Let the default be SSE-S3 (AES256), or use engine spark.",
+        )
+    return ", ".join(kinds), ""
+
+
+def _check_ownership(_backup: Backup, client: BucketClient) -> tuple[str, str]:
+    rules = client.find("get_bucket_ownership_controls").get("OwnershipControls", {}).get("Rules", [])
+    owner = ", ".join(rule["ObjectOwnership"] for rule in rules) or "ObjectWriter"
+    if owner != "BucketOwnerEnforced":
+        return f"{owner}: copies may belong to their writer", "Set object ownership to BucketOwnerEnforced."
+    return owner, ""
+
+
+def _check_guard_rails(backup: Backup, client: BucketClient) -> tuple[str, str]:
+    policy, arn = client.get_policy(), make_arn(client.address)
+    principal = f"arn:aws:iam::{client.address.account}:role/{ANY_PRINCIPAL}"
+    context = {"aws:PrincipalArn": principal, "aws:SecureTransport": "true"}
+    unguarded = []
+    for action in GUARDED:
+        resource = arn if "Lifecycle" in action else f"{arn}/{client.address.prefix}x"
+        if decide(Request(action, resource, principal, context), policy).decision != "denied":
+            unguarded.append(action)
+    if unguarded:
+        return (
+            f"a principal of account {client.address.account} that may do everything may {', '.join(unguarded)}",
+            _format_remedy(backup, client),
+        )
+    return "versions, locks and lifecycle are protected from all principals but those named in the policy", ""
+
+
+def _check_report_policy(backup: Backup, client: BucketClient) -> tuple[str, str]:
+    context = {
+        "aws:SourceArn": make_arn(backup.source),
+        "aws:SourceAccount": str(backup.source.account),
+        "s3:x-amz-acl": "bucket-owner-full-control",
+        "aws:SecureTransport": "true",
+    }
+    request = Request("s3:PutObject", f"{make_arn(client.address)}/x", INVENTORY_SERVICE, context)
+    verdict = decide(request, client.get_policy())
+    if verdict.decision != "allowed":
+        return f"S3 may not write reports: {verdict.because}", _format_remedy(backup, client)
+    return f"S3 may write reports of {backup.source.bucket}", ""
+
+
+def _format_remedy(backup: Backup, client: BucketClient) -> str:
+    return (
+        f"Run `lakeshare backup policies {backup.name} --runner ARN --to FOLDER` and put "
+        f"bucket-{client.address.bucket}.json on the bucket."
+    )

@@ -21,11 +21,12 @@ import pyarrow.compute as pc
 from lakeshare_pipelines.backup.config import GIB, Backup, Retention
 from lakeshare_pipelines.backup.model import GOOD_STATUSES, POINT_COPIES, FoundTable, Point, Status
 from lakeshare_pipelines.backup.points import SWEEP, Points, get_point_time
-from lakeshare_pipelines.backup.stores import BackupStore, open_store
-from lakeshare_pipelines.backup.stores.store import (
+from lakeshare_pipelines.backup.stores import (
     CHECK_ENDPOINT,
     MISSING_CODES,
+    BackupStore,
     make_s3_client,
+    open_store,
     remove_unfinished,
 )
 from lakeshare_pipelines.backup.verify.delta_replay import BrokenLogFile, read_chain, sort_log_files

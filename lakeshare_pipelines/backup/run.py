@@ -102,12 +102,8 @@ def ensure_listing(backup_run: BackupRun, now: dt.datetime) -> model.ListingReco
         fix = f"Look at it with `lakeshare backup show {name} {day}`, or make a point of now."
         raise BackupError(backup_run.title, "the point exists already, and a point is never replaced", fix)
     backup_run.points.claim(day, backup_run.owner)
-    listing = workspace.load("listing", model.ListingRecord)
-    if listing is None:
-        listing = make_listing(backup_run.backup, workspace, day, now, backup_run.open_spark)
-        if listing is not None:
-            workspace.save("listing", listing)
-    return listing
+    known = workspace.load("listing", model.ListingRecord)
+    return known or make_listing(backup_run.backup, workspace, day, now, backup_run.open_spark)
 
 
 def ensure_plan(backup_run: BackupRun) -> model.PlanRecord:

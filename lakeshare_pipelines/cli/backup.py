@@ -465,7 +465,7 @@ def policies(
         return
     typer.echo(writer.format_page(backup, files))
     for file in files:
-        typer.echo(f"{file.name}:\n{writer.format_policy(file)}")
+        typer.echo(f"{file.name}:\n{file.format()}")
 
 
 FORMATS: "dict[str, ReportFormat]" = {"csv": "CSV", "orc": "ORC", "parquet": "Parquet"}

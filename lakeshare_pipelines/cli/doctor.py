@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import sqlalchemy
 
 from lakeshare_pipelines.backup.config import load_backups
-from lakeshare_pipelines.backup.policy_checks import check_backup
+from lakeshare_pipelines.backup.policies import check_backup
 from lakeshare_pipelines.errors import BackupError, ContractError, IcebergCatalogError, JavaError, NessieError
 from lakeshare_pipelines.nessie.client import Nessie
 from lakeshare_pipelines.nessie.server import ensure_nessie, key_path, nessie_status

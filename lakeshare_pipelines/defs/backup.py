@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
+from pydantic import BaseModel
 
 from lakeshare_pipelines.backup import run
 from lakeshare_pipelines.backup.config import Backup
@@ -109,18 +110,14 @@ def backup_definitions(
     def plan(context: dg.AssetExecutionContext, lake: LakeResource) -> Iterator[dg.MaterializeResult[None]]:
         with fail_without_retry():
             found = run.ensure_plan(_make_backup_run(context, lake, backup))
-        estimate = found.estimate
         yield dg.MaterializeResult(
             metadata={
                 "lakeshare/tables": len(found.tables),
-                "lakeshare/objects": estimate.objects,
-                "lakeshare/size_bytes": estimate.size_bytes,
-                "lakeshare/held_objects": estimate.held_objects,
-                "lakeshare/requests": estimate.requests,
-                "lakeshare/usd": estimate.usd,
-                "lakeshare/minutes": estimate.minutes,
+                **_select(
+                    found.estimate, "objects", "size_bytes", "held_objects", "requests", "usd", "minutes"
+                ),
                 "lakeshare/previous": found.previous or "none",
-                "lakeshare/lanes": dg.MetadataValue.json(estimate.by_lane),
+                "lakeshare/lanes": dg.MetadataValue.json(found.estimate.by_lane),
                 "lakeshare/left_out": dg.MetadataValue.json(found.left_out),
             },
             check_results=[
@@ -139,10 +136,7 @@ def backup_definitions(
             found = run.ensure_copies(_make_backup_run(context, lake, backup), _log_progress(context))
         yield dg.MaterializeResult(
             metadata={
-                "lakeshare/succeeded": found.succeeded,
-                "lakeshare/failed": found.failed,
-                "lakeshare/size_bytes": found.size_bytes,
-                "lakeshare/seconds": found.seconds,
+                **_select(found, "succeeded", "failed", "size_bytes", "seconds"),
                 "lakeshare/reports": list(found.reports),
                 "lakeshare/capabilities": dg.MetadataValue.json(found.capabilities),
             },
@@ -168,9 +162,7 @@ def backup_definitions(
             found = run.ensure_verification(_make_backup_run(context, lake, backup))
         yield dg.MaterializeResult(
             metadata={
-                "lakeshare/status": found.status,
-                "lakeshare/objects": found.objects,
-                "lakeshare/size_bytes": found.size_bytes,
+                **_select(found, "status", "objects", "size_bytes"),
                 "lakeshare/tables": dg.MetadataValue.json(
                     [_make_proof_metadata(table) for table in found.tables[:SHOWN]]
                 ),
@@ -281,6 +273,11 @@ def _format_proofs(proofs: Sequence[TableProof]) -> str:
     return "; ".join(f"{proof.table.root}: {' '.join(proof.reasons)}" for proof in proofs[:SHOWN])
 
 
+def _select(record: BaseModel, *names: str) -> dict[str, Any]:
+    """Fields of a record as metadata."""
+    return {f"lakeshare/{name}": getattr(record, name) for name in names}
+
+
 def _make_proof_metadata(proof: TableProof) -> dict[str, str | int]:
     shown = {"status", "level", "files", "size_bytes", "version", "rows"}
     return {"table": proof.table.root, **proof.model_dump(include=shown, exclude_none=True)}
@@ -361,14 +358,7 @@ def _drill(backup: Backup) -> dg.AssetChecksDefinition:
         return dg.AssetCheckResult(
             passed=ran.passed,
             description=" ".join(ran.reasons) or f"{ran.table} of {ran.day} opened with {ran.rows} rows",
-            metadata={
-                "lakeshare/day": ran.day,
-                "lakeshare/table": ran.table,
-                "lakeshare/rto_s": ran.rto_s,
-                "lakeshare/rpo_s": ran.rpo_s,
-                "lakeshare/objects": ran.objects,
-                "lakeshare/size_bytes": ran.size_bytes,
-            },
+            metadata=_select(ran, "day", "table", "rto_s", "rpo_s", "objects", "size_bytes"),
         )
 
     return drill

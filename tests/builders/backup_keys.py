@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Iterable
 
+from lakeshare_pipelines.backup.async_s3 import AsyncS3
 from lakeshare_pipelines.backup.stores import StoreAddress
-from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3
 
 AT_A_TIME = 32
 

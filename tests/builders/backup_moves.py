@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lakeshare_pipelines.backup.rewriting import RewrittenTable, rewrite_table
 from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, open_store
+from lakeshare_pipelines.backup.verify.rewriting import RewrittenTable, rewrite_table
 from lakeshare_pipelines.errors import ObjectMissing
 from lakeshare_server.locations import local_path
 from lakeshare_server.tables.iceberg.avro import read_container

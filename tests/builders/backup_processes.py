@@ -9,7 +9,7 @@ from typing import Any
 
 from botocore.httpsession import URLLib3Session
 
-from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3
+from lakeshare_pipelines.backup.async_s3 import AsyncS3
 
 FORK = multiprocessing.get_context("fork")
 

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote_plus
 
+from lakeshare_pipelines.backup.async_s3 import AsyncS3, Response
 from lakeshare_pipelines.backup.config import COPY_LIMIT_BYTES
-from lakeshare_pipelines.backup.policies import BATCH_SERVICE, INDEX
-from lakeshare_pipelines.backup.policy_checks import Document, Request
+from lakeshare_pipelines.backup.policies import BATCH_SERVICE, INDEX, Document, Request
 from lakeshare_pipelines.backup.stores import StoreAddress
-from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3, Response
 from lakeshare_pipelines.errors import BackupError
 from tests.builders.policy_decisions import decide_between
 

@@ -5,7 +5,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from lakeshare_pipelines.backup.policy_checks import (
+from lakeshare_pipelines.backup.policies import (
     Document,
     Request,
     UnsupportedPolicy,

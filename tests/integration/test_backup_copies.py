@@ -11,9 +11,9 @@ from zlib import crc32
 
 import pytest
 
+from lakeshare_pipelines.backup.async_s3 import AsyncS3
 from lakeshare_pipelines.backup.copy.local import LocalEngine, probe_capabilities
 from lakeshare_pipelines.backup.stores import StoreAddress
-from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3
 from lakeshare_pipelines.errors import BackupError, NoResponse
 from tests.builders.backup_copies import WORK, a_plan, a_task, done_of
 from tests.builders.keys import AWKWARD_KEYS

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from lakeshare_pipelines.backup.async_s3 import AsyncS3
 from lakeshare_pipelines.backup.copy.engine import Ledger
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
-from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3
 from tests.builders.backup_copies import WORK, a_plan, a_task, done_of
 from tests.builders.campaign import campaign_size
 from tests.builders.killed_copy import NEVER, killed_copies

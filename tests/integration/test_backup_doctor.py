@@ -8,8 +8,14 @@ import pytest
 from botocore.exceptions import ClientError
 
 from lakeshare_pipelines.backup.config import Backup
-from lakeshare_pipelines.backup.policies import Parties, make_policy_files
-from lakeshare_pipelines.backup.policy_checks import Check, Request, check_backup, decide
+from lakeshare_pipelines.backup.policies import (
+    Check,
+    Parties,
+    Request,
+    check_backup,
+    decide,
+    make_policy_files,
+)
 from tests.builders.backup_batch import keys_of
 from tests.integration.ministack import MiniStack, running_ministack
 from tests.integration.s3_server import S3User, a_client

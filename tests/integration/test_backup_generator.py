@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from lakeshare_pipelines.backup.async_s3 import AsyncS3
 from lakeshare_pipelines.backup.config import Backup, ListingSource
 from lakeshare_pipelines.backup.inventory import list_objects
 from lakeshare_pipelines.backup.inventory.configuration import FORMATS, ReportFormat
@@ -17,9 +18,7 @@ from lakeshare_pipelines.backup.inventory.reports import ReportDestination, gene
 from lakeshare_pipelines.backup.inventory.sources import list_source
 from lakeshare_pipelines.backup.model import LISTING, read_table
 from lakeshare_pipelines.backup.points import Workspace
-from lakeshare_pipelines.backup.stores import StoreAddress, open_store
-from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3
-from lakeshare_pipelines.backup.stores.store import make_s3_client
+from lakeshare_pipelines.backup.stores import StoreAddress, make_s3_client, open_store
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.wap.staged import Lake
 from tests.builders.backup_batch import keys_of

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 from pyiceberg.table import StaticTable
 
-from lakeshare_pipelines.backup.rewriting import RewrittenTable
+from lakeshare_pipelines.backup.verify.rewriting import RewrittenTable
 from lakeshare_pipelines.wap.staged import Lake
 from tests.builders.backup_moves import Move
 from tests.builders.canonical import same_rows

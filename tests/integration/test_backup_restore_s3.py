@@ -16,8 +16,12 @@ from lakeshare_pipelines.backup.points import Points, wait_for_point_name
 from lakeshare_pipelines.backup.restore.tables import PointRestore
 from lakeshare_pipelines.backup.restore.targets import find_mount
 from lakeshare_pipelines.backup.run import BackupRun, make_point, run_drill
-from lakeshare_pipelines.backup.stores import StoreAddress, open_store
-from lakeshare_pipelines.backup.stores.store import make_file_properties, make_storage_options
+from lakeshare_pipelines.backup.stores import (
+    StoreAddress,
+    make_file_properties,
+    make_storage_options,
+    open_store,
+)
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_server.catalog import Catalog, open_catalog
 from tests.builders.lake_tables import IcebergTable, some_rows

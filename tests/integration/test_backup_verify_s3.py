@@ -15,8 +15,12 @@ from lakeshare_pipelines.backup.model import POINT_COPIES, TableProof, read_tabl
 from lakeshare_pipelines.backup.points import Points
 from lakeshare_pipelines.backup.restore.tables import PointRestore
 from lakeshare_pipelines.backup.scrub import scrub
-from lakeshare_pipelines.backup.stores import StoreAddress, open_store
-from lakeshare_pipelines.backup.stores.store import make_file_properties, make_storage_options
+from lakeshare_pipelines.backup.stores import (
+    StoreAddress,
+    make_file_properties,
+    make_storage_options,
+    open_store,
+)
 from lakeshare_pipelines.settings import LakeSettings
 from tests.builders.backup_lakes import Lake, listed_as
 from tests.builders.lake_tables import IcebergTable, some_rows

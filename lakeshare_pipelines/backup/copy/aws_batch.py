@@ -26,8 +26,7 @@ from lakeshare_pipelines.backup import model
 from lakeshare_pipelines.backup.config import Backup, Batch
 from lakeshare_pipelines.backup.copy import engine
 from lakeshare_pipelines.backup.copy.local import LocalEngine
-from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, open_store
-from lakeshare_pipelines.backup.stores.store import make_s3_client
+from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, make_s3_client, open_store
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
 from lakeshare_server.storage import s3
 from lakeshare_server.storage.s3 import S3Refused, S3Unreachable
@@ -50,27 +49,21 @@ ROWS = pa.schema(
 """The rows of a job; `asked_key` and `asked_version` are spelt as in its manifest."""
 
 
-@dataclass(frozen=True)
-class JobKind:
-    """Common to all rows of a job; `stored_prefix` has no slash at its end and may be empty."""
+@dataclass
+class JobRows:
+    """The rows of a job: of one bucket and stored prefix, and all with versions or none.
+
+    `stored_prefix` has no slash at its end and may be empty.
+    """
 
     bucket: str
     stored_prefix: str
     has_versions: bool
-
-
-@dataclass
-class JobRows:
-    kind: JobKind
     table: pa.Table
-
-    @property
-    def size_bytes(self) -> int:
-        return int(pc.sum(self.table["size_bytes"]).as_py() or 0)
 
     def manifest(self) -> bytes:
         """A CSV without header: bucket, key and, in a job with versions, version id."""
-        names = ["bucket", "asked_key"] + (["asked_version"] if self.kind.has_versions else [])
+        names = ["bucket", "asked_key"] + (["asked_version"] if self.has_versions else [])
         lines = pc.binary_join_element_wise(*(self.table[name] for name in names), ",")
         return "".join(f"{line}\n" for line in lines.to_pylist()).encode()
 
@@ -84,13 +77,13 @@ def find_stored_prefix(key: str, stored_key: str) -> str | None:
 
 
 def divide_into_jobs(batches: Iterable[pa.RecordBatch], rows_a_job: int = ROWS_A_JOB) -> Iterator[JobRows]:
-    pending: defaultdict[JobKind, list[tuple[str | int | None, ...]]] = defaultdict(list)
+    pending: defaultdict[tuple[str, str, bool], list[tuple[str | int | None, ...]]] = defaultdict(list)
 
-    def make_job(kind: JobKind) -> JobRows:
+    def make_job(kind: tuple[str, str, bool]) -> JobRows:
         rows, pending[kind] = pending[kind], []
         columns = zip(*rows, strict=True)
         arrays = [pa.array(column, field.type) for column, field in zip(columns, ROWS, strict=True)]
-        return JobRows(kind, pa.Table.from_arrays(arrays, schema=ROWS))
+        return JobRows(*kind, pa.Table.from_arrays(arrays, schema=ROWS))
 
     for batch in batches:
         columns = [batch[name].to_pylist() for name in (*COPIED, "is_latest", "lane")]
@@ -99,7 +92,7 @@ def divide_into_jobs(batches: Iterable[pa.RecordBatch], rows_a_job: int = ROWS_A
             if lane not in BATCH_LANES or prefix is None:
                 continue
             version = version_id if version_id or is_latest else NULL_VERSION
-            kind = JobKind(bucket, prefix, version is not None)
+            kind = (bucket, prefix, version is not None)
             pending[kind].append(
                 (bucket, key, version_id, size_bytes, stored_key, version, quote(key, safe="/"))
             )
@@ -167,60 +160,6 @@ def _find_job_faults(request: Mapping[str, Any]) -> Iterator[str]:
         yield "Report needs Bucket, Format and ReportScope where it is enabled"
 
 
-def make_copy_request(
-    batch: Batch,
-    target: StoreAddress,
-    kind: JobKind,
-    as_of: dt.datetime,
-    manifest: tuple[str, str],
-    report_prefix: str,
-    token: str,
-    description: str,
-) -> Fields:
-    """A CreateJob request that copies the objects of a manifest, given by its key in the target and its ETag.
-
-    An object that was modified after `as_of` is a failed task (UnModifiedSinceConstraint): jobs have no condition on
-    ETags. No ACL is sent: the target bucket enforces its owner.
-    """
-    # The ARN's partition (`aws`, `aws-cn`, …) is that of the role.
-    bucket_arn = f"arn:{batch.role_arn.split(':')[1]}:s3:::{target.bucket}"
-    operation: Fields = {"TargetResource": bucket_arn, "MetadataDirective": "COPY"}
-    operation["UnModifiedSinceConstraint"] = as_of
-    if kind.stored_prefix:
-        operation["TargetKeyPrefix"] = kind.stored_prefix
-    if batch.storage_class:
-        operation["StorageClass"] = batch.storage_class
-    report: Fields = {
-        "Bucket": bucket_arn,
-        "Format": engine.REPORT_FORMAT,
-        "Enabled": True,
-        "Prefix": report_prefix,
-        "ReportScope": "AllTasks",
-    }
-    if target.account:
-        report["ExpectedBucketOwner"] = target.account
-    key, etag = manifest
-    request: Fields = {
-        "AccountId": batch.account,
-        "ConfirmationRequired": batch.confirm,
-        "Operation": {"S3PutObjectCopy": operation},
-        "Report": report,
-        "ClientRequestToken": token,
-        "Manifest": {
-            "Spec": {
-                "Format": "S3BatchOperations_CSV_20180820",
-                "Fields": ["Bucket", "Key", *(["VersionId"] if kind.has_versions else [])],
-            },
-            "Location": {"ObjectArn": f"{bucket_arn}/{key}", "ETag": etag},
-        },
-        "Description": description[:256],
-        "Priority": batch.priority,
-        "RoleArn": batch.role_arn,
-    }
-    check_request("CreateJob", request)
-    return request
-
-
 class BatchJob(BaseModel):
     """One job and its last known state. Keys are those of the target."""
 
@@ -250,9 +189,51 @@ class BatchJob(BaseModel):
         """Whether the service has the job, and its last known state is not final."""
         return self.job_id is not None and not self.has_ended
 
-    @property
-    def kind(self) -> JobKind:
-        return JobKind(self.bucket, self.stored_prefix, self.has_versions)
+
+def make_copy_request(
+    batch: Batch, target: StoreAddress, job: BatchJob, as_of: dt.datetime, description: str
+) -> Fields:
+    """A CreateJob request that copies the objects of a job's manifest.
+
+    An object that was modified after `as_of` is a failed task (UnModifiedSinceConstraint): jobs have no condition on
+    ETags. No ACL is sent: the target bucket enforces its owner.
+    """
+    # The ARN's partition (`aws`, `aws-cn`, …) is that of the role.
+    bucket_arn = f"arn:{batch.role_arn.split(':')[1]}:s3:::{target.bucket}"
+    operation: Fields = {"TargetResource": bucket_arn, "MetadataDirective": "COPY"}
+    operation["UnModifiedSinceConstraint"] = as_of
+    if job.stored_prefix:
+        operation["TargetKeyPrefix"] = job.stored_prefix
+    if batch.storage_class:
+        operation["StorageClass"] = batch.storage_class
+    report: Fields = {
+        "Bucket": bucket_arn,
+        "Format": engine.REPORT_FORMAT,
+        "Enabled": True,
+        "Prefix": job.report_prefix,
+        "ReportScope": "AllTasks",
+    }
+    if target.account:
+        report["ExpectedBucketOwner"] = target.account
+    request: Fields = {
+        "AccountId": batch.account,
+        "ConfirmationRequired": batch.confirm,
+        "Operation": {"S3PutObjectCopy": operation},
+        "Report": report,
+        "ClientRequestToken": job.token,
+        "Manifest": {
+            "Spec": {
+                "Format": "S3BatchOperations_CSV_20180820",
+                "Fields": ["Bucket", "Key", *(["VersionId"] if job.has_versions else [])],
+            },
+            "Location": {"ObjectArn": f"{bucket_arn}/{job.manifest_key}", "ETag": job.manifest_etag},
+        },
+        "Description": f"{description}, token {job.token}"[:256],
+        "Priority": batch.priority,
+        "RoleArn": batch.role_arn,
+    }
+    check_request("CreateJob", request)
+    return request
 
 
 class _TokenUsed(BackupError):
@@ -307,16 +288,7 @@ class JobService:
         first: how long the service keeps a token is not documented."""
         if may_exist and (job_id := self.find(job.token)):
             return job_id
-        request = make_copy_request(
-            self.batch,
-            self.store.address,
-            job.kind,
-            as_of,
-            (job.manifest_key, job.manifest_etag),
-            job.report_prefix,
-            job.token,
-            f"{description}, token {job.token}",
-        )
+        request = make_copy_request(self.batch, self.store.address, job, as_of, description)
         try:
             return str(self._call("create_job", request)["JobId"])
         except _TokenUsed:
@@ -493,9 +465,8 @@ class AttemptStore:
     def done(self, job: BatchJob) -> pa.Table:
         """The results of a job's rows, by its report; schema COPY_RESULTS, in the order of `rows`."""
         key = self.find_report(job)
-        return join_report(
-            self.rows(job), _make_results_table(engine.read_results(self.store, key) if key else ())
-        )
+        report = engine.read_results(self.store, key) if key else model.COPY_RESULTS.empty_table()
+        return join_report(self.rows(job), report)
 
     def rows(self, job: BatchJob) -> pa.Table:
         return pq.read_table(io.BytesIO(self.store.read(job.rows_key)))
@@ -504,7 +475,7 @@ class AttemptStore:
         for job in attempt.jobs:
             rows = self.rows(job).filter(pc.not_equal(self.done(job)["status"], "succeeded"))
             if rows.num_rows:
-                yield JobRows(job.kind, rows)
+                yield JobRows(job.bucket, job.stored_prefix, job.has_versions, rows)
 
     def find_report(self, job: BatchJob) -> str | None:
         return engine.find_report(self.store, f"{job.report_prefix}/", job.job_id) if job.job_id else None
@@ -526,29 +497,17 @@ class AttemptStore:
             raise BackupError(self.store.address.location(manifest_key), reason, fix)
         return BatchJob(
             number=number,
-            **vars(rows.kind),
+            bucket=rows.bucket,
+            stored_prefix=rows.stored_prefix,
+            has_versions=rows.has_versions,
             objects=rows.table.num_rows,
-            size_bytes=rows.size_bytes,
+            size_bytes=pc.sum(rows.table["size_bytes"]).as_py() or 0,
             token=f"{self.task.token(attempt)}-{attempts.plan[:8]}-{number}",
             manifest_key=manifest_key,
             manifest_etag=head.etag,
             rows_key=rows_key,
             report_prefix=f"{folder}reports",
         )
-
-
-def _make_results_table(results: Iterable[engine.ReportRow]) -> pa.Table:
-    rows = list(results)
-    columns: dict[str, list[object]] = {
-        name: [getattr(row, name) for row in rows] for name in ("bucket", "key", "version_id")
-    }
-    for name in ("error_code", "http_status", "message"):
-        columns[name] = [None if row.is_success else getattr(row, name) for row in rows]
-    columns["status"] = ["succeeded" if row.is_success else "failed" for row in rows]
-    return pa.table(
-        [pa.array(columns.get(field.name, [None] * len(rows)), field.type) for field in model.COPY_RESULTS],
-        names=model.COPY_RESULTS.names,
-    )
 
 
 POLL_S = 15.0
@@ -587,26 +546,17 @@ class AwsBatchEngine:
         others = _make_task_of_others(task)
         shutil.rmtree(others.plan.parent, ignore_errors=True)
         others.plan.parent.mkdir(parents=True)
-        others_record: model.CopyRecord | None = None
         if model.write_rows(others.plan, model.PLAN, _select_others(model.read_rows(task.plan))):
             others_record = self._beside.copy(others, progress.report_others)
+        else:
+            others_record = engine.write_results(self._beside.name, others, (), 0.0, (), {})
         self._watch(store, attempts, progress.report_jobs)
         self._require_accepted(store, attempts)
-        counts: Counter[str] = Counter()
-        beside = model.read_rows(others.done) if others_record else iter(())
-        results = chain(_read_results_of_jobs(store, attempts), beside)
-        model.write_rows(task.done, model.COPY_RESULTS, _count_results(results, counts))
+        seconds = time.monotonic() - began
+        results = chain(_read_results_of_jobs(store, attempts), model.read_rows(others.done))
         keys = [store.find_report(job) for attempt in attempts.attempts for job in attempt.jobs]
-        reports = [task.target.location(key) for key in keys if key]
-        return model.CopyRecord(
-            engine=self.name,
-            succeeded=counts["succeeded"],
-            failed=counts["failed"],
-            size_bytes=counts["size_bytes"],
-            seconds=time.monotonic() - began,
-            reports=(*reports, *(others_record.reports if others_record else ())),
-            capabilities=others_record.capabilities if others_record else {},
-        )
+        reports = [*(task.target.location(key) for key in keys if key), *others_record.reports]
+        return engine.write_results(self.name, task, results, seconds, reports, others_record.capabilities)
 
     def cancel(self, task: engine.CopyTask) -> None:
         """Cancel the unfinished jobs of a task; finished copies stay, the next `copy` makes new jobs."""
@@ -748,12 +698,3 @@ def _read_results_of_jobs(store: AttemptStore, attempts: Attempts) -> Iterator[p
         for job in attempt.jobs:
             done = store.done(job)
             yield from (done if is_last else done.filter(pc.field("status") == "succeeded")).to_batches()
-
-
-def _count_results(batches: Iterable[pa.RecordBatch], counts: "Counter[str]") -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        copied = batch.filter(pc.field("status") == "succeeded")
-        counts["succeeded"] += copied.num_rows
-        counts["failed"] += batch.num_rows - copied.num_rows
-        counts["size_bytes"] += pc.sum(copied["size_bytes"]).as_py() or 0
-        yield batch

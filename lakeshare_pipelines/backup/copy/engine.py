@@ -6,14 +6,14 @@ import datetime as dt
 import io
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from hashlib import blake2b, md5, sha256
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -21,16 +21,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from lakeshare_pipelines.backup.async_s3 import AsyncS3, Response
 from lakeshare_pipelines.backup.model import (
     ARCHIVES,
     COPY_RESULTS,
     LISTING,
     CopyRecord,
+    count_rows,
     read_rows,
     select_rows_to_copy,
+    write_rows,
 )
 from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress
-from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3, Response
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
 
 
@@ -99,23 +101,33 @@ def compute_plan_digest(batches: Iterable[pa.RecordBatch]) -> str:
     return digest.hexdigest()[:16]
 
 
+def write_results(
+    engine: str,
+    task: CopyTask,
+    results: Iterable[pa.RecordBatch],
+    seconds: float,
+    reports: Sequence[str],
+    capabilities: Mapping[str, bool],
+) -> CopyRecord:
+    """Write the rows of COPY_RESULTS of a complete copy into `task.done`; returns the record of the engine."""
+    rows = write_rows(task.done, COPY_RESULTS, results)
+    written = read_rows(task.done, ["status", "size_bytes"])
+    succeeded, size_bytes = count_rows(_filter_by_status(batch, "succeeded") for batch in written)
+    return CopyRecord(
+        engine=engine,
+        succeeded=succeeded,
+        failed=rows - succeeded,
+        size_bytes=size_bytes,
+        seconds=seconds,
+        reports=tuple(reports),
+        capabilities=dict(capabilities),
+    )
+
+
 REPORT_FORMAT = "Report_CSV_20180820"
 SCHEMA = "Bucket, Key, VersionId, TaskStatus, ErrorCode, HTTPStatusCode, ResultMessage"
 MANIFESTS = ("manifest.json", "report.json")  # The names in the user guide and in the service model
 COLUMNS = 7
-
-
-@dataclass(frozen=True)
-class ReportRow:
-    """One row of a report; the key is spelt as in the job's manifest: quoted, or not."""
-
-    bucket: str
-    key: str
-    version_id: str | None
-    is_success: bool
-    error_code: str | None
-    http_status: int | None
-    message: str
 
 
 def write_report(store: BackupStore, prefix: str, job: str, done: Iterable[pa.RecordBatch]) -> str:
@@ -161,8 +173,9 @@ def find_report(store: BackupStore, prefix: str, job: str) -> str | None:
     return next((key for key in keys if store.head(key) is not None), None)
 
 
-def read_results(store: BackupStore, manifest_key: str) -> Iterator[ReportRow]:
-    """The rows of a report, by its manifest. Raises BackupError if a file is missing, or its MD5 differs."""
+def read_results(store: BackupStore, manifest_key: str) -> pa.Table:
+    """The rows of a report, by its manifest, as COPY_RESULTS without stored keys; keys are spelt as in the job's
+    manifest: quoted, or not. Raises BackupError if a file is missing, or its MD5 differs."""
     where = store.address.location(manifest_key)
     try:
         manifest = json.loads(store.read(manifest_key))
@@ -171,6 +184,7 @@ def read_results(store: BackupStore, manifest_key: str) -> Iterator[ReportRow]:
         raise BackupError(
             where, f"it is no manifest of a completion report: {error!r}", "Run the copy again."
         ) from error
+    rows: list[dict[str, object]] = []
     for key, checksum in files:
         try:
             content = store.read(key)
@@ -182,10 +196,11 @@ def read_results(store: BackupStore, manifest_key: str) -> Iterator[ReportRow]:
             reason = f"its MD5 is not {checksum}, as in the report's manifest"
             fix = "The file was changed: run the copy again."
             raise BackupError(store.address.location(key), reason, fix)
-        yield from _parse_results(content, store.address.location(key))
+        rows += _parse_results(content, store.address.location(key))
+    return pa.Table.from_pylist(rows, COPY_RESULTS)
 
 
-def _parse_results(content: bytes, where: str) -> Iterator[ReportRow]:
+def _parse_results(content: bytes, where: str) -> Iterator[dict[str, object]]:
     rows = csv.reader(io.StringIO(content.decode(), newline=""))
     for number, row in enumerate(rows, start=1):
         if len(row) != COLUMNS:
@@ -194,39 +209,32 @@ def _parse_results(content: bytes, where: str) -> Iterator[ReportRow]:
         bucket, key, version, status, fifth, sixth, message = row
         # AWS writes the HTTP status before the error code; the declared schema has them the other way round.
         code, http = (sixth, fifth) if fifth.isdigit() else (fifth, sixth)
-        yield ReportRow(
-            bucket,
-            key,
-            version or None,
-            status == "succeeded",
-            code or None,
-            int(http) if http.isdigit() else None,
-            message,
-        )
+        result = {"bucket": bucket, "key": key, "version_id": version or None}
+        if status == "succeeded":
+            yield {**result, "status": status}
+        else:
+            http_status = int(http) if http.isdigit() else None
+            failure = {"error_code": code or None, "http_status": http_status, "message": message}
+            yield {**result, "status": "failed", **failure}
 
 
 LEDGER = COPY_RESULTS.append(LISTING.field("etag"))
 """Rows of an engine's ledger: COPY_RESULTS, and the listed ETag, which is part of a copy's identity."""
 
 
-@dataclass(frozen=True)
-class CopyItem:
+class CopyItem(NamedTuple):
     bucket: str
     key: str
     version_id: str | None
     stored_key: str
     size_bytes: int
     etag: str | None
-    last_modified: dt.datetime | None = None
-    lane: str = "small"
 
     @property
     def digest(self) -> bytes:
         """16 bytes that identify the copy."""
-        return _compute_digest(self.bucket, self.key, self.version_id, self.stored_key, self.etag)
-
-
-COPY_ITEM_COLUMNS = [field.name for field in fields(CopyItem)]
+        names = (self.bucket, self.key, self.version_id or "", self.stored_key, self.etag or "")
+        return blake2b("\0".join(names).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 @dataclass(frozen=True)
@@ -265,21 +273,15 @@ def require_success(response: Response) -> Response:
     return response
 
 
-def read_items(batches: Iterable[pa.RecordBatch]) -> Iterator[CopyItem]:
-    for batch in select_rows_to_copy(batches):
-        columns = (batch.column(name).to_pylist() for name in COPY_ITEM_COLUMNS)
-        for bucket, key, version, stored_key, size, etag, modified, lane in zip(*columns, strict=True):
-            yield CopyItem(bucket, key, version, stored_key, size or 0, etag, modified, lane)
+def read_items(plan: Path) -> Iterator[CopyItem]:
+    for batch in select_rows_to_copy(read_rows(plan, [*CopyItem._fields, "lane"])):
+        yield from make_items(batch)
 
 
-def compute_digests(batch: pa.RecordBatch) -> list[bytes]:
-    columns = (batch[name].to_pylist() for name in ("bucket", "key", "version_id", "stored_key", "etag"))
-    return [_compute_digest(*values) for values in zip(*columns, strict=True)]
-
-
-def _compute_digest(bucket: str, key: str, version: str | None, stored_key: str, etag: str | None) -> bytes:
-    content = "\0".join([bucket, key, version or "", stored_key, etag or ""])
-    return blake2b(content.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+def make_items(rows: pa.RecordBatch) -> Iterator[CopyItem]:
+    columns = (rows[name].to_pylist() for name in CopyItem._fields)
+    for bucket, key, version, stored_key, size_bytes, etag in zip(*columns, strict=True):
+        yield CopyItem(bucket, key, version, stored_key, size_bytes or 0, etag)
 
 
 BATCH = 256
@@ -293,7 +295,9 @@ class Ledger:
 
     def write(self, outcomes: list[Outcome]) -> None:
         rows = [
-            vars(outcome.item) | vars(outcome) | {"status": "succeeded" if outcome.is_success else "failed"}
+            outcome.item._asdict()
+            | vars(outcome)
+            | {"status": "succeeded" if outcome.is_success else "failed"}
             for outcome in outcomes
         ]
         content = io.BytesIO()
@@ -311,7 +315,7 @@ class Ledger:
         """The digests (CopyItem.digest) of finished copies; a new run retries failed ones."""
         digests: set[bytes] = set()
         for batch in self.rows():
-            digests.update(compute_digests(_filter_by_status(batch, "succeeded")))
+            digests.update(item.digest for item in make_items(_filter_by_status(batch, "succeeded")))
         return digests
 
     def done(self, planned: set[bytes]) -> Iterator[pa.RecordBatch]:
@@ -330,9 +334,9 @@ class Ledger:
 
 def _take_planned(rows: pa.RecordBatch, planned: set[bytes]) -> Iterator[pa.RecordBatch]:
     taken = []
-    for digest in compute_digests(rows):
-        taken.append(digest in planned)
-        planned.discard(digest)
+    for item in make_items(rows):
+        taken.append(item.digest in planned)
+        planned.discard(item.digest)
     if any(taken):
         yield rows.filter(pa.array(taken)).select(COPY_RESULTS.names)
 
@@ -423,15 +427,6 @@ class Archived:
     size_bytes: int = 0
 
 
-@dataclass(frozen=True)
-class Thawed:
-    """Result of thawing: all objects except `gone` can be read now."""
-
-    objects: int
-    requested: int  # Restores requested by this call; others were requested before, or are not needed
-    gone: tuple[Archived, ...]  # Objects that no longer exist
-
-
 def archived_in_plan(plan: Path) -> Iterator[Archived]:
     columns = ["bucket", "key", "version_id", "size_bytes", "lane"]
     for batch in read_rows(plan, columns):
@@ -447,27 +442,31 @@ def thaw(
     days: int = DAYS,
     poll_s: float = POLL_S,
     wait: Callable[[float], None] = time.sleep,
-) -> Thawed:
+) -> "Thawing":
     """Request archived objects (S3 API, RestoreObject) and wait until each can be read, for `days` days. Objects that
     can be read already are skipped: it may be called again at any time, by any process."""
     began = time.monotonic()
     frozen = list(wanted)
     objects, size_bytes = len(frozen), sum(item.size_bytes for item in frozen)
-    thawing = _Thawing(days)
+    thawing = Thawing(days, objects)
     while True:
         frozen = asyncio.run(thawing.poll(store, frozen))
         thawed, thawed_bytes = objects - len(frozen), size_bytes - sum(item.size_bytes for item in frozen)
         seconds = time.monotonic() - began
         report_progress(Progress(thawed, objects, thawed_bytes, size_bytes, len(thawing.gone), seconds))
         if not frozen:
-            return Thawed(objects, thawing.requested, tuple(thawing.gone))
+            return thawing
         wait(poll_s)
 
 
-class _Thawing:
-    def __init__(self, days: int) -> None:
-        self._days = days
-        self.requested, self.gone = 0, list[Archived]()
+@dataclass
+class Thawing:
+    """Result of thawing: all objects except `gone` can be read now."""
+
+    days: int
+    objects: int
+    requested: int = 0  # Restores requested by this call; others were requested before, or are not needed
+    gone: list[Archived] = field(default_factory=list)  # Objects that no longer exist
 
     async def poll(self, store: StoreAddress, items: list[Archived]) -> list[Archived]:
         frozen: list[Archived] = []
@@ -494,7 +493,7 @@ class _Thawing:
         if not is_tiered and response.headers.get("x-amz-storage-class") not in ARCHIVES:
             return True
         # Intelligent-Tiering restores an object permanently and refuses a number of days.
-        days = "" if is_tiered else f"<Days>{self._days}</Days>"
+        days = "" if is_tiered else f"<Days>{self.days}</Days>"
         tier = "<GlacierJobParameters><Tier>Bulk</Tier></GlacierJobParameters>"
         namespace = "http://s3.amazonaws.com/doc/2006-03-01/"
         body = f'<RestoreRequest xmlns="{namespace}">{days}{tier}</RestoreRequest>'.encode()

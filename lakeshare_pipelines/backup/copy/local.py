@@ -17,20 +17,20 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 from uuid import uuid4
 
-import pyarrow.compute as pc
 from pydantic import BaseModel
 
 from lakeshare_pipelines.backup import model
+from lakeshare_pipelines.backup.async_s3 import PREFIX_PER_S, AsyncS3, Pace
 from lakeshare_pipelines.backup.copy import engine, objects
-from lakeshare_pipelines.backup.stores import BackupStore, open_store
-from lakeshare_pipelines.backup.stores.async_s3 import PREFIX_PER_S, AsyncS3, Pace
-from lakeshare_pipelines.backup.stores.store import (
+from lakeshare_pipelines.backup.stores import (
     CREDENTIALS,
     FOLDER,
     FREE_SPACE,
+    BackupStore,
     FolderStore,
     compute_etag,
     make_refusal,
+    open_store,
 )
 from lakeshare_pipelines.errors import BackupError, NoResponse, ObjectMissing
 from lakeshare_server.storage.sigv4 import quote_path
@@ -62,32 +62,6 @@ async def run_with_background(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class FailureBound:
-    def __init__(self, target: str) -> None:
-        self._target, self._seen, self._failed = target, 0, Counter[str]()
-        self._messages: dict[str, str] = {}
-
-    def count_outcome(self, outcome: engine.Outcome) -> None:
-        """Count an outcome. Raises BackupError if too many copies failed, or the fault affects all objects."""
-        self._seen += 1
-        code = outcome.error_code
-        if code is None:
-            return
-        if code in FATAL_CODES:
-            reason = f"nothing more can be copied: {(outcome.message or code).rstrip('.')}"
-            raise BackupError(self._target, reason, FATAL_CODES[code])
-        self._failed[code] += 1
-        self._messages[code] = outcome.message or ""
-        failed = self._failed.total()
-        if self._seen >= FAILURES_COUNT_FROM and failed > MAX_FAILED_FRACTION * self._seen:
-            code, times = self._failed.most_common(1)[0]
-            raise BackupError(
-                self._target,
-                f"{failed} of {self._seen} copies failed, {times} of them with {code} ({self._messages[code]})",
-                "Remove the cause and run it again: what is copied already stays.",
-            )
-
-
 class CopyRun:
     def __init__(self, store: BackupStore, task: engine.CopyTask) -> None:
         self._store, self._task, self.id = store, task, uuid4().hex
@@ -114,13 +88,14 @@ class CopyRun:
 class CopyCounter:
     def __init__(self, task: engine.CopyTask, report: engine.ReportProgress) -> None:
         self._task, self._report, self._began = task, report, time.monotonic()
-        self.objects = self.size_bytes = self.failed = 0
+        self.objects = self.size_bytes = self.failed = self._seen = 0
+        self._codes, self._messages = Counter[str](), dict[str, str]()
         rows = model.select_rows_to_copy(model.read_rows(task.plan, ["lane", "size_bytes"]))
         self.objects_of, self.size_bytes_of = model.count_rows(rows)
 
     def select_items(self, copied: set[bytes]) -> Iterator[engine.CopyItem]:
         """The objects of the task that are not copied yet; the others, whose digests are given, count as done."""
-        for item in engine.read_items(model.read_rows(self._task.plan, engine.COPY_ITEM_COLUMNS)):
+        for item in engine.read_items(self._task.plan):
             if copied and item.digest in copied:
                 self.objects += 1
                 self.size_bytes += item.size_bytes
@@ -128,9 +103,26 @@ class CopyCounter:
                 yield item
 
     def add(self, outcome: engine.Outcome) -> None:
+        """Count an outcome. Raises BackupError if too many copies failed, or the fault affects all objects."""
         self.objects += 1
-        self.failed += not outcome.is_success
-        self.size_bytes += outcome.item.size_bytes if outcome.is_success else 0
+        self._seen += 1
+        code, target = outcome.error_code, str(self._task.target)
+        if code is None:
+            self.size_bytes += outcome.item.size_bytes
+            return
+        self.failed += 1
+        if code in FATAL_CODES:
+            reason = f"nothing more can be copied: {(outcome.message or code).rstrip('.')}"
+            raise BackupError(target, reason, FATAL_CODES[code])
+        self._codes[code] += 1
+        self._messages[code] = outcome.message or ""
+        if self._seen >= FAILURES_COUNT_FROM and self.failed > MAX_FAILED_FRACTION * self._seen:
+            code, times = self._codes.most_common(1)[0]
+            raise BackupError(
+                target,
+                f"{self.failed} of {self._seen} copies failed, {times} of them with {code} ({self._messages[code]})",
+                "Remove the cause and run it again: what is copied already stays.",
+            )
 
     @property
     def seconds(self) -> float:
@@ -207,15 +199,15 @@ Result = TypeVar("Result")
 
 
 class FolderCopier:
-    def __init__(self, source: FolderStore, target: FolderStore, terms: objects.CopyTerms) -> None:
-        self._source, self._target, self._terms = source, target, terms
+    def __init__(self, source: FolderStore, target: FolderStore, task: engine.CopyTask) -> None:
+        self._source, self._target, self._task = source, target, task
 
     async def copy(self, item: engine.CopyItem) -> engine.Outcome:
         return await run_in_thread(lambda: self._copy(item))
 
     def _copy(self, item: engine.CopyItem) -> engine.Outcome:
         path = get_file_path(self._target, item.stored_key)
-        if not self._terms.overwrite:
+        if not self._task.overwrite:
             with suppress(FileNotFoundError):
                 # An existing copy of the file has its time and size.
                 if compute_etag(path.stat()) != item.etag:
@@ -224,8 +216,8 @@ class FolderCopier:
         digest = sha256()
         # The copy gets its name after the source was checked again.
         with (
-            write_file(path, self._terms) as unfinished,
-            open_as_listed(self._source, item, self._terms) as (file, status),
+            write_file(path, self._task) as unfinished,
+            open_as_listed(self._source, item, self._task) as (file, status),
         ):
             unfinished.modified_ns = status.st_mtime_ns
             while chunk := file.read(CHUNK_BYTES):
@@ -235,8 +227,8 @@ class FolderCopier:
 
 
 class FolderSource:
-    def __init__(self, store: FolderStore, terms: objects.CopyTerms) -> None:
-        self._store, self._terms = store, terms
+    def __init__(self, store: FolderStore, task: engine.CopyTask) -> None:
+        self._store, self._task = store, task
 
     async def describe(self, item: engine.CopyItem) -> objects.SourceObject:
         return (await run_in_thread(lambda: self._read(item, 0, 0)))[0]
@@ -248,7 +240,7 @@ class FolderSource:
         return (await run_in_thread(lambda: self._read(item, start, end - start)))[1]
 
     def _read(self, item: engine.CopyItem, start: int, size: int) -> tuple[objects.SourceObject, bytes]:
-        with open_as_listed(self._store, item, self._terms) as (file, status):
+        with open_as_listed(self._store, item, self._task) as (file, status):
             whole, part = divmod(status.st_mtime_ns, 10**9)
             described = objects.SourceObject(
                 status.st_size, status.st_mtime_ns, {objects.MTIME: f"{whole}.{part:09}"}
@@ -258,18 +250,18 @@ class FolderSource:
 
 
 class FetchingCopier:
-    def __init__(self, source: objects.BucketSource, target: FolderStore, terms: objects.CopyTerms) -> None:
-        self._source, self._target, self._terms = source, target, terms
+    def __init__(self, source: objects.BucketSource, target: FolderStore, task: engine.CopyTask) -> None:
+        self._source, self._target, self._task = source, target, task
 
     async def copy(self, item: engine.CopyItem) -> engine.Outcome:
         path = get_file_path(self._target, item.stored_key)
-        if not self._terms.overwrite and path.exists():
+        if not self._task.overwrite and path.exists():
             return await self._compare(item, path)
         if item.size_bytes <= PIECE_BYTES:
             described, content = await self._source.whole(item)
             return await run_in_thread(lambda: self._write(item, path, described, content))
         described, digest = await self._source.describe(item), sha256()
-        with translate_disk_errors(), write_file(path, self._terms) as unfinished:
+        with translate_disk_errors(), write_file(path, self._task) as unfinished:
             unfinished.modified_ns = described.modified_ns
             for start, end in objects.split_ranges(item.size_bytes, PIECE_BYTES):
                 content = await self._source.piece(item, start, end)
@@ -280,7 +272,7 @@ class FetchingCopier:
     def _write(
         self, item: engine.CopyItem, path: Path, described: objects.SourceObject, content: bytes
     ) -> engine.Outcome:
-        with write_file(path, self._terms) as unfinished:
+        with write_file(path, self._task) as unfinished:
             unfinished.modified_ns = described.modified_ns
             unfinished.file.write(content)
         return make_file_outcome(item, path, f"sha256:{sha256(content).hexdigest()}")
@@ -300,14 +292,14 @@ class FetchingCopier:
 
 @contextmanager
 def open_as_listed(
-    store: FolderStore, item: engine.CopyItem, terms: objects.CopyTerms
+    store: FolderStore, item: engine.CopyItem, task: engine.CopyTask
 ) -> Iterator[tuple[BinaryIO, os.stat_result]]:
     """An open file; raises NotCopied unless it is the listed one both before and after it was read."""
     path = get_file_path(FolderStore(store.address.at(item.bucket)), item.key)
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
-        if item.etag is None and status.st_mtime > terms.as_of.timestamp():
-            raise engine.NotCopied.changed(f"{path} was modified after {terms.as_of:%Y-%m-%d %H:%M:%S} UTC")
+        if item.etag is None and status.st_mtime > task.as_of.timestamp():
+            raise engine.NotCopied.changed(f"{path} was modified after {task.as_of:%Y-%m-%d %H:%M:%S} UTC")
         listed = item.etag or compute_etag(status)
         if compute_etag(status) != listed:
             raise engine.NotCopied.changed(f"{path} changed since it was listed")
@@ -323,7 +315,7 @@ class UnfinishedFile:
 
 
 @contextmanager
-def write_file(path: Path, terms: objects.CopyTerms) -> Iterator[UnfinishedFile]:
+def write_file(path: Path, task: engine.CopyTask) -> Iterator[UnfinishedFile]:
     """A file that gets its name and time when it is complete. Raises NotCopied if the name must not be overwritten."""
     temporary = path.with_name(f"{UNFINISHED}{uuid4().hex}")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -332,7 +324,7 @@ def write_file(path: Path, terms: objects.CopyTerms) -> Iterator[UnfinishedFile]
             unfinished = UnfinishedFile(file)
             yield unfinished
         os.utime(temporary, ns=(unfinished.modified_ns, unfinished.modified_ns))
-        if not move_into_place(temporary, path, if_absent=not terms.overwrite):
+        if not move_into_place(temporary, path, if_absent=not task.overwrite):
             raise objects.make_key_taken_error(str(path))
     finally:
         temporary.unlink(missing_ok=True)
@@ -389,35 +381,32 @@ async def open_copy_session(
 ) -> AsyncIterator[CopySession]:
     """The copier of a task until the end of the block. `prefix_per_s` is this process's share of the requests to a
     prefix. Without `capabilities` the target is probed."""
-    terms = objects.CopyTerms(
-        as_of=task.as_of, copy_limit_bytes=task.copy_limit_bytes, overwrite=task.overwrite, source=task.source
-    )
     is_from_folder = task.source.kind == FOLDER
     copier: objects.Copier
     async with AsyncExitStack() as stack:
         if task.target.kind == FOLDER:
             folder = FolderStore(task.target)
             if is_from_folder:
-                copier = FolderCopier(FolderStore(task.source), folder, terms)
+                copier = FolderCopier(FolderStore(task.source), folder, task)
             else:
                 source = await stack.enter_async_context(AsyncS3(task.source, task.in_flight))
-                copier = FetchingCopier(objects.BucketSource(source), folder, terms)
+                copier = FetchingCopier(objects.BucketSource(source), folder, task)
             yield CopySession(copier, {}, None)
             return
         pace = Pace(task.in_flight, prefix_per_s)
         target = await stack.enter_async_context(AsyncS3(task.target, task.in_flight, pace=pace))
         known = capabilities or await probe_capabilities(target, task.work_prefix)
-        uploads, memory = objects.Uploads(target, task.work_prefix, terms), objects.MemoryBudget()
-        reader: objects.Source = FolderSource(FolderStore(task.source), terms)
+        uploads, memory = objects.Uploads(target, task), objects.MemoryBudget()
+        reader: objects.Source = FolderSource(FolderStore(task.source), task)
         if not is_from_folder:
             source = await stack.enter_async_context(AsyncS3(task.source, task.in_flight))
             reader = objects.BucketSource(source)
-        copier = objects.StreamedCopier(reader, target, terms, uploads, memory)
+        copier = objects.StreamedCopier(reader, target, task, uploads, memory)
         # Within one store, the store itself copies; the target's identity must be allowed to read the source.
         if not is_from_folder and task.source.endpoint == task.target.endpoint:
-            larger = objects.PartsCopier(source, target, terms, uploads) if known.copies_parts else copier
+            larger = objects.PartsCopier(source, target, task, uploads) if known.copies_parts else copier
             copier = objects.ServerSideCopier(
-                source, target, terms, larger, is_conditional=known.copies_on_condition
+                source, target, task, larger, is_conditional=known.copies_on_condition
             )
         yield CopySession(copier, known.model_dump(), pace)
 
@@ -443,23 +432,10 @@ class LocalEngine:
         run.require_not_cancelled()
         counter.report_progress()
         seconds = counter.seconds
-        rows = model.select_rows_to_copy(model.read_rows(task.plan))
-        planned = {digest for batch in rows for digest in engine.compute_digests(batch)}
-        count = len(planned)
-        model.write_rows(task.done, model.COPY_RESULTS, ledger.done(planned))
+        planned = {item.digest for item in engine.read_items(task.plan)}
+        record = engine.write_results(self.name, task, ledger.done(planned), seconds, (), capabilities)
         report = engine.write_report(store, task.work_prefix, task.token(), model.read_rows(task.done))
-        succeeded, size_bytes = model.count_rows(
-            batch.filter(pc.field("status") == "succeeded") for batch in model.read_rows(task.done)
-        )
-        return model.CopyRecord(
-            engine=self.name,
-            succeeded=succeeded,
-            failed=count - succeeded,
-            size_bytes=size_bytes,
-            seconds=seconds,
-            reports=(report,),
-            capabilities=capabilities,
-        )
+        return record.model_copy(update={"reports": (report,)})
 
     def cancel(self, task: engine.CopyTask) -> None:
         CopyRun.cancel(open_store(task.target), task)
@@ -467,7 +443,6 @@ class LocalEngine:
     async def _copy_items(
         self, task: engine.CopyTask, ledger: engine.Ledger, counter: CopyCounter, run: CopyRun
     ) -> dict[str, bool]:
-        bound = FailureBound(str(task.target))
         # Copies in a folder must be on disk before the ledger has them.
         settle = os.sync if task.target.kind == FOLDER else None
         writer = engine.LedgerWriter(ledger, counter.objects_of, task.in_flight, settle)
@@ -493,7 +468,6 @@ class LocalEngine:
                     outcome = engine.NotCopied("RequestTimeout", None, fault.reason).outcome(item)
                 writer.add(outcome)
                 counter.add(outcome)
-                bound.count_outcome(outcome)
 
             async def copy_all() -> None:
                 try:

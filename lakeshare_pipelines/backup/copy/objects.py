@@ -1,7 +1,6 @@
 """Copies single objects into a bucket: inside one store by one request or in parts, from other stores streamed."""
 
 import asyncio
-import datetime as dt
 import re
 from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -17,27 +16,18 @@ from xml.sax.saxutils import escape
 
 from pydantic import BaseModel
 
-from lakeshare_pipelines.backup.config import COPY_LIMIT_BYTES
+from lakeshare_pipelines.backup.async_s3 import AsyncS3, Response, find_element
 from lakeshare_pipelines.backup.copy.engine import (
     CopyItem,
+    CopyTask,
     NotCopied,
     Outcome,
     require_success,
     run_concurrently,
 )
-from lakeshare_pipelines.backup.stores import StoreAddress
-from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3, Response, find_element
 from lakeshare_server.storage.sigv4 import quote_path
 
 _CHECKSUM = re.compile(rb"<Checksum(CRC64NVME|SHA256|CRC32C|CRC32|SHA1)>([^<]+)</")
-
-
-@dataclass(frozen=True)
-class CopyTerms:
-    as_of: dt.datetime
-    copy_limit_bytes: int = COPY_LIMIT_BYTES
-    overwrite: bool = True  # False: an existing key stays, and the row fails as `AlreadyThere`
-    source: StoreAddress | None = None  # Its account, if declared, must own its objects
 
 
 class Copier(Protocol):
@@ -47,25 +37,25 @@ class Copier(Protocol):
         """Copy an object. Raises NotCopied if it cannot be copied, BackupError if no object can be copied."""
 
 
-def make_source_headers(item: CopyItem, terms: CopyTerms) -> dict[str, str]:
+def make_source_headers(item: CopyItem, task: CopyTask) -> dict[str, str]:
     version = f"?versionId={quote_path(item.version_id)}" if item.version_id else ""
     headers = {"x-amz-copy-source": f"/{item.bucket}/{quote_path(item.key)}{version}"}
     if item.etag:
         headers["x-amz-copy-source-if-match"] = f'"{item.etag}"'
     else:
-        headers["x-amz-copy-source-if-unmodified-since"] = format_datetime(terms.as_of, usegmt=True)
-    if terms.source and terms.source.account and terms.source.bucket == item.bucket:
-        headers["x-amz-source-expected-bucket-owner"] = terms.source.account
+        headers["x-amz-copy-source-if-unmodified-since"] = format_datetime(task.as_of, usegmt=True)
+    if task.source.account and task.source.bucket == item.bucket:
+        headers["x-amz-source-expected-bucket-owner"] = task.source.account
     return headers
 
 
-def make_target_headers(terms: CopyTerms) -> dict[str, str]:
-    return {} if terms.overwrite else {"if-none-match": "*"}
+def make_target_headers(task: CopyTask) -> dict[str, str]:
+    return {} if task.overwrite else {"if-none-match": "*"}
 
 
-async def find_existing_copy(target: AsyncS3, item: CopyItem, terms: CopyTerms) -> Outcome | None:
+async def find_existing_copy(target: AsyncS3, item: CopyItem, task: CopyTask) -> Outcome | None:
     """The existing copy, if nothing may be overwritten. Raises NotCopied if another object has the key."""
-    if terms.overwrite:
+    if task.overwrite:
         return None
     # Not all stores support the condition of the write.
     response = await target.request("HEAD", item.stored_key)
@@ -112,19 +102,19 @@ class ServerSideCopier:
         self,
         source: AsyncS3,
         target: AsyncS3,
-        terms: CopyTerms,
+        task: CopyTask,
         larger: Copier,
         *,
         is_conditional: bool = True,
     ) -> None:
-        self._source, self._target, self._terms, self._larger = source, target, terms, larger
+        self._source, self._target, self._task, self._larger = source, target, task, larger
         self._is_conditional = is_conditional
 
     async def copy(self, item: CopyItem) -> Outcome:
         """Copy an object by one CopyObject request (S3 API), or with `larger` above the limit of a request."""
         if not self._is_conditional:
             await self._require_unchanged(item)
-        if item.size_bytes > self._terms.copy_limit_bytes:
+        if item.size_bytes > self._task.copy_limit_bytes:
             outcome = await self._larger.copy(item)
         else:
             outcome = await self._copy_object(item)
@@ -133,10 +123,10 @@ class ServerSideCopier:
         return outcome
 
     async def _copy_object(self, item: CopyItem) -> Outcome:
-        existing = await find_existing_copy(self._target, item, self._terms)
+        existing = await find_existing_copy(self._target, item, self._task)
         if existing is not None:
             return existing
-        headers = {**make_source_headers(item, self._terms), **make_target_headers(self._terms)}
+        headers = {**make_source_headers(item, self._task), **make_target_headers(self._task)}
         response = await self._target.request("PUT", item.stored_key, headers=headers)
         return make_copied_outcome(item, require_success(response))
 
@@ -291,8 +281,8 @@ class _UploadRecord(BaseModel):
 class Uploads:
     """Uploads in parts into one bucket, recorded under `<work prefix>uploads/` so that a later run can continue."""
 
-    def __init__(self, target: AsyncS3, work_prefix: str, terms: CopyTerms) -> None:
-        self._target, self._prefix, self._terms = target, f"{work_prefix}uploads/", terms
+    def __init__(self, target: AsyncS3, task: CopyTask) -> None:
+        self._target, self._prefix, self._task = target, f"{task.work_prefix}uploads/", task
 
     async def copy(
         self,
@@ -308,7 +298,7 @@ class Uploads:
         etags = None if record is None else await self._list_parts(item, record)
         if record is None or etags is None:
             existing = None if record is None else await self._find_completed(item)
-            existing = existing or await find_existing_copy(self._target, item, self._terms)
+            existing = existing or await find_existing_copy(self._target, item, self._task)
             if existing is not None:
                 return existing
             begun = require_success(
@@ -344,7 +334,7 @@ class Uploads:
         )
         space = "http://s3.amazonaws.com/doc/2006-03-01/"
         body = f'<CompleteMultipartUpload xmlns="{space}">{parts}</CompleteMultipartUpload>'.encode()
-        headers = make_target_headers(self._terms)
+        headers = make_target_headers(self._task)
         return require_success(
             await self._target.request("POST", item.stored_key, {"uploadId": upload_id}, headers, body)
         )
@@ -393,13 +383,13 @@ class Uploads:
 class PartsCopier:
     """Copies large objects within a store, part by part, each part only if the object is the listed one."""
 
-    def __init__(self, source: AsyncS3, target: AsyncS3, terms: CopyTerms, uploads: Uploads) -> None:
-        self._source, self._target, self._terms, self._uploads = BucketSource(source), target, terms, uploads
+    def __init__(self, source: AsyncS3, target: AsyncS3, task: CopyTask, uploads: Uploads) -> None:
+        self._source, self._target, self._task, self._uploads = BucketSource(source), target, task, uploads
 
     async def copy(self, item: CopyItem) -> Outcome:
         """Copy an object by UploadPartCopy (S3 API)."""
         described = await self._source.describe(item)
-        condition = make_source_headers(item, self._terms)
+        condition = make_source_headers(item, self._task)
 
         async def send(upload_id: str, number: int, start: int, end: int) -> str:
             query = {"partNumber": str(number), "uploadId": upload_id}
@@ -407,7 +397,7 @@ class PartsCopier:
             response = require_success(await self._target.request("PUT", item.stored_key, query, headers))
             return _require_part_etag(response.text("ETag").strip('"'), response, number)
 
-        bounds = choose_part_bounds(described, self._terms.copy_limit_bytes)
+        bounds = choose_part_bounds(described, self._task.copy_limit_bytes)
         return await self._uploads.copy(item, described, bounds, send)
 
 
@@ -455,16 +445,16 @@ class MemoryBudget:
 
 class StreamedCopier:
     def __init__(
-        self, source: Source, target: AsyncS3, terms: CopyTerms, uploads: Uploads, memory: MemoryBudget
+        self, source: Source, target: AsyncS3, task: CopyTask, uploads: Uploads, memory: MemoryBudget
     ) -> None:
-        self._source, self._target, self._terms = source, target, terms
+        self._source, self._target, self._task = source, target, task
         self._uploads, self._memory = uploads, memory
 
     async def copy(self, item: CopyItem) -> Outcome:
         """Copy a small object by one PutObject, a larger one in parts (S3 API)."""
-        if item.size_bytes > min(WHOLE_BYTES, self._terms.copy_limit_bytes):
+        if item.size_bytes > min(WHOLE_BYTES, self._task.copy_limit_bytes):
             return await self._copy_parts(item)
-        existing = await find_existing_copy(self._target, item, self._terms)
+        existing = await find_existing_copy(self._target, item, self._task)
         if existing is not None:
             return existing
         async with self._memory.reserve(item.size_bytes):
@@ -472,7 +462,7 @@ class StreamedCopier:
             digest = sha256(content)
             headers = {
                 **described.headers,
-                **make_target_headers(self._terms),
+                **make_target_headers(self._task),
                 "x-amz-checksum-sha256": b64encode(digest.digest()).decode(),
             }
             response = await self._target.request("PUT", item.stored_key, headers=headers, body=content)

@@ -7,9 +7,9 @@ import asyncio
 import heapq
 import io
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +21,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import BaseModel
 
-from lakeshare_pipelines.backup.copy.engine import CopyTask, Progress, ReportProgress, compute_plan_digest
+from lakeshare_pipelines.backup.async_s3 import PREFIX_PER_S, AsyncS3
+from lakeshare_pipelines.backup.copy.engine import (
+    CopyTask,
+    Progress,
+    ReportProgress,
+    compute_plan_digest,
+    write_results,
+)
 from lakeshare_pipelines.backup.copy.local import Capabilities, LocalEngine, probe_capabilities
 from lakeshare_pipelines.backup.inventory.list_objects import run_spark_tasks
 from lakeshare_pipelines.backup.model import (
@@ -35,9 +42,7 @@ from lakeshare_pipelines.backup.model import (
     select_rows_to_copy,
     write_rows,
 )
-from lakeshare_pipelines.backup.stores import BackupStore, open_store
-from lakeshare_pipelines.backup.stores.async_s3 import PREFIX_PER_S, AsyncS3
-from lakeshare_pipelines.backup.stores.store import FOLDER
+from lakeshare_pipelines.backup.stores import FOLDER, BackupStore, open_store
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
 from lakeshare_pipelines.spark.session import count_cores, has_driver_ended
 
@@ -96,11 +101,9 @@ def write_portions(
     paths = [scratch / f"{number}.parquet" for number in range(count)]
     writers = [pq.ParquetWriter(path, PLAN, compression="zstd") for path in paths]
     try:
-        _write_heavy(writers, read())
-        for batch in read():
-            light = batch.filter(pc.invert(_is_heavy(batch)))
-            numbers = (crc32(key.encode()) % count for key in light["key"].to_pylist())
-            _write(writers, light, np.fromiter(numbers, np.int64, light.num_rows))
+        for rows, numbers in _assign(count, read):
+            for number in np.unique(numbers):
+                writers[number].write(rows.filter(pa.array(numbers == number)))
     finally:
         for writer in writers:
             writer.close()
@@ -109,38 +112,32 @@ def write_portions(
         path.unlink()
 
 
+def _assign(
+    count: int, read: Callable[[], Iterable[pa.RecordBatch]]
+) -> "Iterator[tuple[pa.RecordBatch | pa.Table, np.ndarray[tuple[int], np.dtype[np.int64]]]]":
+    """Yields rows with the numbers of their portions: the largest first, each to the portion with the lowest cost
+    (longest processing time first), then the light ones by their keys."""
+    heavy = [rows for batch in read() if (rows := batch.filter(_is_heavy(batch))).num_rows]
+    if heavy:
+        table = pa.Table.from_batches(heavy).sort_by([("size_bytes", "descending"), ("key", "ascending")])
+        loads, numbers = [(0.0, number) for number in range(count)], []
+        for size_bytes in table["size_bytes"].to_pylist():
+            load, number = heapq.heappop(loads)
+            numbers.append(number)
+            heapq.heappush(loads, (load + estimate_cost(size_bytes), number))
+        yield table, np.array(numbers)
+    for batch in read():
+        light = batch.filter(pc.invert(_is_heavy(batch)))
+        hashes = (crc32(key.encode()) % count for key in light["key"].to_pylist())
+        yield light, np.fromiter(hashes, np.int64, light.num_rows)
+
+
 def read_portion(store: BackupStore, prefix: str, number: int) -> pa.Table:
     return pq.read_table(io.BytesIO(store.read(f"{prefix}{number}.parquet")))
 
 
 def _is_heavy(batch: pa.RecordBatch) -> pa.Array:
     return pc.greater_equal(pc.fill_null(batch["size_bytes"], 0), HEAVY_BYTES)
-
-
-def _write_heavy(writers: list[pq.ParquetWriter], batches: Iterable[pa.RecordBatch]) -> None:
-    """Writes the largest rows first, each to the portion with the lowest cost (longest processing time first)."""
-    heavy = [rows for batch in batches if (rows := batch.filter(_is_heavy(batch))).num_rows]
-    if not heavy:
-        return
-    table = pa.Table.from_batches(heavy).sort_by([("size_bytes", "descending"), ("key", "ascending")])
-    loads = [(0.0, number) for number in range(len(writers))]
-    numbers = []
-    for size_bytes in table["size_bytes"].to_pylist():
-        load, number = heapq.heappop(loads)
-        numbers.append(number)
-        heapq.heappush(loads, (load + estimate_cost(size_bytes), number))
-    _write(writers, table, np.array(numbers))
-
-
-def _write(
-    writers: list[pq.ParquetWriter],
-    rows: pa.RecordBatch | pa.Table,
-    numbers: "np.ndarray[tuple[int], np.dtype[np.int64]]",
-) -> None:
-    for number, writer in enumerate(writers):
-        (index,) = np.nonzero(numbers == number)
-        if len(index):
-            writer.write(rows.take(pa.array(index)))
 
 
 @dataclass(frozen=True)
@@ -180,9 +177,10 @@ def read_portion_record(store: BackupStore, portions: Portions, number: int) -> 
         return None
 
 
-def read_done_rows(store: BackupStore, portions: Portions) -> Iterator[pa.Table]:
+def read_done_rows(store: BackupStore, portions: Portions) -> Iterator[pa.RecordBatch]:
     for number in range(portions.count):
-        yield pq.read_table(io.BytesIO(store.read(f"{portions.folder(number)}done.parquet")))
+        content = io.BytesIO(store.read(f"{portions.folder(number)}done.parquet"))
+        yield from pq.read_table(content).to_batches()
 
 
 MAX_IN_FLIGHT = 1024
@@ -208,8 +206,7 @@ class SparkEngine:
         began = time.monotonic()
         if next(select_rows_to_copy(read_rows(task.plan)), None) is None:
             # A day without changes needs no Spark.
-            write_rows(task.done, COPY_RESULTS, ())
-            return CopyRecord(engine=self.name, succeeded=0, failed=0, size_bytes=0, seconds=0.0, reports=())
+            return write_results(self.name, task, (), 0.0, (), {})
         store, spark = open_store(task.target), self._open_spark()
         workers = self._workers or count_cores(spark)
         prefix = f"{_get_prefix(task)}{compute_plan_digest(read_rows(task.plan))}/"
@@ -226,16 +223,10 @@ class SparkEngine:
             records = _run(spark, task, work, progress, self._poll_s)
         finally:
             self._running = None
-        write_rows(task.done, COPY_RESULTS, read_done_rows(store, portions))
-        return CopyRecord(
-            engine=self.name,
-            succeeded=sum(record.succeeded for record in records),
-            failed=sum(record.failed for record in records),
-            size_bytes=sum(record.size_bytes for record in records),
-            seconds=time.monotonic() - began,
-            reports=tuple(report for record in records for report in record.reports),
-            capabilities=records[0].capabilities,
-        )
+        reports = [report for record in records for report in record.reports]
+        done = read_done_rows(store, portions)
+        seconds = time.monotonic() - began
+        return write_results(self.name, task, done, seconds, reports, records[0].capabilities)
 
     def cancel(self, task: CopyTask) -> None:
         """Stop a task: at once in this engine, soon in other processes; finished copies stay."""
@@ -282,43 +273,38 @@ def _run(
     spark: "SparkSession", task: CopyTask, work: PortionWork, progress: _PortionProgress, poll_s: float
 ) -> list[CopyRecord]:
     count = work.portions.count
-    records: list[CopyRecord] = []
-    faults: list[Exception] = []
 
-    def collect() -> None:
+    def collect() -> list[CopyRecord]:
+        # Tags belong to a thread.
+        spark.addTag(_get_tag(task))
+        results = run_spark_tasks(
+            spark, count, count, lambda number: [[work.copy(number).model_dump_json()]], BackupError
+        )
+        return [CopyRecord.model_validate_json(text) for (text,) in results]
+
+    with ThreadPoolExecutor(1, "lakeshare-copy") as pool:
+        records = pool.submit(collect)
         try:
-            # Tags belong to a thread.
-            spark.addTag(_get_tag(task))
-            results = run_spark_tasks(
-                spark, count, count, lambda number: [[work.copy(number).model_dump_json()]], BackupError
-            )
-            records.extend(CopyRecord.model_validate_json(text) for (text,) in results)
-        except Exception as error:  # raised again below, in the thread of the caller
-            faults.append(error)
-
-    thread = threading.Thread(target=collect, name="lakeshare-copy")
-    thread.start()
-    try:
-        while thread.is_alive():
-            thread.join(poll_s)
+            while not wait([records], poll_s).done:
+                progress.poll()
             progress.poll()
-    finally:
-        if thread.is_alive():
-            spark.interruptTag(_get_tag(task))
-            thread.join()
-    if faults and isinstance(faults[0], BackupError):
-        raise faults[0]
-    if faults:
+        finally:
+            if not records.done():
+                spark.interruptTag(_get_tag(task))
+    try:
+        return records.result()
+    except BackupError:
+        raise
+    except Exception as error:
         # If the driver is gone, its exception has no text.
         reason = "its driver died"
         if not has_driver_ended(wait_s=5.0):
-            reason = (str(faults[0]).strip().splitlines() or [type(faults[0]).__name__])[0]
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise BackupError(
             f"copy to {task.target}",
             f"Spark ended before everything was copied: {reason.rstrip('.')}",
             "Run it again: it goes on where it was. See `logs/spark.log` in the state folder.",
-        ) from faults[0]
-    return records
+        ) from error
 
 
 async def _probe_target(task: CopyTask) -> Capabilities:

@@ -14,8 +14,7 @@ import pyarrow.compute as pc
 
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.points import OWN_PREFIX
-from lakeshare_pipelines.backup.stores import StoreAddress
-from lakeshare_pipelines.backup.stores.store import FOLDER, REMEDIES, make_s3_client, make_unreachable_error
+from lakeshare_pipelines.backup.stores import FOLDER, REMEDIES, S3Store, StoreAddress, make_unreachable_error
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_server.storage import s3
 from lakeshare_server.storage.s3 import S3Refused, S3Unreachable
@@ -154,8 +153,9 @@ def own_prefixes(backup: Backup) -> tuple[str, ...]:
     """
     source, target = backup.source, backup.target
     prefixes = {OWN_PREFIX, f"{source.prefix}{OWN_PREFIX}"}
-    # A target with a day in it: the common prefix of all days.
-    addresses = [target.model_copy(update={"url": target.url.split("{day}")[0]}), backup.records]
+    # Of a target with a day in it the common prefix of all days, which need not end where a name does.
+    target_url, day, _ = target.url.partition("{day}")
+    addresses = [target.model_copy(update={"url": target_url}), backup.records]
     if backup.listing.kind != "manifest_csv":
         locations = (backup.listing.location, backup.listing.journal)
         addresses += [resolve_address(backup, location) for location in locations if location is not None]
@@ -163,7 +163,8 @@ def own_prefixes(backup: Backup) -> tuple[str, ...]:
     for address in addresses:
         if address.url.startswith(root) and address.endpoint == source.endpoint:
             below = address.url.removeprefix(root)
-            prefixes.add(below if below.endswith(("-", "/")) or not below else f"{below}/")
+            is_whole = below.endswith("/") or (day and address.url == target_url)
+            prefixes.add(below if is_whole or not below else f"{below}/")
     return tuple(sorted(prefixes - {""}))
 
 
@@ -350,11 +351,8 @@ class _Absent(BackupError):
 
 
 def _call(address: StoreAddress, method: str, **request: Any) -> Document:
-    if address.account:
-        request["ExpectedBucketOwner"] = address.account
     try:
-        with s3.translate_errors():
-            response: Document = getattr(make_s3_client(address), method)(Bucket=address.bucket, **request)
+        return S3Store(address).call(method, **request)
     except S3Refused as error:
         if error.code in ABSENT_CODES:
             raise _Absent(f"{address}", "there is none", "Put it there.") from error
@@ -366,4 +364,3 @@ def _call(address: StoreAddress, method: str, **request: Any) -> Document:
         raise BackupError(f"{address}", reason, fix) from error
     except S3Unreachable as error:
         raise make_unreachable_error(f"{address}", error) from error
-    return response

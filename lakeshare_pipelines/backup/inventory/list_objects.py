@@ -21,10 +21,11 @@ from urllib.parse import unquote_to_bytes
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakeshare_pipelines.backup import stores
+from lakeshare_pipelines.backup.async_s3 import AsyncS3
 from lakeshare_pipelines.backup.config import GIB
 from lakeshare_pipelines.backup.model import LISTING, group_batches, make_listing_batch
-from lakeshare_pipelines.backup.stores import StoreAddress, store
-from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3
+from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.spark.session import count_cores, is_connect
 from lakeshare_server.storage.stores import UNFINISHED
@@ -48,7 +49,7 @@ SCANNING = 4 * THREADS  # Folders that are scanned, or whose rows are not consum
 def list_folder_rows(address: StoreAddress) -> Iterator[pa.RecordBatch]:
     """All files below a folder, unordered. Raises BackupError if a folder cannot be read, or a name is not UTF-8."""
     root = Path(address.url)
-    with store.translate_errors(str(root)):
+    with stores.translate_errors(str(root)):
         # A folder below may vanish while it is listed; this one must exist.
         os.scandir(root).close()
     with ThreadPoolExecutor(THREADS, "folders") as pool:
@@ -72,7 +73,7 @@ def _scan_folder(root: Path, folder: str) -> tuple[pa.RecordBatch, list[str]]:
     folders: list[str] = []
     # A folder or file may vanish while it is listed.
     with (
-        store.translate_errors(str(root / folder)),
+        stores.translate_errors(str(root / folder)),
         suppress(FileNotFoundError),
         os.scandir(root / folder) as entries,
     ):
@@ -101,7 +102,7 @@ def _make_folder_rows(root: Path, files: list[tuple[str, os.stat_result]]) -> pa
         "key": keys,
         "size_bytes": pa.array([status.st_size for _, status in files], pa.int64()),
         "last_modified": pa.array(milliseconds, pa.int64()).cast(LISTING.field("last_modified").type),
-        "etag": pa.array([store.compute_etag(status) for _, status in files], pa.string()),
+        "etag": pa.array([stores.compute_etag(status) for _, status in files], pa.string()),
         "storage_class": pa.repeat("STANDARD", count),
         "is_multipart": pa.repeat(False, count),
     }
@@ -187,10 +188,10 @@ def read_page(body: bytes) -> Page:
     is_marker = None
     if MARKER in body:
         is_marker = [kind == b"DeleteMarker" for kind, _ in _ENTRY.findall(body)]
-    keys = _decode_keys([key for key in columns["key"] if key is not None], is_encoded)
+    keys = _read_keys([key for key in columns["key"] if key is not None], is_encoded)
     if len(keys) != len(columns["etag"]):
         raise ValueError("the response has objects without a key")
-    prefixes = _decode_keys(_PREFIX.findall(body), is_encoded)
+    prefixes = _read_keys(_PREFIX.findall(body), is_encoded)
     return Page(keys, columns, is_marker, prefixes, _parse_next(body, is_encoded))
 
 
@@ -202,7 +203,7 @@ def _parse_next(body: bytes, is_encoded: bool) -> dict[str, str]:
     if not markers:
         raise ValueError("the response is not the last page, but has no marker of the next")
     return {
-        name: _decode_keys([value], is_encoded and name == "key-marker")[0] for name, value in markers.items()
+        name: _read_keys([value], is_encoded and name == "key-marker")[0] for name, value in markers.items()
     }
 
 
@@ -226,23 +227,21 @@ def _parse_entries(body: bytes) -> dict[str, Column]:
     return {name: [match[1] if match else None for match in column] for name, column in matches.items()}
 
 
-def _decode_keys(spelt: Sequence[bytes], is_encoded: bool) -> list[str]:
-    """Decodes keys: S3 encodes them like forms (a blank is a plus), or escapes them like XML."""
+def _read_keys(spelt: Sequence[bytes], is_encoded: bool) -> list[str]:
+    """Keys of a response, which are escaped like XML and, with `is_encoded`, encoded like forms before that."""
+    if any(b"&" in key for key in spelt):
+        spelt = [unescape(key.decode()).encode() for key in spelt]
+    return decode_keys(spelt) if is_encoded else [key.decode() for key in spelt]
+
+
+def decode_keys(spelt: Sequence[bytes]) -> list[str]:
+    """Decodes keys that are encoded like forms (a blank is a plus). Raises UnicodeDecodeError if one is not UTF-8."""
     joined = b"\n".join(spelt)
-    is_plain = b"&" not in joined and b"%0A" not in joined and b"%0a" not in joined
-    if not spelt or not is_plain or joined.count(b"\n") >= len(spelt):
-        return [_decode_key(key, is_encoded) for key in spelt]
-    if is_encoded and (b"%" in joined or b"+" in joined):
-        for escape, plain in _FREQUENT:
-            joined = joined.replace(escape, plain)
-        if b"%" in joined:
-            joined = unquote_to_bytes(joined)
-    return joined.decode().split("\n")
-
-
-def _decode_key(spelt: bytes, is_encoded: bool) -> str:
-    text = unescape(spelt.decode()) if b"&" in spelt else spelt.decode()
-    return unquote_to_bytes(text.replace("+", " ")).decode() if is_encoded else text
+    if not spelt or joined.count(b"\n") >= len(spelt) or b"%0A" in joined or b"%0a" in joined:
+        return [unquote_to_bytes(key.replace(b"+", b" ")).decode() for key in spelt]
+    for escape, plain in _FREQUENT:
+        joined = joined.replace(escape, plain)
+    return (unquote_to_bytes(joined) if b"%" in joined else joined).decode().split("\n")
 
 
 HIGHEST = "~"  # The highest character of most keys; higher ones are searched only after a key that has one
@@ -430,7 +429,7 @@ class BucketListing:
         response = await self.s3.request("GET", query=kind | parameters | more | dict(place))
         where = self.s3.address.location(prefix)
         if not response.is_success:
-            raise store.make_refusal(where, response.code, response.message)
+            raise stores.make_refusal(where, response.code, response.message)
         try:
             return read_page(response.body)
         except ValueError as error:
@@ -608,7 +607,7 @@ def list_rows(
     report_progress: ReportProgress | None = log_message,
 ) -> Iterator[pa.RecordBatch]:
     """All objects of a source, or of ranges of a bucket, unordered: batches of about `ROWS_A_BATCH` rows of LISTING."""
-    if source.kind == store.FOLDER:
+    if source.kind == stores.FOLDER:
         batches = list_folder_rows(source)
     else:
         batches = _run_generator(_list_bucket_rows(source, versions, in_flight, ranges))

@@ -16,7 +16,7 @@ from functools import cached_property, partial
 from hashlib import md5
 from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple, TypeVar
-from urllib.parse import quote, unquote_plus
+from urllib.parse import quote
 from uuid import uuid4
 
 import pyarrow as pa
@@ -41,14 +41,14 @@ from lakeshare_pipelines.backup.inventory.configuration import (
 from lakeshare_pipelines.backup.inventory.list_objects import (
     IN_FLIGHT,
     ReportProgress,
+    decode_keys,
     list_by_spark,
     list_rows,
     log_message,
     run_spark_tasks,
 )
 from lakeshare_pipelines.backup.points import Workspace, get_point_time
-from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, open_store
-from lakeshare_pipelines.backup.stores.store import FOLDER
+from lakeshare_pipelines.backup.stores import FOLDER, BackupStore, StoreAddress, open_store
 from lakeshare_pipelines.errors import BackupError, ObjectMissing, ReportUnusable
 from lakeshare_pipelines.spark.session import count_cores
 
@@ -327,23 +327,6 @@ def read_listed_rows(store: BackupStore, report: Report, file: ReportFile) -> It
             raise ReportUnusable(where, reason, NEXT_REPORT) from error
 
 
-def decode_keys(keys: pa.Array) -> pa.Array:
-    """Decodes keys of CSV reports (URL-encoded, a space as `+`). Raises UnicodeDecodeError if one is not UTF-8."""
-    is_encoded = pc.match_substring_regex(keys, "[%+]")
-    if not pc.any(is_encoded).as_py():
-        return keys
-    # Folders repeat from key to key, and have the `%3D` of partitions.
-    folders: dict[str, str] = {}
-
-    def decode(key: str) -> str:
-        folder, slash, name = key.rpartition("/")
-        if folder not in folders:
-            folders[folder] = unquote_plus(folder, errors="strict")
-        return f"{folders[folder]}{slash}{unquote_plus(name, errors='strict')}"
-
-    return pa.array([decode(key) for key in keys.to_pylist()], pa.string())
-
-
 def _normalize_report_rows(rows: pa.RecordBatch, report: Report, where: str) -> pa.RecordBatch:
     lacking = [name for name in ("bucket", "key", *NEEDED) if name not in rows.schema.names]
     if lacking:
@@ -351,8 +334,9 @@ def _normalize_report_rows(rows: pa.RecordBatch, report: Report, where: str) -> 
     columns = select_listed_columns(rows, LISTED_AS)
     if pc.any(pc.not_equal(columns["bucket"], report.source_bucket)).as_py():
         raise ReportUnusable(where, f"it has rows of other buckets than {report.source_bucket}", NEXT_REPORT)
-    if report.file_format == "CSV":
-        columns["key"] = decode_keys(columns["key"])
+    if report.file_format == "CSV" and pc.any(pc.match_substring_regex(columns["key"], "[%+]")).as_py():
+        spelt = columns["key"].cast(pa.binary()).to_pylist()
+        columns["key"] = pa.array(decode_keys(spelt), pa.string())
     return model.make_listing_batch(columns, len(rows))
 
 
@@ -434,29 +418,25 @@ class ReportReader:
         """Opened once: making a boto3 client takes as long as reading a small file."""
         return open_store(self.report.store)
 
-    def read(self, number: int, seen: Callable[[int], None] = lambda _: None) -> tuple[int, int]:
-        """Write the rows of one data file as a Parquet file, or replace it; returns rows and their bytes. `seen` is
-        called with the number of rows of each batch. Raises ReportUnusable."""
+    def read(self, number: int, seen: Callable[[int], None] = lambda _: None) -> str:
+        """Write the rows of one data file as a Parquet file, or replace it; returns its name. `seen` is called with the
+        number of rows of each batch. Raises ReportUnusable."""
         path = self.folder / f"part-{number:05}.parquet"
         part = path.with_suffix(".writing")
-        rows = size = 0
         try:
             with pq.ParquetWriter(part, model.LISTING, compression="zstd") as writer:
                 for batch in read_listed_rows(self.store, self.report, self.report.files[number]):
                     if self.prefix:
                         batch = batch.filter(pc.starts_with(batch["key"], self.prefix))
                     kept = drop_prefixes(batch, self.own)
-                    if not len(kept):
-                        continue
-                    writer.write_batch(kept)
-                    rows += len(kept)
-                    seen(len(kept))
-                    size += pc.sum(kept["size_bytes"]).as_py() or 0
+                    if len(kept):
+                        writer.write_batch(kept)
+                        seen(len(kept))
         except ReportUnusable:
             part.unlink(missing_ok=True)
             raise
         part.replace(path)
-        return rows, size
+        return path.name
 
 
 def list_report(
@@ -480,16 +460,14 @@ def list_report(
         report_progress(f"Spark reads {files} files of the report")
         session = spark()
         partitions = min(files, 4 * count_cores(session))
-        counts = run_spark_tasks(
-            session, files, partitions, lambda number: [reader.read(number)], ReportUnusable
-        )
+        run_spark_tasks(session, files, partitions, lambda number: [[reader.read(number)]], ReportUnusable)
     else:
-        counts = _read_by_threads(reader, report_progress)
-    rows = sum(count for count, _ in counts)
+        _read_by_threads(reader, report_progress)
+    unfinished.rename(folder)
+    rows, size_bytes = count_listing(workspace)
     if not rows:
         fix = "Check the filter of the store's inventory; an empty source needs no backup."
         raise ReportUnusable(report.location, f"it lists no object of {backup.source}", fix)
-    unfinished.rename(folder)
     warning = (
         f"{report.location} lists current objects only, though backup {backup.name} asks for all versions: "
         "nothing can be healed from older ones. Configure the store's inventory with all versions."
@@ -501,24 +479,33 @@ def list_report(
         manifest_md5=report.manifest_md5,
         has_versions=report.has_versions,
         rows=rows,
-        size_bytes=sum(size for _, size in counts),
+        size_bytes=size_bytes,
         warnings=(warning,) if backup.listing.versions and not report.has_versions else (),
     )
 
 
-def _read_by_threads(reader: ReportReader, report_progress: ReportProgress) -> list[tuple[int, int]]:
-    files, counts, seen = len(reader.report.files), list[tuple[int, int]](), list[int]()
+def count_listing(workspace: Workspace) -> tuple[int, int]:
+    """Number of rows of a listing, and their bytes; removes a listing without rows."""
+    rows, size_bytes = model.count_rows(model.read_rows(workspace.rows("listing"), ["size_bytes"]))
+    if not rows:
+        workspace.clear("listing")
+    return rows, size_bytes
+
+
+def _read_by_threads(reader: ReportReader, report_progress: ReportProgress) -> None:
+    files, seen = len(reader.report.files), list[int]()
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
         left = {pool.submit(reader.read, number, seen.append) for number in range(files)}
         try:
             while left:
                 done, left = wait(left, PROGRESS_EVERY_S, FIRST_COMPLETED)
-                counts += [future.result() for future in done]
-                report_progress(f"read {len(counts)} of {files} files of the report: {sum(seen):,} objects")
+                for future in done:
+                    future.result()
+                finished = files - len(left)
+                report_progress(f"read {finished} of {files} files of the report: {sum(seen):,} objects")
         except BackupError:
             pool.shutdown(cancel_futures=True)
             raise
-    return counts
 
 
 LISTED_FIELDS = tuple(field for field in NEEDED_FIELDS if field != "EncryptionStatus")

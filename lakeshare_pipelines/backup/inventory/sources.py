@@ -7,15 +7,16 @@ import csv
 import datetime as dt
 import io
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import md5
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_plus
 from uuid import uuid4
 
+import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -37,8 +38,13 @@ from lakeshare_pipelines.backup.inventory.list_objects import (
 )
 from lakeshare_pipelines.backup.model import LISTING, ListingRecord, OpenSpark, make_listing_batch, write_rows
 from lakeshare_pipelines.backup.points import Workspace, get_point_time
-from lakeshare_pipelines.backup.stores import ObjectHead, StoreAddress, open_store
-from lakeshare_pipelines.backup.stores.store import FOLDER, make_file_properties
+from lakeshare_pipelines.backup.stores import (
+    FOLDER,
+    ObjectHead,
+    StoreAddress,
+    make_file_properties,
+    open_store,
+)
 from lakeshare_pipelines.errors import BackupError, ReportUnusable
 from lakeshare_server.outbound import Service
 
@@ -49,19 +55,9 @@ if TYPE_CHECKING:
 
 
 def _write_listing(workspace: Workspace, batches: Iterable[pa.RecordBatch]) -> tuple[int, int]:
-    size = 0
-
-    def count() -> Iterator[pa.RecordBatch]:
-        nonlocal size
-        for batch in batches:
-            size += pc.sum(batch["size_bytes"]).as_py() or 0
-            if batch.num_rows:
-                yield batch
-
-    rows = write_rows(workspace.clear("listing"), LISTING, count())
-    if not rows:
-        workspace.clear("listing")
-    return rows, size
+    """Write rows of LISTING; returns their number and bytes."""
+    write_rows(workspace.clear("listing"), LISTING, (batch for batch in batches if batch.num_rows))
+    return reports.count_listing(workspace)
 
 
 def list_source(
@@ -74,10 +70,8 @@ def list_source(
     source, own, versions = backup.source, own_prefixes(backup), backup.listing.versions
     started_at = dt.datetime.now(dt.UTC)
     if spark is not None and backup.engine == "spark" and source.kind != FOLDER:
-        folder = workspace.clear("listing")
-        rows, size = _write_rows_by_spark(spark(), source, folder, own, versions, report_progress)
-        if not rows:
-            workspace.clear("listing")
+        _write_rows_by_spark(spark(), source, workspace.clear("listing"), own, versions, report_progress)
+        rows, size = reports.count_listing(workspace)
     else:
         in_flight = min(backup.in_flight, IN_FLIGHT)
         batches = list_rows(source, versions=versions, in_flight=in_flight, report_progress=report_progress)
@@ -103,27 +97,23 @@ def _write_rows_by_spark(
     own: tuple[str, ...],
     versions: bool,
     report_progress: ReportProgress,
-) -> tuple[int, int]:
+) -> None:
     unfinished = folder.with_name(f".{folder.name}.part")
     unfinished.mkdir(parents=True)
 
-    def write(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, int, int]]:
-        path, rows, size = unfinished / f"{uuid4().hex}.writing", 0, 0
+    def write(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str]]:
+        path = unfinished / f"{uuid4().hex}.writing"
         with pq.ParquetWriter(path, LISTING, compression="zstd") as writer:
             for batch in batches:
-                kept = drop_prefixes(batch, own)
-                writer.write_batch(kept)
-                rows += kept.num_rows
-                size += pc.sum(kept["size_bytes"]).as_py() or 0
-        yield path.name, rows, size
+                writer.write_batch(drop_prefixes(batch, own))
+        yield (path.name,)
 
     files = list_by_spark(spark, source, versions, write, report_progress)
-    for number, (name, _, _) in enumerate(files):
+    for number, (name,) in enumerate(files):
         (unfinished / name).rename(unfinished / f"part-{number:05}.parquet")
     for left in unfinished.glob("*.writing"):
         left.unlink()
     unfinished.rename(folder)
-    return sum(rows for _, rows, _ in files), sum(size for _, _, size in files)
 
 
 HEADS_AT_ONCE = 10
@@ -349,8 +339,7 @@ def list_metadata(
 
     if has_versions or backup.listing.journal is not None:
         report_progress(f"reading all records of {backup.listing.location}")
-        state = _replay_records(_read_records(backup, inventory, snapshot, day))
-        batches: Iterable[pa.RecordBatch] = state.to_batches()
+        batches = _read_records(backup, inventory, snapshot, day)
     else:
         present = tuple(name for name in METADATA_COLUMNS if name in inventory.schema().column_names)
         reader = inventory.scan(snapshot_id=snapshot.snapshot_id, selected_fields=present)
@@ -369,49 +358,39 @@ def list_metadata(
     )
 
 
-def _read_records(backup: Backup, inventory: "Table", snapshot: "Snapshot", day: str) -> pa.Table:
-    wanted = [*METADATA_COLUMNS, "sequence_number"]
-    present = tuple(name for name in wanted if name in inventory.schema().column_names)
-    records = inventory.scan(snapshot_id=snapshot.snapshot_id, selected_fields=present).to_arrow()
-    records = _add_missing(records, wanted).append_column(
-        "record_type", pa.repeat(pa.scalar("CREATE"), len(records))
-    )
+def _read_records(
+    backup: Backup, inventory: "Table", snapshot: "Snapshot", day: str
+) -> Iterator[pa.RecordBatch]:
+    """The objects of a snapshot, with the journal's changes until the end of the day if there is a journal."""
+    wanted = (*METADATA_COLUMNS, "sequence_number")
+    records = _scan(inventory, wanted, snapshot_id=snapshot.snapshot_id)
     if backup.listing.journal is None:
-        return records
-    journal = _open(backup, backup.listing.journal)
-    _require_columns(journal, (*NEEDED, "record_type", "record_timestamp"))
-    is_zoned = "tz" in str(journal.schema().find_type("record_timestamp"))
-    until = get_point_time(day).replace(tzinfo=dt.UTC if is_zoned else None).isoformat()
-    present = tuple(name for name in (*wanted, "record_type") if name in journal.schema().column_names)
-    changes = journal.scan(row_filter=f"record_timestamp <= '{until}'", selected_fields=present).to_arrow()
-    return pa.concat_tables([records, _add_missing(changes, records.schema.names).cast(records.schema)])
+        changes = records.slice(0, 0)
+    else:
+        journal = _open(backup, backup.listing.journal)
+        _require_columns(journal, (*NEEDED, "record_type", "record_timestamp"))
+        is_zoned = "tz" in str(journal.schema().find_type("record_timestamp"))
+        until = get_point_time(day).replace(tzinfo=dt.UTC if is_zoned else None).isoformat()
+        changes = _scan(journal, (*wanted, "record_type"), row_filter=f"record_timestamp <= '{until}'")
+    with duckdb.connect() as database:
+        database.from_arrow(records).create_view("records")
+        database.from_arrow(changes).create_view("changes")
+        for batch in database.sql(_REPLAY).to_arrow_reader(131_072):
+            yield _normalize_records(batch)
 
 
-def _replay_records(records: pa.Table) -> pa.Table:
-    records = records.set_column(
-        records.schema.get_field_index("version_id"), "version_id", pc.fill_null(records["version_id"], "")
-    )
-    last = _select_newest(records, ["key", "version_id"])
-    there = last.filter(pc.not_equal(last["record_type"], "DELETE"))
-    numbers = pa.array(range(len(there)), pa.int64())
-    newest = _select_newest(there.append_column("row", numbers), ["key"])
-    is_latest = pc.is_in(numbers, newest["row"].combine_chunks())
-    batches = there.append_column("is_latest", is_latest).combine_chunks().to_batches(max_chunksize=131_072)
-    return pa.Table.from_batches([_normalize_records(batch) for batch in batches], LISTING)
+_REPLAY = """
+WITH every AS (SELECT *, 'CREATE' AS record_type FROM records UNION ALL BY NAME SELECT * FROM changes),
+newest AS (SELECT * FROM every QUALIFY row_number() OVER (
+    PARTITION BY key, coalesce(version_id, '') ORDER BY sequence_number DESC) = 1)
+SELECT *, row_number() OVER (PARTITION BY key ORDER BY sequence_number DESC) = 1 AS is_latest
+FROM newest WHERE record_type <> 'DELETE' ORDER BY key, version_id
+"""
 
 
-def _select_newest(records: pa.Table, names: list[str]) -> pa.Table:
-    """The record with the greatest sequence number for each combination of some columns."""
-    ordered = records.sort_by(
-        [*((name, "ascending") for name in names), ("sequence_number", "descending")]
-    ).combine_chunks()
-    if len(ordered) < 2:
-        return ordered
-    is_same = pa.array([True] * (len(ordered) - 1))
-    for name in names:
-        column = ordered[name].combine_chunks()
-        is_same = pc.and_(is_same, pc.equal(column[1:], column[:-1]))
-    return ordered.filter(pa.concat_arrays([pa.array([True]), pc.invert(is_same)]))
+def _scan(table: "Table", names: Sequence[str], **selection: Any) -> pa.Table:
+    present = tuple(name for name in names if name in table.schema().column_names)
+    return table.scan(selected_fields=present, **selection).to_arrow()
 
 
 def _normalize_records(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -419,16 +398,7 @@ def _normalize_records(batch: pa.RecordBatch) -> pa.RecordBatch:
     return make_listing_batch(columns, len(batch))
 
 
-def _add_missing(table: pa.Table, names: list[str]) -> pa.Table:
-    """A table with exactly these columns; missing ones are null."""
-    kinds = {"is_delete_marker": pa.bool_(), "is_multipart": pa.bool_(), "size": pa.int64()}
-    for name in names:
-        if name not in table.schema.names:
-            table = table.append_column(name, pa.nulls(len(table), kinds.get(name, pa.string())))
-    return table.select(names)
-
-
-def _require_columns(table: "Table", names: tuple[str, ...]) -> None:
+def _require_columns(table: "Table", names: Sequence[str]) -> None:
     lacking = [name for name in names if name not in table.schema().column_names]
     if lacking:
         fix = "Name a table of S3 Metadata: the live inventory as `location`, the journal as `journal`."

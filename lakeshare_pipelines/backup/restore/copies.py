@@ -22,10 +22,13 @@ from lakeshare_pipelines.backup import model
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.copy.engine import Archived, Progress, ReportProgress, thaw
 from lakeshare_pipelines.backup.points import OWN_PREFIX, Points, Workspace
-from lakeshare_pipelines.backup.stores import BackupStore, ListedObject, StoreAddress, open_store
-from lakeshare_pipelines.backup.stores.store import (
+from lakeshare_pipelines.backup.stores import (
+    BackupStore,
+    ListedObject,
+    StoreAddress,
     make_file_properties,
     make_storage_options,
+    open_store,
     remove_unfinished,
 )
 from lakeshare_pipelines.backup.verify.delta import count_rows

@@ -36,8 +36,7 @@ from lakeshare_pipelines.backup.restore.copies import (
     select_table,
 )
 from lakeshare_pipelines.backup.retention import hold_point
-from lakeshare_pipelines.backup.stores import StoreAddress, open_store
-from lakeshare_pipelines.backup.stores.store import make_storage_options
+from lakeshare_pipelines.backup.stores import StoreAddress, make_storage_options, open_store
 from lakeshare_pipelines.contracts.loader import load_contracts
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings

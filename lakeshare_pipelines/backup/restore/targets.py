@@ -32,7 +32,8 @@ from lakeshare_pipelines.backup.restore.copies import (
     read_verified,
     select_table,
 )
-from lakeshare_pipelines.backup.rewriting import (
+from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, make_storage_options, open_store
+from lakeshare_pipelines.backup.verify.rewriting import (
     MOUNT_PROPERTIES,
     RewrittenTable,
     find_whole_snapshots,
@@ -40,8 +41,6 @@ from lakeshare_pipelines.backup.rewriting import (
     rewrite_table,
     set_current_snapshot,
 )
-from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, open_store
-from lakeshare_pipelines.backup.stores.store import make_storage_options
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.contracts.loader import load_contracts
 from lakeshare_pipelines.errors import BackupError, IcebergCatalogError, NessieError, SparkError

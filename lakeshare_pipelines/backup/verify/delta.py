@@ -15,8 +15,7 @@ import pyarrow.compute as pc
 
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.model import OpenSpark, Status, TableProof
-from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress
-from lakeshare_pipelines.backup.stores.store import make_storage_options
+from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, make_storage_options
 from lakeshare_pipelines.backup.verify.delta_replay import (
     NOT_WHOLE,
     SIDECARS,

@@ -13,9 +13,7 @@ import pyarrow as pa
 
 from lakeshare_pipelines.backup.model import OpenSpark, Status, TableProof
 from lakeshare_pipelines.backup.points import Points
-from lakeshare_pipelines.backup.rewriting import MOUNT_PROPERTIES, RewrittenTable, rewrite_table
-from lakeshare_pipelines.backup.stores import StoreAddress
-from lakeshare_pipelines.backup.stores.store import make_file_properties
+from lakeshare_pipelines.backup.stores import StoreAddress, make_file_properties
 from lakeshare_pipelines.backup.verify.objects import (
     READ_WHOLE_FILES,
     Need,
@@ -25,6 +23,7 @@ from lakeshare_pipelines.backup.verify.objects import (
     explain_too_small,
     normalize_location,
 )
+from lakeshare_pipelines.backup.verify.rewriting import MOUNT_PROPERTIES, RewrittenTable, rewrite_table
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
 from lakeshare_pipelines.nessie.client import Nessie
 from lakeshare_pipelines.nessie.server import ensure_nessie, nessie_dir

@@ -9,10 +9,11 @@ from urllib.parse import unquote
 
 import pytest
 
-from lakeshare_pipelines.backup.stores import StoreAddress, async_s3, open_store
-from lakeshare_pipelines.backup.stores import async_s3 as pace_module
-from lakeshare_pipelines.backup.stores import store as store_module
-from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3, Identity, Pace, Response
+from lakeshare_pipelines.backup import async_s3
+from lakeshare_pipelines.backup import async_s3 as pace_module
+from lakeshare_pipelines.backup import stores as store_module
+from lakeshare_pipelines.backup.async_s3 import AsyncS3, Identity, Pace, Response
+from lakeshare_pipelines.backup.stores import StoreAddress, open_store
 from lakeshare_pipelines.errors import BackupError, NoResponse
 from lakeshare_server.outbound import Service
 from tests.builders.answering_store import AnsweringStore, answering_store, said
@@ -43,8 +44,8 @@ def asked(
 
     async def ask() -> Response:
         address = StoreAddress(url="s3://lake", endpoint=store.endpoint, region="us-east-1")
-        async with AsyncS3(address, 4, attempts=4) as s3:
-            return await s3.request(method, key, query)
+        async with AsyncS3(address, 4) as s3:
+            return await s3.request(method, key, query, attempts=4)
 
     return asyncio.run(ask())
 

@@ -9,8 +9,7 @@ from deltalake import DeltaTable
 from lakeshare_pipelines.backup.points import Points
 from lakeshare_pipelines.backup.restore.tables import PointRestore, restore_other_files
 from lakeshare_pipelines.backup.retention import sweep_points
-from lakeshare_pipelines.backup.stores import ListedObject, StoreAddress
-from lakeshare_pipelines.backup.stores.store import UNFINISHED, FolderStore
+from lakeshare_pipelines.backup.stores import UNFINISHED, FolderStore, ListedObject, StoreAddress
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
 from tests.builders.backup_lakes import Lake

@@ -7,14 +7,14 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from lakeshare_pipelines.backup.copy.aws_batch import JobKind, JobRows, divide_into_jobs, find_stored_prefix
+from lakeshare_pipelines.backup.copy.aws_batch import JobRows, divide_into_jobs, find_stored_prefix
 from lakeshare_pipelines.backup.copy.engine import compute_plan_digest
 from tests.builders.backup_plan import plan_batch, planned
 from tests.builders.keys import AWKWARD_KEYS
 
 
-def rows_of(jobs: list[JobRows]) -> list[tuple[JobKind, list[str]]]:
-    return [(job.kind, job.table["key"].to_pylist()) for job in jobs]
+def rows_of(jobs: list[JobRows]) -> list[tuple[tuple[str, str, bool], list[str]]]:
+    return [((job.bucket, job.stored_prefix, job.has_versions), job.table["key"].to_pylist()) for job in jobs]
 
 
 def lines_of(job: JobRows) -> list[list[str]]:
@@ -42,11 +42,11 @@ def test_buckets_prefixes_and_versions_are_jobs_of_their_own() -> None:
     ]
     jobs = list(divide_into_jobs([plan_batch(*rows)]))
     assert rows_of(jobs) == [
-        (JobKind("lake", "objects", False), ["a"]),
-        (JobKind("lake", "remade/2026-11-20", False), ["b"]),
-        (JobKind("other", "objects", False), ["c"]),
-        (JobKind("lake", "objects", True), ["d", "e"]),
-        (JobKind("lake", "", False), ["f"]),
+        (("lake", "objects", False), ["a"]),
+        (("lake", "remade/2026-11-20", False), ["b"]),
+        (("other", "objects", False), ["c"]),
+        (("lake", "objects", True), ["d", "e"]),
+        (("lake", "", False), ["f"]),
     ]
     assert lines_of(jobs[3]) == [["lake", "d", "v7"], ["lake", "e", "null"]]
 
@@ -59,9 +59,7 @@ def test_what_no_job_can_copy_is_in_none() -> None:
         planned("elsewhere", stored_key="objects/under-another-name"),
         planned("frozen", lane="archived"),
     ]
-    assert rows_of(list(divide_into_jobs([plan_batch(*rows)]))) == [
-        (JobKind("lake", "objects", False), ["frozen"])
-    ]
+    assert rows_of(list(divide_into_jobs([plan_batch(*rows)]))) == [(("lake", "objects", False), ["frozen"])]
 
 
 def test_large_plans_become_several_jobs_the_same_every_time() -> None:
@@ -73,7 +71,7 @@ def test_large_plans_become_several_jobs_the_same_every_time() -> None:
     assert [job.manifest() for job in jobs] == [
         job.manifest() for job in divide_into_jobs(batches, rows_a_job=5)
     ]
-    assert sum(job.size_bytes for job in jobs) == 12 * 4096
+    assert sum(sum(job.table["size_bytes"].to_pylist()) for job in jobs) == 12 * 4096
 
 
 def test_a_stored_prefix_is_told_only_where_the_stored_key_ends_with_the_key() -> None:

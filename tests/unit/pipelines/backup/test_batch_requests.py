@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lakeshare_pipelines.backup.config import Batch
-from lakeshare_pipelines.backup.copy.aws_batch import JobKind, check_request, make_copy_request
+from lakeshare_pipelines.backup.copy.aws_batch import BatchJob, check_request, make_copy_request
 from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.errors import BackupError
 
@@ -15,12 +15,14 @@ BATCH = Batch(account="222222222222", role_arn="arn:aws:iam::222222222222:role/c
 TARGET = StoreAddress(url="s3://vault/lake/", region="eu-central-1", account="222222222222")
 
 
-def a_request(batch: Batch = BATCH, kind: JobKind | None = None, **changed: Any) -> dict[str, Any]:
-    kind = kind or JobKind("lake", "lake/objects", False)
-    request = make_copy_request(
-        batch, TARGET, kind, AS_OF, ("work/manifest.csv", "0" * 32), "work/report", "token", "of a test"
-    )
-    return {**request, **changed}
+JOB = BatchJob(
+    number=0, bucket="lake", stored_prefix="lake/objects", has_versions=False, objects=1, size_bytes=1, token="token",
+    manifest_key="work/manifest.csv", manifest_etag="0" * 32, rows_key="work/rows", report_prefix="work/report",
+)  # fmt: skip
+
+
+def a_request(batch: Batch = BATCH, job: BatchJob = JOB, **changed: Any) -> dict[str, Any]:
+    return {**make_copy_request(batch, TARGET, job, AS_OF, "of a test"), **changed}
 
 
 def changed_at(path: str, value: Any) -> dict[str, Any]:
@@ -63,7 +65,7 @@ def test_versions_classes_confirmation_and_partitions_are_told() -> None:
             "role_arn": "arn:aws-cn:iam::222222222222:role/copier",
         }
     )
-    request = a_request(batch, JobKind("lake", "", True))
+    request = a_request(batch, JOB.model_copy(update={"stored_prefix": "", "has_versions": True}))
     operation = request["Operation"]["S3PutObjectCopy"]
     assert (operation["StorageClass"], operation["TargetResource"]) == ("GLACIER_IR", "arn:aws-cn:s3:::vault")
     assert "TargetKeyPrefix" not in operation

@@ -12,11 +12,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from lakeshare_pipelines.backup import async_s3
 from lakeshare_pipelines.backup.copy import local
 from lakeshare_pipelines.backup.copy.engine import Ledger, read_items
 from lakeshare_pipelines.backup.copy.local import Capabilities, LocalEngine, open_copy_session
-from lakeshare_pipelines.backup.model import PLAN, read_rows, write_rows
-from lakeshare_pipelines.backup.stores import StoreAddress, async_s3, open_store
+from lakeshare_pipelines.backup.model import PLAN, write_rows
+from lakeshare_pipelines.backup.stores import StoreAddress, open_store
 from lakeshare_pipelines.errors import BackupError
 from tests.builders.answering_store import answering_store, said
 from tests.builders.backup_copies import WORK, a_plan, a_task, done_of
@@ -113,7 +114,7 @@ def test_copies_become_fewer_at_a_time_when_the_store_asks_for_it(tmp_path: Path
     async def run() -> float:
         async with open_copy_session(task, capabilities=Capabilities()) as way:
             assert way.pace is not None
-            await way.copier.copy(next(read_items(read_rows(task.plan))))
+            await way.copier.copy(next(read_items(task.plan)))
             return way.pace.limit
 
     with answering_store(bucket.answer) as store:

@@ -60,9 +60,9 @@ def test_the_report_tells_of_every_object(tmp_path: Path, source: StoreAddress, 
     store = open_store(target)
     key = find_report(store, WORK, task.token())
     assert key is not None
-    results = read_results(store, key)
-    assert {unquote(one.key): (one.is_success, one.error_code) for one in results} == {
-        key: (True, None) if key != keys[0] else (False, "NoSuchKey") for key in keys
+    results = read_results(store, key).to_pylist()
+    assert {unquote(one["key"]): (one["status"], one["error_code"]) for one in results} == {
+        key: ("succeeded", None) if key != keys[0] else ("failed", "NoSuchKey") for key in keys
     }
     assert record.reports == (f"{target.url}/{WORK}job-{task.token()}/manifest.json",)
 
@@ -154,7 +154,7 @@ def test_a_cancelled_run_ends_and_can_go_on(
     assert LocalEngine().copy(slow, lambda _: None).succeeded == len(keys) + 60
 
 
-def test_a_folder_is_listed_in_order_of_keys_from_any_prefix_and_key_on(tmp_path: Path) -> None:
+def test_a_folder_is_listed_in_order_of_keys_from_any_prefix_on(tmp_path: Path) -> None:
     names = ("a-b", "a/b", "a/b c", "a/ü", "ab", "z/a/b")
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -163,13 +163,11 @@ def test_a_folder_is_listed_in_order_of_keys_from_any_prefix_and_key_on(tmp_path
     os.mkfifo(tmp_path / "z/pipe")
     store = open_store(StoreAddress(url=f"{tmp_path}/"))
 
-    def keys(prefix: str = "", start_after: str = "") -> list[str]:
-        return [found.key for found in store.list(prefix, start_after)]
+    def keys(prefix: str = "") -> list[str]:
+        return [found.key for found in store.list(prefix)]
 
     assert keys() == list(names)
     assert keys("a/") == ["a/b", "a/b c", "a/ü"]
     assert keys("a/b") == ["a/b", "a/b c"]
     assert keys("a") == ["a-b", "a/b", "a/b c", "a/ü", "ab"]
-    assert keys("", "a/b") == ["a/b c", "a/ü", "ab", "z/a/b"]
-    assert keys("a", "a/b c") == ["a/ü", "ab"]
     assert keys("none/") == []

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from lakeshare_pipelines.backup.copy.engine import Ledger, LedgerWriter, Outcome, read_items
+from lakeshare_pipelines.backup.copy.engine import Ledger, LedgerWriter, Outcome, make_items
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
 from tests.builders.backup_plan import plan_batch, planned
 
 
 def test_a_writer_that_is_stopped_in_the_moment_a_batch_is_full_stops(tmp_path: Path) -> None:
-    [wanted] = read_items([plan_batch(planned("t/a"))])
+    [wanted] = make_items(plan_batch(planned("t/a")))
 
     async def stopped() -> None:
         writer = LedgerWriter(Ledger(open_store(StoreAddress(url=str(tmp_path))), "work/"), 1, 1)
@@ -31,7 +31,7 @@ def test_a_writer_that_is_stopped_in_the_moment_a_batch_is_full_stops(tmp_path: 
 
 def test_an_empty_object_of_a_writer_that_was_killed_is_no_batch(tmp_path: Path) -> None:
     """SeaweedFS 4.48 keeps one if the connection ends after the headers of a PUT."""
-    [wanted] = read_items([plan_batch(planned("t/a"))])
+    [wanted] = make_items(plan_batch(planned("t/a")))
     store = open_store(StoreAddress(url=str(tmp_path)))
     ledger = Ledger(store, "work/")
     ledger.write([Outcome(wanted)])

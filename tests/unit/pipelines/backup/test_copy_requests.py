@@ -1,12 +1,13 @@
 """The request of a copy says all that it depends on: version, condition, owner, and that nothing is overwritten."""
 
 import datetime as dt
+from pathlib import Path
 
 import pytest
 
-from lakeshare_pipelines.backup.copy.engine import CopyItem, NotCopied
+from lakeshare_pipelines.backup.async_s3 import Response
+from lakeshare_pipelines.backup.copy.engine import CopyItem, CopyTask, NotCopied
 from lakeshare_pipelines.backup.copy.objects import (
-    CopyTerms,
     SourceObject,
     choose_part_bounds,
     make_copied_outcome,
@@ -15,11 +16,15 @@ from lakeshare_pipelines.backup.copy.objects import (
     split_ranges,
 )
 from lakeshare_pipelines.backup.stores import StoreAddress
-from lakeshare_pipelines.backup.stores.async_s3 import Response
 
 AS_OF = dt.datetime(2026, 11, 21, tzinfo=dt.UTC)
 LAKE = StoreAddress(url="s3://lake/sales/", account="123456789012")
 MIB = 1024**2
+
+
+def a_task(overwrite: bool = True) -> CopyTask:
+    vault, folder = StoreAddress(url="s3://vault"), Path("unused")
+    return CopyTask(LAKE, vault, folder, folder, "work/", AS_OF, 5 * 1024 * MIB, 1, overwrite)
 
 
 def wanted(
@@ -57,12 +62,12 @@ def wanted(
     ids=["listed", "a version of another bucket", "without an ETag"],
 )
 def test_the_source_is_named_with_its_conditions(one: CopyItem, headers: dict[str, str]) -> None:
-    assert make_source_headers(one, CopyTerms(AS_OF, source=LAKE)) == headers
+    assert make_source_headers(one, a_task()) == headers
 
 
 def test_what_is_not_to_be_overwritten_says_so() -> None:
-    assert make_target_headers(CopyTerms(AS_OF, overwrite=False)) == {"if-none-match": "*"}
-    assert make_target_headers(CopyTerms(AS_OF)) == {}
+    assert make_target_headers(a_task(overwrite=False)) == {"if-none-match": "*"}
+    assert make_target_headers(a_task()) == {}
 
 
 @pytest.mark.parametrize(

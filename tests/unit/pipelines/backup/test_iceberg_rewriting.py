@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.table import StaticTable
 
-from lakeshare_pipelines.backup.rewriting import (
+from lakeshare_pipelines.backup.verify.rewriting import (
     MOUNT_PROPERTIES,
     find_whole_snapshots,
     require_whole_snapshot,

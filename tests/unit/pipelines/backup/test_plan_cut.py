@@ -1,10 +1,12 @@
 """A plan holds what belonged to the source at its moment, and nothing else: the rest is counted by its reason."""
 
 import datetime as dt
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from lakeshare_pipelines.backup.plan_tables import select_rows_of_moment
 from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.errors import BackupError
 from tests.builders.backup_plans import a_marker, a_planner, an_object
@@ -75,22 +77,14 @@ def test_own_backups_are_never_backed_up(tmp_path: Path, source: str, target: st
     )
     bucket = planner.backup.source.bucket
     rows = [an_object(key, bucket=bucket) for key in [*own, "sales/a", "statement"]]
-    from lakeshare_pipelines.backup.plan_tables import ListingCut
-
-    cut = ListingCut(planner.backup, AFTER)
     planner.leave_listing(DAY, rows)
-    from lakeshare_pipelines.backup.model import read_rows
-
-    folder = planner.workspace(DAY).rows("listing")
-    kept = [
-        key
-        for batch in cut.select_rows(lambda: read_rows(folder), has_versions=False)
-        for key in batch["key"].to_pylist()
-    ]
+    folder, left_out = planner.workspace(DAY).rows("listing"), Counter[str]()
+    batches = select_rows_of_moment(planner.backup, folder, AFTER, left_out, has_versions=False)
+    kept = [key for batch in batches for key in batch["key"].to_pylist()]
     assert "sales/a" in kept
     assert not set(kept) & set(own)
     expected = len([key for key in own if key.startswith(planner.backup.source.prefix)])
-    assert cut.left_out["own backup"] == expected
+    assert left_out["own backup"] == expected
 
 
 @pytest.mark.parametrize(
@@ -104,10 +98,8 @@ def test_own_backups_are_never_backed_up(tmp_path: Path, source: str, target: st
 )
 def test_a_target_that_holds_its_source_is_refused(tmp_path: Path, source: str, target: str) -> None:
     planner = a_planner(tmp_path, source=StoreAddress(url=source), target=StoreAddress(url=target))
-    from lakeshare_pipelines.backup.plan_tables import own_prefixes
-
     with pytest.raises(BackupError, match="target of its own"):
-        own_prefixes(planner.backup)
+        next(select_rows_of_moment(planner.backup, tmp_path, AFTER, Counter(), has_versions=False))
 
 
 def test_what_another_bucket_or_prefix_has_is_left_out(tmp_path: Path) -> None:

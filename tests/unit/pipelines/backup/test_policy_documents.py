@@ -7,8 +7,14 @@ from typing import Any
 import pytest
 
 from lakeshare_pipelines.backup.config import Backup
-from lakeshare_pipelines.backup.policies import Parties, PolicyFile, make_policy_files, write_policies
-from lakeshare_pipelines.backup.policy_checks import Request, Verdict
+from lakeshare_pipelines.backup.policies import (
+    Parties,
+    PolicyFile,
+    Request,
+    Verdict,
+    make_policy_files,
+    write_policies,
+)
 from lakeshare_pipelines.errors import BackupError
 from tests.builders.policy_decisions import EVERYTHING, decide_between
 

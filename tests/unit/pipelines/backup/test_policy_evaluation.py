@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lakeshare_pipelines.backup.policy_checks import Request, UnsupportedPolicy, Verdict, decide, is_met
+from lakeshare_pipelines.backup.policies import Request, UnsupportedPolicy, Verdict, decide, is_met
 from tests.builders.policy_decisions import EVERYTHING, decide_between
 
 HERE, THERE = "111111111111", "222222222222"

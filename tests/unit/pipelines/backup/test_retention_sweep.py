@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from lakeshare_pipelines.backup.retention import SweepResult, hold_point, sweep_points
-from lakeshare_pipelines.backup.stores import open_store
-from lakeshare_pipelines.backup.stores.store import FolderStore
+from lakeshare_pipelines.backup.stores import FolderStore, open_store
 from lakeshare_pipelines.errors import BackupError
 from tests.builders.backup_plans import Planner, a_planner, an_object
 

@@ -41,7 +41,7 @@ def test_each_object_is_asked_for_once_and_waited_for(archive: Archive) -> None:
 
     objects = [*wanted(*(f"t/{name} %+" for name in "abc")), Archived("other", "d", size_bytes=10)]
     thawed = thaw(at(archive), objects, told.append, days=3, poll_s=60, wait=wait)
-    assert (thawed.objects, thawed.requested, thawed.gone) == (4, 4, ())
+    assert (thawed.objects, thawed.requested, thawed.gone) == (4, 4, [])
     assert sorted(path for path, _ in archive.orders) == sorted(archive.classes)
     assert {days_of(body) for _, body in archive.orders} == {3}
     assert turns == [60, 60]

@@ -1,4 +1,4 @@
-"""Requests to one store, one object at a time. Mass copies and listings use stores/async_s3.py."""
+"""Requests to one store, one object at a time. Mass copies and listings use async_s3.py."""
 
 import datetime as dt
 import errno
@@ -122,7 +122,7 @@ class BackupStore(Protocol):
 
     address: StoreAddress
 
-    def list(self, prefix: str = "", start_after: str = "") -> Iterator[ListedObject]:
+    def list(self, prefix: str = "") -> Iterator[ListedObject]:
         """Current objects whose key begins with `prefix`, in order of the key's UTF-8 bytes."""
 
     def versions(self, prefix: str = "") -> Iterator[ListedObject]:
@@ -152,14 +152,13 @@ class FolderStore:
         self.address = address
         self._root = Path(address.url)
 
-    def list(self, prefix: str = "", start_after: str = "") -> Iterator[ListedObject]:
+    def list(self, prefix: str = "") -> Iterator[ListedObject]:
         start = prefix.rpartition("/")[0]
         with translate_errors(str(self._root)):
             if not (self._root / start).is_dir():
                 return
             root = os.fsencode(self.address.url.rstrip("/") + "/")
-            folder = (root + os.fsencode(start)).rstrip(b"/")
-            for path, status in walk_files(folder, root + os.fsencode(start_after) if start_after else b""):
+            for path, status in walk_files((root + os.fsencode(start)).rstrip(b"/")):
                 key = os.fsdecode(path.removeprefix(root))
                 if key.startswith(prefix):
                     yield ListedObject(
@@ -280,12 +279,16 @@ class S3Store:
     def client(self) -> Any:
         return make_s3_client(self.address)
 
-    def list(self, prefix: str = "", start_after: str = "") -> Iterator[ListedObject]:
+    def call(self, method: str, **request: Any) -> dict[str, Any]:
+        """The response to a request of boto3's client for the bucket. Raises S3Refused and S3Unreachable."""
+        with s3.translate_errors():
+            response: dict[str, Any] = getattr(self.client, method)(**self._bucket, **request)
+        return response
+
+    def list(self, prefix: str = "") -> Iterator[ListedObject]:
         prefix = prefix or self.address.prefix
         with self._translate_errors(prefix):
-            pages = self.client.get_paginator("list_objects_v2").paginate(
-                **self._bucket, Prefix=prefix, StartAfter=start_after
-            )
+            pages = self.client.get_paginator("list_objects_v2").paginate(**self._bucket, Prefix=prefix)
             for page in pages:
                 for entry in page.get("Contents", ()):
                     yield _make_listed_object(entry)
@@ -428,11 +431,9 @@ def find_keys(address: StoreAddress, chain: KeyChain) -> AwsKeys | None:
     """The current keys of a store, None if there are none; raises BackupError if they cannot be read or refreshed."""
     try:
         return chain.find()
-    except NoKeys as error:
-        reason = f"{error.what}: {error.detail}".removesuffix(": ")
-        raise BackupError(str(address), reason, CREDENTIALS) from error
     except Unavailable as error:
-        raise BackupError(str(address), error.what, CREDENTIALS) from error
+        detail = error.detail if isinstance(error, NoKeys) else ""
+        raise BackupError(str(address), f"{error.what}: {detail}".removesuffix(": "), CREDENTIALS) from error
 
 
 def _make_listed_object(entry: dict[str, Any], is_marker: bool = False) -> ListedObject:

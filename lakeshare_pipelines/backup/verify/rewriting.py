@@ -46,10 +46,11 @@ def rewrite_records(location: str, content: bytes, change: Callable[[Record], No
     header, is_packed = dict(container.metadata), container.metadata.get("avro.codec", b"null") != b"null"
     if is_packed:
         header["avro.codec"] = b"deflate"
-    pairs = b"".join(_encode_text(key.encode()) + _encode_text(text) for key, text in header.items())
     sync = sha256(content).digest()[: avro.SYNC_BYTES]
-    written = io.BytesIO()
-    written.write(avro.MAGIC + _encode_long(len(header)) + pairs + _encode_long(0) + sync)
+    written = io.BytesIO(avro.MAGIC)
+    written.seek(0, io.SEEK_END)
+    schemaless_writer(written, {"type": "map", "values": "bytes"}, header)
+    written.write(sync)
     for count, block in container.blocks:
         changed = io.BytesIO()
         for record in _decode_records(location, schema, count, block):
@@ -59,7 +60,9 @@ def rewrite_records(location: str, content: bytes, change: Callable[[Record], No
         if is_packed:
             compressor = zlib.compressobj(wbits=-zlib.MAX_WBITS)
             packed = compressor.compress(packed) + compressor.flush()
-        written.write(_encode_long(count) + _encode_text(packed) + sync)
+        schemaless_writer(written, "long", count)
+        schemaless_writer(written, "bytes", packed)
+        written.write(sync)
     return written.getvalue()
 
 
@@ -96,20 +99,6 @@ def _strip_logical_types(schema: Any) -> Any:
     if isinstance(schema, dict):
         return {key: _strip_logical_types(value) for key, value in schema.items() if key != "logicalType"}
     return [_strip_logical_types(member) for member in schema] if isinstance(schema, list) else schema
-
-
-def _encode_text(content: bytes) -> bytes:
-    return _encode_long(len(content)) + content
-
-
-def _encode_long(number: int) -> bytes:
-    """A non-negative number in zigzag coding."""
-    number <<= 1
-    coded = bytearray()
-    while number > 127:
-        coded.append(number & 127 | 128)
-        number >>= 7
-    return bytes((*coded, number))
 
 
 PATH, POSITION = (2147483546, "file_path"), (2147483545, "pos")  # Reserved field ids, and their names

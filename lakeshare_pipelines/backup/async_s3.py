@@ -1,6 +1,6 @@
 """Many concurrent requests to S3: one event loop, one pool of connections, our own signatures.
 
-For listings and copies, where boto3 takes more time for a request than the store; other requests use store.py.
+For listings and copies, where boto3 takes more time for a request than the store; other requests use stores.py.
 Nothing is normalised: keys are sent unchanged, bodies are bytes.
 """
 
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from lakeshare_pipelines.backup.stores import store
+from lakeshare_pipelines.backup import stores
 from lakeshare_pipelines.errors import BackupError, NoResponse
 from lakeshare_server.storage import s3, sigv4
 
@@ -115,16 +115,16 @@ CREDENTIALS_CACHED_S = 30.0  # botocore refreshes keys ten minutes before they e
 class Identity:
     """Credentials from botocore's chain and the endpoint from boto3's configuration, for one address."""
 
-    def __init__(self, address: store.StoreAddress) -> None:
-        session = store.make_session(address)
+    def __init__(self, address: stores.StoreAddress) -> None:
+        session = stores.make_session(address)
         region, endpoint = session.region_name, address.endpoint
         if not endpoint:
             # Making a client takes long; only it knows AWS's endpoint.
-            client = store.make_s3_client(address)
+            client = stores.make_s3_client(address)
             region, endpoint = client.meta.region_name, client.meta.endpoint_url
         self.region: str = sigv4.DEFAULT_REGION if region in {None, "aws-global"} else str(region)
         self._address, self._endpoint = address, str(endpoint).rstrip("/")
-        self._chain = store.make_key_chain(address, session)
+        self._chain = stores.make_key_chain(address, session)
         self._lock = asyncio.Lock()
         self._keys: sigv4.AwsKeys | None = None
         self._read_at = 0.0
@@ -151,9 +151,9 @@ class Identity:
         return await self.keys() != expired
 
     def _read_keys(self) -> sigv4.AwsKeys:
-        keys = store.find_keys(self._address, self._chain)
+        keys = stores.find_keys(self._address, self._chain)
         if keys is None:
-            raise BackupError(str(self._address), "there are no credentials for it", store.CREDENTIALS)
+            raise BackupError(str(self._address), "there are no credentials for it", stores.CREDENTIALS)
         return keys
 
 
@@ -264,14 +264,13 @@ class AsyncS3:
 
     def __init__(
         self,
-        address: store.StoreAddress,
+        address: stores.StoreAddress,
         in_flight: int,
         *,
         pace: Pace | None = None,
         identity: Identity | None = None,
-        attempts: int = ATTEMPTS,
     ) -> None:
-        self.address, self.attempts = address, attempts
+        self.address = address
         self.pace = pace or Pace(in_flight)
         self.identity = identity or Identity(address)
         self._signer = sigv4.RequestSigner(self.identity.region)
@@ -288,7 +287,7 @@ class AsyncS3:
         headers: Mapping[str, str] | None = None,
         body: bytes = b"",
         *,
-        attempts: int | None = None,
+        attempts: int = ATTEMPTS,
     ) -> Response:
         """Send a request, with retries and backoff for transient faults; returns the response of any status.
 
@@ -298,17 +297,16 @@ class AsyncS3:
         """
         import aiohttp
 
-        most = attempts or self.attempts
-        for attempt in range(1, most + 1):
+        for attempt in range(1, attempts + 1):
             try:
                 response = await self._send(method, key, query, headers, body)
             except (aiohttp.ClientError, TimeoutError, ConnectionError) as fault:
-                if attempt == most:
+                if attempt == attempts:
                     reason = str(fault).rstrip(".") or type(fault).__name__
                     where = self.address.location(key)
                     raise NoResponse(where, f"the store does not answer: {reason}") from fault
             else:
-                if not await self._should_retry(response) or attempt == most:
+                if not await self._should_retry(response) or attempt == attempts:
                     return response
             # Full jitter, so that clients do not retry at the same time.
             longest_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2**attempt)
@@ -322,7 +320,7 @@ class AsyncS3:
         if bucket not in self._others:
             # The owner of the other bucket is not declared.
             address = self.address.at(bucket).model_copy(update={"account": None})
-            other = AsyncS3(address, 0, pace=self.pace, identity=self.identity, attempts=self.attempts)
+            other = AsyncS3(address, 0, pace=self.pace, identity=self.identity)
             other._sessions = self._sessions
             self._others[bucket] = other
         return self._others[bucket]
