@@ -16,9 +16,9 @@ from lakeshare_server.catalog import (
     SharedTable,
     apply_shares,
     open_catalog,
+    states,
 )
 from lakeshare_server.catalog.audit import read_last_seen, read_usage
-from lakeshare_server.catalog.sharing import states
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.settings import ServerSettings
 

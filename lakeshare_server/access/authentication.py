@@ -22,10 +22,9 @@ from typing import Any
 from lakeshare_server.access.oidc import KEEP_S, PAUSE_S, Issuers, read_claimed_issuer
 from lakeshare_server.access.rate_limit import BruteForceProtection, require_within
 from lakeshare_server.catalog import Catalog, GenerationCache
-from lakeshare_server.catalog.credentials import Access, Credentials, Policy, TokenUses
-from lakeshare_server.catalog.sharing import IssuedSecret, RecipientState
-from lakeshare_server.catalog.sharing.credentials import PREFIX as KEY_PREFIX
-from lakeshare_server.catalog.sharing.credentials import Role, find_admin_key
+from lakeshare_server.catalog.credentials import PREFIX as KEY_PREFIX
+from lakeshare_server.catalog.credentials import Access, Credentials, Policy, Role, TokenUses, find_admin_key
+from lakeshare_server.catalog.states import IssuedSecret, RecipientState
 from lakeshare_server.errors import BadRequest, Denied, Unauthenticated, Unavailable, shorten_value
 from lakeshare_server.outbound import Services
 from lakeshare_server.protocol.tokens import TokenSealer

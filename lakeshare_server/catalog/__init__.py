@@ -34,4 +34,3 @@ from lakeshare_server.catalog.listings import GrantedTable as GrantedTable
 from lakeshare_server.catalog.listings import Listings as Listings
 from lakeshare_server.catalog.listings import ShareEntry as ShareEntry
 from lakeshare_server.catalog.listings import TableEntry as TableEntry
-from lakeshare_server.catalog.sharing.credentials import Recipients as Recipients

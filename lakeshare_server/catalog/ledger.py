@@ -29,8 +29,8 @@ from lakeshare_server.catalog.models import (
     SetLockRow,
     SharedTableRow,
 )
-from lakeshare_server.catalog.sharing.editing import LOCAL_OPERATOR, NAME_HINT, Edit, editing, is_name
-from lakeshare_server.catalog.sharing.states import JsonState
+from lakeshare_server.catalog.sharing import LOCAL_OPERATOR, NAME_HINT, Edit, editing, is_name
+from lakeshare_server.catalog.states import JsonState
 from lakeshare_server.errors import BadRequest, CatalogConflict, NotFound, Unavailable
 
 TableFormat = Literal["iceberg", "delta"]

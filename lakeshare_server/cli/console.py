@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -30,6 +30,25 @@ def open_versions(catalog: "Catalog") -> "Versions":
 
     settings = ServerSettings()
     return Versions(catalog, settings, Stores(settings))
+
+
+@contextmanager
+def edit_catalog() -> "Iterator[Edit]":
+    """One transaction on the catalog, in the operator's name."""
+    from lakeshare_server.catalog.sharing import editing
+
+    with editing(open_state_catalog(), operator_name()) as edit:
+        yield edit
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """The options that are given, as fields of a change."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def given_texts(**options: str | None) -> dict[str, Any]:
+    """The texts that are given, as fields of a change; an empty text is None, which empties the field."""
+    return {name: text or None for name, text in options.items() if text is not None}
 
 
 @contextmanager

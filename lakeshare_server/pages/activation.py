@@ -16,15 +16,10 @@ from fastapi.concurrency import run_in_threadpool
 
 from lakeshare_server.access.authentication import format_profile, make_profile
 from lakeshare_server.access.rate_limit import require_allowed
-from lakeshare_server.catalog import Catalog, Listings, Reader, TableEntry
-from lakeshare_server.catalog.sharing import (
-    LinkState,
-    RecipientState,
-    editing,
-    find_link,
-    redeem_link,
-    states,
-)
+from lakeshare_server.catalog import Catalog, Listings, Reader, TableEntry, states
+from lakeshare_server.catalog.credentials import find_link, redeem_link
+from lakeshare_server.catalog.sharing import editing
+from lakeshare_server.catalog.states import LinkState, RecipientState
 from lakeshare_server.errors import BadRequest, Denied, LakeshareError, LinkEnded, MalformedRequest, NotFound
 from lakeshare_server.pages.rendering import LOOK_ACTION, format_moment, profile_name, render_page, view_code
 from lakeshare_server.protocol.requests import optional_boolean, parse_json_object

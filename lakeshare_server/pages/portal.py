@@ -25,7 +25,7 @@ from fastapi.responses import RedirectResponse
 
 from lakeshare_server.access.allowed_locations import local_folders
 from lakeshare_server.access.table_access import TableView
-from lakeshare_server.catalog.sharing import states
+from lakeshare_server.catalog import states
 from lakeshare_server.errors import LakeshareError, TableFilesMissing
 from lakeshare_server.locations import LOCAL
 from lakeshare_server.pages.rendering import NO_STORE, STATIC_PATH, render_page, static_file, table_code

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from lakeshare_server.catalog.ledger import FollowedTable
-from lakeshare_server.catalog.sharing.states import (
+from lakeshare_server.catalog.states import (
     FederationPolicy,
     Grant,
     LinkState,
@@ -45,6 +45,10 @@ class RequestBody(BaseModel):
 
     def has(self, name: str) -> bool:
         return name in self.model_fields_set
+
+    def sent(self, *names: str) -> dict[str, Any]:
+        """Those of the fields that were sent; null empties a field."""
+        return {name: getattr(self, name) for name in names if self.has(name)}
 
 
 class Reply(BaseModel):

@@ -19,15 +19,22 @@ from lakeshare_server.catalog import (
     TableEntry,
     open_catalog,
     share_table,
+    states,
 )
 from lakeshare_server.catalog.declared.documents import describe_problem, describe_remedy, raise_all
 from lakeshare_server.catalog.declared.files import DesiredObject, FoundTable, Key, TableLocation
 from lakeshare_server.catalog.declared.plan import Step
 from lakeshare_server.catalog.ledger import CHECK_EVERY_S, is_location_pattern, require_table_name
-from lakeshare_server.catalog.sharing import states
-from lakeshare_server.catalog.sharing.editing import LOCAL_OPERATOR, UNCHANGED, Edit
-from lakeshare_server.catalog.sharing.recipients import grant, revoke
-from lakeshare_server.catalog.sharing.shares import add_table, alter_share, alter_table, remove_table
+from lakeshare_server.catalog.sharing import (
+    LOCAL_OPERATOR,
+    Edit,
+    add_table,
+    alter_share,
+    alter_table,
+    grant,
+    remove_table,
+    revoke,
+)
 from lakeshare_server.errors import BadRequest, CatalogConflict, LakeshareError, NotFound
 from lakeshare_server.protocol.admin import (
     DataObject,
@@ -322,7 +329,7 @@ def update_share(edit: Edit, name: str, wanted: UpdateShare, revision: int | Non
         BadRequest: a value cannot be used, or does not identify one table.
         CatalogConflict: an alias or the new name is taken, the revision differs, or a contract declares the share.
     """
-    fields = {field: getattr(wanted, field) for field in SHARE_FIELDS if wanted.has(field)}
+    fields = wanted.sent(*SHARE_FIELDS)
     if fields.get("new_name", "") is None:
         raise BadRequest("new_name", None, "Give a name, or leave it out.")
     # The first operation compares the revision; later ones see the edits of those before.
@@ -373,20 +380,16 @@ class _TableUpdate:
 
     def _changes(self, shared: states.SharedObject) -> dict[str, Any]:
         wanted = self.wanted
-        schema, name = self._alias() or (UNCHANGED, UNCHANGED)
+        schema, name = self._alias() or (None, None)
         history = self._history()
         begins = history is True and not shared.history
-        start = self._start_version(shared.table, begins=begins)
-        return {
-            "new_schema": schema,
-            "new_name": name,
-            "kind": wanted.data_object_type or UNCHANGED,
-            "comment": (wanted.comment or None) if wanted.has("comment") else UNCHANGED,
-            "history": UNCHANGED if history is None else history,
-            "start_version": start if begins or wanted.has("start_version") else UNCHANGED,
-            "rule": self._rule() if wanted.has("rule") or wanted.has("partitions") else UNCHANGED,
-            "publication": wanted.publication if wanted.has("publication") else UNCHANGED,
-        }
+        start, rule = self._start_version(shared.table, begins=begins), self._rule()
+        given = {"new_schema": schema, "new_name": name, "kind": wanted.data_object_type, "history": history}
+        changes: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
+        changes |= {"comment": wanted.comment or None} if wanted.has("comment") else {}
+        changes |= {"start_version": start} if begins or wanted.has("start_version") else {}
+        changes |= {"rule": rule} if wanted.has("rule") or wanted.has("partitions") else {}
+        return changes | ({"publication": wanted.publication} if wanted.has("publication") else {})
 
     def _find_object(self, *, may_rename: bool) -> states.SharedObject:
         """The shared table with the given lake table, and with the given alias if there are several."""

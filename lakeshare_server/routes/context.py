@@ -25,8 +25,16 @@ from lakeshare_server.access.authentication import (
 )
 from lakeshare_server.access.rate_limit import RecipientLimits, UsageWriter
 from lakeshare_server.access.table_access import AsyncWorker, TableView, TableViews
-from lakeshare_server.catalog import Access, AsyncQueries, AuditLog, Catalog, Listings, Reader, TableEntry
-from lakeshare_server.catalog.sharing import states
+from lakeshare_server.catalog import (
+    Access,
+    AsyncQueries,
+    AuditLog,
+    Catalog,
+    Listings,
+    Reader,
+    TableEntry,
+    states,
+)
 from lakeshare_server.errors import BadRequest, MalformedRequest, Unauthenticated, Unavailable, shorten_value
 from lakeshare_server.iceberg_rest.scans import IcebergScans, PlanTasks, SignableFiles
 from lakeshare_server.iceberg_rest.tables import IcebergTables

@@ -6,15 +6,9 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-from lakeshare_server.catalog import Catalog, FollowedTables, Ledger, sharing
-from lakeshare_server.catalog.sharing import (
-    DEFAULT_LINK_LIFE,
-    Edit,
-    FederationPolicy,
-    LinkState,
-    SharedObject,
-    states,
-)
+from lakeshare_server.catalog import Catalog, FollowedTables, Ledger, credentials, sharing, states
+from lakeshare_server.catalog.sharing import Edit
+from lakeshare_server.catalog.states import FederationPolicy, LinkState, SharedObject
 from lakeshare_server.errors import BadRequest, NotFound
 from lakeshare_server.provider.following import Following, FollowRequest
 from lakeshare_server.settings import ServerSettings
@@ -260,14 +254,14 @@ def execute_create_recipient(edit: Edit, statement: statements.CreateRecipient, 
         message = f"recipient {recipient.name} is made; it gets in with tokens of {statement.policy.issuer}"
         return Result(message=message)
     return _link_result(
-        *sharing.create_link(edit, recipient.name, token_expires_at=statement.until), provider
+        *credentials.create_link(edit, recipient.name, token_expires_at=statement.until), provider
     )
 
 
 def execute_invite(edit: Edit, statement: statements.Invite, provider: Provider) -> Result:
     until = states.get_recipient(edit.session, statement.name).expires_at
-    life = statement.link_life or DEFAULT_LINK_LIFE
-    link, code = sharing.create_link(edit, statement.name, link_life=life, token_expires_at=until)
+    life = statement.link_life or credentials.DEFAULT_LINK_LIFE
+    link, code = credentials.create_link(edit, statement.name, link_life=life, token_expires_at=until)
     return _link_result(link, code, provider)
 
 
@@ -286,7 +280,7 @@ def execute_unset_properties(edit: Edit, statement: statements.UnsetProperties, 
 
 
 def execute_rotate_token(edit: Edit, statement: statements.RotateToken, provider: Provider) -> Result:
-    issued = sharing.rotate_token(
+    issued = credentials.rotate_token(
         edit, statement.name, keep_old_for=statement.keep_old_for, expires_at=statement.until
     )
     token, base_url = issued.state, provider.settings.base_url()
@@ -303,7 +297,7 @@ def execute_revoke_token(edit: Edit, statement: statements.RevokeToken, _: Provi
         tokens = states.get_recipient(edit.session, statement.name).tokens
         ids = [token.id for token in tokens if token.is_valid(edit.at)]
     for token_id in ids:
-        sharing.revoke_token(edit, statement.name, token_id)
+        credentials.revoke_token(edit, statement.name, token_id)
     return Result(message=f"{len(ids)} tokens of {statement.name} are revoked")
 
 
@@ -313,7 +307,7 @@ def execute_put_policy(edit: Edit, statement: statements.PutPolicy, provider: Pr
 
 
 def execute_drop_policy(edit: Edit, statement: statements.DropPolicy, _: Provider) -> Result:
-    policy = sharing.drop_policy(edit, statement.name, statement.policy)
+    policy = credentials.drop_policy(edit, statement.name, statement.policy)
     return Result(message=f"policy {policy.name} of {statement.name} is gone")
 
 
@@ -369,7 +363,7 @@ def _link_result(link: LinkState, code: str, provider: Provider) -> Result:
 def _put_policy(edit: Edit, recipient: str, policy: statements.Policy, provider: Provider) -> None:
     # The default audience of a token is this server.
     audiences = policy.audiences or (provider.settings.base_url(),)
-    sharing.put_policy(edit, recipient, FederationPolicy(**{**vars(policy), "audiences": audiences}))
+    credentials.put_policy(edit, recipient, FederationPolicy(**{**vars(policy), "audiences": audiences}))
 
 
 COLUMNS = {"result": str, "table": str, "location": str, "version": int, "clients": str}

@@ -24,8 +24,8 @@ from prompt_toolkit.output import Output
 from sqlalchemy.orm import Session
 
 from lakeshare_server.access.rules import require_decidable_rules
-from lakeshare_server.catalog import Catalog, Ledger
-from lakeshare_server.catalog.sharing import Edit, editing, states
+from lakeshare_server.catalog import Catalog, Ledger, states
+from lakeshare_server.catalog.sharing import Edit, editing
 from lakeshare_server.errors import BadRequest, Denied, LakeshareError, NotFound
 from lakeshare_server.provider.following import prefetch_versions
 from lakeshare_server.settings import make_private

@@ -12,11 +12,11 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from lakeshare_server.catalog import Catalog, Listings, ShareEntry
+from lakeshare_server.catalog import Catalog, Listings, ShareEntry, states
 from lakeshare_server.catalog.audit import read_usage
 from lakeshare_server.catalog.ledger import followed_tables
 from lakeshare_server.catalog.models import MAX_LONG
-from lakeshare_server.catalog.sharing import RecipientState, SharedObject, states
+from lakeshare_server.catalog.states import RecipientState, SharedObject
 from lakeshare_server.errors import BadRequest, Denied, NotFound
 from lakeshare_server.sql import statements
 from lakeshare_server.sql.changes import Provider

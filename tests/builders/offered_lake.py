@@ -8,16 +8,9 @@ from pathlib import Path
 
 from deltalake import DeltaTable
 
-from lakeshare_server.catalog.sharing import (
-    SharedObject,
-    add_table,
-    create_link,
-    create_recipient,
-    create_share,
-    editing,
-    grant,
-    issue_token,
-)
+from lakeshare_server.catalog.credentials import create_link, issue_token
+from lakeshare_server.catalog.sharing import add_table, create_recipient, create_share, editing, grant
+from lakeshare_server.catalog.states import SharedObject
 from lakeshare_server.settings import ServerSettings
 from tests.builders.lake_tables import a_delta_table, an_iceberg_table, append_delta, some_rows
 from tests.builders.sharing import Provider, a_provider, a_server

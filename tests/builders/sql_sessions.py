@@ -6,8 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from lakeshare_server.catalog import Catalog
-from lakeshare_server.catalog.sharing import drop_group, drop_recipient, drop_share, editing, states
+from lakeshare_server.catalog import Catalog, states
+from lakeshare_server.catalog.sharing import drop_group, drop_recipient, drop_share, editing
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.sql.changes import Provider
 from lakeshare_server.sql.session import SqlSession

@@ -8,10 +8,9 @@ import httpx
 import pytest
 
 from lakeshare_server.access.rules import require_decidable, require_decidable_rules
-from lakeshare_server.catalog import Recipients, allow_directory_access
+from lakeshare_server.catalog import allow_directory_access, states
 from lakeshare_server.catalog.sharing import (
     Edit,
-    SharedObject,
     add_table,
     alter_share,
     alter_table,
@@ -20,13 +19,14 @@ from lakeshare_server.catalog.sharing import (
     editing,
     grant,
     revoke,
-    states,
 )
+from lakeshare_server.catalog.states import SharedObject
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.storage import Stores
 from lakeshare_server.versions import Versions
 from tests.builders.grants import alter_shared, describe, grant_to, grant_to_group
 from tests.builders.lake_tables import a_delta_table, an_iceberg_table, append_delta, some_rows
+from tests.builders.recipients import Recipients
 from tests.builders.sharing import FLIGHTS, Provider, Running, a_provider, a_server, files, lines
 
 PATH = "flights.lake.flights"

@@ -20,16 +20,10 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from lakeshare_server.app import _config, create_app
-from lakeshare_server.catalog import Catalog, Recipients, open_catalog
-from lakeshare_server.catalog.sharing import (
-    SharedObject,
-    add_table,
-    alter_recipient,
-    create_share,
-    editing,
-    rotate_token,
-    states,
-)
+from lakeshare_server.catalog import Catalog, open_catalog, states
+from lakeshare_server.catalog.credentials import rotate_token
+from lakeshare_server.catalog.sharing import add_table, alter_recipient, create_share, editing
+from lakeshare_server.catalog.states import SharedObject
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.locations import parse_location
 from lakeshare_server.settings import ServerSettings
@@ -37,6 +31,7 @@ from lakeshare_server.storage import load_key
 from tests.builders import plain_http
 from tests.builders.database_schema import open_migrated
 from tests.builders.lake_tables import a_delta_table, an_iceberg_table, some_rows
+from tests.builders.recipients import Recipients
 from tests.builders.sharing import Provider, Running, a_provider, a_server, files, lines
 
 TESTS = Path(__file__).parents[1]

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lark import Token
 
-from lakeshare_server.catalog.sharing import states
+from lakeshare_server.catalog import states
 from lakeshare_server.sql.changes import Provider
 from lakeshare_server.sql.grammar import END, get_parser, is_unfinished, parse
 from lakeshare_server.sql.session import SqlSession

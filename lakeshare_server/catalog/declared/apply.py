@@ -12,7 +12,7 @@ from typing import Any, cast
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from lakeshare_server.catalog import sharing
+from lakeshare_server.catalog import credentials, sharing, states
 from lakeshare_server.catalog.database import Catalog
 from lakeshare_server.catalog.declared.documents import describe_problem, describe_remedy
 from lakeshare_server.catalog.declared.files import (
@@ -33,9 +33,8 @@ from lakeshare_server.catalog.declared.plan import (
 from lakeshare_server.catalog.ledger import alter_followed, follow_table, unfollow_table
 from lakeshare_server.catalog.listings import TableEntry, share_entry_from_row, table_entry_from_row
 from lakeshare_server.catalog.models import ShareRow
-from lakeshare_server.catalog.sharing import Edit, FederationPolicy, SharedObject, editing, states
-from lakeshare_server.catalog.sharing.editing import LOCAL_OPERATOR, require_name
-from lakeshare_server.catalog.sharing.states import Kind, find_object_row
+from lakeshare_server.catalog.sharing import LOCAL_OPERATOR, Edit, editing, require_name
+from lakeshare_server.catalog.states import FederationPolicy, Kind, SharedObject, find_object_row
 from lakeshare_server.errors import BadRequest, CatalogConflict, NotFound
 from lakeshare_server.lazy import gc_disabled
 
@@ -138,11 +137,11 @@ def _alter_recipient(edit: Edit, step: Step) -> None:
 
 def _put_policies(edit: Edit, recipient: str, before: Policies, after: Policies) -> None:
     for name in before.keys() - after.keys():
-        sharing.drop_policy(edit, recipient, name)
+        credentials.drop_policy(edit, recipient, name)
     for name, fields in after.items():
         if before.get(name) != fields:
             fields = {**fields, "audiences": tuple(fields["audiences"])}
-            sharing.put_policy(edit, recipient, FederationPolicy(name=name, **fields))
+            credentials.put_policy(edit, recipient, FederationPolicy(name=name, **fields))
 
 
 def _alter_group(edit: Edit, step: Step) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import yaml
 from sqlalchemy.orm import Session
 
+from lakeshare_server.catalog import states
 from lakeshare_server.catalog.declared.documents import OF_CONTRACTS, Origin, raise_all
 from lakeshare_server.catalog.declared.files import (
     KINDS,
@@ -25,9 +26,8 @@ from lakeshare_server.catalog.declared.files import (
     parents,
 )
 from lakeshare_server.catalog.ledger import CHECK_EVERY_S, FollowedTable, followed_tables
-from lakeshare_server.catalog.sharing import states
-from lakeshare_server.catalog.sharing.editing import NAME_HINT, Keeper, is_name
-from lakeshare_server.catalog.sharing.states import (
+from lakeshare_server.catalog.sharing import NAME_HINT, Keeper, is_name
+from lakeshare_server.catalog.states import (
     FederationPolicy,
     Grant,
     Group,

@@ -7,7 +7,6 @@ from lakeshare_server.catalog import (
     Catalog,
     DeclaredShare,
     Listings,
-    Recipients,
     ShareDiff,
     SharedTable,
     allow_directory_access,
@@ -16,6 +15,7 @@ from lakeshare_server.catalog import (
 from lakeshare_server.catalog.listings import list_all_shared_tables
 from lakeshare_server.catalog.models import SharedTableRow, ShareRow
 from lakeshare_server.errors import BadRequest
+from tests.builders.recipients import Recipients
 
 
 def a_share(name: str, *tables: str, **options: object) -> DeclaredShare:

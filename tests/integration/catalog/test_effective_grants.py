@@ -4,9 +4,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from lakeshare_server.catalog import Catalog, EffectiveGrant, GenerationCache, Listings, Recipients
+from lakeshare_server.catalog import Catalog, EffectiveGrant, GenerationCache, Listings
 from lakeshare_server.catalog.sharing import (
-    SharedObject,
     add_table,
     alter_group,
     alter_recipient,
@@ -16,7 +15,9 @@ from lakeshare_server.catalog.sharing import (
     grant,
     revoke,
 )
+from lakeshare_server.catalog.states import SharedObject
 from lakeshare_server.errors import NotFound
+from tests.builders.recipients import Recipients
 
 HOUR = timedelta(hours=1)
 

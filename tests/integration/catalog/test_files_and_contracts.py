@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from lakeshare_server.catalog import Catalog, DeclaredShare, SharedTable, apply_shares
+from lakeshare_server.catalog import Catalog, DeclaredShare, SharedTable, apply_shares, states
 from lakeshare_server.catalog.declared import apply_files, plan_changes
-from lakeshare_server.catalog.sharing import add_table, create_recipient, grant, states
-from lakeshare_server.catalog.sharing.states import SharedObject
+from lakeshare_server.catalog.sharing import add_table, create_recipient, grant
+from lakeshare_server.catalog.states import SharedObject
 from lakeshare_server.errors import BadRequest, DocumentError
 from tests.builders.applied_files import by_hand, exported, paths, told
 

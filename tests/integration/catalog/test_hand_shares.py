@@ -7,7 +7,6 @@ from lakeshare_server.catalog import (
     Catalog,
     DeclaredShare,
     Listings,
-    Recipients,
     SharedTable,
     allow_directory_access,
     apply_shares,
@@ -16,6 +15,7 @@ from lakeshare_server.catalog import (
 from lakeshare_server.catalog.listings import list_all_shared_tables
 from lakeshare_server.catalog.models import ShareRow
 from lakeshare_server.errors import BadRequest, CatalogConflict, NotFound
+from tests.builders.recipients import Recipients
 from tests.builders.sharing import unshare_table
 
 ORDERS = SharedTable("sales", "orders", "sales.orders")

@@ -11,16 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lakeshare_server.catalog.sharing import (
-    SharedObject,
-    add_table,
-    alter_table,
-    create_recipient,
-    create_share,
-    editing,
-    issue_token,
-    rotate_token,
-)
+from lakeshare_server.catalog.credentials import issue_token, rotate_token
+from lakeshare_server.catalog.sharing import add_table, alter_table, create_recipient, create_share, editing
+from lakeshare_server.catalog.states import SharedObject
 from lakeshare_server.pages import portal
 from tests.builders.deletion_vector import inline_descriptor, stored
 from tests.builders.lake_tables import a_delta_table, append_delta, some_rows
