@@ -7,6 +7,8 @@ the given one, and for what a contract declares.
 """
 
 import ipaddress
+import os
+import pwd
 import re
 import unicodedata
 import uuid
@@ -123,6 +125,14 @@ class Edit:
         self.session.flush()
         self.changed(action, object_name, state, None)
         return state
+
+
+def operating_system_user() -> str:
+    """The user of this process by the operating system, not by the environment."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # as in a container whose user has no name
+        return f"uid {os.getuid()}"
 
 
 @contextmanager

@@ -68,7 +68,7 @@ def edit_share(share: str, tables: Iterable[str] = (), *, writes_rule: bool) -> 
 
 def operator_name() -> str:
     """The operator's name for the audit log."""
-    from lakeshare_server.sql.statements import operating_system_user
+    from lakeshare_server.catalog.sharing import operating_system_user
 
     return operating_system_user()
 

@@ -451,8 +451,8 @@ def sql(
 
 def _open_session() -> "SqlSession":
     from lakeshare_server.catalog import open_catalog
-    from lakeshare_server.sql.changes import Provider
     from lakeshare_server.sql.session import SqlSession
+    from lakeshare_server.sql.statements import Provider
 
     settings, principal = ServerSettings(), operator_name()
     provider = Provider(open_catalog(settings.catalog_url), settings)
@@ -490,7 +490,7 @@ def _read_script(file: Path) -> tuple[str, str]:
 def _execute(
     session: "SqlSession", text: str, source: str | None, single_transaction: bool, output: str
 ) -> None:
-    from lakeshare_server.sql.statements import SqlError, StatementRefused
+    from lakeshare_server.sql.grammar import SqlError, StatementRefused
 
     try:
         for result in session.run(text, source, single_transaction=single_transaction):

@@ -1,7 +1,9 @@
 """Parses scripts by the grammar in `sharing.lark`: statements with their positions, or an error with its position."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from functools import cache, partial
 from operator import itemgetter
@@ -14,24 +16,173 @@ from lark.lexer import PatternStr
 from lark.tree import Meta
 from lark.visitors import Transformer_NonRecursive
 
-from lakeshare_server.sql import statements
-from lakeshare_server.sql.statements import (
-    ObjectKind,
-    SourcePosition,
-    SqlError,
-    Statement,
-    format_name,
-    quoted_name,
-    quoted_text,
-    unquote_text,
-)
+from lakeshare_server.catalog.states import FederationPolicy, Kind
+from lakeshare_server.errors import LakeshareError, NotFound
+from lakeshare_server.sql import show, statements
+from lakeshare_server.sql.statements import ObjectKind, Statement
 
 MAX_NUMBER = (1 << 63) - 1
 MAX_DEPTH = 64
 T = TypeVar("T")
 Children = list[Any]
+SqlStatement = statements.ChangeStatement | show.ReadStatement | statements.SetRecipient
 # The fields of a change, or the statement without its first field, the name of what it changes.
 Altered = dict[str, Any] | Callable[[str], Statement]
+
+
+MOMENT = re.compile(
+    r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?))?\s*(Z|[+-]\d\d:?\d\d)?", re.I
+)
+SPAN = re.compile(r"(\d{1,9})\s*(second|minute|hour|day|week)s?", re.I)
+PLAIN = re.compile(r"[^\W\d]\w*")
+# Names that are keywords where a name can stand, also in a predicate.
+QUOTED = frozenset((
+    "IF", "TABLE", "VIEW", "MATERIALIZED", "SCHEMA", "CURRENT_RECIPIENT", "DATE", "TIMESTAMP", "SELECT",
+    "AND", "OR", "NOT", "IN", "IS", "NULL", "LIKE", "BETWEEN", "TRUE", "FALSE", "CASE", "CAST", "EXISTS",
+))  # fmt: skip
+BETWEEN_SPANS = re.compile(r"[\s,]*")
+
+
+def format_name(written: str) -> str:
+    """A name without its back-quotes."""
+    return written[1:-1].replace("``", "`") if written.startswith("`") else written
+
+
+def unquote_text(written: str) -> str:
+    """A text without its quotes, doubled quotes made single; backslashes have no meaning."""
+    quote = written[0]
+    return written[1:-1].replace(quote * 2, quote)
+
+
+def quoted_text(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def quoted_name(name: str) -> str:
+    """A name as SQL writes it, in back-quotes where it needs them."""
+    is_plain = PLAIN.fullmatch(name) and name.upper() not in QUOTED
+    return name if is_plain else "`" + name.replace("`", "``") + "`"
+
+
+def moment(text: str) -> datetime:
+    """Parses a time; raises ValueError."""
+    match = MOMENT.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(text)
+    day, time, zone = match.groups()
+    at = datetime.fromisoformat(f"{day}T{time or '00:00'}{(zone or 'Z').upper()}")
+    try:
+        return at.astimezone(UTC)
+    except OverflowError as error:
+        raise ValueError(text) from error
+
+
+def span(text: str) -> timedelta:
+    """Parses a duration like `24 hours` or `1 day 12 hours`; raises ValueError."""
+    parts = SPAN.findall(text)
+    if not parts or not BETWEEN_SPANS.fullmatch(SPAN.sub("", text)):
+        raise ValueError(text)
+    try:
+        return sum((timedelta(**{f"{unit.lower()}s": int(count)}) for count, unit in parts), timedelta())
+    except OverflowError as error:
+        raise ValueError(text) from error
+
+
+KEYWORDS = frozenset(["AND", "OR", "NOT", "IN", "IS", "NULL", "LIKE", "BETWEEN", "TRUE", "FALSE"])
+GLUED_BEFORE = frozenset(",).")
+GLUED_AFTER = frozenset("(.")
+SIGNS = frozenset("+-")
+
+
+def alternation(groups: Iterable[Sequence[str]]) -> str:
+    """PARTITION groups as one predicate: tests of a group are joined by AND, groups by OR."""
+    texts = [" AND ".join(tests) for tests in groups]
+    return texts[0] if len(texts) == 1 else " OR ".join(f"({text})" for text in texts)
+
+
+def join_tokens(tokens: Iterable[str]) -> str:
+    """The tokens of a predicate with one space where one is needed, keywords in capitals."""
+    written: list[str] = []
+    for token in tokens:
+        word = token.upper() if token.upper() in KEYWORDS else token
+        if written and not _is_glued(written[-1], word):
+            written.append(" ")
+        written.append(word)
+    return "".join(written)
+
+
+def _is_glued(before: str, after: str) -> bool:
+    if after in GLUED_BEFORE or before in GLUED_AFTER:
+        return True
+    # Rules have no arithmetic: a sign belongs to the number after it.
+    if before in SIGNS:
+        return after[0].isdigit()
+    return after == "(" and PLAIN.fullmatch(before) is not None and before not in KEYWORDS
+
+
+MAX_LINE_CHARS = 110
+
+
+@dataclass(frozen=True)
+class SourcePosition:
+    """A position in a text, counted from 1, and a number of characters."""
+
+    line: int
+    column: int
+    length: int = 1
+
+
+class SqlError(LakeshareError):
+    """The text cannot be parsed; the message has the line, the column and a caret."""
+
+    def __init__(self, what: str, place: SourcePosition, text: str, source: str | None = None) -> None:
+        at = f"{place.line}:{place.column}"
+        where = f"{source}:{at}" if source else f"line {place.line}, column {place.column}"
+        super().__init__(f"{where}: {escape_unprintable(what)}\n{mark_position(text, place)}")
+        self.what, self.place, self.source = what, place, source
+
+
+class StatementRefused(SqlError):
+    """A statement was refused: the cause, and how many statements of its script took effect."""
+
+    def __init__(
+        self,
+        cause: LakeshareError,
+        place: SourcePosition,
+        text: str,
+        source: str | None,
+        took: int,
+        total: int,
+    ) -> None:
+        # The catalog's own text is for recipients, and refers them to their provider.
+        what = f"{cause.kind} {cause.name} does not exist." if isinstance(cause, NotFound) else str(cause)
+        super().__init__(what, place, text, source)
+        self.cause, self.took, self.total = cause, took, total
+
+    @property
+    def effect(self) -> str:
+        """A sentence about the statements of the script that took effect."""
+        if self.took == 0:
+            return "Nothing of it took effect."
+        first = "The first statement" if self.took == 1 else f"The first {self.took} statements"
+        return f"{first} of {self.total} took effect; this one and what follows did not."
+
+
+def escape_unprintable(text: str) -> str:
+    """A text on one line, without control characters for a terminal."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def mark_position(text: str, place: SourcePosition) -> str:
+    """The line of the text with carets below the position; of long lines the part around it."""
+    lines = text.split("\n")
+    line = lines[place.line - 1].rstrip("\r") if place.line <= len(lines) else ""
+    before = place.column - 1
+    start = max(0, before - MAX_LINE_CHARS // 2) if len(line) > MAX_LINE_CHARS else 0
+    # Each character stays one character: an escape would move the caret.
+    shown = "".join(char if char.isprintable() else " " for char in line[start : start + MAX_LINE_CHARS])
+    room = max(1, len(shown) - (before - start))
+    return f"  {shown}\n  {' ' * (before - start)}{'^' * min(max(1, place.length), room)}"
 
 
 class InvalidClause(Exception):
@@ -56,7 +207,7 @@ class Clause:
 class PlacedStatement:
     """A statement and its characters in the script, from `start` to before `end`."""
 
-    statement: Statement
+    statement: SqlStatement
     start: int
     end: int
 
@@ -85,7 +236,7 @@ def read_name_or_text(word: Token | str) -> str:
 
 def read_span(token: Token) -> Any:
     hint = "is no span of time; write it like '24 hours', '7 days' or '1 day 12 hours'."
-    return _read_or_refuse(statements.span, token, hint)
+    return _read_or_refuse(span, token, hint)
 
 
 def _read_or_refuse(read: Callable[[str], T], token: Token, hint: str) -> T:
@@ -179,7 +330,7 @@ CLAUSES: Mapping[str, tuple[str, str, Callable[[Children], Any]]] = {
         "WITH CHANGE DATA FEED",
         lambda children: (True, children[0] if children else statements.Now()),
     ),
-    "partitions": ("rule", "PARTITION", statements.alternation),
+    "partitions": ("rule", "PARTITION", alternation),
     "until": ("until", "UNTIL", first),
     "starting": ("starts_at", "FROM", first),
     "agreement": ("agreement", "AGREEMENT", _text),
@@ -232,19 +383,19 @@ STATEMENTS: Mapping[str, Callable[..., Statement]] = {
     "revoke": statements.Revoke,
     "revoke_recipient": statements.RevokeRecipient,
     "unfollow": statements.Unfollow,
-    "show_followed_tables": statements.ShowFollowedTables,
-    "show_shares": partial(statements.Show, "SHARE"),
-    "show_shares_in_provider": statements.ShowSharesInProvider,
-    "show_all_in_share": statements.ShowAllInShare,
-    "show_recipients": partial(statements.Show, "RECIPIENT"),
-    "show_groups": partial(statements.Show, "GROUP"),
-    "show_grants_on_share": statements.ShowGrantsOnShare,
-    "show_grants_to": statements.ShowGrantsTo,
-    "show_usage": statements.ShowUsage,
-    "describe_share": partial(statements.Describe, "SHARE"),
-    "describe_recipient": partial(statements.Describe, "RECIPIENT"),
-    "describe_group": partial(statements.Describe, "GROUP"),
-    "select": statements.SelectAll,
+    "show_followed_tables": show.ShowFollowedTables,
+    "show_shares": partial(show.Show, "SHARE"),
+    "show_shares_in_provider": show.ShowSharesInProvider,
+    "show_all_in_share": show.ShowAllInShare,
+    "show_recipients": partial(show.Show, "RECIPIENT"),
+    "show_groups": partial(show.Show, "GROUP"),
+    "show_grants_on_share": show.ShowGrantsOnShare,
+    "show_grants_to": show.ShowGrantsTo,
+    "show_usage": show.ShowUsage,
+    "describe_share": partial(show.Describe, "SHARE"),
+    "describe_recipient": partial(show.Describe, "RECIPIENT"),
+    "describe_group": partial(show.Describe, "GROUP"),
+    "select": show.SelectAll,
     "set_recipient": statements.SetRecipient,
     "reset_recipient": partial(statements.SetRecipient, None),
 }
@@ -310,7 +461,7 @@ class StatementBuilder(Transformer_NonRecursive[Token, Any]):
             "is no time; write '2027-01-31', '2027-01-31 18:00' or '2027-01-31T18:00:00+02:00' "
             "(UTC without a zone)."
         )
-        return _read_or_refuse(statements.moment, children[0], hint)
+        return _read_or_refuse(moment, children[0], hint)
 
     def property(self, meta: Meta, children: Children) -> tuple[Any, ...]:
         key, value = children
@@ -320,7 +471,7 @@ class StatementBuilder(Transformer_NonRecursive[Token, Any]):
         key, value = children
         return key.lower(), unquote_text(value), position_at(meta)
 
-    def oidc(self, meta: Meta, children: Children) -> statements.Policy:
+    def oidc(self, meta: Meta, children: Children) -> FederationPolicy:
         known = ("issuer", "subject", "subject_claim", "audience", "name")
         audiences = tuple(value for key, value, _ in children if key == "audience")
         for key, _, position in children:
@@ -331,7 +482,8 @@ class StatementBuilder(Transformer_NonRecursive[Token, Any]):
             if key not in values:
                 problem = f"OIDC needs an issuer and a subject; {key} is missing."
                 raise InvalidClause(problem, position_at(meta))
-        return statements.Policy(**values, audiences=audiences)
+        fields: dict[str, Any] = {"name": "default", "subject_claim": "sub", **values}
+        return FederationPolicy(audiences=audiences, **fields)
 
     # --- predicates
 
@@ -344,7 +496,7 @@ class StatementBuilder(Transformer_NonRecursive[Token, Any]):
         return nested
 
     def where(self, meta: Meta, children: Children) -> Clause:
-        text = statements.join_tokens(tokens_of(children))
+        text = join_tokens(tokens_of(children))
         if not text:
             raise InvalidClause("WHERE needs a predicate in its parentheses.", position_at(meta))
         return Clause("rule", text, position_at(meta), "WHERE")
@@ -353,7 +505,7 @@ class StatementBuilder(Transformer_NonRecursive[Token, Any]):
 
     def create_share(self, _: Meta, children: Children) -> Statement:
         if_not_exists, (name, *clauses) = _flagged(children)
-        return statements.CreateShare(name, if_not_exists, **collect_clauses(clauses))
+        return statements.Create("SHARE", name, if_not_exists, **collect_clauses(clauses))
 
     def create_recipient(self, _: Meta, children: Children) -> Statement:
         if_not_exists, (name, *clauses) = _flagged(children)
@@ -362,7 +514,7 @@ class StatementBuilder(Transformer_NonRecursive[Token, Any]):
 
     def create_group(self, _: Meta, children: Children) -> Statement:
         if_not_exists, (name, *comment) = _flagged(children)
-        return statements.CreateGroup(name, if_not_exists, read_text(comment[0]) if comment else None)
+        return statements.Create("GROUP", name, if_not_exists, read_text(comment[0]) if comment else None)
 
     def put_table(self, meta: Meta, children: Children) -> Altered:
         return _put("TABLE", meta, children)
@@ -396,7 +548,7 @@ class StatementBuilder(Transformer_NonRecursive[Token, Any]):
         return statements.Follow(unquote_text(location), history=history, start_version=start or 0, **fields)
 
 
-def _put(kind: statements.Kind, meta: Meta, children: Children) -> Altered:
+def _put(kind: Kind, meta: Meta, children: Children) -> Altered:
     verb, (path, *clauses) = _verb(children)
     fields = collect_clauses(clauses)
     history, start = fields.pop("history", (True, None))

@@ -9,10 +9,18 @@ from hypothesis import strategies as st
 from lark import Token
 
 from lakeshare_server.catalog import states
-from lakeshare_server.sql.changes import Provider
-from lakeshare_server.sql.grammar import END, get_parser, is_unfinished, parse
+from lakeshare_server.sql.grammar import (
+    END,
+    SourcePosition,
+    SqlError,
+    get_parser,
+    is_unfinished,
+    parse,
+    quoted_name,
+    quoted_text,
+)
 from lakeshare_server.sql.session import SqlSession
-from lakeshare_server.sql.statements import SourcePosition, SqlError, quoted_name, quoted_text
+from lakeshare_server.sql.statements import Provider
 from tests.builders.campaign import campaign_size
 from tests.builders.sql_sessions import a_lake, a_session, empty, rows
 

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lakeshare_server.catalog.states import FederationPolicy
+from lakeshare_server.sql import show
 from lakeshare_server.sql import statements as said
-from lakeshare_server.sql.grammar import get_parser, is_unfinished, parse
-from lakeshare_server.sql.statements import SqlError, quoted_name, quoted_text
+from lakeshare_server.sql.grammar import SqlError, get_parser, is_unfinished, parse, quoted_name, quoted_text
 
 NEW_YEAR = datetime(2027, 1, 1, tzinfo=UTC)
 BOB, EUROPE = said.Grantee("RECIPIENT", "bob"), said.Grantee("GROUP", "europe")
@@ -19,9 +20,20 @@ def put(share: str = "s", **fields: object) -> said.PutObject:
     return said.PutObject(share, **{**table, **fields})
 
 
+def a_policy(**fields: object) -> FederationPolicy:
+    usual = {
+        "name": "default",
+        "issuer": "https://i",
+        "subject": "s",
+        "subject_claim": "sub",
+        "audiences": (),
+    }
+    return FederationPolicy(**{**usual, **fields})
+
+
 STATEMENTS = [
-    ("CREATE SHARE s", said.CreateShare("s")),
-    ("create share if not exists s comment 'it''s'", said.CreateShare("s", True, "it's")),
+    ("CREATE SHARE s", said.Create("SHARE", "s")),
+    ("create share if not exists s comment 'it''s'", said.Create("SHARE", "s", True, "it's")),
     ("DROP SHARE s", said.Drop("SHARE", "s")),
     ("DROP SHARE IF EXISTS `a-b`", said.Drop("SHARE", "a-b", True)),
     ("ALTER SHARE s RENAME TO t", said.Alter("SHARE", "s", {"new_name": "t"})),
@@ -90,7 +102,7 @@ STATEMENTS = [
         said.CreateRecipient(
             "bob",
             authentication="OIDC_FEDERATION",
-            policy=said.Policy("https://i", "s", audiences=("a", "b")),
+            policy=a_policy(audiences=("a", "b")),
         ),
     ),
     (
@@ -123,12 +135,12 @@ STATEMENTS = [
     ("ALTER RECIPIENT bob INVITE FOR '7 days'", said.Invite("bob", timedelta(days=7))),
     (
         "ALTER RECIPIENT bob ADD OIDC (name 'n', issuer 'https://i', subject 's', subject_claim 'oid')",
-        said.PutPolicy("bob", said.Policy("https://i", "s", "oid", (), "n")),
+        said.PutPolicy("bob", a_policy(subject_claim="oid", name="n")),
     ),
     ("ALTER RECIPIENT bob DROP OIDC n", said.DropPolicy("bob", "n")),
     ("REVOKE RECIPIENT bob", said.RevokeRecipient("bob")),
     ("DROP RECIPIENT IF EXISTS bob", said.Drop("RECIPIENT", "bob", True)),
-    ("CREATE GROUP IF NOT EXISTS europe COMMENT 'c'", said.CreateGroup("europe", True, "c")),
+    ("CREATE GROUP IF NOT EXISTS europe COMMENT 'c'", said.Create("GROUP", "europe", True, "c")),
     ("ALTER GROUP europe ADD RECIPIENT bob, rob", said.ChangeMembers("europe", "ADD", ("bob", "rob"))),
     ("ALTER GROUP europe REMOVE RECIPIENT bob", said.ChangeMembers("europe", "REMOVE", ("bob",))),
     ("ALTER GROUP europe RENAME TO eu", said.Alter("GROUP", "europe", {"new_name": "eu"})),
@@ -141,12 +153,12 @@ STATEMENTS = [
     ),
     ("REVOKE SELECT ON SHARE s FROM RECIPIENT bob", said.Revoke("s", BOB)),
     ("PUBLISH TABLE lake.t FROM BRANCH `wap-x`", said.Publish(("lake", "t"), "wap-x")),
-    ("SHOW SHARES", said.Show("SHARE")),
-    ("SHOW SHARES LIKE 'a*'", said.Show("SHARE", "a*")),
-    ("SHOW SHARES 'a*|b'", said.Show("SHARE", "a*|b")),
-    ("SHOW SHARES IN PROVIDER p", said.ShowSharesInProvider("p")),
-    ("SHOW ALL IN SHARE s", said.ShowAllInShare("s")),
-    ("SHOW RECIPIENTS LIKE 'b*'", said.Show("RECIPIENT", "b*")),
+    ("SHOW SHARES", show.Show("SHARE")),
+    ("SHOW SHARES LIKE 'a*'", show.Show("SHARE", "a*")),
+    ("SHOW SHARES 'a*|b'", show.Show("SHARE", "a*|b")),
+    ("SHOW SHARES IN PROVIDER p", show.ShowSharesInProvider("p")),
+    ("SHOW ALL IN SHARE s", show.ShowAllInShare("s")),
+    ("SHOW RECIPIENTS LIKE 'b*'", show.Show("RECIPIENT", "b*")),
     ("FOLLOW 's3://lake/sales/*'", said.Follow("s3://lake/sales/*")),
     (
         "FOLLOW '/lake/orders' AS sales.orders IN SHARE partners WITH HISTORY START VERSION 3",
@@ -154,20 +166,20 @@ STATEMENTS = [
     ),
     ("FOLLOW '/lake/orders' WITHOUT HISTORY", said.Follow("/lake/orders", history=False)),
     ("UNFOLLOW sales.orders", said.Unfollow(("sales", "orders"))),
-    ("SHOW FOLLOWED TABLES LIKE 'sales.*'", said.ShowFollowedTables("sales.*")),
-    ("SHOW GROUPS", said.Show("GROUP")),
-    ("SHOW GRANT ON SHARE s", said.ShowGrantsOnShare("s")),
-    ("SHOW GRANTS ON SHARE s", said.ShowGrantsOnShare("s")),
-    ("SHOW GRANTS TO RECIPIENT bob", said.ShowGrantsTo(BOB)),
-    ("SHOW GRANTS TO GROUP europe", said.ShowGrantsTo(EUROPE)),
-    ("SHOW USAGE FOR RECIPIENT bob", said.ShowUsage("bob")),
-    ("SHOW USAGE FOR RECIPIENT bob SINCE '2027-01-01'", said.ShowUsage("bob", NEW_YEAR)),
-    ("DESC SHARE s", said.Describe("SHARE", "s")),
-    ("DESCRIBE RECIPIENT bob", said.Describe("RECIPIENT", "bob")),
-    ("DESCRIBE GROUP europe", said.Describe("GROUP", "europe")),
+    ("SHOW FOLLOWED TABLES LIKE 'sales.*'", show.ShowFollowedTables("sales.*")),
+    ("SHOW GROUPS", show.Show("GROUP")),
+    ("SHOW GRANT ON SHARE s", show.ShowGrantsOnShare("s")),
+    ("SHOW GRANTS ON SHARE s", show.ShowGrantsOnShare("s")),
+    ("SHOW GRANTS TO RECIPIENT bob", show.ShowGrantsTo(BOB)),
+    ("SHOW GRANTS TO GROUP europe", show.ShowGrantsTo(EUROPE)),
+    ("SHOW USAGE FOR RECIPIENT bob", show.ShowUsage("bob")),
+    ("SHOW USAGE FOR RECIPIENT bob SINCE '2027-01-01'", show.ShowUsage("bob", NEW_YEAR)),
+    ("DESC SHARE s", show.Describe("SHARE", "s")),
+    ("DESCRIBE RECIPIENT bob", show.Describe("RECIPIENT", "bob")),
+    ("DESCRIBE GROUP europe", show.Describe("GROUP", "europe")),
     (
         "SELECT * FROM information_schema.shares LIMIT 5",
-        said.SelectAll(("information_schema", "shares"), 5),
+        show.SelectAll(("information_schema", "shares"), 5),
     ),
     ("SET RECIPIENT bob", said.SetRecipient("bob")),
     ("RESET RECIPIENT", said.SetRecipient(None)),
