@@ -100,9 +100,14 @@ class SharedObject(JsonState):
     applied: bool = False
 
     @property
+    def alias(self) -> str:
+        """`schema.table`, its name in the share."""
+        return f"{self.schema}.{self.name}"
+
+    @property
     def path(self) -> str:
         """`share.schema.table`, as recipients write it."""
-        return f"{self.share}.{self.schema}.{self.name}"
+        return f"{self.share}.{self.alias}"
 
 
 @dataclass(frozen=True, kw_only=True)

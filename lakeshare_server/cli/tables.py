@@ -170,9 +170,8 @@ def list_tables() -> None:
     _, catalog = _open_state()
     for followed in server_catalog.FollowedTables(catalog).list():
         since = f"from version {followed.start_version}" if followed.start_version else "whole history"
-        format_ = "delta" if followed.iceberg is None else "iceberg"
         every = f"every {followed.check_every_s:g} s"
-        typer.echo(f"{followed.table}\t{followed.location}\t{every}\t{since}\t{format_}")
+        typer.echo(f"{followed.table}\t{followed.location}\t{every}\t{since}\t{followed.format}")
 
 
 @table_app.command("show")

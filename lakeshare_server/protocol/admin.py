@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from lakeshare_server.catalog.ledger import FollowedTable
 from lakeshare_server.catalog.states import (
     FederationPolicy,
     Grant,
@@ -273,19 +272,25 @@ class PartitionInfo(Reply):
 
 
 class SharedDataObject(Reply):
-    name: str
-    data_object_type: str
-    shared_as: str
+    name: str = Field(validation_alias="table")
+    data_object_type: str = Field(validation_alias="kind")
+    shared_as: str = Field(validation_alias="alias")
     comment: str | None = None
-    added_at: int | None = None
+    added_at: Moment = None
     added_by: str | None = None
-    cdf_enabled: bool
-    history_data_sharing_status: str
+    cdf_enabled: bool = Field(validation_alias="history")
+    history_data_sharing_status: Annotated[
+        str, BeforeValidator(lambda history: "ENABLED" if history else "DISABLED")
+    ] = Field(validation_alias=AliasChoices("history"))
     start_version: int | None = None
-    partitions: list[PartitionInfo] | None = None
+    partitions: Annotated[
+        list[PartitionInfo] | None, BeforeValidator(lambda rule: format_partitions(rule) or None)
+    ] = Field(None, validation_alias=AliasChoices("rule"))
     status: str = "ACTIVE"
     id: str
-    rule: str | None = Field(None, description="lakeshare: the rule, if `partitions` cannot express it.")
+    rule: Annotated[
+        str | None, BeforeValidator(lambda rule: rule if format_partitions(rule) is None else None)
+    ] = Field(None, description="lakeshare: the rule, if `partitions` cannot express it.")
     publication: int | None = None
     declared: bool = Field(description="lakeshare: whether a contract declares it.")
 
@@ -465,7 +470,7 @@ class FollowedTableInfo(Reply):
     format: str
     check_every_s: float
     start_version: int
-    created_at: int | None = None
+    created_at: Moment = None
 
 
 class FollowedTablesReply(Reply):
@@ -558,28 +563,9 @@ def _format_test(test: PartitionValue) -> str:
 def make_share_info(share: Share, objects: Iterable[SharedObject] | None = None) -> ShareInfo:
     """A share; with its tables if `objects` are given."""
     info = ShareInfo.model_validate(share)
-    info.objects = None if objects is None else [_make_object_info(shared) for shared in objects]
+    if objects is not None:
+        info.objects = [SharedDataObject.model_validate(shared) for shared in objects]
     return info
-
-
-def _make_object_info(shared: SharedObject) -> SharedDataObject:
-    partitions = format_partitions(shared.rule)
-    return SharedDataObject(
-        name=shared.table,
-        data_object_type=shared.kind,
-        shared_as=f"{shared.schema}.{shared.name}",
-        comment=shared.comment,
-        added_at=in_ms(shared.added_at),
-        added_by=shared.added_by,
-        cdf_enabled=shared.history,
-        history_data_sharing_status="ENABLED" if shared.history else "DISABLED",
-        start_version=shared.start_version,
-        partitions=partitions or None,
-        id=shared.id,
-        rule=shared.rule if partitions is None else None,
-        publication=shared.publication,
-        declared=shared.declared,
-    )
 
 
 def make_privilege_assignment(grant: Grant) -> PrivilegeAssignment:
@@ -650,14 +636,3 @@ def make_policy_info(policy: FederationPolicy) -> FederationPolicyInfo:
 
 def _format_time(moment: datetime | None) -> str | None:
     return None if moment is None else moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
-def make_followed_table_info(followed: FollowedTable) -> FollowedTableInfo:
-    return FollowedTableInfo(
-        table=followed.table,
-        location=followed.location,
-        format="delta" if followed.iceberg is None else "iceberg",
-        check_every_s=followed.check_every_s,
-        start_version=followed.start_version,
-        created_at=in_ms(followed.created_at),
-    )

@@ -396,12 +396,12 @@ class _TableUpdate:
         objects = states.list_objects(self.edit.session, self.share)
         same = [shared for shared in objects if shared.table.lower() == self.wanted.name.lower()]
         alias = self.wanted.shared_as
-        named = [s for s in same if alias and f"{s.schema}.{s.name}".lower() == alias.lower()]
+        named = [s for s in same if alias and s.alias.lower() == alias.lower()]
         candidates = named or (same if may_rename or alias is None else [])
         if not candidates:
             raise NotFound("Shared table", f"{self.wanted.name} of {self.share}")
         if len(candidates) > 1:
-            names = ", ".join(f"{shared.schema}.{shared.name}" for shared in candidates)
+            names = ", ".join(shared.alias for shared in candidates)
             raise BadRequest(f"{self.field}.shared_as", alias, f"The table is shared as {names}: say which.")
         return candidates[0]
 

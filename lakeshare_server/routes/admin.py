@@ -656,16 +656,14 @@ def follow_tables(
 def list_followed_tables(request: LookDep) -> Response:
     """List the followed tables by name."""
     tables = FollowedTables(request.app_state.catalog).list()
-    return reply(
-        bodies.FollowedTablesReply(tables=[bodies.make_followed_table_info(table) for table in tables])
-    )
+    return reply(bodies.FollowedTablesReply.model_validate({"tables": tables}))
 
 
 @followed_router.delete("/followed-tables/{table}", response_model=bodies.FollowedTableInfo)
 def unfollow_table(request: OwnerDep, table: str) -> Response:
     """Stop following a table: its shared tables have no versions any more. The table itself is not changed."""
     with request.editing() as edit:
-        return reply(bodies.make_followed_table_info(ledger.unfollow_table(edit, table)))
+        return reply(bodies.FollowedTableInfo.model_validate(ledger.unfollow_table(edit, table)))
 
 
 impersonation_router = APIRouter(tags=["see as"])

@@ -47,7 +47,7 @@ SHARE_DETAILS: Table = {
 RECIPIENTS: Table = {**SHARES, "authentication_type": (str, "authentication"), **_texts("state")}
 GROUPS: Table = {**SHARES, "members": (str, lambda group: ", ".join(group.members))}
 OBJECTS: Table = {
-    "name": (str, lambda item: f"{item.schema}.{item.name}"),
+    "name": (str, "alias"),
     "type": (str, "kind"),
     "shared_object": (str, "table"),
     **_times("added_at"),
@@ -74,8 +74,7 @@ GRANTS_TO: Table = {
     **_texts("rule"),
 }
 FOLLOWED: Table = {
-    **_texts("table", "location"),
-    "format": (str, lambda table: "delta" if table.iceberg is None else "iceberg"),
+    **_texts("table", "location", "format"),
     **_integers("start_version"),
     **_times("created_at"),
 }

@@ -568,7 +568,7 @@ def _require_single(named: list[SharedObject], share: str, path: tuple[str, ...]
     if not named:
         raise NotFound(f"In share {share}, table or view", written)
     if len(named) > 1:
-        aliases = ", ".join(f"{item.schema}.{item.name}" for item in named)
+        aliases = ", ".join(item.alias for item in named)
         raise BadRequest("table", written, f"{share} has it more than once; name one of {aliases}.")
     return named[0]
 

@@ -441,7 +441,7 @@ def export(session: Session, *, revisions: bool = False) -> str:
 def _export_shares(session: Session, shares: Sequence[Share], granted: set[str]) -> dict[str, dict[str, Any]]:
     tables: dict[str, dict[str, dict[str, Any]]] = {}
     for table in states.list_objects(session):
-        fields, path = _set_fields(_table(table)), f"{table.schema}.{table.name}"
+        fields, path = _set_fields(_table(table)), table.alias
         if table.declared:
             own = {name: value for name, value in fields.items() if name not in OF_CONTRACTS}
             fields = {"declared": True, **own} if own else {}
