@@ -407,21 +407,24 @@ def alter_share(
     row = find_share_row(edit.session, name)
     before = share_from_row(row)
     columns = _changed_columns(edit, row, changes)
-    changed = {key for key, value in columns.items() if value != getattr(row, key)}
-    if row.declared and edit.keeper != "contracts" and changed & {"name", "comment"}:
-        what = f"{row.name} is declared by a contract"
-        raise CatalogConflict(what, "Change the contract and apply the shares.")
+    if any(columns.get(key, getattr(row, key)) != getattr(row, key) for key in ("name", "comment")):
+        _require_undeclared(edit, row, row.name, "Change the contract and apply the shares.")
     edit.alter(row, columns, revision)
     return edit.changed("alter_share", before.name, before, share_from_row(row))
+
+
+def _require_undeclared(
+    edit: Edit, row: ShareRow | SharedTableRow, name: str, remedy: str, also: str = ""
+) -> None:
+    if row.declared and edit.keeper != "contracts":
+        raise CatalogConflict(f"{name} is declared by a contract{also}", remedy)
 
 
 def drop_share(edit: Edit, name: str, *, revision: int | None = None) -> Share:
     """Removes a share with its tables and the grants on it."""
     row = find_share_row(edit.session, name)
     touch_row(edit, row, revision)
-    if row.declared and edit.keeper != "contracts":
-        what = f"{row.name} is declared by a contract"
-        raise CatalogConflict(what, "Take it out of the contract and apply the shares.")
+    _require_undeclared(edit, row, row.name, "Take it out of the contract and apply the shares.")
     state = share_from_row(row)
     for model in (GrantRow, GroupGrantRow):
         edit.session.execute(delete(model).where(model.share_key == row.key))
@@ -543,9 +546,7 @@ def remove_table(
     parent, folder, row = find_object_row(edit.session, share, schema, name)
     state = object_from_row(row, folder.name, parent.name)
     touch_row(edit, parent, revision)
-    if row.declared and edit.keeper != "contracts":
-        what = f"{state.path} is declared by a contract"
-        raise CatalogConflict(what, "Take it out of the contract and apply the shares.")
+    _require_undeclared(edit, row, state.path, "Take it out of the contract and apply the shares.")
     edit.delete("remove_table", state.path, row, state)
     _remove_if_empty(edit, folder)
     return state
@@ -561,11 +562,10 @@ def _require_alterable(
     changed = {key for key, value in fields.items() if value != getattr(row, key)}
     if schema != before.schema:
         changed.add("schema")
-    if row.declared and edit.keeper != "contracts" and changed & DECLARED:
-        raise CatalogConflict(
-            f"{before.path} is declared by a contract, and so is its {', '.join(sorted(changed & DECLARED))}",
-            "Share the table under another name, or change the contract.",
-        )
+    if changed & DECLARED:
+        also = f", and so is its {', '.join(sorted(changed & DECLARED))}"
+        remedy = "Share the table under another name, or change the contract."
+        _require_undeclared(edit, row, before.path, remedy, also)
 
 
 def _find_or_create_schemas(edit: Edit, share: ShareRow, names: Sequence[str]) -> dict[str, SchemaRow]:

@@ -206,16 +206,9 @@ def create_recipient(
 ) -> Response:
     """Create a recipient. Only this reply has its activation link; OIDC federation needs no link."""
     with request.editing() as edit:
+        fields = _recipient_fields(given)
         recipient = sharing.create_recipient(
-            edit,
-            given.name,
-            comment=given.comment,
-            owner=given.owner,
-            properties=_properties(given),
-            authentication=given.authentication_type,
-            ip_allow=_addresses(given),
-            expires_at=bodies.from_ms(given.expiration_time),
-            agreement=given.agreement,
+            edit, given.name, authentication=given.authentication_type, **fields
         )
         if given.authentication_type == "OIDC_FEDERATION":
             return reply(bodies.make_recipient_info(recipient))
@@ -244,7 +237,10 @@ def alter_recipient(
 ) -> Response:
     """Change a recipient; its tokens and grants stay."""
     with request.editing() as edit:
-        changed = sharing.alter_recipient(edit, recipient, **_changes(given), revision=request.revision)
+        fields = _recipient_fields(given) | (
+            {"new_name": given.new_name} if given.new_name is not None else {}
+        )
+        changed = sharing.alter_recipient(edit, recipient, **fields, revision=request.revision)
     return reply(bodies.make_recipient_info(changed))
 
 
@@ -291,26 +287,18 @@ def _invite(request: AdminRequest, edit: Edit, name: str, token_expires_at: date
     )
 
 
-def _changes(given: bodies.UpdateRecipient) -> dict[str, Any]:
-    """The arguments of the catalog's operation for the fields that were sent; null empties a field except the name."""
+def _recipient_fields(given: bodies.CreateRecipient | bodies.UpdateRecipient) -> dict[str, Any]:
+    """The fields that were sent, as the catalog's operations take them; null empties a field."""
     fields = given.sent("comment", "owner", "agreement")
-    if given.new_name is not None:
-        fields["new_name"] = given.new_name
     if given.has("expiration_time"):
         fields["expires_at"] = bodies.from_ms(given.expiration_time)
     if given.has("ip_access_list"):
-        fields["ip_allow"] = _addresses(given)
+        addresses = given.ip_access_list
+        fields["ip_allow"] = None if addresses is None else addresses.allowed_ip_addresses
     if given.has("properties_kvpairs"):
-        fields["properties"] = _properties(given)
+        pairs = given.properties_kvpairs
+        fields["properties"] = None if pairs is None else pairs.properties
     return fields
-
-
-def _properties(given: bodies.CreateRecipient | bodies.UpdateRecipient) -> dict[str, str] | None:
-    return None if given.properties_kvpairs is None else given.properties_kvpairs.properties
-
-
-def _addresses(given: bodies.CreateRecipient | bodies.UpdateRecipient) -> list[str] | None:
-    return None if given.ip_access_list is None else given.ip_access_list.allowed_ip_addresses
 
 
 activation_router = APIRouter(tags=["activation"])

@@ -331,7 +331,7 @@ CLAUSES: Mapping[str, tuple[str, str, Callable[[Children], Any]]] = {
         lambda children: (True, children[0] if children else statements.Now()),
     ),
     "partitions": ("rule", "PARTITION", alternation),
-    "until": ("until", "UNTIL", first),
+    "until": ("expires_at", "UNTIL", first),
     "starting": ("starts_at", "FROM", first),
     "agreement": ("agreement", "AGREEMENT", _text),
     "ip_allow": ("ip_allow", "IP ALLOW", first),
@@ -510,7 +510,9 @@ class StatementBuilder(Transformer_NonRecursive[Token, Any]):
     def create_recipient(self, _: Meta, children: Children) -> Statement:
         if_not_exists, (name, *clauses) = _flagged(children)
         fields = collect_clauses(clauses)
-        return statements.CreateRecipient(name, if_not_exists, **fields.pop("using", {}), **fields)
+        fields |= fields.pop("using", {})
+        policy, metastore_id = fields.pop("policy", None), fields.pop("metastore_id", None)
+        return statements.CreateRecipient(name, if_not_exists, fields, policy, metastore_id)
 
     def create_group(self, _: Meta, children: Children) -> Statement:
         if_not_exists, (name, *comment) = _flagged(children)
@@ -532,8 +534,10 @@ class StatementBuilder(Transformer_NonRecursive[Token, Any]):
 
     def grant(self, _: Meta, children: Children) -> Statement:
         share, grantee, *clauses = children
-        fields = collect_clauses(clauses)
-        return statements.Grant(share, grantee, ends_at=fields.pop("until", None), **fields)
+        terms = collect_clauses(clauses)
+        if "expires_at" in terms:
+            terms["ends_at"] = terms.pop("expires_at")
+        return statements.Grant(share, grantee, terms)
 
     def revoke_token(self, _: Meta, children: Children) -> Statement:
         *token_id, name = children
@@ -558,8 +562,9 @@ def _put(kind: Kind, meta: Meta, children: Children) -> Altered:
     if len(alias) != 2:
         problem = f"{'.'.join(path)} has no schema; write schema.table, or name it AS schema.table."
         raise InvalidClause(problem, position_at(meta))
-    fields |= {"alias": alias, "history": history, "start_version": start}
-    return partial(statements.PutObject, verb=verb, kind=kind, path=path, **fields)
+    put = partial(statements.PutObject, verb=verb, path=path, alias=alias, columns=fields.pop("columns", ()))
+    given = {"comment": None, "rule": None, **fields}
+    return partial(put, fields={"kind": kind, "history": history, "start_version": start, **given})
 
 
 def _verb(children: Children) -> tuple[Literal["ADD", "ALTER"], Children]:

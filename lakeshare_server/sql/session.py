@@ -173,13 +173,13 @@ class SqlSession:
         for statement in script:
             if isinstance(statement, statements.PutObject):
                 concerned[statement.share].append(".".join(statement.path))
-                writes_rule |= statement.rule is not None
+                writes_rule |= statement.fields["rule"] is not None
             elif isinstance(statement, statements.PutSchema):
                 with suppress(BadRequest):  # the statement itself raises it
                     concerned[statement.share] += provider.tables_of(".".join(statement.path))
             elif isinstance(statement, statements.Grant):
                 concerned[statement.share] += ()
-                writes_rule |= statement.rule is not None
+                writes_rule |= "rule" in statement.terms
             elif isinstance(statement, statements.Alter) and statement.kind == "SHARE" and len(script) > 1:
                 # Later statements may use the share's new name: all tables are read.
                 concerned[statement.name] += ()

@@ -12,7 +12,7 @@ from typing import Any, Literal, dataclass_transform
 
 from lakeshare_server.catalog import Catalog, FollowedTables, Ledger, credentials, sharing, states
 from lakeshare_server.catalog.sharing import Edit
-from lakeshare_server.catalog.states import FederationPolicy, Kind, LinkState, SharedObject
+from lakeshare_server.catalog.states import FederationPolicy, LinkState, SharedObject
 from lakeshare_server.errors import BadRequest, NotFound
 from lakeshare_server.provider.following import Following, FollowRequest
 from lakeshare_server.settings import ServerSettings
@@ -172,13 +172,9 @@ class PutObject(ChangeStatement):
 
     share: str
     verb: Verb
-    kind: Kind
     path: tuple[str, ...]
     alias: tuple[str, str]
-    comment: str | None = None
-    rule: str | None = None
-    history: bool = True
-    start_version: int | Now | None = None
+    fields: Mapping[str, Any]  # as the operations of the catalog take them, and Now for a start version
     columns: tuple[str, ...] = ()
 
     def execute(self, edit: Edit, provider: Provider) -> Result:
@@ -187,16 +183,10 @@ class PutObject(ChangeStatement):
             raise BadRequest("COLUMNS", ", ".join(self.columns), hint)
         (schema, name), table = self.alias, ".".join(self.path)
         altered = _find_altered(edit, self) if self.verb == "ALTER" else None
-        start_version = self.start_version
-        if isinstance(start_version, Now):
-            start_version = provider.latest_version(table if altered is None else altered.table) or 0
-        fields: dict[str, Any] = {
-            "kind": self.kind,
-            "comment": self.comment,
-            "history": self.history,
-            "start_version": start_version,
-            "rule": self.rule,
-        }
+        fields = dict(self.fields)
+        if isinstance(fields["start_version"], Now):
+            latest = provider.latest_version(table if altered is None else altered.table)
+            fields["start_version"] = latest or 0
         if altered is not None:
             where = edit, self.share, altered.schema, altered.name
             shared = sharing.alter_table(*where, new_schema=schema, new_name=name, **fields)
@@ -288,14 +278,9 @@ class PinPublication(ChangeStatement):
 class CreateRecipient(ChangeStatement):
     name: str
     if_not_exists: bool = False
-    comment: str | None = None
-    authentication: Literal["TOKEN", "OAUTH_CLIENT_CREDENTIALS", "OIDC_FEDERATION"] = "TOKEN"
+    fields: Mapping[str, Any] = field(default_factory=dict)  # as the operation of the catalog takes them
     policy: FederationPolicy | None = None
     metastore_id: str | None = None
-    properties: Mapping[str, str] = field(default_factory=dict)
-    ip_allow: tuple[str, ...] | None = None
-    agreement: str | None = None
-    until: datetime | None = None
 
     def execute(self, edit: Edit, provider: Provider) -> Result:
         """Creates a recipient with an activation link, or with a policy if it authenticates by OIDC."""
@@ -307,22 +292,13 @@ class CreateRecipient(ChangeStatement):
             raise BadRequest("USING ID", self.metastore_id, hint)
         if self.if_not_exists and _exists("RECIPIENT", edit, self.name):
             return _already_there("RECIPIENT", self.name)
-        recipient = sharing.create_recipient(
-            edit,
-            self.name,
-            comment=self.comment,
-            properties=self.properties,
-            authentication=self.authentication,
-            ip_allow=self.ip_allow,
-            expires_at=self.until,
-            agreement=self.agreement,
-        )
+        recipient = sharing.create_recipient(edit, self.name, **self.fields)
         if self.policy is not None:
             _put_policy(edit, recipient.name, self.policy, provider)
             message = f"recipient {recipient.name} is made; it gets in with tokens of {self.policy.issuer}"
             return Result(message=message)
         return _link_result(
-            *credentials.create_link(edit, recipient.name, token_expires_at=self.until), provider
+            *credentials.create_link(edit, recipient.name, token_expires_at=recipient.expires_at), provider
         )
 
 
@@ -353,11 +329,11 @@ class UnsetProperties(ChangeStatement):
 class RotateToken(ChangeStatement):
     name: str
     keep_old_for: timedelta = timedelta()
-    until: datetime | None = None
+    expires_at: datetime | None = None
 
     def execute(self, edit: Edit, provider: Provider) -> Result:
         issued = credentials.rotate_token(
-            edit, self.name, keep_old_for=self.keep_old_for, expires_at=self.until
+            edit, self.name, keep_old_for=self.keep_old_for, expires_at=self.expires_at
         )
         token, base_url = issued.state, provider.settings.base_url()
         grace_period = f"within {self.keep_old_for}" if self.keep_old_for else "at once"
@@ -441,19 +417,10 @@ class Grant(ChangeStatement):
 
     share: str
     to: Grantee
-    starts_at: datetime | None = None
-    ends_at: datetime | None = None
-    rule: str | None = None
+    terms: Mapping[str, Any] = field(default_factory=dict)  # as the operation of the catalog takes them
 
     def execute(self, edit: Edit, _: Provider) -> Result:
-        given = sharing.grant(
-            edit,
-            self.share,
-            **self.to.reader,
-            starts_at=self.starts_at,
-            ends_at=self.ends_at,
-            rule=self.rule,
-        )
+        given = sharing.grant(edit, self.share, **self.to.reader, **self.terms)
         until = "" if given.ends_at is None else f" until {given.ends_at:%Y-%m-%d %H:%M} UTC"
         where = "" if given.rule is None else f" where {given.rule}"
         return Result(message=f"{given.recipient or given.group} may read {given.share}{until}{where}")

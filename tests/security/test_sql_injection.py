@@ -101,9 +101,9 @@ def test_a_value_of_a_partition_stays_one_text_in_the_rule(lake: Provider, text:
     [placed] = parse(
         f"ALTER SHARE s ADD TABLE a.b PARTITION ({quoted_name(text)} = {quoted_text(text)}, c = 'd')"
     )
-    [again] = parse(f"ALTER SHARE s ADD TABLE a.b WHERE ({placed.statement.rule})")
-    assert again.statement.rule == placed.statement.rule
-    assert placed.statement.rule.endswith(" AND c = 'd'")
+    [again] = parse(f"ALTER SHARE s ADD TABLE a.b WHERE ({placed.statement.fields['rule']})")
+    assert again.statement.fields["rule"] == placed.statement.fields["rule"]
+    assert placed.statement.fields["rule"].endswith(" AND c = 'd'")
 
 
 @given(st.text(max_size=200))

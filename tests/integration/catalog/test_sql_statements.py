@@ -252,6 +252,8 @@ def test_every_statement_has_a_case() -> None:
     of_kinds = said.Alter, said.Drop, show.Show, show.Describe
     kinds = {(type(statement), statement.kind) for statement in parsed if isinstance(statement, of_kinds)}
     assert kinds == {*product(of_kinds, get_args(said.ObjectKind))}
+    created = {statement.kind for statement in parsed if isinstance(statement, said.Create)}
+    assert created == {"SHARE", "GROUP"}
 
 
 # The manual's columns, in the manual's order; ours stand behind them.

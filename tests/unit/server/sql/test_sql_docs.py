@@ -32,6 +32,8 @@ def test_the_reference_shows_each_kind_of_statement():
     of_kinds = said.Alter, said.Drop, show.Show, show.Describe
     kinds = {(type(statement), statement.kind) for statement in parsed if isinstance(statement, of_kinds)}
     assert {*product(of_kinds, get_args(said.ObjectKind))} - kinds == {(show.Describe, "GROUP")}
+    created = {statement.kind for statement in parsed if isinstance(statement, said.Create)}
+    assert created == {"SHARE", "GROUP"}
     assert ("FOLLOW 's3://" in PAGE, "UNFOLLOW sales.orders" in PAGE) == (True, True)
     for refused in ("PUBLISH TABLE … FROM BRANCH …", "SHOW SHARES IN PROVIDER …", "USING ID …"):
         assert refused in PAGE

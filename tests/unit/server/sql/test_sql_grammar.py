@@ -16,8 +16,10 @@ BOB, EUROPE = said.Grantee("RECIPIENT", "bob"), said.Grantee("GROUP", "europe")
 
 
 def put(share: str = "s", **fields: object) -> said.PutObject:
-    table = {"verb": "ADD", "kind": "TABLE", "path": ("lake", "t"), "alias": ("lake", "t")}
-    return said.PutObject(share, **{**table, **fields})
+    table = {"verb": "ADD", "path": ("lake", "t"), "alias": ("lake", "t"), "columns": ()}
+    usual = {"kind": "TABLE", "comment": None, "rule": None, "history": True, "start_version": None}
+    own = {name: fields.pop(name) for name in list(fields) if name in usual}
+    return said.PutObject(share, **{**table, **fields}, fields={**usual, **own})
 
 
 def a_policy(**fields: object) -> FederationPolicy:
@@ -90,24 +92,28 @@ STATEMENTS = [
         said.CreateRecipient(
             "bob",
             True,
-            "c",
-            properties={"region": "EU", "a.b": "x", "c.d": "y"},
-            ip_allow=("10.0.0.0/8", "192.0.2.7"),
-            agreement="terms",
-            until=NEW_YEAR,
+            {
+                "comment": "c",
+                "properties": {"region": "EU", "a.b": "x", "c.d": "y"},
+                "ip_allow": ("10.0.0.0/8", "192.0.2.7"),
+                "agreement": "terms",
+                "expires_at": NEW_YEAR,
+            },
         ),
     ),
     (
         "CREATE RECIPIENT bob USING OIDC (issuer 'https://i', subject = 's', audience 'a', audience 'b')",
         said.CreateRecipient(
             "bob",
-            authentication="OIDC_FEDERATION",
+            fields={"authentication": "OIDC_FEDERATION"},
             policy=a_policy(audiences=("a", "b")),
         ),
     ),
     (
         "CREATE RECIPIENT bob USING CLIENT CREDENTIALS SET PROPERTIES (a = 'b')",
-        said.CreateRecipient("bob", authentication="OAUTH_CLIENT_CREDENTIALS", properties={"a": "b"}),
+        said.CreateRecipient(
+            "bob", fields={"authentication": "OAUTH_CLIENT_CREDENTIALS", "properties": {"a": "b"}}
+        ),
     ),
     ("ALTER RECIPIENT bob RENAME TO rob", said.Alter("RECIPIENT", "bob", {"new_name": "rob"})),
     ("ALTER RECIPIENT bob SET OWNER TO 'ann'", said.Alter("RECIPIENT", "bob", {"owner": "ann"})),
@@ -149,7 +155,11 @@ STATEMENTS = [
     ("GRANT SELECT ON SHARE s TO RECIPIENT bob", said.Grant("s", BOB)),
     (
         "GRANT SELECT ON SHARE s TO GROUP europe FROM '2027-01-01' UNTIL '2028-02-03 04:05+01:00' WHERE (a = 1)",
-        said.Grant("s", EUROPE, NEW_YEAR, datetime(2028, 2, 3, 3, 5, tzinfo=UTC), "a = 1"),
+        said.Grant(
+            "s",
+            EUROPE,
+            {"starts_at": NEW_YEAR, "ends_at": datetime(2028, 2, 3, 3, 5, tzinfo=UTC), "rule": "a = 1"},
+        ),
     ),
     ("REVOKE SELECT ON SHARE s FROM RECIPIENT bob", said.Revoke("s", BOB)),
     ("PUBLISH TABLE lake.t FROM BRANCH `wap-x`", said.Publish(("lake", "t"), "wap-x")),
@@ -194,8 +204,8 @@ def test_a_statement_is_read_as_what_it_says(text, statement):
 
 def test_the_retired_spelling_without_a_start_begins_with_what_is_published_from_now_on():
     [placed] = parse("ALTER SHARE s ADD TABLE lake.t WITH CHANGE DATA FEED")
-    assert placed.statement.history
-    assert isinstance(placed.statement.start_version, said.Now)
+    assert placed.statement.fields["history"]
+    assert isinstance(placed.statement.fields["start_version"], said.Now)
 
 
 @pytest.mark.parametrize(
