@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from functools import cache, partial
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -226,12 +225,11 @@ def position_at(meta: Meta) -> SourcePosition:
     return SourcePosition(getattr(meta, "line", 1), getattr(meta, "column", 1))
 
 
-def read_text(token: Token) -> str | None:
-    return None if token.type == "NULL" else unquote_text(token)
-
-
-def read_name_or_text(word: Token | str) -> str:
-    return unquote_text(word) if isinstance(word, Token) else word
+def read_value(part: Any) -> Any:  # of any kind
+    """A text without its quotes, None for NULL; other parts are values already."""
+    if not isinstance(part, Token):
+        return part
+    return None if part.type == "NULL" else unquote_text(part)
 
 
 def read_span(token: Token) -> Any:
@@ -280,15 +278,13 @@ def tokens_of(pieces: Sequence[Token | Nested]) -> Iterator[str]:
             yield str(piece)
 
 
-first: Callable[[Children], Any] = itemgetter(0)
-
-
-def _text(children: Children) -> str | None:
-    return read_text(children[0])
+def first(children: Children) -> Any:  # of any kind
+    """The value of the first part; None without parts."""
+    return read_value(children[0]) if children else None
 
 
 def _dotted(children: Children) -> str:
-    return ".".join(map(read_name_or_text, children))
+    return ".".join(map(read_value, children))
 
 
 # Rules whose result is a value of their parts.
@@ -297,8 +293,8 @@ VALUES: Mapping[str, Callable[[Children], Any]] = {
     "start_version": first,
     "object_path": tuple,
     "group": tuple,
-    "principal": lambda children: read_name_or_text(children[0]),
-    "pattern": _text,
+    "principal": first,
+    "pattern": first,
     "if_not_exists": lambda _: True,
     "if_exists": lambda _: True,
     "texts": lambda children: tuple(map(unquote_text, children)),
@@ -311,18 +307,18 @@ VALUES: Mapping[str, Callable[[Children], Any]] = {
     "truth_value": lambda children: str(children[0]).upper(),
     "recipient_value": lambda children: f"current_recipient({quoted_text(_dotted(children))})",
     "script": tuple,
-    "publish": lambda children: statements.Publish(children[0], read_name_or_text(children[1])),
+    "publish": lambda children: statements.Publish(children[0], read_value(children[1])),
     "token_rotated": lambda children: partial(statements.RotateToken, **collect_clauses(children)),
     "to_recipient": lambda children: statements.Grantee("RECIPIENT", children[0]),
     "to_group": lambda children: statements.Grantee("GROUP", children[0]),
 }
 # Clauses: the field that they set, their keywords, and the reader of their parts.
 CLAUSES: Mapping[str, tuple[str, str, Callable[[Children], Any]]] = {
-    "comment": ("comment", "COMMENT", _text),
+    "comment": ("comment", "COMMENT", first),
     "alias": ("alias", "AS", tuple),
     "in_share": ("share", "IN SHARE", first),
     "columns": ("columns", "COLUMNS", tuple),
-    "with_history": ("history", "WITH HISTORY", lambda children: (True, children[0] if children else None)),
+    "with_history": ("history", "WITH HISTORY", lambda children: (True, first(children))),
     "without_history": ("history", "WITHOUT HISTORY", lambda _: (False, None)),
     # Without a start, recipients read the versions from the latest publication on.
     "with_change_data_feed": (
@@ -333,11 +329,11 @@ CLAUSES: Mapping[str, tuple[str, str, Callable[[Children], Any]]] = {
     "partitions": ("rule", "PARTITION", alternation),
     "until": ("expires_at", "UNTIL", first),
     "starting": ("starts_at", "FROM", first),
-    "agreement": ("agreement", "AGREEMENT", _text),
+    "agreement": ("agreement", "AGREEMENT", first),
     "ip_allow": ("ip_allow", "IP ALLOW", first),
     "set_properties": ("properties", "PROPERTIES", first),
     "keep_old": ("keep_old_for", "KEEP OLD FOR", lambda children: read_span(children[0])),
-    "using_id": ("using", "USING ID", lambda children: {"metastore_id": _text(children)}),
+    "using_id": ("using", "USING ID", lambda children: {"metastore_id": first(children)}),
     "using_oidc": (
         "using",
         "USING OIDC",
@@ -350,22 +346,12 @@ CLAUSES: Mapping[str, tuple[str, str, Callable[[Children], Any]]] = {
     ),
     "using_token": ("using", "USING TOKEN", lambda _: {"authentication": "TOKEN"}),
 }
-# Changes of one field; without a part they set it to None.
-FIELDS: Mapping[str, tuple[str, Callable[[Children], Any]]] = {
-    "renamed": ("new_name", first),
-    "owned": ("owner", first),
-    "commented": ("comment", _text),
-    "display_named": ("display_name", _text),
-    "addresses": ("ip_allow", first),
-    "agreement_changed": ("agreement", _text),
-    "end": ("expires_at", first),
-}
 # Changes that are statements of their own, without the name of the changed object; and their field.
 CHANGES: Mapping[str, tuple[Callable[..., Statement], str, Callable[[Children], Any]]] = {
     "unpinned": (
         partial(statements.PinPublication, publication=None),
         "path",
-        lambda path: path[0] if path else None,
+        first,
     ),
     "members_added": (partial(statements.ChangeMembers, verb="ADD"), "recipients", tuple),
     "members_removed": (partial(statements.ChangeMembers, verb="REMOVE"), "recipients", tuple),
@@ -373,39 +359,20 @@ CHANGES: Mapping[str, tuple[Callable[..., Statement], str, Callable[[Children], 
     "remove_schema": (statements.RemoveSchema, "path", first),
     "properties_set": (statements.SetProperties, "properties", first),
     "properties_unset": (statements.UnsetProperties, "keys", lambda keys: tuple(dict.fromkeys(keys))),
-    "token_revoked": (statements.RevokeToken, "token_id", lambda c: _text(c) if c else None),
+    "token_revoked": (statements.RevokeToken, "token_id", first),
     "invited": (statements.Invite, "link_life", lambda c: read_span(c[0]) if c else None),
     "policy_put": (statements.PutPolicy, "policy", first),
     "policy_dropped": (statements.DropPolicy, "policy", first),
 }
-# Statements whose fields are their parts, in order.
+# Statements whose fields are their parts, in order: their rules have the names of the classes.
 STATEMENTS: Mapping[str, Callable[..., Statement]] = {
-    "revoke": statements.Revoke,
-    "revoke_recipient": statements.RevokeRecipient,
-    "unfollow": statements.Unfollow,
-    "show_followed_tables": show.ShowFollowedTables,
-    "show_shares": partial(show.Show, "SHARE"),
-    "show_shares_in_provider": show.ShowSharesInProvider,
-    "show_all_in_share": show.ShowAllInShare,
-    "show_recipients": partial(show.Show, "RECIPIENT"),
-    "show_groups": partial(show.Show, "GROUP"),
-    "show_grants_on_share": show.ShowGrantsOnShare,
-    "show_grants_to": show.ShowGrantsTo,
-    "show_usage": show.ShowUsage,
-    "describe_share": partial(show.Describe, "SHARE"),
-    "describe_recipient": partial(show.Describe, "RECIPIENT"),
-    "describe_group": partial(show.Describe, "GROUP"),
-    "select": show.SelectAll,
-    "set_recipient": statements.SetRecipient,
-    "reset_recipient": partial(statements.SetRecipient, None),
+    re.sub(r"(?<!^)(?=[A-Z])", "_", statement.__name__).lower(): statement
+    for statement in (
+        *(statements.Revoke, statements.RevokeRecipient, statements.Unfollow, statements.SetRecipient),
+        *(show.ShowFollowedTables, show.ShowSharesInProvider, show.ShowAllInShare, show.ShowUsage),
+        *(show.ShowGrantsOnShare, show.ShowGrantsTo, show.SelectAll),
+    )
 }
-# Statements that drop an object, or change fields of it: the kind of the object.
-DROPS: Mapping[str, ObjectKind] = {
-    "drop_share": "SHARE", "drop_recipient": "RECIPIENT", "drop_group": "GROUP",
-}  # fmt: skip
-ALTERATIONS: Mapping[str, ObjectKind] = {
-    "alter_share": "SHARE", "alter_recipient": "RECIPIENT", "alter_group": "GROUP",
-}  # fmt: skip
 
 
 def _flagged(children: Children) -> tuple[bool, Children]:
@@ -423,20 +390,35 @@ class StatementBuilder(Transformer_NonRecursive[Token, Any]):
         if rule in CLAUSES:
             name, keywords, read = CLAUSES[rule]
             return Clause(name, read(children), position_at(meta), keywords)
-        if rule in FIELDS:
-            name, read = FIELDS[rule]
-            return {name: read(children) if children else None}
         if rule in CHANGES:
             statement, name, read = CHANGES[rule]
             return partial(statement, **{name: read(children)})
-        if rule in DROPS:
-            if_exists, [name] = _flagged(children)
-            return statements.Drop(DROPS[rule], name, if_exists)
-        if rule in ALTERATIONS:
-            name, change = children
-            is_field = isinstance(change, dict)
-            return statements.Alter(ALTERATIONS[rule], name, change) if is_field else change(name)
-        return STATEMENTS[rule](*children)
+        if rule in STATEMENTS:
+            return STATEMENTS[rule](*children)
+        verb, _, word = rule.partition("_")
+        if verb == "field":
+            return {word: first(children)}
+        return getattr(self, f"_{verb}")(word.upper(), children)
+
+    # --- rules of a verb and a kind of object
+
+    def _create(self, kind: Literal["SHARE", "GROUP"], children: Children) -> Statement:
+        if_not_exists, (name, *clauses) = _flagged(children)
+        return statements.Create(kind, name, if_not_exists, **collect_clauses(clauses))
+
+    def _alter(self, kind: ObjectKind, children: Children) -> Statement:
+        name, change = children
+        return statements.Alter(kind, name, change) if isinstance(change, dict) else change(name)
+
+    def _drop(self, kind: ObjectKind, children: Children) -> Statement:
+        if_exists, [name] = _flagged(children)
+        return statements.Drop(kind, name, if_exists)
+
+    def _list(self, kind: ObjectKind, children: Children) -> Statement:
+        return show.Show(kind, *children)
+
+    def _describe(self, kind: ObjectKind, children: Children) -> Statement:
+        return show.Describe(kind, *children)
 
     def placed(self, meta: Meta, children: Children) -> PlacedStatement:
         return PlacedStatement(children[0], meta.start_pos, meta.end_pos)
@@ -503,20 +485,12 @@ class StatementBuilder(Transformer_NonRecursive[Token, Any]):
 
     # --- statements
 
-    def create_share(self, _: Meta, children: Children) -> Statement:
-        if_not_exists, (name, *clauses) = _flagged(children)
-        return statements.Create("SHARE", name, if_not_exists, **collect_clauses(clauses))
-
     def create_recipient(self, _: Meta, children: Children) -> Statement:
         if_not_exists, (name, *clauses) = _flagged(children)
         fields = collect_clauses(clauses)
         fields |= fields.pop("using", {})
         policy, metastore_id = fields.pop("policy", None), fields.pop("metastore_id", None)
         return statements.CreateRecipient(name, if_not_exists, fields, policy, metastore_id)
-
-    def create_group(self, _: Meta, children: Children) -> Statement:
-        if_not_exists, (name, *comment) = _flagged(children)
-        return statements.Create("GROUP", name, if_not_exists, read_text(comment[0]) if comment else None)
 
     def put_table(self, meta: Meta, children: Children) -> Altered:
         return _put("TABLE", meta, children)
@@ -530,7 +504,7 @@ class StatementBuilder(Transformer_NonRecursive[Token, Any]):
 
     def pinned(self, _: Meta, children: Children) -> Altered:
         number, *path = children
-        return partial(statements.PinPublication, publication=number, path=path[0] if path else None)
+        return partial(statements.PinPublication, publication=number, path=first(path))
 
     def grant(self, _: Meta, children: Children) -> Statement:
         share, grantee, *clauses = children
@@ -541,7 +515,7 @@ class StatementBuilder(Transformer_NonRecursive[Token, Any]):
 
     def revoke_token(self, _: Meta, children: Children) -> Statement:
         *token_id, name = children
-        return statements.RevokeToken(name, read_text(token_id[0]) if token_id else None)
+        return statements.RevokeToken(name, first(token_id))
 
     def follow(self, meta: Meta, children: Children) -> Statement:
         location, *clauses = children

@@ -122,7 +122,7 @@ class ChangeStatement(Statement):
 class SetRecipient(Statement):
     """Makes the session read as a recipient; RESET RECIPIENT has None."""
 
-    name: str | None
+    name: str | None = None
 
 
 class Alter(ChangeStatement):
