@@ -23,8 +23,8 @@ from lakeshare_server.access.oidc import KEEP_S, PAUSE_S, Issuers, read_claimed_
 from lakeshare_server.access.rate_limit import BruteForceProtection, require_within
 from lakeshare_server.catalog import Catalog, GenerationCache
 from lakeshare_server.catalog.credentials import PREFIX as KEY_PREFIX
-from lakeshare_server.catalog.credentials import Access, Credentials, Policy, Role, TokenUses, find_admin_key
-from lakeshare_server.catalog.states import IssuedSecret, RecipientState
+from lakeshare_server.catalog.credentials import Access, Credentials, Role, TokenUses, find_admin_key
+from lakeshare_server.catalog.states import FederationPolicy, IssuedSecret, RecipientState
 from lakeshare_server.errors import BadRequest, Denied, Unauthenticated, Unavailable, shorten_value
 from lakeshare_server.outbound import Services
 from lakeshare_server.protocol.tokens import TokenSealer
@@ -37,14 +37,12 @@ MAX_LIFE_S = 2 * 86_400  # more than the largest LAKESHARE_ACCESS_TOKEN_LIFE_S
 
 @dataclass(frozen=True)
 class AccessToken:
-    credential_id: str
-    expires_at: datetime
-
-
-@dataclass(frozen=True)
-class _SealedToken:
     credential: str
     until: float
+
+    @property
+    def expires_at(self) -> datetime:
+        return datetime.fromtimestamp(self.until, UTC)
 
 
 class AccessTokens:
@@ -61,10 +59,9 @@ class AccessTokens:
         return PREFIX + self._sealer.seal(content), max(0, int((end - now).total_seconds()))
 
     def read(self, token: str) -> AccessToken | None:
-        opened = self._sealer.open(token.removeprefix(PREFIX), _SealedToken)
-        if opened is None or not time.time() < opened.until <= time.time() + MAX_LIFE_S:
-            return None
-        return AccessToken(opened.credential, datetime.fromtimestamp(opened.until, UTC))
+        opened = self._sealer.open(token.removeprefix(PREFIX), AccessToken)
+        is_valid = opened is not None and time.time() < opened.until <= time.time() + MAX_LIFE_S
+        return opened if is_valid else None
 
 
 _log = logging.getLogger(__name__)
@@ -93,23 +90,25 @@ class Federation:
         self._credentials = credentials
         self._issuers = Issuers(settings, services)
         self._leeway = timedelta(seconds=settings.oidc_leeway_s)
-        self._policies = GenerationCache[Sequence[Policy] | None](catalog)
+        self._policies = GenerationCache[Sequence[tuple[Access, FederationPolicy]] | None](catalog)
 
     def access(self, token: str, issuer: str, generation: int) -> Access | None:
         """The recipient of a token; only keys of issuers with a policy are fetched. Raises IssuerUnavailable."""
         policies = self._policies.get(issuer, lambda: self._credentials.policies(issuer) or None, generation)
         if not policies:
             return None
-        audiences = sorted({audience for policy in policies for audience in policy.audiences})
+        audiences = sorted({audience for _, policy in policies for audience in policy.audiences})
         try:
             with hide_details():
                 claims = self._issuers.verified_claims(token, issuer, audiences)
         except Unauthenticated as error:
             _log.info("%s", error)
             return None
-        matching = {policy.access.reader.id: policy for policy in policies if _matches_policy(policy, claims)}
+        matching = {
+            access.reader.id: access for access, policy in policies if _matches_policy(policy, claims)
+        }
         if len(matching) > 1:
-            names = ", ".join(sorted(policy.access.reader.name for policy in matching.values()))
+            names = ", ".join(sorted(access.reader.name for access in matching.values()))
             _log.warning("a token of %s fits the policies of several recipients (%s): refused", issuer, names)
         if len(matching) != 1:
             return None
@@ -119,10 +118,10 @@ class Federation:
             expiry = shorten_value(claims["exp"])
             _log.info("a token of %s is refused: its exp is %s, which is no time", issuer, expiry)
             return None
-        return next(iter(matching.values())).access.until(end)
+        return next(iter(matching.values())).until(end)
 
 
-def _matches_policy(policy: Policy, claims: Mapping[str, Any]) -> bool:
+def _matches_policy(policy: FederationPolicy, claims: Mapping[str, Any]) -> bool:
     claim, audience = claims.get(policy.subject_claim), claims["aud"]
     audiences = audience if isinstance(audience, list) else [audience]
     # A claim of groups is a list; a claim of scopes is one text, compared as a whole.
@@ -252,7 +251,7 @@ class Authenticator:
         if not secret.startswith(PREFIX):
             return self._credentials.by_token(secret)
         token = self._access_tokens.read(secret)
-        access = None if token is None else self._credentials.by_client_secret_id(token.credential_id)
+        access = None if token is None else self._credentials.by_client_secret_id(token.credential)
         return None if token is None or access is None else access.until(token.expires_at)
 
 

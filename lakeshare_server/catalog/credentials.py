@@ -104,17 +104,6 @@ class Access:
         return replace(self, reader=replace(self.reader, expires_at=end if own is None else min(own, end)))
 
 
-@dataclass(frozen=True)
-class Policy:
-    """The claims of an issuer's tokens that identify a recipient."""
-
-    access: Access
-    issuer: str
-    subject_claim: str
-    subject: str
-    audiences: tuple[str, ...]
-
-
 class Credentials:
     """The credentials of the catalog that are in force."""
 
@@ -154,15 +143,11 @@ class Credentials:
             rows = session.execute(_in_force(FederationPolicyRow, own_policy)).one_or_none()
             return None if rows is None else _access(rows[0], rows[1].id, None).reader
 
-    def policies(self, issuer: str) -> Sequence[Policy]:
-        """The policies for tokens of an issuer."""
+    def policies(self, issuer: str) -> Sequence[tuple[Access, FederationPolicy]]:
+        """The recipients with policies for tokens of an issuer, and each of these policies."""
         with self.catalog.reading() as session:
             rows = session.execute(_in_force(FederationPolicyRow, FederationPolicyRow.issuer == issuer))
-            policies = []
-            for recipient, row in rows:
-                claims = issuer, row.subject_claim, row.subject, tuple(row.audiences)
-                policies.append(Policy(_access(recipient, row.id, None), *claims))
-            return policies
+            return [(_access(recipient, row.id, None), policy_from_row(row)) for recipient, row in rows]
 
     def _one(self, condition: ColumnElement[bool]) -> Access | None:
         with self.catalog.reading() as session:

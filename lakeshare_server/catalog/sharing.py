@@ -46,7 +46,7 @@ from lakeshare_server.catalog.states import (
     Kind,
     RecipientState,
     Share,
-    SharedObject,
+    SharedTable,
     find_group_row,
     find_object_row,
     find_recipient_row,
@@ -110,6 +110,8 @@ class Edit:
     def update(self, row: Any, fields: Mapping[str, Any]) -> None:
         """Sets columns of a row, and flushes."""
         for name, value in fields.items():
+            if name not in row.__table__.c:
+                raise TypeError(f"{row.__tablename__} has no column {name}")
             setattr(row, name, value)
         self.session.flush()
 
@@ -431,14 +433,14 @@ def drop_share(edit: Edit, name: str, *, revision: int | None = None) -> Share:
     return edit.delete("drop_share", state.name, row, state)
 
 
-def add_table(edit: Edit, share: str, table: SharedObject, *, revision: int | None = None) -> SharedObject:
+def add_table(edit: Edit, share: str, table: SharedTable, *, revision: int | None = None) -> SharedTable:
     """Adds a table or view of the lake to a share, before or after its first publication."""
     return add_tables(edit, share, [table], revision=revision)[0]
 
 
 def add_tables(
-    edit: Edit, share: str, tables: Sequence[SharedObject], *, revision: int | None = None
-) -> list[SharedObject]:
+    edit: Edit, share: str, tables: Sequence[SharedTable], *, revision: int | None = None
+) -> list[SharedTable]:
     """Adds any number of tables or views to a share, with as many queries as one takes."""
     for table in tables:
         require_name("schema", table.schema)
@@ -458,7 +460,7 @@ def add_tables(
     return states
 
 
-def _new_row(edit: Edit, table: SharedObject, schema: SchemaRow) -> SharedTableRow:
+def _new_row(edit: Edit, table: SharedTable, schema: SchemaRow) -> SharedTableRow:
     given = ("name", "comment", "history", "start_version", "directory_access", "kind", "rule", "publication")
     row = SharedTableRow(
         **{name: getattr(table, name) for name in given},
@@ -498,7 +500,7 @@ def alter_table(
     *,
     revision: int | None = None,
     **changes: Unpack[TableFields],
-) -> SharedObject:
+) -> SharedTable:
     """Changes the fields that are given; the table keeps its id. `revision` is the share's.
 
     Directory access ends if `table` changes and `directory_access` is not given.
@@ -541,7 +543,7 @@ def _move(
 
 def remove_table(
     edit: Edit, share: str, schema: str, name: str, *, revision: int | None = None
-) -> SharedObject:
+) -> SharedTable:
     """Removes a table from a share; the share and the grants on it stay."""
     parent, folder, row = find_object_row(edit.session, share, schema, name)
     state = object_from_row(row, folder.name, parent.name)
@@ -553,7 +555,7 @@ def remove_table(
 
 
 def _require_alterable(
-    edit: Edit, before: SharedObject, row: SharedTableRow, fields: dict[str, Any], schema: str
+    edit: Edit, before: SharedTable, row: SharedTableRow, fields: dict[str, Any], schema: str
 ) -> None:
     if schema != before.schema:
         require_name("schema", schema)

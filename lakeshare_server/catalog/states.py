@@ -78,18 +78,22 @@ class Share(JsonState):
     applied: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class SharedObject(JsonState):
-    """A table or view of a share; operations ignore the fields after `directory_access`."""
+@dataclass(frozen=True)
+class SharedTable(JsonState):
+    """A table or view of a share: `schema.name` for recipients, `table` in the ledger.
+
+    `history`: recipients may read earlier publications by number. Operations ignore the fields after
+    `directory_access`; contracts state those up to `rule`, None leaves a rule that was set by hand.
+    """
 
     schema: str
     name: str
     table: str
-    kind: Kind = "TABLE"
     comment: str | None = None
     history: bool = True
-    start_version: int | None = None
+    kind: Kind = "TABLE"
     rule: str | None = None
+    start_version: int | None = None
     publication: int | None = None
     directory_access: bool = False
     share: str = ""
@@ -245,8 +249,8 @@ def share_from_row(row: ShareRow) -> Share:
     return state_from_row(Share, row, properties=row.properties or {})
 
 
-def object_from_row(row: SharedTableRow, schema: str, share: str) -> SharedObject:
-    return state_from_row(SharedObject, row, schema=schema, share=share, table=row.lake_table)
+def object_from_row(row: SharedTableRow, schema: str, share: str) -> SharedTable:
+    return state_from_row(SharedTable, row, schema=schema, share=share, table=row.lake_table)
 
 
 def token_from_row(row: TokenRow, use: TokenUseRow | None = None) -> TokenState:
@@ -299,7 +303,7 @@ def get_share(session: Session, name: str) -> Share:
     return share_from_row(find_share_row(session, name))
 
 
-def list_objects(session: Session, share: str | None = None) -> list[SharedObject]:
+def list_objects(session: Session, share: str | None = None) -> list[SharedTable]:
     """Lists the tables and views of a share (raises NotFound), or of all, in the order they were added."""
     rows = (
         select(SharedTableRow, SchemaRow.name, ShareRow.name)

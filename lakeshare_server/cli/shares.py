@@ -184,7 +184,7 @@ def add(
     """
 
     schema, alias = parse_table_path("--as" if as_ else "LAKE.TABLE", as_ or table)
-    shared = states.SharedObject(
+    shared = states.SharedTable(
         schema=schema,
         name=alias,
         table=table,

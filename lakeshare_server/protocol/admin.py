@@ -13,7 +13,7 @@ from lakeshare_server.catalog.states import (
     LinkState,
     RecipientState,
     Share,
-    SharedObject,
+    SharedTable,
     TokenState,
 )
 from lakeshare_server.errors import BadRequest
@@ -560,7 +560,7 @@ def _format_test(test: PartitionValue) -> str:
     return f"{column} {'LIKE' if test.op == 'LIKE' else '='} '" + test.value.replace("'", "''") + "'"
 
 
-def make_share_info(share: Share, objects: Iterable[SharedObject] | None = None) -> ShareInfo:
+def make_share_info(share: Share, objects: Iterable[SharedTable] | None = None) -> ShareInfo:
     """A share; with its tables if `objects` are given."""
     info = ShareInfo.model_validate(share)
     if objects is not None:

@@ -360,13 +360,13 @@ class _TableUpdate:
         else:
             alter_table(*target, **self._changes(shared), revision=revision)
 
-    def _make_object(self) -> states.SharedObject:
+    def _make_object(self) -> states.SharedTable:
         parts, alias = self.wanted.name.split("."), self._alias()
         if alias is None and len(parts) < 2:
             hint = "Name the table as `schema.table`, or give it an alias by shared_as."
             raise BadRequest(f"{self.field}.name", self.wanted.name, hint)
         schema, name = alias or (parts[-2], parts[-1])
-        return states.SharedObject(
+        return states.SharedTable(
             schema=schema,
             name=name,
             table=self.wanted.name,
@@ -378,7 +378,7 @@ class _TableUpdate:
             publication=self.wanted.publication,
         )
 
-    def _changes(self, shared: states.SharedObject) -> dict[str, Any]:
+    def _changes(self, shared: states.SharedTable) -> dict[str, Any]:
         wanted = self.wanted
         schema, name = self._alias() or (None, None)
         history = self._history()
@@ -391,7 +391,7 @@ class _TableUpdate:
         changes |= {"rule": rule} if wanted.has("rule") or wanted.has("partitions") else {}
         return changes | ({"publication": wanted.publication} if wanted.has("publication") else {})
 
-    def _find_object(self, *, may_rename: bool) -> states.SharedObject:
+    def _find_object(self, *, may_rename: bool) -> states.SharedTable:
         """The shared table with the given lake table, and with the given alias if there are several."""
         objects = states.list_objects(self.edit.session, self.share)
         same = [shared for shared in objects if shared.table.lower() == self.wanted.name.lower()]

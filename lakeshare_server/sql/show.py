@@ -17,7 +17,7 @@ from lakeshare_server.catalog import Catalog, Listings, ShareEntry, states
 from lakeshare_server.catalog.audit import read_usage
 from lakeshare_server.catalog.ledger import followed_tables
 from lakeshare_server.catalog.models import MAX_LONG
-from lakeshare_server.catalog.states import RecipientState, SharedObject
+from lakeshare_server.catalog.states import RecipientState, SharedTable
 from lakeshare_server.errors import BadRequest, Denied, NotFound
 from lakeshare_server.sql.statements import Cell, Grantee, ObjectKind, Result, Statement
 
@@ -238,12 +238,12 @@ class RecipientSession:
         shares = Listings(self.catalog, self.recipient_id).shares(0, MAX_LONG)
         return sorted(shares, key=lambda share: share.name.lower())
 
-    def tables(self, share: str) -> list[SharedObject]:
+    def tables(self, share: str) -> list[SharedTable]:
         """The tables of a share as objects of the kind TABLE, the only one of the protocol."""
         entries = Listings(self.catalog, self.recipient_id).tables(share, None, 0, MAX_LONG)
         fields = "schema", "name", "comment", "history", "start_version"
         return [
-            SharedObject(share=entry.share.name, table="", **{name: getattr(entry, name) for name in fields})
+            SharedTable(share=entry.share.name, table="", **{name: getattr(entry, name) for name in fields})
             for entry in entries
         ]
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, dataclass_transform
 
 from lakeshare_server.catalog import Catalog, FollowedTables, Ledger, credentials, sharing, states
 from lakeshare_server.catalog.sharing import Edit
-from lakeshare_server.catalog.states import FederationPolicy, LinkState, SharedObject
+from lakeshare_server.catalog.states import FederationPolicy, LinkState, SharedTable
 from lakeshare_server.errors import BadRequest, NotFound
 from lakeshare_server.provider.following import Following, FollowRequest
 from lakeshare_server.settings import ServerSettings
@@ -192,7 +192,7 @@ class PutObject(ChangeStatement):
             shared = sharing.alter_table(*where, new_schema=schema, new_name=name, **fields)
             return Result(message=f"{shared.path} is changed")
         shared = sharing.add_table(
-            edit, self.share, SharedObject(schema=schema, name=name, table=table, **fields)
+            edit, self.share, SharedTable(schema=schema, name=name, table=table, **fields)
         )
         unpublished = "" if provider.latest_version(table) is not None else "; it is not published yet"
         return Result(message=f"{table} is shared as {shared.path}{unpublished}")
@@ -216,7 +216,7 @@ class PutSchema(ChangeStatement):
         added = [table for table in tables if table not in shared]
         for table in added:
             name = table[len(schema) + 1 :]
-            sharing.add_table(edit, self.share, SharedObject(schema=self.path[-1], name=name, table=table))
+            sharing.add_table(edit, self.share, SharedTable(schema=self.path[-1], name=name, table=table))
         message = f"{len(added)} of {len(tables)} published tables of {schema} are new in {self.share}"
         return Result(message=message)
 
@@ -513,14 +513,14 @@ def _already_there(kind: ObjectKind, name: str) -> Result:
     return Result(message=f"there is a {kind.lower()} {name} already: nothing is changed")
 
 
-def _find_object(edit: Edit, share: str, path: tuple[str, ...]) -> SharedObject:
+def _find_object(edit: Edit, share: str, path: tuple[str, ...]) -> SharedTable:
     """The object of a share by its name for recipients, else by the lake's table."""
     objects = states.list_objects(edit.session, share)
     named = [item for item in objects if _is_alias(item, path)]
     return _require_single(named or [item for item in objects if _is_table(item, path)], share, path)
 
 
-def _find_altered(edit: Edit, statement: PutObject) -> SharedObject:
+def _find_altered(edit: Edit, statement: PutObject) -> SharedTable:
     """The object of a share by the lake's table, and by the given alias if there are several, else by its name."""
     objects = states.list_objects(edit.session, statement.share)
     named = [item for item in objects if _is_table(item, statement.path)]
@@ -530,7 +530,7 @@ def _find_altered(edit: Edit, statement: PutObject) -> SharedObject:
     return _require_single(named, statement.share, statement.path)
 
 
-def _require_single(named: list[SharedObject], share: str, path: tuple[str, ...]) -> SharedObject:
+def _require_single(named: list[SharedTable], share: str, path: tuple[str, ...]) -> SharedTable:
     written = ".".join(path)
     if not named:
         raise NotFound(f"In share {share}, table or view", written)
@@ -540,11 +540,11 @@ def _require_single(named: list[SharedObject], share: str, path: tuple[str, ...]
     return named[0]
 
 
-def _is_alias(item: SharedObject, path: tuple[str, ...]) -> bool:
+def _is_alias(item: SharedTable, path: tuple[str, ...]) -> bool:
     return [item.schema.lower(), item.name.lower()][-len(path) :] == [part.lower() for part in path]
 
 
-def _is_table(item: SharedObject, path: tuple[str, ...]) -> bool:
+def _is_table(item: SharedTable, path: tuple[str, ...]) -> bool:
     return item.table.lower() == ".".join(path).lower()
 
 

@@ -20,7 +20,7 @@ from lakeshare_server.catalog.sharing import (
     grant,
     revoke,
 )
-from lakeshare_server.catalog.states import SharedObject
+from lakeshare_server.catalog.states import SharedTable
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.storage import Stores
 from lakeshare_server.versions import Versions
@@ -295,7 +295,7 @@ def test_an_edit_whose_rules_are_not_decided_leaves_nothing_behind(provider: Pro
 
     def added(table: str, rule: str | None = None) -> Callable[[Edit], object]:
         return lambda edit: add_table(
-            edit, name, SharedObject(schema="lake", name=table, table=f"lake.{table}", rule=rule)
+            edit, name, SharedTable(schema="lake", name=table, table=f"lake.{table}", rule=rule)
         )
 
     edited(lambda edit: create_share(edit, name), added("flights"), granted("day = '2013-01-01'"))

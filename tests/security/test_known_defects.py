@@ -23,7 +23,7 @@ from lakeshare_server.app import _config, create_app
 from lakeshare_server.catalog import Catalog, open_catalog, states
 from lakeshare_server.catalog.credentials import rotate_token
 from lakeshare_server.catalog.sharing import add_table, alter_recipient, create_share, editing
-from lakeshare_server.catalog.states import SharedObject
+from lakeshare_server.catalog.states import SharedTable
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.locations import parse_location
 from lakeshare_server.settings import ServerSettings
@@ -69,7 +69,7 @@ def provider(tmp_path_factory: pytest.TempPathFactory) -> Provider:
         for share, tables in {"open": ("ice", "delta"), "closed": ("secret",)}.items():
             create_share(edit, share, comment=f"of {share}")
             for name in tables:
-                add_table(edit, share, SharedObject(schema="lake", name=name, table=f"lake.{name}"))
+                add_table(edit, share, SharedTable(schema="lake", name=name, table=f"lake.{name}"))
     return made
 
 
@@ -337,7 +337,7 @@ def test_34_tables_are_added_to_a_share_and_bad_names_are_refused_aloud(catalog_
     with editing(catalog_of_one, "ann") as edit:
         create_share(edit, "s")
         for name in ("first", "second"):
-            add_table(edit, "s", SharedObject(schema="a", name=name, table=f"lake.{name}"))
+            add_table(edit, "s", SharedTable(schema="a", name=name, table=f"lake.{name}"))
         assert [one.name for one in states.list_objects(edit.session, "s")] == ["first", "second"]
         with pytest.raises(BadRequest, match=r"'a name'.*no space"):
-            add_table(edit, "s", SharedObject(schema="a", name="a name", table="lake.x"))
+            add_table(edit, "s", SharedTable(schema="a", name="a name", table="lake.x"))

@@ -34,7 +34,7 @@ from lakeshare_server.catalog.ledger import alter_followed, follow_table, unfoll
 from lakeshare_server.catalog.listings import TableEntry, share_entry_from_row, table_entry_from_row
 from lakeshare_server.catalog.models import ShareRow
 from lakeshare_server.catalog.sharing import LOCAL_OPERATOR, Edit, editing, require_name
-from lakeshare_server.catalog.states import FederationPolicy, Kind, SharedObject, find_object_row
+from lakeshare_server.catalog.states import FederationPolicy, SharedTable, find_object_row
 from lakeshare_server.errors import BadRequest, CatalogConflict, NotFound
 from lakeshare_server.lazy import gc_disabled
 
@@ -50,7 +50,7 @@ def apply_steps(edit: Edit, steps: Iterable[Step]) -> None:
         batch = list(group)
         if (kind, verb) == ("table", "create"):
             with _located_in_file(batch):
-                sharing.add_tables(edit, share, [SharedObject(**_fields_of(step)) for step in batch])
+                sharing.add_tables(edit, share, [SharedTable(**_fields_of(step)) for step in batch])
             continue
         for step in batch:
             with _located_in_file([step]):
@@ -253,23 +253,11 @@ def _take_steps(edit: Edit, plan: Plan, check: Callable[[Edit], None]) -> None:
 
 
 CONTRACTS = "contracts"
+DECLARED_FIELDS = ("schema", "name", "table", "comment", "history", "kind")
 OTHER_REMEDIES = {
     "hand": "It was shared by hand; remove it there, or declare another name.",
     "files": "A file of `lakeshare apply` shares it; take it out of there, or declare another name.",
 }
-
-
-@dataclass(frozen=True)
-class SharedTable:
-    """A table in a share: `schema.name` for recipients, `table` in the ledger."""
-
-    schema: str
-    name: str
-    table: str
-    comment: str | None = None
-    history: bool = True  # recipients may read earlier publications by number
-    kind: Kind = "TABLE"
-    rule: str | None = None  # the partitions to read; None leaves a rule that was set by hand
 
 
 @dataclass(frozen=True)
@@ -361,9 +349,9 @@ def _list_desired(declared: Sequence[DeclaredShare]) -> Iterator[DesiredObject]:
         declared_fields = {"name": share.name, "comment": share.description}
         yield DesiredObject(object_key("share", share.name), share.name, declared_fields)
         for table in share.tables:
-            fields = dict(vars(table))
-            if table.rule is None:
-                del fields["rule"]
+            fields = {name: getattr(table, name) for name in DECLARED_FIELDS}
+            if table.rule is not None:
+                fields["rule"] = table.rule
             key = object_key("table", share.name, table.schema, table.name)
             yield DesiredObject(key, f"{share.name}.{table.schema}.{table.name}", fields)
 
@@ -417,7 +405,7 @@ def share_table(
         try:
             *_, row = find_object_row(edit.session, share, table.schema, table.name)
         except NotFound:
-            sharing.add_table(edit, share, SharedObject(schema=table.schema, name=table.name, **fields))
+            sharing.add_table(edit, share, SharedTable(schema=table.schema, name=table.name, **fields))
         else:
             if row.declared:
                 raise CatalogConflict(

@@ -33,7 +33,7 @@ from lakeshare_server.catalog.states import (
     Group,
     RecipientState,
     Share,
-    SharedObject,
+    SharedTable,
 )
 from lakeshare_server.errors import DocumentError
 
@@ -331,7 +331,7 @@ def _share(share: Share) -> CurrentObject:
     return _edited(object_key("share", share.name), share, fields, declared=share.declared)
 
 
-def _table(table: SharedObject) -> CurrentObject:
+def _table(table: SharedTable) -> CurrentObject:
     names = "schema name table kind comment history start_version rule publication directory_access"
     return CurrentObject(
         object_key("table", table.share, table.schema, table.name),

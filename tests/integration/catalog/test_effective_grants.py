@@ -15,7 +15,7 @@ from lakeshare_server.catalog.sharing import (
     grant,
     revoke,
 )
-from lakeshare_server.catalog.states import SharedObject
+from lakeshare_server.catalog.states import SharedTable
 from lakeshare_server.errors import NotFound
 from tests.builders.recipients import Recipients
 
@@ -28,7 +28,7 @@ def bob(catalog: Catalog) -> Listings:
     with editing(catalog, "tests") as edit:
         for share in ("s", "other"):
             create_share(edit, share)
-            add_table(edit, share, SharedObject(schema="a", name="x", table="lake.x"))
+            add_table(edit, share, SharedTable(schema="a", name="x", table="lake.x"))
     recipient = Recipients(catalog).add("bob", [])[0]
     Recipients(catalog).add("eve", [])
     with editing(catalog, "tests") as edit:

@@ -39,11 +39,11 @@ from lakeshare_server.catalog.sharing import (
     revoke,
     revoke_recipient,
 )
-from lakeshare_server.catalog.states import FederationPolicy, RecipientState, SharedObject
+from lakeshare_server.catalog.states import FederationPolicy, RecipientState, SharedTable
 from lakeshare_server.errors import BadRequest, CatalogConflict, LinkEnded, NotFound
 from tests.builders.recipients import Recipients
 
-ORDERS = SharedObject(schema="lake", name="orders", table="lake.orders")
+ORDERS = SharedTable(schema="lake", name="orders", table="lake.orders")
 ISSUER = "https://issuer.example"
 
 
