@@ -325,8 +325,8 @@ def are_shares_applied(catalog: Catalog, contracts: Sequence[SetContract]) -> bo
     declared = {(share.name, table) for share in declared_shares(contracts) for table in share.tables}
     found = set()
     for entry in list_all_shared_tables(catalog):
-        table = SharedTable(entry.schema, entry.name, entry.lake_table, entry.comment, entry.history)
-        found.add((entry.share.name, table))
+        table = SharedTable(entry.schema, entry.name, entry.table, entry.comment, entry.history)
+        found.add((entry.share, table))
     return found == declared
 
 

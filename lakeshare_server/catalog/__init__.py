@@ -31,6 +31,5 @@ from lakeshare_server.catalog.ledger import lock_set as lock_set
 from lakeshare_server.catalog.listings import EffectiveGrant as EffectiveGrant
 from lakeshare_server.catalog.listings import GrantedTable as GrantedTable
 from lakeshare_server.catalog.listings import Listings as Listings
-from lakeshare_server.catalog.listings import ShareEntry as ShareEntry
-from lakeshare_server.catalog.listings import TableEntry as TableEntry
+from lakeshare_server.catalog.states import Share as Share
 from lakeshare_server.catalog.states import SharedTable as SharedTable

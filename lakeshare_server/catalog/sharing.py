@@ -455,7 +455,7 @@ def add_tables(
     edit.session.flush()
     states = []
     for table, row in zip(tables, rows, strict=True):
-        state = object_from_row(row, schemas[table.schema.lower()].name, parent.name)
+        state = object_from_row(row, schemas[table.schema.lower()].name, parent)
         states.append(edit.changed("add_table", state.path, None, state))
     return states
 
@@ -506,7 +506,7 @@ def alter_table(
     Directory access ends if `table` changes and `directory_access` is not given.
     """
     parent, folder, row = find_object_row(edit.session, share, schema, name)
-    before = object_from_row(row, folder.name, parent.name)
+    before = object_from_row(row, folder.name, parent)
     fields = {COLUMNS.get(field, field): value for field, value in usable(changes).items()}
     new_schema = fields.pop("new_schema", folder.name)
     _require_alterable(edit, before, row, fields, new_schema)
@@ -519,7 +519,7 @@ def alter_table(
         fields.setdefault("directory_access", False)
     edit.update(row, fields)
     _remove_if_empty(edit, left)
-    return edit.changed("alter_table", before.path, before, object_from_row(row, folder.name, parent.name))
+    return edit.changed("alter_table", before.path, before, object_from_row(row, folder.name, parent))
 
 
 def _move(
@@ -546,7 +546,7 @@ def remove_table(
 ) -> SharedTable:
     """Removes a table from a share; the share and the grants on it stay."""
     parent, folder, row = find_object_row(edit.session, share, schema, name)
-    state = object_from_row(row, folder.name, parent.name)
+    state = object_from_row(row, folder.name, parent)
     touch_row(edit, parent, revision)
     _require_undeclared(edit, row, state.path, "Take it out of the contract and apply the shares.")
     edit.delete("remove_table", state.path, row, state)

@@ -60,7 +60,7 @@ def _json(value: object) -> object:
 
 @dataclass(frozen=True, kw_only=True)
 class Share(JsonState):
-    """A share; its revision counts the edits of everything in it."""
+    """A share; its revision counts the edits of everything in it, its key grows in listing order and never changes."""
 
     key: int
     id: str
@@ -82,8 +82,13 @@ class Share(JsonState):
 class SharedTable(JsonState):
     """A table or view of a share: `schema.name` for recipients, `table` in the ledger.
 
-    `history`: recipients may read earlier publications by number. Operations ignore the fields after
-    `directory_access`; contracts state those up to `rule`, None leaves a rule that was set by hand.
+    `history`: recipients may read earlier publications by number. `start_version`: the first version that they may
+    read, None leaves it to the history. `rule` restricts every recipient, in addition to the grants. `publication`: the
+    version that they read instead of the latest, and none after it. `directory_access`: the operator lets them read all
+    that lies under the prefix of the table.
+
+    Operations ignore the fields after `directory_access`. Contracts state those up to `rule`, where None leaves a rule
+    that was set by hand.
     """
 
     schema: str
@@ -102,6 +107,8 @@ class SharedTable(JsonState):
     added_by: str | None = None
     declared: bool = False
     applied: bool = False
+    key: int = 0
+    share_id: str = ""
 
     @property
     def alias(self) -> str:
@@ -112,6 +119,10 @@ class SharedTable(JsonState):
     def path(self) -> str:
         """`share.schema.table`, as recipients write it."""
         return f"{self.share}.{self.alias}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Its fields, without those for listings."""
+        return {name: value for name, value in super().as_json().items() if name not in ("key", "share_id")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,8 +260,9 @@ def share_from_row(row: ShareRow) -> Share:
     return state_from_row(Share, row, properties=row.properties or {})
 
 
-def object_from_row(row: SharedTableRow, schema: str, share: str) -> SharedTable:
-    return state_from_row(SharedTable, row, schema=schema, share=share, table=row.lake_table)
+def object_from_row(row: SharedTableRow, schema: str, share: ShareRow | Share) -> SharedTable:
+    parent = {"share": share.name, "share_id": share.id}
+    return state_from_row(SharedTable, row, schema=schema, table=row.lake_table, **parent)
 
 
 def token_from_row(row: TokenRow, use: TokenUseRow | None = None) -> TokenState:
@@ -306,7 +318,7 @@ def get_share(session: Session, name: str) -> Share:
 def list_objects(session: Session, share: str | None = None) -> list[SharedTable]:
     """Lists the tables and views of a share (raises NotFound), or of all, in the order they were added."""
     rows = (
-        select(SharedTableRow, SchemaRow.name, ShareRow.name)
+        select(SharedTableRow, SchemaRow.name, ShareRow)
         .join(SchemaRow, SchemaRow.key == SharedTableRow.schema_key)
         .join(ShareRow, ShareRow.key == SchemaRow.share_key)
         .order_by(SharedTableRow.key)

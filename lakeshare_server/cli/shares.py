@@ -80,9 +80,9 @@ def list_shares() -> None:
     catalog = open_state_catalog()
     ledger = Ledger(catalog)
     for entry in list_all_shared_tables(catalog):
-        latest = ledger.latest(entry.lake_table)
+        latest = ledger.latest(entry.table)
         number = "not published yet" if latest is None else f"publication {latest.version}"
-        typer.echo(f"{entry.path}\t{entry.lake_table}\t{number}")
+        typer.echo(f"{entry.path}\t{entry.table}\t{number}")
 
 
 @share_app.command("show")

@@ -88,12 +88,12 @@ class UniformTables:
             return self._snapshots(view)
         # Errors of stores name locations of the server: they are logged and replaced.
         except StoreError as error:
-            _log.error("the Iceberg metadata of %s cannot be read: %s", view.entry.lake_table, error)
+            _log.error("the Iceberg metadata of %s cannot be read: %s", view.entry.table, error)
             raise Unserveable(
                 "The table's Iceberg metadata cannot be read.", "Provider: the server's log says why."
             ) from error
         except Unavailable as error:
-            _log.warning("the Iceberg metadata of %s: %s", view.entry.lake_table, error)
+            _log.warning("the Iceberg metadata of %s: %s", view.entry.table, error)
             raise Unavailable("the table's store does not answer", "Try again in a moment.") from error
 
     def _snapshots(self, view: TableView) -> list[PinnedSnapshot]:
@@ -276,7 +276,7 @@ class IcebergTables:
             snapshots = self._uniform.snapshots(view)
         if not snapshots:
             entry = view.entry
-            raise NotFound("[Share/Schema/Table]", f"{entry.share.name}/{entry.schema}/{entry.name}")
+            raise NotFound("[Share/Schema/Table]", f"{entry.share}/{entry.schema}/{entry.name}")
         if not view.is_restricted:
             return snapshots
         # Scans are planned only of snapshots whose partitions decide the rule; the newest must be one of them.
@@ -287,7 +287,7 @@ class IcebergTables:
         pins = tuple(self._readable_snapshots(view))
         key = pins, view.is_restricted
         # One thread per table: large files are not parsed twice at once.
-        with self._loading.setdefault(view.entry.lake_table, Lock()):
+        with self._loading.setdefault(view.entry.table, Lock()):
             with self._turn:
                 table = self._loaded.get(key)
             if table is None:
@@ -372,7 +372,7 @@ def _kinds(fields: Iterable[Fields]) -> Iterator[tuple[int, object]]:
 def _key(view: TableView, version: int) -> tuple[object, ...]:
     # A followed table gets new versions without a change of the catalog.
     entry = view.entry
-    return entry.lake_table, entry.history, entry.start_version, entry.publication, view.restriction, version
+    return entry.table, entry.history, entry.start_version, entry.publication, view.restriction, version
 
 
 FileAccess = Literal["credentials", "signed requests", "disk"]

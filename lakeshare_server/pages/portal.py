@@ -360,7 +360,7 @@ def describe_table(request: TableRequest, signers: LocationSigners) -> dict[str,
     index = request.view.index(latest)
     partitions = set(metadata.get("partitionColumns") or ())
     return {
-        "share": entry.share.name,
+        "share": entry.share,
         "schema": entry.schema,
         "name": entry.name,
         "comment": entry.comment or metadata.get("description"),

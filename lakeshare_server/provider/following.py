@@ -16,7 +16,6 @@ from lakeshare_server.catalog import (
     Catalog,
     FollowedTables,
     SharedTable,
-    TableEntry,
     open_catalog,
     share_table,
     states,
@@ -78,7 +77,7 @@ class FollowOutcome:
 
     request: FollowRequest
     location: str
-    entry: TableEntry | None = None
+    entry: SharedTable | None = None
     served: ServedTable | None = None
     refusal: LakeshareError | None = None
 
@@ -217,7 +216,7 @@ class Following:
         except LakeshareError as error:
             return FollowOutcome(request, request.location, refusal=error)
 
-    def _share(self, request: FollowRequest, by: str) -> TableEntry:
+    def _share(self, request: FollowRequest, by: str) -> SharedTable:
         schema, _, table = request.name.partition(".")
         shared = SharedTable(schema, table, request.name, history=request.history)
         start = request.start_version or None

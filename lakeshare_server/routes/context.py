@@ -32,7 +32,7 @@ from lakeshare_server.catalog import (
     Catalog,
     Listings,
     Reader,
-    TableEntry,
+    SharedTable,
     states,
 )
 from lakeshare_server.errors import BadRequest, MalformedRequest, Unauthenticated, Unavailable, shorten_value
@@ -223,8 +223,8 @@ class RecipientRequest:
     def listings(self) -> Listings:
         return Listings(self.app_state.catalog, self.reader.id)
 
-    def view_of(self, table: TableEntry) -> TableView:
-        names = table.share.name, table.schema, table.name
+    def view_of(self, table: SharedTable) -> TableView:
+        names = table.share, table.schema, table.name
         return self.app_state.views.table(self.reader, *names, self.generation)
 
     def require_signing(self) -> None:

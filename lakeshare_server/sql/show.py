@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from lakeshare_server.catalog import Catalog, Listings, ShareEntry, states
+from lakeshare_server.catalog import Catalog, Listings, Share, states
 from lakeshare_server.catalog.audit import read_usage
 from lakeshare_server.catalog.ledger import followed_tables
 from lakeshare_server.catalog.models import MAX_LONG
@@ -234,18 +234,14 @@ class RecipientSession:
     recipient_id: str
     rows: RowsReadBy | None = None
 
-    def shares(self) -> list[ShareEntry]:
+    def shares(self) -> list[Share]:
         shares = Listings(self.catalog, self.recipient_id).shares(0, MAX_LONG)
         return sorted(shares, key=lambda share: share.name.lower())
 
     def tables(self, share: str) -> list[SharedTable]:
         """The tables of a share as objects of the kind TABLE, the only one of the protocol."""
         entries = Listings(self.catalog, self.recipient_id).tables(share, None, 0, MAX_LONG)
-        fields = "schema", "name", "comment", "history", "start_version"
-        return [
-            SharedTable(share=entry.share.name, table="", **{name: getattr(entry, name) for name in fields})
-            for entry in entries
-        ]
+        return [replace(entry, kind="TABLE") for entry in entries]
 
 
 class ReadStatement(Statement):

@@ -31,7 +31,6 @@ from lakeshare_server.catalog.declared.plan import (
     read_current_shares,
 )
 from lakeshare_server.catalog.ledger import alter_followed, follow_table, unfollow_table
-from lakeshare_server.catalog.listings import TableEntry, share_entry_from_row, table_entry_from_row
 from lakeshare_server.catalog.models import ShareRow
 from lakeshare_server.catalog.sharing import LOCAL_OPERATOR, Edit, editing, require_name
 from lakeshare_server.catalog.states import FederationPolicy, SharedTable, find_object_row
@@ -387,7 +386,7 @@ def share_table(
     *,
     start_version: int | None = None,
     by: str = LOCAL_OPERATOR,
-) -> TableEntry:
+) -> SharedTable:
     """Shares a table by hand, or changes a shared table, which keeps its id; creates the share if it does not exist.
 
     Directory access ends if `table.table` changes.
@@ -405,26 +404,19 @@ def share_table(
         try:
             *_, row = find_object_row(edit.session, share, table.schema, table.name)
         except NotFound:
-            sharing.add_table(edit, share, SharedTable(schema=table.schema, name=table.name, **fields))
+            return sharing.add_table(edit, share, SharedTable(schema=table.schema, name=table.name, **fields))
         else:
             if row.declared:
                 raise CatalogConflict(
                     f"{share}.{table.schema}.{row.name} is declared by a contract",
                     "Share the table under another name, or change the contract.",
                 )
-            sharing.alter_table(edit, share, table.schema, table.name, new_name=table.name, **fields)
-        return _entry(edit, share, table.schema, table.name)
+            return sharing.alter_table(edit, share, table.schema, table.name, new_name=table.name, **fields)
 
 
 def allow_directory_access(
     catalog: Catalog, share: str, schema: str, name: str, *, allowed: bool, by: str = LOCAL_OPERATOR
-) -> TableEntry:
+) -> SharedTable:
     """Sets whether recipients can read everything under the prefix of a shared table; raises NotFound."""
     with editing(catalog, by) as edit:
-        sharing.alter_table(edit, share, schema, name, directory_access=allowed)
-        return _entry(edit, share, schema, name)
-
-
-def _entry(edit: Edit, share: str, schema: str, name: str) -> TableEntry:
-    grandparent, parent, row = find_object_row(edit.session, share, schema, name)
-    return table_entry_from_row(row, parent.name, share_entry_from_row(grandparent))
+        return sharing.alter_table(edit, share, schema, name, directory_access=allowed)

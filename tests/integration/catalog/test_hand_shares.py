@@ -28,14 +28,14 @@ def test_a_table_shared_by_hand_is_listed_with_all_that_was_said(catalog: Catalo
     )
     bob, _ = Recipients(catalog).add("bob", ["s"])
     assert Listings(catalog, bob.id).table("S", "Sales", "ORDERS").entry == shared
-    assert (shared.path, shared.lake_table, shared.comment) == ("s.sales.orders", "lake.o", "c")
+    assert (shared.path, shared.table, shared.comment) == ("s.sales.orders", "lake.o", "c")
     assert (shared.history, shared.start_version, shared.directory_access) == (False, 7, False)
 
 
 def test_sharing_again_changes_the_table_and_keeps_its_id(catalog: Catalog) -> None:
     first = share_table(catalog, "s", ORDERS, start_version=3)
     again = share_table(catalog, "s", SharedTable("sales", "Orders", "lake.other"))
-    assert (again.id, again.key, again.name, again.lake_table) == (
+    assert (again.id, again.key, again.name, again.table) == (
         first.id,
         first.key,
         "Orders",
