@@ -294,62 +294,50 @@ class Administrator:
             )
 
 
-@dataclass(frozen=True)
 class AdminIssuer:
-    issuer: str
-    audiences: tuple[str, ...]
-    role_claim: str
-    name_claim: str
-    roles: Mapping[Role, frozenset[str]]
+    """The issuer of administrators' tokens. Raises BadRequest if the settings name no audience."""
+
+    def __init__(self, issuer: str, settings: ServerSettings) -> None:
+        self.issuer, self.audiences = issuer, settings.admin_oidc_audiences.split()
+        if not self.audiences:
+            hint = (
+                "Name the audience that the issuer's tokens for this server have; without one, tokens for any "
+                "other service would do."
+            )
+            raise BadRequest("LAKESHARE_ADMIN_OIDC_AUDIENCES", settings.admin_oidc_audiences, hint)
+        self._role_claim, self._name_claim = settings.admin_oidc_role_claim, settings.admin_oidc_name_claim
+        self._roles: Mapping[Role, set[str]] = {
+            "owner": set(settings.admin_oidc_owners.split()),
+            "steward": set(settings.admin_oidc_stewards.split()),
+            "auditor": set(settings.admin_oidc_auditors.split()),
+        }
 
     def administrator(self, claims: Mapping[str, Any]) -> Administrator:
         """The administrator in verified claims. Raises Unauthenticated without a name, Denied without a role."""
-        name = claims.get(self.name_claim)
+        name = claims.get(self._name_claim)
         if not isinstance(name, str) or not 0 < len(name) <= 200 or not name.isprintable():
             raise Unauthenticated(
-                f"The token has no usable claim {self.name_claim}, which names the administrator."
+                f"The token has no usable claim {self._name_claim}, which names the administrator."
             )
-        values = _claim_values(claims, self.role_claim)
-        for role, role_values in self.roles.items():
+        values = _claim_values(claims, self._role_claim)
+        for role, role_values in self._roles.items():
             if values & role_values:
                 # Names of keys have no colon, so the name cannot be that of a key.
                 return Administrator(f"oidc:{name}", role)
-        raise Denied(f"oidc:{name} has no role: none of its {self.role_claim} is one that administers.")
-
-
-def make_admin_issuer(settings: ServerSettings) -> AdminIssuer | None:
-    if settings.admin_oidc_issuer is None:
-        return None
-    audiences = tuple(settings.admin_oidc_audiences.split())
-    if not audiences:
-        hint = (
-            "Name the audience that the issuer's tokens for this server have; without one, tokens for any "
-            "other service would do."
-        )
-        raise BadRequest("LAKESHARE_ADMIN_OIDC_AUDIENCES", settings.admin_oidc_audiences, hint)
-    return AdminIssuer(
-        issuer=settings.admin_oidc_issuer,
-        audiences=audiences,
-        role_claim=settings.admin_oidc_role_claim,
-        name_claim=settings.admin_oidc_name_claim,
-        roles={
-            "owner": frozenset(settings.admin_oidc_owners.split()),
-            "steward": frozenset(settings.admin_oidc_stewards.split()),
-            "auditor": frozenset(settings.admin_oidc_auditors.split()),
-        },
-    )
+        raise Denied(f"oidc:{name} has no role: none of its {self._role_claim} is one that administers.")
 
 
 class AdminAuthenticator:
     def __init__(
         self,
         catalog: Catalog,
-        issuer: AdminIssuer | None,
+        settings: ServerSettings,
         verifier: Issuers,
         brute_force: BruteForceProtection,
     ) -> None:
-        self._catalog, self._issuer = catalog, issuer
-        self._verifier, self._brute_force = verifier, brute_force
+        issuer = settings.admin_oidc_issuer
+        self._issuer = None if issuer is None else AdminIssuer(issuer, settings)
+        self._catalog, self._verifier, self._brute_force = catalog, verifier, brute_force
 
     def authenticate(self, header: str | None, address: str | None) -> Administrator:
         """The administrator of a key or token, never cached. Raises as `Authenticator`, and Denied without a role."""
@@ -376,7 +364,7 @@ class AdminAuthenticator:
         if issuer is None or key.count(".") != 2:
             raise Unauthenticated(KEY_INVALID)
         with hide_details():
-            claims = self._verifier.verified_claims(key, issuer.issuer, list(issuer.audiences))
+            claims = self._verifier.verified_claims(key, issuer.issuer, issuer.audiences)
         return issuer.administrator(claims)
 
 
