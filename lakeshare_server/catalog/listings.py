@@ -21,7 +21,7 @@ from lakeshare_server.catalog.models import (
     SharedTableRow,
     ShareRow,
 )
-from lakeshare_server.catalog.states import Share, SharedTable, object_from_row, share_from_row
+from lakeshare_server.catalog.states import OBJECTS, Share, SharedTable, object_from_row, share_from_row
 from lakeshare_server.errors import BadRequest, NotFound
 
 
@@ -197,12 +197,8 @@ class Listings:
 def list_all_shared_tables(catalog: Catalog) -> list[SharedTable]:
     """Lists every table of every share: for the provider, never for a recipient."""
     with catalog.reading() as session:
-        shares = map(share_from_row, session.scalars(select(ShareRow).order_by(ShareRow.key)).all())
-        return [
-            object_from_row(row, schema, share)
-            for share in shares
-            for row, schema in session.execute(_tables_of(share).order_by(SharedTableRow.key))
-        ]
+        rows = session.execute(OBJECTS.order_by(ShareRow.key, SharedTableRow.key))
+        return [object_from_row(row, schema.name, share) for share, schema, row in rows]
 
 
 def _page(keys: Select[int], after: int, limit: int) -> Select[int]:

@@ -315,17 +315,20 @@ def get_share(session: Session, name: str) -> Share:
     return share_from_row(find_share_row(session, name))
 
 
+# The shared tables with their shares and schemas.
+OBJECTS = (
+    select(ShareRow, SchemaRow, SharedTableRow)
+    .join(SchemaRow, SchemaRow.share_key == ShareRow.key)
+    .join(SharedTableRow, SharedTableRow.schema_key == SchemaRow.key)
+)
+
+
 def list_objects(session: Session, share: str | None = None) -> list[SharedTable]:
     """Lists the tables and views of a share (raises NotFound), or of all, in the order they were added."""
-    rows = (
-        select(SharedTableRow, SchemaRow.name, ShareRow)
-        .join(SchemaRow, SchemaRow.key == SharedTableRow.schema_key)
-        .join(ShareRow, ShareRow.key == SchemaRow.share_key)
-        .order_by(SharedTableRow.key)
-    )
+    rows = OBJECTS.order_by(SharedTableRow.key)
     if share is not None:
         rows = rows.where(ShareRow.key == find_share_row(session, share).key)
-    return [object_from_row(row, schema, parent) for row, schema, parent in session.execute(rows)]
+    return [object_from_row(row, schema.name, parent) for parent, schema, row in session.execute(rows)]
 
 
 def newest_publication_number(session: Session, table: str) -> int | None:
@@ -417,10 +420,7 @@ def find_object_row(
 ) -> tuple[ShareRow, SchemaRow, SharedTableRow]:
     """Returns the rows of a share, a schema and a shared table; raises NotFound."""
     rows = session.execute(
-        select(ShareRow, SchemaRow, SharedTableRow)
-        .join(SchemaRow, SchemaRow.share_key == ShareRow.key)
-        .join(SharedTableRow, SharedTableRow.schema_key == SchemaRow.key)
-        .where(
+        OBJECTS.where(
             ShareRow.name_key == share.lower(),
             SchemaRow.name_key == schema.lower(),
             SharedTableRow.name_key == name.lower(),

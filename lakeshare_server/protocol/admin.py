@@ -599,13 +599,11 @@ def make_recipient_info(recipient: RecipientState, new_link: tuple[str, str] | N
     if recipient.properties:
         info.properties_kvpairs = PropertiesInfo(properties=dict(recipient.properties))
     tokens = [token for token in recipient.tokens if token.is_valid(now)]
-    links = [link for link in recipient.links if link.is_open(now)]
     infos = [_make_token_info(token, token.expires_at, recipient) for token in tokens]
-    for token, token_info in zip(tokens, infos, strict=True):
-        token_info.last_used_at = in_ms(token.last_used_at)
-    for link in links:
-        infos.append(_make_token_info(link, link.token_expires_at, recipient))
-        infos[-1].activation_url = activation_url if link.id == link_id else None
+    for link in recipient.links:
+        if link.is_open(now):
+            infos.append(_make_token_info(link, link.token_expires_at, recipient))
+            infos[-1].activation_url = activation_url if link.id == link_id else None
     info.tokens = infos or None
     return info
 
@@ -619,6 +617,7 @@ def _make_token_info(
         created_at=in_ms(token.created_at),
         created_by=token.created_by,
         expiration_time=in_ms(min(ends, default=None)),
+        last_used_at=in_ms(token.last_used_at) if isinstance(token, TokenState) else None,
     )
 
 

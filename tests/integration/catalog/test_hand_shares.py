@@ -107,12 +107,13 @@ def test_a_share_tells_its_display_name_and_properties(catalog: Catalog) -> None
     share_table(catalog, "s", ORDERS)
     bob, _ = Recipients(catalog).add("bob", ["s"])
     listings = Listings(catalog, bob.id)
-    assert (listings.share("s").display_name, listings.share("s").properties) == (None, None)
+    assert (listings.share("s").display_name, listings.share("s").properties) == (None, {})
     with catalog.writing() as session:
         session.execute(update(ShareRow).values(display_name="Sales, ü", properties={"owner": {"team": "x"}}))
     told = listings.share("s")
     assert (told.display_name, told.properties) == ("Sales, ü", {"owner": {"team": "x"}})
-    assert listings.table("s", "sales", "orders").entry.share == told
+    entry = listings.table("s", "sales", "orders").entry
+    assert (entry.share, entry.share_id) == (told.name, told.id)
 
 
 def test_what_cannot_be_shared_is_refused_by_field(catalog: Catalog, subtests: pytest.Subtests) -> None:
