@@ -293,26 +293,18 @@ class TokenUses:
             )
 
 
-TokenKind = Literal["bearer", "client_secret"]
 IMMEDIATELY = timedelta(0)
 
 
-def issue_token(
-    edit: Edit, name: str, *, expires_at: datetime | None = None, kind: TokenKind | None = None
-) -> IssuedSecret:
+def issue_token(edit: Edit, name: str, *, expires_at: datetime | None = None) -> IssuedSecret:
     """Issues one more token, or client secret, to a recipient; the others stay as they are."""
     row = find_recipient_row(edit.session, name)
     with _recorded(edit, row, "issue_token"):
-        return _issue(edit, row, expires_at, kind)
+        return _issue(edit, row, expires_at)
 
 
 def rotate_token(
-    edit: Edit,
-    name: str,
-    *,
-    keep_old_for: timedelta = IMMEDIATELY,
-    expires_at: datetime | None = None,
-    kind: TokenKind | None = None,
+    edit: Edit, name: str, *, keep_old_for: timedelta = IMMEDIATELY, expires_at: datetime | None = None
 ) -> IssuedSecret:
     """Issues a new token to a recipient; the old ones end after a grace time, at once by default.
 
@@ -321,7 +313,7 @@ def rotate_token(
     row = find_recipient_row(edit.session, name)
     with _recorded(edit, row, "rotate_token"):
         _shorten(edit, row, keep_old_for)
-        return _issue(edit, row, expires_at, kind)
+        return _issue(edit, row, expires_at)
 
 
 def shorten_tokens(edit: Edit, name: str, *, existing_expire_in: timedelta) -> RecipientState:
@@ -345,9 +337,7 @@ def revoke_token(edit: Edit, name: str, token_id: str) -> RecipientState:
     return get_recipient(edit.session, row.name)
 
 
-def _issue(
-    edit: Edit, row: RecipientRow, expires_at: datetime | None, kind: TokenKind | None
-) -> IssuedSecret:
+def _issue(edit: Edit, row: RecipientRow, expires_at: datetime | None) -> IssuedSecret:
     require_not_revoked(row)
     require_aware("expires_at", expires_at)
     if row.authentication == "OIDC_FEDERATION":
@@ -356,7 +346,7 @@ def _issue(
     token = TokenRow(
         id=str(uuid.uuid4()),
         recipient_key=row.key,
-        kind=kind or ("bearer" if row.authentication == "TOKEN" else "client_secret"),
+        kind="bearer" if row.authentication == "TOKEN" else "client_secret",
         digest=token_digest(secret),
         created_at=edit.at,
         created_by=edit.by,
@@ -452,7 +442,7 @@ def redeem_link(
         row.agreement_accepted_at, row.agreement_accepted_from = edit.at, from_address
     touch_row(edit, row)
     link.used_at, link.used_from = edit.at, from_address
-    issued = _issue(edit, row, link.token_expires_at, None)
+    issued = _issue(edit, row, link.token_expires_at)
     return edit.changed("redeem_link", row.name, before, get_recipient(edit.session, row.name)), issued
 
 
