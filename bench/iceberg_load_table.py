@@ -31,7 +31,6 @@ from lakeshare_server.catalog import (
     DeclaredShare,
     Ledger,
     NewPublication,
-    Recipients,
     SharedTable,
     apply_shares,
     open_catalog,
@@ -39,6 +38,7 @@ from lakeshare_server.catalog import (
 from lakeshare_server.settings import ICEBERG_PATH, ServerSettings
 from lakeshare_server.storage import Stores
 from lakeshare_server.tables import describe_index, read_iceberg, write_index
+from tests.builders.recipients import Recipients
 from tests.integration.s3_server import REGION, S3Server, running_s3
 
 COMMITS, BUCKET = 20, "bench"

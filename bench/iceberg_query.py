@@ -26,13 +26,13 @@ from lakeshare_server.catalog import (
     DeclaredShare,
     Ledger,
     NewPublication,
-    Recipients,
     SharedTable,
     apply_shares,
     open_catalog,
 )
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.tables import TableSnapshot, describe_index, read_delta, read_iceberg, write_index
+from tests.builders.recipients import Recipients
 
 FILES, PER_MANIFEST = 100_000, 1_000
 TURNS, ANSWERS = 7, 5

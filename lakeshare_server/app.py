@@ -23,7 +23,6 @@ from lakeshare_server.access.authentication import (
     AdminAuthenticator,
     Authenticator,
     Federation,
-    make_admin_issuer,
 )
 from lakeshare_server.access.oidc import Issuers
 from lakeshare_server.access.rate_limit import (
@@ -134,7 +133,7 @@ def _make_app_state(settings: ServerSettings, stores: Stores, metrics: health.Me
         access_tokens=access_tokens,
         limits=limits,
         usage_writer=UsageWriter(uses, limits.daily_limits),
-        admin_authenticator=AdminAuthenticator(catalog, make_admin_issuer(settings), issuers, brute_force),
+        admin_authenticator=AdminAuthenticator(catalog, settings, issuers, brute_force),
         versions=versions,
         views=views,
         pager=Pager(key, settings.page_size),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from lakeshare_server.errors import BadRequest
 
 if TYPE_CHECKING:
-    from lakeshare_server.catalog import TableEntry
+    from lakeshare_server.catalog import SharedTable
     from lakeshare_server.locations import StoreKind
     from lakeshare_server.provider.serveability import ServedTable
 
@@ -404,10 +404,10 @@ class EngineSnippet:
 
 
 def make_snippet_table(
-    entry: TableEntry, served: ServedTable, *, profile: str, iceberg_url: str, sharing_url: str
+    entry: SharedTable, served: ServedTable, *, profile: str, iceberg_url: str, sharing_url: str
 ) -> SnippetTable:
     return SnippetTable(
-        share=entry.share.name,
+        share=entry.share,
         schema=entry.schema,
         name=entry.name,
         profile=profile,

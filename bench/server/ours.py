@@ -13,13 +13,13 @@ from lakeshare_server.catalog import (
     FollowedTables,
     Ledger,
     NewPublication,
-    Recipients,
     SharedTable,
     apply_shares,
     open_catalog,
 )
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.tables import TableSnapshot, describe_index, read_delta, write_index
+from tests.builders.recipients import Recipients
 
 SHARE = SCHEMA = RECIPIENT = "bench"
 ON_S3 = "_s3"

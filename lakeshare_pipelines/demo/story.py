@@ -35,7 +35,8 @@ from lakeshare_pipelines.spark.jars import SPARK_JARS, ensure_jars, find_java
 from lakeshare_pipelines.spark.stores import list_store_jars
 from lakeshare_pipelines.wap.staged import WHOLE, Lake, open_lake_without_spark
 from lakeshare_server.access.authentication import write_profile
-from lakeshare_server.catalog import Catalog, Ledger, Recipients, SharedTable, open_catalog
+from lakeshare_server.catalog import Catalog, Credentials, Ledger, SharedTable, open_catalog, sharing, states
+from lakeshare_server.catalog.credentials import issue_token, rotate_token
 from lakeshare_server.catalog.listings import list_all_shared_tables
 from lakeshare_server.settings import make_private
 from lakeshare_server.storage import Stores
@@ -324,8 +325,8 @@ def are_shares_applied(catalog: Catalog, contracts: Sequence[SetContract]) -> bo
     declared = {(share.name, table) for share in declared_shares(contracts) for table in share.tables}
     found = set()
     for entry in list_all_shared_tables(catalog):
-        table = SharedTable(entry.schema, entry.name, entry.lake_table, entry.comment, entry.history)
-        found.add((entry.share.name, table))
+        table = SharedTable(entry.schema, entry.name, entry.table, entry.comment, entry.history)
+        found.add((entry.share, table))
     return found == declared
 
 
@@ -362,18 +363,23 @@ def _deliver_bad_day(context: DemoContext) -> list[str]:
 
 def write_recipient_profile(catalog: Catalog, shares: Sequence[str], path: Path, root: str) -> None:
     """Writes the recipient's profile for the server at `root`; a valid token in it is kept."""
-    recipients = Recipients(catalog)
     try:
         token = str(json.loads(path.read_text())["bearerToken"])
     except (FileNotFoundError, ValueError, KeyError):
         token = ""  # no recipient has this token
-    reader = recipients.by_token(token)
-    recipient = next((found for found in recipients.list() if found.name == RECIPIENT), None)
-    if recipient is None:
-        recipient, token = recipients.add(RECIPIENT, shares)
-    elif reader is None or reader.id != recipient.id:
-        recipient, token = recipients.rotate(RECIPIENT)
-    write_profile(path, f"{root}/delta-sharing", token, recipient.expires_at, f"{root}/iceberg")
+    access = Credentials(catalog).by_token(token)
+    with catalog.reading() as session:
+        is_known = any(found.name == RECIPIENT for found in states.list_recipients(session))
+    expires_at = None if access is None else access.reader.expires_at
+    if access is None or access.reader.name != RECIPIENT:
+        with sharing.editing(catalog, sharing.LOCAL_OPERATOR) as edit:
+            if not is_known:
+                sharing.create_recipient(edit, RECIPIENT)
+                for share in shares:
+                    sharing.grant(edit, share, recipient=RECIPIENT)
+            issued = rotate_token(edit, RECIPIENT) if is_known else issue_token(edit, RECIPIENT)
+        token, expires_at = issued.secret, issued.state.expires_at
+    write_profile(path, f"{root}/delta-sharing", token, expires_at, f"{root}/iceberg")
 
 
 def _read_all(context: DemoContext, days: Sequence[str]) -> list[str]:

@@ -16,9 +16,10 @@ from lakeshare_server.catalog import (
     SharedTable,
     apply_shares,
     open_catalog,
+    states,
 )
 from lakeshare_server.catalog.audit import read_last_seen, read_usage
-from lakeshare_server.catalog.sharing import states
+from lakeshare_server.catalog.sharing import operating_system_user
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.settings import ServerSettings
 
@@ -73,9 +74,8 @@ def sql(
     from pyspark.sql import SparkSession
     from pyspark.sql import types as T
 
-    from lakeshare_server.sql.changes import Provider
     from lakeshare_server.sql.session import SqlSession
-    from lakeshare_server.sql.statements import Result, operating_system_user
+    from lakeshare_server.sql.statements import Provider, Result
 
     spark = spark or SparkSession.getActiveSession()
     if spark is None:

@@ -22,10 +22,9 @@ from typing import Any
 from lakeshare_server.access.oidc import KEEP_S, PAUSE_S, Issuers, read_claimed_issuer
 from lakeshare_server.access.rate_limit import BruteForceProtection, require_within
 from lakeshare_server.catalog import Catalog, GenerationCache
-from lakeshare_server.catalog.credentials import Access, Credentials, Policy, TokenUses
-from lakeshare_server.catalog.sharing import IssuedSecret, RecipientState
-from lakeshare_server.catalog.sharing.credentials import PREFIX as KEY_PREFIX
-from lakeshare_server.catalog.sharing.credentials import Role, find_admin_key
+from lakeshare_server.catalog.credentials import PREFIX as KEY_PREFIX
+from lakeshare_server.catalog.credentials import Access, Credentials, Role, TokenUses, find_admin_key
+from lakeshare_server.catalog.states import FederationPolicy, IssuedSecret, RecipientState
 from lakeshare_server.errors import BadRequest, Denied, Unauthenticated, Unavailable, shorten_value
 from lakeshare_server.outbound import Services
 from lakeshare_server.protocol.tokens import TokenSealer
@@ -38,14 +37,12 @@ MAX_LIFE_S = 2 * 86_400  # more than the largest LAKESHARE_ACCESS_TOKEN_LIFE_S
 
 @dataclass(frozen=True)
 class AccessToken:
-    credential_id: str
-    expires_at: datetime
-
-
-@dataclass(frozen=True)
-class _SealedToken:
     credential: str
     until: float
+
+    @property
+    def expires_at(self) -> datetime:
+        return datetime.fromtimestamp(self.until, UTC)
 
 
 class AccessTokens:
@@ -62,10 +59,9 @@ class AccessTokens:
         return PREFIX + self._sealer.seal(content), max(0, int((end - now).total_seconds()))
 
     def read(self, token: str) -> AccessToken | None:
-        opened = self._sealer.open(token.removeprefix(PREFIX), _SealedToken)
-        if opened is None or not time.time() < opened.until <= time.time() + MAX_LIFE_S:
-            return None
-        return AccessToken(opened.credential, datetime.fromtimestamp(opened.until, UTC))
+        opened = self._sealer.open(token.removeprefix(PREFIX), AccessToken)
+        is_valid = opened is not None and time.time() < opened.until <= time.time() + MAX_LIFE_S
+        return opened if is_valid else None
 
 
 _log = logging.getLogger(__name__)
@@ -94,23 +90,25 @@ class Federation:
         self._credentials = credentials
         self._issuers = Issuers(settings, services)
         self._leeway = timedelta(seconds=settings.oidc_leeway_s)
-        self._policies = GenerationCache[Sequence[Policy] | None](catalog)
+        self._policies = GenerationCache[Sequence[tuple[Access, FederationPolicy]] | None](catalog)
 
     def access(self, token: str, issuer: str, generation: int) -> Access | None:
         """The recipient of a token; only keys of issuers with a policy are fetched. Raises IssuerUnavailable."""
         policies = self._policies.get(issuer, lambda: self._credentials.policies(issuer) or None, generation)
         if not policies:
             return None
-        audiences = sorted({audience for policy in policies for audience in policy.audiences})
+        audiences = sorted({audience for _, policy in policies for audience in policy.audiences})
         try:
             with hide_details():
                 claims = self._issuers.verified_claims(token, issuer, audiences)
         except Unauthenticated as error:
             _log.info("%s", error)
             return None
-        matching = {policy.access.reader.id: policy for policy in policies if _matches_policy(policy, claims)}
+        matching = {
+            access.reader.id: access for access, policy in policies if _matches_policy(policy, claims)
+        }
         if len(matching) > 1:
-            names = ", ".join(sorted(policy.access.reader.name for policy in matching.values()))
+            names = ", ".join(sorted(access.reader.name for access in matching.values()))
             _log.warning("a token of %s fits the policies of several recipients (%s): refused", issuer, names)
         if len(matching) != 1:
             return None
@@ -120,10 +118,10 @@ class Federation:
             expiry = shorten_value(claims["exp"])
             _log.info("a token of %s is refused: its exp is %s, which is no time", issuer, expiry)
             return None
-        return next(iter(matching.values())).access.until(end)
+        return next(iter(matching.values())).until(end)
 
 
-def _matches_policy(policy: Policy, claims: Mapping[str, Any]) -> bool:
+def _matches_policy(policy: FederationPolicy, claims: Mapping[str, Any]) -> bool:
     claim, audience = claims.get(policy.subject_claim), claims["aud"]
     audiences = audience if isinstance(audience, list) else [audience]
     # A claim of groups is a list; a claim of scopes is one text, compared as a whole.
@@ -253,7 +251,7 @@ class Authenticator:
         if not secret.startswith(PREFIX):
             return self._credentials.by_token(secret)
         token = self._access_tokens.read(secret)
-        access = None if token is None else self._credentials.by_client_secret_id(token.credential_id)
+        access = None if token is None else self._credentials.by_client_secret_id(token.credential)
         return None if token is None or access is None else access.until(token.expires_at)
 
 
@@ -296,62 +294,50 @@ class Administrator:
             )
 
 
-@dataclass(frozen=True)
 class AdminIssuer:
-    issuer: str
-    audiences: tuple[str, ...]
-    role_claim: str
-    name_claim: str
-    roles: Mapping[Role, frozenset[str]]
+    """The issuer of administrators' tokens. Raises BadRequest if the settings name no audience."""
+
+    def __init__(self, issuer: str, settings: ServerSettings) -> None:
+        self.issuer, self.audiences = issuer, settings.admin_oidc_audiences.split()
+        if not self.audiences:
+            hint = (
+                "Name the audience that the issuer's tokens for this server have; without one, tokens for any "
+                "other service would do."
+            )
+            raise BadRequest("LAKESHARE_ADMIN_OIDC_AUDIENCES", settings.admin_oidc_audiences, hint)
+        self._role_claim, self._name_claim = settings.admin_oidc_role_claim, settings.admin_oidc_name_claim
+        self._roles: Mapping[Role, set[str]] = {
+            "owner": set(settings.admin_oidc_owners.split()),
+            "steward": set(settings.admin_oidc_stewards.split()),
+            "auditor": set(settings.admin_oidc_auditors.split()),
+        }
 
     def administrator(self, claims: Mapping[str, Any]) -> Administrator:
         """The administrator in verified claims. Raises Unauthenticated without a name, Denied without a role."""
-        name = claims.get(self.name_claim)
+        name = claims.get(self._name_claim)
         if not isinstance(name, str) or not 0 < len(name) <= 200 or not name.isprintable():
             raise Unauthenticated(
-                f"The token has no usable claim {self.name_claim}, which names the administrator."
+                f"The token has no usable claim {self._name_claim}, which names the administrator."
             )
-        values = _claim_values(claims, self.role_claim)
-        for role, role_values in self.roles.items():
+        values = _claim_values(claims, self._role_claim)
+        for role, role_values in self._roles.items():
             if values & role_values:
                 # Names of keys have no colon, so the name cannot be that of a key.
                 return Administrator(f"oidc:{name}", role)
-        raise Denied(f"oidc:{name} has no role: none of its {self.role_claim} is one that administers.")
-
-
-def make_admin_issuer(settings: ServerSettings) -> AdminIssuer | None:
-    if settings.admin_oidc_issuer is None:
-        return None
-    audiences = tuple(settings.admin_oidc_audiences.split())
-    if not audiences:
-        hint = (
-            "Name the audience that the issuer's tokens for this server have; without one, tokens for any "
-            "other service would do."
-        )
-        raise BadRequest("LAKESHARE_ADMIN_OIDC_AUDIENCES", settings.admin_oidc_audiences, hint)
-    return AdminIssuer(
-        issuer=settings.admin_oidc_issuer,
-        audiences=audiences,
-        role_claim=settings.admin_oidc_role_claim,
-        name_claim=settings.admin_oidc_name_claim,
-        roles={
-            "owner": frozenset(settings.admin_oidc_owners.split()),
-            "steward": frozenset(settings.admin_oidc_stewards.split()),
-            "auditor": frozenset(settings.admin_oidc_auditors.split()),
-        },
-    )
+        raise Denied(f"oidc:{name} has no role: none of its {self._role_claim} is one that administers.")
 
 
 class AdminAuthenticator:
     def __init__(
         self,
         catalog: Catalog,
-        issuer: AdminIssuer | None,
+        settings: ServerSettings,
         verifier: Issuers,
         brute_force: BruteForceProtection,
     ) -> None:
-        self._catalog, self._issuer = catalog, issuer
-        self._verifier, self._brute_force = verifier, brute_force
+        issuer = settings.admin_oidc_issuer
+        self._issuer = None if issuer is None else AdminIssuer(issuer, settings)
+        self._catalog, self._verifier, self._brute_force = catalog, verifier, brute_force
 
     def authenticate(self, header: str | None, address: str | None) -> Administrator:
         """The administrator of a key or token, never cached. Raises as `Authenticator`, and Denied without a role."""
@@ -378,7 +364,7 @@ class AdminAuthenticator:
         if issuer is None or key.count(".") != 2:
             raise Unauthenticated(KEY_INVALID)
         with hide_details():
-            claims = self._verifier.verified_claims(key, issuer.issuer, list(issuer.audiences))
+            claims = self._verifier.verified_claims(key, issuer.issuer, issuer.audiences)
         return issuer.administrator(claims)
 
 

@@ -14,7 +14,7 @@ from lark import Lark, Token, Transformer, UnexpectedInput, UnexpectedToken, v_a
 
 from lakeshare_server.catalog import EffectiveGrant
 from lakeshare_server.catalog.sharing import Change, Edit
-from lakeshare_server.catalog.sharing.states import list_grants, list_objects
+from lakeshare_server.catalog.states import list_grants, list_objects
 from lakeshare_server.errors import BadRequest, NotFound
 from lakeshare_server.tables.predicates import (
     EVERYTHING,

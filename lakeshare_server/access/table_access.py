@@ -20,7 +20,7 @@ from lakeshare_server.catalog import (
     GrantedTable,
     Listings,
     Reader,
-    TableEntry,
+    SharedTable,
 )
 from lakeshare_server.errors import BadRequest, LakeshareError, NotFound, Unavailable, Unserveable
 from lakeshare_server.protocol.lines import URLS_ONLY, DirectoryAccess
@@ -74,7 +74,7 @@ class TableViews:
         return self._view(Listings(self._catalog, reader.id).table_of_id(table_id))
 
     def _view(self, granted: GrantedTable) -> "TableView":
-        entry, versions = granted.entry, self._versions.of(granted.entry.lake_table)
+        entry, versions = granted.entry, self._versions.of(granted.entry.table)
         if entry.publication is not None:
             versions = VersionsUntil(versions, entry.publication)
         rule = combine_rules(entry.rule, granted.grant)
@@ -83,7 +83,7 @@ class TableViews:
 
 @dataclass(frozen=True)
 class TableView:
-    entry: TableEntry
+    entry: SharedTable
     versions: TableVersions
     # Matches the readable rows, by the table's rule and those of the grants.
     rule: Predicate = EVERYTHING
@@ -110,7 +110,7 @@ class TableView:
             return self.versions.latest()
         except NotFound as error:
             entry = self.entry
-            name = f"{entry.share.name}/{entry.schema}/{entry.name}"
+            name = f"{entry.share}/{entry.schema}/{entry.name}"
             raise NotFound("[Share/Schema/Table]", name) from error
 
     def requested_version(self, query: QueryRequest) -> Version:
@@ -323,7 +323,7 @@ class TableFolder(Protocol):
     def elsewhere(self) -> int: ...
 
 
-def directory_refusal(entry: TableEntry, folder: TableFolder, signers: Signers) -> str | None:
+def directory_refusal(entry: SharedTable, folder: TableFolder, signers: Signers) -> str | None:
     """Why no recipient gets the table's folder; None if recipients may get it. Raises Unavailable."""
     if not entry.history:
         return "its history is not shared, and the folder holds all of it"

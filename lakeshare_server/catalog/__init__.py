@@ -16,7 +16,6 @@ from lakeshare_server.catalog.database import GenerationCache as GenerationCache
 from lakeshare_server.catalog.database import open_catalog as open_catalog
 from lakeshare_server.catalog.declared.apply import DeclaredShare as DeclaredShare
 from lakeshare_server.catalog.declared.apply import ShareDiff as ShareDiff
-from lakeshare_server.catalog.declared.apply import SharedTable as SharedTable
 from lakeshare_server.catalog.declared.apply import allow_directory_access as allow_directory_access
 from lakeshare_server.catalog.declared.apply import apply_shares as apply_shares
 from lakeshare_server.catalog.declared.apply import share_table as share_table
@@ -32,6 +31,5 @@ from lakeshare_server.catalog.ledger import lock_set as lock_set
 from lakeshare_server.catalog.listings import EffectiveGrant as EffectiveGrant
 from lakeshare_server.catalog.listings import GrantedTable as GrantedTable
 from lakeshare_server.catalog.listings import Listings as Listings
-from lakeshare_server.catalog.listings import ShareEntry as ShareEntry
-from lakeshare_server.catalog.listings import TableEntry as TableEntry
-from lakeshare_server.catalog.sharing.credentials import Recipients as Recipients
+from lakeshare_server.catalog.states import Share as Share
+from lakeshare_server.catalog.states import SharedTable as SharedTable

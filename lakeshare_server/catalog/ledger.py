@@ -29,8 +29,8 @@ from lakeshare_server.catalog.models import (
     SetLockRow,
     SharedTableRow,
 )
-from lakeshare_server.catalog.sharing.editing import LOCAL_OPERATOR, NAME_HINT, Edit, editing, is_name
-from lakeshare_server.catalog.sharing.states import JsonState
+from lakeshare_server.catalog.sharing import LOCAL_OPERATOR, NAME_HINT, Edit, editing, is_name
+from lakeshare_server.catalog.states import JsonState
 from lakeshare_server.errors import BadRequest, CatalogConflict, NotFound, Unavailable
 
 TableFormat = Literal["iceberg", "delta"]
@@ -120,16 +120,15 @@ class FollowedTable(JsonState):
     iceberg: IcebergIdentity | None = None
     applied: bool = False
 
+    @property
+    def format(self) -> TableFormat:
+        """The format of the table."""
+        return "delta" if self.iceberg is None else "iceberg"
+
     def as_json(self) -> dict[str, Any]:
         """Its fields for the audit log."""
-        return {
-            "table": self.table,
-            "location": self.location,
-            "format": "delta" if self.iceberg is None else "iceberg",
-            "check_every_s": self.check_every_s,
-            "start_version": self.start_version,
-            "applied": self.applied,
-        }
+        names = ("table", "location", "format", "check_every_s", "start_version", "applied")
+        return {name: getattr(self, name) for name in names}
 
 
 class FollowedTables:

@@ -4,7 +4,7 @@ An ungranted share, schema or table is not found, exactly like one that does not
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,6 +21,7 @@ from lakeshare_server.catalog.models import (
     SharedTableRow,
     ShareRow,
 )
+from lakeshare_server.catalog.states import OBJECTS, Share, SharedTable, object_from_row, share_from_row
 from lakeshare_server.errors import BadRequest, NotFound
 
 
@@ -94,61 +95,19 @@ def effective_grant(recipient_id: str, grants: Sequence[Any], now: datetime) -> 
 
 
 @dataclass(frozen=True)
-class ShareEntry:
-    """A share; `key` grows in listing order and never changes."""
-
-    key: int
-    id: str
-    name: str
-    comment: str | None
-    display_name: str | None = None
-    properties: Mapping[str, Any] | None = field(default=None, hash=False)
-
-
-SHARE_COLUMNS = tuple(field.name for field in fields(ShareEntry))
-
-
-@dataclass(frozen=True)
 class SchemaEntry:
     """A schema of a share."""
 
     key: int
     name: str
-    share: ShareEntry
-
-
-@dataclass(frozen=True)
-class TableEntry:
-    """A shared table; `lake_table` is its name in the ledger."""
-
-    key: int
-    id: str
-    name: str
-    schema: str
-    share: ShareEntry
-    lake_table: str
-    comment: str | None
-    history: bool
-    start_version: int | None = None  # the first version recipients may read; None leaves it to the history
-    directory_access: bool = False  # the operator lets recipients read all that lies under the table's prefix
-    kind: str = "TABLE"
-    rule: str | None = None  # restricts every recipient, in addition to the grants
-    publication: int | None = None  # the version that recipients read instead of the latest; none after it
-
-    @property
-    def path(self) -> str:
-        """`share.schema.table`, as recipients write it."""
-        return f"{self.share.name}.{self.schema}.{self.name}"
-
-
-COLUMNS = tuple(field.name for field in fields(TableEntry) if field.name not in ("schema", "share"))
+    share: Share
 
 
 @dataclass(frozen=True)
 class GrantedTable:
     """A shared table and the recipient's combined grants on its share."""
 
-    entry: TableEntry
+    entry: SharedTable
     grant: EffectiveGrant
 
 
@@ -158,14 +117,14 @@ class Listings:
     def __init__(self, catalog: Catalog, recipient_id: str) -> None:
         self.catalog, self.recipient_id = catalog, recipient_id
 
-    def shares(self, after: int, limit: int) -> list[ShareEntry]:
+    def shares(self, after: int, limit: int) -> list[Share]:
         """Lists the granted shares."""
         page = _page(select_granted(self.recipient_id, datetime.now(UTC)), after, limit)
         rows = select(ShareRow).where(ShareRow.key.in_(page)).order_by(ShareRow.key)
         with self.catalog.reading() as session:
-            return [share_entry_from_row(row) for row in session.scalars(rows)]
+            return [share_from_row(row) for row in session.scalars(rows)]
 
-    def share(self, name: str) -> ShareEntry:
+    def share(self, name: str) -> Share:
         """Returns a granted share; raises NotFound if it is unknown or not granted."""
         with self.catalog.reading() as session:
             return self._share(session, name)
@@ -185,7 +144,7 @@ class Listings:
             row = session.get_one(SchemaRow, _schema_key(session, parent, name))
             return SchemaEntry(row.key, row.name, parent)
 
-    def tables(self, share: str, schema: str | None, after: int, limit: int) -> list[TableEntry]:
+    def tables(self, share: str, schema: str | None, after: int, limit: int) -> list[SharedTable]:
         """Lists the tables of a schema, or of the whole granted share; raises NotFound."""
         with self.catalog.reading() as session:
             parent = self._share(session, share)
@@ -194,7 +153,7 @@ class Listings:
                 keys = keys.where(SchemaRow.key == _schema_key(session, parent, schema))
             page = _page(keys, after, limit)
             rows = _tables_of(parent).where(SharedTableRow.key.in_(page)).order_by(SharedTableRow.key)
-            return [table_entry_from_row(row, name, parent) for row, name in session.execute(rows)]
+            return [object_from_row(row, name, parent) for row, name in session.execute(rows)]
 
     def table(self, share: str, schema: str, table: str) -> GrantedTable:
         """Returns a table of a granted share; raises NotFound."""
@@ -224,26 +183,22 @@ class Listings:
             if grant is None:
                 raise NotFound("[Share/Schema/Table]", shown_as)
             parent, schema_name, row, *_ = rows[0]
-            return GrantedTable(table_entry_from_row(row, schema_name, share_entry_from_row(parent)), grant)
+            return GrantedTable(object_from_row(row, schema_name, share_from_row(parent)), grant)
 
-    def _share(self, session: Session, name: str) -> ShareEntry:
+    def _share(self, session: Session, name: str) -> Share:
         is_granted = ShareRow.key.in_(select_granted(self.recipient_id, datetime.now(UTC)))
         named = select(ShareRow).where(is_granted, ShareRow.name_key == name.lower())
         row = session.scalars(named).one_or_none()
         if row is None:
             raise NotFound("Share", name)
-        return share_entry_from_row(row)
+        return share_from_row(row)
 
 
-def list_all_shared_tables(catalog: Catalog) -> list[TableEntry]:
+def list_all_shared_tables(catalog: Catalog) -> list[SharedTable]:
     """Lists every table of every share: for the provider, never for a recipient."""
     with catalog.reading() as session:
-        shares = map(share_entry_from_row, session.scalars(select(ShareRow).order_by(ShareRow.key)).all())
-        return [
-            table_entry_from_row(row, schema, share)
-            for share in shares
-            for row, schema in session.execute(_tables_of(share).order_by(SharedTableRow.key))
-        ]
+        rows = session.execute(OBJECTS.order_by(ShareRow.key, SharedTableRow.key))
+        return [object_from_row(row, schema.name, share) for share, schema, row in rows]
 
 
 def _page(keys: Select[int], after: int, limit: int) -> Select[int]:
@@ -252,14 +207,14 @@ def _page(keys: Select[int], after: int, limit: int) -> Select[int]:
     return keys.where(key > after).order_by(key).limit(limit)
 
 
-def _tables_of(share: ShareEntry) -> Select[SharedTableRow, str]:
+def _tables_of(share: Share) -> Select[SharedTableRow, str]:
     joined = select(SharedTableRow, SchemaRow.name).join(
         SchemaRow, SchemaRow.key == SharedTableRow.schema_key
     )
     return joined.where(SchemaRow.share_key == share.key)
 
 
-def _schema_key(session: Session, share: ShareEntry, name: str) -> int:
+def _schema_key(session: Session, share: Share, name: str) -> int:
     named = select(SchemaRow.key).where(SchemaRow.share_key == share.key, SchemaRow.name_key == name.lower())
     key = session.scalars(named).one_or_none()
     if key is None:
@@ -267,16 +222,7 @@ def _schema_key(session: Session, share: ShareEntry, name: str) -> int:
     return key
 
 
-def share_entry_from_row(row: ShareRow) -> ShareEntry:
-    return ShareEntry(**{name: getattr(row, name) for name in SHARE_COLUMNS})
-
-
-def table_entry_from_row(row: SharedTableRow, schema: str, share: ShareEntry) -> TableEntry:
-    columns = {name: getattr(row, name) for name in COLUMNS}
-    return TableEntry(**columns, schema=schema, share=share)
-
-
-def find_shared_table(catalog: Catalog, path: str, field: str) -> TableEntry:
+def find_shared_table(catalog: Catalog, path: str, field: str) -> SharedTable:
     """Returns the table that is shared as `share.schema.table`: for the provider, never for a recipient.
 
     Raises BadRequest with `field` and the tables that exist.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from lakeshare_server.cli.console import open_state_catalog, operator_name
+from lakeshare_server.cli.console import edit_catalog, open_state_catalog, operator_name
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.lazy import LazyModule
 from lakeshare_server.settings import StateSettings, make_private
@@ -20,14 +20,13 @@ from lakeshare_server.settings import StateSettings, make_private
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from lakeshare_server.catalog import Catalog, audit, sharing
+    from lakeshare_server.catalog import Catalog, audit, credentials, sharing
     from lakeshare_server.catalog.audit import ChainedEvent, maintenance
-    from lakeshare_server.catalog.sharing import credentials
 else:
     audit = LazyModule("lakeshare_server.catalog.audit")
     maintenance = LazyModule("lakeshare_server.catalog.audit.maintenance")
     sharing = LazyModule("lakeshare_server.catalog.sharing")
-    credentials = LazyModule("lakeshare_server.catalog.sharing.credentials")
+    credentials = LazyModule("lakeshare_server.catalog.credentials")
 
 KEY_FILE = "first-admin.key"
 
@@ -48,7 +47,7 @@ def add_key(
     """Create a key and print it; it is stored nowhere."""
 
     expires_at = None if days is None else datetime.now(UTC) + timedelta(days=days)
-    with sharing.editing(open_state_catalog(), operator_name()) as edit:
+    with edit_catalog() as edit:
         added, key = credentials.add_admin_key(edit, name, role, expires_at=expires_at)
     until = _until(added.expires_at)
     typer.echo(f"{added.name} administers as {added.role}{until}; the key is shown only now:\n{key}")
@@ -72,7 +71,7 @@ def list_keys() -> None:
 def revoke_key(name: str) -> None:
     """Revoke a key at once; its name stays reserved."""
 
-    with sharing.editing(open_state_catalog(), operator_name()) as edit:
+    with edit_catalog() as edit:
         revoked = credentials.revoke_admin_key(edit, name)
     typer.echo(f"{revoked.name} administers no more")
 

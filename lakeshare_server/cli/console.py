@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -33,6 +33,25 @@ def open_versions(catalog: "Catalog") -> "Versions":
 
 
 @contextmanager
+def edit_catalog() -> "Iterator[Edit]":
+    """One transaction on the catalog, in the operator's name."""
+    from lakeshare_server.catalog.sharing import editing
+
+    with editing(open_state_catalog(), operator_name()) as edit:
+        yield edit
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """The options that are given, as fields of a change."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def given_texts(**options: str | None) -> dict[str, Any]:
+    """The texts that are given, as fields of a change; an empty text is None, which empties the field."""
+    return {name: text or None for name, text in options.items() if text is not None}
+
+
+@contextmanager
 def edit_share(share: str, tables: Iterable[str] = (), *, writes_rule: bool) -> "Iterator[Edit]":
     """One transaction on a share and the lake's tables it gets; raises `BadRequest` for an undecidable rule."""
     from lakeshare_server.access.rules import require_decidable_rules
@@ -49,7 +68,7 @@ def edit_share(share: str, tables: Iterable[str] = (), *, writes_rule: bool) -> 
 
 def operator_name() -> str:
     """The operator's name for the audit log."""
-    from lakeshare_server.sql.statements import operating_system_user
+    from lakeshare_server.catalog.sharing import operating_system_user
 
     return operating_system_user()
 

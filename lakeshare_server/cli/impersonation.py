@@ -321,7 +321,7 @@ def _run_as_recipient(
     request: Callable[[ImpersonatingClient], Awaitable[T]],
     client: str = ALL_CAPABILITIES,
 ) -> T:
-    from lakeshare_server.catalog.sharing.editing import LOCAL_OPERATOR
+    from lakeshare_server.catalog.sharing import LOCAL_OPERATOR
 
     async def run() -> T:
         async with impersonate(ServerSettings(), context.obj, LOCAL_OPERATOR, client) as impersonating:

@@ -12,6 +12,9 @@ import typer
 
 from lakeshare_server.cli.console import (
     confirm,
+    edit_catalog,
+    given,
+    given_texts,
     open_state_catalog,
     operator_name,
     parse_moment,
@@ -24,12 +27,12 @@ from lakeshare_server.settings import ServerSettings
 if TYPE_CHECKING:
     import httpx
 
-    from lakeshare_server.catalog import sharing
-    from lakeshare_server.catalog.sharing import IssuedSecret, LinkState, RecipientState, states
-    from lakeshare_server.catalog.sharing.states import Authentication
+    from lakeshare_server.catalog import credentials, sharing, states
+    from lakeshare_server.catalog.states import Authentication, IssuedSecret, LinkState, RecipientState
 else:
     sharing = LazyModule("lakeshare_server.catalog.sharing")
-    states = LazyModule("lakeshare_server.catalog.sharing.states")
+    states = LazyModule("lakeshare_server.catalog.states")
+    credentials = LazyModule("lakeshare_server.catalog.credentials")
 
 POLICY = "default"
 LINK_DAYS = 3
@@ -74,18 +77,18 @@ def federate_recipient(
     Example: lakeshare recipient federate acme --issuer https://login.acme.example --audience lakeshare --subject job-7
     """
 
-    with sharing.editing(open_state_catalog(), operator_name()) as edit:
+    with edit_catalog() as edit:
         if drop:
-            sharing.drop_policy(edit, name, policy)
+            credentials.drop_policy(edit, name, policy)
             typer.echo(f"{name}: policy {policy} is gone")
             return
         if not (issuer and subject and audience):
             hint = "Give all three, or --drop to take one away."
             raise BadRequest("--issuer, --subject, --audience", "not given", hint)
-        made = sharing.FederationPolicy(
+        made = states.FederationPolicy(
             name=policy, issuer=issuer, subject_claim=claim, subject=subject, audiences=tuple(audience)
         )
-        state = sharing.put_policy(edit, name, made)
+        state = credentials.put_policy(edit, name, made)
     audiences = ", ".join(state.audiences)
     typer.echo(f"{name} gets in with tokens of {state.issuer} for {audiences}, {claim}={subject}")
 
@@ -101,22 +104,18 @@ def limit_recipient(
     """Set limits of a recipient in place of those of the settings; without an option, print them."""
 
     catalog = open_state_catalog()
-    per_day = {"urls_per_day": urls_per_day, "bytes_per_day": bytes_per_day}
-    given = {"requests_per_minute": requests_per_minute, **per_day}
-    if usual or any(given.values()):
-        default = None if usual else sharing.UNCHANGED
+    limits: sharing.Limits = {
+        "requests_per_minute": requests_per_minute,
+        "urls_per_day": urls_per_day,
+        "bytes_per_day": bytes_per_day,
+    }
+    if usual or any(limits.values()):
         with sharing.editing(catalog, operator_name()) as edit:
-            sharing.set_limits(
-                edit,
-                name,
-                requests_per_minute=requests_per_minute or default,
-                urls_per_day=urls_per_day or default,
-                bytes_per_day=bytes_per_day or default,
-            )
+            sharing.set_limits(edit, name, **limits if usual else given(**limits))
     with catalog.reading() as session:
-        limits = states.get_recipient(session, name).limits
-    for key in given:
-        typer.echo(f"{key}\t{limits.get(key, 'as the settings say')}")
+        in_force = states.get_recipient(session, name).limits
+    for key in limits:
+        typer.echo(f"{key}\t{in_force.get(key, 'as the settings say')}")
 
 
 @group_app.command("list")
@@ -139,7 +138,7 @@ def create(
     Example: lakeshare group create retail --member acme --member globex
     """
 
-    with sharing.editing(open_state_catalog(), operator_name()) as edit:
+    with edit_catalog() as edit:
         group = sharing.create_group(edit, name, comment=comment, members=member or [])
     typer.echo(f"{group.name}: {', '.join(group.members) or 'no members'}")
 
@@ -148,7 +147,7 @@ def create(
 def add(name: GroupName, members: Members) -> None:
     """Add recipients to a group: they may read its shares at once."""
 
-    with sharing.editing(open_state_catalog(), operator_name()) as edit:
+    with edit_catalog() as edit:
         typer.echo(f"{name}: {', '.join(sharing.alter_group(edit, name, add=members).members)}")
 
 
@@ -156,7 +155,7 @@ def add(name: GroupName, members: Members) -> None:
 def remove(name: GroupName, members: Members) -> None:
     """Remove recipients from a group; their own grants stay."""
 
-    with sharing.editing(open_state_catalog(), operator_name()) as edit:
+    with edit_catalog() as edit:
         left = sharing.alter_group(edit, name, remove=members).members
         typer.echo(f"{name}: {', '.join(left) or 'no members'}")
 
@@ -184,9 +183,9 @@ def invite_recipient(
     Example: lakeshare recipient invite acme --link-days 7 --token-days 365
     """
 
-    with sharing.editing(open_state_catalog(), operator_name()) as edit:
+    with edit_catalog() as edit:
         life, expires_at = timedelta(days=link_days), _expires_at(token_days)
-        link, code = sharing.create_link(edit, name, link_life=life, token_expires_at=expires_at)
+        link, code = credentials.create_link(edit, name, link_life=life, token_expires_at=expires_at)
     _print_link(link, code, url)
 
 
@@ -309,15 +308,15 @@ def add_recipient(
     """
 
     issued = made_link = None
-    with sharing.editing(open_state_catalog(), operator_name()) as edit:
+    with edit_catalog() as edit:
         sharing.create_recipient(edit, name, comment=comment, authentication=AUTHENTICATION[by])
         for share_name in {each.lower(): each for each in share}.values():
             sharing.grant(edit, share_name, recipient=name)
         if invite:
             life, expires_at = timedelta(days=link_days), _expires_at(days)
-            made_link = sharing.create_link(edit, name, link_life=life, token_expires_at=expires_at)
+            made_link = credentials.create_link(edit, name, link_life=life, token_expires_at=expires_at)
         elif by != "oidc":
-            issued = sharing.issue_token(edit, name, expires_at=_expires_at(days))
+            issued = credentials.issue_token(edit, name, expires_at=_expires_at(days))
         grants = states.list_grants(edit.session, recipient=name)
         recipient = states.get_recipient(edit.session, name)
     if made_link is not None:
@@ -331,20 +330,22 @@ def add_recipient(
 @recipient_app.command("list")
 def list_recipients() -> None:
     """List recipients with their shares and the expiry of their tokens."""
-    from lakeshare_server.catalog import Recipients
-
-    for recipient in Recipients(open_state_catalog()).list():
-        state = "revoked" if recipient.revoked_at else f"until {_day(recipient.expires_at)}"
-        shares = ", ".join(recipient.shares) or "-"
-        typer.echo(f"{recipient.name}\t{shares}\t{state}\t{recipient.comment or ''}")
+    with open_state_catalog().reading() as session:
+        recipients = sorted(states.list_recipients(session), key=lambda recipient: recipient.name.lower())
+        for recipient in recipients:
+            ends = [token.expires_at for token in recipient.tokens if token.revoked_at is None]
+            state = "revoked" if recipient.revoked_at else f"until {_day(ends[-1] if ends else None)}"
+            grants = states.list_grants(session, recipient=recipient.name)
+            shares = ", ".join(grant.share for grant in grants) or "-"
+            typer.echo(f"{recipient.name}\t{shares}\t{state}\t{recipient.comment or ''}")
 
 
 @recipient_app.command("rotate")
 def rotate_recipient(name: str, days: TokenDays = None, profile: ProfilePath = None, url: Url = None) -> None:
     """Issue a new token, or client secret, and profile; the old one stops working at once."""
 
-    with sharing.editing(open_state_catalog(), operator_name()) as edit:
-        issued = sharing.rotate_token(edit, name, expires_at=_expires_at(days))
+    with edit_catalog() as edit:
+        issued = credentials.rotate_token(edit, name, expires_at=_expires_at(days))
         recipient = states.get_recipient(edit.session, name)
     _write_issued(profile or Path(f"{recipient.name}.share"), url, recipient, issued)
 
@@ -352,9 +353,9 @@ def rotate_recipient(name: str, days: TokenDays = None, profile: ProfilePath = N
 @recipient_app.command("revoke")
 def revoke_recipient(name: str) -> None:
     """End all access of a recipient at once."""
-    from lakeshare_server.catalog import Recipients
-
-    typer.echo(f"{Recipients(open_state_catalog()).revoke(name).name} may read nothing any more")
+    with edit_catalog() as edit:
+        revoked = sharing.revoke_recipient(edit, name)
+    typer.echo(f"{revoked.name} may read nothing any more")
 
 
 @recipient_app.command("show")
@@ -389,17 +390,13 @@ def set_recipient(
 ) -> None:
     """Change the given fields of a recipient; an empty text removes a comment or the end of access."""
 
-    text = sharing.UNCHANGED if agreement is None else _read_agreement(agreement)
-    with sharing.editing(open_state_catalog(), operator_name()) as edit:
-        altered = sharing.alter_recipient(
-            edit,
-            name,
-            new_name=sharing.UNCHANGED if rename is None else rename,
-            comment=sharing.UNCHANGED if comment is None else comment or None,
-            owner=sharing.UNCHANGED if owner is None else owner,
-            expires_at=sharing.UNCHANGED if expires is None else parse_moment("--expires", expires or None),
-            agreement=text,
-        )
+    fields = given(new_name=rename, owner=owner) | given_texts(comment=comment)
+    if expires is not None:
+        fields["expires_at"] = parse_moment("--expires", expires or None)
+    if agreement is not None:
+        fields["agreement"] = _read_agreement(agreement)
+    with edit_catalog() as edit:
+        altered = sharing.alter_recipient(edit, name, **fields)
     typer.echo(f"{altered.name} is at revision {altered.revision}")
 
 

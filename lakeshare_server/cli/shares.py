@@ -11,7 +11,10 @@ import typer
 
 from lakeshare_server.cli.console import (
     confirm,
+    edit_catalog,
     edit_share,
+    given,
+    given_texts,
     open_state_catalog,
     open_versions,
     operator_name,
@@ -26,10 +29,10 @@ from lakeshare_server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from lakeshare_server.access.rules import LakeVersions
-    from lakeshare_server.catalog import Catalog, declared, sharing
+    from lakeshare_server.catalog import Catalog, declared, sharing, states
     from lakeshare_server.catalog.declared import Plan
     from lakeshare_server.catalog.declared.files import DesiredObject, Key
-    from lakeshare_server.catalog.sharing import Edit, states
+    from lakeshare_server.catalog.sharing import Edit
     from lakeshare_server.provider import following
     from lakeshare_server.sql.session import SqlSession, StatementResult
     from lakeshare_server.versions import Versions
@@ -37,7 +40,7 @@ else:
     declared = LazyModule("lakeshare_server.catalog.declared")
     following = LazyModule("lakeshare_server.provider.following")
     sharing = LazyModule("lakeshare_server.catalog.sharing")
-    states = LazyModule("lakeshare_server.catalog.sharing.states")
+    states = LazyModule("lakeshare_server.catalog.states")
 
 share_app = typer.Typer(help="Shares: what can be granted, and to whom it is.", no_args_is_help=True)
 
@@ -77,9 +80,9 @@ def list_shares() -> None:
     catalog = open_state_catalog()
     ledger = Ledger(catalog)
     for entry in list_all_shared_tables(catalog):
-        latest = ledger.latest(entry.lake_table)
+        latest = ledger.latest(entry.table)
         number = "not published yet" if latest is None else f"publication {latest.version}"
-        typer.echo(f"{entry.path}\t{entry.lake_table}\t{number}")
+        typer.echo(f"{entry.path}\t{entry.table}\t{number}")
 
 
 @share_app.command("show")
@@ -117,7 +120,7 @@ def create(
     """
 
     properties = parse_properties("--property", property_ or [])
-    with sharing.editing(open_state_catalog(), operator_name()) as edit:
+    with edit_catalog() as edit:
         share = sharing.create_share(
             edit, name, comment=comment, display_name=display_name, owner=owner, properties=properties
         )
@@ -135,16 +138,11 @@ def set_(
 ) -> None:
     """Change the given fields of a share; an empty text removes a comment or display name."""
 
-    with sharing.editing(open_state_catalog(), operator_name()) as edit:
-        altered = sharing.alter_share(
-            edit,
-            name,
-            new_name=sharing.UNCHANGED if rename is None else rename,
-            comment=sharing.UNCHANGED if comment is None else comment or None,
-            display_name=sharing.UNCHANGED if display_name is None else display_name or None,
-            owner=sharing.UNCHANGED if owner is None else owner,
-            properties=sharing.UNCHANGED if property_ is None else parse_properties("--property", property_),
-        )
+    with edit_catalog() as edit:
+        properties = None if property_ is None else parse_properties("--property", property_)
+        fields = given(new_name=rename, owner=owner, properties=properties)
+        fields |= given_texts(comment=comment, display_name=display_name)
+        altered = sharing.alter_share(edit, name, **fields)
     typer.echo(f"{altered.name} is at revision {altered.revision}")
 
 
@@ -186,7 +184,7 @@ def add(
     """
 
     schema, alias = parse_table_path("--as" if as_ else "LAKE.TABLE", as_ or table)
-    shared = sharing.SharedObject(
+    shared = states.SharedTable(
         schema=schema,
         name=alias,
         table=table,
@@ -215,22 +213,14 @@ def change(
 ) -> None:
     """Change the given fields of a shared table; an empty text removes a comment or rule."""
 
-    schema, alias = parse_table_path("--as", as_) if as_ else (sharing.UNCHANGED, sharing.UNCHANGED)
+    schema, alias = parse_table_path("--as", as_) if as_ else (None, None)
+    fields = given(new_schema=schema, new_name=alias, history=history, start_version=start_version)
+    fields |= given_texts(comment=comment, rule=rule)
+    if publication is not None:
+        fields["publication"] = None if publication < 0 else publication
     names = parse_shared_path("SHARE.SCHEMA.TABLE", path)
     with edit_share(names[0], writes_rule=bool(rule)) as edit:
-        altered = sharing.alter_table(
-            edit,
-            *names,
-            new_schema=schema,
-            new_name=alias,
-            comment=sharing.UNCHANGED if comment is None else comment or None,
-            history=sharing.UNCHANGED if history is None else history,
-            start_version=sharing.UNCHANGED if start_version is None else start_version,
-            rule=sharing.UNCHANGED if rule is None else rule or None,
-            publication=sharing.UNCHANGED
-            if publication is None
-            else (None if publication < 0 else publication),
-        )
+        altered = sharing.alter_table(edit, *names, **fields)
     typer.echo(f"{altered.path} is {altered.table}")
 
 
@@ -239,7 +229,7 @@ def remove(path: TablePath) -> None:
     """Remove a table from its share; the share and the grants on it stay."""
 
     names = parse_shared_path("SHARE.SCHEMA.TABLE", path)
-    with sharing.editing(open_state_catalog(), operator_name()) as edit:
+    with edit_catalog() as edit:
         typer.echo(f"{sharing.remove_table(edit, *names).path} is shared no more")
 
 
@@ -278,7 +268,7 @@ def grant_share(
 def revoke_share(name: ShareName, recipient: Recipient = None, group: Group = None) -> None:
     """Revoke the grant of a share to a recipient or group, at once."""
 
-    with sharing.editing(open_state_catalog(), operator_name()) as edit:
+    with edit_catalog() as edit:
         ended = sharing.revoke(edit, name, recipient=recipient, group=group)
     typer.echo(f"{ended.recipient or ended.group} may read {ended.share} no more by this grant")
 
@@ -461,8 +451,8 @@ def sql(
 
 def _open_session() -> "SqlSession":
     from lakeshare_server.catalog import open_catalog
-    from lakeshare_server.sql.changes import Provider
     from lakeshare_server.sql.session import SqlSession
+    from lakeshare_server.sql.statements import Provider
 
     settings, principal = ServerSettings(), operator_name()
     provider = Provider(open_catalog(settings.catalog_url), settings)
@@ -500,7 +490,7 @@ def _read_script(file: Path) -> tuple[str, str]:
 def _execute(
     session: "SqlSession", text: str, source: str | None, single_transaction: bool, output: str
 ) -> None:
-    from lakeshare_server.sql.statements import SqlError, StatementRefused
+    from lakeshare_server.sql.grammar import SqlError, StatementRefused
 
     try:
         for result in session.run(text, source, single_transaction=single_transaction):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from lakeshare_server import catalog as server_catalog
     from lakeshare_server.access.table_access import TableView
-    from lakeshare_server.catalog import Catalog, TableEntry, listings
+    from lakeshare_server.catalog import Catalog, SharedTable, listings
     from lakeshare_server.provider import serveability
     from lakeshare_server.provider.following import FollowOutcome
     from lakeshare_server.provider.serveability import ServedTable
@@ -170,9 +170,8 @@ def list_tables() -> None:
     _, catalog = _open_state()
     for followed in server_catalog.FollowedTables(catalog).list():
         since = f"from version {followed.start_version}" if followed.start_version else "whole history"
-        format_ = "delta" if followed.iceberg is None else "iceberg"
         every = f"every {followed.check_every_s:g} s"
-        typer.echo(f"{followed.table}\t{followed.location}\t{every}\t{since}\t{format_}")
+        typer.echo(f"{followed.table}\t{followed.location}\t{every}\t{since}\t{followed.format}")
 
 
 @table_app.command("show")
@@ -228,7 +227,7 @@ def directory_access(
     names = parse_shared_path("PATH", path)
     settings, catalog = _open_state()
     entry = allow_directory_access(catalog, *names, allowed=allow)
-    versions = open_versions(catalog).of(entry.lake_table)
+    versions = open_versions(catalog).of(entry.table)
     header = versions.index(versions.latest()).header
     # Only for the question whether the store can; nothing is signed with this key.
     signers = Signers(settings, LocalSigner(b"", settings.base_url()), Stores(settings))
@@ -243,14 +242,14 @@ def _judge_clients(settings: "ServerSettings", catalog: "Catalog", name: str) ->
     """The verdicts on a table, of its first share if it is shared several times, and on each share's folder access."""
     shared = listings.list_all_shared_tables(catalog)
     named = [entry for entry in shared if entry.path.lower() == name.lower()]
-    lake_table = named[0].lake_table if named else name
-    entries = [entry for entry in shared if entry.lake_table == lake_table]
+    lake_table = named[0].table if named else name
+    entries = [entry for entry in shared if entry.table == lake_table]
     versions, judging = open_versions(catalog), serveability.TableServeability.of(catalog, settings)
     first = next(iter([*named, *entries]), serveability.make_unshared_entry(lake_table))
     try:
         served = judging.judge(serveability.provider_view(first, versions))
     except NotFound as error:
-        known = ", ".join(sorted({entry.lake_table for entry in shared})) or "none"
+        known = ", ".join(sorted({entry.table for entry in shared})) or "none"
         hint = f"No version of it is published or followed. Shared are: {known}."
         raise BadRequest("NAME", name, hint) from error
     folders = []
@@ -261,15 +260,15 @@ def _judge_clients(settings: "ServerSettings", catalog: "Catalog", name: str) ->
 
 
 def _describe_version(
-    catalog: "Catalog", entry: "TableEntry", view: "TableView", served: "ServedTable"
+    catalog: "Catalog", entry: "SharedTable", view: "TableView", served: "ServedTable"
 ) -> "Iterator[tuple[str, str]]":
     """The newest version, by its file index, else by the counts of its writer."""
 
     header = served.header
-    row = None if header else server_catalog.Ledger(catalog).at(entry.lake_table, served.version.number)
+    row = None if header else server_catalog.Ledger(catalog).at(entry.table, served.version.number)
     counted = header or row
     table_format = header.table_format if header else row.format if row else "unknown format"
-    yield "table", f"{entry.path} ({table_format}, lake table {entry.lake_table})"
+    yield "table", f"{entry.path} ({table_format}, lake table {entry.table})"
     yield "location", header.location if header else view.versions.location()
     yield "version", str(served.version.number)
     if counted is not None:

@@ -512,7 +512,7 @@ class SignableFiles:
             snapshot = by_id.get(pin.snapshot_id)
             if snapshot is None:
                 continue
-            key = view.entry.lake_table, pin, view.restriction
+            key = view.entry.table, pin, view.restriction
             files = self._known.get(key)
             if files is None:
                 files = self._list(view, table, pin, snapshot)

@@ -88,7 +88,7 @@ class UniformTables:
 
     def snapshots(self, view: TableView) -> list[PinnedSnapshot]:
         """The readable converted versions, the newest last. Raises NotFound, Unserveable or Unavailable."""
-        what = f"the Iceberg metadata of {view.entry.lake_table} cannot be read"
+        what = f"the Iceberg metadata of {view.entry.table} cannot be read"
         with replace_errors(
             what, (StoreError, Unavailable), UNREADABLE, "Provider: the server's log says why."
         ):
@@ -274,7 +274,7 @@ class IcebergTables:
             snapshots = self._uniform.snapshots(view)
         if not snapshots:
             entry = view.entry
-            raise NotFound("[Share/Schema/Table]", f"{entry.share.name}/{entry.schema}/{entry.name}")
+            raise NotFound("[Share/Schema/Table]", f"{entry.share}/{entry.schema}/{entry.name}")
         if not view.is_restricted:
             return snapshots
         # Scans are planned only of snapshots whose partitions decide the rule; the newest must be one of them.
@@ -285,7 +285,7 @@ class IcebergTables:
         pins = tuple(self._readable_snapshots(view))
         key = pins, view.is_restricted
         # One thread per table: large files are not parsed twice at once.
-        with self._loading.setdefault(view.entry.lake_table, Lock()):
+        with self._loading.setdefault(view.entry.table, Lock()):
             with self._turn:
                 table = self._loaded.get(key)
             if table is None:
@@ -359,7 +359,7 @@ def _is_plannable(metadata: Fields) -> bool:
 def _key(view: TableView, version: int) -> tuple[object, ...]:
     # A followed table gets new versions without a change of the catalog.
     entry = view.entry
-    return entry.lake_table, entry.history, entry.start_version, entry.publication, view.restriction, version
+    return entry.table, entry.history, entry.start_version, entry.publication, view.restriction, version
 
 
 FileAccess = Literal["credentials", "signed requests", "disk"]

@@ -16,15 +16,10 @@ from fastapi.concurrency import run_in_threadpool
 
 from lakeshare_server.access.authentication import format_profile, make_profile
 from lakeshare_server.access.rate_limit import require_allowed
-from lakeshare_server.catalog import Catalog, Listings, Reader, TableEntry
-from lakeshare_server.catalog.sharing import (
-    LinkState,
-    RecipientState,
-    editing,
-    find_link,
-    redeem_link,
-    states,
-)
+from lakeshare_server.catalog import Catalog, Listings, Reader, SharedTable, states
+from lakeshare_server.catalog.credentials import find_link, redeem_link
+from lakeshare_server.catalog.sharing import editing
+from lakeshare_server.catalog.states import LinkState, RecipientState
 from lakeshare_server.errors import BadRequest, Denied, LakeshareError, LinkEnded, MalformedRequest, NotFound
 from lakeshare_server.pages.rendering import LOOK_ACTION, format_moment, profile_name, render_page, view_code
 from lakeshare_server.protocol.requests import optional_boolean, parse_json_object
@@ -58,7 +53,7 @@ class OfferedShare:
     name: str
     title: str
     comment: str | None
-    tables: Sequence[TableEntry]
+    tables: Sequence[SharedTable]
     has_more: bool
     ends_at: datetime | None
 
@@ -209,7 +204,7 @@ def _first_code(app_state: AppState, offer: Offer) -> tuple[str | None, list[Eng
     for share in offer.shares:
         for table in share.tables:
             try:
-                view = app_state.views.table(reader, table.share.name, table.schema, table.name)
+                view = app_state.views.table(reader, table.share, table.schema, table.name)
                 return table.path, view_code(app_state, view, offer.recipient)
             except LakeshareError:
                 # Not published yet, or its store does not respond: the profile is given anyway.

@@ -25,7 +25,7 @@ from fastapi.responses import RedirectResponse
 
 from lakeshare_server.access.allowed_locations import local_folders
 from lakeshare_server.access.table_access import TableView
-from lakeshare_server.catalog.sharing import states
+from lakeshare_server.catalog import states
 from lakeshare_server.errors import LakeshareError, TableFilesMissing
 from lakeshare_server.locations import LOCAL
 from lakeshare_server.pages.rendering import NO_STORE, STATIC_PATH, render_page, static_file, table_code
@@ -360,7 +360,7 @@ def describe_table(request: TableRequest, signers: LocationSigners) -> dict[str,
     index = request.view.index(latest)
     partitions = set(metadata.get("partitionColumns") or ())
     return {
-        "share": entry.share.name,
+        "share": entry.share,
         "schema": entry.schema,
         "name": entry.name,
         "comment": entry.comment or metadata.get("description"),

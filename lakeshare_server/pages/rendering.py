@@ -13,7 +13,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lakeshare_server.access.table_access import TableView
-from lakeshare_server.catalog.sharing import RecipientState, states
+from lakeshare_server.catalog import states
+from lakeshare_server.catalog.states import RecipientState
 from lakeshare_server.provider.serveability import TableServeability
 from lakeshare_server.routes.context import AppState, TableRequest
 from lakeshare_server.settings import ACTIVATION_PATH, PORTAL_PATH, ServerSettings

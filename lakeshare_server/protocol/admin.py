@@ -7,14 +7,13 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from lakeshare_server.catalog.ledger import FollowedTable
-from lakeshare_server.catalog.sharing.states import (
+from lakeshare_server.catalog.states import (
     FederationPolicy,
     Grant,
     LinkState,
     RecipientState,
     Share,
-    SharedObject,
+    SharedTable,
     TokenState,
 )
 from lakeshare_server.errors import BadRequest
@@ -45,6 +44,10 @@ class RequestBody(BaseModel):
 
     def has(self, name: str) -> bool:
         return name in self.model_fields_set
+
+    def sent(self, *names: str) -> dict[str, Any]:
+        """Those of the fields that were sent; null empties a field."""
+        return {name: getattr(self, name) for name in names if self.has(name)}
 
 
 class Reply(BaseModel):
@@ -269,19 +272,25 @@ class PartitionInfo(Reply):
 
 
 class SharedDataObject(Reply):
-    name: str
-    data_object_type: str
-    shared_as: str
+    name: str = Field(validation_alias="table")
+    data_object_type: str = Field(validation_alias="kind")
+    shared_as: str = Field(validation_alias="alias")
     comment: str | None = None
-    added_at: int | None = None
+    added_at: Moment = None
     added_by: str | None = None
-    cdf_enabled: bool
-    history_data_sharing_status: str
+    cdf_enabled: bool = Field(validation_alias="history")
+    history_data_sharing_status: Annotated[
+        str, BeforeValidator(lambda history: "ENABLED" if history else "DISABLED")
+    ] = Field(validation_alias=AliasChoices("history"))
     start_version: int | None = None
-    partitions: list[PartitionInfo] | None = None
+    partitions: Annotated[
+        list[PartitionInfo] | None, BeforeValidator(lambda rule: format_partitions(rule) or None)
+    ] = Field(None, validation_alias=AliasChoices("rule"))
     status: str = "ACTIVE"
     id: str
-    rule: str | None = Field(None, description="lakeshare: the rule, if `partitions` cannot express it.")
+    rule: Annotated[
+        str | None, BeforeValidator(lambda rule: rule if format_partitions(rule) is None else None)
+    ] = Field(None, description="lakeshare: the rule, if `partitions` cannot express it.")
     publication: int | None = None
     declared: bool = Field(description="lakeshare: whether a contract declares it.")
 
@@ -461,7 +470,7 @@ class FollowedTableInfo(Reply):
     format: str
     check_every_s: float
     start_version: int
-    created_at: int | None = None
+    created_at: Moment = None
 
 
 class FollowedTablesReply(Reply):
@@ -551,31 +560,12 @@ def _format_test(test: PartitionValue) -> str:
     return f"{column} {'LIKE' if test.op == 'LIKE' else '='} '" + test.value.replace("'", "''") + "'"
 
 
-def make_share_info(share: Share, objects: Iterable[SharedObject] | None = None) -> ShareInfo:
+def make_share_info(share: Share, objects: Iterable[SharedTable] | None = None) -> ShareInfo:
     """A share; with its tables if `objects` are given."""
     info = ShareInfo.model_validate(share)
-    info.objects = None if objects is None else [_make_object_info(shared) for shared in objects]
+    if objects is not None:
+        info.objects = [SharedDataObject.model_validate(shared) for shared in objects]
     return info
-
-
-def _make_object_info(shared: SharedObject) -> SharedDataObject:
-    partitions = format_partitions(shared.rule)
-    return SharedDataObject(
-        name=shared.table,
-        data_object_type=shared.kind,
-        shared_as=f"{shared.schema}.{shared.name}",
-        comment=shared.comment,
-        added_at=in_ms(shared.added_at),
-        added_by=shared.added_by,
-        cdf_enabled=shared.history,
-        history_data_sharing_status="ENABLED" if shared.history else "DISABLED",
-        start_version=shared.start_version,
-        partitions=partitions or None,
-        id=shared.id,
-        rule=shared.rule if partitions is None else None,
-        publication=shared.publication,
-        declared=shared.declared,
-    )
 
 
 def make_privilege_assignment(grant: Grant) -> PrivilegeAssignment:
@@ -609,13 +599,11 @@ def make_recipient_info(recipient: RecipientState, new_link: tuple[str, str] | N
     if recipient.properties:
         info.properties_kvpairs = PropertiesInfo(properties=dict(recipient.properties))
     tokens = [token for token in recipient.tokens if token.is_valid(now)]
-    links = [link for link in recipient.links if link.is_open(now)]
     infos = [_make_token_info(token, token.expires_at, recipient) for token in tokens]
-    for token, token_info in zip(tokens, infos, strict=True):
-        token_info.last_used_at = in_ms(token.last_used_at)
-    for link in links:
-        infos.append(_make_token_info(link, link.token_expires_at, recipient))
-        infos[-1].activation_url = activation_url if link.id == link_id else None
+    for link in recipient.links:
+        if link.is_open(now):
+            infos.append(_make_token_info(link, link.token_expires_at, recipient))
+            infos[-1].activation_url = activation_url if link.id == link_id else None
     info.tokens = infos or None
     return info
 
@@ -629,6 +617,7 @@ def _make_token_info(
         created_at=in_ms(token.created_at),
         created_by=token.created_by,
         expiration_time=in_ms(min(ends, default=None)),
+        last_used_at=in_ms(token.last_used_at) if isinstance(token, TokenState) else None,
     )
 
 
@@ -646,14 +635,3 @@ def make_policy_info(policy: FederationPolicy) -> FederationPolicyInfo:
 
 def _format_time(moment: datetime | None) -> str | None:
     return None if moment is None else moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
-def make_followed_table_info(followed: FollowedTable) -> FollowedTableInfo:
-    return FollowedTableInfo(
-        table=followed.table,
-        location=followed.location,
-        format="delta" if followed.iceberg is None else "iceberg",
-        check_every_s=followed.check_every_s,
-        start_version=followed.start_version,
-        created_at=in_ms(followed.created_at),
-    )

@@ -16,18 +16,24 @@ from lakeshare_server.catalog import (
     Catalog,
     FollowedTables,
     SharedTable,
-    TableEntry,
     open_catalog,
     share_table,
+    states,
 )
 from lakeshare_server.catalog.declared.documents import describe_problem, describe_remedy, raise_all
 from lakeshare_server.catalog.declared.files import DesiredObject, FoundTable, Key, TableLocation
 from lakeshare_server.catalog.declared.plan import Step
 from lakeshare_server.catalog.ledger import CHECK_EVERY_S, is_location_pattern, require_table_name
-from lakeshare_server.catalog.sharing import states
-from lakeshare_server.catalog.sharing.editing import LOCAL_OPERATOR, UNCHANGED, Edit
-from lakeshare_server.catalog.sharing.recipients import grant, revoke
-from lakeshare_server.catalog.sharing.shares import add_table, alter_share, alter_table, remove_table
+from lakeshare_server.catalog.sharing import (
+    LOCAL_OPERATOR,
+    Edit,
+    add_table,
+    alter_share,
+    alter_table,
+    grant,
+    remove_table,
+    revoke,
+)
 from lakeshare_server.errors import BadRequest, CatalogConflict, LakeshareError, NotFound
 from lakeshare_server.protocol.admin import (
     DataObject,
@@ -71,7 +77,7 @@ class FollowOutcome:
 
     request: FollowRequest
     location: str
-    entry: TableEntry | None = None
+    entry: SharedTable | None = None
     served: ServedTable | None = None
     refusal: LakeshareError | None = None
 
@@ -210,7 +216,7 @@ class Following:
         except LakeshareError as error:
             return FollowOutcome(request, request.location, refusal=error)
 
-    def _share(self, request: FollowRequest, by: str) -> TableEntry:
+    def _share(self, request: FollowRequest, by: str) -> SharedTable:
         schema, _, table = request.name.partition(".")
         shared = SharedTable(schema, table, request.name, history=request.history)
         start = request.start_version or None
@@ -322,7 +328,7 @@ def update_share(edit: Edit, name: str, wanted: UpdateShare, revision: int | Non
         BadRequest: a value cannot be used, or does not identify one table.
         CatalogConflict: an alias or the new name is taken, the revision differs, or a contract declares the share.
     """
-    fields = {field: getattr(wanted, field) for field in SHARE_FIELDS if wanted.has(field)}
+    fields = wanted.sent(*SHARE_FIELDS)
     if fields.get("new_name", "") is None:
         raise BadRequest("new_name", None, "Give a name, or leave it out.")
     # The first operation compares the revision; later ones see the edits of those before.
@@ -353,13 +359,13 @@ class _TableUpdate:
         else:
             alter_table(*target, **self._changes(shared), revision=revision)
 
-    def _make_object(self) -> states.SharedObject:
+    def _make_object(self) -> states.SharedTable:
         parts, alias = self.wanted.name.split("."), self._alias()
         if alias is None and len(parts) < 2:
             hint = "Name the table as `schema.table`, or give it an alias by shared_as."
             raise BadRequest(f"{self.field}.name", self.wanted.name, hint)
         schema, name = alias or (parts[-2], parts[-1])
-        return states.SharedObject(
+        return states.SharedTable(
             schema=schema,
             name=name,
             table=self.wanted.name,
@@ -371,34 +377,30 @@ class _TableUpdate:
             publication=self.wanted.publication,
         )
 
-    def _changes(self, shared: states.SharedObject) -> dict[str, Any]:
+    def _changes(self, shared: states.SharedTable) -> dict[str, Any]:
         wanted = self.wanted
-        schema, name = self._alias() or (UNCHANGED, UNCHANGED)
+        schema, name = self._alias() or (None, None)
         history = self._history()
         begins = history is True and not shared.history
-        start = self._start_version(shared.table, begins=begins)
-        return {
-            "new_schema": schema,
-            "new_name": name,
-            "kind": wanted.data_object_type or UNCHANGED,
-            "comment": (wanted.comment or None) if wanted.has("comment") else UNCHANGED,
-            "history": UNCHANGED if history is None else history,
-            "start_version": start if begins or wanted.has("start_version") else UNCHANGED,
-            "rule": self._rule() if wanted.has("rule") or wanted.has("partitions") else UNCHANGED,
-            "publication": wanted.publication if wanted.has("publication") else UNCHANGED,
-        }
+        start, rule = self._start_version(shared.table, begins=begins), self._rule()
+        given = {"new_schema": schema, "new_name": name, "kind": wanted.data_object_type, "history": history}
+        changes: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
+        changes |= {"comment": wanted.comment or None} if wanted.has("comment") else {}
+        changes |= {"start_version": start} if begins or wanted.has("start_version") else {}
+        changes |= {"rule": rule} if wanted.has("rule") or wanted.has("partitions") else {}
+        return changes | ({"publication": wanted.publication} if wanted.has("publication") else {})
 
-    def _find_object(self, *, may_rename: bool) -> states.SharedObject:
+    def _find_object(self, *, may_rename: bool) -> states.SharedTable:
         """The shared table with the given lake table, and with the given alias if there are several."""
         objects = states.list_objects(self.edit.session, self.share)
         same = [shared for shared in objects if shared.table.lower() == self.wanted.name.lower()]
         alias = self.wanted.shared_as
-        named = [s for s in same if alias and f"{s.schema}.{s.name}".lower() == alias.lower()]
+        named = [s for s in same if alias and s.alias.lower() == alias.lower()]
         candidates = named or (same if may_rename or alias is None else [])
         if not candidates:
             raise NotFound("Shared table", f"{self.wanted.name} of {self.share}")
         if len(candidates) > 1:
-            names = ", ".join(f"{shared.schema}.{shared.name}" for shared in candidates)
+            names = ", ".join(shared.alias for shared in candidates)
             raise BadRequest(f"{self.field}.shared_as", alias, f"The table is shared as {names}: say which.")
         return candidates[0]
 

@@ -12,8 +12,7 @@ from typing import Any
 
 from lakeshare_server.access.allowed_locations import require_own_stores
 from lakeshare_server.access.table_access import TableFolder, TableView, TableViews, directory_refusal
-from lakeshare_server.catalog import Catalog, Recipients, TableEntry
-from lakeshare_server.catalog.listings import ShareEntry
+from lakeshare_server.catalog import Catalog, Credentials, SharedTable
 from lakeshare_server.errors import BadRequest, LakeshareError, StoreError, Unauthenticated, Unserveable
 from lakeshare_server.iceberg_rest.tables import FileAccess, IcebergTables, choose_file_access
 from lakeshare_server.protocol.requests import parse_query
@@ -125,18 +124,17 @@ class TableServeability:
         return access
 
 
-def provider_view(entry: TableEntry, versions: Versions) -> TableView:
+def provider_view(entry: SharedTable, versions: Versions) -> TableView:
     """A shared table for a recipient without restrictions."""
-    versions_of = versions.of(entry.lake_table)
+    versions_of = versions.of(entry.table)
     pinned = versions_of if entry.publication is None else VersionsUntil(versions_of, entry.publication)
     return TableView(entry, pinned)
 
 
-def make_unshared_entry(lake_table: str) -> TableEntry:
+def make_unshared_entry(lake_table: str) -> SharedTable:
     """The entry of a table that is not shared, with the defaults of sharing it."""
     schema, _, name = lake_table.rpartition(".")
-    share = ShareEntry(0, "", "not shared", None)
-    return TableEntry(0, "", name, schema, share, lake_table, None, history=True)
+    return SharedTable(schema, name, lake_table, share="not shared")
 
 
 def _refuse(verdict: Verdict, why: LakeshareError) -> Verdict:
@@ -210,12 +208,13 @@ def explain_query(
         Unauthenticated: the profile's token is not valid on this server.
         NotFound: the recipient has no such table.
     """
-    reader = Recipients(catalog).by_token(_read_token(table.profile))
-    if reader is None:
+    access = Credentials(catalog).by_token(_read_token(table.profile))
+    if access is None:
         raise Unauthenticated(
             f"The token in {table.profile} is unknown, expired or revoked in this server's catalog. Run this where the "
             "server runs, with its LAKESHARE_STATE_DIR, and with a profile it wrote."
         )
+    reader = access.reader
     view = views.table(reader, table.share, table.schema, table.table)
     request = parse_query(fields)
     predicate, given = request.predicate, [name for name in PREDICATE_FIELDS if fields.get(name)]

@@ -24,13 +24,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from lakeshare_server.access.authentication import Administrator, Permission, make_profile
 from lakeshare_server.access.rate_limit import require_allowed
 from lakeshare_server.access.rules import require_decidable_rules
-from lakeshare_server.catalog import FollowedTables, ledger
-from lakeshare_server.catalog import sharing as catalog_sharing
-from lakeshare_server.catalog.sharing import UNCHANGED, FederationPolicy, states
-from lakeshare_server.catalog.sharing.credentials import add_admin_key, read_admin_keys, revoke_admin_key
-from lakeshare_server.catalog.sharing.editing import Edit, editing
-from lakeshare_server.catalog.sharing.shares import create_share as create_in_shares
-from lakeshare_server.catalog.sharing.shares import drop_share
+from lakeshare_server.catalog import FollowedTables, credentials, ledger, sharing, states
+from lakeshare_server.catalog.sharing import Edit, editing
+from lakeshare_server.catalog.states import FederationPolicy
 from lakeshare_server.errors import (
     BadRequest,
     CatalogConflict,
@@ -210,16 +206,9 @@ def create_recipient(
 ) -> Response:
     """Create a recipient. Only this reply has its activation link; OIDC federation needs no link."""
     with request.editing() as edit:
-        recipient = catalog_sharing.create_recipient(
-            edit,
-            given.name,
-            comment=given.comment,
-            owner=given.owner,
-            properties=_properties(given),
-            authentication=given.authentication_type,
-            ip_allow=_addresses(given),
-            expires_at=bodies.from_ms(given.expiration_time),
-            agreement=given.agreement,
+        fields = _recipient_fields(given)
+        recipient = sharing.create_recipient(
+            edit, given.name, authentication=given.authentication_type, **fields
         )
         if given.authentication_type == "OIDC_FEDERATION":
             return reply(bodies.make_recipient_info(recipient))
@@ -248,9 +237,10 @@ def alter_recipient(
 ) -> Response:
     """Change a recipient; its tokens and grants stay."""
     with request.editing() as edit:
-        changed = catalog_sharing.alter_recipient(
-            edit, recipient, **_changes(given), revision=request.revision
+        fields = _recipient_fields(given) | (
+            {"new_name": given.new_name} if given.new_name is not None else {}
         )
+        changed = sharing.alter_recipient(edit, recipient, **fields, revision=request.revision)
     return reply(bodies.make_recipient_info(changed))
 
 
@@ -258,7 +248,7 @@ def alter_recipient(
 def delete_recipient(request: ShareDep, recipient: str) -> Response:
     """Delete a recipient with its tokens and grants."""
     with request.editing() as edit:
-        catalog_sharing.drop_recipient(edit, recipient, revision=request.revision)
+        sharing.drop_recipient(edit, recipient, revision=request.revision)
     return reply(None)
 
 
@@ -269,7 +259,7 @@ def rotate_token(
     """Shorten the life of existing tokens and return a new activation link, in this reply only."""
     grace = timedelta(seconds=given.existing_token_expire_in_seconds)
     with request.editing() as edit:
-        state = catalog_sharing.shorten_tokens(edit, recipient, existing_expire_in=grace)
+        state = credentials.shorten_tokens(edit, recipient, existing_expire_in=grace)
         return _invite(request, edit, state.name, state.expires_at)
 
 
@@ -277,7 +267,7 @@ def rotate_token(
 def revoke_recipient(request: ShareDep, recipient: str) -> Response:
     """End all access of a recipient permanently; its name and its audit events stay."""
     with request.editing() as edit:
-        revoked = catalog_sharing.revoke_recipient(edit, recipient, revision=request.revision)
+        revoked = sharing.revoke_recipient(edit, recipient, revision=request.revision)
     return reply(bodies.make_recipient_info(revoked))
 
 
@@ -285,38 +275,30 @@ def revoke_recipient(request: ShareDep, recipient: str) -> Response:
 def revoke_token(request: ShareDep, recipient: str, token: str) -> Response:
     """Revoke a token of a recipient immediately."""
     with request.editing() as edit:
-        changed = catalog_sharing.revoke_token(edit, recipient, token)
+        changed = credentials.revoke_token(edit, recipient, token)
     return reply(bodies.make_recipient_info(changed))
 
 
 def _invite(request: AdminRequest, edit: Edit, name: str, token_expires_at: datetime | None) -> Response:
-    link, code = catalog_sharing.create_link(edit, name, token_expires_at=token_expires_at)
+    link, code = credentials.create_link(edit, name, token_expires_at=token_expires_at)
     recipient = states.get_recipient(edit.session, name)
     return reply(
         bodies.make_recipient_info(recipient, (link.id, request.app_state.settings.activation_url(code)))
     )
 
 
-def _changes(given: bodies.UpdateRecipient) -> dict[str, Any]:
-    """The arguments of the catalog's operation for the fields that were sent; null empties a field except the name."""
-    fields = {name: getattr(given, name) for name in ("comment", "owner", "agreement") if given.has(name)}
-    if given.new_name is not None:
-        fields["new_name"] = given.new_name
+def _recipient_fields(given: bodies.CreateRecipient | bodies.UpdateRecipient) -> dict[str, Any]:
+    """The fields that were sent, as the catalog's operations take them; null empties a field."""
+    fields = given.sent("comment", "owner", "agreement")
     if given.has("expiration_time"):
         fields["expires_at"] = bodies.from_ms(given.expiration_time)
     if given.has("ip_access_list"):
-        fields["ip_allow"] = _addresses(given)
+        addresses = given.ip_access_list
+        fields["ip_allow"] = None if addresses is None else addresses.allowed_ip_addresses
     if given.has("properties_kvpairs"):
-        fields["properties"] = _properties(given)
+        pairs = given.properties_kvpairs
+        fields["properties"] = None if pairs is None else pairs.properties
     return fields
-
-
-def _properties(given: bodies.CreateRecipient | bodies.UpdateRecipient) -> dict[str, str] | None:
-    return None if given.properties_kvpairs is None else given.properties_kvpairs.properties
-
-
-def _addresses(given: bodies.CreateRecipient | bodies.UpdateRecipient) -> list[str] | None:
-    return None if given.ip_access_list is None else given.ip_access_list.allowed_ip_addresses
 
 
 activation_router = APIRouter(tags=["activation"])
@@ -339,7 +321,7 @@ CodeDep = Annotated[str, Depends(code_in)]
 )
 def look_at_activation(http_request: Request, code: CodeDep, app_state: AppStateDep) -> Response:
     """Describe an activation link without using it up."""
-    link, recipient = catalog_sharing.find_link(app_state.catalog, code)
+    link, recipient = credentials.find_link(app_state.catalog, code)
     require_allowed(recipient.name, recipient.ip_allow, client_address(http_request))
     with app_state.catalog.reading() as session:
         shares = sorted({grant.share for grant in states.list_grants(session, recipient=recipient.name)})
@@ -361,11 +343,11 @@ def redeem_activation(
     accepts_agreement: Annotated[bool, Query()] = False,
 ) -> Response:
     """Return the recipient's profile, once; `accepts_agreement` accepts its agreement, if there is one."""
-    _, recipient = catalog_sharing.find_link(app_state.catalog, code)
+    _, recipient = credentials.find_link(app_state.catalog, code)
     address = client_address(http_request)
     require_allowed(recipient.name, recipient.ip_allow, address)
     with editing(app_state.catalog, f"recipient:{recipient.name}"[:MAX_NAME_CHARS]) as edit:
-        recipient, secret = catalog_sharing.redeem_link(
+        recipient, secret = credentials.redeem_link(
             edit, code, from_address=address, accepts_agreement=accepts_agreement
         )
     audit_record: AuditRecord = http_request.state.audit_record
@@ -386,7 +368,7 @@ def create_policy(
     with request.editing() as edit:
         if _find_policy(edit.session, recipient, given.name) is not None:
             raise NameTaken(f"{recipient} has a policy {given.name} already", "Choose another name.")
-        return reply(bodies.make_policy_info(catalog_sharing.put_policy(edit, recipient, _policy(given))))
+        return reply(bodies.make_policy_info(credentials.put_policy(edit, recipient, _policy(given))))
 
 
 @policies_router.get("", response_model=bodies.FederationPolicies)
@@ -420,7 +402,7 @@ def alter_policy(
     with request.editing() as edit:
         if _find_policy(edit.session, recipient, policy) is None:
             raise NotFound("Federation policy", policy)
-        changed = catalog_sharing.put_policy(edit, recipient, _policy(given))
+        changed = credentials.put_policy(edit, recipient, _policy(given))
     return reply(bodies.make_policy_info(changed))
 
 
@@ -428,7 +410,7 @@ def alter_policy(
 def delete_policy(request: ShareDep, recipient: str, policy: str) -> Response:
     """Remove a policy from a recipient."""
     with request.editing() as edit:
-        catalog_sharing.drop_policy(edit, recipient, policy)
+        credentials.drop_policy(edit, recipient, policy)
     return reply(None)
 
 
@@ -453,7 +435,7 @@ def create_group(
 ) -> Response:
     """Create a group of recipients."""
     with request.editing() as edit:
-        created = catalog_sharing.create_group(edit, given.name, comment=given.comment, members=given.members)
+        created = sharing.create_group(edit, given.name, comment=given.comment, members=given.members)
     return reply(bodies.GroupInfo.model_validate(created))
 
 
@@ -478,11 +460,10 @@ def alter_group(
 ) -> Response:
     """Change a group's name, comment or members."""
     with request.editing() as edit:
-        changed = catalog_sharing.alter_group(
+        changed = sharing.alter_group(
             edit,
             group,
-            new_name=given.new_name or UNCHANGED,
-            comment=given.comment if given.has("comment") else UNCHANGED,
+            **given.sent("comment", *(["new_name"] if given.new_name else [])),
             add=given.add_members,
             remove=given.remove_members,
             revision=request.revision,
@@ -494,7 +475,7 @@ def alter_group(
 def delete_group(request: ShareDep, group: str) -> Response:
     """Delete a group with its grants; its members keep their own."""
     with request.editing() as edit:
-        catalog_sharing.drop_group(edit, group, revision=request.revision)
+        sharing.drop_group(edit, group, revision=request.revision)
     return reply(None)
 
 
@@ -509,7 +490,7 @@ def create_admin_key(
 ) -> Response:
     """Create a key; only this reply has it."""
     with request.editing() as edit:
-        key, secret = add_admin_key(
+        key, secret = credentials.add_admin_key(
             edit, given.name, given.role, expires_at=bodies.from_ms(given.expiration_time)
         )
     return reply(bodies.AdminKeyInfo.model_validate(key).model_copy(update={"key": secret}))
@@ -519,7 +500,7 @@ def create_admin_key(
 def list_admin_keys(request: OwnerDep) -> Response:
     """List all keys, including revoked ones."""
     with request.app_state.catalog.reading() as session:
-        keys = read_admin_keys(session)
+        keys = credentials.read_admin_keys(session)
     return reply(bodies.AdminKeys(keys=[bodies.AdminKeyInfo.model_validate(key) for key in keys]))
 
 
@@ -527,7 +508,7 @@ def list_admin_keys(request: OwnerDep) -> Response:
 def delete_admin_key(request: OwnerDep, key: str) -> Response:
     """Revoke a key immediately; its name stays taken."""
     with request.editing() as edit:
-        return reply(bodies.AdminKeyInfo.model_validate(revoke_admin_key(edit, key)))
+        return reply(bodies.AdminKeyInfo.model_validate(credentials.revoke_admin_key(edit, key)))
 
 
 @me.get("/Me", response_model=bodies.Myself)
@@ -547,7 +528,7 @@ def create_share(
     """Create a share; tables are added by an update."""
     fields = given.model_dump(include={"comment", "display_name", "properties", "owner"})
     with request.editing() as edit:
-        return reply(bodies.make_share_info(create_in_shares(edit, given.name, **fields)))
+        return reply(bodies.make_share_info(sharing.create_share(edit, given.name, **fields)))
 
 
 @share_router.get("/shares", response_model=bodies.Shares)
@@ -591,7 +572,7 @@ def alter_share(
 def delete_share(request: ShareDep, share: str) -> Response:
     """Delete a share with its tables and grants."""
     with request.editing() as edit:
-        drop_share(edit, share, revision=request.revision)
+        sharing.drop_share(edit, share, revision=request.revision)
     return reply(None)
 
 
@@ -663,16 +644,14 @@ def follow_tables(
 def list_followed_tables(request: LookDep) -> Response:
     """List the followed tables by name."""
     tables = FollowedTables(request.app_state.catalog).list()
-    return reply(
-        bodies.FollowedTablesReply(tables=[bodies.make_followed_table_info(table) for table in tables])
-    )
+    return reply(bodies.FollowedTablesReply.model_validate({"tables": tables}))
 
 
 @followed_router.delete("/followed-tables/{table}", response_model=bodies.FollowedTableInfo)
 def unfollow_table(request: OwnerDep, table: str) -> Response:
     """Stop following a table: its shared tables have no versions any more. The table itself is not changed."""
     with request.editing() as edit:
-        return reply(bodies.make_followed_table_info(ledger.unfollow_table(edit, table)))
+        return reply(bodies.FollowedTableInfo.model_validate(ledger.unfollow_table(edit, table)))
 
 
 impersonation_router = APIRouter(tags=["see as"])

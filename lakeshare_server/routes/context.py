@@ -25,8 +25,16 @@ from lakeshare_server.access.authentication import (
 )
 from lakeshare_server.access.rate_limit import RecipientLimits, UsageWriter
 from lakeshare_server.access.table_access import AsyncWorker, TableView, TableViews
-from lakeshare_server.catalog import Access, AsyncQueries, AuditLog, Catalog, Listings, Reader, TableEntry
-from lakeshare_server.catalog.sharing import states
+from lakeshare_server.catalog import (
+    Access,
+    AsyncQueries,
+    AuditLog,
+    Catalog,
+    Listings,
+    Reader,
+    SharedTable,
+    states,
+)
 from lakeshare_server.errors import BadRequest, MalformedRequest, Unauthenticated, Unavailable, shorten_value
 from lakeshare_server.iceberg_rest.scans import IcebergScans, PlanTasks, SignableFiles
 from lakeshare_server.iceberg_rest.tables import IcebergTables
@@ -205,8 +213,8 @@ class RecipientRequest:
     def listings(self) -> Listings:
         return Listings(self.app_state.catalog, self.reader.id)
 
-    def view_of(self, table: TableEntry) -> TableView:
-        names = table.share.name, table.schema, table.name
+    def view_of(self, table: SharedTable) -> TableView:
+        names = table.share, table.schema, table.name
         return self.app_state.views.table(self.reader, *names, self.generation)
 
     def require_signing(self) -> None:

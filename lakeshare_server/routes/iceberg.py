@@ -94,7 +94,7 @@ async def _load(http_request: Request) -> tuple[TableRequest, LoadedTable]:
 
 def _storage(request: TableRequest, table: LoadedTable) -> ClientStorage:
     view, app_state = request.view, request.app_state
-    names = [quote(name, safe="") for name in (view.entry.share.name, view.entry.schema, view.entry.name)]
+    names = [quote(name, safe="") for name in (view.entry.share, view.entry.schema, view.entry.name)]
     sign_at = "v1/shares/{}/namespaces/{}/tables/{}/sign".format(*names)
     folder = app_state.iceberg_tables.folder(view, request.generation)
     return client_storage(view, table, folder, app_state.signers, app_state.settings, sign_at)

@@ -17,7 +17,7 @@ from lakeshare_server.access.table_access import (
     describe_directory_access,
     require_directory_access,
 )
-from lakeshare_server.catalog import AsyncQuery, ShareEntry, TableEntry
+from lakeshare_server.catalog import AsyncQuery, Share, SharedTable
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.protocol.lines import (
     HEADER,
@@ -132,7 +132,7 @@ def _items(items: list[dict[str, Any]], token: str | None) -> Response:
     return json_response({"items": items, "nextPageToken": token} if token else {"items": items})
 
 
-def _share(share: ShareEntry) -> dict[str, Any]:
+def _share(share: Share) -> dict[str, Any]:
     fields = {
         "name": share.name,
         "id": share.id,
@@ -143,12 +143,12 @@ def _share(share: ShareEntry) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if value}
 
 
-def make_table_item(request: RecipientRequest, table: TableEntry) -> dict[str, Any]:
+def make_table_item(request: RecipientRequest, table: SharedTable) -> dict[str, Any]:
     fields = {
         "name": table.name,
         "schema": table.schema,
-        "share": table.share.name,
-        "shareId": table.share.id,
+        "share": table.share,
+        "shareId": table.share_id,
         "id": table.id,
     }
     if not table.directory_access:
@@ -292,7 +292,7 @@ def _query(request: TableRequest, body: bytes) -> Response:
         raise BadRequest("idempotencyKey", None, "idempotency_key is required for async query. Give a UUID.")
     # Unknown fields are not stored: they may be nested too deep to serialize.
     stored = {name: value for name, value in fields.items() if name in FIELDS}
-    names = (entry.share.name, entry.schema, entry.name)
+    names = (entry.share, entry.schema, entry.name)
     submitted = app_state.async_queries.submit(
         request.reader.id,
         entry.id,

@@ -1,10 +1,11 @@
 """Parses scripts by the grammar in `sharing.lark`: statements with their positions, or an error with its position."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from functools import cache, partial
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -14,24 +15,173 @@ from lark.lexer import PatternStr
 from lark.tree import Meta
 from lark.visitors import Transformer_NonRecursive
 
-from lakeshare_server.sql import statements
-from lakeshare_server.sql.statements import (
-    ObjectKind,
-    SourcePosition,
-    SqlError,
-    Statement,
-    format_name,
-    quoted_name,
-    quoted_text,
-    unquote_text,
-)
+from lakeshare_server.catalog.states import FederationPolicy, Kind
+from lakeshare_server.errors import LakeshareError, NotFound
+from lakeshare_server.sql import show, statements
+from lakeshare_server.sql.statements import ObjectKind, Statement
 
 MAX_NUMBER = (1 << 63) - 1
 MAX_DEPTH = 64
 T = TypeVar("T")
 Children = list[Any]
+SqlStatement = statements.ChangeStatement | show.ReadStatement | statements.SetRecipient
 # The fields of a change, or the statement without its first field, the name of what it changes.
 Altered = dict[str, Any] | Callable[[str], Statement]
+
+
+MOMENT = re.compile(
+    r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?))?\s*(Z|[+-]\d\d:?\d\d)?", re.I
+)
+SPAN = re.compile(r"(\d{1,9})\s*(second|minute|hour|day|week)s?", re.I)
+PLAIN = re.compile(r"[^\W\d]\w*")
+# Names that are keywords where a name can stand, also in a predicate.
+QUOTED = frozenset((
+    "IF", "TABLE", "VIEW", "MATERIALIZED", "SCHEMA", "CURRENT_RECIPIENT", "DATE", "TIMESTAMP", "SELECT",
+    "AND", "OR", "NOT", "IN", "IS", "NULL", "LIKE", "BETWEEN", "TRUE", "FALSE", "CASE", "CAST", "EXISTS",
+))  # fmt: skip
+BETWEEN_SPANS = re.compile(r"[\s,]*")
+
+
+def format_name(written: str) -> str:
+    """A name without its back-quotes."""
+    return written[1:-1].replace("``", "`") if written.startswith("`") else written
+
+
+def unquote_text(written: str) -> str:
+    """A text without its quotes, doubled quotes made single; backslashes have no meaning."""
+    quote = written[0]
+    return written[1:-1].replace(quote * 2, quote)
+
+
+def quoted_text(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def quoted_name(name: str) -> str:
+    """A name as SQL writes it, in back-quotes where it needs them."""
+    is_plain = PLAIN.fullmatch(name) and name.upper() not in QUOTED
+    return name if is_plain else "`" + name.replace("`", "``") + "`"
+
+
+def moment(text: str) -> datetime:
+    """Parses a time; raises ValueError."""
+    match = MOMENT.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(text)
+    day, time, zone = match.groups()
+    at = datetime.fromisoformat(f"{day}T{time or '00:00'}{(zone or 'Z').upper()}")
+    try:
+        return at.astimezone(UTC)
+    except OverflowError as error:
+        raise ValueError(text) from error
+
+
+def span(text: str) -> timedelta:
+    """Parses a duration like `24 hours` or `1 day 12 hours`; raises ValueError."""
+    parts = SPAN.findall(text)
+    if not parts or not BETWEEN_SPANS.fullmatch(SPAN.sub("", text)):
+        raise ValueError(text)
+    try:
+        return sum((timedelta(**{f"{unit.lower()}s": int(count)}) for count, unit in parts), timedelta())
+    except OverflowError as error:
+        raise ValueError(text) from error
+
+
+KEYWORDS = frozenset(["AND", "OR", "NOT", "IN", "IS", "NULL", "LIKE", "BETWEEN", "TRUE", "FALSE"])
+GLUED_BEFORE = frozenset(",).")
+GLUED_AFTER = frozenset("(.")
+SIGNS = frozenset("+-")
+
+
+def alternation(groups: Iterable[Sequence[str]]) -> str:
+    """PARTITION groups as one predicate: tests of a group are joined by AND, groups by OR."""
+    texts = [" AND ".join(tests) for tests in groups]
+    return texts[0] if len(texts) == 1 else " OR ".join(f"({text})" for text in texts)
+
+
+def join_tokens(tokens: Iterable[str]) -> str:
+    """The tokens of a predicate with one space where one is needed, keywords in capitals."""
+    written: list[str] = []
+    for token in tokens:
+        word = token.upper() if token.upper() in KEYWORDS else token
+        if written and not _is_glued(written[-1], word):
+            written.append(" ")
+        written.append(word)
+    return "".join(written)
+
+
+def _is_glued(before: str, after: str) -> bool:
+    if after in GLUED_BEFORE or before in GLUED_AFTER:
+        return True
+    # Rules have no arithmetic: a sign belongs to the number after it.
+    if before in SIGNS:
+        return after[0].isdigit()
+    return after == "(" and PLAIN.fullmatch(before) is not None and before not in KEYWORDS
+
+
+MAX_LINE_CHARS = 110
+
+
+@dataclass(frozen=True)
+class SourcePosition:
+    """A position in a text, counted from 1, and a number of characters."""
+
+    line: int
+    column: int
+    length: int = 1
+
+
+class SqlError(LakeshareError):
+    """The text cannot be parsed; the message has the line, the column and a caret."""
+
+    def __init__(self, what: str, place: SourcePosition, text: str, source: str | None = None) -> None:
+        at = f"{place.line}:{place.column}"
+        where = f"{source}:{at}" if source else f"line {place.line}, column {place.column}"
+        super().__init__(f"{where}: {escape_unprintable(what)}\n{mark_position(text, place)}")
+        self.what, self.place, self.source = what, place, source
+
+
+class StatementRefused(SqlError):
+    """A statement was refused: the cause, and how many statements of its script took effect."""
+
+    def __init__(
+        self,
+        cause: LakeshareError,
+        place: SourcePosition,
+        text: str,
+        source: str | None,
+        took: int,
+        total: int,
+    ) -> None:
+        # The catalog's own text is for recipients, and refers them to their provider.
+        what = f"{cause.kind} {cause.name} does not exist." if isinstance(cause, NotFound) else str(cause)
+        super().__init__(what, place, text, source)
+        self.cause, self.took, self.total = cause, took, total
+
+    @property
+    def effect(self) -> str:
+        """A sentence about the statements of the script that took effect."""
+        if self.took == 0:
+            return "Nothing of it took effect."
+        first = "The first statement" if self.took == 1 else f"The first {self.took} statements"
+        return f"{first} of {self.total} took effect; this one and what follows did not."
+
+
+def escape_unprintable(text: str) -> str:
+    """A text on one line, without control characters for a terminal."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def mark_position(text: str, place: SourcePosition) -> str:
+    """The line of the text with carets below the position; of long lines the part around it."""
+    lines = text.split("\n")
+    line = lines[place.line - 1].rstrip("\r") if place.line <= len(lines) else ""
+    before = place.column - 1
+    start = max(0, before - MAX_LINE_CHARS // 2) if len(line) > MAX_LINE_CHARS else 0
+    # Each character stays one character: an escape would move the caret.
+    shown = "".join(char if char.isprintable() else " " for char in line[start : start + MAX_LINE_CHARS])
+    room = max(1, len(shown) - (before - start))
+    return f"  {shown}\n  {' ' * (before - start)}{'^' * min(max(1, place.length), room)}"
 
 
 class InvalidClause(Exception):
@@ -56,7 +206,7 @@ class Clause:
 class PlacedStatement:
     """A statement and its characters in the script, from `start` to before `end`."""
 
-    statement: Statement
+    statement: SqlStatement
     start: int
     end: int
 
@@ -75,17 +225,16 @@ def position_at(meta: Meta) -> SourcePosition:
     return SourcePosition(getattr(meta, "line", 1), getattr(meta, "column", 1))
 
 
-def read_text(token: Token) -> str | None:
-    return None if token.type == "NULL" else unquote_text(token)
-
-
-def read_name_or_text(word: Token | str) -> str:
-    return unquote_text(word) if isinstance(word, Token) else word
+def read_value(part: Any) -> Any:  # of any kind
+    """A text without its quotes, None for NULL; other parts are values already."""
+    if not isinstance(part, Token):
+        return part
+    return None if part.type == "NULL" else unquote_text(part)
 
 
 def read_span(token: Token) -> Any:
     hint = "is no span of time; write it like '24 hours', '7 days' or '1 day 12 hours'."
-    return _read_or_refuse(statements.span, token, hint)
+    return _read_or_refuse(span, token, hint)
 
 
 def _read_or_refuse(read: Callable[[str], T], token: Token, hint: str) -> T:
@@ -129,15 +278,13 @@ def tokens_of(pieces: Sequence[Token | Nested]) -> Iterator[str]:
             yield str(piece)
 
 
-first: Callable[[Children], Any] = itemgetter(0)
-
-
-def _text(children: Children) -> str | None:
-    return read_text(children[0])
+def first(children: Children) -> Any:  # of any kind
+    """The value of the first part; None without parts."""
+    return read_value(children[0]) if children else None
 
 
 def _dotted(children: Children) -> str:
-    return ".".join(map(read_name_or_text, children))
+    return ".".join(map(read_value, children))
 
 
 # Rules whose result is a value of their parts.
@@ -146,8 +293,8 @@ VALUES: Mapping[str, Callable[[Children], Any]] = {
     "start_version": first,
     "object_path": tuple,
     "group": tuple,
-    "principal": lambda children: read_name_or_text(children[0]),
-    "pattern": _text,
+    "principal": first,
+    "pattern": first,
     "if_not_exists": lambda _: True,
     "if_exists": lambda _: True,
     "texts": lambda children: tuple(map(unquote_text, children)),
@@ -160,18 +307,18 @@ VALUES: Mapping[str, Callable[[Children], Any]] = {
     "truth_value": lambda children: str(children[0]).upper(),
     "recipient_value": lambda children: f"current_recipient({quoted_text(_dotted(children))})",
     "script": tuple,
-    "publish": lambda children: statements.Publish(children[0], read_name_or_text(children[1])),
+    "publish": lambda children: statements.Publish(children[0], read_value(children[1])),
     "token_rotated": lambda children: partial(statements.RotateToken, **collect_clauses(children)),
     "to_recipient": lambda children: statements.Grantee("RECIPIENT", children[0]),
     "to_group": lambda children: statements.Grantee("GROUP", children[0]),
 }
 # Clauses: the field that they set, their keywords, and the reader of their parts.
 CLAUSES: Mapping[str, tuple[str, str, Callable[[Children], Any]]] = {
-    "comment": ("comment", "COMMENT", _text),
+    "comment": ("comment", "COMMENT", first),
     "alias": ("alias", "AS", tuple),
     "in_share": ("share", "IN SHARE", first),
     "columns": ("columns", "COLUMNS", tuple),
-    "with_history": ("history", "WITH HISTORY", lambda children: (True, children[0] if children else None)),
+    "with_history": ("history", "WITH HISTORY", lambda children: (True, first(children))),
     "without_history": ("history", "WITHOUT HISTORY", lambda _: (False, None)),
     # Without a start, recipients read the versions from the latest publication on.
     "with_change_data_feed": (
@@ -179,14 +326,14 @@ CLAUSES: Mapping[str, tuple[str, str, Callable[[Children], Any]]] = {
         "WITH CHANGE DATA FEED",
         lambda children: (True, children[0] if children else statements.Now()),
     ),
-    "partitions": ("rule", "PARTITION", statements.alternation),
-    "until": ("until", "UNTIL", first),
+    "partitions": ("rule", "PARTITION", alternation),
+    "until": ("expires_at", "UNTIL", first),
     "starting": ("starts_at", "FROM", first),
-    "agreement": ("agreement", "AGREEMENT", _text),
+    "agreement": ("agreement", "AGREEMENT", first),
     "ip_allow": ("ip_allow", "IP ALLOW", first),
     "set_properties": ("properties", "PROPERTIES", first),
     "keep_old": ("keep_old_for", "KEEP OLD FOR", lambda children: read_span(children[0])),
-    "using_id": ("using", "USING ID", lambda children: {"metastore_id": _text(children)}),
+    "using_id": ("using", "USING ID", lambda children: {"metastore_id": first(children)}),
     "using_oidc": (
         "using",
         "USING OIDC",
@@ -199,22 +346,12 @@ CLAUSES: Mapping[str, tuple[str, str, Callable[[Children], Any]]] = {
     ),
     "using_token": ("using", "USING TOKEN", lambda _: {"authentication": "TOKEN"}),
 }
-# Changes of one field; without a part they set it to None.
-FIELDS: Mapping[str, tuple[str, Callable[[Children], Any]]] = {
-    "renamed": ("new_name", first),
-    "owned": ("owner", first),
-    "commented": ("comment", _text),
-    "display_named": ("display_name", _text),
-    "addresses": ("ip_allow", first),
-    "agreement_changed": ("agreement", _text),
-    "end": ("expires_at", first),
-}
 # Changes that are statements of their own, without the name of the changed object; and their field.
 CHANGES: Mapping[str, tuple[Callable[..., Statement], str, Callable[[Children], Any]]] = {
     "unpinned": (
         partial(statements.PinPublication, publication=None),
         "path",
-        lambda path: path[0] if path else None,
+        first,
     ),
     "members_added": (partial(statements.ChangeMembers, verb="ADD"), "recipients", tuple),
     "members_removed": (partial(statements.ChangeMembers, verb="REMOVE"), "recipients", tuple),
@@ -222,39 +359,20 @@ CHANGES: Mapping[str, tuple[Callable[..., Statement], str, Callable[[Children], 
     "remove_schema": (statements.RemoveSchema, "path", first),
     "properties_set": (statements.SetProperties, "properties", first),
     "properties_unset": (statements.UnsetProperties, "keys", lambda keys: tuple(dict.fromkeys(keys))),
-    "token_revoked": (statements.RevokeToken, "token_id", lambda c: _text(c) if c else None),
+    "token_revoked": (statements.RevokeToken, "token_id", first),
     "invited": (statements.Invite, "link_life", lambda c: read_span(c[0]) if c else None),
     "policy_put": (statements.PutPolicy, "policy", first),
     "policy_dropped": (statements.DropPolicy, "policy", first),
 }
-# Statements whose fields are their parts, in order.
+# Statements whose fields are their parts, in order: their rules have the names of the classes.
 STATEMENTS: Mapping[str, Callable[..., Statement]] = {
-    "revoke": statements.Revoke,
-    "revoke_recipient": statements.RevokeRecipient,
-    "unfollow": statements.Unfollow,
-    "show_followed_tables": statements.ShowFollowedTables,
-    "show_shares": partial(statements.Show, "SHARE"),
-    "show_shares_in_provider": statements.ShowSharesInProvider,
-    "show_all_in_share": statements.ShowAllInShare,
-    "show_recipients": partial(statements.Show, "RECIPIENT"),
-    "show_groups": partial(statements.Show, "GROUP"),
-    "show_grants_on_share": statements.ShowGrantsOnShare,
-    "show_grants_to": statements.ShowGrantsTo,
-    "show_usage": statements.ShowUsage,
-    "describe_share": partial(statements.Describe, "SHARE"),
-    "describe_recipient": partial(statements.Describe, "RECIPIENT"),
-    "describe_group": partial(statements.Describe, "GROUP"),
-    "select": statements.SelectAll,
-    "set_recipient": statements.SetRecipient,
-    "reset_recipient": partial(statements.SetRecipient, None),
+    re.sub(r"(?<!^)(?=[A-Z])", "_", statement.__name__).lower(): statement
+    for statement in (
+        *(statements.Revoke, statements.RevokeRecipient, statements.Unfollow, statements.SetRecipient),
+        *(show.ShowFollowedTables, show.ShowSharesInProvider, show.ShowAllInShare, show.ShowUsage),
+        *(show.ShowGrantsOnShare, show.ShowGrantsTo, show.SelectAll),
+    )
 }
-# Statements that drop an object, or change fields of it: the kind of the object.
-DROPS: Mapping[str, ObjectKind] = {
-    "drop_share": "SHARE", "drop_recipient": "RECIPIENT", "drop_group": "GROUP",
-}  # fmt: skip
-ALTERATIONS: Mapping[str, ObjectKind] = {
-    "alter_share": "SHARE", "alter_recipient": "RECIPIENT", "alter_group": "GROUP",
-}  # fmt: skip
 
 
 def _flagged(children: Children) -> tuple[bool, Children]:
@@ -272,20 +390,35 @@ class StatementBuilder(Transformer_NonRecursive[Token, Any]):
         if rule in CLAUSES:
             name, keywords, read = CLAUSES[rule]
             return Clause(name, read(children), position_at(meta), keywords)
-        if rule in FIELDS:
-            name, read = FIELDS[rule]
-            return {name: read(children) if children else None}
         if rule in CHANGES:
             statement, name, read = CHANGES[rule]
             return partial(statement, **{name: read(children)})
-        if rule in DROPS:
-            if_exists, [name] = _flagged(children)
-            return statements.Drop(DROPS[rule], name, if_exists)
-        if rule in ALTERATIONS:
-            name, change = children
-            is_field = isinstance(change, dict)
-            return statements.Alter(ALTERATIONS[rule], name, change) if is_field else change(name)
-        return STATEMENTS[rule](*children)
+        if rule in STATEMENTS:
+            return STATEMENTS[rule](*children)
+        verb, _, word = rule.partition("_")
+        if verb == "field":
+            return {word: first(children)}
+        return getattr(self, f"_{verb}")(word.upper(), children)
+
+    # --- rules of a verb and a kind of object
+
+    def _create(self, kind: Literal["SHARE", "GROUP"], children: Children) -> Statement:
+        if_not_exists, (name, *clauses) = _flagged(children)
+        return statements.Create(kind, name, if_not_exists, **collect_clauses(clauses))
+
+    def _alter(self, kind: ObjectKind, children: Children) -> Statement:
+        name, change = children
+        return statements.Alter(kind, name, change) if isinstance(change, dict) else change(name)
+
+    def _drop(self, kind: ObjectKind, children: Children) -> Statement:
+        if_exists, [name] = _flagged(children)
+        return statements.Drop(kind, name, if_exists)
+
+    def _list(self, kind: ObjectKind, children: Children) -> Statement:
+        return show.Show(kind, *children)
+
+    def _describe(self, kind: ObjectKind, children: Children) -> Statement:
+        return show.Describe(kind, *children)
 
     def placed(self, meta: Meta, children: Children) -> PlacedStatement:
         return PlacedStatement(children[0], meta.start_pos, meta.end_pos)
@@ -310,7 +443,7 @@ class StatementBuilder(Transformer_NonRecursive[Token, Any]):
             "is no time; write '2027-01-31', '2027-01-31 18:00' or '2027-01-31T18:00:00+02:00' "
             "(UTC without a zone)."
         )
-        return _read_or_refuse(statements.moment, children[0], hint)
+        return _read_or_refuse(moment, children[0], hint)
 
     def property(self, meta: Meta, children: Children) -> tuple[Any, ...]:
         key, value = children
@@ -320,7 +453,7 @@ class StatementBuilder(Transformer_NonRecursive[Token, Any]):
         key, value = children
         return key.lower(), unquote_text(value), position_at(meta)
 
-    def oidc(self, meta: Meta, children: Children) -> statements.Policy:
+    def oidc(self, meta: Meta, children: Children) -> FederationPolicy:
         known = ("issuer", "subject", "subject_claim", "audience", "name")
         audiences = tuple(value for key, value, _ in children if key == "audience")
         for key, _, position in children:
@@ -331,7 +464,8 @@ class StatementBuilder(Transformer_NonRecursive[Token, Any]):
             if key not in values:
                 problem = f"OIDC needs an issuer and a subject; {key} is missing."
                 raise InvalidClause(problem, position_at(meta))
-        return statements.Policy(**values, audiences=audiences)
+        fields: dict[str, Any] = {"name": "default", "subject_claim": "sub", **values}
+        return FederationPolicy(audiences=audiences, **fields)
 
     # --- predicates
 
@@ -344,25 +478,19 @@ class StatementBuilder(Transformer_NonRecursive[Token, Any]):
         return nested
 
     def where(self, meta: Meta, children: Children) -> Clause:
-        text = statements.join_tokens(tokens_of(children))
+        text = join_tokens(tokens_of(children))
         if not text:
             raise InvalidClause("WHERE needs a predicate in its parentheses.", position_at(meta))
         return Clause("rule", text, position_at(meta), "WHERE")
 
     # --- statements
 
-    def create_share(self, _: Meta, children: Children) -> Statement:
-        if_not_exists, (name, *clauses) = _flagged(children)
-        return statements.CreateShare(name, if_not_exists, **collect_clauses(clauses))
-
     def create_recipient(self, _: Meta, children: Children) -> Statement:
         if_not_exists, (name, *clauses) = _flagged(children)
         fields = collect_clauses(clauses)
-        return statements.CreateRecipient(name, if_not_exists, **fields.pop("using", {}), **fields)
-
-    def create_group(self, _: Meta, children: Children) -> Statement:
-        if_not_exists, (name, *comment) = _flagged(children)
-        return statements.CreateGroup(name, if_not_exists, read_text(comment[0]) if comment else None)
+        fields |= fields.pop("using", {})
+        policy, metastore_id = fields.pop("policy", None), fields.pop("metastore_id", None)
+        return statements.CreateRecipient(name, if_not_exists, fields, policy, metastore_id)
 
     def put_table(self, meta: Meta, children: Children) -> Altered:
         return _put("TABLE", meta, children)
@@ -376,16 +504,18 @@ class StatementBuilder(Transformer_NonRecursive[Token, Any]):
 
     def pinned(self, _: Meta, children: Children) -> Altered:
         number, *path = children
-        return partial(statements.PinPublication, publication=number, path=path[0] if path else None)
+        return partial(statements.PinPublication, publication=number, path=first(path))
 
     def grant(self, _: Meta, children: Children) -> Statement:
         share, grantee, *clauses = children
-        fields = collect_clauses(clauses)
-        return statements.Grant(share, grantee, ends_at=fields.pop("until", None), **fields)
+        terms = collect_clauses(clauses)
+        if "expires_at" in terms:
+            terms["ends_at"] = terms.pop("expires_at")
+        return statements.Grant(share, grantee, terms)
 
     def revoke_token(self, _: Meta, children: Children) -> Statement:
         *token_id, name = children
-        return statements.RevokeToken(name, read_text(token_id[0]) if token_id else None)
+        return statements.RevokeToken(name, first(token_id))
 
     def follow(self, meta: Meta, children: Children) -> Statement:
         location, *clauses = children
@@ -396,7 +526,7 @@ class StatementBuilder(Transformer_NonRecursive[Token, Any]):
         return statements.Follow(unquote_text(location), history=history, start_version=start or 0, **fields)
 
 
-def _put(kind: statements.Kind, meta: Meta, children: Children) -> Altered:
+def _put(kind: Kind, meta: Meta, children: Children) -> Altered:
     verb, (path, *clauses) = _verb(children)
     fields = collect_clauses(clauses)
     history, start = fields.pop("history", (True, None))
@@ -406,8 +536,9 @@ def _put(kind: statements.Kind, meta: Meta, children: Children) -> Altered:
     if len(alias) != 2:
         problem = f"{'.'.join(path)} has no schema; write schema.table, or name it AS schema.table."
         raise InvalidClause(problem, position_at(meta))
-    fields |= {"alias": alias, "history": history, "start_version": start}
-    return partial(statements.PutObject, verb=verb, kind=kind, path=path, **fields)
+    put = partial(statements.PutObject, verb=verb, path=path, alias=alias, columns=fields.pop("columns", ()))
+    given = {"comment": None, "rule": None, **fields}
+    return partial(put, fields={"kind": kind, "history": history, "start_version": start, **given})
 
 
 def _verb(children: Children) -> tuple[Literal["ADD", "ALTER"], Children]:

@@ -24,24 +24,34 @@ from prompt_toolkit.output import Output
 from sqlalchemy.orm import Session
 
 from lakeshare_server.access.rules import require_decidable_rules
-from lakeshare_server.catalog import Catalog, Ledger
-from lakeshare_server.catalog.sharing import Edit, editing, states
+from lakeshare_server.catalog import Catalog, Ledger, states
+from lakeshare_server.catalog.sharing import Edit, editing
 from lakeshare_server.errors import BadRequest, Denied, LakeshareError, NotFound
 from lakeshare_server.provider.following import prefetch_versions
 from lakeshare_server.settings import make_private
-from lakeshare_server.sql import changes, show, statements
-from lakeshare_server.sql.changes import Provider
-from lakeshare_server.sql.grammar import PlacedStatement, get_parser, is_unfinished, parse, terminal_name
-from lakeshare_server.sql.show import SCHEMA, VIEWS, RecipientSession, RowsReadBy, format_value
-from lakeshare_server.sql.statements import (
-    Cell,
-    Result,
+from lakeshare_server.sql import statements
+from lakeshare_server.sql.grammar import (
+    PlacedStatement,
     SourcePosition,
     SqlError,
+    SqlStatement,
     StatementRefused,
     escape_unprintable,
+    get_parser,
+    is_unfinished,
+    parse,
     quoted_name,
+    terminal_name,
 )
+from lakeshare_server.sql.show import (
+    SCHEMA,
+    VIEWS,
+    ReadStatement,
+    RecipientSession,
+    RowsReadBy,
+    format_value,
+)
+from lakeshare_server.sql.statements import Cell, Provider, Result
 
 
 @dataclass(frozen=True)
@@ -120,42 +130,32 @@ class SqlSession:
 
         return bisect_left(range(len(changed)), True, key=is_decided_from) - 1
 
-    def _execute(self, statement: statements.Statement) -> Result:
+    def _execute(self, statement: SqlStatement) -> Result:
         catalog = self.provider.catalog
         if isinstance(statement, statements.SetRecipient):
             return self._impersonate(statement.name)
-        if isinstance(statement, statements.ReadStatement):
+        if isinstance(statement, ReadStatement):
             if self.impersonated is not None:
-                return self.impersonated.execute(statement)
+                return statement.read_as(self.impersonated)
             with catalog.reading() as session:
-                return self._read(session, statement)
+                return statement.read(session, catalog)
         self._require_provider()
-        if isinstance(statement, statements.Follow):
-            return changes.execute_follow(statement, self.provider, self.principal)
-        if isinstance(statement, statements.Unfollow):
-            return changes.execute_unfollow(statement, self.provider, self.principal)
+        if isinstance(statement, statements.Follow | statements.Unfollow):
+            return statement.run(self.provider, self.principal)
         self._prefetch([statement])
         with editing(catalog, self.principal) as edit:
-            result = _CHANGES[type(statement)](edit, statement, self.provider)
+            result = statement.execute(edit, self.provider)
             require_decidable_rules(edit, self.provider.versions)
             return result
 
-    def _execute_within(self, edit: Edit, statement: statements.Statement) -> Result:
+    def _execute_within(self, edit: Edit, statement: SqlStatement) -> Result:
         if isinstance(statement, statements.SetRecipient):
             hint = "Recipients see what is committed: look as one outside of the transaction."
             raise BadRequest("SET RECIPIENT", statement.name or "", hint)
         self._require_provider()
-        if isinstance(statement, statements.Follow | statements.Unfollow):
-            name = "FOLLOW" if isinstance(statement, statements.Follow) else "UNFOLLOW"
-            raise BadRequest(name, name, "It reads stores: run it outside of the transaction.")
-        if isinstance(statement, statements.ReadStatement):
-            return self._read(edit.session, statement)
-        return _CHANGES[type(statement)](edit, statement, self.provider)
-
-    def _read(self, session: Session, statement: statements.ReadStatement) -> Result:
-        if isinstance(statement, statements.ShowUsage):
-            return show.show_usage(session, statement, self.provider.catalog)
-        return _READS[type(statement)](session, statement)
+        if isinstance(statement, ReadStatement):
+            return statement.read(edit.session, self.provider.catalog)
+        return statement.execute(edit, self.provider)
 
     def _impersonate(self, name: str | None) -> Result:
         if name is None:
@@ -163,23 +163,23 @@ class SqlSession:
             return Result(message="this is what the provider sees again")
         with self.provider.catalog.reading() as session:
             state = states.get_recipient(session, name)
-        self.impersonated = RecipientSession(self.provider, state.name, state.id, self._rows_read_by)
+        self.impersonated = RecipientSession(self.provider.catalog, state.name, state.id, self._rows_read_by)
         return Result(message=f"this is what {state.name} sees; its state is {state.state}")
 
-    def _prefetch(self, script: Sequence[statements.Statement]) -> None:
+    def _prefetch(self, script: Sequence[SqlStatement]) -> None:
         """Reads the versions of the followed tables that rules concern, before a transaction is open."""
         provider, concerned = self.provider, defaultdict[str, list[str]](list)
         writes_rule = False
         for statement in script:
             if isinstance(statement, statements.PutObject):
                 concerned[statement.share].append(".".join(statement.path))
-                writes_rule |= statement.rule is not None
+                writes_rule |= statement.fields["rule"] is not None
             elif isinstance(statement, statements.PutSchema):
                 with suppress(BadRequest):  # the statement itself raises it
                     concerned[statement.share] += provider.tables_of(".".join(statement.path))
             elif isinstance(statement, statements.Grant):
                 concerned[statement.share] += ()
-                writes_rule |= statement.rule is not None
+                writes_rule |= "rule" in statement.terms
             elif isinstance(statement, statements.Alter) and statement.kind == "SHARE" and len(script) > 1:
                 # Later statements may use the share's new name: all tables are read.
                 concerned[statement.name] += ()
@@ -201,43 +201,6 @@ def _find_position(error: LakeshareError, placed: PlacedStatement, text: str) ->
     at, length = placed.start + (match.start() if match else 0), len(match.group()) if match else 1
     line_start = text.rfind("\n", 0, at) + 1
     return SourcePosition(text.count("\n", 0, at) + 1, at - line_start + 1, length)
-
-
-# By the type of the statement, which each function takes.
-_READS: Mapping[type, Callable[[Session, Any], Result]] = {
-    statements.Show: show.show_objects,
-    statements.ShowSharesInProvider: show.show_shares_in_provider,
-    statements.ShowAllInShare: show.show_all_in_share,
-    statements.ShowFollowedTables: show.show_followed_tables,
-    statements.ShowGrantsOnShare: show.show_grants_on_share,
-    statements.ShowGrantsTo: show.show_grants_to,
-    statements.Describe: show.describe,
-    statements.SelectAll: show.select_all,
-}
-_CHANGES: Mapping[type, Callable[[Edit, Any, Provider], Result]] = {
-    statements.CreateShare: changes.execute_create_share,
-    statements.Alter: changes.execute_alter,
-    statements.Drop: changes.execute_drop,
-    statements.PutObject: changes.execute_put_object,
-    statements.PutSchema: changes.execute_put_schema,
-    statements.RemoveObject: changes.execute_remove_object,
-    statements.RemoveSchema: changes.execute_remove_schema,
-    statements.PinPublication: changes.execute_pin_publication,
-    statements.Publish: changes.execute_publish,
-    statements.CreateRecipient: changes.execute_create_recipient,
-    statements.SetProperties: changes.execute_set_properties,
-    statements.UnsetProperties: changes.execute_unset_properties,
-    statements.RotateToken: changes.execute_rotate_token,
-    statements.RevokeToken: changes.execute_revoke_token,
-    statements.Invite: changes.execute_invite,
-    statements.PutPolicy: changes.execute_put_policy,
-    statements.DropPolicy: changes.execute_drop_policy,
-    statements.RevokeRecipient: changes.execute_revoke_recipient,
-    statements.CreateGroup: changes.execute_create_group,
-    statements.ChangeMembers: changes.execute_change_members,
-    statements.Grant: changes.execute_grant,
-    statements.Revoke: changes.execute_revoke,
-}
 
 
 WORD = re.compile(r"[\w.`]*\Z")

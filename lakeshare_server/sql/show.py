@@ -1,8 +1,9 @@
-"""Executes the statements that read: SHOW, DESCRIBE and SELECT, for the provider and as one recipient.
+"""The statements that read, and their execution for the provider and as one recipient.
 
 Our own columns follow those of Databricks' manual.
 """
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -12,15 +13,13 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from lakeshare_server.catalog import Catalog, Listings, ShareEntry
+from lakeshare_server.catalog import Catalog, Listings, Share, states
 from lakeshare_server.catalog.audit import read_usage
 from lakeshare_server.catalog.ledger import followed_tables
 from lakeshare_server.catalog.models import MAX_LONG
-from lakeshare_server.catalog.sharing import RecipientState, SharedObject, states
+from lakeshare_server.catalog.states import RecipientState, SharedTable
 from lakeshare_server.errors import BadRequest, Denied, NotFound
-from lakeshare_server.sql import statements
-from lakeshare_server.sql.changes import Provider
-from lakeshare_server.sql.statements import Cell, Result, matches_pattern
+from lakeshare_server.sql.statements import Cell, Grantee, ObjectKind, Result, Statement
 
 # The columns of a result: their type, and the attribute of an object, or a function of it, with their value.
 Table = Mapping[str, tuple[type, str | Callable[[Any], Cell]]]
@@ -48,7 +47,7 @@ SHARE_DETAILS: Table = {
 RECIPIENTS: Table = {**SHARES, "authentication_type": (str, "authentication"), **_texts("state")}
 GROUPS: Table = {**SHARES, "members": (str, lambda group: ", ".join(group.members))}
 OBJECTS: Table = {
-    "name": (str, lambda item: f"{item.schema}.{item.name}"),
+    "name": (str, "alias"),
     "type": (str, "kind"),
     "shared_object": (str, "table"),
     **_times("added_at"),
@@ -75,8 +74,7 @@ GRANTS_TO: Table = {
     **_texts("rule"),
 }
 FOLLOWED: Table = {
-    **_texts("table", "location"),
-    "format": (str, lambda table: "delta" if table.iceberg is None else "iceberg"),
+    **_texts("table", "location", "format"),
     **_integers("start_version"),
     **_times("created_at"),
 }
@@ -99,123 +97,26 @@ def select_rows(table: Table, objects: Iterable[Any], visible: Collection[str] |
     return Result({name: kind for name, (kind, _) in table.items()}, tuple(rows))
 
 
+def matches_pattern(pattern: str | None, name: str) -> bool:
+    """Whether a name matches a pattern: `*` for any text, `|` between alternatives, without regard to case."""
+    if pattern is None:
+        return True
+    alternatives = pattern.strip().split("|")
+    parts = (".*".join(map(re.escape, alternative.strip().split("*"))) for alternative in alternatives)
+    return any(re.fullmatch(part, name, re.IGNORECASE | re.DOTALL) for part in parts)
+
+
 # By the kind of object: the columns of SHOW, and the reader of all.
-LISTS: Mapping[statements.ObjectKind, tuple[Table, Callable[[Session], Iterable[Any]]]] = {
+LISTS: Mapping[ObjectKind, tuple[Table, Callable[[Session], Iterable[Any]]]] = {
     "SHARE": (SHARES, states.list_shares),
     "RECIPIENT": (RECIPIENTS, states.list_recipients),
     "GROUP": (GROUPS, states.list_groups),
 }
 
 
-def show_objects(session: Session, statement: statements.Show) -> Result:
-    table, read = LISTS[statement.kind]
-    return select_rows(table, _matching(statement.pattern, read(session)))
-
-
-def show_followed_tables(session: Session, statement: statements.ShowFollowedTables) -> Result:
-    tables = (table for table in followed_tables(session) if matches_pattern(statement.pattern, table.table))
-    return select_rows(FOLLOWED, tables)
-
-
-def show_shares_in_provider(_: Session, statement: statements.ShowSharesInProvider) -> Result:
-    hint = (
-        "This is the provider itself: SHOW SHARES shows its own. Recipients list theirs with their profile."
-    )
-    raise BadRequest("PROVIDER", statement.provider, hint)
-
-
-def show_all_in_share(session: Session, statement: statements.ShowAllInShare) -> Result:
-    return select_rows(OBJECTS, states.list_objects(session, statement.share))
-
-
 def _matching(pattern: str | None, objects: Iterable[Any]) -> list[Any]:
     named = [item for item in objects if matches_pattern(pattern, item.name)]
     return sorted(named, key=lambda item: item.name.lower())
-
-
-def show_grants_on_share(session: Session, statement: statements.ShowGrantsOnShare) -> Result:
-    return select_rows(GRANTS_ON, states.list_grants(session, share=statement.share))
-
-
-def show_grants_to(session: Session, statement: statements.ShowGrantsTo) -> Result:
-    """SHOW GRANTS TO RECIPIENT | GROUP; a recipient has the grants of its groups, too."""
-    name = statement.grantee.name
-    if statement.grantee.kind == "RECIPIENT":
-        return select_rows(GRANTS_TO, states.list_grants(session, recipient=name))
-    group = states.get_group(session, name)
-    return select_rows(
-        GRANTS_TO, [grant for grant in states.list_grants(session) if grant.group == group.name]
-    )
-
-
-def show_usage(session: Session, statement: statements.ShowUsage, catalog: Catalog) -> Result:
-    """SHOW USAGE FOR RECIPIENT: by day (UTC), table and version, since its creation by default."""
-    recipient = states.get_recipient(session, statement.recipient)
-    since = statement.since or recipient.created_at
-    usage = read_usage(catalog, since.date(), datetime.now(UTC).date(), recipient.name)
-    return select_rows(USAGE, usage)
-
-
-def describe(session: Session, statement: statements.Describe) -> Result:
-    if statement.kind == "SHARE":
-        return select_rows(SHARE_DETAILS, [states.get_share(session, statement.name)])
-    if statement.kind == "GROUP":
-        return select_rows(GROUPS, [states.get_group(session, statement.name)])
-    return _describe_recipient(states.get_recipient(session, statement.name))
-
-
-def _describe_recipient(recipient: RecipientState) -> Result:
-    """A name and a value in each row."""
-    now = datetime.now(UTC)
-    valid = [token for token in recipient.tokens if token.is_valid(now)]
-    active = next((token for token in reversed(valid) if token.superseded_at is None), None)
-    facts: list[tuple[str, object]] = [
-        ("recipient_name", recipient.name),
-        ("recipient_id", recipient.id),
-        ("authentication_type", recipient.authentication),
-        ("owner", recipient.owner),
-        ("created_by", recipient.created_by),
-        ("create_at", recipient.created_at),
-        ("updated_by", recipient.updated_by),
-        ("updated_at", recipient.updated_at),
-        ("comment", recipient.comment),
-        ("active_token_id", active and active.id),
-        ("active_token_expiration", active and active.expires_at),
-        ("activation_link", link_state(recipient, now)),
-    ]
-    for token in valid:
-        if token.superseded_at is not None:
-            facts += [("rotated_token_id", token.id), ("rotated_token_expiration", token.expires_at)]
-    facts += [
-        ("state", recipient.state),
-        ("expiration", recipient.expires_at),
-        *((f"property {key}", value) for key, value in recipient.properties.items()),
-        ("ip_allow", ", ".join(recipient.ip_allow) or None),
-        ("agreement_accepted_at", recipient.agreement_accepted_at),
-        ("groups", ", ".join(recipient.groups) or None),
-        *((f"oidc {policy.name}", f"{policy.issuer} {policy.subject}") for policy in recipient.policies),
-    ]
-    rows = tuple((name, format_value(value)) for name, value in facts)
-    return Result({"info_name": str, "info_value": str}, rows)
-
-
-def link_state(recipient: RecipientState, now: datetime) -> str | None:
-    """The state of a recipient's newest link; the link itself is not kept."""
-    if not recipient.links:
-        return None
-    link = recipient.links[-1]
-    if link.used_at is not None:
-        return f"used {format_value(link.used_at)} from {link.used_from or 'an unknown address'}"
-    if link.is_open(now):
-        return f"open until {format_value(link.expires_at)}"
-    return f"ended {format_value(link.revoked_at or link.expires_at)}"
-
-
-def format_value(value: object) -> str | None:
-    """A value as text, times in UTC."""
-    if isinstance(value, datetime):
-        return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return None if value is None else str(value)
 
 
 SCHEMA = "information_schema"
@@ -267,17 +168,10 @@ TABLES_VIEW: Table = {
     **_texts("comment"),
 }
 ADDRESSES_VIEW = {"recipient_name": str, "allowed_ip_range": str}
-
-
-def select_all(session: Session, statement: statements.SelectAll) -> Result:
-    """SELECT * FROM information_schema.VIEW; raises NotFound."""
-    *parents, name = (part.lower() for part in statement.path)
-    if parents[-1:] != [SCHEMA] or name not in VIEWS:
-        known = ", ".join(sorted(VIEWS))
-        path = ".".join(statement.path)
-        raise NotFound("View", f"{path} ({SCHEMA} has {known}; rows of tables: `lakeshare as`)")
-    result = VIEWS[name](session)
-    return replace(result, rows=result.rows[: statement.limit])
+TABLES_VIEW_OF_RECIPIENTS = (
+    *("share_name", "shared_as_schema", "shared_as_table"),
+    *("cdf_enabled", "start_version", "comment"),
+)
 
 
 def recipient_tokens(session: Session) -> Result:
@@ -335,97 +229,231 @@ DEFAULT_ROWS, MAX_ROWS = 100, 1000
 class RecipientSession:
     """Executes statements as one recipient: with what it can read now, and nothing else."""
 
-    provider: Provider
+    catalog: Catalog
     recipient: str
     recipient_id: str
     rows: RowsReadBy | None = None
 
-    def execute(self, statement: statements.ReadStatement) -> Result:
-        """Executes a statement that recipients can use; raises NotFound, and Denied for those of providers."""
-        is_other = isinstance(statement, statements.Show | statements.Describe) and statement.kind != "SHARE"
-        if is_other or type(statement) not in _READS:
-            hint = "RESET RECIPIENT shows what the provider sees again."
-            raise Denied(f"{self.recipient} is not shown this. {hint}")
-        return _READS[type(statement)](self, statement)
-
-    def shares(self) -> list[ShareEntry]:
-        shares = Listings(self.provider.catalog, self.recipient_id).shares(0, MAX_LONG)
+    def shares(self) -> list[Share]:
+        shares = Listings(self.catalog, self.recipient_id).shares(0, MAX_LONG)
         return sorted(shares, key=lambda share: share.name.lower())
 
-    def tables(self, share: str) -> list[SharedObject]:
+    def tables(self, share: str) -> list[SharedTable]:
         """The tables of a share as objects of the kind TABLE, the only one of the protocol."""
-        entries = Listings(self.provider.catalog, self.recipient_id).tables(share, None, 0, MAX_LONG)
-        fields = "schema", "name", "comment", "history", "start_version"
-        return [
-            SharedObject(share=entry.share.name, table="", **{name: getattr(entry, name) for name in fields})
-            for entry in entries
-        ]
+        entries = Listings(self.catalog, self.recipient_id).tables(share, None, 0, MAX_LONG)
+        return [replace(entry, kind="TABLE") for entry in entries]
 
 
-def _show_shares(session: RecipientSession, statement: statements.Show) -> Result:
-    return select_rows(SHARES, _matching(statement.pattern, session.shares()), ("name", "comment"))
+class ReadStatement(Statement):
+    """A statement that only reads: for the provider, and for some statements as one recipient."""
+
+    def read(self, session: Session, catalog: Catalog) -> Result:
+        """What the provider sees; raises NotFound."""
+        raise NotImplementedError
+
+    def read_as(self, reader: RecipientSession) -> Result:
+        """What a recipient sees; raises NotFound, and Denied for statements of providers."""
+        hint = "RESET RECIPIENT shows what the provider sees again."
+        raise Denied(f"{reader.recipient} is not shown this. {hint}")
 
 
-def _show_all(session: RecipientSession, statement: statements.ShowAllInShare) -> Result:
-    visible = "name", "type", "comment", "history", "start_version"
-    return select_rows(OBJECTS, session.tables(statement.share), visible)
+class Show(ReadStatement):
+    """SHOW SHARES | RECIPIENTS | GROUPS."""
+
+    kind: ObjectKind
+    pattern: str | None = None
+
+    def read(self, session: Session, _: Catalog) -> Result:
+        table, read = LISTS[self.kind]
+        return select_rows(table, _matching(self.pattern, read(session)))
+
+    def read_as(self, reader: RecipientSession) -> Result:
+        if self.kind != "SHARE":
+            return super().read_as(reader)
+        return select_rows(SHARES, _matching(self.pattern, reader.shares()), ("name", "comment"))
 
 
-def _describe_share(session: RecipientSession, statement: statements.Describe) -> Result:
-    named = [share for share in session.shares() if share.name.lower() == statement.name.lower()]
-    if not named:
-        raise NotFound("Share", statement.name)
-    return select_rows(SHARE_DETAILS, named, ("name", "comment", "display_name"))
+class Describe(ReadStatement):
+    kind: ObjectKind
+    name: str
+
+    def read(self, session: Session, _: Catalog) -> Result:
+        if self.kind == "SHARE":
+            return select_rows(SHARE_DETAILS, [states.get_share(session, self.name)])
+        if self.kind == "GROUP":
+            return select_rows(GROUPS, [states.get_group(session, self.name)])
+        return _describe_recipient(states.get_recipient(session, self.name))
+
+    def read_as(self, reader: RecipientSession) -> Result:
+        if self.kind != "SHARE":
+            return super().read_as(reader)
+        named = [share for share in reader.shares() if share.name.lower() == self.name.lower()]
+        if not named:
+            raise NotFound("Share", self.name)
+        return select_rows(SHARE_DETAILS, named, ("name", "comment", "display_name"))
 
 
-def _show_grants(session: RecipientSession, statement: statements.ShowGrantsTo) -> Result:
-    grantee = statement.grantee
-    if grantee.kind != "RECIPIENT" or session.recipient.lower() != grantee.name.lower():
-        raise NotFound(grantee.kind.title(), grantee.name)
-    grants = (SimpleNamespace(share=share.name) for share in session.shares())
-    return select_rows(GRANTS_TO, grants, ("share", "privilege"))
+class ShowSharesInProvider(ReadStatement):
+    provider: str
+
+    def read(self, _session: Session, _: Catalog) -> Result:
+        hint = "This is the provider itself: SHOW SHARES shows its own. Recipients list theirs with their profile."
+        raise BadRequest("PROVIDER", self.provider, hint)
 
 
-def _select(session: RecipientSession, statement: statements.SelectAll) -> Result:
-    *parents, name = (part.lower() for part in statement.path)
-    if parents[-1:] != [SCHEMA]:
-        return _select_rows_of_table(session, statement)
-    if name == "shares":
-        rows = select_rows(SHARES_VIEW, session.shares(), ("share_name", "comment"))
-    elif name == "table_share_usage":
-        tables = (table for share in session.shares() for table in session.tables(share.name))
-        visible = (
-            "share_name",
-            "shared_as_schema",
-            "shared_as_table",
-            "cdf_enabled",
-            "start_version",
-            "comment",
+class ShowAllInShare(ReadStatement):
+    share: str
+
+    def read(self, session: Session, _: Catalog) -> Result:
+        return select_rows(OBJECTS, states.list_objects(session, self.share))
+
+    def read_as(self, reader: RecipientSession) -> Result:
+        visible = "name", "type", "comment", "history", "start_version"
+        return select_rows(OBJECTS, reader.tables(self.share), visible)
+
+
+class ShowGrantsOnShare(ReadStatement):
+    share: str
+
+    def read(self, session: Session, _: Catalog) -> Result:
+        return select_rows(GRANTS_ON, states.list_grants(session, share=self.share))
+
+
+class ShowGrantsTo(ReadStatement):
+    """SHOW GRANTS TO RECIPIENT | GROUP; a recipient has the grants of its groups, too."""
+
+    grantee: Grantee
+
+    def read(self, session: Session, _: Catalog) -> Result:
+        name = self.grantee.name
+        if self.grantee.kind == "RECIPIENT":
+            return select_rows(GRANTS_TO, states.list_grants(session, recipient=name))
+        group = states.get_group(session, name)
+        return select_rows(
+            GRANTS_TO, [grant for grant in states.list_grants(session) if grant.group == group.name]
         )
-        rows = select_rows(TABLES_VIEW, tables, visible)
-    else:
-        raise NotFound("View", ".".join(statement.path))
-    return replace(rows, rows=rows.rows[: statement.limit])
+
+    def read_as(self, reader: RecipientSession) -> Result:
+        grantee = self.grantee
+        if grantee.kind != "RECIPIENT" or reader.recipient.lower() != grantee.name.lower():
+            raise NotFound(grantee.kind.title(), grantee.name)
+        grants = (SimpleNamespace(share=share.name) for share in reader.shares())
+        return select_rows(GRANTS_TO, grants, ("share", "privilege"))
 
 
-def _select_rows_of_table(session: RecipientSession, statement: statements.SelectAll) -> Result:
-    if session.rows is None:
-        path = ".".join(statement.path)
-        hint = f"`lakeshare as {session.recipient} preview {path}` shows rows as this recipient reads them."
-        raise BadRequest("FROM", path, hint)
-    count = DEFAULT_ROWS if statement.limit is None else statement.limit
-    if not 0 < count <= MAX_ROWS:
-        raise BadRequest("LIMIT", count, f"From 1 to {MAX_ROWS} rows are shown here; clients read all.")
-    columns, rows = session.rows(session.recipient, statement.path, count)
-    message = f"the first {count}" if len(rows) == count else ""
-    return Result(dict.fromkeys(columns, str), tuple(map(tuple, rows)), message)
+class ShowUsage(ReadStatement):
+    """SHOW USAGE FOR RECIPIENT: by day (UTC), table and version, since its creation by default."""
+
+    recipient: str
+    since: datetime | None = None
+
+    def read(self, session: Session, catalog: Catalog) -> Result:
+        recipient = states.get_recipient(session, self.recipient)
+        since = self.since or recipient.created_at
+        usage = read_usage(catalog, since.date(), datetime.now(UTC).date(), recipient.name)
+        return select_rows(USAGE, usage)
 
 
-# By the type of the statement, which each function takes.
-_READS: Mapping[type, Callable[[RecipientSession, Any], Result]] = {
-    statements.Show: _show_shares,
-    statements.ShowAllInShare: _show_all,
-    statements.Describe: _describe_share,
-    statements.ShowGrantsTo: _show_grants,
-    statements.SelectAll: _select,
-}
+class ShowFollowedTables(ReadStatement):
+    pattern: str | None = None
+
+    def read(self, session: Session, _: Catalog) -> Result:
+        tables = (table for table in followed_tables(session) if matches_pattern(self.pattern, table.table))
+        return select_rows(FOLLOWED, tables)
+
+
+class SelectAll(ReadStatement):
+    """SELECT * FROM information_schema.VIEW, and as a recipient also from a table; raises NotFound."""
+
+    path: tuple[str, ...]
+    limit: int | None = None
+
+    def read(self, session: Session, _: Catalog) -> Result:
+        *parents, name = (part.lower() for part in self.path)
+        if parents[-1:] != [SCHEMA] or name not in VIEWS:
+            known = ", ".join(sorted(VIEWS))
+            path = ".".join(self.path)
+            raise NotFound("View", f"{path} ({SCHEMA} has {known}; rows of tables: `lakeshare as`)")
+        result = VIEWS[name](session)
+        return replace(result, rows=result.rows[: self.limit])
+
+    def read_as(self, reader: RecipientSession) -> Result:
+        *parents, name = (part.lower() for part in self.path)
+        if parents[-1:] != [SCHEMA]:
+            return self._read_table(reader)
+        if name == "shares":
+            rows = select_rows(SHARES_VIEW, reader.shares(), ("share_name", "comment"))
+        elif name == "table_share_usage":
+            tables = (table for share in reader.shares() for table in reader.tables(share.name))
+            rows = select_rows(TABLES_VIEW, tables, TABLES_VIEW_OF_RECIPIENTS)
+        else:
+            raise NotFound("View", ".".join(self.path))
+        return replace(rows, rows=rows.rows[: self.limit])
+
+    def _read_table(self, reader: RecipientSession) -> Result:
+        path = ".".join(self.path)
+        if reader.rows is None:
+            hint = (
+                f"`lakeshare as {reader.recipient} preview {path}` shows rows as this recipient reads them."
+            )
+            raise BadRequest("FROM", path, hint)
+        count = DEFAULT_ROWS if self.limit is None else self.limit
+        if not 0 < count <= MAX_ROWS:
+            raise BadRequest("LIMIT", count, f"From 1 to {MAX_ROWS} rows are shown here; clients read all.")
+        columns, rows = reader.rows(reader.recipient, self.path, count)
+        message = f"the first {count}" if len(rows) == count else ""
+        return Result(dict.fromkeys(columns, str), tuple(map(tuple, rows)), message)
+
+
+def _describe_recipient(recipient: RecipientState) -> Result:
+    """A name and a value in each row."""
+    now = datetime.now(UTC)
+    valid = [token for token in recipient.tokens if token.is_valid(now)]
+    active = next((token for token in reversed(valid) if token.superseded_at is None), None)
+    facts: list[tuple[str, object]] = [
+        ("recipient_name", recipient.name),
+        ("recipient_id", recipient.id),
+        ("authentication_type", recipient.authentication),
+        ("owner", recipient.owner),
+        ("created_by", recipient.created_by),
+        ("create_at", recipient.created_at),
+        ("updated_by", recipient.updated_by),
+        ("updated_at", recipient.updated_at),
+        ("comment", recipient.comment),
+        ("active_token_id", active and active.id),
+        ("active_token_expiration", active and active.expires_at),
+        ("activation_link", link_state(recipient, now)),
+    ]
+    for token in valid:
+        if token.superseded_at is not None:
+            facts += [("rotated_token_id", token.id), ("rotated_token_expiration", token.expires_at)]
+    facts += [
+        ("state", recipient.state),
+        ("expiration", recipient.expires_at),
+        *((f"property {key}", value) for key, value in recipient.properties.items()),
+        ("ip_allow", ", ".join(recipient.ip_allow) or None),
+        ("agreement_accepted_at", recipient.agreement_accepted_at),
+        ("groups", ", ".join(recipient.groups) or None),
+        *((f"oidc {policy.name}", f"{policy.issuer} {policy.subject}") for policy in recipient.policies),
+    ]
+    rows = tuple((name, format_value(value)) for name, value in facts)
+    return Result({"info_name": str, "info_value": str}, rows)
+
+
+def link_state(recipient: RecipientState, now: datetime) -> str | None:
+    """The state of a recipient's newest link; the link itself is not kept."""
+    if not recipient.links:
+        return None
+    link = recipient.links[-1]
+    if link.used_at is not None:
+        return f"used {format_value(link.used_at)} from {link.used_from or 'an unknown address'}"
+    if link.is_open(now):
+        return f"open until {format_value(link.expires_at)}"
+    return f"ended {format_value(link.revoked_at or link.expires_at)}"
+
+
+def format_value(value: object) -> str | None:
+    """A value as text, times in UTC."""
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return None if value is None else str(value)

@@ -1,22 +1,106 @@
-"""The statements of the sharing DDL as data, their results and errors, and the notation of names, texts and times."""
+"""The statements of the sharing DDL that change the catalog: their fields, and their execution.
 
-import os
-import pwd
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+Each is executed in an open transaction; FOLLOW and UNFOLLOW have transactions of their own. Statements that read are in
+`show`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any, Literal, dataclass_transform
 
-from lakeshare_server.errors import LakeshareError, NotFound
+from lakeshare_server.catalog import Catalog, FollowedTables, Ledger, credentials, sharing, states
+from lakeshare_server.catalog.sharing import Edit
+from lakeshare_server.catalog.states import FederationPolicy, LinkState, SharedTable
+from lakeshare_server.errors import BadRequest, NotFound
+from lakeshare_server.provider.following import Following, FollowRequest
+from lakeshare_server.settings import ServerSettings
+from lakeshare_server.storage import Stores
+from lakeshare_server.versions import Versions
 
-Kind = Literal["TABLE", "VIEW"]
 Verb = Literal["ADD", "ALTER"]
 ObjectKind = Literal["SHARE", "RECIPIENT", "GROUP"]
+Cell = str | int | bool | datetime | None
+Columns = Mapping[str, type]  # str, int, bool or datetime
+LINK_COLUMNS = {"recipient_name": str, "activation_link": str, "link_expires_at": datetime}
+TOKEN_COLUMNS = {
+    "recipient_name": str,
+    "token_id": str,
+    "token": str,
+    "expires_at": datetime,
+    "endpoint": str,
+}
+FOLLOW_COLUMNS = {"result": str, "table": str, "location": str, "version": int, "clients": str}
+OUTSIDE = "It reads stores: run it outside of the transaction."
+
+
+@dataclass(frozen=True)
+class Result:
+    """Rows, or none; `message` is for people, and not needed to understand the rows."""
+
+    columns: Columns = field(default_factory=dict)
+    rows: tuple[tuple[Cell, ...], ...] = ()
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Provider:
+    """The catalog and the settings that statements work on."""
+
+    catalog: Catalog
+    settings: ServerSettings
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        return Ledger(self.catalog)
+
+    @cached_property
+    def versions(self) -> Versions:
+        return Versions(self.catalog, self.settings, Stores(self.settings))
+
+    def latest_version(self, table: str) -> int | None:
+        """The number of the latest publication of a table; None before the first."""
+        latest = self.ledger.latest(table)
+        return None if latest is None else latest.version
+
+    def tables_of(self, schema: str) -> list[str]:
+        """Lists the published tables of a schema of the lake; raises BadRequest if it has none."""
+        published = self.ledger.tables()
+        tables = [table for table in published if table.lower().startswith(f"{schema.lower()}.")]
+        if not tables:
+            schemas = sorted({table.rpartition(".")[0] for table in published})
+            hint = f"Schemas with published tables: {', '.join(schemas) or 'none'}."
+            raise BadRequest("schema", schema, hint)
+        return tables
+
+
+# By the kind of object: how it is found, changed and dropped, and what else is dropped with it.
+OBJECTS: Mapping[ObjectKind, tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any], str]] = {
+    "SHARE": (states.find_share_row, sharing.alter_share, sharing.drop_share, "the grants on it"),
+    "RECIPIENT": (
+        states.find_recipient_row,
+        sharing.alter_recipient,
+        sharing.drop_recipient,
+        "its tokens and grants",
+    ),
+    "GROUP": (states.find_group_row, sharing.alter_group, sharing.drop_group, "its grants"),
+}
 
 
 class Now:
     """A start version: the latest publication when the statement is executed."""
+
+
+@dataclass(frozen=True)
+class Grantee:
+    kind: Literal["RECIPIENT", "GROUP"]
+    name: str
+
+    @property
+    def reader(self) -> dict[str, Any]:
+        """The reader as an argument of the operations."""
+        return {self.kind.lower(): self.name}
 
 
 @dataclass_transform(frozen_default=True)
@@ -30,9 +114,15 @@ class Statement:
 class ChangeStatement(Statement):
     """A statement that changes the catalog."""
 
+    def execute(self, edit: Edit, provider: Provider) -> Result:
+        """Changes the catalog in an open transaction; raises as the operations of `sharing`."""
+        raise NotImplementedError
 
-class ReadStatement(Statement):
-    """A statement that only reads."""
+
+class SetRecipient(Statement):
+    """Makes the session read as a recipient; RESET RECIPIENT has None."""
+
+    name: str | None = None
 
 
 class Alter(ChangeStatement):
@@ -42,17 +132,39 @@ class Alter(ChangeStatement):
     name: str
     fields: Mapping[str, Any]  # as the operations of the catalog take them
 
+    def execute(self, edit: Edit, _: Provider) -> Result:
+        alter = OBJECTS[self.kind][1]
+        return Result(message=f"{self.kind.lower()} {alter(edit, self.name, **self.fields).name} is changed")
+
+
+class Create(ChangeStatement):
+    """CREATE SHARE | GROUP."""
+
+    kind: Literal["SHARE", "GROUP"]
+    name: str
+    if_not_exists: bool = False
+    comment: str | None = None
+
+    def execute(self, edit: Edit, _: Provider) -> Result:
+        if self.if_not_exists and _exists(self.kind, edit, self.name):
+            return _already_there(self.kind, self.name)
+        create = sharing.create_share if self.kind == "SHARE" else sharing.create_group
+        return Result(
+            message=f"{self.kind.lower()} {create(edit, self.name, comment=self.comment).name} is made"
+        )
+
 
 class Drop(ChangeStatement):
     kind: ObjectKind
     name: str
     if_exists: bool = False
 
-
-class CreateShare(ChangeStatement):
-    name: str
-    if_not_exists: bool = False
-    comment: str | None = None
+    def execute(self, edit: Edit, _: Provider) -> Result:
+        kind, name = self.kind.lower(), self.name
+        if self.if_exists and not _exists(self.kind, edit, name):
+            return Result(message=f"there is no {kind} {name}: nothing is changed")
+        drop, also = OBJECTS[self.kind][2:]
+        return Result(message=f"{kind} {drop(edit, name).name} is gone, and {also}")
 
 
 class PutObject(ChangeStatement):
@@ -60,14 +172,30 @@ class PutObject(ChangeStatement):
 
     share: str
     verb: Verb
-    kind: Kind
     path: tuple[str, ...]
     alias: tuple[str, str]
-    comment: str | None = None
-    rule: str | None = None
-    history: bool = True
-    start_version: int | Now | None = None
+    fields: Mapping[str, Any]  # as the operations of the catalog take them, and Now for a start version
     columns: tuple[str, ...] = ()
+
+    def execute(self, edit: Edit, provider: Provider) -> Result:
+        if self.columns:
+            hint = "Let a contract declare a view with these columns, and add that: files hold whole rows."
+            raise BadRequest("COLUMNS", ", ".join(self.columns), hint)
+        (schema, name), table = self.alias, ".".join(self.path)
+        altered = _find_altered(edit, self) if self.verb == "ALTER" else None
+        fields = dict(self.fields)
+        if isinstance(fields["start_version"], Now):
+            latest = provider.latest_version(table if altered is None else altered.table)
+            fields["start_version"] = latest or 0
+        if altered is not None:
+            where = edit, self.share, altered.schema, altered.name
+            shared = sharing.alter_table(*where, new_schema=schema, new_name=name, **fields)
+            return Result(message=f"{shared.path} is changed")
+        shared = sharing.add_table(
+            edit, self.share, SharedTable(schema=schema, name=name, table=table, **fields)
+        )
+        unpublished = "" if provider.latest_version(table) is not None else "; it is not published yet"
+        return Result(message=f"{table} is shared as {shared.path}{unpublished}")
 
 
 class PutSchema(ChangeStatement):
@@ -78,6 +206,20 @@ class PutSchema(ChangeStatement):
     path: tuple[str, ...]
     comment: str | None = None
 
+    def execute(self, edit: Edit, provider: Provider) -> Result:
+        if self.comment is not None:
+            hint = "A schema of a share has no comment; give one to the share, or to its tables."
+            raise BadRequest("COMMENT", self.comment, hint)
+        schema = ".".join(self.path)
+        tables = provider.tables_of(schema)
+        shared = {item.table for item in states.list_objects(edit.session, self.share)}
+        added = [table for table in tables if table not in shared]
+        for table in added:
+            name = table[len(schema) + 1 :]
+            sharing.add_table(edit, self.share, SharedTable(schema=self.path[-1], name=name, table=table))
+        message = f"{len(added)} of {len(tables)} published tables of {schema} are new in {self.share}"
+        return Result(message=message)
+
 
 class RemoveObject(ChangeStatement):
     """ALTER SHARE … REMOVE TABLE | VIEW: by the name for recipients, or by the lake's table."""
@@ -85,10 +227,25 @@ class RemoveObject(ChangeStatement):
     share: str
     path: tuple[str, ...]
 
+    def execute(self, edit: Edit, _: Provider) -> Result:
+        item = _find_object(edit, self.share, self.path)
+        removed = sharing.remove_table(edit, self.share, item.schema, item.name)
+        return Result(message=f"{removed.path} is shared no more")
+
 
 class RemoveSchema(ChangeStatement):
     share: str
     path: tuple[str, ...]
+
+    def execute(self, edit: Edit, _: Provider) -> Result:
+        schema = self.path[-1].lower()
+        objects = states.list_objects(edit.session, self.share)
+        removed = [item for item in objects if item.schema.lower() == schema]
+        if not removed:
+            raise NotFound(f"In share {self.share}, schema", self.path[-1])
+        for item in removed:
+            sharing.remove_table(edit, self.share, item.schema, item.name)
+        return Result(message=f"{', '.join(item.path for item in removed)}: shared no more")
 
 
 class PinPublication(ChangeStatement):
@@ -98,29 +255,51 @@ class PinPublication(ChangeStatement):
     publication: int | None
     path: tuple[str, ...] | None = None
 
-
-@dataclass(frozen=True)
-class Policy:
-    """The claims of an issuer's tokens that identify the recipient."""
-
-    issuer: str
-    subject: str
-    subject_claim: str = "sub"
-    audiences: tuple[str, ...] = ()
-    name: str = "default"
+    def execute(self, edit: Edit, provider: Provider) -> Result:
+        number = self.publication
+        if self.path is None:
+            objects = states.list_objects(edit.session, self.share)
+        else:
+            objects = [_find_object(edit, self.share, self.path)]
+        if not objects:
+            raise BadRequest("share", self.share, "It is empty; add a table first.")
+        for item in objects:
+            if number is not None and provider.ledger.at(item.table, number) is None:
+                latest = provider.latest_version(item.table)
+                has = (
+                    "no publication yet" if latest is None else f"none of this number; the latest is {latest}"
+                )
+                raise BadRequest("publication", number, f"{item.table} has {has}.")
+            sharing.alter_table(edit, self.share, item.schema, item.name, publication=number)
+        served = "the latest publication" if number is None else f"publication {number}"
+        return Result(message=f"{', '.join(item.path for item in objects)}: recipients read {served}")
 
 
 class CreateRecipient(ChangeStatement):
     name: str
     if_not_exists: bool = False
-    comment: str | None = None
-    authentication: Literal["TOKEN", "OAUTH_CLIENT_CREDENTIALS", "OIDC_FEDERATION"] = "TOKEN"
-    policy: Policy | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)  # as the operation of the catalog takes them
+    policy: FederationPolicy | None = None
     metastore_id: str | None = None
-    properties: Mapping[str, str] = field(default_factory=dict)
-    ip_allow: tuple[str, ...] | None = None
-    agreement: str | None = None
-    until: datetime | None = None
+
+    def execute(self, edit: Edit, provider: Provider) -> Result:
+        """Creates a recipient with an activation link, or with a policy if it authenticates by OIDC."""
+        if self.metastore_id is not None:
+            hint = (
+                "It names a metastore of Databricks; recipients of lakeshare open a link. Leave it out, or use "
+                "USING OIDC or USING CLIENT CREDENTIALS."
+            )
+            raise BadRequest("USING ID", self.metastore_id, hint)
+        if self.if_not_exists and _exists("RECIPIENT", edit, self.name):
+            return _already_there("RECIPIENT", self.name)
+        recipient = sharing.create_recipient(edit, self.name, **self.fields)
+        if self.policy is not None:
+            _put_policy(edit, recipient.name, self.policy, provider)
+            message = f"recipient {recipient.name} is made; it gets in with tokens of {self.policy.issuer}"
+            return Result(message=message)
+        return _link_result(
+            *credentials.create_link(edit, recipient.name, token_expires_at=recipient.expires_at), provider
+        )
 
 
 class SetProperties(ChangeStatement):
@@ -129,16 +308,39 @@ class SetProperties(ChangeStatement):
     name: str
     properties: Mapping[str, str]
 
+    def execute(self, edit: Edit, provider: Provider) -> Result:
+        properties = {**states.get_recipient(edit.session, self.name).properties, **self.properties}
+        return Alter("RECIPIENT", self.name, {"properties": properties}).execute(edit, provider)
+
 
 class UnsetProperties(ChangeStatement):
     name: str
     keys: tuple[str, ...]
 
+    def execute(self, edit: Edit, provider: Provider) -> Result:
+        properties = dict(states.get_recipient(edit.session, self.name).properties)
+        for key in self.keys:
+            if key not in properties:
+                raise BadRequest("properties", key, f"{self.name} has: {', '.join(properties) or 'none'}.")
+            del properties[key]
+        return Alter("RECIPIENT", self.name, {"properties": properties}).execute(edit, provider)
+
 
 class RotateToken(ChangeStatement):
     name: str
     keep_old_for: timedelta = timedelta()
-    until: datetime | None = None
+    expires_at: datetime | None = None
+
+    def execute(self, edit: Edit, provider: Provider) -> Result:
+        issued = credentials.rotate_token(
+            edit, self.name, keep_old_for=self.keep_old_for, expires_at=self.expires_at
+        )
+        token, base_url = issued.state, provider.settings.base_url()
+        grace_period = f"within {self.keep_old_for}" if self.keep_old_for else "at once"
+        message = f"the token is shown here only; older ones end {grace_period}"
+        return Result(
+            TOKEN_COLUMNS, ((self.name, token.id, issued.secret, token.expires_at, base_url),), message
+        )
 
 
 class RevokeToken(ChangeStatement):
@@ -147,6 +349,15 @@ class RevokeToken(ChangeStatement):
     name: str
     token_id: str | None = None
 
+    def execute(self, edit: Edit, _: Provider) -> Result:
+        ids = [self.token_id] if self.token_id is not None else []
+        if not ids:
+            tokens = states.get_recipient(edit.session, self.name).tokens
+            ids = [token.id for token in tokens if token.is_valid(edit.at)]
+        for token_id in ids:
+            credentials.revoke_token(edit, self.name, token_id)
+        return Result(message=f"{len(ids)} tokens of {self.name} are revoked")
+
 
 class Invite(ChangeStatement):
     """Creates a new activation link."""
@@ -154,15 +365,29 @@ class Invite(ChangeStatement):
     name: str
     link_life: timedelta | None = None
 
+    def execute(self, edit: Edit, provider: Provider) -> Result:
+        until = states.get_recipient(edit.session, self.name).expires_at
+        life = self.link_life or credentials.DEFAULT_LINK_LIFE
+        link, code = credentials.create_link(edit, self.name, link_life=life, token_expires_at=until)
+        return _link_result(link, code, provider)
+
 
 class PutPolicy(ChangeStatement):
     name: str
-    policy: Policy
+    policy: FederationPolicy
+
+    def execute(self, edit: Edit, provider: Provider) -> Result:
+        _put_policy(edit, self.name, self.policy, provider)
+        return Result(message=f"recipient {self.name} gets in with tokens of {self.policy.issuer}")
 
 
 class DropPolicy(ChangeStatement):
     name: str
     policy: str
+
+    def execute(self, edit: Edit, _: Provider) -> Result:
+        policy = credentials.drop_policy(edit, self.name, self.policy)
+        return Result(message=f"policy {policy.name} of {self.name} is gone")
 
 
 class RevokeRecipient(ChangeStatement):
@@ -170,11 +395,8 @@ class RevokeRecipient(ChangeStatement):
 
     name: str
 
-
-class CreateGroup(ChangeStatement):
-    name: str
-    if_not_exists: bool = False
-    comment: str | None = None
+    def execute(self, edit: Edit, _: Provider) -> Result:
+        return Result(message=f"{sharing.revoke_recipient(edit, self.name).name} may read nothing any more")
 
 
 class ChangeMembers(ChangeStatement):
@@ -182,11 +404,12 @@ class ChangeMembers(ChangeStatement):
     verb: Literal["ADD", "REMOVE"]
     recipients: tuple[str, ...]
 
-
-@dataclass(frozen=True)
-class Grantee:
-    kind: Literal["RECIPIENT", "GROUP"]
-    name: str
+    def execute(self, edit: Edit, _: Provider) -> Result:
+        if self.verb == "ADD":
+            group = sharing.alter_group(edit, self.name, add=self.recipients)
+        else:
+            group = sharing.alter_group(edit, self.name, remove=self.recipients)
+        return Result(message=f"group {group.name} has {', '.join(group.members) or 'no members'}")
 
 
 class Grant(ChangeStatement):
@@ -194,14 +417,23 @@ class Grant(ChangeStatement):
 
     share: str
     to: Grantee
-    starts_at: datetime | None = None
-    ends_at: datetime | None = None
-    rule: str | None = None
+    terms: Mapping[str, Any] = field(default_factory=dict)  # as the operation of the catalog takes them
+
+    def execute(self, edit: Edit, _: Provider) -> Result:
+        given = sharing.grant(edit, self.share, **self.to.reader, **self.terms)
+        until = "" if given.ends_at is None else f" until {given.ends_at:%Y-%m-%d %H:%M} UTC"
+        where = "" if given.rule is None else f" where {given.rule}"
+        return Result(message=f"{given.recipient or given.group} may read {given.share}{until}{where}")
 
 
 class Revoke(ChangeStatement):
     share: str
     grantee: Grantee
+
+    def execute(self, edit: Edit, _: Provider) -> Result:
+        revoked = sharing.revoke(edit, self.share, **self.grantee.reader)
+        reader = revoked.recipient or revoked.group
+        return Result(message=f"{reader} may not read {revoked.share} any more by a grant of its own")
 
 
 class Publish(ChangeStatement):
@@ -210,43 +442,12 @@ class Publish(ChangeStatement):
     path: tuple[str, ...]
     branch: str
 
-
-class Show(ReadStatement):
-    """SHOW SHARES | RECIPIENTS | GROUPS."""
-
-    kind: ObjectKind
-    pattern: str | None = None
-
-
-class Describe(ReadStatement):
-    kind: ObjectKind
-    name: str
-
-
-class ShowSharesInProvider(ReadStatement):
-    provider: str
-
-
-class ShowAllInShare(ReadStatement):
-    share: str
-
-
-class ShowGrantsOnShare(ReadStatement):
-    share: str
-
-
-class ShowGrantsTo(ReadStatement):
-    grantee: Grantee
-
-
-class ShowUsage(ReadStatement):
-    recipient: str
-    since: datetime | None = None
-
-
-class SelectAll(ReadStatement):
-    path: tuple[str, ...]
-    limit: int | None = None
+    def execute(self, _edit: Edit, _provider: Provider) -> Result:
+        hint = (
+            "Only what passed its audit is published, and that is the pipelines' work: "
+            f"`lakeshare wap retry {self.branch}` audits what is staged there again and publishes it if it is green."
+        )
+        raise BadRequest("PUBLISH TABLE", ".".join(self.path), hint)
 
 
 class Follow(ChangeStatement):
@@ -258,201 +459,101 @@ class Follow(ChangeStatement):
     history: bool = True
     start_version: int = 0
 
+    def run(self, provider: Provider, principal: str) -> Result:
+        """Follows the tables, in transactions of their own; BadRequest names the first that is refused."""
+        following = Following.of(provider.catalog, provider.settings)
+        usual = FollowRequest(share=self.share, history=self.history, start_version=self.start_version)
+        requests = following.requests([(self.location, ".".join(self.alias) or None)], usual)
+        if len(requests) == 1:
+            outcomes = [following.follow(requests[0], principal)]
+        else:
+            outcomes = list(following.follow_all(requests, principal))
+        refused = [outcome for outcome in outcomes if outcome.result == "refused"]
+        if refused:
+            first = refused[0]
+            raise BadRequest(
+                "FOLLOW",
+                self.location,
+                f"{len(refused)} of its {len(outcomes)} tables are refused, the others are followed. "
+                f"{first.location}: {first.remark}",
+            )
+        rows = []
+        for outcome in outcomes:
+            fields = outcome.as_json()
+            clients = ", ".join(fields["clients"])
+            rows.append((fields["result"], fields["table"], outcome.location, fields["version"], clients))
+        return Result(FOLLOW_COLUMNS, tuple(rows))
+
+    def execute(self, _edit: Edit, _provider: Provider) -> Result:
+        raise BadRequest("FOLLOW", "FOLLOW", OUTSIDE)
+
 
 class Unfollow(ChangeStatement):
     path: tuple[str, ...]
 
+    def run(self, provider: Provider, principal: str) -> Result:
+        """Stops following a table, in a transaction of its own; raises NotFound."""
+        table = FollowedTables(provider.catalog).remove(".".join(self.path), principal)
+        return Result(message=f"{table.table} is not followed any more")
 
-class ShowFollowedTables(ReadStatement):
-    pattern: str | None = None
-
-
-class SetRecipient(Statement):
-    """Makes the session read as a recipient; RESET RECIPIENT has None."""
-
-    name: str | None
+    def execute(self, _edit: Edit, _provider: Provider) -> Result:
+        raise BadRequest("UNFOLLOW", "UNFOLLOW", OUTSIDE)
 
 
-MOMENT = re.compile(
-    r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?))?\s*(Z|[+-]\d\d:?\d\d)?", re.I
-)
-SPAN = re.compile(r"(\d{1,9})\s*(second|minute|hour|day|week)s?", re.I)
-PLAIN = re.compile(r"[^\W\d]\w*")
-# Names that are keywords where a name can stand, also in a predicate.
-QUOTED = frozenset((
-    "IF", "TABLE", "VIEW", "MATERIALIZED", "SCHEMA", "CURRENT_RECIPIENT", "DATE", "TIMESTAMP", "SELECT",
-    "AND", "OR", "NOT", "IN", "IS", "NULL", "LIKE", "BETWEEN", "TRUE", "FALSE", "CASE", "CAST", "EXISTS",
-))  # fmt: skip
-BETWEEN_SPANS = re.compile(r"[\s,]*")
-
-
-def format_name(written: str) -> str:
-    """A name without its back-quotes."""
-    return written[1:-1].replace("``", "`") if written.startswith("`") else written
-
-
-def unquote_text(written: str) -> str:
-    """A text without its quotes, doubled quotes made single; backslashes have no meaning."""
-    quote = written[0]
-    return written[1:-1].replace(quote * 2, quote)
-
-
-def quoted_text(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
-
-
-def quoted_name(name: str) -> str:
-    """A name as SQL writes it, in back-quotes where it needs them."""
-    is_plain = PLAIN.fullmatch(name) and name.upper() not in QUOTED
-    return name if is_plain else "`" + name.replace("`", "``") + "`"
-
-
-def moment(text: str) -> datetime:
-    """Parses a time; raises ValueError."""
-    match = MOMENT.fullmatch(text.strip())
-    if match is None:
-        raise ValueError(text)
-    day, time, zone = match.groups()
-    at = datetime.fromisoformat(f"{day}T{time or '00:00'}{(zone or 'Z').upper()}")
+def _exists(kind: ObjectKind, edit: Edit, name: str) -> bool:
+    find, *_ = OBJECTS[kind]
     try:
-        return at.astimezone(UTC)
-    except OverflowError as error:
-        raise ValueError(text) from error
+        find(edit.session, name)
+    except NotFound:
+        return False
+    return True
 
 
-def span(text: str) -> timedelta:
-    """Parses a duration like `24 hours` or `1 day 12 hours`; raises ValueError."""
-    parts = SPAN.findall(text)
-    if not parts or not BETWEEN_SPANS.fullmatch(SPAN.sub("", text)):
-        raise ValueError(text)
-    try:
-        return sum((timedelta(**{f"{unit.lower()}s": int(count)}) for count, unit in parts), timedelta())
-    except OverflowError as error:
-        raise ValueError(text) from error
+def _already_there(kind: ObjectKind, name: str) -> Result:
+    return Result(message=f"there is a {kind.lower()} {name} already: nothing is changed")
 
 
-KEYWORDS = frozenset(["AND", "OR", "NOT", "IN", "IS", "NULL", "LIKE", "BETWEEN", "TRUE", "FALSE"])
-GLUED_BEFORE = frozenset(",).")
-GLUED_AFTER = frozenset("(.")
-SIGNS = frozenset("+-")
+def _find_object(edit: Edit, share: str, path: tuple[str, ...]) -> SharedTable:
+    """The object of a share by its name for recipients, else by the lake's table."""
+    objects = states.list_objects(edit.session, share)
+    named = [item for item in objects if _is_alias(item, path)]
+    return _require_single(named or [item for item in objects if _is_table(item, path)], share, path)
 
 
-def alternation(groups: Iterable[Sequence[str]]) -> str:
-    """PARTITION groups as one predicate: tests of a group are joined by AND, groups by OR."""
-    texts = [" AND ".join(tests) for tests in groups]
-    return texts[0] if len(texts) == 1 else " OR ".join(f"({text})" for text in texts)
+def _find_altered(edit: Edit, statement: PutObject) -> SharedTable:
+    """The object of a share by the lake's table, and by the given alias if there are several, else by its name."""
+    objects = states.list_objects(edit.session, statement.share)
+    named = [item for item in objects if _is_table(item, statement.path)]
+    if len(named) > 1:
+        named = [item for item in named if _is_alias(item, statement.alias)] or named
+    named = named or [item for item in objects if _is_alias(item, statement.path)]
+    return _require_single(named, statement.share, statement.path)
 
 
-def join_tokens(tokens: Iterable[str]) -> str:
-    """The tokens of a predicate with one space where one is needed, keywords in capitals."""
-    written: list[str] = []
-    for token in tokens:
-        word = token.upper() if token.upper() in KEYWORDS else token
-        if written and not _is_glued(written[-1], word):
-            written.append(" ")
-        written.append(word)
-    return "".join(written)
+def _require_single(named: list[SharedTable], share: str, path: tuple[str, ...]) -> SharedTable:
+    written = ".".join(path)
+    if not named:
+        raise NotFound(f"In share {share}, table or view", written)
+    if len(named) > 1:
+        aliases = ", ".join(item.alias for item in named)
+        raise BadRequest("table", written, f"{share} has it more than once; name one of {aliases}.")
+    return named[0]
 
 
-def _is_glued(before: str, after: str) -> bool:
-    if after in GLUED_BEFORE or before in GLUED_AFTER:
-        return True
-    # Rules have no arithmetic: a sign belongs to the number after it.
-    if before in SIGNS:
-        return after[0].isdigit()
-    return after == "(" and PLAIN.fullmatch(before) is not None and before not in KEYWORDS
+def _is_alias(item: SharedTable, path: tuple[str, ...]) -> bool:
+    return [item.schema.lower(), item.name.lower()][-len(path) :] == [part.lower() for part in path]
 
 
-Cell = str | int | bool | datetime | None
-Columns = Mapping[str, type]  # str, int, bool or datetime
+def _is_table(item: SharedTable, path: tuple[str, ...]) -> bool:
+    return item.table.lower() == ".".join(path).lower()
 
 
-@dataclass(frozen=True)
-class Result:
-    """Rows, or none; `message` is for people, and not needed to understand the rows."""
-
-    columns: Columns = field(default_factory=dict)
-    rows: tuple[tuple[Cell, ...], ...] = ()
-    message: str = ""
+def _link_result(link: LinkState, code: str, provider: Provider) -> Result:
+    row = (link.recipient, provider.settings.activation_url(code), link.expires_at)
+    return Result(LINK_COLUMNS, (row,), "the link is shown here only, and opens once")
 
 
-def matches_pattern(pattern: str | None, name: str) -> bool:
-    """Whether a name matches a pattern: `*` for any text, `|` between alternatives, without regard to case."""
-    if pattern is None:
-        return True
-    alternatives = pattern.strip().split("|")
-    parts = (".*".join(map(re.escape, alternative.strip().split("*"))) for alternative in alternatives)
-    return any(re.fullmatch(part, name, re.IGNORECASE | re.DOTALL) for part in parts)
-
-
-MAX_LINE_CHARS = 110
-
-
-@dataclass(frozen=True)
-class SourcePosition:
-    """A position in a text, counted from 1, and a number of characters."""
-
-    line: int
-    column: int
-    length: int = 1
-
-
-class SqlError(LakeshareError):
-    """The text cannot be parsed; the message has the line, the column and a caret."""
-
-    def __init__(self, what: str, place: SourcePosition, text: str, source: str | None = None) -> None:
-        at = f"{place.line}:{place.column}"
-        where = f"{source}:{at}" if source else f"line {place.line}, column {place.column}"
-        super().__init__(f"{where}: {escape_unprintable(what)}\n{mark_position(text, place)}")
-        self.what, self.place, self.source = what, place, source
-
-
-class StatementRefused(SqlError):
-    """A statement was refused: the cause, and how many statements of its script took effect."""
-
-    def __init__(
-        self,
-        cause: LakeshareError,
-        place: SourcePosition,
-        text: str,
-        source: str | None,
-        took: int,
-        total: int,
-    ) -> None:
-        # The catalog's own text is for recipients, and refers them to their provider.
-        what = f"{cause.kind} {cause.name} does not exist." if isinstance(cause, NotFound) else str(cause)
-        super().__init__(what, place, text, source)
-        self.cause, self.took, self.total = cause, took, total
-
-    @property
-    def effect(self) -> str:
-        """A sentence about the statements of the script that took effect."""
-        if self.took == 0:
-            return "Nothing of it took effect."
-        first = "The first statement" if self.took == 1 else f"The first {self.took} statements"
-        return f"{first} of {self.total} took effect; this one and what follows did not."
-
-
-def escape_unprintable(text: str) -> str:
-    """A text on one line, without control characters for a terminal."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
-
-
-def mark_position(text: str, place: SourcePosition) -> str:
-    """The line of the text with carets below the position; of long lines the part around it."""
-    lines = text.split("\n")
-    line = lines[place.line - 1].rstrip("\r") if place.line <= len(lines) else ""
-    before = place.column - 1
-    start = max(0, before - MAX_LINE_CHARS // 2) if len(line) > MAX_LINE_CHARS else 0
-    # Each character stays one character: an escape would move the caret.
-    shown = "".join(char if char.isprintable() else " " for char in line[start : start + MAX_LINE_CHARS])
-    room = max(1, len(shown) - (before - start))
-    return f"  {shown}\n  {' ' * (before - start)}{'^' * min(max(1, place.length), room)}"
-
-
-def operating_system_user() -> str:
-    """The user of this process by the operating system, not by the environment."""
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # as in a container whose user has no name
-        return f"uid {os.getuid()}"
+def _put_policy(edit: Edit, recipient: str, policy: FederationPolicy, provider: Provider) -> None:
+    # The default audience of a token is this server.
+    audiences = policy.audiences or (provider.settings.base_url(),)
+    credentials.put_policy(edit, recipient, replace(policy, audiences=audiences))

@@ -18,8 +18,8 @@ from databricks.sdk.service.sharing import (
     SharedDataObjectUpdateAction,
 )
 
+from lakeshare_server.catalog.credentials import add_admin_key
 from lakeshare_server.catalog.sharing import editing
-from lakeshare_server.catalog.sharing.credentials import add_admin_key
 from tests.builders import plain_http
 from tests.builders.lake_tables import a_delta_table
 from tests.builders.sharing import Provider, a_provider, a_server

@@ -5,11 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lakeshare_server.catalog import Catalog
+from lakeshare_server.catalog import Catalog, states
 from lakeshare_server.catalog.declared import export, read_files
 from lakeshare_server.catalog.declared.files import DesiredObject, FoundTable, Key, TableLocation
 from lakeshare_server.catalog.declared.plan import Step
-from lakeshare_server.catalog.sharing import editing, states
+from lakeshare_server.catalog.sharing import editing
 
 EVERYTHING = """
 shares:

@@ -5,16 +5,9 @@ from typing import Any
 
 import httpx
 
-from lakeshare_server.catalog.sharing import (
-    FederationPolicy,
-    IssuedSecret,
-    RecipientState,
-    create_recipient,
-    editing,
-    grant,
-    issue_token,
-    put_policy,
-)
+from lakeshare_server.catalog.credentials import issue_token, put_policy
+from lakeshare_server.catalog.sharing import create_recipient, editing, grant
+from lakeshare_server.catalog.states import FederationPolicy, IssuedSecret, RecipientState
 from tests.builders import plain_http
 from tests.builders.sharing import Provider, Running
 

@@ -3,13 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from lakeshare_server.catalog.sharing import (
-    alter_recipient,
-    alter_table,
-    create_group,
-    editing,
-    grant,
-)
+from lakeshare_server.catalog.sharing import alter_recipient, alter_table, create_group, editing, grant
 from tests.builders.sharing import Provider
 
 BY = "tests"

@@ -3,8 +3,9 @@
 import sys
 import threading
 
-from lakeshare_server.catalog import AsyncQueries, Ledger, Recipients, lock_set, open_catalog
+from lakeshare_server.catalog import AsyncQueries, Ledger, lock_set, open_catalog
 from tests.builders.publications import a_publication
+from tests.builders.recipients import Recipients
 
 
 def append(url: str, name: str, count: str) -> None:

@@ -8,16 +8,9 @@ from pathlib import Path
 
 from deltalake import DeltaTable
 
-from lakeshare_server.catalog.sharing import (
-    SharedObject,
-    add_table,
-    create_link,
-    create_recipient,
-    create_share,
-    editing,
-    grant,
-    issue_token,
-)
+from lakeshare_server.catalog.credentials import create_link, issue_token
+from lakeshare_server.catalog.sharing import add_table, create_recipient, create_share, editing, grant
+from lakeshare_server.catalog.states import SharedTable
 from lakeshare_server.settings import ServerSettings
 from tests.builders.lake_tables import a_delta_table, an_iceberg_table, append_delta, some_rows
 from tests.builders.sharing import Provider, a_provider, a_server
@@ -74,7 +67,7 @@ class OfferedLake:
         """A recipient, with link and token, of a share whose names and comments are what they are given."""
         with editing(self.provider.catalog, "steward") as edit:
             create_share(edit, name, display_name=comment, comment=comment)
-            add_table(edit, name, SharedObject(schema=name, name=name, table="lake.flights", comment=comment))
+            add_table(edit, name, SharedTable(schema=name, name=name, table="lake.flights", comment=comment))
             create_recipient(edit, name, agreement=comment)
             grant(edit, name, recipient=name)
             token = issue_token(edit, name).secret
@@ -108,10 +101,10 @@ def fill(provider: Provider, folder: Path) -> None:
     provider.publish_delta("lake.long", a_delta_table(folder / "long", some_rows(days=2)))
     shared = {
         "flights": [
-            SharedObject(schema="lake", name="flights", table="lake.flights", comment=FLIGHTS_COMMENT),
-            SharedObject(schema="lake", name=RATHER_LONG, table="lake.long", history=False),
+            SharedTable(schema="lake", name="flights", table="lake.flights", comment=FLIGHTS_COMMENT),
+            SharedTable(schema="lake", name=RATHER_LONG, table="lake.long", history=False),
         ],
-        "trade": [SharedObject(schema="lake", name="cargo", table="lake.cargo")],
+        "trade": [SharedTable(schema="lake", name="cargo", table="lake.cargo")],
     }
     with editing(provider.catalog, "steward") as edit:
         create_share(edit, "flights", display_name="Flights", comment=SHARE_COMMENT)

@@ -22,7 +22,6 @@ from lakeshare_server.catalog import (
     IcebergIdentity,
     Ledger,
     Publication,
-    Recipients,
     SharedTable,
     apply_shares,
     open_catalog,
@@ -36,6 +35,7 @@ from lakeshare_server.versions import normalise_followed_location, read_unfollow
 from tests.builders.database_schema import open_migrated
 from tests.builders.lake_tables import IcebergState, a_delta_table
 from tests.builders.publications import a_publication
+from tests.builders.recipients import Recipients
 
 FLIGHTS = "/shares/flights/schemas/lake/tables/flights"
 LONG = "/shares/flights/schemas/lake/tables/long"

@@ -6,12 +6,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from lakeshare_server.catalog import Catalog
-from lakeshare_server.catalog.sharing import drop_group, drop_recipient, drop_share, editing, states
+from lakeshare_server.catalog import Catalog, states
+from lakeshare_server.catalog.sharing import drop_group, drop_recipient, drop_share, editing
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.sql.changes import Provider
 from lakeshare_server.sql.session import SqlSession
-from lakeshare_server.sql.statements import Result
+from lakeshare_server.sql.statements import Provider, Result
 from tests.builders.database_schema import open_migrated
 from tests.builders.lake_tables import a_delta_table, append_delta
 from tests.builders.sharing import Provider as Publishing

@@ -10,10 +10,11 @@ from sqlalchemy import update
 from lakeshare_pipelines.defs.share import usage_checks
 from lakeshare_pipelines.defs.wap import LakeResource, SparkResource
 from lakeshare_pipelines.share.shares import find_silent_recipients, find_usage_spikes
-from lakeshare_server.catalog import Catalog, Recipients, open_catalog
+from lakeshare_server.catalog import Catalog, open_catalog
 from lakeshare_server.catalog.audit import prune
 from lakeshare_server.catalog.models import RecipientRow
 from tests.builders.events import an_event, append
+from tests.builders.recipients import Recipients
 
 NOW = datetime.now(UTC)
 YESTERDAY = NOW - timedelta(days=1)

@@ -27,7 +27,7 @@ from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.share import publication
 from lakeshare_pipelines.share.changes import TableState
 from lakeshare_pipelines.wap.staged import open_lake_without_spark
-from lakeshare_server.catalog import Ledger, Recipients, allow_directory_access
+from lakeshare_server.catalog import Ledger, allow_directory_access
 from lakeshare_server.catalog.models import AuditRow
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.storage import Stores
@@ -45,6 +45,7 @@ from tests.builders.iceberg_rest import (
     state_of,
 )
 from tests.builders.lake_tables import IcebergTable, some_rows
+from tests.builders.recipients import Recipients
 from tests.builders.row_deletes import a_target, a_vector, position_deletes
 from tests.builders.sharing import Provider, Running, a_provider, a_server
 from tests.builders.spark_without_keys import read_without_keys

@@ -17,12 +17,13 @@ from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.ingest.landing import open_landing
 from lakeshare_pipelines.wap.stage import drop_staging_location, stage
 from lakeshare_pipelines.wap.staged import Lake, read_quarantine
-from lakeshare_server.catalog import Catalog, DeclaredShare, Recipients, SharedTable, apply_shares
+from lakeshare_server.catalog import Catalog, DeclaredShare, SharedTable, apply_shares
 from lakeshare_server.locations import find_root
 from lakeshare_server.settings import ServerSettings
 from tests.builders.answering_store import answering_store
 from tests.builders.campaign import IS_CAMPAIGN
 from tests.builders.google_account import account_file, token_answer
+from tests.builders.recipients import Recipients
 from tests.builders.sets import an_order, orders
 from tests.builders.sharing import Provider, a_server
 from tests.integration.azurite import ACCOUNT, ACCOUNT_KEY, running_azurite

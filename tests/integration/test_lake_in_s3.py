@@ -23,7 +23,7 @@ from lakeshare_pipelines.wap.audit import audit_and_save
 from lakeshare_pipelines.wap.iceberg import IcebergStaging
 from lakeshare_pipelines.wap.stage import drop_staging_location, list_staging_locations, stage
 from lakeshare_pipelines.wap.staged import Lake, read_quarantine
-from lakeshare_server.catalog import DeclaredShare, Recipients, SharedTable, apply_shares
+from lakeshare_server.catalog import DeclaredShare, SharedTable, apply_shares
 from lakeshare_server.errors import LakeshareError
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.tables.delta.changes import Segment
@@ -31,6 +31,7 @@ from lakeshare_server.tables.iceberg.changes import change_files_of
 from lakeshare_server.tables.index import index_path
 from tests.builders.canonical import same_rows
 from tests.builders.protocol_reader import refusal
+from tests.builders.recipients import Recipients
 from tests.builders.sets import a_contract, an_order, orders
 from tests.builders.sharing import Provider, a_server
 from tests.builders.store_gate import StoreGate, store_gate

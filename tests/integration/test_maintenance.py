@@ -33,21 +33,14 @@ from lakeshare_pipelines.share.changes import load_file_index
 from lakeshare_pipelines.share.publication import repair, rollback
 from lakeshare_pipelines.wap.stage import drop_staging_location
 from lakeshare_pipelines.wap.staged import Lake, Staged, Verdicts
-from lakeshare_server.catalog import (
-    Catalog,
-    DeclaredShare,
-    Ledger,
-    Publication,
-    Recipients,
-    SharedTable,
-    apply_shares,
-)
+from lakeshare_server.catalog import Catalog, DeclaredShare, Ledger, Publication, SharedTable, apply_shares
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import normalise_location
 from lakeshare_server.tables.delta.log import LOG, list_log
 from lakeshare_server.tables.index import index_path
 from tests.builders.campaign import IS_CAMPAIGN, campaign_size
 from tests.builders.publications import a_publication
+from tests.builders.recipients import Recipients
 from tests.builders.sets import a_contract, green, orders, staged_without_reading
 from tests.builders.sharing import Provider, a_server, lines
 from tests.integration.test_publication import PublishedSet

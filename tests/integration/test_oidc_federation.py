@@ -7,7 +7,8 @@ from pathlib import Path
 import delta_sharing
 import pytest
 
-from lakeshare_server.catalog.sharing import drop_policy, editing
+from lakeshare_server.catalog.credentials import drop_policy
+from lakeshare_server.catalog.sharing import editing
 from tests.builders import plain_http
 from tests.builders.credentials import OIDC, a_policy, a_recipient
 from tests.builders.lake_tables import a_delta_table

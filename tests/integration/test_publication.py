@@ -25,18 +25,11 @@ from lakeshare_pipelines.wap.audit import audit_and_save
 from lakeshare_pipelines.wap.delta import STAGED_FOLDER, table_location
 from lakeshare_pipelines.wap.stage import drop_abandoned, list_staging_locations, stage
 from lakeshare_pipelines.wap.staged import Lake, Staged, Verdicts
-from lakeshare_server.catalog import (
-    Catalog,
-    DeclaredShare,
-    Ledger,
-    Publication,
-    Recipients,
-    SharedTable,
-    apply_shares,
-)
+from lakeshare_server.catalog import Catalog, DeclaredShare, Ledger, Publication, SharedTable, apply_shares
 from lakeshare_server.settings import ServerSettings
 from tests.builders.iceberg_rest import rest_catalog
 from tests.builders.main_state import main_state, rows_at_each_step, rows_on_main
+from tests.builders.recipients import Recipients
 from tests.builders.sets import a_delivery, an_order, green, orders, staged_without_reading
 from tests.builders.sharing import Provider, a_server
 from tests.builders.slack import slack_stand_in

@@ -17,15 +17,7 @@ from lakeshare_pipelines.share.changes import CHANGES_FOLDER
 from lakeshare_pipelines.share.publication import repair, rollback
 from lakeshare_pipelines.wap.iceberg import IcebergStaging
 from lakeshare_pipelines.wap.staged import Lake, open_lake_without_spark
-from lakeshare_server.catalog import (
-    Catalog,
-    DeclaredShare,
-    Ledger,
-    Publication,
-    Recipients,
-    SharedTable,
-    apply_shares,
-)
+from lakeshare_server.catalog import Catalog, DeclaredShare, Ledger, Publication, SharedTable, apply_shares
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.tables.delta.changes import Segment
 from lakeshare_server.tables.iceberg.changes import change_files_of
@@ -33,6 +25,7 @@ from lakeshare_server.tables.index import index_path
 from tests.builders.applied_changes import applied
 from tests.builders.canonical import Rows, same_rows
 from tests.builders.protocol_reader import ProtocolReader, refusal
+from tests.builders.recipients import Recipients
 from tests.builders.sets import a_contract, a_delivery, an_order, green, orders, staged_without_reading
 from tests.builders.sharing import Provider, a_server
 from tests.builders.spark_iceberg import frame_rows

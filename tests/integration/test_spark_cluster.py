@@ -30,19 +30,13 @@ from lakeshare_pipelines.spark.jars import find_java
 from lakeshare_pipelines.spark.session import prepare_java_home
 from lakeshare_pipelines.wap.stage import list_staging_locations
 from lakeshare_pipelines.wap.staged import Lake
-from lakeshare_server.catalog import (
-    DeclaredShare,
-    Ledger,
-    Recipients,
-    SharedTable,
-    apply_shares,
-    open_catalog,
-)
+from lakeshare_server.catalog import DeclaredShare, Ledger, SharedTable, apply_shares, open_catalog
 from lakeshare_server.settings import ServerSettings
 from tests.builders.campaign import IS_CAMPAIGN
 from tests.builders.cluster_run import MONDAY, executors_on, sets_in
 from tests.builders.killed_run import Run, start_run, wait_for_exit
 from tests.builders.main_state import main_state
+from tests.builders.recipients import Recipients
 from tests.builders.sets import a_contract, a_delivery, orders
 from tests.builders.sharing import Provider, a_server
 from tests.builders.waiting import wait_until

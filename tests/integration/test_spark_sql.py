@@ -7,7 +7,7 @@ import pytest
 
 import lakeshare_pipelines as lakeshare
 from lakeshare_pipelines.wap.staged import Lake
-from lakeshare_server.sql.statements import StatementRefused
+from lakeshare_server.sql.grammar import StatementRefused
 
 
 @pytest.fixture(autouse=True)

@@ -24,11 +24,13 @@ from lakeshare_pipelines.wap.audit import audit_and_save
 from lakeshare_pipelines.wap.delta import STAGED_FOLDER, table_location
 from lakeshare_pipelines.wap.stage import reseal, select_view_rows, stage, staging_for
 from lakeshare_pipelines.wap.staged import Lake
-from lakeshare_server.catalog import Catalog, Publication, Recipients, open_catalog
-from lakeshare_server.catalog.sharing import create_recipient, editing, grant, issue_token
+from lakeshare_server.catalog import Catalog, Publication, open_catalog
+from lakeshare_server.catalog.credentials import issue_token
+from lakeshare_server.catalog.sharing import create_recipient, editing, grant
 from lakeshare_server.settings import ServerSettings
 from tests.builders.audits import of
 from tests.builders.main_state import rows_on_main
+from tests.builders.recipients import Recipients
 from tests.builders.sets import a_delivery, an_order
 from tests.builders.sharing import Provider, Running, a_server
 

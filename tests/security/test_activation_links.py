@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
+from lakeshare_server.catalog import states
 from lakeshare_server.catalog.database import database_file
 from lakeshare_server.catalog.models import AuditRow
 from lakeshare_server.catalog.sharing import (
-    RecipientState,
     alter_recipient,
     create_recipient,
     editing,
     grant,
     revoke_recipient,
-    states,
 )
+from lakeshare_server.catalog.states import RecipientState
 from tests.builders import plain_http
 from tests.builders.offered_lake import AGREEMENT, OfferedLake, an_offered_lake
 

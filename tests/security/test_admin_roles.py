@@ -9,8 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from lakeshare_server.catalog.sharing import editing
-from lakeshare_server.catalog.sharing.credentials import (
+from lakeshare_server.catalog.credentials import (
     FIRST_KEY_NAME,
     PREFIX,
     add_admin_key,
@@ -18,6 +17,7 @@ from lakeshare_server.catalog.sharing.credentials import (
     read_admin_keys,
     revoke_admin_key,
 )
+from lakeshare_server.catalog.sharing import editing
 from lakeshare_server.errors import BadRequest, NameTaken
 from tests.builders import plain_http
 from tests.builders.administration import PROVIDER, ROLES, UNITY, Administered, an_administered_server

@@ -8,7 +8,8 @@ import httpx
 import pytest
 
 from lakeshare_server.access import rate_limit
-from lakeshare_server.catalog.sharing import editing, rotate_token
+from lakeshare_server.catalog.credentials import rotate_token
+from lakeshare_server.catalog.sharing import editing
 from tests.builders.credentials import OAUTH, a_recipient, ask_token
 from tests.builders.events import newest_requests
 from tests.builders.sharing import Provider, Running, a_provider_of_flights, a_server

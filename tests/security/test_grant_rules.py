@@ -13,12 +13,12 @@ import httpx
 import pyarrow as pa
 import pytest
 
-from lakeshare_server.catalog import Recipients
 from tests.builders.canonical import Rows, same_rows
 from tests.builders.grants import grant_to
 from tests.builders.lake_tables import IcebergTable
 from tests.builders.protocol_lines import Format
 from tests.builders.protocol_reader import Answer, ProtocolReader
+from tests.builders.recipients import Recipients
 from tests.builders.sharing import Provider, Running, a_provider, a_server
 
 FORMATS: tuple[Format, ...] = ("parquet", "delta")

@@ -8,10 +8,9 @@ import httpx
 import pytest
 
 from lakeshare_server.access.rules import require_decidable, require_decidable_rules
-from lakeshare_server.catalog import Recipients, allow_directory_access
+from lakeshare_server.catalog import allow_directory_access, states
 from lakeshare_server.catalog.sharing import (
     Edit,
-    SharedObject,
     add_table,
     alter_share,
     alter_table,
@@ -20,13 +19,14 @@ from lakeshare_server.catalog.sharing import (
     editing,
     grant,
     revoke,
-    states,
 )
+from lakeshare_server.catalog.states import SharedTable
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.storage import Stores
 from lakeshare_server.versions import Versions
 from tests.builders.grants import alter_shared, describe, grant_to, grant_to_group
 from tests.builders.lake_tables import a_delta_table, an_iceberg_table, append_delta, some_rows
+from tests.builders.recipients import Recipients
 from tests.builders.sharing import FLIGHTS, Provider, Running, a_provider, a_server, files, lines
 
 PATH = "flights.lake.flights"
@@ -295,7 +295,7 @@ def test_an_edit_whose_rules_are_not_decided_leaves_nothing_behind(provider: Pro
 
     def added(table: str, rule: str | None = None) -> Callable[[Edit], object]:
         return lambda edit: add_table(
-            edit, name, SharedObject(schema="lake", name=table, table=f"lake.{table}", rule=rule)
+            edit, name, SharedTable(schema="lake", name=table, table=f"lake.{table}", rule=rule)
         )
 
     edited(lambda edit: create_share(edit, name), added("flights"), granted("day = '2013-01-01'"))

@@ -20,16 +20,10 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from lakeshare_server.app import _config, create_app
-from lakeshare_server.catalog import Catalog, Recipients, open_catalog
-from lakeshare_server.catalog.sharing import (
-    SharedObject,
-    add_table,
-    alter_recipient,
-    create_share,
-    editing,
-    rotate_token,
-    states,
-)
+from lakeshare_server.catalog import Catalog, open_catalog, states
+from lakeshare_server.catalog.credentials import rotate_token
+from lakeshare_server.catalog.sharing import add_table, alter_recipient, create_share, editing
+from lakeshare_server.catalog.states import SharedTable
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.locations import parse_location
 from lakeshare_server.settings import ServerSettings
@@ -37,6 +31,7 @@ from lakeshare_server.storage import load_key
 from tests.builders import plain_http
 from tests.builders.database_schema import open_migrated
 from tests.builders.lake_tables import a_delta_table, an_iceberg_table, some_rows
+from tests.builders.recipients import Recipients
 from tests.builders.sharing import Provider, Running, a_provider, a_server, files, lines
 
 TESTS = Path(__file__).parents[1]
@@ -74,7 +69,7 @@ def provider(tmp_path_factory: pytest.TempPathFactory) -> Provider:
         for share, tables in {"open": ("ice", "delta"), "closed": ("secret",)}.items():
             create_share(edit, share, comment=f"of {share}")
             for name in tables:
-                add_table(edit, share, SharedObject(schema="lake", name=name, table=f"lake.{name}"))
+                add_table(edit, share, SharedTable(schema="lake", name=name, table=f"lake.{name}"))
     return made
 
 
@@ -342,7 +337,7 @@ def test_34_tables_are_added_to_a_share_and_bad_names_are_refused_aloud(catalog_
     with editing(catalog_of_one, "ann") as edit:
         create_share(edit, "s")
         for name in ("first", "second"):
-            add_table(edit, "s", SharedObject(schema="a", name=name, table=f"lake.{name}"))
+            add_table(edit, "s", SharedTable(schema="a", name=name, table=f"lake.{name}"))
         assert [one.name for one in states.list_objects(edit.session, "s")] == ["first", "second"]
         with pytest.raises(BadRequest, match=r"'a name'.*no space"):
-            add_table(edit, "s", SharedObject(schema="a", name="a name", table="lake.x"))
+            add_table(edit, "s", SharedTable(schema="a", name="a name", table="lake.x"))

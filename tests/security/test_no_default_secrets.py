@@ -10,7 +10,7 @@ from pydantic import SecretStr
 from lakeshare_pipelines.demo.processes import free_port, sharing_server
 from lakeshare_pipelines.demo.story import write_recipient_profile
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_server.catalog.sharing.credentials import PREFIX, create_first_admin_key, read_admin_keys
+from lakeshare_server.catalog.credentials import PREFIX, create_first_admin_key, read_admin_keys
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import load_key
 from tests.builders.sharing import a_provider

@@ -8,9 +8,9 @@ from html.parser import HTMLParser
 import httpx
 import pytest
 
-from lakeshare_server.catalog import Recipients
 from lakeshare_server.pages.rendering import HEADERS
 from tests.builders.offered_lake import AGREEMENT, OfferedLake, an_offered_lake
+from tests.builders.recipients import Recipients
 
 TABLE = "/portal/api/shares/flights/schemas/lake/tables/flights"
 HTML = "text/html; charset=utf-8"

@@ -8,8 +8,9 @@ import httpx
 import pytest
 from sqlalchemy import select
 
+from lakeshare_server.catalog.credentials import issue_token
 from lakeshare_server.catalog.models import AuditRow
-from lakeshare_server.catalog.sharing import create_recipient, editing, issue_token
+from lakeshare_server.catalog.sharing import create_recipient, editing
 from tests.builders import plain_http
 from tests.builders.grants import alter_shared, grant_to
 from tests.builders.offered_lake import OfferedLake, an_offered_lake

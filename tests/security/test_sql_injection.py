@@ -8,11 +8,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lark import Token
 
-from lakeshare_server.catalog.sharing import states
-from lakeshare_server.sql.changes import Provider
-from lakeshare_server.sql.grammar import END, get_parser, is_unfinished, parse
+from lakeshare_server.catalog import states
+from lakeshare_server.sql.grammar import (
+    END,
+    SourcePosition,
+    SqlError,
+    get_parser,
+    is_unfinished,
+    parse,
+    quoted_name,
+    quoted_text,
+)
 from lakeshare_server.sql.session import SqlSession
-from lakeshare_server.sql.statements import SourcePosition, SqlError, quoted_name, quoted_text
+from lakeshare_server.sql.statements import Provider
 from tests.builders.campaign import campaign_size
 from tests.builders.sql_sessions import a_lake, a_session, empty, rows
 
@@ -93,9 +101,9 @@ def test_a_value_of_a_partition_stays_one_text_in_the_rule(lake: Provider, text:
     [placed] = parse(
         f"ALTER SHARE s ADD TABLE a.b PARTITION ({quoted_name(text)} = {quoted_text(text)}, c = 'd')"
     )
-    [again] = parse(f"ALTER SHARE s ADD TABLE a.b WHERE ({placed.statement.rule})")
-    assert again.statement.rule == placed.statement.rule
-    assert placed.statement.rule.endswith(" AND c = 'd'")
+    [again] = parse(f"ALTER SHARE s ADD TABLE a.b WHERE ({placed.statement.fields['rule']})")
+    assert again.statement.fields["rule"] == placed.statement.fields["rule"]
+    assert placed.statement.fields["rule"].endswith(" AND c = 'd'")
 
 
 @given(st.text(max_size=200))

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from lakeshare_server.catalog import SharedTable, share_table
+from lakeshare_server.catalog.credentials import revoke_token, rotate_token
 from lakeshare_server.catalog.listings import effective_grant
 from lakeshare_server.catalog.sharing import (
     alter_recipient,
@@ -16,8 +17,6 @@ from lakeshare_server.catalog.sharing import (
     remove_table,
     revoke,
     revoke_recipient,
-    revoke_token,
-    rotate_token,
 )
 from tests.builders import plain_http
 from tests.builders.credentials import OAUTH, Known, a_recipient, ask_token

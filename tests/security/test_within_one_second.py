@@ -12,14 +12,13 @@ import httpx
 import psutil
 import pytest
 
+from lakeshare_server.catalog.credentials import revoke_token, rotate_token
 from lakeshare_server.catalog.sharing import (
     alter_recipient,
     editing,
     grant,
     revoke,
     revoke_recipient,
-    revoke_token,
-    rotate_token,
     set_limits,
 )
 from tests.builders.credentials import OAUTH, Known, a_recipient, ask_token

@@ -12,7 +12,7 @@ from typing import Any, cast
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from lakeshare_server.catalog import sharing
+from lakeshare_server.catalog import credentials, sharing, states
 from lakeshare_server.catalog.database import Catalog
 from lakeshare_server.catalog.declared.documents import describe_problem, describe_remedy
 from lakeshare_server.catalog.declared.files import (
@@ -31,11 +31,9 @@ from lakeshare_server.catalog.declared.plan import (
     read_current_shares,
 )
 from lakeshare_server.catalog.ledger import alter_followed, follow_table, unfollow_table
-from lakeshare_server.catalog.listings import TableEntry, share_entry_from_row, table_entry_from_row
 from lakeshare_server.catalog.models import ShareRow
-from lakeshare_server.catalog.sharing import Edit, FederationPolicy, SharedObject, editing, states
-from lakeshare_server.catalog.sharing.editing import LOCAL_OPERATOR, require_name
-from lakeshare_server.catalog.sharing.states import Kind, find_object_row
+from lakeshare_server.catalog.sharing import LOCAL_OPERATOR, Edit, editing, require_name
+from lakeshare_server.catalog.states import FederationPolicy, SharedTable, find_object_row
 from lakeshare_server.errors import BadRequest, CatalogConflict, NotFound
 from lakeshare_server.lazy import gc_disabled
 
@@ -51,7 +49,7 @@ def apply_steps(edit: Edit, steps: Iterable[Step]) -> None:
         batch = list(group)
         if (kind, verb) == ("table", "create"):
             with _located_in_file(batch):
-                sharing.add_tables(edit, share, [SharedObject(**_fields_of(step)) for step in batch])
+                sharing.add_tables(edit, share, [SharedTable(**_fields_of(step)) for step in batch])
             continue
         for step in batch:
             with _located_in_file([step]):
@@ -138,11 +136,11 @@ def _alter_recipient(edit: Edit, step: Step) -> None:
 
 def _put_policies(edit: Edit, recipient: str, before: Policies, after: Policies) -> None:
     for name in before.keys() - after.keys():
-        sharing.drop_policy(edit, recipient, name)
+        credentials.drop_policy(edit, recipient, name)
     for name, fields in after.items():
         if before.get(name) != fields:
             fields = {**fields, "audiences": tuple(fields["audiences"])}
-            sharing.put_policy(edit, recipient, FederationPolicy(name=name, **fields))
+            credentials.put_policy(edit, recipient, FederationPolicy(name=name, **fields))
 
 
 def _alter_group(edit: Edit, step: Step) -> None:
@@ -254,23 +252,11 @@ def _take_steps(edit: Edit, plan: Plan, check: Callable[[Edit], None]) -> None:
 
 
 CONTRACTS = "contracts"
+DECLARED_FIELDS = ("schema", "name", "table", "comment", "history", "kind")
 OTHER_REMEDIES = {
     "hand": "It was shared by hand; remove it there, or declare another name.",
     "files": "A file of `lakeshare apply` shares it; take it out of there, or declare another name.",
 }
-
-
-@dataclass(frozen=True)
-class SharedTable:
-    """A table in a share: `schema.name` for recipients, `table` in the ledger."""
-
-    schema: str
-    name: str
-    table: str
-    comment: str | None = None
-    history: bool = True  # recipients may read earlier publications by number
-    kind: Kind = "TABLE"
-    rule: str | None = None  # the partitions to read; None leaves a rule that was set by hand
 
 
 @dataclass(frozen=True)
@@ -362,9 +348,9 @@ def _list_desired(declared: Sequence[DeclaredShare]) -> Iterator[DesiredObject]:
         declared_fields = {"name": share.name, "comment": share.description}
         yield DesiredObject(object_key("share", share.name), share.name, declared_fields)
         for table in share.tables:
-            fields = dict(vars(table))
-            if table.rule is None:
-                del fields["rule"]
+            fields = {name: getattr(table, name) for name in DECLARED_FIELDS}
+            if table.rule is not None:
+                fields["rule"] = table.rule
             key = object_key("table", share.name, table.schema, table.name)
             yield DesiredObject(key, f"{share.name}.{table.schema}.{table.name}", fields)
 
@@ -400,7 +386,7 @@ def share_table(
     *,
     start_version: int | None = None,
     by: str = LOCAL_OPERATOR,
-) -> TableEntry:
+) -> SharedTable:
     """Shares a table by hand, or changes a shared table, which keeps its id; creates the share if it does not exist.
 
     Directory access ends if `table.table` changes.
@@ -418,26 +404,19 @@ def share_table(
         try:
             *_, row = find_object_row(edit.session, share, table.schema, table.name)
         except NotFound:
-            sharing.add_table(edit, share, SharedObject(schema=table.schema, name=table.name, **fields))
+            return sharing.add_table(edit, share, SharedTable(schema=table.schema, name=table.name, **fields))
         else:
             if row.declared:
                 raise CatalogConflict(
                     f"{share}.{table.schema}.{row.name} is declared by a contract",
                     "Share the table under another name, or change the contract.",
                 )
-            sharing.alter_table(edit, share, table.schema, table.name, new_name=table.name, **fields)
-        return _entry(edit, share, table.schema, table.name)
+            return sharing.alter_table(edit, share, table.schema, table.name, new_name=table.name, **fields)
 
 
 def allow_directory_access(
     catalog: Catalog, share: str, schema: str, name: str, *, allowed: bool, by: str = LOCAL_OPERATOR
-) -> TableEntry:
+) -> SharedTable:
     """Sets whether recipients can read everything under the prefix of a shared table; raises NotFound."""
     with editing(catalog, by) as edit:
-        sharing.alter_table(edit, share, schema, name, directory_access=allowed)
-        return _entry(edit, share, schema, name)
-
-
-def _entry(edit: Edit, share: str, schema: str, name: str) -> TableEntry:
-    grandparent, parent, row = find_object_row(edit.session, share, schema, name)
-    return table_entry_from_row(row, parent.name, share_entry_from_row(grandparent))
+        return sharing.alter_table(edit, share, schema, name, directory_access=allowed)

@@ -28,7 +28,7 @@ from pydantic import (
 
 from lakeshare_server.catalog.ledger import CHECK_EVERY_S, is_location_pattern
 from lakeshare_server.catalog.models import MAX_LONG
-from lakeshare_server.catalog.sharing.editing import NAME_HINT, NAME_PATTERN
+from lakeshare_server.catalog.sharing import NAME_HINT, NAME_PATTERN
 from lakeshare_server.errors import (
     BadRequest,
     CatalogConflict,

@@ -27,7 +27,7 @@ from lakeshare_server.catalog.declared.documents import (
     raise_all,
 )
 from lakeshare_server.catalog.ledger import IcebergIdentity, is_location_pattern
-from lakeshare_server.catalog.sharing.editing import Keeper
+from lakeshare_server.catalog.sharing import Keeper
 from lakeshare_server.errors import DocumentError, LakeshareError
 from lakeshare_server.lazy import gc_disabled
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import yaml
 from sqlalchemy.orm import Session
 
+from lakeshare_server.catalog import states
 from lakeshare_server.catalog.declared.documents import OF_CONTRACTS, Origin, raise_all
 from lakeshare_server.catalog.declared.files import (
     KINDS,
@@ -25,15 +26,14 @@ from lakeshare_server.catalog.declared.files import (
     parents,
 )
 from lakeshare_server.catalog.ledger import CHECK_EVERY_S, FollowedTable, followed_tables
-from lakeshare_server.catalog.sharing import states
-from lakeshare_server.catalog.sharing.editing import NAME_HINT, Keeper, is_name
-from lakeshare_server.catalog.sharing.states import (
+from lakeshare_server.catalog.sharing import NAME_HINT, Keeper, is_name
+from lakeshare_server.catalog.states import (
     FederationPolicy,
     Grant,
     Group,
     RecipientState,
     Share,
-    SharedObject,
+    SharedTable,
 )
 from lakeshare_server.errors import DocumentError
 
@@ -331,7 +331,7 @@ def _share(share: Share) -> CurrentObject:
     return _edited(object_key("share", share.name), share, fields, declared=share.declared)
 
 
-def _table(table: SharedObject) -> CurrentObject:
+def _table(table: SharedTable) -> CurrentObject:
     names = "schema name table kind comment history start_version rule publication directory_access"
     return CurrentObject(
         object_key("table", table.share, table.schema, table.name),
@@ -441,7 +441,7 @@ def export(session: Session, *, revisions: bool = False) -> str:
 def _export_shares(session: Session, shares: Sequence[Share], granted: set[str]) -> dict[str, dict[str, Any]]:
     tables: dict[str, dict[str, dict[str, Any]]] = {}
     for table in states.list_objects(session):
-        fields, path = _set_fields(_table(table)), f"{table.schema}.{table.name}"
+        fields, path = _set_fields(_table(table)), table.alias
         if table.declared:
             own = {name: value for name, value in fields.items() if name not in OF_CONTRACTS}
             fields = {"declared": True, **own} if own else {}

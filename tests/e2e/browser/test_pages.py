@@ -15,10 +15,10 @@ import pytest
 from playwright.sync_api import Browser, Page, Request, expect
 
 from lakeshare_server.access.authentication import write_profile
-from lakeshare_server.catalog import Recipients
 from lakeshare_server.catalog.sharing import create_recipient, editing, grant
 from tests.builders.lake_tables import some_rows
 from tests.builders.offered_lake import AGREEMENT, FLIGHTS_COMMENT, RATHER_LONG, OfferedLake
+from tests.builders.recipients import Recipients
 
 # Those of two commits, without the day that was deleted.
 ROWS = 12 + 600 - 24

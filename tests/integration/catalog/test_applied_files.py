@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from lakeshare_server.catalog import Catalog
+from lakeshare_server.catalog import Catalog, states
+from lakeshare_server.catalog.credentials import issue_token
 from lakeshare_server.catalog.declared import Plan, apply_files, dry_run, plan_changes
 from lakeshare_server.catalog.models import AuditRow
 from lakeshare_server.catalog.sharing import (
@@ -18,11 +19,9 @@ from lakeshare_server.catalog.sharing import (
     create_share,
     editing,
     grant,
-    issue_token,
     remove_table,
     revoke,
     revoke_recipient,
-    states,
 )
 from lakeshare_server.errors import CatalogConflict, DocumentError
 from tests.builders.applied_files import EVERYTHING, by_hand, exported, paths, told

@@ -12,7 +12,6 @@ from lakeshare_server.catalog import (
     FollowedTables,
     Ledger,
     Listings,
-    Recipients,
     SharedTable,
     share_table,
 )
@@ -21,6 +20,7 @@ from lakeshare_server.catalog.audit.log import MAX_TEXT_CHARS
 from lakeshare_server.errors import NotFound
 from tests.builders.events import newest_requests
 from tests.builders.publications import a_publication
+from tests.builders.recipients import Recipients
 
 AWKWARD = [
     "\x00",

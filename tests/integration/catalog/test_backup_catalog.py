@@ -30,9 +30,10 @@ from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_server.catalog import Catalog, Ledger, open_catalog
 from lakeshare_server.catalog import database as database_module
+from lakeshare_server.catalog.credentials import issue_token
 from lakeshare_server.catalog.declared import apply_files
 from lakeshare_server.catalog.models import Base
-from lakeshare_server.catalog.sharing import create_recipient, editing, issue_token
+from lakeshare_server.catalog.sharing import create_recipient, editing
 from lakeshare_server.errors import CatalogConflict
 from lakeshare_server.nessie import TableContent
 from lakeshare_server.tables.index import index_path

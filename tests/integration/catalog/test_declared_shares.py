@@ -7,7 +7,6 @@ from lakeshare_server.catalog import (
     Catalog,
     DeclaredShare,
     Listings,
-    Recipients,
     ShareDiff,
     SharedTable,
     allow_directory_access,
@@ -16,6 +15,7 @@ from lakeshare_server.catalog import (
 from lakeshare_server.catalog.listings import list_all_shared_tables
 from lakeshare_server.catalog.models import SharedTableRow, ShareRow
 from lakeshare_server.errors import BadRequest
+from tests.builders.recipients import Recipients
 
 
 def a_share(name: str, *tables: str, **options: object) -> DeclaredShare:
@@ -55,7 +55,7 @@ def test_a_changed_table_keeps_its_id(catalog: Catalog) -> None:
     apply_shares(catalog, [a_share("s", "a.x=lake.other", comment="c", history=False)])
     assert ids(catalog) == before
     [entry] = list_all_shared_tables(catalog)
-    assert (entry.lake_table, entry.comment, entry.history) == ("lake.other", "c", False)
+    assert (entry.table, entry.comment, entry.history) == ("lake.other", "c", False)
 
 
 def test_directory_access_ends_when_the_name_stands_for_another_table_and_is_reported(

@@ -4,9 +4,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from lakeshare_server.catalog import Catalog, EffectiveGrant, GenerationCache, Listings, Recipients
+from lakeshare_server.catalog import Catalog, EffectiveGrant, GenerationCache, Listings
 from lakeshare_server.catalog.sharing import (
-    SharedObject,
     add_table,
     alter_group,
     alter_recipient,
@@ -16,7 +15,9 @@ from lakeshare_server.catalog.sharing import (
     grant,
     revoke,
 )
+from lakeshare_server.catalog.states import SharedTable
 from lakeshare_server.errors import NotFound
+from tests.builders.recipients import Recipients
 
 HOUR = timedelta(hours=1)
 
@@ -27,7 +28,7 @@ def bob(catalog: Catalog) -> Listings:
     with editing(catalog, "tests") as edit:
         for share in ("s", "other"):
             create_share(edit, share)
-            add_table(edit, share, SharedObject(schema="a", name="x", table="lake.x"))
+            add_table(edit, share, SharedTable(schema="a", name="x", table="lake.x"))
     recipient = Recipients(catalog).add("bob", [])[0]
     Recipients(catalog).add("eve", [])
     with editing(catalog, "tests") as edit:

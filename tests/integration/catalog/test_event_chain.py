@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from lakeshare_server.catalog import AuditLog, Catalog, Recipients, SharedTable, open_catalog, share_table
+from lakeshare_server.catalog import AuditLog, Catalog, SharedTable, open_catalog, share_table
 from lakeshare_server.catalog.audit import events_after, parse_receipt, verify
 from lakeshare_server.catalog.audit.log import LOG_REFUSED, chain_hash, serialize_event
 from lakeshare_server.catalog.models import AuditRow
 from lakeshare_server.errors import BadRequest
 from tests.builders.events import an_event, append, tamper
+from tests.builders.recipients import Recipients
 
 EVENTS = 9
 SWAP = (

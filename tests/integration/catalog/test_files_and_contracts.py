@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from lakeshare_server.catalog import Catalog, DeclaredShare, SharedTable, apply_shares
+from lakeshare_server.catalog import Catalog, DeclaredShare, SharedTable, apply_shares, states
 from lakeshare_server.catalog.declared import apply_files, plan_changes
-from lakeshare_server.catalog.sharing import add_table, create_recipient, grant, states
-from lakeshare_server.catalog.sharing.states import SharedObject
+from lakeshare_server.catalog.sharing import add_table, create_recipient, grant
 from lakeshare_server.errors import BadRequest, DocumentError
 from tests.builders.applied_files import by_hand, exported, paths, told
 
@@ -18,7 +17,7 @@ def test_pruning_takes_nothing_that_hands_or_contracts_made(
 ) -> None:
     apply_files(catalog, said("shares: {s: {tables: [a.x]}, t: {}}\nrecipients: {bob: {}}"), "ann")
     apply_shares(catalog, [DeclaredShare("s", (SharedTable("c", "y", "lake.y"),))])
-    by_hand(catalog, lambda edit: add_table(edit, "t", SharedObject(schema="h", name="z", table="lake.z")))
+    by_hand(catalog, lambda edit: add_table(edit, "t", SharedTable(schema="h", name="z", table="lake.z")))
     by_hand(catalog, lambda edit: grant(edit, "t", recipient="bob"))
     plan = apply_files(catalog, said("{}"), "ann", prune=True)
     assert told(plan.steps) == [("delete", "s.a.x", ["table"])]

@@ -19,7 +19,6 @@ from lakeshare_server.catalog import (
     FollowedTables,
     Ledger,
     Listings,
-    Recipients,
     SharedTable,
     allow_directory_access,
     apply_shares,
@@ -41,6 +40,7 @@ from lakeshare_server.catalog.models import (
 )
 from lakeshare_server.errors import CatalogConflict, Unavailable
 from tests.builders.publications import a_publication
+from tests.builders.recipients import Recipients
 from tests.builders.sharing import unshare_table
 
 MODELS = sorted((mapper.class_ for mapper in Base.registry.mappers), key=lambda model: model.__tablename__)

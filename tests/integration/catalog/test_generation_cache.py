@@ -17,12 +17,12 @@ from lakeshare_server.catalog import (
     Listings,
     Publication,
     Reader,
-    Recipients,
     SharedTable,
     share_table,
 )
 from lakeshare_server.errors import NotFound
 from tests.builders.publications import a_publication
+from tests.builders.recipients import Recipients
 
 
 @pytest.fixture

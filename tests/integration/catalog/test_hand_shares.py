@@ -7,7 +7,6 @@ from lakeshare_server.catalog import (
     Catalog,
     DeclaredShare,
     Listings,
-    Recipients,
     SharedTable,
     allow_directory_access,
     apply_shares,
@@ -16,6 +15,7 @@ from lakeshare_server.catalog import (
 from lakeshare_server.catalog.listings import list_all_shared_tables
 from lakeshare_server.catalog.models import ShareRow
 from lakeshare_server.errors import BadRequest, CatalogConflict, NotFound
+from tests.builders.recipients import Recipients
 from tests.builders.sharing import unshare_table
 
 ORDERS = SharedTable("sales", "orders", "sales.orders")
@@ -28,14 +28,14 @@ def test_a_table_shared_by_hand_is_listed_with_all_that_was_said(catalog: Catalo
     )
     bob, _ = Recipients(catalog).add("bob", ["s"])
     assert Listings(catalog, bob.id).table("S", "Sales", "ORDERS").entry == shared
-    assert (shared.path, shared.lake_table, shared.comment) == ("s.sales.orders", "lake.o", "c")
+    assert (shared.path, shared.table, shared.comment) == ("s.sales.orders", "lake.o", "c")
     assert (shared.history, shared.start_version, shared.directory_access) == (False, 7, False)
 
 
 def test_sharing_again_changes_the_table_and_keeps_its_id(catalog: Catalog) -> None:
     first = share_table(catalog, "s", ORDERS, start_version=3)
     again = share_table(catalog, "s", SharedTable("sales", "Orders", "lake.other"))
-    assert (again.id, again.key, again.name, again.lake_table) == (
+    assert (again.id, again.key, again.name, again.table) == (
         first.id,
         first.key,
         "Orders",
@@ -107,12 +107,13 @@ def test_a_share_tells_its_display_name_and_properties(catalog: Catalog) -> None
     share_table(catalog, "s", ORDERS)
     bob, _ = Recipients(catalog).add("bob", ["s"])
     listings = Listings(catalog, bob.id)
-    assert (listings.share("s").display_name, listings.share("s").properties) == (None, None)
+    assert (listings.share("s").display_name, listings.share("s").properties) == (None, {})
     with catalog.writing() as session:
         session.execute(update(ShareRow).values(display_name="Sales, ü", properties={"owner": {"team": "x"}}))
     told = listings.share("s")
     assert (told.display_name, told.properties) == ("Sales, ü", {"owner": {"team": "x"}})
-    assert listings.table("s", "sales", "orders").entry.share == told
+    entry = listings.table("s", "sales", "orders").entry
+    assert (entry.share, entry.share_id) == (told.name, told.id)
 
 
 def test_what_cannot_be_shared_is_refused_by_field(catalog: Catalog, subtests: pytest.Subtests) -> None:

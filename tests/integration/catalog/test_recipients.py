@@ -6,9 +6,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import select
 
-from lakeshare_server.catalog import Catalog, DeclaredShare, Reader, Recipients, apply_shares
+from lakeshare_server.catalog import Catalog, DeclaredShare, Reader, apply_shares
 from lakeshare_server.catalog.models import Base
 from lakeshare_server.errors import BadRequest, CatalogConflict, NotFound
+from tests.builders.recipients import Recipients
 
 
 @pytest.fixture

@@ -7,43 +7,43 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from lakeshare_server.catalog import Catalog, Recipients
+from lakeshare_server.catalog import Catalog, states
+from lakeshare_server.catalog.credentials import (
+    create_link,
+    drop_policy,
+    find_link,
+    issue_token,
+    put_policy,
+    redeem_link,
+    revoke_token,
+    rotate_token,
+    shorten_tokens,
+)
 from lakeshare_server.catalog.models import AuditRow
 from lakeshare_server.catalog.sharing import (
     Edit,
-    FederationPolicy,
-    RecipientState,
-    SharedObject,
     add_table,
     alter_group,
     alter_recipient,
     alter_share,
     alter_table,
     create_group,
-    create_link,
     create_recipient,
     create_share,
     drop_group,
-    drop_policy,
     drop_recipient,
     drop_share,
     editing,
-    find_link,
     grant,
-    issue_token,
-    put_policy,
-    redeem_link,
     remove_table,
     revoke,
     revoke_recipient,
-    revoke_token,
-    rotate_token,
-    shorten_tokens,
-    states,
 )
+from lakeshare_server.catalog.states import FederationPolicy, RecipientState, SharedTable
 from lakeshare_server.errors import BadRequest, CatalogConflict, LinkEnded, NotFound
+from tests.builders.recipients import Recipients
 
-ORDERS = SharedObject(schema="lake", name="orders", table="lake.orders")
+ORDERS = SharedTable(schema="lake", name="orders", table="lake.orders")
 ISSUER = "https://issuer.example"
 
 

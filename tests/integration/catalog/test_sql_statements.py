@@ -14,9 +14,10 @@ from unittest.mock import ANY
 
 import pytest
 
+from lakeshare_server.sql import show
 from lakeshare_server.sql import statements as said
-from lakeshare_server.sql.changes import Provider
 from lakeshare_server.sql.grammar import parse
+from lakeshare_server.sql.statements import Provider
 from tests.builders.sql_sessions import ROOT, a_lake, a_session, answer, empty, rows
 from tests.integration.postgres_server import PostgresServer
 
@@ -245,12 +246,14 @@ def test_every_statement_has_a_case() -> None:
     written = [case.before + case.statement + ";" + case.shown_by for case in CASES]
     parsed = [placed.statement for text in written for placed in parse(text)]
     tried = {type(statement) for statement in parsed}
-    every = {*said.ChangeStatement.__subclasses__(), *said.ReadStatement.__subclasses__()}
+    every = {*said.ChangeStatement.__subclasses__(), *show.ReadStatement.__subclasses__()}
     # Refused, whatever they say: see test_sql_refusals.py. Reading stores: see test_follow_many.py.
-    assert every - tried == {said.Publish, said.ShowSharesInProvider, said.Follow, said.Unfollow}
-    of_kinds = said.Alter, said.Drop, said.Show, said.Describe
+    assert every - tried == {said.Publish, show.ShowSharesInProvider, said.Follow, said.Unfollow}
+    of_kinds = said.Alter, said.Drop, show.Show, show.Describe
     kinds = {(type(statement), statement.kind) for statement in parsed if isinstance(statement, of_kinds)}
     assert kinds == {*product(of_kinds, get_args(said.ObjectKind))}
+    created = {statement.kind for statement in parsed if isinstance(statement, said.Create)}
+    assert created == {"SHARE", "GROUP"}
 
 
 # The manual's columns, in the manual's order; ours stand behind them.

@@ -7,9 +7,9 @@ import pytest
 from requests import HTTPError
 
 from lakeshare_pipelines.demo.processes import Observation, compute_fingerprint, read_table, watch_table
-from lakeshare_server.catalog import Recipients
 from tests.builders.events import newest_requests
 from tests.builders.lake_tables import append_delta, some_rows
+from tests.builders.recipients import Recipients
 from tests.builders.sharing import Provider, a_provider_of_flights, a_server
 from tests.builders.waiting import wait_until
 

@@ -9,8 +9,9 @@ import pytest
 from lakeshare_pipelines.contracts import load_contracts
 from lakeshare_pipelines.demo.story import RECIPIENT, are_shares_applied, write_recipient_profile
 from lakeshare_pipelines.share.shares import apply_declared_shares
-from lakeshare_server.catalog import Catalog, Recipients
+from lakeshare_server.catalog import Catalog
 from tests.builders.database_schema import open_migrated
+from tests.builders.recipients import Recipients
 
 CONTRACTS = load_contracts()
 

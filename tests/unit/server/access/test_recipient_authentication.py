@@ -13,16 +13,10 @@ import pytest
 from sqlalchemy import select
 
 from lakeshare_server.access.authentication import make_profile, write_profile_file
+from lakeshare_server.catalog import states
+from lakeshare_server.catalog.credentials import issue_token, revoke_token, rotate_token
 from lakeshare_server.catalog.models import TokenRow
-from lakeshare_server.catalog.sharing import (
-    alter_recipient,
-    editing,
-    issue_token,
-    revoke_recipient,
-    revoke_token,
-    rotate_token,
-    states,
-)
+from lakeshare_server.catalog.sharing import alter_recipient, editing, revoke_recipient
 from lakeshare_server.settings import ICEBERG_PATH
 from tests.builders import plain_http
 from tests.builders.credentials import OAUTH, OIDC, Known, a_policy, a_recipient, ask_token

@@ -9,9 +9,10 @@ import httpx
 import pytest
 from sqlalchemy import Engine, event
 
-from lakeshare_server.catalog import DeclaredShare, Recipients, SharedTable, apply_shares
+from lakeshare_server.catalog import DeclaredShare, SharedTable, apply_shares
 from tests.builders import plain_http
 from tests.builders.lake_tables import a_delta_table, an_iceberg_table, append_delta, some_rows
+from tests.builders.recipients import Recipients
 from tests.builders.sharing import FLIGHTS, Provider, Running, a_provider, a_server, files
 
 CALLS = [

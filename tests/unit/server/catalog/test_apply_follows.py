@@ -107,7 +107,7 @@ shares:
     run("apply", "-f", "shares.yaml", "--yes")
     assert followed() == {"all.first": ("t0", 10.0, 0), "own.t2": ("t2", 10.0, 0), "all.t1": ("t1", 60.0, 0)}
     entries = list_all_shared_tables(open_catalog(ServerSettings().catalog_url))
-    assert {entry.path: (entry.lake_table, entry.history, entry.comment) for entry in entries} == {
+    assert {entry.path: (entry.table, entry.history, entry.comment) for entry in entries} == {
         "partners.all.first": ("all.first", False, None),
         "partners.all.t1": ("all.t1", True, "Best"),
         "partners.eu.t2": ("own.t2", True, None),

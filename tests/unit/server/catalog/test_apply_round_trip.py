@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from lakeshare_server.catalog import Catalog
 from lakeshare_server.catalog.declared import export, read_files
-from lakeshare_server.catalog.sharing import alter_share, create_share, editing
-from lakeshare_server.catalog.sharing.editing import is_name
+from lakeshare_server.catalog.sharing import alter_share, create_share, editing, is_name
 from tests.builders.campaign import campaign_size
 from tests.builders.database_schema import open_migrated
 

@@ -22,9 +22,16 @@ from lakeshare_server.catalog.models import (
     SharedTableRow,
     ShareRow,
 )
-from lakeshare_server.catalog.sharing.editing import editing, is_name
-from lakeshare_server.catalog.sharing.recipients import alter_recipient, create_group, create_recipient
-from lakeshare_server.catalog.sharing.shares import alter_share, alter_table, create_share
+from lakeshare_server.catalog.sharing import (
+    alter_recipient,
+    alter_share,
+    alter_table,
+    create_group,
+    create_recipient,
+    create_share,
+    editing,
+    is_name,
+)
 from lakeshare_server.errors import BadRequest
 from tests.builders.administration import PROVIDER, an_administered_server
 from tests.builders.commands import Runner, a_state_folder

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import pytest
 
-from lakeshare_server.catalog.sharing import LinkState, states
+from lakeshare_server.catalog import states
+from lakeshare_server.catalog.states import LinkState
 from lakeshare_server.cli import main
 from tests.builders import plain_http
 from tests.builders.http_server import listening

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lakeshare_server.catalog.sharing.credentials import PREFIX, find_admin_key, read_admin_keys
+from lakeshare_server.catalog.credentials import PREFIX, find_admin_key, read_admin_keys
 from lakeshare_server.cli.admin import KEY_FILE, print_first_key
 from lakeshare_server.cli.console import operator_name
 from lakeshare_server.cli.main import commands

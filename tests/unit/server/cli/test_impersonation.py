@@ -12,15 +12,15 @@ import httpx
 import pytest
 from sqlalchemy import select
 
-from lakeshare_server.catalog import Recipients
+from lakeshare_server.catalog.credentials import add_admin_key
 from lakeshare_server.catalog.models import AuditRow
 from lakeshare_server.catalog.sharing import alter_recipient, editing, grant
-from lakeshare_server.catalog.sharing.credentials import add_admin_key
 from lakeshare_server.cli import main
 from lakeshare_server.cli.impersonation import ALL_CAPABILITIES, capabilities_of
 from lakeshare_server.protocol.lines import HEADER
 from lakeshare_server.routes.context import IMPERSONATION
 from tests.builders.lake_tables import append_delta, some_rows
+from tests.builders.recipients import Recipients
 from tests.builders.sharing import FLIGHTS, Provider, Running, a_provider, a_server
 
 TABLE = "flights.lake.flights"

@@ -11,7 +11,6 @@ from lakeshare_server.catalog import (
     Credentials,
     Ledger,
     Reader,
-    Recipients,
     SharedTable,
     allow_directory_access,
     share_table,
@@ -20,6 +19,7 @@ from lakeshare_server.cli import add_commands
 from tests.builders.commands import Runner
 from tests.builders.lake_tables import a_delta_table
 from tests.builders.publications import a_publication
+from tests.builders.recipients import Recipients
 from tests.builders.sharing import Provider, a_provider
 
 

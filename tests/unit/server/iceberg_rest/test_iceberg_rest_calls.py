@@ -8,10 +8,11 @@ import httpx
 import pytest
 from sqlalchemy import select
 
-from lakeshare_server.catalog import DeclaredShare, Recipients, SharedTable, apply_shares
+from lakeshare_server.catalog import DeclaredShare, SharedTable, apply_shares
 from lakeshare_server.catalog.models import AuditRow
 from tests.builders.iceberg_rest import TABLE, door, rest_catalog
 from tests.builders.lake_tables import an_iceberg_table
+from tests.builders.recipients import Recipients
 from tests.builders.sharing import Provider, Running, a_provider, a_server
 
 

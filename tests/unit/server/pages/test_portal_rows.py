@@ -11,16 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lakeshare_server.catalog.sharing import (
-    SharedObject,
-    add_table,
-    alter_table,
-    create_recipient,
-    create_share,
-    editing,
-    issue_token,
-    rotate_token,
-)
+from lakeshare_server.catalog.credentials import issue_token, rotate_token
+from lakeshare_server.catalog.sharing import add_table, alter_table, create_recipient, create_share, editing
+from lakeshare_server.catalog.states import SharedTable
 from lakeshare_server.pages import portal
 from tests.builders.deletion_vector import inline_descriptor, stored
 from tests.builders.lake_tables import a_delta_table, append_delta, some_rows
@@ -68,7 +61,7 @@ class Shown:
     def share(self, name: str, location: Path, **options: Any) -> None:
         self.provider.publish_delta(f"lake.{name}", location)
         with editing(self.provider.catalog, "steward") as edit:
-            add_table(edit, "shown", SharedObject(schema="lake", name=name, table=f"lake.{name}", **options))
+            add_table(edit, "shown", SharedTable(schema="lake", name=name, table=f"lake.{name}", **options))
 
     def preview(self, name: str, status: int = 200, **asked: Any) -> Any:
         answer = self.client.get(f"{API}/{name}/preview", params=asked)

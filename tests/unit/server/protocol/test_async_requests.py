@@ -18,13 +18,14 @@ from lakeshare_server.access.table_access import (
     TableViews,
     prepare_response,
 )
-from lakeshare_server.catalog import AsyncQueries, AsyncQuery, Reader, Recipients
+from lakeshare_server.catalog import AsyncQueries, AsyncQuery, Reader
 from lakeshare_server.errors import Unavailable
 from lakeshare_server.protocol.requests import FIELDS, QueryRequest, parse_query
 from lakeshare_server.settings import StoreSettings
 from lakeshare_server.storage import Stores
 from lakeshare_server.versions import Versions
 from tests.builders.lake_tables import a_delta_table, append_delta, some_rows
+from tests.builders.recipients import Recipients
 from tests.builders.sharing import (
     FLIGHTS,
     Provider,

@@ -194,7 +194,7 @@ def test_expired_tokens_are_refused_in_the_expected_words(world: World) -> None:
 
 
 def recipient_id(world: World) -> str:
-    from lakeshare_server.catalog import Recipients
+    from tests.builders.recipients import Recipients
 
     [bob] = [recipient for recipient in Recipients(world.provider.catalog).list() if recipient.name == "bob"]
     return bob.id

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lakeshare_server.catalog import open_catalog
-from lakeshare_server.catalog.sharing import states
+from lakeshare_server.catalog import open_catalog, states
 from lakeshare_server.cli import main
 from lakeshare_server.settings import StateSettings
 from tests.builders.sql_sessions import a_lake

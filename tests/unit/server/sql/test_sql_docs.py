@@ -5,6 +5,7 @@ from itertools import product
 from pathlib import Path
 from typing import get_args
 
+from lakeshare_server.sql import show
 from lakeshare_server.sql import statements as said
 from lakeshare_server.sql.grammar import parse
 from lakeshare_server.sql.show import VIEWS
@@ -25,12 +26,14 @@ def test_the_statements_of_the_reference_run_as_they_stand(tmp_path):
 def test_the_reference_shows_each_kind_of_statement():
     parsed = [placed.statement for script in SCRIPTS for placed in parse(script)]
     shown = {type(statement) for statement in parsed}
-    every = {*said.ChangeStatement.__subclasses__(), *said.ReadStatement.__subclasses__(), said.SetRecipient}
+    every = {*said.ChangeStatement.__subclasses__(), *show.ReadStatement.__subclasses__(), said.SetRecipient}
     reads_stores = {said.Follow, said.Unfollow}
-    assert every - shown == {said.Publish, said.ShowSharesInProvider, *reads_stores}
-    of_kinds = said.Alter, said.Drop, said.Show, said.Describe
+    assert every - shown == {said.Publish, show.ShowSharesInProvider, *reads_stores}
+    of_kinds = said.Alter, said.Drop, show.Show, show.Describe
     kinds = {(type(statement), statement.kind) for statement in parsed if isinstance(statement, of_kinds)}
-    assert {*product(of_kinds, get_args(said.ObjectKind))} - kinds == {(said.Describe, "GROUP")}
+    assert {*product(of_kinds, get_args(said.ObjectKind))} - kinds == {(show.Describe, "GROUP")}
+    created = {statement.kind for statement in parsed if isinstance(statement, said.Create)}
+    assert created == {"SHARE", "GROUP"}
     assert ("FOLLOW 's3://" in PAGE, "UNFOLLOW sales.orders" in PAGE) == (True, True)
     for refused in ("PUBLISH TABLE … FROM BRANCH …", "SHOW SHARES IN PROVIDER …", "USING ID …"):
         assert refused in PAGE

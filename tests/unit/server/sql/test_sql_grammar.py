@@ -6,22 +6,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lakeshare_server.catalog.states import FederationPolicy
+from lakeshare_server.sql import show
 from lakeshare_server.sql import statements as said
-from lakeshare_server.sql.grammar import get_parser, is_unfinished, parse
-from lakeshare_server.sql.statements import SqlError, quoted_name, quoted_text
+from lakeshare_server.sql.grammar import SqlError, get_parser, is_unfinished, parse, quoted_name, quoted_text
 
 NEW_YEAR = datetime(2027, 1, 1, tzinfo=UTC)
 BOB, EUROPE = said.Grantee("RECIPIENT", "bob"), said.Grantee("GROUP", "europe")
 
 
 def put(share: str = "s", **fields: object) -> said.PutObject:
-    table = {"verb": "ADD", "kind": "TABLE", "path": ("lake", "t"), "alias": ("lake", "t")}
-    return said.PutObject(share, **{**table, **fields})
+    table = {"verb": "ADD", "path": ("lake", "t"), "alias": ("lake", "t"), "columns": ()}
+    usual = {"kind": "TABLE", "comment": None, "rule": None, "history": True, "start_version": None}
+    own = {name: fields.pop(name) for name in list(fields) if name in usual}
+    return said.PutObject(share, **{**table, **fields}, fields={**usual, **own})
+
+
+def a_policy(**fields: object) -> FederationPolicy:
+    usual = {
+        "name": "default",
+        "issuer": "https://i",
+        "subject": "s",
+        "subject_claim": "sub",
+        "audiences": (),
+    }
+    return FederationPolicy(**{**usual, **fields})
 
 
 STATEMENTS = [
-    ("CREATE SHARE s", said.CreateShare("s")),
-    ("create share if not exists s comment 'it''s'", said.CreateShare("s", True, "it's")),
+    ("CREATE SHARE s", said.Create("SHARE", "s")),
+    ("create share if not exists s comment 'it''s'", said.Create("SHARE", "s", True, "it's")),
     ("DROP SHARE s", said.Drop("SHARE", "s")),
     ("DROP SHARE IF EXISTS `a-b`", said.Drop("SHARE", "a-b", True)),
     ("ALTER SHARE s RENAME TO t", said.Alter("SHARE", "s", {"new_name": "t"})),
@@ -78,24 +92,28 @@ STATEMENTS = [
         said.CreateRecipient(
             "bob",
             True,
-            "c",
-            properties={"region": "EU", "a.b": "x", "c.d": "y"},
-            ip_allow=("10.0.0.0/8", "192.0.2.7"),
-            agreement="terms",
-            until=NEW_YEAR,
+            {
+                "comment": "c",
+                "properties": {"region": "EU", "a.b": "x", "c.d": "y"},
+                "ip_allow": ("10.0.0.0/8", "192.0.2.7"),
+                "agreement": "terms",
+                "expires_at": NEW_YEAR,
+            },
         ),
     ),
     (
         "CREATE RECIPIENT bob USING OIDC (issuer 'https://i', subject = 's', audience 'a', audience 'b')",
         said.CreateRecipient(
             "bob",
-            authentication="OIDC_FEDERATION",
-            policy=said.Policy("https://i", "s", audiences=("a", "b")),
+            fields={"authentication": "OIDC_FEDERATION"},
+            policy=a_policy(audiences=("a", "b")),
         ),
     ),
     (
         "CREATE RECIPIENT bob USING CLIENT CREDENTIALS SET PROPERTIES (a = 'b')",
-        said.CreateRecipient("bob", authentication="OAUTH_CLIENT_CREDENTIALS", properties={"a": "b"}),
+        said.CreateRecipient(
+            "bob", fields={"authentication": "OAUTH_CLIENT_CREDENTIALS", "properties": {"a": "b"}}
+        ),
     ),
     ("ALTER RECIPIENT bob RENAME TO rob", said.Alter("RECIPIENT", "bob", {"new_name": "rob"})),
     ("ALTER RECIPIENT bob SET OWNER TO 'ann'", said.Alter("RECIPIENT", "bob", {"owner": "ann"})),
@@ -123,12 +141,12 @@ STATEMENTS = [
     ("ALTER RECIPIENT bob INVITE FOR '7 days'", said.Invite("bob", timedelta(days=7))),
     (
         "ALTER RECIPIENT bob ADD OIDC (name 'n', issuer 'https://i', subject 's', subject_claim 'oid')",
-        said.PutPolicy("bob", said.Policy("https://i", "s", "oid", (), "n")),
+        said.PutPolicy("bob", a_policy(subject_claim="oid", name="n")),
     ),
     ("ALTER RECIPIENT bob DROP OIDC n", said.DropPolicy("bob", "n")),
     ("REVOKE RECIPIENT bob", said.RevokeRecipient("bob")),
     ("DROP RECIPIENT IF EXISTS bob", said.Drop("RECIPIENT", "bob", True)),
-    ("CREATE GROUP IF NOT EXISTS europe COMMENT 'c'", said.CreateGroup("europe", True, "c")),
+    ("CREATE GROUP IF NOT EXISTS europe COMMENT 'c'", said.Create("GROUP", "europe", True, "c")),
     ("ALTER GROUP europe ADD RECIPIENT bob, rob", said.ChangeMembers("europe", "ADD", ("bob", "rob"))),
     ("ALTER GROUP europe REMOVE RECIPIENT bob", said.ChangeMembers("europe", "REMOVE", ("bob",))),
     ("ALTER GROUP europe RENAME TO eu", said.Alter("GROUP", "europe", {"new_name": "eu"})),
@@ -137,16 +155,20 @@ STATEMENTS = [
     ("GRANT SELECT ON SHARE s TO RECIPIENT bob", said.Grant("s", BOB)),
     (
         "GRANT SELECT ON SHARE s TO GROUP europe FROM '2027-01-01' UNTIL '2028-02-03 04:05+01:00' WHERE (a = 1)",
-        said.Grant("s", EUROPE, NEW_YEAR, datetime(2028, 2, 3, 3, 5, tzinfo=UTC), "a = 1"),
+        said.Grant(
+            "s",
+            EUROPE,
+            {"starts_at": NEW_YEAR, "ends_at": datetime(2028, 2, 3, 3, 5, tzinfo=UTC), "rule": "a = 1"},
+        ),
     ),
     ("REVOKE SELECT ON SHARE s FROM RECIPIENT bob", said.Revoke("s", BOB)),
     ("PUBLISH TABLE lake.t FROM BRANCH `wap-x`", said.Publish(("lake", "t"), "wap-x")),
-    ("SHOW SHARES", said.Show("SHARE")),
-    ("SHOW SHARES LIKE 'a*'", said.Show("SHARE", "a*")),
-    ("SHOW SHARES 'a*|b'", said.Show("SHARE", "a*|b")),
-    ("SHOW SHARES IN PROVIDER p", said.ShowSharesInProvider("p")),
-    ("SHOW ALL IN SHARE s", said.ShowAllInShare("s")),
-    ("SHOW RECIPIENTS LIKE 'b*'", said.Show("RECIPIENT", "b*")),
+    ("SHOW SHARES", show.Show("SHARE")),
+    ("SHOW SHARES LIKE 'a*'", show.Show("SHARE", "a*")),
+    ("SHOW SHARES 'a*|b'", show.Show("SHARE", "a*|b")),
+    ("SHOW SHARES IN PROVIDER p", show.ShowSharesInProvider("p")),
+    ("SHOW ALL IN SHARE s", show.ShowAllInShare("s")),
+    ("SHOW RECIPIENTS LIKE 'b*'", show.Show("RECIPIENT", "b*")),
     ("FOLLOW 's3://lake/sales/*'", said.Follow("s3://lake/sales/*")),
     (
         "FOLLOW '/lake/orders' AS sales.orders IN SHARE partners WITH HISTORY START VERSION 3",
@@ -154,20 +176,20 @@ STATEMENTS = [
     ),
     ("FOLLOW '/lake/orders' WITHOUT HISTORY", said.Follow("/lake/orders", history=False)),
     ("UNFOLLOW sales.orders", said.Unfollow(("sales", "orders"))),
-    ("SHOW FOLLOWED TABLES LIKE 'sales.*'", said.ShowFollowedTables("sales.*")),
-    ("SHOW GROUPS", said.Show("GROUP")),
-    ("SHOW GRANT ON SHARE s", said.ShowGrantsOnShare("s")),
-    ("SHOW GRANTS ON SHARE s", said.ShowGrantsOnShare("s")),
-    ("SHOW GRANTS TO RECIPIENT bob", said.ShowGrantsTo(BOB)),
-    ("SHOW GRANTS TO GROUP europe", said.ShowGrantsTo(EUROPE)),
-    ("SHOW USAGE FOR RECIPIENT bob", said.ShowUsage("bob")),
-    ("SHOW USAGE FOR RECIPIENT bob SINCE '2027-01-01'", said.ShowUsage("bob", NEW_YEAR)),
-    ("DESC SHARE s", said.Describe("SHARE", "s")),
-    ("DESCRIBE RECIPIENT bob", said.Describe("RECIPIENT", "bob")),
-    ("DESCRIBE GROUP europe", said.Describe("GROUP", "europe")),
+    ("SHOW FOLLOWED TABLES LIKE 'sales.*'", show.ShowFollowedTables("sales.*")),
+    ("SHOW GROUPS", show.Show("GROUP")),
+    ("SHOW GRANT ON SHARE s", show.ShowGrantsOnShare("s")),
+    ("SHOW GRANTS ON SHARE s", show.ShowGrantsOnShare("s")),
+    ("SHOW GRANTS TO RECIPIENT bob", show.ShowGrantsTo(BOB)),
+    ("SHOW GRANTS TO GROUP europe", show.ShowGrantsTo(EUROPE)),
+    ("SHOW USAGE FOR RECIPIENT bob", show.ShowUsage("bob")),
+    ("SHOW USAGE FOR RECIPIENT bob SINCE '2027-01-01'", show.ShowUsage("bob", NEW_YEAR)),
+    ("DESC SHARE s", show.Describe("SHARE", "s")),
+    ("DESCRIBE RECIPIENT bob", show.Describe("RECIPIENT", "bob")),
+    ("DESCRIBE GROUP europe", show.Describe("GROUP", "europe")),
     (
         "SELECT * FROM information_schema.shares LIMIT 5",
-        said.SelectAll(("information_schema", "shares"), 5),
+        show.SelectAll(("information_schema", "shares"), 5),
     ),
     ("SET RECIPIENT bob", said.SetRecipient("bob")),
     ("RESET RECIPIENT", said.SetRecipient(None)),
@@ -182,8 +204,8 @@ def test_a_statement_is_read_as_what_it_says(text, statement):
 
 def test_the_retired_spelling_without_a_start_begins_with_what_is_published_from_now_on():
     [placed] = parse("ALTER SHARE s ADD TABLE lake.t WITH CHANGE DATA FEED")
-    assert placed.statement.history
-    assert isinstance(placed.statement.start_version, said.Now)
+    assert placed.statement.fields["history"]
+    assert isinstance(placed.statement.fields["start_version"], said.Now)
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,17 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import select
 
-from lakeshare_server.catalog import Catalog, FollowedTables, Listings, Recipients
+from lakeshare_server.catalog import Catalog, FollowedTables, Listings, states
 from lakeshare_server.catalog.audit import AuditEvent, append_events
+from lakeshare_server.catalog.credentials import find_link, redeem_link
 from lakeshare_server.catalog.models import AuditRow
-from lakeshare_server.catalog.sharing import editing, find_link, redeem_link, states
+from lakeshare_server.catalog.sharing import editing
 from lakeshare_server.errors import BadRequest, CatalogConflict, Denied, NotFound
-from lakeshare_server.sql.changes import Provider
+from lakeshare_server.sql.grammar import SqlError, StatementRefused
 from lakeshare_server.sql.session import SqlSession
-from lakeshare_server.sql.statements import SqlError, StatementRefused
+from lakeshare_server.sql.statements import Provider
 from tests.builders.lake_tables import a_delta_table, append_delta, some_rows
+from tests.builders.recipients import Recipients
 from tests.builders.sql_sessions import ROOT, a_lake, a_session, answer, empty, rows
 
 SALES = """CREATE SHARE sales COMMENT 'Sold';

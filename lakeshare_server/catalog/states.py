@@ -60,7 +60,7 @@ def _json(value: object) -> object:
 
 @dataclass(frozen=True, kw_only=True)
 class Share(JsonState):
-    """A share; its revision counts the edits of everything in it."""
+    """A share; its revision counts the edits of everything in it, its key grows in listing order and never changes."""
 
     key: int
     id: str
@@ -78,18 +78,27 @@ class Share(JsonState):
     applied: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class SharedObject(JsonState):
-    """A table or view of a share; operations ignore the fields after `directory_access`."""
+@dataclass(frozen=True)
+class SharedTable(JsonState):
+    """A table or view of a share: `schema.name` for recipients, `table` in the ledger.
+
+    `history`: recipients may read earlier publications by number. `start_version`: the first version that they may
+    read, None leaves it to the history. `rule` restricts every recipient, in addition to the grants. `publication`: the
+    version that they read instead of the latest, and none after it. `directory_access`: the operator lets them read all
+    that lies under the prefix of the table.
+
+    Operations ignore the fields after `directory_access`. Contracts state those up to `rule`, where None leaves a rule
+    that was set by hand.
+    """
 
     schema: str
     name: str
     table: str
-    kind: Kind = "TABLE"
     comment: str | None = None
     history: bool = True
-    start_version: int | None = None
+    kind: Kind = "TABLE"
     rule: str | None = None
+    start_version: int | None = None
     publication: int | None = None
     directory_access: bool = False
     share: str = ""
@@ -98,11 +107,22 @@ class SharedObject(JsonState):
     added_by: str | None = None
     declared: bool = False
     applied: bool = False
+    key: int = 0
+    share_id: str = ""
+
+    @property
+    def alias(self) -> str:
+        """`schema.table`, its name in the share."""
+        return f"{self.schema}.{self.name}"
 
     @property
     def path(self) -> str:
         """`share.schema.table`, as recipients write it."""
-        return f"{self.share}.{self.schema}.{self.name}"
+        return f"{self.share}.{self.alias}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Its fields, without those for listings."""
+        return {name: value for name, value in super().as_json().items() if name not in ("key", "share_id")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,8 +260,9 @@ def share_from_row(row: ShareRow) -> Share:
     return state_from_row(Share, row, properties=row.properties or {})
 
 
-def object_from_row(row: SharedTableRow, schema: str, share: str) -> SharedObject:
-    return state_from_row(SharedObject, row, schema=schema, share=share, table=row.lake_table)
+def object_from_row(row: SharedTableRow, schema: str, share: ShareRow | Share) -> SharedTable:
+    parent = {"share": share.name, "share_id": share.id}
+    return state_from_row(SharedTable, row, schema=schema, table=row.lake_table, **parent)
 
 
 def token_from_row(row: TokenRow, use: TokenUseRow | None = None) -> TokenState:
@@ -294,17 +315,20 @@ def get_share(session: Session, name: str) -> Share:
     return share_from_row(find_share_row(session, name))
 
 
-def list_objects(session: Session, share: str | None = None) -> list[SharedObject]:
+# The shared tables with their shares and schemas.
+OBJECTS = (
+    select(ShareRow, SchemaRow, SharedTableRow)
+    .join(SchemaRow, SchemaRow.share_key == ShareRow.key)
+    .join(SharedTableRow, SharedTableRow.schema_key == SchemaRow.key)
+)
+
+
+def list_objects(session: Session, share: str | None = None) -> list[SharedTable]:
     """Lists the tables and views of a share (raises NotFound), or of all, in the order they were added."""
-    rows = (
-        select(SharedTableRow, SchemaRow.name, ShareRow.name)
-        .join(SchemaRow, SchemaRow.key == SharedTableRow.schema_key)
-        .join(ShareRow, ShareRow.key == SchemaRow.share_key)
-        .order_by(SharedTableRow.key)
-    )
+    rows = OBJECTS.order_by(SharedTableRow.key)
     if share is not None:
         rows = rows.where(ShareRow.key == find_share_row(session, share).key)
-    return [object_from_row(row, schema, parent) for row, schema, parent in session.execute(rows)]
+    return [object_from_row(row, schema.name, parent) for parent, schema, row in session.execute(rows)]
 
 
 def newest_publication_number(session: Session, table: str) -> int | None:
@@ -396,10 +420,7 @@ def find_object_row(
 ) -> tuple[ShareRow, SchemaRow, SharedTableRow]:
     """Returns the rows of a share, a schema and a shared table; raises NotFound."""
     rows = session.execute(
-        select(ShareRow, SchemaRow, SharedTableRow)
-        .join(SchemaRow, SchemaRow.share_key == ShareRow.key)
-        .join(SharedTableRow, SharedTableRow.schema_key == SchemaRow.key)
-        .where(
+        OBJECTS.where(
             ShareRow.name_key == share.lower(),
             SchemaRow.name_key == schema.lower(),
             SharedTableRow.name_key == name.lower(),
