@@ -28,7 +28,7 @@ from lakeshare_pipelines.backup.stores.store import (
     make_s3_client,
     remove_unfinished,
 )
-from lakeshare_pipelines.backup.verify.delta_replay import BrokenLogFile, read_chain, sort_log_files
+from lakeshare_pipelines.backup.verify.delta import BrokenLogFile, list_chains, read_chain, sort_names
 from lakeshare_pipelines.backup.verify.iceberg import FOLDER, NAME, Snapshot, read_metadata
 from lakeshare_pipelines.backup.verify.objects import normalize_location
 from lakeshare_pipelines.errors import BackupError, DamagedRecord, ObjectMissing
@@ -689,16 +689,16 @@ class _NamedFileReader:
 
     def _read_delta(self) -> pa.Array:
         folder, root = self._below(LOG), self._source.location(self._table.root)
-        log = sort_log_files(key.removeprefix(folder) for key in self._rows if key.startswith(folder))
-        chains = log.chains()
+        log = sort_names(key.removeprefix(folder) for key in self._rows if key.startswith(folder))
+        chains = list_chains(log)
         newest = max((*log.commits, *log.checkpoints), default=None)
         if newest is None or not chains or chains[-1].versions[-1] < newest:
             raise BrokenLogFile("", "the copy of its log has a hole")
         found = [pa.array([], pa.string())]
         for chain in chains:
-            events = read_chain(root, chain, lambda name: self._read(f"{folder}{name}")).events
-            added = events.filter(events["is_add"])
-            found += [*added["location"].chunks, *added["dv_location"].drop_null().chunks]
+            for events in read_chain(root, chain, lambda name: self._read(f"{folder}{name}"), {}):
+                added = events.filter(events["is_add"])
+                found += [*added["location"].chunks, *added["dv_location"].drop_null().chunks]
         return pc.unique(pa.chunked_array(found))
 
     def _read_iceberg(self) -> pa.Array:

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from tempfile import TemporaryDirectory
 from typing import Any
 from uuid import uuid4
 
@@ -30,7 +29,6 @@ from lakeshare_pipelines.settings import LakeSettings
 
 _log = logging.getLogger(__name__)
 
-DUCKDB_MEMORY = "2GB"
 PORTION = 1_000
 MAX_REMEMBERED = 20_000  # Readings are written after this many: an interrupted scrub continues behind them
 COLUMNS = (
@@ -76,15 +74,13 @@ def scrub(
     answer, or refuses.
     """
     scrubbing = _ScrubRun(backup, points, settings, now, report_message)
-    with ExitStack() as leases, TemporaryDirectory(prefix="lakeshare-scrub-") as folder:
+    with ExitStack() as leases, objects.open_database() as on:
         whole, damaged = points.readable(as_made=True)
         # No sweep removes a copy while it is read.
         for point in whole:
             leases.enter_context(hold_point(points, point.day, "scrub", as_made=True))
-        with duckdb.connect(f"{folder}/copies.duckdb") as on:
-            on.execute("SET memory_limit = ?", [DUCKDB_MEMORY])
-            sentences = [str(error) for error in (*damaged, *_load(on, points, whole))]
-            return scrubbing.run(on, sentences, budget_bytes=budget_bytes, everything=everything)
+        sentences = [str(error) for error in (*damaged, *_load(on, points, whole))]
+        return scrubbing.run(on, sentences, budget_bytes=budget_bytes, everything=everything)
 
 
 @dataclass(frozen=True)

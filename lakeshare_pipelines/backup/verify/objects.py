@@ -8,11 +8,14 @@ import io
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
+import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -279,6 +282,7 @@ def compute_sha256(store: BackupStore, key: str, version_id: str | None = None) 
 _log = logging.getLogger(__name__)
 
 CONTENT_READERS = 8
+DUCKDB_MEMORY = "2GB"
 MD5_HEX = 32
 SHOWN = 100
 NO_MD5 = {"EXPRESS_ONEZONE"}  # Storage classes whose ETags are not MD5
@@ -298,6 +302,14 @@ READ = pa.schema(
     ]
 )
 """Results of reading copies again."""
+
+
+@contextmanager
+def open_database() -> Iterator[duckdb.DuckDBPyConnection]:
+    """An empty database on the disk, which is removed at the end of the block."""
+    with TemporaryDirectory(prefix="lakeshare-backup-") as folder:
+        with duckdb.connect(f"{folder}/copies.duckdb", config={"memory_limit": DUCKDB_MEMORY}) as database:
+            yield database
 
 
 @dataclass(frozen=True)
@@ -585,16 +597,6 @@ class TableCopy:
     def stored_key(self, key: str) -> str:
         below = key.removeprefix(self.table.root).lstrip("/")
         return f"{self.table.stored_root.rstrip('/')}/{below}"
-
-    def there(self, named: pa.Array) -> pa.Table:
-        """The whole objects of the table, and those of the named ones that belong to other tables or none."""
-        own = self.whole
-        named = pc.unique(named.drop_null())
-        others = named.filter(pc.invert(pc.is_in(named, value_set=own["location"].combine_chunks())))
-        if not len(others):
-            return own
-        found = self.elsewhere(others.to_pylist())
-        return pa.concat_tables([own, found.filter(found["is_whole"])])
 
     def relative_locations(self, needs: Sequence[Need]) -> list[str]:
         """Keys of files of the source, locations of files outside of it."""

@@ -12,13 +12,15 @@ from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from duckdb import DuckDBPyConnection
 
 from lakeshare_pipelines.backup import model
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.copy.engine import CopyEngine, Progress
 from lakeshare_pipelines.backup.points import OWN_PREFIX, Points, Workspace
 from lakeshare_pipelines.backup.stores import BackupStore, ListedObject, ObjectHead, open_store
-from lakeshare_pipelines.backup.verify.delta import DeltaTable, assess_delta_table
+from lakeshare_pipelines.backup.verify.delta import DeltaTable
+from lakeshare_pipelines.backup.verify.delta import assess as assess_delta
 from lakeshare_pipelines.backup.verify.iceberg import IcebergTable
 from lakeshare_pipelines.backup.verify.iceberg import assess as assess_iceberg
 from lakeshare_pipelines.backup.verify.objects import (
@@ -37,6 +39,7 @@ from lakeshare_pipelines.backup.verify.objects import (
     make_plan_row,
     make_reading_row,
     normalize_location,
+    open_database,
     read_held_copies,
     repair_points,
     report_damage,
@@ -176,6 +179,7 @@ class Tables:
     objects: pa.Table
     pointers: Sequence[str]
     spark: model.OpenSpark | None
+    database: DuckDBPyConnection  # For the replay of Delta logs
     report_progress: Callable[[str], None]
     assessed: dict[str, DeltaTable | IcebergTable] = field(default_factory=dict)
 
@@ -242,7 +246,7 @@ class Tables:
             pointer = next((pointer for pointer in reversed(self.pointers) if copy.is_inside(pointer)), None)
             assessed = assess_iceberg(copy, as_of, pointer, MAX_TRIED)
             return IcebergTable(copy, assessed, as_of, self.points, self.plan.day, self.spark)
-        return assess_delta_table(copy, as_of, self.backup, self.spark)
+        return DeltaTable(copy, assess_delta(copy, as_of, self.database), self.backup, as_of, self.spark)
 
     def _by_location(self, locations: Sequence[str]) -> pa.Table:
         named = pa.array(locations, pa.string())
@@ -357,8 +361,9 @@ def verify_copies(
         lambda progress: report_progress(f"healing: {progress.objects:,} of {progress.objects_of:,} objects"),
     )
     locations = [normalize_location(pointer) for pointer in pointers]
-    tables = Tables(backup, plan, target, points, objects, locations, spark, report_progress)
-    tables.heal(healer)
+    with open_database() as database:
+        tables = Tables(backup, plan, target, points, objects, locations, spark, database, report_progress)
+        tables.heal(healer)
     proofs = tables.proofs()
     copies = tables.objects.filter(tables.objects["is_whole"])
     model.write_rows(workspace.clear("held"), model.POINT_COPIES, [copies.select(model.POINT_COPIES.names)])
