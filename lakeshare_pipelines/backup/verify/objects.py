@@ -307,9 +307,11 @@ READ = pa.schema(
 @contextmanager
 def open_database() -> Iterator[duckdb.DuckDBPyConnection]:
     """An empty database on the disk, which is removed at the end of the block."""
-    with TemporaryDirectory(prefix="lakeshare-backup-") as folder:
-        with duckdb.connect(f"{folder}/copies.duckdb", config={"memory_limit": DUCKDB_MEMORY}) as database:
-            yield database
+    with (
+        TemporaryDirectory(prefix="lakeshare-backup-") as folder,
+        duckdb.connect(f"{folder}/copies.duckdb", config={"memory_limit": DUCKDB_MEMORY}) as database,
+    ):
+        yield database
 
 
 @dataclass(frozen=True)
