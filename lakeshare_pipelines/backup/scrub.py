@@ -271,7 +271,7 @@ class _ScrubRun:
         head = source.head(other["stored_key"], other["stored_version_id"])
         if head is None:
             return False
-        workspace, prefix = self._workspace, self._make_work_prefix(target)
+        prefix = self._make_work_prefix(target)
         planned = objects.make_plan_row(
             head,
             bucket=source.address.bucket,
@@ -282,13 +282,19 @@ class _ScrubRun:
             table_root=row["table_root"],
             first_point=row["first_point"],
         )
-        folders = (workspace.clear("plan"), workspace.clear("done"))
-        addresses = (source.address, target.address)
         try:
-            record = objects.copy_rows(
-                LocalEngine(), self.backup, folders, [planned], addresses, prefix, self.now, ignore_progress
+            ends = source.address, target.address
+            _, done = objects.copy_rows(
+                LocalEngine(),
+                self.backup,
+                self._workspace,
+                [planned],
+                *ends,
+                prefix,
+                self.now,
+                ignore_progress,
             )
-            return record.succeeded == 1
+            return bool(done["status"].to_pylist() == ["succeeded"])
         finally:
             self._remove_engine_files(target, prefix)
 

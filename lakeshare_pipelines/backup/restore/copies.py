@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 from uuid import uuid4
 
 import pyarrow as pa
@@ -24,19 +24,15 @@ from lakeshare_pipelines.backup.copy.engine import Archived, Progress, ReportPro
 from lakeshare_pipelines.backup.points import OWN_PREFIX, Points, Workspace
 from lakeshare_pipelines.backup.stores import BackupStore, ListedObject, StoreAddress, open_store
 from lakeshare_pipelines.backup.stores.store import (
-    make_file_properties,
     make_storage_options,
     remove_unfinished,
 )
-from lakeshare_pipelines.backup.verify.delta import count_rows
-from lakeshare_pipelines.backup.verify.iceberg import choose_file_column
-from lakeshare_pipelines.backup.verify.objects import compute_sha256, copy_rows, make_plan_row
+from lakeshare_pipelines.backup.verify.delta import SIDECARS, count_rows, get_log_folder, parse_version
+from lakeshare_pipelines.backup.verify.iceberg import open_static, read_scan
+from lakeshare_pipelines.backup.verify.objects import compute_sha256, copy_rows, get_first_line, make_plan_row
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_server.storage import normalise_location
-
-if TYPE_CHECKING:
-    from pyiceberg.table import StaticTable
 
 CONCURRENT_REQUESTS = 16
 DAMAGED = "Restore from another point; `lakeshare backup drill` shows which points are whole."
@@ -86,11 +82,7 @@ class RestoreRecord(BaseModel, frozen=True):
     notes: tuple[str, ...] = ()  # Sentences for people: what is left to do
 
 
-LOG = "/_delta_log/"
 TABLE_FILE = r"(^|/)(_delta_log/|metadata/[^/]*metadata\.json)"  # Files that are written last
-COMPACTED = re.compile(r"\d{20}\.(\d{20})\.compacted\.json")
-# Commits, checksums and checkpoints of every kind begin with their version (Delta PROTOCOL.md, "Delta Log Entries").
-VERSION_FILE = re.compile(r"(\d{20})\.(json|crc|checkpoint\..+)")
 METADATA_JSON = re.compile(r"v(\d+)(\.gz)?\.metadata\.json(\.gz)?")
 
 
@@ -200,14 +192,14 @@ def _choose_version(subject: str, proof: model.TableProof, wanted: int | None) -
 
 def _make_delta_filter(root: str, version: int) -> Callable[[str], bool]:
     """Whether a key of a Delta table belongs to a version, or to time travel before it."""
-    log = f"{root}{LOG}".lstrip("/")
+    log = get_log_folder(root)
 
     def belongs(key: str) -> bool:
         if not key.startswith(log):
             return True
         name = key.removeprefix(log)
-        match = COMPACTED.fullmatch(name) or VERSION_FILE.fullmatch(name)
-        return int(match[1]) <= version if match else name.startswith("_sidecars/")
+        of = parse_version(name)
+        return name.startswith(SIDECARS) if of is None else of <= version
 
     return belongs
 
@@ -386,40 +378,26 @@ def open_delta(address: StoreAddress, root: str, version: int) -> OpenedTable:
 
 def open_iceberg(address: StoreAddress, metadata_location: str, snapshot_id: int) -> OpenedTable:
     """Open an Iceberg table at a snapshot with PyIceberg, which reads every data file."""
-    from importlib.metadata import version as version_of
-
-    from pyiceberg.table import StaticTable
-
-    reader = f"pyiceberg {version_of('pyiceberg')}"
-    try:
-        table = StaticTable.from_metadata(metadata_location, make_file_properties(address))
-        rows, files = _count_rows(table, snapshot_id)
     # PyIceberg passes errors of file systems and decoders on without a class of its own.
+    try:
+        table, reader = open_static(address, metadata_location)
+        scan = table.scan(snapshot_id=snapshot_id)
+        try:
+            files = sum(1 for _ in scan.plan_files())
+        except ValueError as error:
+            if "equality deletes" not in str(error):
+                raise
+            # The only feature that PyIceberg does not read.
+            return OpenedTable(None, len(table.inspect.data_files(snapshot_id=snapshot_id)), reader)
+        return OpenedTable(read_scan(scan), files, reader)
     except Exception as error:
         raise _make_open_error(metadata_location, error) from error
-    return OpenedTable(rows, files, reader)
-
-
-def _count_rows(table: "StaticTable", snapshot_id: int) -> tuple[int | None, int]:
-    scan = table.scan(snapshot_id=snapshot_id)
-    try:
-        files = [task.file for task in scan.plan_files()]
-    except ValueError as error:
-        if "equality deletes" not in str(error):
-            raise
-        # The only feature that PyIceberg does not read.
-        return None, len(table.inspect.data_files(snapshot_id=snapshot_id))
-    # A column is read because the manifests alone would answer a plain count.
-    column = choose_file_column(scan)
-    batches = table.scan(snapshot_id=snapshot_id, selected_fields=(column,)).to_arrow_batch_reader()
-    return sum(batch.num_rows for batch in batches), len(files)
 
 
 def _make_open_error(location: str, error: Exception) -> BackupError:
     if isinstance(error, BackupError):
         return error
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return BackupError(location, f"it does not open: {reason}", ANOTHER)
+    return BackupError(location, f"it does not open: {get_first_line(error)}", ANOTHER)
 
 
 @dataclass
@@ -485,15 +463,13 @@ class TableRestore:
                     self._commit(of_bucket)
                     continue
                 address = self.to if bucket == self.to.bucket else self.to.at(bucket)
-                name = f"{step}-{number}"
-                self._copy(name, of_bucket, stored, address, f"{work_prefix}{name}/")
+                self._copy(of_bucket, stored, address, f"{work_prefix}{step}-{number}/")
 
     def _copy(
-        self, name: str, rows: list[Row], stored: dict[str, ListedObject], to: StoreAddress, work_prefix: str
+        self, rows: list[Row], stored: dict[str, ListedObject], to: StoreAddress, work_prefix: str
     ) -> None:
         from lakeshare_pipelines.backup.copy.local import LocalEngine
 
-        plan, done = self._workspace.clear(f"plan-{name}"), self._workspace.clear(f"done-{name}")
         bucket, limit = self.selected.copies.bucket, self.backup.copy_limit_bytes
         planned = [
             make_plan_row(
@@ -507,10 +483,11 @@ class TableRestore:
             )
             for row in rows
         ]
-        folders, addresses, now = (plan, done), (self.selected.copies, to), datetime.now(UTC)
-        engine, report = LocalEngine(), self.report_progress
-        copy_rows(engine, self.backup, folders, planned, addresses, work_prefix, now, report)
-        _require_done(self.selected, rows, model.read_table(done, model.COPY_RESULTS).to_pylist(), to)
+        ends, now, report = (self.selected.copies, to), datetime.now(UTC), self.report_progress
+        _, done = copy_rows(
+            LocalEngine(), self.backup, self._workspace, planned, *ends, work_prefix, now, report
+        )
+        _require_done(self.selected, rows, done.to_pylist(), to)
 
     def _commit(self, rows: list[Row]) -> None:
         """Write files of a log, where others may commit meanwhile, only if they do not exist."""

@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import unquote
-from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -38,6 +37,7 @@ from lakeshare_pipelines.backup.restore.copies import (
 from lakeshare_pipelines.backup.retention import hold_point
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
 from lakeshare_pipelines.backup.stores.store import make_storage_options
+from lakeshare_pipelines.backup.verify.delta import list_log_names, sort_names
 from lakeshare_pipelines.contracts.loader import load_contracts
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
@@ -45,7 +45,8 @@ from lakeshare_pipelines.wap.staged import open_lake_without_spark
 from lakeshare_server.catalog import Catalog, Ledger
 from lakeshare_server.errors import LakeshareError
 from lakeshare_server.storage import normalise_location
-from lakeshare_server.tables.lines import decode_z85
+from lakeshare_server.tables.delta.files import vector_name
+from lakeshare_server.tables.delta.log import Key
 
 
 @dataclass(frozen=True)
@@ -167,9 +168,9 @@ def _plan_in_place(work: TableRestore, at: DestinationState) -> list[str]:
         steps = [f"{at.missing.num_rows:,} missing objects are restored; {at.there:,} exist and stay."]
         commit = f"The log ends at version {version}, as in the point."
         if work.selected.table.format == "delta":
-            names = targets.list_log_names(work.store, work.root)
-            newest = targets.find_newest_commit(names)
-            targets.require_contiguous_commits(place, names, version)
+            log = sort_names(list_log_names(work.store, work.root))
+            newest = targets.find_newest_commit(log)
+            targets.require_contiguous_commits(place, log, version)
             if newest is not None and newest > version:
                 commit = f"The log has versions to {newest}: a commit shows version {version} again."
     if work.selected.table.format == "iceberg":
@@ -182,7 +183,6 @@ def _plan_in_place(work: TableRestore, at: DestinationState) -> list[str]:
     ]
 
 
-UUID_CHARS = 20
 LEGACY_WRITER = 6  # Up to this version of writers there is no list of features (Delta PROTOCOL.md)
 # Features that need nothing of a commit that only restores files.
 SUPPORTED_FEATURES = {
@@ -193,14 +193,14 @@ REMOVE_FIELDS = (
     "path", "partitionValues", "size", "tags", "deletionVector", "baseRowId", "defaultRowCommitVersion"
 )  # fmt: skip
 PartitionValues = Mapping[str, str | None]
-Adds = dict[tuple[str, str | None], targets.Add]
+Adds = dict[Key, targets.Add]
 
 
 def _compare_partition(
     work: TableRestore, partition: PartitionValues
 ) -> tuple[TableRestore, int, DestinationState, list[dict[str, Any]]]:
     """A restore of a partition's files, the live version, the state of the destination, and the actions to commit."""
-    now = targets.find_newest_commit(targets.list_log_names(work.store, work.root))
+    now = targets.find_newest_commit(sort_names(list_log_names(work.store, work.root)))
     if now is None:
         raise BackupError(work.place, "there is no table", "Restore the whole table in place.")
     _require_like(work, now)
@@ -237,9 +237,7 @@ def _list_keys(root: str, add: targets.Add) -> list[str]:
     keys = [f"{root}/{unquote(add['path'])}"]
     vector = add.get("deletionVector")
     if vector is not None and vector["storageType"] == "u":
-        prefix, encoded = vector["pathOrInlineDv"][:-UUID_CHARS], vector["pathOrInlineDv"][-UUID_CHARS:]
-        name = f"deletion_vector_{UUID(bytes=decode_z85(encoded))}.bin"
-        keys.append("/".join(part for part in (root, prefix, name) if part))
+        keys.append(str(vector_name(root, "u", vector["pathOrInlineDv"])))
     return keys
 
 

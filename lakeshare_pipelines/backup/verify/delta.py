@@ -33,6 +33,7 @@ from lakeshare_pipelines.backup.verify.objects import (
     count_rows_or_use_spark,
     explain_outside_needs,
     explain_too_small,
+    get_first_line,
     normalize_location,
 )
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
@@ -444,7 +445,7 @@ def find_contradiction(copy: TableCopy, found: DeltaAssessment, count: VersionCo
 
 class LogReader:
     def __init__(self, copy: TableCopy) -> None:
-        self._copy, self._folder = copy, f"{copy.table.root}/{LOG}/".lstrip("/")
+        self._copy, self._folder = copy, get_log_folder(copy.table.root)
         log = copy.below(f"{LOG}/").select(
             ["key", "stored_key", "stored_version_id", "last_modified", "is_whole"]
         )
@@ -577,7 +578,7 @@ def _explain_crc(content: bytes, count: VersionCount) -> str | None:
 def cut_log(copy: TableCopy, assessed: DeltaAssessment, version: int) -> list[str]:
     """Remove the log's files after a version, and unneeded sidecars, from the copy; returns their stored keys."""
     reader = LogReader(copy)
-    folder = f"{copy.table.stored_root}/{LOG}/"
+    folder = get_log_folder(copy.table.stored_root)
     listed = list_log_names(copy.store, copy.table.stored_root)
     later = [name for name in listed if (of := parse_version(name)) is not None and of > version]
     sidecars: set[str] = set()
@@ -593,8 +594,13 @@ def cut_log(copy: TableCopy, assessed: DeltaAssessment, version: int) -> list[st
     return [folder + name for name in later]
 
 
+def get_log_folder(root: str) -> str:
+    return f"{root}/{LOG}/".lstrip("/")
+
+
 def list_log_names(store: BackupStore, root: str) -> list[str]:
-    folder = f"{root}/{LOG}/".lstrip("/")
+    """The names of all files below the log of a table."""
+    folder = get_log_folder(root)
     return [listed.key.removeprefix(folder) for listed in store.list(folder)]
 
 
@@ -603,7 +609,7 @@ def write_pointer(store: BackupStore, root: str, version: int) -> None:
 
     It names the newest classic checkpoint up to a version; without one, a pointer would make the table unreadable.
     """
-    names, folder = list_log_names(store, root), f"{root}/{LOG}/".lstrip("/")
+    names, folder = list_log_names(store, root), get_log_folder(root)
     forms = itertools.chain.from_iterable(sort_names(names).checkpoints.values())
     classic = {form.version: list_names(form) for form in forms if not has_sidecars(form)}
     if POINTER in names:
@@ -642,10 +648,8 @@ def count_rows(address: StoreAddress, root: str, version: int, files: int) -> tu
         return int(counted.read_all().column(0)[0].as_py()), reader
     # deltalake has no common class for errors of stores and DataFusion.
     except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise BackupError(
-            f"{location} at version {version}", f"deltalake cannot open it: {reason}", ""
-        ) from error
+        reason = f"deltalake cannot open it: {get_first_line(error)}"
+        raise BackupError(f"{location} at version {version}", reason, "") from error
 
 
 @dataclass(frozen=True)
@@ -660,7 +664,7 @@ class DeltaTable:
     def list_unlisted(self, source: BackupStore) -> list[Need]:
         """Files of the log that were not listed: in a hole, or after the newest listed commit."""
         copy, assessed = self.copy, self.found
-        folder = f"{copy.table.root}/{LOG}/".lstrip("/")
+        folder = get_log_folder(copy.table.root)
         is_longer = False
         if assessed.wanted is not None and not assessed.has_hole:
             head = source.head(f"{folder}{format_commit_name(assessed.wanted + 1)}")

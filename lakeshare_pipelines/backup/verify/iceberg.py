@@ -23,6 +23,7 @@ from lakeshare_pipelines.backup.verify.objects import (
     count_rows_or_use_spark,
     explain_outside_needs,
     explain_too_small,
+    get_first_line,
     normalize_location,
 )
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
@@ -34,7 +35,7 @@ from lakeshare_server.tables.iceberg.manifests import Manifest, parse_manifest_l
 from lakeshare_server.tables.iceberg.metadata import MAX_METADATA_BYTES, MetadataError, decompress_metadata
 
 if TYPE_CHECKING:
-    from pyiceberg.table import DataScan
+    from pyiceberg.table import DataScan, StaticTable
 
 FOLDER = "metadata"
 NAME = re.compile(r".*(\.gz)?\.metadata\.json(\.gz)?")
@@ -343,34 +344,39 @@ def _read_metadata_file(
     return None
 
 
-def count_rows(address: StoreAddress, metadata_location: str, files: int) -> tuple[int | None, str]:
-    """Rows of the table, and the name of the reader; None for a table with too many files to read."""
+def open_static(address: StoreAddress, metadata_location: str) -> "tuple[StaticTable, str]":
+    """The table of a metadata file in pyiceberg, and the name of that reader."""
     from pyiceberg.table import StaticTable
 
-    reader = f"pyiceberg {version_of('pyiceberg')}"
+    table = StaticTable.from_metadata(metadata_location, make_file_properties(address))
+    return table, f"pyiceberg {version_of('pyiceberg')}"
+
+
+def count_rows(address: StoreAddress, metadata_location: str, files: int) -> tuple[int | None, str]:
+    """Rows of the table, and the name of the reader; None for a table with too many files to read."""
+    # pyiceberg, pyarrow and what they call raise errors of any class: each means that the table does not open.
     try:
-        table = StaticTable.from_metadata(metadata_location, make_file_properties(address))
+        table, reader = open_static(address, metadata_location)
         if table.current_snapshot() is None:
             return 0, reader
         if files > READ_WHOLE_FILES:
             sum(1 for _ in table.scan().plan_files())
             return None, f"{reader}, planned only"
-        batches = table.scan(selected_fields=(choose_file_column(table.scan()),)).to_arrow_batch_reader()
-        return sum(batch.num_rows for batch in batches), reader
-    # pyiceberg, pyarrow and what they call raise errors of any class: each means that the table does not open.
+        return read_scan(table.scan()), reader
     except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         fix = "Another reader, or an older state, is tried."
-        raise BackupError(metadata_location, f"pyiceberg cannot open it: {reason}", fix) from error
+        reason = f"pyiceberg cannot open it: {get_first_line(error)}"
+        raise BackupError(metadata_location, reason, fix) from error
 
 
-def choose_file_column(scan: "DataScan") -> str:
-    """A column whose values are in the data files: those of partition columns come from the manifests."""
+def read_scan(scan: "DataScan") -> int:
+    """The rows of a scan. A column is read whose values are in the data files: the manifests alone would answer a
+    plain count, and have the values of partition columns."""
     partitions = {field.source_id for spec in scan.table_metadata.partition_specs for field in spec.fields}
     columns = scan.projection().fields
     plain = [field for field in columns if field.field_type.is_primitive]
     chosen = [field for field in plain if field.field_id not in partitions] or plain or list(columns)
-    return chosen[0].name
+    return sum(batch.num_rows for batch in scan.select(chosen[0].name).to_arrow_batch_reader())
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,15 @@ import datetime as dt
 import hashlib
 import io
 import logging
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
+from uuid import uuid4
 
 import duckdb
 import pyarrow as pa
@@ -23,7 +24,7 @@ import pyarrow.parquet as pq
 from lakeshare_pipelines.backup import model
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.copy.engine import CopyEngine, CopyTask, ReportProgress
-from lakeshare_pipelines.backup.points import OWN_PREFIX, Points, get_point_time
+from lakeshare_pipelines.backup.points import OWN_PREFIX, Points, Workspace, get_point_time
 from lakeshare_pipelines.backup.stores import BackupStore, ListedObject, ObjectHead, StoreAddress
 from lakeshare_pipelines.errors import BackupError, DamagedRecord, ObjectMissing
 from lakeshare_server.errors import BadRequest
@@ -248,15 +249,18 @@ def make_plan_row(head: ObjectHead | ListedObject, **columns: Any) -> Row:
 def copy_rows(
     engine: CopyEngine,
     backup: Backup,
-    folders: tuple[Path, Path],
+    workspace: Workspace,
     rows: list[Row],
-    addresses: tuple[StoreAddress, StoreAddress],
+    source: StoreAddress,
+    target: StoreAddress,
     work_prefix: str,
     as_of: dt.datetime,
     report_progress: ReportProgress,
-) -> model.CopyRecord:
-    """Copy rows of schema PLAN between addresses; `folders` receive the plan and the results."""
-    (plan, done), (source, target) = folders, addresses
+) -> tuple[pa.Table, pa.Table]:
+    """Copy rows of schema PLAN between addresses; returns the rows of the plan and of the results."""
+    # Of its own each time: what an earlier call copied may be damaged again.
+    name = uuid4().hex
+    plan, done = workspace.clear(f"plan-{name}"), workspace.clear(f"done-{name}")
     model.write_rows(plan, model.PLAN, [pa.Table.from_pylist(rows, model.PLAN)])
     task = CopyTask(
         source=source,
@@ -268,7 +272,11 @@ def copy_rows(
         copy_limit_bytes=backup.copy_limit_bytes,
         in_flight=backup.in_flight,
     )
-    return engine.copy(task, report_progress)
+    engine.copy(task, report_progress)
+    results = model.read_table(plan, model.PLAN), model.read_table(done, model.COPY_RESULTS)
+    for folder in (plan, done):
+        shutil.rmtree(folder)
+    return results
 
 
 def compute_sha256(store: BackupStore, key: str, version_id: str | None = None) -> str:
@@ -718,6 +726,10 @@ def count_rows_by_spark(
         return int(counted.collect()[0]["rows"]), reader
     # Spark raises errors of its sources through a gateway: any of them means that the table does not open.
     except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         fix = "Look at the table at its source."
-        raise BackupError(location, f"{reader} cannot open it: {reason}", fix) from error
+        raise BackupError(location, f"{reader} cannot open it: {get_first_line(error)}", fix) from error
+
+
+def get_first_line(error: Exception) -> str:
+    """The first line of an error's text; its class if it has none."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

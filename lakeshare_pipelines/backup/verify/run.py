@@ -2,7 +2,6 @@
 
 import datetime as dt
 import logging
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -134,16 +133,12 @@ class Healer:
         return found.last_modified < self.as_of
 
     def _copy(self, bucket: str, rows: list[dict[str, Any]]) -> pa.Table:
-        # Of its own each time: what an earlier run healed may be damaged again.
-        name = f"healing-{uuid4().hex}"
-        plan, done = self.workspace.clear(f"{name}-plan"), self.workspace.clear(f"{name}-done")
-        source, prefix = self.backup.source.at(bucket), f"{self.work_prefix}{name}/"
-        addresses = (source, self.target.address)
-        folders, report = (plan, done), self.report_progress
-        copy_rows(self.engine, self.backup, folders, rows, addresses, prefix, self.as_of, report)
-        reported, _ = join_reports(model.read_rows(plan), model.read_rows(done), ())
-        for folder in (plan, done):
-            shutil.rmtree(folder)
+        source, prefix = self.backup.source.at(bucket), f"{self.work_prefix}healing-{uuid4().hex}/"
+        to, report = self.target.address, self.report_progress
+        planned, done = copy_rows(
+            self.engine, self.backup, self.workspace, rows, source, to, prefix, self.as_of, report
+        )
+        reported, _ = join_reports(planned.to_batches(), done.to_batches(), ())
         listed = head_copies(self.target, [row["stored_key"] for row in rows])
         objects = judge_objects(reported, listed, source, self.target)
         healed = objects["is_whole"]
