@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeshare_pipelines.backup.config import GIB, Backup, Retention
-from lakeshare_pipelines.backup.model import GOOD_STATUSES, POINT_COPIES, FoundTable, Point, Status
-from lakeshare_pipelines.backup.points import SWEEP, Points, get_point_time
+from lakeshare_pipelines.backup.model import GOOD_STATUSES, POINT_COPIES, Point, Status
+from lakeshare_pipelines.backup.points import CLAIM, POINT, SWEEP, SWEPT, Points, get_point_time
 from lakeshare_pipelines.backup.stores import BackupStore, open_store
 from lakeshare_pipelines.backup.stores.store import (
     CHECK_ENDPOINT,
@@ -28,14 +28,25 @@ from lakeshare_pipelines.backup.stores.store import (
     make_s3_client,
     remove_unfinished,
 )
-from lakeshare_pipelines.backup.verify.delta import BrokenLogFile, list_chains, read_chain, sort_names
-from lakeshare_pipelines.backup.verify.iceberg import FOLDER, NAME, Snapshot, read_metadata
-from lakeshare_pipelines.backup.verify.objects import normalize_location
+from lakeshare_pipelines.backup.verify.delta import (
+    BrokenLogFile,
+    LogReader,
+    list_chains,
+    read_chain,
+    sort_names,
+)
+from lakeshare_pipelines.backup.verify.iceberg import (
+    FOLDER,
+    NAME,
+    CopiedFiles,
+    Snapshot,
+    list_live_files,
+    read_metadata,
+)
+from lakeshare_pipelines.backup.verify.objects import TableCopy, normalize_location
 from lakeshare_pipelines.errors import BackupError, DamagedRecord, ObjectMissing
 from lakeshare_server.storage import s3
 from lakeshare_server.storage.s3 import S3Refused, S3Unreachable
-from lakeshare_server.tables.delta.log import LOG
-from lakeshare_server.tables.iceberg.avro import Entries, read_container
 from lakeshare_server.tables.iceberg.manifests import parse_manifest_list
 
 RetentionClass = Literal["daily", "weekly", "monthly", "yearly"]
@@ -300,8 +311,6 @@ def apply_retention(
 
 
 LEASE = dt.timedelta(days=2)
-SWEPT = "swept.json"
-"""In a point's folder: its sweep began. Written before leases are read, as leases are written before it is read."""
 
 
 @contextmanager
@@ -360,22 +369,10 @@ def list_readers(points: Points, day: str, now: dt.datetime) -> list[str]:
     return sorted(readers)
 
 
-CLAIM = "claim.json"
-
-
-def list_claimed_days(points: Points) -> list[str]:
-    """Days that are claimed and have no point yet."""
-    start = points.folder("x").removesuffix("x/")
-    keys = [listed.key.removeprefix(start) for listed in points.store.list(start)]
-    claimed = {key.split("/")[0] for key in keys if key.endswith(f"/{CLAIM}")}
-    done = {key.split("/")[0] for key in keys if key.endswith(("/point.json", f"/{SWEPT}"))}
-    return sorted(claimed - done)
-
-
 def find_points_in_use(points: Points, finished: Sequence[Point]) -> dict[str, str]:
     """Points that unfinished days may build on, with these: the newest when a day was claimed, and any made since."""
     needed: dict[str, str] = {}
-    for day in list_claimed_days(points):
+    for day in points.unfinished():
         claim = points.store.head(f"{points.folder(day)}{CLAIM}")
         if claim is None:
             continue  # It was released, or finished, after the listing.
@@ -437,7 +434,7 @@ def sweep_points(
         return _plan_sweep(backup, points, now).summarise()
     with block_claims(points) as renew:
         plan = _plan_sweep(backup, points, now)
-        making = list_claimed_days(points)
+        making = points.unfinished()
         has_no_versions = any(copies["stored_version_id"].null_count for _, copies in plan.copies)
         if making and backup.layout == "incremental" and has_no_versions:
             raise BackupError(
@@ -564,19 +561,18 @@ def _find_unreadable(points: Points, candidates: Sequence[Point]) -> dict[str, s
 
 def _find_unfinished_sweeps(points: Points, unknown: list[str]) -> list[Point]:
     """Points whose sweep began and was not finished; reasons why marks cannot be read are added to `unknown`."""
-    start = points.folder("x").removesuffix("x/")
-    marks = [listed.key for listed in points.store.list(start) if listed.key.endswith(f"/{SWEPT}")]
     begun = []
-    for key in [key for key in marks if points.store.head(f"{key.removesuffix(SWEPT)}point.json") is None]:
+    for day, marks in sorted(points.list_marks().items()):
+        if SWEPT not in marks or POINT in marks:
+            continue
         try:
-            point = Point.model_validate_json(points.store.read(key))
+            point = Point.model_validate_json(points.store.read(f"{points.folder(day)}{SWEPT}"))
             folder = f"{points.folder(point.day)}held/"
             # Rows are removed after their copies: missing files of rows are no damage.
             left = {listed.key.removeprefix(folder) for listed in points.store.list(folder)}
             digests = {name: digest for name, digest in point.held_digests.items() if name in left}
             begun.append(point.model_copy(update={"held_digests": digests}))
         except ValueError:
-            day = key.removesuffix(f"/{SWEPT}").rpartition("/")[2]
             error = DamagedRecord(f"backup {points.backup.name}, point {day}", f"{SWEPT} cannot be read")
             unknown.append(str(error))
     return begun
@@ -607,7 +603,6 @@ OLDER_THAN = dt.timedelta(days=7)  # Younger files may belong to a write that is
 NEVER_ORPHANED = r"(^|/)(_delta_log|_change_data|\.hoodie|\.lakeshare[^/]*)/"
 """Folders whose files are needed without being named, or by readers of changes."""
 EXAMPLES = 5
-DELETED = 2  # Iceberg spec, "Manifests": the status of an entry of a removed file
 ORPHAN_COLUMNS = [
     "bucket", "key", "size_bytes", "last_modified", "stored_key", "stored_version_id", "table_root"
 ]  # fmt: skip
@@ -641,11 +636,16 @@ def find_orphans(
     """
     point = points.get(day)
     copies = pa.Table.from_batches(list(points.read_copies(point, ORPHAN_COLUMNS))).combine_chunks()
+    locations = pc.binary_join_element_wise(backup.source.location(""), copies["key"], "")
+    copies = copies.append_column("location", locations)
+    copies = copies.append_column("is_whole", pa.array([True] * copies.num_rows))
     store, named, unknown = open_store(backup.target_of(day)), [pa.array([], pa.string())], dict[str, str]()
     for table in point.plan.tables:
         report_message(f"reading what {table.root or 'the table'} names")
         try:
-            named.append(_NamedFileReader(backup, store, copies, table).read_names())
+            own = copies.filter(pc.starts_with(copies["key"], f"{table.root}/".lstrip("/")))
+            copy = TableCopy(table, backup.source, store, own, lambda _: copies.slice(0, 0))
+            named.append(_read_delta_names(copy) if table.format == "delta" else _read_iceberg_names(copy))
         except (BrokenLogFile, ObjectMissing, ValueError) as error:
             unknown[table.root] = f"{table.root}: {str(error).rstrip('.')}; its files are not judged."
     orphans = _select_orphans(backup, point, copies, pa.chunked_array(named))
@@ -661,8 +661,7 @@ def _select_orphans(
     is_old = pc.less(copies["last_modified"], latest)
     rows = copies.filter(pc.and_(pc.is_in(copies["table_root"], roots), is_old))
     rows = rows.filter(pc.invert(pc.match_substring_regex(rows["key"], NEVER_ORPHANED)))
-    locations = pc.binary_join_element_wise(backup.source.location(""), rows["key"], "")
-    rows = rows.filter(pc.invert(pc.is_in(locations, pc.unique(named))))
+    rows = rows.filter(pc.invert(pc.is_in(rows["location"], pc.unique(named))))
     sums = rows.group_by("table_root").aggregate([("size_bytes", "sum"), ("key", "count")])
     order = [("size_bytes_sum", "descending"), ("table_root", "ascending")]
     for table in sums.sort_by(order).to_pylist():
@@ -677,73 +676,45 @@ def _select_orphans(
         )
 
 
-class _NamedFileReader:
-    def __init__(self, backup: Backup, store: BackupStore, copies: pa.Table, table: FoundTable) -> None:
-        self._source, self._store, self._table = backup.source, store, table
-        below = f"{table.root}/" if table.root else ""
-        self._copies = copies.filter(pc.starts_with(copies["key"], below))
-        self._rows = {key: row for row, key in enumerate(self._copies["key"].to_pylist())}
+def _read_delta_names(copy: TableCopy) -> pa.Array:
+    reader = LogReader(copy)
+    log = sort_names(reader.names)
+    chains = list_chains(log)
+    newest = max((*log.commits, *log.checkpoints), default=None)
+    if newest is None or not chains or chains[-1].versions[-1] < newest:
+        raise BrokenLogFile("", "the copy of its log has a hole")
+    found = [pa.array([], pa.string())]
+    for chain in chains:
+        for events in read_chain(copy.location, chain, reader.read, {}):
+            added = events.filter(events["is_add"])
+            found += [*added["location"].chunks, *added["dv_location"].drop_null().chunks]
+    return pc.unique(pa.chunked_array(found))
 
-    def read_names(self) -> pa.Array:
-        return self._read_delta() if self._table.format == "delta" else self._read_iceberg()
 
-    def _read_delta(self) -> pa.Array:
-        folder, root = self._below(LOG), self._source.location(self._table.root)
-        log = sort_names(key.removeprefix(folder) for key in self._rows if key.startswith(folder))
-        chains = list_chains(log)
-        newest = max((*log.commits, *log.checkpoints), default=None)
-        if newest is None or not chains or chains[-1].versions[-1] < newest:
-            raise BrokenLogFile("", "the copy of its log has a hole")
-        found = [pa.array([], pa.string())]
-        for chain in chains:
-            for events in read_chain(root, chain, lambda name: self._read(f"{folder}{name}"), {}):
-                added = events.filter(events["is_add"])
-                found += [*added["location"].chunks, *added["dv_location"].drop_null().chunks]
-        return pc.unique(pa.chunked_array(found))
+def _read_iceberg_names(copy: TableCopy) -> pa.Array:
+    """The files that any existing metadata file names: branches of a catalog have their own."""
+    files, found, snapshots = CopiedFiles(copy), set[str](), dict[str, Snapshot]()
 
-    def _read_iceberg(self) -> pa.Array:
-        """The files that any existing metadata file names: branches of a catalog have their own."""
-        folder = self._below(FOLDER)
-        keys = [
-            key for key in self._rows if key.startswith(folder) and NAME.fullmatch(key.removeprefix(folder))
-        ]
-        found = {self._source.location(key) for key in keys}
-        snapshots: dict[str, Snapshot] = {}
-        for key in keys:
-            metadata = read_metadata(key, self._read(key))
+    def read_named(location: str) -> bytes | None:
+        found.add(location)
+        return None if files.find(location) is None else files.read(location)
+
+    for row in copy.below(f"{FOLDER}/").select(["key", "location"]).to_pylist():
+        if NAME.fullmatch(row["key"].removeprefix(f"{copy.table.root}/{FOLDER}/".lstrip("/"))):
+            found.add(row["location"])
+            metadata = read_metadata(row["key"], files.read(row["location"]))
             found |= {normalize_location(location) for location in metadata.statistics}
             for snapshot in metadata.snapshots.values():
                 snapshots[snapshot.manifest_list or f"snapshot {snapshot.id}"] = snapshot
-        manifests: set[tuple[str, int]] = set()
-        for snapshot in snapshots.values():
-            if snapshot.manifest_list is None:
-                manifests |= {(normalize_location(location), 0) for location in snapshot.manifests}
-            # Only old metadata names an expired snapshot, whose list of manifests is gone.
-            elif (content := self._read_named(normalize_location(snapshot.manifest_list), found)) is not None:
-                listed = parse_manifest_list(content)
-                manifests |= {(normalize_location(file.path), file.spec_id or 0) for file in listed}
-        for location, spec_id in manifests:
-            if (content := self._read_named(location, found)) is not None:
-                entries = Entries()
-                entries.read(read_container(content), spec_id)
-                columns = entries.columns["status"], entries.columns["path"]
-                found |= {
-                    normalize_location(path.decode())
-                    for status, path in zip(*columns, strict=True)
-                    if status != DELETED
-                }
-        return pa.array(sorted(found), pa.string())
-
-    def _read_named(self, location: str, found: set[str]) -> bytes | None:
-        found.add(location)
-        key = location.removeprefix(self._source.location(""))
-        return self._read(key) if key in self._rows else None
-
-    def _below(self, folder: str) -> str:
-        return f"{self._table.root}/{folder}/".lstrip("/")
-
-    def _read(self, key: str) -> bytes:
-        if key not in self._rows:
-            raise ObjectMissing(key)
-        copy = self._copies.slice(self._rows[key], 1).to_pylist()[0]
-        return self._store.read(copy["stored_key"], copy["stored_version_id"])
+    manifests: set[tuple[str, int]] = set()
+    for snapshot in snapshots.values():
+        if snapshot.manifest_list is None:
+            manifests |= {(normalize_location(location), 0) for location in snapshot.manifests}
+        # Only old metadata names an expired snapshot, whose list of manifests is gone.
+        elif (content := read_named(normalize_location(snapshot.manifest_list))) is not None:
+            listed = parse_manifest_list(content)
+            manifests |= {(normalize_location(file.path), file.spec_id or 0) for file in listed}
+    for location, spec_id in manifests:
+        if (content := read_named(location)) is not None:
+            found |= {location for location, _, _ in list_live_files(content, spec_id)}
+    return pa.array(sorted(found), pa.string())

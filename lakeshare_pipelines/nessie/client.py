@@ -70,33 +70,11 @@ class NessieEndpoint:
 
 @dataclass(frozen=True)
 class Reference:
-    name: str
-    hash: str
-    type: Literal["BRANCH", "TAG"]
-
-
-@dataclass(frozen=True)
-class Branch:
-    """A branch with its age; `committed_at` is None for a branch without a commit."""
+    """A branch or a tag; `committed_at` is that of a branch in a list, None without a commit."""
 
     name: str
     hash: str
-    committed_at: datetime | None
-    ahead: int
-    behind: int
-
-    @classmethod
-    def parse(cls, reference: Mapping[str, Any]) -> "Branch":
-        """Parses a reference that was requested with all its metadata."""
-        metadata = reference.get("metadata") or {}
-        head = metadata.get("commitMetaOfHEAD")
-        return cls(
-            name=reference["name"],
-            hash=reference["hash"],
-            committed_at=datetime.fromisoformat(head["commitTime"]) if head else None,
-            ahead=metadata.get("numCommitsAhead") or 0,
-            behind=metadata.get("numCommitsBehind") or 0,
-        )
+    committed_at: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -110,7 +88,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class Merge:
-    """The result of a merge; `head` is the target's commit after it, also of a dry run."""
+    """The result of a merge; `head` is the target's commit after it."""
 
     applied: bool
     head: str
@@ -190,29 +168,29 @@ class Nessie:
 
     def reference(self, name: str) -> Reference:
         found = self._api.get(ref_path(name))["reference"]
-        return Reference(found["name"], found["hash"], found["type"])
+        return Reference(found["name"], found["hash"])
 
     def references(self) -> list[Reference]:
         """Returns all branches and tags."""
         found = self._api.pages("/trees", "references", {})
-        return [Reference(each["name"], each["hash"], each["type"]) for each in found]
+        return [Reference(each["name"], each["hash"]) for each in found]
 
-    def branches(self, prefix: str = "") -> list[Branch]:
+    def branches(self, prefix: str = "") -> list[Reference]:
         """Returns the branches whose names start with `prefix`, without main."""
         literal = prefix.replace("\\", "\\\\").replace("'", "\\'")
-        found = self._api.pages(
-            "/trees", "references", {"filter": f"ref.name.startsWith('{literal}')", "fetch": "ALL"}
-        )
-        return [
-            Branch.parse(reference)
-            for reference in found
-            if reference["type"] == "BRANCH" and reference["name"] != "main"
-        ]
+        selection = {"filter": f"ref.name.startsWith('{literal}')", "fetch": "ALL"}
+        branches = []
+        for each in self._api.pages("/trees", "references", selection):
+            if each["type"] == "BRANCH" and each["name"] != "main":
+                head = (each.get("metadata") or {}).get("commitMetaOfHEAD")
+                committed_at = datetime.fromisoformat(head["commitTime"]) if head else None
+                branches.append(Reference(each["name"], each["hash"], committed_at))
+        return branches
 
     def create_branch(self, name: str, at: str) -> Reference:
         """Creates a branch at the commit `at`, which must be one of main's."""
         with self._translate_errors():
-            return Reference(name, self._pynessie.create_branch(name, "main", at).hash_, "BRANCH")
+            return Reference(name, self._pynessie.create_branch(name, "main", at).hash_)
 
     def delete_branch(self, name: str, expected_hash: str) -> None:
         """Deletes a branch if it is at `expected_hash`."""
@@ -258,7 +236,6 @@ class Nessie:
         message: str,
         author: str,
         properties: Mapping[str, str],
-        dry_run: bool = False,
     ) -> Merge:
         """Merges everything up to `from_hash` into `onto`, all tables in one commit with `properties`.
 
@@ -276,8 +253,6 @@ class Nessie:
                 "commitMeta": _commit_meta(message, author, properties),
                 "defaultKeyMergeMode": "NORMAL",
                 "isReturnConflictAsResult": False,
-                # The published description has dryRun, which the server ignores.
-                "isDryRun": dry_run,
             },
         )
         if not response["wasSuccessful"]:

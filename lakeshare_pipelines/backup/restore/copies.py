@@ -22,7 +22,7 @@ from lakeshare_pipelines.backup import model
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.copy.engine import Archived, Progress, ReportProgress, thaw
 from lakeshare_pipelines.backup.points import OWN_PREFIX, Points, Workspace
-from lakeshare_pipelines.backup.stores import BackupStore, ListedObject, StoreAddress, open_store
+from lakeshare_pipelines.backup.stores import BackupStore, ListedObject, ObjectHead, StoreAddress, open_store
 from lakeshare_pipelines.backup.stores.store import (
     make_storage_options,
     remove_unfinished,
@@ -38,6 +38,7 @@ CONCURRENT_REQUESTS = 16
 DAMAGED = "Restore from another point; `lakeshare backup drill` shows which points are whole."
 Row: TypeAlias = dict[str, Any]  # of POINT_COPIES, with `to_bucket` and `to_key`
 ReportMessage = Callable[[str], None]
+Head: TypeAlias = ListedObject | ObjectHead
 
 
 def ignore_progress(progress: Progress) -> None: ...
@@ -224,17 +225,17 @@ def read_verified(selected: SelectedTable, copies: BackupStore, row: Row) -> byt
     return content
 
 
-def head_copies(selected: SelectedTable, rows: pa.Table) -> dict[str, ListedObject]:
+def head_copies(selected: SelectedTable, rows: pa.Table) -> dict[str, Head]:
     """The current heads of copies, by key."""
     store = open_store(selected.copies)
     root = selected.table.stored_root
     # Objects of no table are requested one by one.
     listed = {head.key: head for head in store.list(f"{root}/") if not head.is_delete_marker} if root else {}
 
-    def check(row: Row) -> ListedObject:
-        copy = listed.get(row["stored_key"])
+    def check(row: Row) -> Head:
+        copy: Head | None = listed.get(row["stored_key"])
         if copy is None or (row["stored_etag"] not in (None, copy.etag) and row["stored_version_id"]):
-            copy = _head(store, row["stored_key"], row["stored_version_id"])
+            copy = store.head(row["stored_key"], row["stored_version_id"])
         if copy is None:
             raise _make_damaged_error(selected, row, "it does not exist any more")
         if copy.size_bytes != row["size_bytes"]:
@@ -250,17 +251,8 @@ def head_copies(selected: SelectedTable, rows: pa.Table) -> dict[str, ListedObje
         return {row["stored_key"]: head for row, head in heads}
 
 
-def select_archived(stored: dict[str, ListedObject]) -> list[ListedObject]:
+def select_archived(stored: dict[str, Head]) -> list[Head]:
     return [head for head in stored.values() if head.storage_class in model.ARCHIVES]
-
-
-def _head(store: BackupStore, key: str, version_id: str | None = None) -> ListedObject | None:
-    head = store.head(key, version_id)
-    if head is None:
-        return None
-    return ListedObject(
-        key, head.size_bytes, head.last_modified, head.etag, version_id, storage_class=head.storage_class
-    )
 
 
 def _make_damaged_error(selected: SelectedTable, row: Row, reason: str) -> BackupError:
@@ -314,7 +306,7 @@ def compare_destination(
     for row in rows:
         bucket, key = map_key(row["bucket"], row["key"])
         store = address if bucket == address.bucket else address.at(bucket)
-        at_key = existing.get(key) if bucket == address.bucket else _head(open_store(store), key)
+        at_key = existing.get(key) if bucket == address.bucket else open_store(store).head(key)
         expected.add(key)
         if at_key is None:
             missing.append({**row, "to_bucket": bucket, "to_key": key})
@@ -338,7 +330,7 @@ def require_outside_target(backup: Backup, to: StoreAddress) -> None:
             raise BackupError(f"--to {to.url}", reason, "Name an empty place outside of it.")
 
 
-def _is_same(selected: SelectedTable, row: Row, store: BackupStore, head: ListedObject) -> bool:
+def _is_same(selected: SelectedTable, row: Row, store: BackupStore, head: Head) -> bool:
     """Compare size and ETag; if only the ETag differs, the content: a copy may have another ETag."""
     if head.size_bytes != row["size_bytes"]:
         return False
@@ -465,9 +457,7 @@ class TableRestore:
                 address = self.to if bucket == self.to.bucket else self.to.at(bucket)
                 self._copy(of_bucket, stored, address, f"{work_prefix}{step}-{number}/")
 
-    def _copy(
-        self, rows: list[Row], stored: dict[str, ListedObject], to: StoreAddress, work_prefix: str
-    ) -> None:
+    def _copy(self, rows: list[Row], stored: dict[str, Head], to: StoreAddress, work_prefix: str) -> None:
         from lakeshare_pipelines.backup.copy.local import LocalEngine
 
         bucket, limit = self.selected.copies.bucket, self.backup.copy_limit_bytes

@@ -7,6 +7,7 @@ What reads a log raises BrokenLogFile for a missing or damaged file.
 import datetime as dt
 import io
 import itertools
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -625,7 +626,7 @@ def write_pointer(store: BackupStore, root: str, version: int) -> None:
         with store.open(folder + name) as file:
             size += pq.read_metadata(file).num_rows
     parts = {"parts": len(classic[newest])} if len(classic[newest]) > 1 else {}
-    store.put(folder + POINTER, orjson.dumps({"version": newest, "size": size, **parts}))
+    store.put(folder + POINTER, json.dumps({"version": newest, "size": size, **parts}).encode())
 
 
 def count_rows(address: StoreAddress, root: str, version: int, files: int) -> tuple[int | None, str]:

@@ -31,7 +31,7 @@ from lakeshare_pipelines.nessie.client import Nessie
 from lakeshare_pipelines.nessie.server import ensure_nessie, nessie_dir
 from lakeshare_pipelines.settings import NESSIE, LakeSettings
 from lakeshare_server.tables.iceberg.avro import Entries, read_container
-from lakeshare_server.tables.iceberg.manifests import Manifest, parse_manifest_list
+from lakeshare_server.tables.iceberg.manifests import DELETED, Manifest, parse_manifest_list
 from lakeshare_server.tables.iceberg.metadata import MAX_METADATA_BYTES, MetadataError, decompress_metadata
 
 if TYPE_CHECKING:
@@ -109,9 +109,6 @@ def _count_summary_rows(summary: Mapping[str, Any]) -> int | None:
     return None if values else max(records - positions, 0)
 
 
-DELETED = 2
-
-
 @dataclass
 class Closure:
     """The files of a snapshot or a manifest; `needs` are those that are not whole."""
@@ -183,17 +180,10 @@ class CopiedFiles:
         if content is None:
             return found
         try:
-            entries = Entries()
-            entries.read(read_container(content), manifest.spec_id or 0)
+            live = list_live_files(content, manifest.spec_id or 0)
         except ValueError:
             found.needs.append(Need(normalize_location(manifest.path), manifest.size_bytes or None))
             return found
-        columns = (entries.columns[name] for name in ("status", "path", "size", "rows"))
-        live = [
-            (normalize_location(path.decode()), size_bytes, rows)
-            for status, path, size_bytes, rows in zip(*columns, strict=True)
-            if status != DELETED
-        ]
         self._look_up([location for location, _, _ in live])
         for location, size_bytes, rows in live:
             # The manifest may state the size of one deletion vector instead of the size of its file.
@@ -228,6 +218,18 @@ class CopiedFiles:
         names = ("location", "stored_key", "stored_version_id", "size_bytes")
         for location, *stored in zip(*(objects[name].to_pylist() for name in names), strict=True):
             self._stored[location] = StoredCopy(*stored)
+
+
+def list_live_files(manifest: bytes, spec_id: int) -> list[tuple[str, int, int | None]]:
+    """Location, size and rows of the live files of a manifest; raises ValueError if it is damaged."""
+    entries = Entries()
+    entries.read(read_container(manifest), spec_id)
+    columns = (entries.columns[name] for name in ("status", "path", "size", "rows"))
+    return [
+        (normalize_location(path.decode()), size_bytes, rows)
+        for status, path, size_bytes, rows in zip(*columns, strict=True)
+        if status != DELETED
+    ]
 
 
 MAX_NEWEST = 50  # How many metadata files are read; tables keep a hundred by default
