@@ -55,7 +55,39 @@ OBJECTS = pa.schema(
 """Rows of a plan with the state of their copies."""
 
 Row = dict[str, Any]  # a row of an Arrow table, by column
-_REPORTED_COLUMNS = ("stored_etag", "stored_version_id", "checksum")
+JOINED = """
+SELECT p.*, coalesce(d.status, if(h.key IS NULL, NULL, 'held')) AS status, d.error_code, d.message,
+    coalesce(d.stored_etag, h.stored_etag) AS stored_etag,
+    coalesce(d.stored_version_id, h.stored_version_id) AS stored_version_id,
+    coalesce(d.checksum, h.checksum) AS checksum, h.level, coalesce(h.is_healed, false) AS is_healed
+FROM planned p
+LEFT JOIN done d ON p.lane <> 'held' AND p.bucket = d.bucket AND p.key = d.key
+LEFT JOIN earlier h ON p.lane = 'held' AND p.bucket = h.bucket AND p.key = h.key
+"""
+JUDGED = f"""
+WITH listed_rows AS (
+    SELECT r.*, listed_size, listed_etag, CASE
+        WHEN status IS NULL THEN 'nothing is reported of it'
+        WHEN status = 'failed' THEN coalesce(error_code, 'failed') || ': ' || coalesce(message, 'no reason was given')
+        WHEN listed_size IS NULL THEN '{MISSING}'
+        WHEN listed_size <> size_bytes THEN '{RESIZED}'
+        WHEN status = 'held' AND listed_etag <> stored_etag THEN '{CHANGED}' END AS problem
+    FROM reported r LEFT JOIN listed USING (stored_key)
+), judged AS (
+    SELECT * EXCLUDE level, CASE
+        WHEN problem IS NOT NULL THEN {REPORTED}
+        ELSE greatest(if(listed_etag = etag, {SAME_ETAG}, {PRESENT}), if(status = 'held', coalesce(level, 0), 0))
+        END AS level
+    FROM listed_rows
+)
+-- An ETag of one part without a KMS key is the content's MD5: two such ETags of S3 must not differ.
+SELECT *, coalesce(starts_with(checksum, '{SHA256}'), false)
+        AND coalesce(problem = '{CHANGED}' OR problem IS NULL AND status = 'succeeded', false)
+    OR $is_s3 AND problem IS NULL AND level = {PRESENT}
+        AND coalesce(NOT contains(etag || listed_etag, '-'), false) AND NOT contains(coalesce(encryption, ''), 'KMS')
+    AS is_unclear
+FROM judged
+"""  # noqa: S608  the only values that are not bound are constants of this module
 
 
 def join_reports(
@@ -63,32 +95,22 @@ def join_reports(
 ) -> tuple[pa.Table, bool]:
     """The plan's rows with the reports of engines and of the earlier point, and L0: whether all are accounted for."""
     planned = pa.Table.from_batches(list(plan), model.PLAN)
-    is_held = pc.equal(planned["lane"], "held")
-    done_rows, earlier_rows = (
-        pa.Table.from_batches(list(batches), schema)
-        for batches, schema in ((done, model.COPY_RESULTS), (earlier, model.POINT_COPIES))
-    )
-    results = done_rows.select(["bucket", "key", "status", "error_code", "message", *_REPORTED_COLUMNS])
-    fresh = planned.filter(pc.invert(is_held)).join(results, ["bucket", "key"], join_type="left outer")
-    fresh = fresh.append_column("level", pa.array([REPORTED] * fresh.num_rows, pa.int8()))
-    fresh = fresh.append_column("is_healed", pa.array([False] * fresh.num_rows, pa.bool_()))
-    results = earlier_rows.select(["bucket", "key", *_REPORTED_COLUMNS, "level", "is_healed"])
-    held_objects = planned.filter(is_held).join(results, ["bucket", "key"], join_type="left outer")
-    # Without a row of the earlier point nothing is reported.
-    status = pc.if_else(pc.is_valid(held_objects["level"]), "held", pa.scalar(None, pa.string()))
-    held_objects = held_objects.append_column("status", status)
-    rows = pa.concat_tables([fresh, held_objects], promote_options="default").combine_chunks()
-    unaccounted = pc.any(pc.is_null(rows["status"]), min_count=0).as_py()
-    return rows, not unaccounted and rows.num_rows == planned.num_rows
+    with open_database() as on:
+        on.register("planned", planned)
+        on.register("done", pa.Table.from_batches(list(done), model.COPY_RESULTS))
+        on.register("earlier", pa.Table.from_batches(list(earlier), model.POINT_COPIES))
+        rows = on.sql(JOINED).to_arrow_table().combine_chunks()
+    return rows, not rows["status"].null_count and rows.num_rows == planned.num_rows
 
 
 def list_prefixes(objects: pa.Table) -> list[str]:
     """The prefixes of stored keys before the original keys."""
-    lengths = pc.subtract(pc.utf8_length(objects["stored_key"]), pc.utf8_length(objects["key"]))
-    found: set[str] = set()
-    for length in pc.unique(lengths).to_pylist():
-        of_length = objects["stored_key"].filter(pc.equal(lengths, length))
-        found.update(pc.unique(pc.utf8_slice_codeunits(of_length, 0, length)).to_pylist())
+    with open_database() as on:
+        on.register("objects", objects)
+        prefixes = on.sql(
+            "SELECT DISTINCT left(stored_key, len(stored_key) - len(key)) FROM objects"
+        ).fetchall()
+    found = [prefix for (prefix,) in prefixes]
     # What is below another prefix would be listed twice.
     return sorted(
         prefix for prefix in found if not any(prefix != other and prefix.startswith(other) for other in found)
@@ -117,12 +139,13 @@ def _make_listed_table(objects: Iterable[ListedObject | ObjectHead]) -> pa.Table
 
 def judge_objects(reported: pa.Table, listed: pa.Table, source: StoreAddress, store: BackupStore) -> pa.Table:
     """Rows of schema OBJECTS; content is read unless an earlier point proved it and the target lists the same ETag."""
-    rows = reported.join(listed, "stored_key", join_type="left outer").combine_chunks()
-    problem, level = _judge_by_listing(rows)
-    rows = rows.set_column(rows.column_names.index("level"), "level", level)
-    rows = rows.append_column("problem", problem)
-    unclear = _select_unclear(rows, source, store.address)
-    places = pc.indices_nonzero(unclear).to_pylist()
+    is_s3 = source.kind == "s3" and store.address.kind == "s3"
+    with open_database() as on:
+        on.register("reported", reported)
+        on.register("listed", listed)
+        rows = on.sql(JUDGED, params={"is_s3": is_s3}).to_arrow_table().combine_chunks()
+    level, problem = rows["level"], rows["problem"]
+    places = pc.indices_nonzero(rows["is_unclear"]).to_pylist()
     with ThreadPoolExecutor(READERS) as pool:
         unclear_rows = rows.take(pa.array(places, pa.int64())).to_pylist()
         results = list(pool.map(lambda row: _judge_content(store, row), unclear_rows))
@@ -153,57 +176,6 @@ def judge_objects(reported: pa.Table, listed: pa.Table, source: StoreAddress, st
     ).cast(OBJECTS)
 
 
-def _judge_by_listing(rows: pa.Table) -> tuple[pa.Array, pa.Array]:
-    """Problem and level of each row by the target's listing; by columns, for there may be millions."""
-    nothing = pa.scalar(None, pa.string())
-    failure = pc.binary_join_element_wise(
-        pc.fill_null(rows["error_code"], "failed"), pc.fill_null(rows["message"], "no reason was given"), ": "
-    )
-    is_changed = pc.and_(
-        pc.equal(rows["status"], "held"),
-        pc.fill_null(pc.not_equal(rows["listed_etag"], rows["stored_etag"]), False),
-    )
-    problem = pc.case_when(
-        pc.make_struct(
-            pc.is_null(rows["status"]),
-            pc.fill_null(pc.equal(rows["status"], "failed"), False),
-            pc.is_null(rows["listed_size"]),
-            pc.fill_null(pc.not_equal(rows["listed_size"], rows["size_bytes"]), False),
-            pc.fill_null(is_changed, False),
-        ),
-        "nothing is reported of it",
-        failure,
-        MISSING,
-        RESIZED,
-        CHANGED,
-        nothing,
-    )
-    same_etag = pc.fill_null(pc.equal(rows["listed_etag"], rows["etag"]), False)
-    fresh = pc.if_else(same_etag, pa.scalar(SAME_ETAG, pa.int8()), pa.scalar(PRESENT, pa.int8()))
-    before = pc.fill_null(rows["level"], pa.scalar(REPORTED, pa.int8()))
-    level = pc.if_else(pc.equal(rows["status"], "held"), pc.max_element_wise(before, fresh), fresh)
-    level = pc.if_else(pc.is_null(problem), level, pa.scalar(REPORTED, pa.int8()))
-    return _array(problem), _array(pc.cast(level, pa.int8()))
-
-
-def _select_unclear(rows: pa.Table, source: StoreAddress, target: StoreAddress) -> pa.Array:
-    has_sum = pc.fill_null(pc.starts_with(rows["checksum"], SHA256), False)
-    fine, succeeded = pc.is_null(rows["problem"]), pc.fill_null(pc.equal(rows["status"], "succeeded"), False)
-    changed = pc.fill_null(pc.equal(rows["problem"], CHANGED), False)
-    unclear = pc.and_(has_sum, pc.or_(changed, pc.and_(fine, succeeded)))
-    if source.kind == "s3" and target.kind == "s3":
-        # An ETag of one part without a KMS key is the content's MD5: two such ETags must not differ.
-        plain = pc.invert(
-            pc.or_(
-                pc.match_substring(pc.binary_join_element_wise(rows["etag"], rows["listed_etag"], ""), "-"),
-                pc.match_substring(pc.fill_null(rows["encryption"], ""), "KMS"),
-            )
-        )
-        differs = pc.and_(pc.fill_null(plain, False), pc.equal(rows["level"], PRESENT))
-        unclear = pc.or_(unclear, pc.and_(fine, differs))
-    return _array(unclear)
-
-
 def _judge_content(store: BackupStore, row: Row) -> tuple[int, str | None]:
     checksum = row["checksum"] or ""
     expected = checksum.removeprefix(SHA256) if checksum.startswith(SHA256) else None
@@ -225,10 +197,6 @@ def _judge_content(store: BackupStore, row: Row) -> tuple[int, str | None]:
     if expected is not None or "KMS" in (head.encryption or "").upper():
         return row["level"], None
     return REPORTED, "it has another ETag in the target, and so other content"
-
-
-def _array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
 def normalize_location(location: str) -> str:
@@ -418,13 +386,12 @@ class ReadingStore:
 
 
 def _select_newest(tables: Sequence[pa.Table]) -> pa.Table:
-    rows = pa.concat_tables([READ.empty_table(), *tables]).sort_by([("read_at", "descending")])
-    if not rows.num_rows:
-        return rows
-    names = (pc.fill_null(rows[name], "") for name in ("place", "stored_key", "stored_version_id"))
-    keys = pc.binary_join_element_wise(*names, "\0").combine_chunks()
-    first = pa.table({"key": keys, "at": pa.array(range(rows.num_rows), pa.int64())}).group_by("key")
-    return rows.take(first.aggregate([("at", "min")])["at_min"].sort())
+    with open_database() as on:
+        on.register("readings", pa.concat_tables([READ.empty_table(), *tables]))
+        newest = (
+            "SELECT DISTINCT ON (place, stored_key, stored_version_id) * FROM readings ORDER BY read_at DESC"
+        )
+        return on.sql(newest).to_arrow_table().cast(READ)
 
 
 def read_held_copies(
