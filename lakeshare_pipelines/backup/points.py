@@ -26,6 +26,7 @@ from lakeshare_pipelines.backup.stores import BackupStore, open_store
 from lakeshare_pipelines.errors import BackupError, DamagedRecord, ObjectMissing
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_server.settings import make_private
+from lakeshare_server.storage.stores import write_file
 
 OWN_PREFIX = "_lakeshare/"  # Key prefix of lakeshare's own files: never backed up, never reported as orphans
 
@@ -73,9 +74,9 @@ class Points:
         point = self._parse(day, content)
         return point if as_made else point.downgraded(self._load_damage(day))
 
-    def latest_good(self, before: str | None = None) -> Point | None:
-        """The newest verified point before `before`, with fallbacks or without."""
-        points = reversed(self.readable(before)[0])
+    def latest_good(self) -> Point | None:
+        """The newest verified point, with fallbacks or without."""
+        points = reversed(self.readable()[0])
         return next((point for point in points if point.status in GOOD_STATUSES), None)
 
     def readable(
@@ -292,11 +293,8 @@ class Workspace:
         return self.folder / name
 
     def save(self, name: str, record: BaseModel) -> None:
-        make_private(self.folder)
-        path = self.folder / f"{name}.json"
-        part = path.with_suffix(".part")
-        part.write_text(record.model_dump_json(indent=1))
-        part.replace(path)
+        content = record.model_dump_json(indent=1).encode()
+        write_file(self.folder / f"{name}.json", content, if_absent=False)
 
     def load(self, name: str, kind: type[Record]) -> Record | None:
         path = self.folder / f"{name}.json"

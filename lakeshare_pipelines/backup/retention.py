@@ -318,7 +318,6 @@ def hold_point(
     points: Points,
     day: str,
     reader: str,
-    length: dt.timedelta = LEASE,
     *,
     as_made: bool = False,
     unwritable: Callable[[str], None] | None = None,
@@ -329,7 +328,7 @@ def hold_point(
     Raises BackupError if the point is being swept, or does not exist.
     """
     key = f"{points.folder(day)}leases/{uuid4().hex}.json"
-    until = dt.datetime.now(dt.UTC) + length
+    until = dt.datetime.now(dt.UTC) + LEASE
     lease = json.dumps({"reader": reader, "until": until.isoformat()}).encode()
     try:
         points.store.put(key, lease)

@@ -2,8 +2,6 @@
 
 import base64
 import importlib
-import os
-import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -36,6 +34,7 @@ from lakeshare_server.nessie import (
     innermost_cause,
     ref_path,
 )
+from lakeshare_server.storage.stores import write_file
 
 
 def nessie_api(uri: str, token: str | None) -> NessieApi:
@@ -107,6 +106,7 @@ def parse_commit(entry: Mapping[str, Any]) -> Commit:
 
 
 Role = Literal["writer", "publisher"]
+AUTHOR = "lakeshare"
 
 TOKEN_LIFE_S = 24 * 3600
 KEY_BITS = 2048
@@ -127,10 +127,8 @@ def load_signing_key(path: Path) -> rsa.RSAPrivateKey:
     """Loads the key at `path`, or creates one; the caller holds the folder's lock while the file may be missing."""
     if not path.exists():
         created = rsa.generate_private_key(public_exponent=65537, key_size=KEY_BITS)
-        descriptor, scratch = tempfile.mkstemp(prefix=".key-", dir=path.parent)  # mode 600
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(created.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-        Path(scratch).replace(path)
+        content = created.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        write_file(path, content, if_absent=False, mode=0o600)
     try:
         key: object = load_pem_private_key(path.read_bytes(), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -147,11 +145,11 @@ def format_public_key(key: rsa.RSAPrivateKey) -> str:
     return base64.b64encode(der).decode()
 
 
-def sign_token(key: rsa.RSAPrivateKey, role: Role, life_s: int = TOKEN_LIFE_S) -> str:
+def sign_token(key: rsa.RSAPrivateKey, role: Role) -> str:
     now = int(time.time())
     # `upn` is `role` in Nessie's rules; its `roles` are the groups.
     identity = {"iss": "lakeshare", "sub": role, "upn": role, "groups": [role]}
-    return jwt.encode({**identity, "iat": now, "exp": now + life_s}, key, algorithm="RS256")
+    return jwt.encode({**identity, "iat": now, "exp": now + TOKEN_LIFE_S}, key, algorithm="RS256")
 
 
 class Nessie:
@@ -271,7 +269,6 @@ class Nessie:
         *,
         message: str,
         properties: Mapping[str, str],
-        author: str = "lakeshare",
     ) -> str:
         """Sets the table's state on the branch `on` in one commit, and returns that commit."""
         fields = dict(zip(CONTENT_FIELDS, astuple(content), strict=True))
@@ -280,14 +277,12 @@ class Nessie:
             "key": {"elements": table.split(".")},
             "content": {"type": ICEBERG_TABLE, **fields, "id": content.id or None},
         }
-        return self._commit(on, expected_hash, operation, _commit_meta(message, author, properties))
+        return self._commit(on, expected_hash, operation, _commit_meta(message, AUTHOR, properties))
 
-    def drop_table(
-        self, table: str, on: str, expected_hash: str, *, message: str, author: str = "lakeshare"
-    ) -> str:
+    def drop_table(self, table: str, on: str, expected_hash: str, *, message: str) -> str:
         """Removes the table from the branch `on` in one commit, and returns that commit; its files stay."""
         operation = {"type": "DELETE", "key": {"elements": table.split(".")}}
-        return self._commit(on, expected_hash, operation, _commit_meta(message, author, {}))
+        return self._commit(on, expected_hash, operation, _commit_meta(message, AUTHOR, {}))
 
     def _commit(self, on: str, expected_hash: str, operation: Any, meta: dict[str, Any]) -> str:
         response = self._api.post(

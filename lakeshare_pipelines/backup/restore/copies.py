@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 from uuid import uuid4
 
 import pyarrow as pa
@@ -47,15 +47,11 @@ def ignore_progress(progress: Progress) -> None: ...
 def ignore_message(sentence: str) -> None: ...
 
 
-RestoreMode = Literal["in_place", "elsewhere", "mount"]
-
-
 class RestorePlan(BaseModel, frozen=True):
     table: model.FoundTable
     day: str
     version: int  # Delta version, or Iceberg's snapshot id
     place: str  # Location of the restored table's root
-    way: RestoreMode
     objects: int
     size_bytes: int
     there: int  # Objects that exist at the destination and stay unchanged

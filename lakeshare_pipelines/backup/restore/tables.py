@@ -19,7 +19,6 @@ from lakeshare_pipelines.backup.restore import targets
 from lakeshare_pipelines.backup.restore.copies import (
     DestinationState,
     ReportMessage,
-    RestoreMode,
     RestorePlan,
     RestoreRecord,
     SelectedTable,
@@ -120,9 +119,7 @@ def restore_other_files(
     return work.objects
 
 
-def make_restore_plan(
-    work: TableRestore, rows: pa.Table, there: int, steps: list[str], way: RestoreMode
-) -> RestorePlan:
+def make_restore_plan(work: TableRestore, rows: pa.Table, there: int, steps: list[str]) -> RestorePlan:
     copies, to, prices, in_flight = work.selected.copies, work.to, work.backup.prices, work.backup.in_flight
     thawed = select_archived(head_copies(work.selected, rows))
     size_bytes = int(pc.sum(rows["size_bytes"]).as_py() or 0)
@@ -143,7 +140,6 @@ def make_restore_plan(
         day=work.selected.point.day,
         version=work.selected.version,
         place=work.place,
-        way=way,
         objects=rows.num_rows,
         size_bytes=size_bytes,
         there=there,
@@ -351,7 +347,7 @@ class PointRestore:
             work = self._make_in_place(catalog, table, version)
             at = compare_destination(work.selected, work.to, work.root, lambda bucket, key: (bucket, key))
             rows = at.missing if not at.differing else work.selected.rows
-            return make_restore_plan(work, rows, at.there, _plan_in_place(work, at), "in_place")
+            return make_restore_plan(work, rows, at.there, _plan_in_place(work, at))
         work = self._make_elsewhere(table, to, version)
         at = compare_destination(
             targets.select_copied(work), work.to, work.root, targets.map_to_new_keys(work)
@@ -361,7 +357,7 @@ class PointRestore:
         if work.selected.table.format == "iceberg":
             steps.append("Metadata, manifests and deletes are rewritten for that place.")
         steps.append("The table is opened and its rows counted. Nothing is registered.")
-        return make_restore_plan(work, at.missing, at.there, steps, "elsewhere")
+        return make_restore_plan(work, at.missing, at.there, steps)
 
     def partition(
         self, catalog: Catalog, table: str, partition: PartitionValues, version: int | None = None
@@ -401,7 +397,7 @@ class PointRestore:
             commit if added or removed else "The partition is unchanged: there is no commit.",
             "Recipients read it with the next publication of the table.",
         ]
-        return make_restore_plan(part, at.missing, at.there, steps, "in_place")
+        return make_restore_plan(part, at.missing, at.there, steps)
 
     def _make_in_place(self, catalog: Catalog, table: str, version: int | None) -> TableRestore:
         # The folder of an Iceberg table has an id in its name: the ledger knows its location.
