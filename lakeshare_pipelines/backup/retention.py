@@ -50,16 +50,10 @@ from lakeshare_server.storage.s3 import S3Refused, S3Unreachable
 from lakeshare_server.tables.iceberg.manifests import parse_manifest_list
 
 RetentionClass = Literal["daily", "weekly", "monthly", "yearly"]
-CLASSES: tuple[RetentionClass, ...] = get_args(
-    RetentionClass
-)  # Shortest first; a longer one counts for shorter ones
-
-CLASS_DAYS = {
-    "daily": 1,
-    "weekly": 7,
-    "monthly": 31,
-    "yearly": 366,
-}  # The longest periods: locks do not end before
+# Shortest first; a longer one counts for shorter ones.
+CLASSES: tuple[RetentionClass, ...] = get_args(RetentionClass)
+# The longest periods: locks do not end before.
+CLASS_DAYS = {"daily": 1, "weekly": 7, "monthly": 31, "yearly": 366}
 
 
 @dataclass(frozen=True)

@@ -116,11 +116,6 @@ def start_process(settings: LakeSettings) -> ServerProcess:
     return _await_listening(settings, server, log, log_size)
 
 
-def stop_process(settings: LakeSettings, server: ServerProcess) -> None:
-    _stop_if_running(server)
-    _state_path(settings).unlink(missing_ok=True)
-
-
 def _stop_if_running(server: ServerProcess) -> None:
     process = _process(server)
     if process is not None:
@@ -324,11 +319,10 @@ def stop_nessie(settings: LakeSettings) -> bool:
     with _lock(settings):
         _unregister_user(settings)
         server = read_state(settings)
-        if server is None:
-            stop_strays(settings)
-            return False
-        stop_process(settings, server)
-        return True
+        if server is not None:
+            _stop_if_running(server)
+        stop_strays(settings)
+        return server is not None
 
 
 def nessie_status(settings: LakeSettings) -> NessieStatus:

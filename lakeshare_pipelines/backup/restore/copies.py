@@ -38,7 +38,12 @@ CONCURRENT_REQUESTS = 16
 DAMAGED = "Restore from another point; `lakeshare backup drill` shows which points are whole."
 Row: TypeAlias = dict[str, Any]  # of POINT_COPIES, with `to_bucket` and `to_key`
 ReportMessage = Callable[[str], None]
+MapKey = Callable[[str, str], tuple[str, str]]  # New bucket and key of an object
 Head: TypeAlias = ListedObject | ObjectHead
+
+
+def keep_key(bucket: str, key: str) -> tuple[str, str]:
+    return bucket, key
 
 
 def ignore_progress(progress: Progress) -> None: ...
@@ -290,9 +295,8 @@ class DestinationState:
 
 
 def compare_destination(
-    selected: SelectedTable, address: StoreAddress, root: str, map_key: Callable[[str, str], tuple[str, str]]
+    selected: SelectedTable, address: StoreAddress, root: str, map_key: MapKey
 ) -> DestinationState:
-    """Compare the copies of a table with their destination; `map_key` returns the new bucket and key of an object."""
     rows = selected.rows.to_pylist()
     prefix = f"{root}/" if root else ""
     existing = {head.key: head for head in open_store(address).list(prefix) if not head.is_delete_marker}
@@ -419,6 +423,10 @@ class TableRestore:
     def name(self) -> str:
         parts = (self.selected.point.day, self.selected.table.root, str(self.selected.version), self.place)
         return sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+    def compare(self, map_key: MapKey = keep_key) -> DestinationState:
+        """Compare the copies with their destination; `map_key` gives the new bucket and key of an object."""
+        return compare_destination(self.selected, self.to, self.root, map_key)
 
     def bring(self, at: DestinationState, *, into_live_log: bool = False) -> None:
         """Copy missing objects and count them; files of the engine are removed at the end."""

@@ -23,7 +23,6 @@ from lakeshare_pipelines.backup.restore.copies import (
     RestoreRecord,
     SelectedTable,
     TableRestore,
-    compare_destination,
     head_copies,
     ignore_message,
     ignore_progress,
@@ -106,7 +105,7 @@ def restore_other_files(
         return to.bucket, f"{to.prefix}{key.removeprefix(backup.source.prefix)}"
 
     with hold_point(points, point.day, work.title, unwritable=report_message):
-        at = compare_destination(selected, address, work.root, map_key)
+        at = work.compare(map_key)
         if at.differing and to is None:
             report_message(
                 f"{len(at.differing):,} objects of no table were replaced and stay, as {at.differing[0]}"
@@ -211,7 +210,7 @@ def _compare_partition(
             "Values are spelt as in the table's log; `lakeshare backup list` shows the other points.",
         )
     part = _restrict_to_files(work, then)
-    at = compare_destination(part.selected, work.to, work.root, lambda bucket, key: (bucket, key))
+    at = part.compare()
     if at.differing:
         fix = "Restore the table to another place with --to."
         raise BackupError(at.differing[0], "another object is at this key", fix)
@@ -345,14 +344,11 @@ class PointRestore:
         """The plan of a restore, in place if `to` is None; nothing is written."""
         if to is None:
             work = self._make_in_place(catalog, table, version)
-            at = compare_destination(work.selected, work.to, work.root, lambda bucket, key: (bucket, key))
+            at = work.compare()
             rows = at.missing if not at.differing else work.selected.rows
             return make_restore_plan(work, rows, at.there, _plan_in_place(work, at))
         work = self._make_elsewhere(table, to, version)
-        at = compare_destination(
-            targets.select_copied(work), work.to, work.root, targets.map_to_new_keys(work)
-        )
-        targets.require_free(work, at)
+        at = targets.compare_new_place(work)
         steps = [f"{at.missing.num_rows:,} objects are copied to {work.place}; {at.there:,} exist already."]
         if work.selected.table.format == "iceberg":
             steps.append("Metadata, manifests and deletes are rewritten for that place.")

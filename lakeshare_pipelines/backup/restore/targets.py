@@ -22,7 +22,6 @@ from lakeshare_pipelines.backup.restore.copies import (
     RestoreRecord,
     SelectedTable,
     TableRestore,
-    compare_destination,
     ignore_message,
     open_delta,
     open_iceberg,
@@ -120,9 +119,7 @@ def copy_delta(work: TableRestore) -> None:
             f"its log names files outside of its root, as {outside[0]}: at another place it would still read those",
             "Restore it in place.",
         )
-    at = compare_destination(work.selected, work.to, work.root, map_to_new_keys(work))
-    require_free(work, at)
-    work.bring(at)
+    work.bring(compare_new_place(work))
     write_pointer(work.store, work.root, work.selected.version)
 
 
@@ -130,9 +127,7 @@ def copy_iceberg(work: TableRestore) -> RewrittenTable:
     selected, source = work.selected, work.backup.source
     metadata_location = source.location(get_metadata_key(selected))
     map_key = map_to_new_keys(work)
-    at = compare_destination(select_copied(work), work.to, work.root, map_key)
-    require_free(work, at)
-    work.bring(at)
+    work.bring(compare_new_place(work))
     columns = (selected.rows[name].to_pylist() for name in ("bucket", "key"))
     new = {
         format_location(source, bucket, key): work.to.location(map_key(bucket, key)[1])
@@ -182,13 +177,15 @@ def format_location(source: StoreAddress, bucket: str, key: str) -> str:
     return normalise_location((source if bucket == source.bucket else source.at(bucket)).location(key))
 
 
-def require_free(work: TableRestore, at: DestinationState) -> None:
-    """Refuse a destination with objects that this restore did not write."""
+def compare_new_place(work: TableRestore) -> DestinationState:
+    """The state of a new root; raises BackupError if it has objects that this restore did not write."""
+    at = replace(work, selected=select_copied(work)).compare(map_to_new_keys(work))
     own = ("_delta_log/_last_checkpoint",) if work.selected.table.format == "delta" else ("metadata/",)
     others = [key for key in at.others if not key.removeprefix(f"{work.root}/").startswith(own)]
     if taken := (*at.differing, *map(work.to.location, others)):
         reason = f"something else is there already: {taken[0]}"
         raise BackupError(work.place, reason, "Give an empty place; nothing was written.")
+    return at
 
 
 @dataclass(frozen=True)
@@ -471,7 +468,7 @@ def target_lock_set(table: LakeTable | None, work: TableRestore) -> "AbstractCon
 
 
 def _compare_with_destination(work: TableRestore) -> DestinationState:
-    at = compare_destination(work.selected, work.to, work.root, lambda bucket, key: (bucket, key))
+    at = work.compare()
     if at.differing:
         message = f"{len(at.differing):,} keys of {work.place} have other objects, as {at.differing[0]}"
         work.report_message(message)

@@ -385,9 +385,8 @@ class DeltaAssessment:
     reasons: list[str] = field(default_factory=list)
     committed_at: dict[int, dt.datetime] = field(default_factory=dict)
     log: LogListing = field(default_factory=lambda: LogListing(""))
-    counts: dict[int, VersionCount] = field(
-        default_factory=dict
-    )  # Of versions that can be made, complete or not
+    # Of versions that can be made, complete or not.
+    counts: dict[int, VersionCount] = field(default_factory=dict)
     bases: frozenset[Checkpoint] = frozenset()
     has_hole: bool = False  # The listing lacks files of the log: the source has to be listed
     newest_known: str | None = None  # The newest listed commit: the source must still have it

@@ -268,9 +268,8 @@ READ = pa.schema(
         pa.field("place", pa.string(), nullable=False),  # URL of the store that the copy is in
         pa.field("stored_key", pa.string(), nullable=False),
         pa.field("stored_version_id", pa.string()),
-        pa.field(
-            "stored_etag", pa.string()
-        ),  # Of the copy that was read: with another ETag it is another copy
+        # Of the copy that was read: with another ETag it is another copy.
+        pa.field("stored_etag", pa.string()),
         # Of the content that was read: the reference where no checksum was known when the copy was made.
         pa.field("sha256", pa.string()),
         pa.field("read_at", pa.timestamp("us", tz="UTC"), nullable=False),
