@@ -2,21 +2,18 @@
 
 import datetime as dt
 import logging
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from uuid import uuid4
 
 import duckdb
 import pyarrow as pa
 from pydantic import BaseModel
 
 from lakeshare_pipelines.backup.config import Backup
-from lakeshare_pipelines.backup.copy.local import LocalEngine
 from lakeshare_pipelines.backup.model import ARCHIVES, Point
 from lakeshare_pipelines.backup.points import OWN_PREFIX, Points, Workspace, get_point_time
 from lakeshare_pipelines.backup.restore.copies import ReportMessage, ignore_progress
@@ -223,17 +220,18 @@ class _ScrubRun:
                 return where
         return None
 
+    def _get_work_prefix(self, target: BackupStore) -> str:
+        return f"{target.address.prefix}{OWN_PREFIX}{self.backup.name}/scrub/"
+
     @property
     def _workspace(self) -> Workspace:
         return Workspace(self.settings.state_dir / "backup_work" / self.backup.name / "scrub")
 
     def _copy_source(self, row: Row, target: BackupStore) -> bool:
-        prefix = self._make_work_prefix(target)
         healer = Healer(
             self.backup,
             self._workspace,
-            LocalEngine(),
-            prefix,
+            self._get_work_prefix(target),
             row["first_point"],
             get_point_time(row["first_point"]),
             target,
@@ -245,8 +243,6 @@ class _ScrubRun:
         except BackupError as error:
             self.report_message(f"{row['stored_key']}: the source cannot be read: {error}")
             return False
-        finally:
-            self._remove_engine_files(target, prefix)
         return healed.num_rows == 1 and bool(healed["is_whole"][0].as_py())
 
     def _list_others(
@@ -271,7 +267,6 @@ class _ScrubRun:
         head = source.head(other["stored_key"], other["stored_version_id"])
         if head is None:
             return False
-        prefix = self._make_work_prefix(target)
         planned = objects.make_plan_row(
             head,
             bucket=source.address.bucket,
@@ -282,29 +277,11 @@ class _ScrubRun:
             table_root=row["table_root"],
             first_point=row["first_point"],
         )
-        try:
-            ends = source.address, target.address
-            _, done = objects.copy_rows(
-                LocalEngine(),
-                self.backup,
-                self._workspace,
-                [planned],
-                *ends,
-                prefix,
-                self.now,
-                ignore_progress,
-            )
-            return bool(done["status"].to_pylist() == ["succeeded"])
-        finally:
-            self._remove_engine_files(target, prefix)
-
-    def _make_work_prefix(self, target: BackupStore) -> str:
-        return f"{target.address.prefix}{OWN_PREFIX}{self.backup.name}/scrub/{uuid4().hex}/"
-
-    def _remove_engine_files(self, target: BackupStore, prefix: str) -> None:
-        for listed in list(target.list(prefix)):
-            target.delete(listed.key)
-        shutil.rmtree(self._workspace.folder, ignore_errors=True)
+        ends, prefix = (source.address, target.address), self._get_work_prefix(target)
+        _, done = objects.copy_rows(
+            self.backup, self._workspace, [planned], *ends, prefix, self.now, ignore_progress
+        )
+        return bool(done["status"].to_pylist() == ["succeeded"])
 
 
 def _load(on: duckdb.DuckDBPyConnection, points: Points, whole: Sequence[Point]) -> list[DamagedRecord]:

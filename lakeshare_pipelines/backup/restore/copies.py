@@ -12,7 +12,6 @@ from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeAlias
-from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -435,14 +434,13 @@ class TableRestore:
         self._remove_engine_files()
         if self.to.kind == "folder" and self.root:
             remove_unfinished(Path(self.to.url) / self.root)
-        # The ledger of an earlier attempt may name copies that are missing again.
-        self._copy_all(at.missing, f"{self._prefix}{uuid4().hex}/", into_live_log=into_live_log)
+        self._copy_all(at.missing, into_live_log=into_live_log)
         self.objects += at.missing.num_rows
         self.size_bytes += sum(at.missing["size_bytes"].to_pylist())
         self._remove_engine_files()
         self.report_message(f"{at.missing.num_rows:,} objects copied to {self.place}, {at.there:,} existed")
 
-    def _copy_all(self, rows: pa.Table, work_prefix: str, *, into_live_log: bool) -> None:
+    def _copy_all(self, rows: pa.Table, *, into_live_log: bool) -> None:
         stored = head_copies(self.selected, rows)
         archived = [
             Archived(self.selected.copies.bucket, head.key, head.version_id, head.size_bytes or 0)
@@ -453,17 +451,14 @@ class TableRestore:
         makes_table = pc.match_substring_regex(rows["to_key"], TABLE_FILE)
         for step, is_in_step in (("data", pc.invert(makes_table)), ("table", makes_table)):
             part = rows.filter(is_in_step)
-            for number, bucket in enumerate(sorted(set(part["to_bucket"].to_pylist()))):
+            for bucket in sorted(set(part["to_bucket"].to_pylist())):
                 of_bucket = part.filter(pc.equal(part["to_bucket"], bucket)).to_pylist()
                 if step == "table" and into_live_log:
                     self._commit(of_bucket)
-                    continue
-                address = self.to if bucket == self.to.bucket else self.to.at(bucket)
-                self._copy(of_bucket, stored, address, f"{work_prefix}{step}-{number}/")
+                else:
+                    self._copy(of_bucket, stored, self.to if bucket == self.to.bucket else self.to.at(bucket))
 
-    def _copy(self, rows: list[Row], stored: dict[str, Head], to: StoreAddress, work_prefix: str) -> None:
-        from lakeshare_pipelines.backup.copy.local import LocalEngine
-
+    def _copy(self, rows: list[Row], stored: dict[str, Head], to: StoreAddress) -> None:
         bucket, limit = self.selected.copies.bucket, self.backup.copy_limit_bytes
         planned = [
             make_plan_row(
@@ -478,9 +473,7 @@ class TableRestore:
             for row in rows
         ]
         ends, now, report = (self.selected.copies, to), datetime.now(UTC), self.report_progress
-        _, done = copy_rows(
-            LocalEngine(), self.backup, self._workspace, planned, *ends, work_prefix, now, report
-        )
+        _, done = copy_rows(self.backup, self._workspace, planned, *ends, self._prefix, now, report)
         _require_done(self.selected, rows, done.to_pylist(), to)
 
     def _commit(self, rows: list[Row]) -> None:

@@ -23,9 +23,9 @@ import pyarrow.parquet as pq
 
 from lakeshare_pipelines.backup import model
 from lakeshare_pipelines.backup.config import Backup
-from lakeshare_pipelines.backup.copy.engine import CopyEngine, CopyTask, ReportProgress
+from lakeshare_pipelines.backup.copy.engine import CopyTask, ReportProgress
 from lakeshare_pipelines.backup.points import OWN_PREFIX, Points, Workspace, get_point_time
-from lakeshare_pipelines.backup.stores import BackupStore, ListedObject, ObjectHead, StoreAddress
+from lakeshare_pipelines.backup.stores import BackupStore, ListedObject, ObjectHead, StoreAddress, open_store
 from lakeshare_pipelines.errors import BackupError, DamagedRecord, ObjectMissing
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.locations import normalise_location
@@ -215,7 +215,6 @@ def make_plan_row(head: ObjectHead | ListedObject, **columns: Any) -> Row:
 
 
 def copy_rows(
-    engine: CopyEngine,
     backup: Backup,
     workspace: Workspace,
     rows: list[Row],
@@ -225,7 +224,12 @@ def copy_rows(
     as_of: dt.datetime,
     report_progress: ReportProgress,
 ) -> tuple[pa.Table, pa.Table]:
-    """Copy rows of schema PLAN between addresses; returns the rows of the plan and of the results."""
+    """Copy rows of schema PLAN between addresses; returns the rows of the plan and of the results.
+
+    The engine's own files are in a new folder below `work_prefix` of the target, which is removed at the end.
+    """
+    from lakeshare_pipelines.backup.copy.local import LocalEngine
+
     # Of its own each time: what an earlier call copied may be damaged again.
     name = uuid4().hex
     plan, done = workspace.clear(f"plan-{name}"), workspace.clear(f"done-{name}")
@@ -235,16 +239,20 @@ def copy_rows(
         target=target,
         plan=plan,
         done=done,
-        work_prefix=work_prefix,
+        work_prefix=f"{work_prefix}{name}/",
         as_of=as_of,
         copy_limit_bytes=backup.copy_limit_bytes,
         in_flight=backup.in_flight,
     )
-    engine.copy(task, report_progress)
-    results = model.read_table(plan, model.PLAN), model.read_table(done, model.COPY_RESULTS)
-    for folder in (plan, done):
-        shutil.rmtree(folder)
-    return results
+    try:
+        LocalEngine().copy(task, report_progress)
+        return model.read_table(plan, model.PLAN), model.read_table(done, model.COPY_RESULTS)
+    finally:
+        store = open_store(target)
+        for listed in list(store.list(task.work_prefix)):
+            store.delete(listed.key)
+        for folder in (plan, done):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def compute_sha256(store: BackupStore, key: str, version_id: str | None = None) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
-from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,7 +14,7 @@ from duckdb import DuckDBPyConnection
 
 from lakeshare_pipelines.backup import model
 from lakeshare_pipelines.backup.config import Backup
-from lakeshare_pipelines.backup.copy.engine import CopyEngine, Progress
+from lakeshare_pipelines.backup.copy.engine import Progress
 from lakeshare_pipelines.backup.points import OWN_PREFIX, Points, Workspace
 from lakeshare_pipelines.backup.stores import BackupStore, ListedObject, ObjectHead, open_store
 from lakeshare_pipelines.backup.verify.delta import DeltaTable
@@ -65,11 +64,10 @@ class MissingObject:
 
 @dataclass
 class Healer:
-    """Finds objects at the source and copies them with an engine; each call has a ledger of its own."""
+    """Finds objects at the source and copies them; each call has a ledger of its own."""
 
     backup: Backup
     workspace: Workspace
-    engine: CopyEngine
     work_prefix: str
     day: str
     as_of: dt.datetime
@@ -133,10 +131,9 @@ class Healer:
         return found.last_modified < self.as_of
 
     def _copy(self, bucket: str, rows: list[dict[str, Any]]) -> pa.Table:
-        source, prefix = self.backup.source.at(bucket), f"{self.work_prefix}healing-{uuid4().hex}/"
-        to, report = self.target.address, self.report_progress
+        source, to, report = self.backup.source.at(bucket), self.target.address, self.report_progress
         planned, done = copy_rows(
-            self.engine, self.backup, self.workspace, rows, source, to, prefix, self.as_of, report
+            self.backup, self.workspace, rows, source, to, self.work_prefix, self.as_of, report
         )
         reported, _ = join_reports(planned.to_batches(), done.to_batches(), ())
         listed = head_copies(self.target, [row["stored_key"] for row in rows])
@@ -329,8 +326,6 @@ def verify_copies(
     `pointers` are the locations of the metadata files that the catalog had at as_of: the files alone do not show which
     of an Iceberg table's metadata is current.
     """
-    from lakeshare_pipelines.backup.copy.local import LocalEngine
-
     target = open_store(backup.target_of(day))
     earlier: Iterable[pa.RecordBatch] = ()
     if plan.previous is not None:
@@ -348,7 +343,6 @@ def verify_copies(
     healer = Healer(
         backup,
         workspace,
-        LocalEngine(),
         work_prefix,
         day,
         plan.as_of,
