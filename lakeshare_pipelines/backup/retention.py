@@ -56,30 +56,12 @@ CLASSES: tuple[RetentionClass, ...] = get_args(RetentionClass)
 CLASS_DAYS = {"daily": 1, "weekly": 7, "monthly": 31, "yearly": 366}
 
 
-@dataclass(frozen=True)
-class RetentionCandidate:
-    day: str
-    as_of: dt.datetime
-    status: Status
-    retention_class: RetentionClass
-    is_damaged: bool = False  # It still counts, for its undamaged tables
-
-    @classmethod
-    def of(cls, point: Point) -> "RetentionCandidate":
-        status = point.status_when_made or point.status
-        return cls(point.day, point.as_of, status, point.retention_class, point.damage is not None)
-
-    @property
-    def is_good(self) -> bool:
-        return self.status in GOOD_STATUSES
-
-
 def choose_class(
-    as_of: dt.datetime, status: Status, others: Iterable[RetentionCandidate], retention: Retention
+    as_of: dt.datetime, status: Status, others: Iterable[Point], retention: Retention
 ) -> RetentionClass:
     if status not in GOOD_STATUSES:
         return "daily"
-    good = [other for other in others if other.is_good]
+    good = [other for other in others if other.was_good]
     for name in reversed(CLASSES[1:]):
         period = get_period(name, as_of)
         periods = (get_period(name, other.as_of) for other in good if _counts_for(other, name))
@@ -95,11 +77,11 @@ def compute_lock_end(
     return made_at + dt.timedelta(days=days)
 
 
-def select_kept_days(points: Sequence[RetentionCandidate], retention: Retention) -> set[str]:
+def select_kept_days(points: Sequence[Point], retention: Retention) -> set[str]:
     """The days of the points to keep: of each class the newest periods, and always the newest good point. Points that
     are not good take no place. They are kept as long as days are, and while no good point is newer."""
-    good = sorted((point for point in points if point.is_good), key=lambda point: point.as_of, reverse=True)
-    kept_days = {point.day for point in (*good[:1], *[point for point in good if not point.is_damaged][:1])}
+    good = sorted((point for point in points if point.was_good), key=lambda point: point.as_of, reverse=True)
+    kept_days = {point.day for point in (*good[:1], *[point for point in good if point.damage is None][:1])}
     for name in CLASSES:
         counting = [point for point in good if _counts_for(point, name)]
         periods = _select_first(
@@ -109,7 +91,7 @@ def select_kept_days(points: Sequence[RetentionCandidate], retention: Retention)
     days = _select_first(retention.daily, (get_period("daily", point.as_of) for point in good))
     oldest = min(days, default=None)
     for point in points:
-        if not point.is_good and (oldest is None or get_period("daily", point.as_of) >= oldest):
+        if not point.was_good and (oldest is None or get_period("daily", point.as_of) >= oldest):
             kept_days.add(point.day)
     return kept_days
 
@@ -128,7 +110,7 @@ _PERIODS: dict[RetentionClass, Callable[[dt.date], tuple[int, ...]]] = {
 }
 
 
-def _counts_for(point: RetentionCandidate, name: RetentionClass) -> bool:
+def _counts_for(point: Point, name: RetentionClass) -> bool:
     return CLASSES.index(point.retention_class) >= CLASSES.index(name)
 
 
@@ -295,7 +277,7 @@ def apply_retention(
     report_message: ReportMessage = _log.info,
 ) -> tuple[RetentionClass, dt.datetime | None]:
     """Choose the class of a new point and lock its copies; returns the class and the end of the locks."""
-    others = [RetentionCandidate.of(other) for other in points.readable()[0] if other.day != day]
+    others = [other for other in points.readable()[0] if other.day != day]
     retention_class = choose_class(get_point_time(day), status, others, points.backup.retention)
     if points.backup.lock is None:
         return retention_class, None
@@ -471,8 +453,7 @@ class _SweepPlan:
 def _plan_sweep(backup: Backup, points: Points, now: dt.datetime) -> _SweepPlan:
     finished, damaged = points.readable()
     unknown = [str(error) for error in damaged]
-    candidates = [RetentionCandidate.of(point) for point in finished]
-    kept_days = select_kept_days(candidates, backup.retention)
+    kept_days = select_kept_days(finished, backup.retention)
     in_use = find_points_in_use(points, finished)
     chosen, spared = list[Point](), list[str]()
     for point in finished:
