@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 from uuid import uuid4
@@ -406,11 +406,11 @@ def sweep_points(
     if a day is being made in a store without versions, which distinguish new copies from old ones.
     """
     if dry_run:
-        return _plan_sweep(backup, points, now).summarise()
+        return _summarise(*_plan_sweep(backup, points, now))
     with block_claims(points) as renew:
-        plan = _plan_sweep(backup, points, now)
+        going, spared = _plan_sweep(backup, points, now)
         making = points.unfinished()
-        has_no_versions = any(copies["stored_version_id"].null_count for _, copies in plan.copies)
+        has_no_versions = any(copies["stored_version_id"].null_count for _, copies in going)
         if making and backup.layout == "incremental" and has_no_versions:
             raise BackupError(
                 f"backup {backup.name}",
@@ -418,39 +418,35 @@ def sweep_points(
                 "old ones",
                 "Sweep when it is done, or release it with `lakeshare backup release`; nothing was removed.",
             )
-        spared = _mark_swept(points, [point for point, _ in plan.copies], now)
-        if spared:
-            plan = _plan_sweep(backup, points, now)
+        if in_use := _mark_swept(points, [point for point, _ in going], now):
+            going, spared = _plan_sweep(backup, points, now)
         folders = {points.store.address.url, *(backup.target_of(day).url for day in points.days())}
         for folder in sorted(folder for folder in folders if folder.startswith("/")):
             if count := remove_unfinished(Path(folder), now - UNFINISHED_AGE):
                 report_message(
                     f"{folder}: removed {count:,} unfinished files of copies that were interrupted"
                 )
-        for point, copies in plan.copies:
+        for point, copies in going:
             store = open_store(backup.target_of(point.day))
             _remove_point(points, point, store, copies, renew, report_message)
-    return replace(plan.summarise(), spared=tuple(dict.fromkeys((*plan.spared, *spared))))
+    return _summarise(going, (*spared, *in_use))
 
 
-@dataclass(frozen=True)
-class _SweepPlan:
-    """Points to remove, each with the copies (schema COPY_SCHEMA) to remove: a copy is with one point only."""
-
-    copies: tuple[tuple[Point, pa.Table], ...]
-    spared: tuple[str, ...]
-
-    def summarise(self) -> SweepResult:
-        tables = [copies for _, copies in self.copies]
-        return SweepResult(
-            days=tuple(sorted(point.day for point, _ in self.copies)),
-            objects=sum(copies.num_rows for copies in tables),
-            size_bytes=sum(pc.sum(copies["size_bytes"]).as_py() or 0 for copies in tables),
-            spared=self.spared,
-        )
+# Points to remove, each with the copies (schema COPY_SCHEMA) to remove: a copy is with one point only.
+_Going = list[tuple[Point, pa.Table]]
 
 
-def _plan_sweep(backup: Backup, points: Points, now: dt.datetime) -> _SweepPlan:
+def _summarise(going: _Going, spared: Iterable[str]) -> SweepResult:
+    return SweepResult(
+        days=tuple(sorted(point.day for point, _ in going)),
+        objects=sum(copies.num_rows for _, copies in going),
+        size_bytes=sum(pc.sum(copies["size_bytes"]).as_py() or 0 for _, copies in going),
+        spared=tuple(dict.fromkeys(spared)),
+    )
+
+
+def _plan_sweep(backup: Backup, points: Points, now: dt.datetime) -> tuple[_Going, list[str]]:
+    """What to remove, and sentences about points that stay."""
     finished, damaged = points.readable()
     unknown = [str(error) for error in damaged]
     kept_days = select_kept_days(finished, backup.retention)
@@ -468,15 +464,14 @@ def _plan_sweep(backup: Backup, points: Points, now: dt.datetime) -> _SweepPlan:
         unknown += _find_unreadable(points, [point for point in finished if point.day not in gone]).values()
         if unknown:
             # Such a point may hold any copy, so no copy is known to be unneeded.
-            return _SweepPlan((), (*spared, *(f"Nothing is removed: {sentence}" for sentence in unknown)))
+            return [], [*spared, *(f"Nothing is removed: {sentence}" for sentence in unknown)]
     # A point whose own copies are not known stays.
     unreadable = _find_unreadable(points, going)
     spared += [*unknown, *unreadable.values()]
     going = [point for point in going if point.day not in unreadable]
     gone = {point.day for point in going}
     staying = [point for point in finished if point.day not in gone]
-    copies = _select_unneeded(points, going, staying)
-    return _SweepPlan(tuple(zip(going, copies, strict=True)), tuple(spared))
+    return list(zip(going, _select_unneeded(points, going, staying), strict=True)), spared
 
 
 def _select_unneeded(points: Points, going: Sequence[Point], staying: Sequence[Point]) -> list[pa.Table]:

@@ -194,8 +194,8 @@ class _ScrubRun:
         return damaged
 
     def _read(self, row: Row) -> Row:
-        reading = objects.read_copy(self._store(row["place"]), row, row["sha256"])
-        return objects.make_reading_row(row["place"], row, reading, self.now)
+        problem, sha256 = objects.read_copy(self._store(row["place"]), row, row["sha256"])
+        return objects.make_reading_row(row["place"], row, self.now, problem, sha256)
 
     def _store(self, place: str) -> BackupStore:
         return open_store(self.backup.target.model_copy(update={"url": place}))
@@ -209,12 +209,12 @@ class _ScrubRun:
             if head is None:
                 continue
             new = row | {"stored_etag": head.etag, "stored_version_id": head.version_id}
-            reading = objects.read_copy(target, new, row["sha256"])
-            if reading.problem is None:
+            problem, sha256 = objects.read_copy(target, new, row["sha256"])
+            if problem is None:
                 objects.repair_points(self.points, row["place"], row["stored_key"], head, row)
                 later = self.now + dt.timedelta(microseconds=1)
                 old, again = (
-                    objects.make_reading_row(row["place"], copy, reading, later) for copy in (row, new)
+                    objects.make_reading_row(row["place"], copy, later, None, sha256) for copy in (row, new)
                 )
                 objects.ReadingStore(self.points).add([old, again])
                 return where
@@ -262,7 +262,7 @@ class _ScrubRun:
 
     def _copy_other(self, row: Row, target: BackupStore, *, other: Row) -> bool:
         source = self._store(other["place"])
-        if objects.read_copy(source, other, row["sha256"]).problem is not None:
+        if objects.read_copy(source, other, row["sha256"])[0] is not None:
             return False
         head = source.head(other["stored_key"], other["stored_version_id"])
         if head is None:

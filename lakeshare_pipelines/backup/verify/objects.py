@@ -297,17 +297,11 @@ def open_database() -> Iterator[duckdb.DuckDBPyConnection]:
         yield database
 
 
-@dataclass(frozen=True)
-class CopyReading:
-    """The result of reading a copy: `problem` is None if it is what was backed up."""
+def read_copy(store: BackupStore, row: Row, known_sha256: str | None = None) -> tuple[str | None, str | None]:
+    """Read a copy (a row of schema POINT_COPIES) completely and compare it with all that is known of its content.
 
-    problem: str | None
-    sha256: str | None = None
-    size_bytes: int = 0
-
-
-def read_copy(store: BackupStore, row: Row, known_sha256: str | None = None) -> CopyReading:
-    """Read a copy (a row of schema POINT_COPIES) completely and compare it with all that is known of its content."""
+    Returns the problem, None if it is what was backed up, and without a problem the SHA-256.
+    """
     sha256, md5, crc32, size = hashlib.sha256(), hashlib.md5(usedforsecurity=False), 0, 0
     try:
         with store.open(row["stored_key"], row["stored_version_id"]) as file:
@@ -316,10 +310,10 @@ def read_copy(store: BackupStore, row: Row, known_sha256: str | None = None) -> 
                 md5.update(chunk)
                 crc32, size = binascii.crc32(chunk, crc32), size + len(chunk)
     except ObjectMissing:
-        return CopyReading(MISSING)
+        return MISSING, None
     except OSError as error:
         # A sector that cannot be read fails at this point, not when the file is opened.
-        return CopyReading(f"the disk cannot read it: {error.strerror or error}")
+        return f"the disk cannot read it: {error.strerror or error}", None
     digests = {"sha256": sha256.hexdigest(), "md5": md5.hexdigest(), "crc32": f"{crc32:08x}"}
     problem = None
     if size != row["size_bytes"]:
@@ -329,7 +323,7 @@ def read_copy(store: BackupStore, row: Row, known_sha256: str | None = None) -> 
             if digests.get(algorithm) != expected:
                 problem = f"{DIFFERS}: its {algorithm} is not what was backed up"
                 break
-    return CopyReading(problem, digests["sha256"], size)
+    return problem, digests["sha256"] if problem is None else None
 
 
 def _list_expected(store: BackupStore, row: Row, known_sha256: str | None) -> Iterator[tuple[str, str]]:
@@ -430,7 +424,7 @@ def read_held_copies(
             compared_at, sha256_of[at] = max(compared_at, earlier["read_at"]), earlier["sha256"]
         compared.append(compared_at)
         if is_held and problems[at] in DAMAGE:
-            readings.append(make_reading_row(place, row, CopyReading(problems[at]), now))
+            readings.append(make_reading_row(place, row, now, problems[at]))
         if row["is_whole"] and is_held:
             if earlier is not None and earlier["problem"] is not None:
                 problems[at] = earlier["problem"]
@@ -445,10 +439,9 @@ def read_held_copies(
         chosen.append(at)
     with ThreadPoolExecutor(CONTENT_READERS) as pool:
         results = list(pool.map(lambda at: read_copy(store, rows[at], sha256_of.get(at)), chosen))
-    for at, reading in zip(chosen, results, strict=True):
-        compared[at] = now
-        problems[at] = reading.problem
-        readings.append(make_reading_row(place, rows[at], reading, now))
+    for at, (problem, sha256) in zip(chosen, results, strict=True):
+        compared[at], problems[at] = now, problem
+        readings.append(make_reading_row(place, rows[at], now, problem, sha256))
     return _replace_problems(objects, problems, compared), readings
 
 
@@ -467,11 +460,12 @@ def _replace_problems(
     return objects
 
 
-def make_reading_row(place: str, row: Row, reading: CopyReading, now: dt.datetime) -> Row:
-    """A row of schema READ; without a digest for content that differs."""
+def make_reading_row(
+    place: str, row: Row, now: dt.datetime, problem: str | None, sha256: str | None = None
+) -> Row:
+    """A row of schema READ."""
     copy = {name: row[name] for name in ("stored_key", "stored_version_id", "stored_etag")}
-    sha256 = reading.sha256 if reading.problem is None else None
-    return {"place": place, **copy, "sha256": sha256, "read_at": now, "problem": reading.problem}
+    return {"place": place, **copy, "sha256": sha256, "read_at": now, "problem": problem}
 
 
 def report_damage(points: Points, now: dt.datetime) -> list[str]:

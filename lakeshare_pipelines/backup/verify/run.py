@@ -24,7 +24,6 @@ from lakeshare_pipelines.backup.verify.iceberg import assess as assess_iceberg
 from lakeshare_pipelines.backup.verify.objects import (
     MAX_TRIED,
     OBJECTS,
-    CopyReading,
     Need,
     ReadingStore,
     TableCopy,
@@ -376,7 +375,7 @@ def _save_readings(
             repair_points(points, place, row["stored_key"], head, damaged[row["stored_key"]])
             copy = row | {"stored_etag": head.etag, "stored_version_id": head.version_id}
             later = now + dt.timedelta(microseconds=1)
-            readings.append(make_reading_row(place, copy, CopyReading(None), later))
+            readings.append(make_reading_row(place, copy, later, None))
     ReadingStore(points).add(readings)
     if damaged:
         report_damage(points, now)
