@@ -91,8 +91,6 @@ def test_a_point_that_somebody_reads_stays_until_they_are_done(planner: Planner)
 
 
 def test_a_lease_that_ended_holds_nothing(planner: Planner) -> None:
-    with hold_point(planner.points, ONE, "a reader that died", dt.timedelta(seconds=-1)):
-        pass
     leave_lease(planner, ONE, dt.datetime.now(dt.UTC) - dt.timedelta(days=30))
     assert swept(planner).days == (ONE, TWO)
 
