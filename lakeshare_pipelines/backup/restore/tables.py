@@ -77,47 +77,6 @@ def list_tables_of_set(settings: LakeSettings, name: str) -> list[str]:
     return [table.name for table in contracts[name].tables]
 
 
-def restore_other_files(
-    settings: LakeSettings,
-    backup: Backup,
-    point: Point,
-    to: StoreAddress | None,
-    report_message: ReportMessage = ignore_message,
-) -> int:
-    """Restore files of no table, in their place or below `to`; returns how many objects were missing. Objects that
-    were replaced since stay unchanged in their place; below `to` they are an error."""
-    if to is not None:
-        require_outside_target(backup, to)
-    points = Points(backup)
-    rows = [batch.filter(pc.is_null(batch.column("table_root"))) for batch in points.read_copies(point)]
-    table = FoundTable(bucket=backup.source.bucket, root="", format="delta", stored_root="")
-    proof = TableProof(table=table, status="verified", version=0)
-    copies = pa.Table.from_batches([row.cast(POINT_COPIES) for row in rows], POINT_COPIES)
-    selected = SelectedTable(point, proof, 0, copies, backup.target_of(point.day))
-    address = backup.source if to is None else to
-    work = TableRestore(
-        settings, backup, selected, address, address.prefix.rstrip("/"), report_message, ignore_progress
-    )
-
-    def map_key(bucket: str, key: str) -> tuple[str, str]:
-        if to is None:
-            return bucket, key
-        return to.bucket, f"{to.prefix}{key.removeprefix(backup.source.prefix)}"
-
-    with hold_point(points, point.day, work.title, unwritable=report_message):
-        at = work.compare(map_key)
-        if at.differing and to is None:
-            report_message(
-                f"{len(at.differing):,} objects of no table were replaced and stay, as {at.differing[0]}"
-            )
-        elif at.differing:
-            others = len(at.differing) - 1
-            reason = f"another object is at this key, as at {others:,} other keys"
-            raise BackupError(at.differing[0], reason, "Restore to another place with --to.")
-        work.bring(at)
-    return work.objects
-
-
 def make_restore_plan(work: TableRestore, rows: pa.Table, there: int, steps: list[str]) -> RestorePlan:
     copies, to, prices, in_flight = work.selected.copies, work.to, work.backup.prices, work.backup.in_flight
     thawed = select_archived(head_copies(work.selected, rows))
@@ -337,6 +296,37 @@ class PointRestore:
                 return work, work.record(work.place, open_delta(work.to, work.root, work.selected.version))
             location = targets.copy_iceberg(work).metadata_location
             return work, work.record(location, open_iceberg(work.to, location, work.selected.version))
+
+    def other_files(self, to: StoreAddress | None) -> int:
+        """Restore files of no table, in their place or below `to`; returns how many objects were missing. Objects that
+        were replaced since stay unchanged in their place; below `to` they are an error."""
+        if to is not None:
+            require_outside_target(self.backup, to)
+        batches = Points(self.backup).read_copies(self.point)
+        rows = [batch.filter(pc.is_null(batch.column("table_root"))).cast(POINT_COPIES) for batch in batches]
+        source, copies = self.backup.source, self.backup.target_of(self.point.day)
+        table = FoundTable(bucket=source.bucket, root="", format="delta", stored_root="")
+        proof = TableProof(table=table, status="verified", version=0)
+        selected = SelectedTable(self.point, proof, 0, pa.Table.from_batches(rows, POINT_COPIES), copies)
+        address = to or source
+        work = self._make(selected, address, address.prefix.rstrip("/"))
+
+        def map_key(bucket: str, key: str) -> tuple[str, str]:
+            return (bucket, key) if to is None else (to.bucket, to.prefix + key.removeprefix(source.prefix))
+
+        with self._hold(work):
+            at = work.compare(map_key)
+            if at.differing and to is None:
+                first = at.differing[0]
+                self.report_message(
+                    f"{len(at.differing):,} objects of no table were replaced and stay, as {first}"
+                )
+            elif at.differing:
+                others = len(at.differing) - 1
+                reason = f"another object is at this key, as at {others:,} other keys"
+                raise BackupError(at.differing[0], reason, "Restore to another place with --to.")
+            work.bring(at)
+        return work.objects
 
     def plan(
         self, catalog: Catalog, table: str, to: StoreAddress | None, version: int | None = None
