@@ -99,15 +99,9 @@ def select_kept_days(points: Sequence[Point], retention: Retention) -> set[str]:
 def get_period(name: RetentionClass, as_of: dt.datetime) -> tuple[int, ...]:
     """The day, ISO week, month or year of a time; midnight belongs to the day that it ends."""
     date = (as_of.astimezone(dt.UTC) - dt.timedelta(microseconds=1)).date()
-    return _PERIODS[name](date)
-
-
-_PERIODS: dict[RetentionClass, Callable[[dt.date], tuple[int, ...]]] = {
-    "daily": lambda date: (date.year, date.month, date.day),
-    "weekly": lambda date: date.isocalendar()[:2],
-    "monthly": lambda date: (date.year, date.month),
-    "yearly": lambda date: (date.year,),
-}
+    month = (date.year, date.month)
+    periods = {"daily": (*month, date.day), "weekly": date.isocalendar()[:2], "monthly": month}
+    return periods.get(name, (date.year,))
 
 
 def _counts_for(point: Point, name: RetentionClass) -> bool:

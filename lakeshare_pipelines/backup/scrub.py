@@ -269,10 +269,10 @@ class _ScrubRun:
             return False
         planned = objects.make_plan_row(
             head,
+            self.backup,
             bucket=source.address.bucket,
             key=other["stored_key"],
             version_id=other["stored_version_id"],
-            lane="large" if head.size_bytes > self.backup.copy_limit_bytes else "small",
             stored_key=row["stored_key"],
             table_root=row["table_root"],
             first_point=row["first_point"],

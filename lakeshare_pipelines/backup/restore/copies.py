@@ -431,7 +431,6 @@ class TableRestore:
         """Copy missing objects and count them; files of the engine are removed at the end."""
         if not at.missing.num_rows:
             return
-        self._remove_engine_files()
         if self.to.kind == "folder" and self.root:
             remove_unfinished(Path(self.to.url) / self.root)
         self._copy_all(at.missing, into_live_log=into_live_log)
@@ -459,13 +458,12 @@ class TableRestore:
                     self._copy(of_bucket, stored, self.to if bucket == self.to.bucket else self.to.at(bucket))
 
     def _copy(self, rows: list[Row], stored: dict[str, Head], to: StoreAddress) -> None:
-        bucket, limit = self.selected.copies.bucket, self.backup.copy_limit_bytes
         planned = [
             make_plan_row(
                 stored[row["stored_key"]],
-                bucket=bucket,
+                self.backup,
+                bucket=self.selected.copies.bucket,
                 key=row["stored_key"],
-                lane="large" if row["size_bytes"] > limit else "small",
                 stored_key=row["to_key"],
                 table_root=row["table_root"],
                 first_point=self.selected.point.day,

@@ -207,11 +207,12 @@ def normalize_location(location: str) -> str:
         return location
 
 
-def make_plan_row(head: ObjectHead | ListedObject, **columns: Any) -> Row:
+def make_plan_row(head: ObjectHead | ListedObject, backup: Backup, **columns: Any) -> Row:
     """A row of schema PLAN for a current object, with further columns."""
     names = ("key", "version_id", "size_bytes", "last_modified", "etag", "storage_class")
     of_head = {name: getattr(head, name) for name in names}
-    return {**of_head, "is_latest": True, "is_delete_marker": False, **columns}
+    lane = "large" if (head.size_bytes or 0) > backup.copy_limit_bytes else "small"
+    return {**of_head, "is_latest": True, "is_delete_marker": False, "lane": lane, **columns}
 
 
 def copy_rows(

@@ -109,14 +109,12 @@ class Healer:
             return None
         if found is None:
             return None
-        size_bytes = found.size_bytes or 0
-        large = size_bytes > self.backup.copy_limit_bytes
         return make_plan_row(
             found,
+            self.backup,
+            **({"lane": "archived"} if found.storage_class in model.ARCHIVES else {}),
             bucket=wanted.bucket,
             is_latest=found is head,
-            size_bytes=size_bytes,
-            lane="archived" if found.storage_class in model.ARCHIVES else "large" if large else "small",
             stored_key=wanted.stored_key,
             table_root=wanted.table_root,
             first_point=self.day,
@@ -141,20 +139,18 @@ class Healer:
         return objects.set_column(OBJECTS.names.index("is_healed"), OBJECTS.field("is_healed"), healed)
 
 
-def bucket_and_key(location: str, folders: Sequence[str]) -> tuple[str, str] | None:
-    """Bucket and key of a location; the bucket of a local one is the longest of these folders that contains it."""
+def bucket_and_key(location: str, folder: str) -> tuple[str, str] | None:
+    """Bucket and key of a location; the bucket of a local one is `folder` if it is inside, else the folder above."""
     try:
         place = parse_location(location)
     except BadRequest:
         return None
     if place.kind != LOCAL:
         return place.bucket, place.key
-    inside = [folder for folder in folders if location.startswith(f"{folder.rstrip('/')}/")]
-    if not inside:
-        folder, _, name = location.rpartition("/")
-        return folder or "/", name
-    folder = max(inside, key=len)
-    return folder, location.removeprefix(folder).lstrip("/")
+    if location.startswith(f"{folder.rstrip('/')}/"):
+        return folder, location.removeprefix(folder).lstrip("/")
+    above, _, name = location.rpartition("/")
+    return above or "/", name
 
 
 AT_ONCE = 8
@@ -265,7 +261,7 @@ class Tables:
     def _find_need(
         self, copy: TableCopy, need: Need, row: "dict[str, object] | None"
     ) -> MissingObject | None:
-        bucket_key = bucket_and_key(need.location, [self.backup.source.bucket])
+        bucket_key = bucket_and_key(need.location, self.backup.source.bucket)
         if bucket_key is None:
             return None
         bucket, key = bucket_key
