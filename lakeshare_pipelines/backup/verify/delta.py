@@ -673,7 +673,7 @@ class DeltaTable:
             return []
         known = set(copy.objects["key"].to_pylist())
         return [
-            Need(copy.source.at(copy.table.bucket).location(file.key), file.size_bytes, file.etag)
+            Need(copy.locate(file.key), file.size_bytes, file.etag)
             for file in source.list(folder)
             if file.key not in known
             and file.last_modified < self.as_of

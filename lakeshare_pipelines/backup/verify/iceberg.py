@@ -279,7 +279,7 @@ def assess(copy: TableCopy, as_of: dt.datetime, pointer: str | None, tried: int)
         if metadata.current is not None:
             snapshot = metadata.snapshots.get(metadata.current)
             # Without its current snapshot a file is unusable.
-            location = _get_location(copy, metadata.key)
+            location = copy.locate(metadata.key)
             closure = files.closure(snapshot) if snapshot else Closure(needs=[Need(location)])
         lost = tuple(normalize_location(path) for path in metadata.statistics if files.find(path) is None)
         if metadata is found.wanted:
@@ -291,10 +291,6 @@ def assess(copy: TableCopy, as_of: dt.datetime, pointer: str | None, tried: int)
             if len(found.states) == tried:
                 break
     return found
-
-
-def _get_location(copy: TableCopy, key: str) -> str:
-    return copy.source.at(copy.table.bucket).location(key)
 
 
 def _read_newest(
@@ -322,7 +318,7 @@ def _read_from_pointer(
     copy: TableCopy, files: CopiedFiles, pointer: str, found: IcebergAssessment
 ) -> list[TableMetadata]:
     """The metadata file that the catalog names, and earlier ones, newest first."""
-    root = _get_location(copy, "")
+    root = copy.locate("")
     first = _read_metadata_file(files, pointer, pointer.removeprefix(root), found)
     if first is None:
         return []
@@ -481,7 +477,7 @@ class IcebergTable:
         try:
             return rewrite_table(
                 files.read,
-                self.copy.source.at(self.copy.table.bucket).location(state.metadata.key),
+                self.copy.locate(state.metadata.key),
                 moved,
                 self.points.store,
                 f"{self.points.folder(self.day)}mounts/{self.copy.table.root}",

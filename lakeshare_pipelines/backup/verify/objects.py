@@ -557,10 +557,13 @@ class TableCopy:
     objects: pa.Table
     elsewhere: Callable[[Sequence[str]], pa.Table]  # Rows of schema OBJECTS by location, of any table
 
+    def locate(self, key: str) -> str:
+        """The location of a key of the source's bucket, as tables name it."""
+        return self.source.at(self.table.bucket).location(key)
+
     @property
     def location(self) -> str:
-        """The root at its source, as tables name it."""
-        return self.source.at(self.table.bucket).location(self.table.root)
+        return self.locate(self.table.root)
 
     @property
     def whole(self) -> pa.Table:
@@ -579,7 +582,7 @@ class TableCopy:
 
     def relative_locations(self, needs: Sequence[Need]) -> list[str]:
         """Keys of files of the source, locations of files outside of it."""
-        inside = self.source.at(self.table.bucket).location("")
+        inside = self.locate("")
         return [need.location.removeprefix(inside) for need in needs]
 
     def make_proof(
@@ -641,7 +644,7 @@ def explain_too_small(rows: int | None, newest_rows: int | None) -> str | None:
 
 def explain_outside_needs(copy: TableCopy, needs: Sequence[Need], backup: Backup) -> list[str]:
     """A sentence about needs outside of the source that were not followed; empty without such needs."""
-    inside = copy.source.at(copy.table.bucket).location("")
+    inside = copy.locate("")
     outside = [need.location for need in needs if not need.location.startswith(inside)]
     if not outside or backup.external == "follow":
         return []
