@@ -70,14 +70,14 @@ def scrub(
     reads all copies. Called again after an interruption, it continues. Raises BackupError if the target does not
     answer, or refuses.
     """
-    scrubbing = _ScrubRun(backup, points, settings, now, report_message)
     with ExitStack() as leases, objects.open_database() as on:
         whole, damaged = points.readable(as_made=True)
         # No sweep removes a copy while it is read.
         for point in whole:
             leases.enter_context(hold_point(points, point.day, "scrub", as_made=True))
         sentences = [str(error) for error in (*damaged, *_load(on, points, whole))]
-        return scrubbing.run(on, sentences, budget_bytes=budget_bytes, everything=everything)
+        scrubbing = _ScrubRun(backup, points, settings, now, report_message, on)
+        return scrubbing.run(sentences, budget_bytes=budget_bytes, everything=everything)
 
 
 @dataclass(frozen=True)
@@ -87,16 +87,10 @@ class _ScrubRun:
     settings: LakeSettings
     now: dt.datetime
     report_message: ReportMessage
+    on: duckdb.DuckDBPyConnection  # With the table `copies`
 
-    def run(
-        self,
-        on: duckdb.DuckDBPyConnection,
-        sentences: list[str],
-        *,
-        budget_bytes: int | None,
-        everything: bool,
-    ) -> ScrubRecord:
-        copies, unarchived, total_bytes, overdue_bytes = self._order(on)
+    def run(self, sentences: list[str], *, budget_bytes: int | None, everything: bool) -> ScrubRecord:
+        copies, unarchived, total_bytes, overdue_bytes = self._order()
         declared = self.backup.scrub
         limit = total_bytes
         if not everything and budget_bytes is not None:
@@ -104,18 +98,20 @@ class _ScrubRun:
         elif not everything:
             share = -(-total_bytes // declared.within_days)
             limit = min(max(overdue_bytes, share), declared.bytes_per_scrub)
-        on.execute(
+        self.on.execute(
             "CREATE TABLE chosen AS SELECT * FROM held WHERE through <= ? OR through = size_bytes", [limit]
         )
-        count, size_bytes = _row(on, "SELECT count(*), coalesce(sum(size_bytes), 0) FROM chosen")
+        count, size_bytes = _row(self.on, "SELECT count(*), coalesce(sum(size_bytes), 0) FROM chosen")
         self.report_message(f"reading {count:,} of {copies:,} copies, {size_bytes:,} bytes")
-        damaged = self._read_chosen(on)
+        damaged = self._read_chosen()
         # Damage that was found earlier and could not be repaired is tried again.
         left = "FROM held WHERE place || stored_key NOT IN (SELECT place || stored_key FROM chosen)"
-        damaged += [(row, row["problem"]) for row in _rows(on, f"SELECT * {left} AND problem IS NOT NULL")]
+        damaged += [
+            (row, row["problem"]) for row in _rows(self.on, f"SELECT * {left} AND problem IS NOT NULL")
+        ]
         repaired = []
         for row, problem in damaged:
-            source = self._repair(on, row)
+            source = self._repair(row)
             where = StoreAddress(url=row["place"]).location(row["stored_key"])
             if source is None:
                 sentences.append(f"{where}: {problem}, and no other copy of it was found.")
@@ -128,7 +124,7 @@ class _ScrubRun:
                 f"{-(-total_bytes // declared.bytes_per_scrub):,} days, not in {declared.within_days}: raise "
                 "`scrub.bytes_per_scrub`, or scrub more often."
             )
-        (oldest,) = _row(on, f"SELECT min(compared_at) {left}")
+        (oldest,) = _row(self.on, f"SELECT min(compared_at) {left}")
         compared_since = self.now if oldest is None else oldest.replace(tzinfo=dt.UTC)
         return ScrubRecord(
             backup=self.backup.name,
@@ -145,21 +141,21 @@ class _ScrubRun:
             warnings=tuple(warnings),
         )
 
-    def _order(self, on: duckdb.DuckDBPyConnection) -> tuple[int, int, int, int]:
+    def _order(self) -> tuple[int, int, int, int]:
         known = objects.ReadingStore(self.points).load()
         times = known["read_at"].cast(pa.timestamp("us"))
-        on.register("readings", known.set_column(known.column_names.index("read_at"), "read_at", times))
+        self.on.register("readings", known.set_column(known.column_names.index("read_at"), "read_at", times))
         made_at = (
             "CASE WHEN contains(first_point, 'T') THEN strptime(first_point, '%Y-%m-%dT%H%M%SZ') "
             "ELSE strptime(first_point, '%Y-%m-%d') + INTERVAL 1 DAY END"
         )
-        on.execute(
+        self.on.execute(
             "CREATE TABLE once AS SELECT DISTINCT ON (place, stored_key, stored_version_id) * FROM copies "
             "ORDER BY place, stored_key, stored_version_id, day DESC"
         )
         archives = ", ".join(f"'{name}'" for name in sorted(ARCHIVES))
         # The only values that are not bound are constants of this package.
-        on.execute(
+        self.on.execute(
             "CREATE TABLE held AS SELECT *, sum(size_bytes) OVER "  # noqa: S608
             "(ORDER BY compared_at, place, stored_key, stored_version_id ROWS UNBOUNDED PRECEDING) AS through FROM ("
             f"SELECT o.*, r.sha256, r.problem, greatest(coalesce(r.read_at, {made_at}), {made_at}) AS compared_at "
@@ -168,20 +164,20 @@ class _ScrubRun:
             f"WHERE coalesce(o.storage_class, '') NOT IN ({archives}))"
         )
         overdue = self.now - dt.timedelta(days=self.backup.scrub.within_days)
-        (copies,) = _row(on, "SELECT count(*) FROM once")
+        (copies,) = _row(self.on, "SELECT count(*) FROM once")
         found = _row(
-            on,
+            self.on,
             "SELECT count(*), coalesce(sum(size_bytes), 0), "
             "coalesce(sum(size_bytes) FILTER (WHERE compared_at < ?), 0) FROM held",
             [overdue.replace(tzinfo=None)],
         )
         return copies, found[0], int(found[1]), int(found[2])
 
-    def _read_chosen(self, on: duckdb.DuckDBPyConnection) -> list[tuple[Row, str]]:
+    def _read_chosen(self) -> list[tuple[Row, str]]:
         damaged, readings = list[tuple[Row, str]](), objects.ReadingStore(self.points)
         unsaved = list[Row]()
         with ThreadPoolExecutor(objects.CONTENT_READERS) as pool:
-            for batch in on.sql("SELECT * FROM chosen ORDER BY through").to_arrow_reader(PORTION):
+            for batch in self.on.sql("SELECT * FROM chosen ORDER BY through").to_arrow_reader(PORTION):
                 rows = batch.to_pylist()
                 for row, result in zip(rows, pool.map(self._read, rows), strict=True):
                     unsaved.append(result)
@@ -200,9 +196,9 @@ class _ScrubRun:
     def _store(self, place: str) -> BackupStore:
         return open_store(self.backup.target.model_copy(update={"url": place}))
 
-    def _repair(self, on: duckdb.DuckDBPyConnection, row: Row) -> str | None:
+    def _repair(self, row: Row) -> str | None:
         target = self._store(row["place"])
-        for where, copy_again in ((str(self.backup.source), self._copy_source), *self._list_others(on, row)):
+        for where, copy_again in ((str(self.backup.source), self._copy_source), *self._list_others(row)):
             if not copy_again(row, target):
                 continue
             head = target.head(row["stored_key"])
@@ -245,13 +241,11 @@ class _ScrubRun:
             return False
         return healed.num_rows == 1 and bool(healed["is_whole"][0].as_py())
 
-    def _list_others(
-        self, on: duckdb.DuckDBPyConnection, row: Row
-    ) -> Iterator[tuple[str, Callable[[Row, BackupStore], bool]]]:
+    def _list_others(self, row: Row) -> Iterator[tuple[str, Callable[[Row, BackupStore], bool]]]:
         """Other copies of the same object or with the same checksum, as pairs of their origin and a copy function."""
         names = ("place", "stored_key", "size_bytes", "checksum", "bucket", "key", "etag")
         found = _rows(
-            on,
+            self.on,
             "SELECT DISTINCT ON (place, stored_key) * FROM copies WHERE (place, stored_key) <> (?, ?) "
             "AND size_bytes = ? AND ((checksum LIKE 'sha256:%' AND checksum = ?) "
             "OR (bucket = ? AND key = ? AND etag = ?)) ORDER BY place, stored_key",
