@@ -95,6 +95,15 @@ def test_a_lease_that_ended_holds_nothing(planner: Planner) -> None:
     assert swept(planner).days == (ONE, TWO)
 
 
+def test_a_point_that_is_being_removed_is_not_being_made(planner: Planner) -> None:
+    folder, store = planner.points.folder(ONE), planner.points.store
+    store.put(f"{folder}claim.json", b'{"owner": "a run"}')
+    store.delete(f"{folder}point.json")
+    assert planner.points.unfinished() == [ONE]
+    store.put(f"{folder}swept.json", b"{}")
+    assert planner.points.unfinished() == []
+
+
 def leave_lease(planner: Planner, day: str, until: dt.datetime) -> None:
     key = f"{planner.points.folder(day)}leases/left.json"
     planner.points.store.put(key, f'{{"reader": "a restore", "until": "{until.isoformat()}"}}'.encode())
