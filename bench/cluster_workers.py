@@ -15,8 +15,7 @@ from pathlib import Path
 from bench.lake.days import write_trips
 from bench.server.turns import say
 from bench.whole_day import FORMATS, run
-from lakeshare_pipelines.demo.processes import ProgressReporter
-from lakeshare_pipelines.demo.servers import object_store_servers, postgres_folder
+from lakeshare_pipelines.demo.processes import ProgressReporter, object_store_servers, postgres_folder
 from lakeshare_pipelines.settings import LakeSettings
 
 ROWS, GOAL = 2_000_000, 1.6

@@ -15,7 +15,7 @@ from lakeshare_pipelines.backup.model import FoundTable
 from lakeshare_pipelines.backup.points import get_point_time
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
 from lakeshare_pipelines.backup.verify.delta import assess
-from lakeshare_pipelines.backup.verify.objects import OBJECTS, TableCopy
+from lakeshare_pipelines.backup.verify.objects import OBJECTS, TableCopy, open_database
 
 ADDS, COMMITS = 1_000_000, 500
 MOST_S = 25.0
@@ -33,7 +33,8 @@ def main() -> int:
         _write_log(folder / "table" / "_delta_log", adds)
     copy = _copy(folder, adds)
     began = time.perf_counter()
-    found = assess(copy, AS_OF)
+    with open_database() as database:
+        found = assess(copy, AS_OF, database)
     ours = time.perf_counter() - began
     if [count.version for count in found.complete] != list(range(COMMITS - 1, COMMITS // 2 - 1, -1)):
         raise AssertionError("other versions are complete than those after the lost file was removed")

@@ -25,8 +25,8 @@ from lakeshare_pipelines.settings import NESSIE, LakeSettings
 from lakeshare_server.catalog import Catalog, open_catalog
 from lakeshare_server.catalog.database import HEAD, WRITES, new_catalog
 from lakeshare_server.catalog.models import AuditChainRow, Base, PublicationRow, UtcDateTime
-from lakeshare_server.settings import make_private
-from lakeshare_server.tables.index import index_path, scratch_file, sync_folder
+from lakeshare_server.storage.stores import write_file
+from lakeshare_server.tables.index import index_path, sync_folder
 
 MANIFEST = "manifest.json"
 OTHER_POINT = "Restore the catalog of another point; `lakeshare backup list` shows them."
@@ -262,16 +262,11 @@ def _restore_indexes(
 
 
 def _write(path: Path, content: bytes) -> None:
-    scratch = scratch_file(path.parent)
     try:
-        make_private(path.parent)
-        scratch.write_bytes(content)
-        scratch.replace(path)
+        write_file(path, content, if_absent=False)
     except OSError as error:
         fix = "Correct the folder, then run it again: the database is still empty."
         raise BackupError(str(path), f"it cannot be written: {error.strerror}", fix) from error
-    finally:
-        scratch.unlink(missing_ok=True)
 
 
 FILE_BYTES = 32 * 1024**2  # Approximate size of files of lines, which bounds the memory of a dump

@@ -162,6 +162,11 @@ class Point(BaseModel, frozen=True):
     damage: Damage | None = None  # Found since the record was written; not stored in it
     status_when_made: Status | None = None  # `status` before damage was found; not stored in the record
 
+    @property
+    def was_good(self) -> bool:
+        """Whether it was good when it was made, whatever damage was found since: its undamaged tables still count."""
+        return (self.status_when_made or self.status) in GOOD_STATUSES
+
     def downgraded(self, damage: Damage | None) -> "Point":
         if damage is None or not damage.count:
             return self

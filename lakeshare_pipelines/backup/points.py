@@ -26,9 +26,13 @@ from lakeshare_pipelines.backup.stores import BackupStore, open_store
 from lakeshare_pipelines.errors import BackupError, DamagedRecord, ObjectMissing
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_server.settings import make_private
+from lakeshare_server.storage.stores import write_file
 
 OWN_PREFIX = "_lakeshare/"  # Key prefix of lakeshare's own files: never backed up, never reported as orphans
 
+POINT, CLAIM = "point.json", "claim.json"  # In a point's folder: its record, and the run that makes it
+SWEPT = "swept.json"
+"""In a point's folder: its sweep began. Written before leases are read, as leases are written before it is read."""
 SWEEP = dt.timedelta(minutes=30)  # How long a sweep blocks new claims unless it renews that
 
 
@@ -42,19 +46,22 @@ class Points:
     def folder(self, day: str) -> str:
         return f"{self.backup.records.prefix}{OWN_PREFIX}{self.backup.name}/points/{day}/"
 
+    def list_marks(self) -> dict[str, set[str]]:
+        """The names of the files directly in the folder of each day."""
+        start, marks = self.folder("x").removesuffix("x/"), dict[str, set[str]]()
+        for listed in self.store.list(start):
+            day, *rest = listed.key.removeprefix(start).split("/")
+            if len(rest) == 1:
+                marks.setdefault(day, set()).add(rest[0])
+        return marks
+
     def days(self) -> list[str]:
-        start = self.folder("x").removesuffix("x/")
-        keys = (listed.key.removeprefix(start) for listed in self.store.list(start))
-        return sorted(key.split("/")[0] for key in keys if key.endswith("/point.json"))
+        return sorted(day for day, names in self.list_marks().items() if POINT in names)
 
     def unfinished(self) -> list[str]:
         """The days that a run has claimed and that have no point."""
-        start = self.folder("x").removesuffix("x/")
-        files = [listed.key.removeprefix(start).split("/") for listed in self.store.list(start)]
-        claimed, made = (
-            {day for day, *rest in files if rest == [name]} for name in ("claim.json", "point.json")
-        )
-        return sorted(claimed - made)
+        marks = self.list_marks().items()
+        return sorted(day for day, names in marks if CLAIM in names and not names & {POINT, SWEPT})
 
     def get(self, day: str, *, as_made: bool = False) -> Point:
         """A finished point; with `as_made` as it was written, else degraded by copies that were found damaged since.
@@ -67,9 +74,9 @@ class Points:
         point = self._parse(day, content)
         return point if as_made else point.downgraded(self._load_damage(day))
 
-    def latest_good(self, before: str | None = None) -> Point | None:
-        """The newest verified point before `before`, with fallbacks or without."""
-        points = reversed(self.readable(before)[0])
+    def latest_good(self) -> Point | None:
+        """The newest verified point, with fallbacks or without."""
+        points = reversed(self.readable()[0])
         return next((point for point in points if point.status in GOOD_STATUSES), None)
 
     def readable(
@@ -286,11 +293,8 @@ class Workspace:
         return self.folder / name
 
     def save(self, name: str, record: BaseModel) -> None:
-        make_private(self.folder)
-        path = self.folder / f"{name}.json"
-        part = path.with_suffix(".part")
-        part.write_text(record.model_dump_json(indent=1))
-        part.replace(path)
+        content = record.model_dump_json(indent=1).encode()
+        write_file(self.folder / f"{name}.json", content, if_absent=False)
 
     def load(self, name: str, kind: type[Record]) -> Record | None:
         path = self.folder / f"{name}.json"

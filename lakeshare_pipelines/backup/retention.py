@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 from uuid import uuid4
@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeshare_pipelines.backup.config import GIB, Backup, Retention
-from lakeshare_pipelines.backup.model import GOOD_STATUSES, POINT_COPIES, FoundTable, Point, Status
-from lakeshare_pipelines.backup.points import SWEEP, Points, get_point_time
+from lakeshare_pipelines.backup.model import GOOD_STATUSES, POINT_COPIES, Point, Status
+from lakeshare_pipelines.backup.points import CLAIM, POINT, SWEEP, SWEPT, Points, get_point_time
 from lakeshare_pipelines.backup.stores import (
     CHECK_ENDPOINT,
     MISSING_CODES,
@@ -29,53 +29,40 @@ from lakeshare_pipelines.backup.stores import (
     open_store,
     remove_unfinished,
 )
-from lakeshare_pipelines.backup.verify.delta_replay import BrokenLogFile, read_chain, sort_log_files
-from lakeshare_pipelines.backup.verify.iceberg import FOLDER, NAME, Snapshot, read_metadata
-from lakeshare_pipelines.backup.verify.objects import normalize_location
+from lakeshare_pipelines.backup.verify.delta import (
+    BrokenLogFile,
+    LogReader,
+    list_chains,
+    read_chain,
+    sort_names,
+)
+from lakeshare_pipelines.backup.verify.iceberg import (
+    FOLDER,
+    NAME,
+    CopiedFiles,
+    Snapshot,
+    list_live_files,
+    read_metadata,
+)
+from lakeshare_pipelines.backup.verify.objects import TableCopy, normalize_location
 from lakeshare_pipelines.errors import BackupError, DamagedRecord, ObjectMissing
 from lakeshare_server.storage import s3
 from lakeshare_server.storage.s3 import S3Refused, S3Unreachable
-from lakeshare_server.tables.delta.log import LOG
-from lakeshare_server.tables.iceberg.avro import Entries, read_container
 from lakeshare_server.tables.iceberg.manifests import parse_manifest_list
 
 RetentionClass = Literal["daily", "weekly", "monthly", "yearly"]
-CLASSES: tuple[RetentionClass, ...] = get_args(
-    RetentionClass
-)  # Shortest first; a longer one counts for shorter ones
-
-CLASS_DAYS = {
-    "daily": 1,
-    "weekly": 7,
-    "monthly": 31,
-    "yearly": 366,
-}  # The longest periods: locks do not end before
-
-
-@dataclass(frozen=True)
-class RetentionCandidate:
-    day: str
-    as_of: dt.datetime
-    status: Status
-    retention_class: RetentionClass
-    is_damaged: bool = False  # It still counts, for its undamaged tables
-
-    @classmethod
-    def of(cls, point: Point) -> "RetentionCandidate":
-        status = point.status_when_made or point.status
-        return cls(point.day, point.as_of, status, point.retention_class, point.damage is not None)
-
-    @property
-    def is_good(self) -> bool:
-        return self.status in GOOD_STATUSES
+# Shortest first; a longer one counts for shorter ones.
+CLASSES: tuple[RetentionClass, ...] = get_args(RetentionClass)
+# The longest periods: locks do not end before.
+CLASS_DAYS = {"daily": 1, "weekly": 7, "monthly": 31, "yearly": 366}
 
 
 def choose_class(
-    as_of: dt.datetime, status: Status, others: Iterable[RetentionCandidate], retention: Retention
+    as_of: dt.datetime, status: Status, others: Iterable[Point], retention: Retention
 ) -> RetentionClass:
     if status not in GOOD_STATUSES:
         return "daily"
-    good = [other for other in others if other.is_good]
+    good = [other for other in others if other.was_good]
     for name in reversed(CLASSES[1:]):
         period = get_period(name, as_of)
         periods = (get_period(name, other.as_of) for other in good if _counts_for(other, name))
@@ -91,11 +78,11 @@ def compute_lock_end(
     return made_at + dt.timedelta(days=days)
 
 
-def select_kept_days(points: Sequence[RetentionCandidate], retention: Retention) -> set[str]:
+def select_kept_days(points: Sequence[Point], retention: Retention) -> set[str]:
     """The days of the points to keep: of each class the newest periods, and always the newest good point. Points that
     are not good take no place. They are kept as long as days are, and while no good point is newer."""
-    good = sorted((point for point in points if point.is_good), key=lambda point: point.as_of, reverse=True)
-    kept_days = {point.day for point in (*good[:1], *[point for point in good if not point.is_damaged][:1])}
+    good = sorted((point for point in points if point.was_good), key=lambda point: point.as_of, reverse=True)
+    kept_days = {point.day for point in (*good[:1], *[point for point in good if point.damage is None][:1])}
     for name in CLASSES:
         counting = [point for point in good if _counts_for(point, name)]
         periods = _select_first(
@@ -105,7 +92,7 @@ def select_kept_days(points: Sequence[RetentionCandidate], retention: Retention)
     days = _select_first(retention.daily, (get_period("daily", point.as_of) for point in good))
     oldest = min(days, default=None)
     for point in points:
-        if not point.is_good and (oldest is None or get_period("daily", point.as_of) >= oldest):
+        if not point.was_good and (oldest is None or get_period("daily", point.as_of) >= oldest):
             kept_days.add(point.day)
     return kept_days
 
@@ -113,18 +100,12 @@ def select_kept_days(points: Sequence[RetentionCandidate], retention: Retention)
 def get_period(name: RetentionClass, as_of: dt.datetime) -> tuple[int, ...]:
     """The day, ISO week, month or year of a time; midnight belongs to the day that it ends."""
     date = (as_of.astimezone(dt.UTC) - dt.timedelta(microseconds=1)).date()
-    return _PERIODS[name](date)
+    month = (date.year, date.month)
+    periods = {"daily": (*month, date.day), "weekly": date.isocalendar()[:2], "monthly": month}
+    return periods.get(name, (date.year,))
 
 
-_PERIODS: dict[RetentionClass, Callable[[dt.date], tuple[int, ...]]] = {
-    "daily": lambda date: (date.year, date.month, date.day),
-    "weekly": lambda date: date.isocalendar()[:2],
-    "monthly": lambda date: (date.year, date.month),
-    "yearly": lambda date: (date.year,),
-}
-
-
-def _counts_for(point: RetentionCandidate, name: RetentionClass) -> bool:
+def _counts_for(point: Point, name: RetentionClass) -> bool:
     return CLASSES.index(point.retention_class) >= CLASSES.index(name)
 
 
@@ -291,7 +272,7 @@ def apply_retention(
     report_message: ReportMessage = _log.info,
 ) -> tuple[RetentionClass, dt.datetime | None]:
     """Choose the class of a new point and lock its copies; returns the class and the end of the locks."""
-    others = [RetentionCandidate.of(other) for other in points.readable()[0] if other.day != day]
+    others = [other for other in points.readable()[0] if other.day != day]
     retention_class = choose_class(get_point_time(day), status, others, points.backup.retention)
     if points.backup.lock is None:
         return retention_class, None
@@ -301,8 +282,6 @@ def apply_retention(
 
 
 LEASE = dt.timedelta(days=2)
-SWEPT = "swept.json"
-"""In a point's folder: its sweep began. Written before leases are read, as leases are written before it is read."""
 
 
 @contextmanager
@@ -310,7 +289,6 @@ def hold_point(
     points: Points,
     day: str,
     reader: str,
-    length: dt.timedelta = LEASE,
     *,
     as_made: bool = False,
     unwritable: Callable[[str], None] | None = None,
@@ -321,7 +299,7 @@ def hold_point(
     Raises BackupError if the point is being swept, or does not exist.
     """
     key = f"{points.folder(day)}leases/{uuid4().hex}.json"
-    until = dt.datetime.now(dt.UTC) + length
+    until = dt.datetime.now(dt.UTC) + LEASE
     lease = json.dumps({"reader": reader, "until": until.isoformat()}).encode()
     try:
         points.store.put(key, lease)
@@ -361,22 +339,10 @@ def list_readers(points: Points, day: str, now: dt.datetime) -> list[str]:
     return sorted(readers)
 
 
-CLAIM = "claim.json"
-
-
-def list_claimed_days(points: Points) -> list[str]:
-    """Days that are claimed and have no point yet."""
-    start = points.folder("x").removesuffix("x/")
-    keys = [listed.key.removeprefix(start) for listed in points.store.list(start)]
-    claimed = {key.split("/")[0] for key in keys if key.endswith(f"/{CLAIM}")}
-    done = {key.split("/")[0] for key in keys if key.endswith(("/point.json", f"/{SWEPT}"))}
-    return sorted(claimed - done)
-
-
 def find_points_in_use(points: Points, finished: Sequence[Point]) -> dict[str, str]:
     """Points that unfinished days may build on, with these: the newest when a day was claimed, and any made since."""
     needed: dict[str, str] = {}
-    for day in list_claimed_days(points):
+    for day in points.unfinished():
         claim = points.store.head(f"{points.folder(day)}{CLAIM}")
         if claim is None:
             continue  # It was released, or finished, after the listing.
@@ -435,11 +401,11 @@ def sweep_points(
     if a day is being made in a store without versions, which distinguish new copies from old ones.
     """
     if dry_run:
-        return _plan_sweep(backup, points, now).summarise()
+        return _summarise(*_plan_sweep(backup, points, now))
     with block_claims(points) as renew:
-        plan = _plan_sweep(backup, points, now)
-        making = list_claimed_days(points)
-        has_no_versions = any(copies["stored_version_id"].null_count for _, copies in plan.copies)
+        going, spared = _plan_sweep(backup, points, now)
+        making = points.unfinished()
+        has_no_versions = any(copies["stored_version_id"].null_count for _, copies in going)
         if making and backup.layout == "incremental" and has_no_versions:
             raise BackupError(
                 f"backup {backup.name}",
@@ -447,43 +413,38 @@ def sweep_points(
                 "old ones",
                 "Sweep when it is done, or release it with `lakeshare backup release`; nothing was removed.",
             )
-        spared = _mark_swept(points, [point for point, _ in plan.copies], now)
-        if spared:
-            plan = _plan_sweep(backup, points, now)
+        if in_use := _mark_swept(points, [point for point, _ in going], now):
+            going, spared = _plan_sweep(backup, points, now)
         folders = {points.store.address.url, *(backup.target_of(day).url for day in points.days())}
         for folder in sorted(folder for folder in folders if folder.startswith("/")):
             if count := remove_unfinished(Path(folder), now - UNFINISHED_AGE):
                 report_message(
                     f"{folder}: removed {count:,} unfinished files of copies that were interrupted"
                 )
-        for point, copies in plan.copies:
+        for point, copies in going:
             store = open_store(backup.target_of(point.day))
             _remove_point(points, point, store, copies, renew, report_message)
-    return replace(plan.summarise(), spared=tuple(dict.fromkeys((*plan.spared, *spared))))
+    return _summarise(going, (*spared, *in_use))
 
 
-@dataclass(frozen=True)
-class _SweepPlan:
-    """Points to remove, each with the copies (schema COPY_SCHEMA) to remove: a copy is with one point only."""
-
-    copies: tuple[tuple[Point, pa.Table], ...]
-    spared: tuple[str, ...]
-
-    def summarise(self) -> SweepResult:
-        tables = [copies for _, copies in self.copies]
-        return SweepResult(
-            days=tuple(sorted(point.day for point, _ in self.copies)),
-            objects=sum(copies.num_rows for copies in tables),
-            size_bytes=sum(pc.sum(copies["size_bytes"]).as_py() or 0 for copies in tables),
-            spared=self.spared,
-        )
+# Points to remove, each with the copies (schema COPY_SCHEMA) to remove: a copy is with one point only.
+_Going = list[tuple[Point, pa.Table]]
 
 
-def _plan_sweep(backup: Backup, points: Points, now: dt.datetime) -> _SweepPlan:
+def _summarise(going: _Going, spared: Iterable[str]) -> SweepResult:
+    return SweepResult(
+        days=tuple(sorted(point.day for point, _ in going)),
+        objects=sum(copies.num_rows for _, copies in going),
+        size_bytes=sum(pc.sum(copies["size_bytes"]).as_py() or 0 for _, copies in going),
+        spared=tuple(dict.fromkeys(spared)),
+    )
+
+
+def _plan_sweep(backup: Backup, points: Points, now: dt.datetime) -> tuple[_Going, list[str]]:
+    """What to remove, and sentences about points that stay."""
     finished, damaged = points.readable()
     unknown = [str(error) for error in damaged]
-    candidates = [RetentionCandidate.of(point) for point in finished]
-    kept_days = select_kept_days(candidates, backup.retention)
+    kept_days = select_kept_days(finished, backup.retention)
     in_use = find_points_in_use(points, finished)
     chosen, spared = list[Point](), list[str]()
     for point in finished:
@@ -498,15 +459,14 @@ def _plan_sweep(backup: Backup, points: Points, now: dt.datetime) -> _SweepPlan:
         unknown += _find_unreadable(points, [point for point in finished if point.day not in gone]).values()
         if unknown:
             # Such a point may hold any copy, so no copy is known to be unneeded.
-            return _SweepPlan((), (*spared, *(f"Nothing is removed: {sentence}" for sentence in unknown)))
+            return [], [*spared, *(f"Nothing is removed: {sentence}" for sentence in unknown)]
     # A point whose own copies are not known stays.
     unreadable = _find_unreadable(points, going)
     spared += [*unknown, *unreadable.values()]
     going = [point for point in going if point.day not in unreadable]
     gone = {point.day for point in going}
     staying = [point for point in finished if point.day not in gone]
-    copies = _select_unneeded(points, going, staying)
-    return _SweepPlan(tuple(zip(going, copies, strict=True)), tuple(spared))
+    return list(zip(going, _select_unneeded(points, going, staying), strict=True)), spared
 
 
 def _select_unneeded(points: Points, going: Sequence[Point], staying: Sequence[Point]) -> list[pa.Table]:
@@ -565,19 +525,18 @@ def _find_unreadable(points: Points, candidates: Sequence[Point]) -> dict[str, s
 
 def _find_unfinished_sweeps(points: Points, unknown: list[str]) -> list[Point]:
     """Points whose sweep began and was not finished; reasons why marks cannot be read are added to `unknown`."""
-    start = points.folder("x").removesuffix("x/")
-    marks = [listed.key for listed in points.store.list(start) if listed.key.endswith(f"/{SWEPT}")]
     begun = []
-    for key in [key for key in marks if points.store.head(f"{key.removesuffix(SWEPT)}point.json") is None]:
+    for day, marks in sorted(points.list_marks().items()):
+        if SWEPT not in marks or POINT in marks:
+            continue
         try:
-            point = Point.model_validate_json(points.store.read(key))
+            point = Point.model_validate_json(points.store.read(f"{points.folder(day)}{SWEPT}"))
             folder = f"{points.folder(point.day)}held/"
             # Rows are removed after their copies: missing files of rows are no damage.
             left = {listed.key.removeprefix(folder) for listed in points.store.list(folder)}
             digests = {name: digest for name, digest in point.held_digests.items() if name in left}
             begun.append(point.model_copy(update={"held_digests": digests}))
         except ValueError:
-            day = key.removesuffix(f"/{SWEPT}").rpartition("/")[2]
             error = DamagedRecord(f"backup {points.backup.name}, point {day}", f"{SWEPT} cannot be read")
             unknown.append(str(error))
     return begun
@@ -608,7 +567,6 @@ OLDER_THAN = dt.timedelta(days=7)  # Younger files may belong to a write that is
 NEVER_ORPHANED = r"(^|/)(_delta_log|_change_data|\.hoodie|\.lakeshare[^/]*)/"
 """Folders whose files are needed without being named, or by readers of changes."""
 EXAMPLES = 5
-DELETED = 2  # Iceberg spec, "Manifests": the status of an entry of a removed file
 ORPHAN_COLUMNS = [
     "bucket", "key", "size_bytes", "last_modified", "stored_key", "stored_version_id", "table_root"
 ]  # fmt: skip
@@ -642,11 +600,16 @@ def find_orphans(
     """
     point = points.get(day)
     copies = pa.Table.from_batches(list(points.read_copies(point, ORPHAN_COLUMNS))).combine_chunks()
+    locations = pc.binary_join_element_wise(backup.source.location(""), copies["key"], "")
+    copies = copies.append_column("location", locations)
+    copies = copies.append_column("is_whole", pa.array([True] * copies.num_rows))
     store, named, unknown = open_store(backup.target_of(day)), [pa.array([], pa.string())], dict[str, str]()
     for table in point.plan.tables:
         report_message(f"reading what {table.root or 'the table'} names")
         try:
-            named.append(_NamedFileReader(backup, store, copies, table).read_names())
+            own = copies.filter(pc.starts_with(copies["key"], f"{table.root}/".lstrip("/")))
+            copy = TableCopy(table, backup.source, store, own, lambda _: copies.slice(0, 0))
+            named.append(_read_delta_names(copy) if table.format == "delta" else _read_iceberg_names(copy))
         except (BrokenLogFile, ObjectMissing, ValueError) as error:
             unknown[table.root] = f"{table.root}: {str(error).rstrip('.')}; its files are not judged."
     orphans = _select_orphans(backup, point, copies, pa.chunked_array(named))
@@ -662,8 +625,7 @@ def _select_orphans(
     is_old = pc.less(copies["last_modified"], latest)
     rows = copies.filter(pc.and_(pc.is_in(copies["table_root"], roots), is_old))
     rows = rows.filter(pc.invert(pc.match_substring_regex(rows["key"], NEVER_ORPHANED)))
-    locations = pc.binary_join_element_wise(backup.source.location(""), rows["key"], "")
-    rows = rows.filter(pc.invert(pc.is_in(locations, pc.unique(named))))
+    rows = rows.filter(pc.invert(pc.is_in(rows["location"], pc.unique(named))))
     sums = rows.group_by("table_root").aggregate([("size_bytes", "sum"), ("key", "count")])
     order = [("size_bytes_sum", "descending"), ("table_root", "ascending")]
     for table in sums.sort_by(order).to_pylist():
@@ -678,73 +640,45 @@ def _select_orphans(
         )
 
 
-class _NamedFileReader:
-    def __init__(self, backup: Backup, store: BackupStore, copies: pa.Table, table: FoundTable) -> None:
-        self._source, self._store, self._table = backup.source, store, table
-        below = f"{table.root}/" if table.root else ""
-        self._copies = copies.filter(pc.starts_with(copies["key"], below))
-        self._rows = {key: row for row, key in enumerate(self._copies["key"].to_pylist())}
-
-    def read_names(self) -> pa.Array:
-        return self._read_delta() if self._table.format == "delta" else self._read_iceberg()
-
-    def _read_delta(self) -> pa.Array:
-        folder, root = self._below(LOG), self._source.location(self._table.root)
-        log = sort_log_files(key.removeprefix(folder) for key in self._rows if key.startswith(folder))
-        chains = log.chains()
-        newest = max((*log.commits, *log.checkpoints), default=None)
-        if newest is None or not chains or chains[-1].versions[-1] < newest:
-            raise BrokenLogFile("", "the copy of its log has a hole")
-        found = [pa.array([], pa.string())]
-        for chain in chains:
-            events = read_chain(root, chain, lambda name: self._read(f"{folder}{name}")).events
+def _read_delta_names(copy: TableCopy) -> pa.Array:
+    reader = LogReader(copy)
+    log = sort_names(reader.names)
+    chains = list_chains(log)
+    newest = max((*log.commits, *log.checkpoints), default=None)
+    if newest is None or not chains or chains[-1].versions[-1] < newest:
+        raise BrokenLogFile("", "the copy of its log has a hole")
+    found = [pa.array([], pa.string())]
+    for chain in chains:
+        for events in read_chain(copy.location, chain, reader.read, {}):
             added = events.filter(events["is_add"])
             found += [*added["location"].chunks, *added["dv_location"].drop_null().chunks]
-        return pc.unique(pa.chunked_array(found))
+    return pc.unique(pa.chunked_array(found))
 
-    def _read_iceberg(self) -> pa.Array:
-        """The files that any existing metadata file names: branches of a catalog have their own."""
-        folder = self._below(FOLDER)
-        keys = [
-            key for key in self._rows if key.startswith(folder) and NAME.fullmatch(key.removeprefix(folder))
-        ]
-        found = {self._source.location(key) for key in keys}
-        snapshots: dict[str, Snapshot] = {}
-        for key in keys:
-            metadata = read_metadata(key, self._read(key))
+
+def _read_iceberg_names(copy: TableCopy) -> pa.Array:
+    """The files that any existing metadata file names: branches of a catalog have their own."""
+    files, found, snapshots = CopiedFiles(copy), set[str](), dict[str, Snapshot]()
+
+    def read_named(location: str) -> bytes | None:
+        found.add(location)
+        return None if files.find(location) is None else files.read(location)
+
+    for row in copy.below(f"{FOLDER}/").select(["key", "location"]).to_pylist():
+        if NAME.fullmatch(row["key"].removeprefix(f"{copy.table.root}/{FOLDER}/".lstrip("/"))):
+            found.add(row["location"])
+            metadata = read_metadata(row["key"], files.read(row["location"]))
             found |= {normalize_location(location) for location in metadata.statistics}
             for snapshot in metadata.snapshots.values():
                 snapshots[snapshot.manifest_list or f"snapshot {snapshot.id}"] = snapshot
-        manifests: set[tuple[str, int]] = set()
-        for snapshot in snapshots.values():
-            if snapshot.manifest_list is None:
-                manifests |= {(normalize_location(location), 0) for location in snapshot.manifests}
-            # Only old metadata names an expired snapshot, whose list of manifests is gone.
-            elif (content := self._read_named(normalize_location(snapshot.manifest_list), found)) is not None:
-                listed = parse_manifest_list(content)
-                manifests |= {(normalize_location(file.path), file.spec_id or 0) for file in listed}
-        for location, spec_id in manifests:
-            if (content := self._read_named(location, found)) is not None:
-                entries = Entries()
-                entries.read(read_container(content), spec_id)
-                columns = entries.columns["status"], entries.columns["path"]
-                found |= {
-                    normalize_location(path.decode())
-                    for status, path in zip(*columns, strict=True)
-                    if status != DELETED
-                }
-        return pa.array(sorted(found), pa.string())
-
-    def _read_named(self, location: str, found: set[str]) -> bytes | None:
-        found.add(location)
-        key = location.removeprefix(self._source.location(""))
-        return self._read(key) if key in self._rows else None
-
-    def _below(self, folder: str) -> str:
-        return f"{self._table.root}/{folder}/".lstrip("/")
-
-    def _read(self, key: str) -> bytes:
-        if key not in self._rows:
-            raise ObjectMissing(key)
-        copy = self._copies.slice(self._rows[key], 1).to_pylist()[0]
-        return self._store.read(copy["stored_key"], copy["stored_version_id"])
+    manifests: set[tuple[str, int]] = set()
+    for snapshot in snapshots.values():
+        if snapshot.manifest_list is None:
+            manifests |= {(normalize_location(location), 0) for location in snapshot.manifests}
+        # Only old metadata names an expired snapshot, whose list of manifests is gone.
+        elif (content := read_named(normalize_location(snapshot.manifest_list))) is not None:
+            listed = parse_manifest_list(content)
+            manifests |= {(normalize_location(file.path), file.spec_id or 0) for file in listed}
+    for location, spec_id in manifests:
+        if (content := read_named(location)) is not None:
+            found |= {location for location, _, _ in list_live_files(content, spec_id)}
+    return pa.array(sorted(found), pa.string())

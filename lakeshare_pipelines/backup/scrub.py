@@ -2,22 +2,18 @@
 
 import datetime as dt
 import logging
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from tempfile import TemporaryDirectory
 from typing import Any
-from uuid import uuid4
 
 import duckdb
 import pyarrow as pa
 from pydantic import BaseModel
 
 from lakeshare_pipelines.backup.config import Backup
-from lakeshare_pipelines.backup.copy.local import LocalEngine
 from lakeshare_pipelines.backup.model import ARCHIVES, Point
 from lakeshare_pipelines.backup.points import OWN_PREFIX, Points, Workspace, get_point_time
 from lakeshare_pipelines.backup.restore.copies import ReportMessage, ignore_progress
@@ -30,7 +26,6 @@ from lakeshare_pipelines.settings import LakeSettings
 
 _log = logging.getLogger(__name__)
 
-DUCKDB_MEMORY = "2GB"
 PORTION = 1_000
 MAX_REMEMBERED = 20_000  # Readings are written after this many: an interrupted scrub continues behind them
 COLUMNS = (
@@ -75,16 +70,14 @@ def scrub(
     reads all copies. Called again after an interruption, it continues. Raises BackupError if the target does not
     answer, or refuses.
     """
-    scrubbing = _ScrubRun(backup, points, settings, now, report_message)
-    with ExitStack() as leases, TemporaryDirectory(prefix="lakeshare-scrub-") as folder:
+    with ExitStack() as leases, objects.open_database() as on:
         whole, damaged = points.readable(as_made=True)
         # No sweep removes a copy while it is read.
         for point in whole:
             leases.enter_context(hold_point(points, point.day, "scrub", as_made=True))
-        with duckdb.connect(f"{folder}/copies.duckdb") as on:
-            on.execute("SET memory_limit = ?", [DUCKDB_MEMORY])
-            sentences = [str(error) for error in (*damaged, *_load(on, points, whole))]
-            return scrubbing.run(on, sentences, budget_bytes=budget_bytes, everything=everything)
+        sentences = [str(error) for error in (*damaged, *_load(on, points, whole))]
+        scrubbing = _ScrubRun(backup, points, settings, now, report_message, on)
+        return scrubbing.run(sentences, budget_bytes=budget_bytes, everything=everything)
 
 
 @dataclass(frozen=True)
@@ -94,16 +87,10 @@ class _ScrubRun:
     settings: LakeSettings
     now: dt.datetime
     report_message: ReportMessage
+    on: duckdb.DuckDBPyConnection  # With the table `copies`
 
-    def run(
-        self,
-        on: duckdb.DuckDBPyConnection,
-        sentences: list[str],
-        *,
-        budget_bytes: int | None,
-        everything: bool,
-    ) -> ScrubRecord:
-        copies, unarchived, total_bytes, overdue_bytes = self._order(on)
+    def run(self, sentences: list[str], *, budget_bytes: int | None, everything: bool) -> ScrubRecord:
+        copies, unarchived, total_bytes, overdue_bytes = self._order()
         declared = self.backup.scrub
         limit = total_bytes
         if not everything and budget_bytes is not None:
@@ -111,18 +98,20 @@ class _ScrubRun:
         elif not everything:
             share = -(-total_bytes // declared.within_days)
             limit = min(max(overdue_bytes, share), declared.bytes_per_scrub)
-        on.execute(
+        self.on.execute(
             "CREATE TABLE chosen AS SELECT * FROM held WHERE through <= ? OR through = size_bytes", [limit]
         )
-        count, size_bytes = _row(on, "SELECT count(*), coalesce(sum(size_bytes), 0) FROM chosen")
+        count, size_bytes = _row(self.on, "SELECT count(*), coalesce(sum(size_bytes), 0) FROM chosen")
         self.report_message(f"reading {count:,} of {copies:,} copies, {size_bytes:,} bytes")
-        damaged = self._read_chosen(on)
+        damaged = self._read_chosen()
         # Damage that was found earlier and could not be repaired is tried again.
         left = "FROM held WHERE place || stored_key NOT IN (SELECT place || stored_key FROM chosen)"
-        damaged += [(row, row["problem"]) for row in _rows(on, f"SELECT * {left} AND problem IS NOT NULL")]
+        damaged += [
+            (row, row["problem"]) for row in _rows(self.on, f"SELECT * {left} AND problem IS NOT NULL")
+        ]
         repaired = []
         for row, problem in damaged:
-            source = self._repair(on, row)
+            source = self._repair(row)
             where = StoreAddress(url=row["place"]).location(row["stored_key"])
             if source is None:
                 sentences.append(f"{where}: {problem}, and no other copy of it was found.")
@@ -135,7 +124,7 @@ class _ScrubRun:
                 f"{-(-total_bytes // declared.bytes_per_scrub):,} days, not in {declared.within_days}: raise "
                 "`scrub.bytes_per_scrub`, or scrub more often."
             )
-        (oldest,) = _row(on, f"SELECT min(compared_at) {left}")
+        (oldest,) = _row(self.on, f"SELECT min(compared_at) {left}")
         compared_since = self.now if oldest is None else oldest.replace(tzinfo=dt.UTC)
         return ScrubRecord(
             backup=self.backup.name,
@@ -152,21 +141,21 @@ class _ScrubRun:
             warnings=tuple(warnings),
         )
 
-    def _order(self, on: duckdb.DuckDBPyConnection) -> tuple[int, int, int, int]:
+    def _order(self) -> tuple[int, int, int, int]:
         known = objects.ReadingStore(self.points).load()
         times = known["read_at"].cast(pa.timestamp("us"))
-        on.register("readings", known.set_column(known.column_names.index("read_at"), "read_at", times))
+        self.on.register("readings", known.set_column(known.column_names.index("read_at"), "read_at", times))
         made_at = (
             "CASE WHEN contains(first_point, 'T') THEN strptime(first_point, '%Y-%m-%dT%H%M%SZ') "
             "ELSE strptime(first_point, '%Y-%m-%d') + INTERVAL 1 DAY END"
         )
-        on.execute(
+        self.on.execute(
             "CREATE TABLE once AS SELECT DISTINCT ON (place, stored_key, stored_version_id) * FROM copies "
             "ORDER BY place, stored_key, stored_version_id, day DESC"
         )
         archives = ", ".join(f"'{name}'" for name in sorted(ARCHIVES))
         # The only values that are not bound are constants of this package.
-        on.execute(
+        self.on.execute(
             "CREATE TABLE held AS SELECT *, sum(size_bytes) OVER "  # noqa: S608
             "(ORDER BY compared_at, place, stored_key, stored_version_id ROWS UNBOUNDED PRECEDING) AS through FROM ("
             f"SELECT o.*, r.sha256, r.problem, greatest(coalesce(r.read_at, {made_at}), {made_at}) AS compared_at "
@@ -175,20 +164,20 @@ class _ScrubRun:
             f"WHERE coalesce(o.storage_class, '') NOT IN ({archives}))"
         )
         overdue = self.now - dt.timedelta(days=self.backup.scrub.within_days)
-        (copies,) = _row(on, "SELECT count(*) FROM once")
+        (copies,) = _row(self.on, "SELECT count(*) FROM once")
         found = _row(
-            on,
+            self.on,
             "SELECT count(*), coalesce(sum(size_bytes), 0), "
             "coalesce(sum(size_bytes) FILTER (WHERE compared_at < ?), 0) FROM held",
             [overdue.replace(tzinfo=None)],
         )
         return copies, found[0], int(found[1]), int(found[2])
 
-    def _read_chosen(self, on: duckdb.DuckDBPyConnection) -> list[tuple[Row, str]]:
+    def _read_chosen(self) -> list[tuple[Row, str]]:
         damaged, readings = list[tuple[Row, str]](), objects.ReadingStore(self.points)
         unsaved = list[Row]()
         with ThreadPoolExecutor(objects.CONTENT_READERS) as pool:
-            for batch in on.sql("SELECT * FROM chosen ORDER BY through").to_arrow_reader(PORTION):
+            for batch in self.on.sql("SELECT * FROM chosen ORDER BY through").to_arrow_reader(PORTION):
                 rows = batch.to_pylist()
                 for row, result in zip(rows, pool.map(self._read, rows), strict=True):
                     unsaved.append(result)
@@ -201,43 +190,44 @@ class _ScrubRun:
         return damaged
 
     def _read(self, row: Row) -> Row:
-        reading = objects.read_copy(self._store(row["place"]), row, row["sha256"])
-        return objects.make_reading_row(row["place"], row, reading, self.now)
+        problem, sha256 = objects.read_copy(self._store(row["place"]), row, row["sha256"])
+        return objects.make_reading_row(row["place"], row, self.now, problem, sha256)
 
     def _store(self, place: str) -> BackupStore:
         return open_store(self.backup.target.model_copy(update={"url": place}))
 
-    def _repair(self, on: duckdb.DuckDBPyConnection, row: Row) -> str | None:
+    def _repair(self, row: Row) -> str | None:
         target = self._store(row["place"])
-        for where, copy_again in ((str(self.backup.source), self._copy_source), *self._list_others(on, row)):
+        for where, copy_again in ((str(self.backup.source), self._copy_source), *self._list_others(row)):
             if not copy_again(row, target):
                 continue
             head = target.head(row["stored_key"])
             if head is None:
                 continue
             new = row | {"stored_etag": head.etag, "stored_version_id": head.version_id}
-            reading = objects.read_copy(target, new, row["sha256"])
-            if reading.problem is None:
+            problem, sha256 = objects.read_copy(target, new, row["sha256"])
+            if problem is None:
                 objects.repair_points(self.points, row["place"], row["stored_key"], head, row)
                 later = self.now + dt.timedelta(microseconds=1)
                 old, again = (
-                    objects.make_reading_row(row["place"], copy, reading, later) for copy in (row, new)
+                    objects.make_reading_row(row["place"], copy, later, None, sha256) for copy in (row, new)
                 )
                 objects.ReadingStore(self.points).add([old, again])
                 return where
         return None
+
+    def _get_work_prefix(self, target: BackupStore) -> str:
+        return f"{target.address.prefix}{OWN_PREFIX}{self.backup.name}/scrub/"
 
     @property
     def _workspace(self) -> Workspace:
         return Workspace(self.settings.state_dir / "backup_work" / self.backup.name / "scrub")
 
     def _copy_source(self, row: Row, target: BackupStore) -> bool:
-        prefix = self._make_work_prefix(target)
         healer = Healer(
             self.backup,
             self._workspace,
-            LocalEngine(),
-            prefix,
+            self._get_work_prefix(target),
             row["first_point"],
             get_point_time(row["first_point"]),
             target,
@@ -249,17 +239,13 @@ class _ScrubRun:
         except BackupError as error:
             self.report_message(f"{row['stored_key']}: the source cannot be read: {error}")
             return False
-        finally:
-            self._remove_engine_files(target, prefix)
         return healed.num_rows == 1 and bool(healed["is_whole"][0].as_py())
 
-    def _list_others(
-        self, on: duckdb.DuckDBPyConnection, row: Row
-    ) -> Iterator[tuple[str, Callable[[Row, BackupStore], bool]]]:
+    def _list_others(self, row: Row) -> Iterator[tuple[str, Callable[[Row, BackupStore], bool]]]:
         """Other copies of the same object or with the same checksum, as pairs of their origin and a copy function."""
         names = ("place", "stored_key", "size_bytes", "checksum", "bucket", "key", "etag")
         found = _rows(
-            on,
+            self.on,
             "SELECT DISTINCT ON (place, stored_key) * FROM copies WHERE (place, stored_key) <> (?, ?) "
             "AND size_bytes = ? AND ((checksum LIKE 'sha256:%' AND checksum = ?) "
             "OR (bucket = ? AND key = ? AND etag = ?)) ORDER BY place, stored_key",
@@ -270,39 +256,26 @@ class _ScrubRun:
 
     def _copy_other(self, row: Row, target: BackupStore, *, other: Row) -> bool:
         source = self._store(other["place"])
-        if objects.read_copy(source, other, row["sha256"]).problem is not None:
+        if objects.read_copy(source, other, row["sha256"])[0] is not None:
             return False
         head = source.head(other["stored_key"], other["stored_version_id"])
         if head is None:
             return False
-        workspace, prefix = self._workspace, self._make_work_prefix(target)
         planned = objects.make_plan_row(
             head,
+            self.backup,
             bucket=source.address.bucket,
             key=other["stored_key"],
             version_id=other["stored_version_id"],
-            lane="large" if head.size_bytes > self.backup.copy_limit_bytes else "small",
             stored_key=row["stored_key"],
             table_root=row["table_root"],
             first_point=row["first_point"],
         )
-        folders = (workspace.clear("plan"), workspace.clear("done"))
-        addresses = (source.address, target.address)
-        try:
-            record = objects.copy_rows(
-                LocalEngine(), self.backup, folders, [planned], addresses, prefix, self.now, ignore_progress
-            )
-            return record.succeeded == 1
-        finally:
-            self._remove_engine_files(target, prefix)
-
-    def _make_work_prefix(self, target: BackupStore) -> str:
-        return f"{target.address.prefix}{OWN_PREFIX}{self.backup.name}/scrub/{uuid4().hex}/"
-
-    def _remove_engine_files(self, target: BackupStore, prefix: str) -> None:
-        for listed in list(target.list(prefix)):
-            target.delete(listed.key)
-        shutil.rmtree(self._workspace.folder, ignore_errors=True)
+        ends, prefix = (source.address, target.address), self._get_work_prefix(target)
+        _, done = objects.copy_rows(
+            self.backup, self._workspace, [planned], *ends, prefix, self.now, ignore_progress
+        )
+        return bool(done["status"].to_pylist() == ["succeeded"])
 
 
 def _load(on: duckdb.DuckDBPyConnection, points: Points, whole: Sequence[Point]) -> list[DamagedRecord]:

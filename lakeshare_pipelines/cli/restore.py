@@ -149,14 +149,13 @@ def restore_all(
     plan: OnlyPlan = False,
 ) -> None:
     """Restore everything in a point: every table, and the objects of no table."""
-    from lakeshare_pipelines.backup.restore.tables import restore_other_files
+    from lakeshare_pipelines.backup.restore.tables import PointRestore
 
     options = _parse_options(backup, day, to, to_endpoint, to_region, to_profile)
     _require_one_location(in_place, to)
     if not plan:
-        others = restore_other_files(
-            options.settings, options.backup, options.point, options.to, print_message
-        )
+        restore = PointRestore(options.settings, options.backup, options.point, print_message)
+        others = restore.other_files(options.to)
         typer.echo(f"{others:,} objects of no table")
     _restore_each(options, [proof.table.root for proof in options.point.verification.tables], plan=plan)
 

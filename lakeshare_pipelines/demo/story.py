@@ -256,10 +256,8 @@ def _claim_state(settings: LakeSettings, store: str) -> None:
 
 def _start_servers(settings: LakeSettings, reporter: ProgressReporter, stack: ExitStack) -> LakeSettings:
     """Starts the servers of an object store; returns the settings that lead to them."""
-    from lakeshare_pipelines.demo.servers import BUCKET, object_store_servers
-
-    servers = stack.enter_context(object_store_servers(settings, reporter))
-    variables = {**servers, "LAKESHARE_LANDING": f"s3://{BUCKET}/landing"}
+    servers = stack.enter_context(processes.object_store_servers(settings, reporter))
+    variables = {**servers, "LAKESHARE_LANDING": f"s3://{processes.BUCKET}/landing"}
     path = settings.state_dir / "demo.env"
     path.touch(0o600)
     path.write_text("".join(f"{name}={value}\n" for name, value in variables.items()))
@@ -269,8 +267,6 @@ def _start_servers(settings: LakeSettings, reporter: ProgressReporter, stack: Ex
 
 
 def clean_up() -> int:
-    from lakeshare_pipelines.demo.servers import postgres_folder
-
     settings, reporter = LakeSettings(), ProgressReporter()
     if not settings.state_dir.exists():
         reporter.write_line(f"nothing to remove: {settings.state_dir} does not exist")
@@ -287,7 +283,7 @@ def clean_up() -> int:
     else:
         reporter.write_line(f"DAGSTER_HOME is {home}, which may hold other runs: they stay")
     shutil.rmtree(settings.state_dir)
-    shutil.rmtree(postgres_folder(settings), ignore_errors=True)
+    shutil.rmtree(processes.postgres_folder(settings), ignore_errors=True)
     reporter.write_line(f"removed {settings.state_dir}; downloaded jars stay in {settings.cache_dir}")
     return 0
 

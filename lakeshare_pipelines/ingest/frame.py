@@ -23,15 +23,18 @@ from lakeshare_pipelines.contracts.model import Reading, get_base_type
 from lakeshare_pipelines.errors import ContractError, DeliveryError
 from lakeshare_pipelines.ingest.delivery import Delivery, LandingFile, assign_files, blame_changed_delivery
 from lakeshare_pipelines.settings import MAX_LINE_MB, MAX_UNPACKED_MB
-from lakeshare_pipelines.spark import functions as F
 from lakeshare_pipelines.spark.session import escape_glob
+from lakeshare_server.lazy import LazyModule
 from lakeshare_server.storage import parse_location
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column as SparkColumn
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+    from pyspark.sql import functions as F
     from pyspark.sql.types import DataType
+else:
+    F = LazyModule("pyspark.sql.functions")
 
 MIB = 1 << 20
 CHUNK_BYTES = MIB

@@ -15,7 +15,6 @@ from typing import Any
 from uuid import uuid4
 
 import orjson
-import pyarrow as pa
 
 from lakeshare_pipelines.backup.config import load_backups
 from lakeshare_pipelines.backup.points import Points
@@ -31,11 +30,12 @@ from lakeshare_server.storage import LASTING
 from lakeshare_server.storage.location_columns import resolve_names
 from lakeshare_server.storage.remote import StoredObject
 from lakeshare_server.tables import Stores
-from lakeshare_server.tables.delta.files import vector_name
+from lakeshare_server.tables.delta.files import from_actions, vector_paths
 from lakeshare_server.tables.delta.log import LOG, list_log, read_commits
 from lakeshare_server.tables.iceberg.manifests import list_all_files
 from lakeshare_server.tables.iceberg.metadata import open_metadata, read_metadata_text
 from lakeshare_server.tables.index import index_path
+from lakeshare_server.tables.lines import column_of
 
 log = logging.getLogger(__name__)
 
@@ -339,13 +339,9 @@ def _list_delta_files(lake: Lake, table: Table, kept: Sequence[Publication]) -> 
             names |= _list_indexed_files(lake, publication)
         commits = [(at, at, file) for at, file in logged.items()]
         for commit in read_commits(lake.stores, root, commits) if commits else ():
-            actions = (*commit.adds, *commit.removes, *commit.cdc)
-            paths = pa.array([action["path"] for action in actions], pa.string())
-            names.update(resolve_names(root, paths).to_pylist())
-            for action in actions:
-                vector = action.get("deletionVector") or {}
-                name = vector_name(root, vector.get("storageType"), vector.get("pathOrInlineDv"))
-                names |= set() if name is None else {name}
+            files = from_actions([*commit.adds, *commit.removes, *commit.cdc], ())
+            names.update(resolve_names(root, column_of(files, "path")).to_pylist())
+            names.update(vector_paths(root, files).drop_null().to_pylist())
     return names
 
 

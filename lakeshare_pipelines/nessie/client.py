@@ -2,8 +2,6 @@
 
 import base64
 import importlib
-import os
-import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -36,6 +34,7 @@ from lakeshare_server.nessie import (
     innermost_cause,
     ref_path,
 )
+from lakeshare_server.storage.stores import write_file
 
 
 def nessie_api(uri: str, token: str | None) -> NessieApi:
@@ -70,33 +69,11 @@ class NessieEndpoint:
 
 @dataclass(frozen=True)
 class Reference:
-    name: str
-    hash: str
-    type: Literal["BRANCH", "TAG"]
-
-
-@dataclass(frozen=True)
-class Branch:
-    """A branch with its age; `committed_at` is None for a branch without a commit."""
+    """A branch or a tag; `committed_at` is that of a branch in a list, None without a commit."""
 
     name: str
     hash: str
-    committed_at: datetime | None
-    ahead: int
-    behind: int
-
-    @classmethod
-    def parse(cls, reference: Mapping[str, Any]) -> "Branch":
-        """Parses a reference that was requested with all its metadata."""
-        metadata = reference.get("metadata") or {}
-        head = metadata.get("commitMetaOfHEAD")
-        return cls(
-            name=reference["name"],
-            hash=reference["hash"],
-            committed_at=datetime.fromisoformat(head["commitTime"]) if head else None,
-            ahead=metadata.get("numCommitsAhead") or 0,
-            behind=metadata.get("numCommitsBehind") or 0,
-        )
+    committed_at: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -110,7 +87,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class Merge:
-    """The result of a merge; `head` is the target's commit after it, also of a dry run."""
+    """The result of a merge; `head` is the target's commit after it."""
 
     applied: bool
     head: str
@@ -129,6 +106,7 @@ def parse_commit(entry: Mapping[str, Any]) -> Commit:
 
 
 Role = Literal["writer", "publisher"]
+AUTHOR = "lakeshare"
 
 TOKEN_LIFE_S = 24 * 3600
 KEY_BITS = 2048
@@ -149,10 +127,8 @@ def load_signing_key(path: Path) -> rsa.RSAPrivateKey:
     """Loads the key at `path`, or creates one; the caller holds the folder's lock while the file may be missing."""
     if not path.exists():
         created = rsa.generate_private_key(public_exponent=65537, key_size=KEY_BITS)
-        descriptor, scratch = tempfile.mkstemp(prefix=".key-", dir=path.parent)  # mode 600
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(created.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-        Path(scratch).replace(path)
+        content = created.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        write_file(path, content, if_absent=False, mode=0o600)
     try:
         key: object = load_pem_private_key(path.read_bytes(), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -169,11 +145,11 @@ def format_public_key(key: rsa.RSAPrivateKey) -> str:
     return base64.b64encode(der).decode()
 
 
-def sign_token(key: rsa.RSAPrivateKey, role: Role, life_s: int = TOKEN_LIFE_S) -> str:
+def sign_token(key: rsa.RSAPrivateKey, role: Role) -> str:
     now = int(time.time())
     # `upn` is `role` in Nessie's rules; its `roles` are the groups.
     identity = {"iss": "lakeshare", "sub": role, "upn": role, "groups": [role]}
-    return jwt.encode({**identity, "iat": now, "exp": now + life_s}, key, algorithm="RS256")
+    return jwt.encode({**identity, "iat": now, "exp": now + TOKEN_LIFE_S}, key, algorithm="RS256")
 
 
 class Nessie:
@@ -190,29 +166,29 @@ class Nessie:
 
     def reference(self, name: str) -> Reference:
         found = self._api.get(ref_path(name))["reference"]
-        return Reference(found["name"], found["hash"], found["type"])
+        return Reference(found["name"], found["hash"])
 
     def references(self) -> list[Reference]:
         """Returns all branches and tags."""
         found = self._api.pages("/trees", "references", {})
-        return [Reference(each["name"], each["hash"], each["type"]) for each in found]
+        return [Reference(each["name"], each["hash"]) for each in found]
 
-    def branches(self, prefix: str = "") -> list[Branch]:
+    def branches(self, prefix: str = "") -> list[Reference]:
         """Returns the branches whose names start with `prefix`, without main."""
         literal = prefix.replace("\\", "\\\\").replace("'", "\\'")
-        found = self._api.pages(
-            "/trees", "references", {"filter": f"ref.name.startsWith('{literal}')", "fetch": "ALL"}
-        )
-        return [
-            Branch.parse(reference)
-            for reference in found
-            if reference["type"] == "BRANCH" and reference["name"] != "main"
-        ]
+        selection = {"filter": f"ref.name.startsWith('{literal}')", "fetch": "ALL"}
+        branches = []
+        for each in self._api.pages("/trees", "references", selection):
+            if each["type"] == "BRANCH" and each["name"] != "main":
+                head = (each.get("metadata") or {}).get("commitMetaOfHEAD")
+                committed_at = datetime.fromisoformat(head["commitTime"]) if head else None
+                branches.append(Reference(each["name"], each["hash"], committed_at))
+        return branches
 
     def create_branch(self, name: str, at: str) -> Reference:
         """Creates a branch at the commit `at`, which must be one of main's."""
         with self._translate_errors():
-            return Reference(name, self._pynessie.create_branch(name, "main", at).hash_, "BRANCH")
+            return Reference(name, self._pynessie.create_branch(name, "main", at).hash_)
 
     def delete_branch(self, name: str, expected_hash: str) -> None:
         """Deletes a branch if it is at `expected_hash`."""
@@ -258,7 +234,6 @@ class Nessie:
         message: str,
         author: str,
         properties: Mapping[str, str],
-        dry_run: bool = False,
     ) -> Merge:
         """Merges everything up to `from_hash` into `onto`, all tables in one commit with `properties`.
 
@@ -276,8 +251,6 @@ class Nessie:
                 "commitMeta": _commit_meta(message, author, properties),
                 "defaultKeyMergeMode": "NORMAL",
                 "isReturnConflictAsResult": False,
-                # The published description has dryRun, which the server ignores.
-                "isDryRun": dry_run,
             },
         )
         if not response["wasSuccessful"]:
@@ -296,7 +269,6 @@ class Nessie:
         *,
         message: str,
         properties: Mapping[str, str],
-        author: str = "lakeshare",
     ) -> str:
         """Sets the table's state on the branch `on` in one commit, and returns that commit."""
         fields = dict(zip(CONTENT_FIELDS, astuple(content), strict=True))
@@ -305,14 +277,12 @@ class Nessie:
             "key": {"elements": table.split(".")},
             "content": {"type": ICEBERG_TABLE, **fields, "id": content.id or None},
         }
-        return self._commit(on, expected_hash, operation, _commit_meta(message, author, properties))
+        return self._commit(on, expected_hash, operation, _commit_meta(message, AUTHOR, properties))
 
-    def drop_table(
-        self, table: str, on: str, expected_hash: str, *, message: str, author: str = "lakeshare"
-    ) -> str:
+    def drop_table(self, table: str, on: str, expected_hash: str, *, message: str) -> str:
         """Removes the table from the branch `on` in one commit, and returns that commit; its files stay."""
         operation = {"type": "DELETE", "key": {"elements": table.split(".")}}
-        return self._commit(on, expected_hash, operation, _commit_meta(message, author, {}))
+        return self._commit(on, expected_hash, operation, _commit_meta(message, AUTHOR, {}))
 
     def _commit(self, on: str, expected_hash: str, operation: Any, meta: dict[str, Any]) -> str:
         response = self._api.post(

@@ -29,6 +29,7 @@ from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.jars import NESSIE_JAR, Java, ensure_jars, find_java
 from lakeshare_server.nessie import bypass_proxy, ref_path
 from lakeshare_server.settings import make_private
+from lakeshare_server.storage.stores import write_file
 
 _log = logging.getLogger(__name__)
 
@@ -113,11 +114,6 @@ def start_process(settings: LakeSettings) -> ServerProcess:
     server = _spawn(settings, [str(java.binary), *options, "-jar", str(jar)], log)
     write_state(settings, server)
     return _await_listening(settings, server, log, log_size)
-
-
-def stop_process(settings: LakeSettings, server: ServerProcess) -> None:
-    _stop_if_running(server)
-    _state_path(settings).unlink(missing_ok=True)
 
 
 def _stop_if_running(server: ServerProcess) -> None:
@@ -269,19 +265,13 @@ def _state_path(settings: LakeSettings) -> Path:
 
 def write_state(settings: LakeSettings, server: ServerProcess) -> None:
     """Writes the state file, by which other processes find the server."""
-    path = _state_path(settings)
-    aside = path.with_suffix(".part")
-    aside.write_text(json.dumps(asdict(server)))
-    aside.replace(path)
+    write_file(_state_path(settings), json.dumps(asdict(server)).encode(), if_absent=False)
 
 
 def _text_after(log: Path, offset: int) -> str:
     with log.open("rb") as file:
         file.seek(offset)
         return file.read().decode(errors="replace")
-
-
-AUTHOR = "lakeshare"
 
 
 def create_first_commit(uri: str, publisher_token: str | None) -> None:
@@ -292,8 +282,8 @@ def create_first_commit(uri: str, publisher_token: str | None) -> None:
         return
     root = calls.get(ref_path("main"))["reference"]["hash"]
     # A commit needs an operation; this one has no effect.
-    unchanged = {"type": "UNCHANGED", "key": {"elements": [AUTHOR]}}
-    body = {"commitMeta": {"message": "Begin", "authors": [AUTHOR]}, "operations": [unchanged]}
+    unchanged = {"type": "UNCHANGED", "key": {"elements": [client.AUTHOR]}}
+    body = {"commitMeta": {"message": "Begin", "authors": [client.AUTHOR]}, "operations": [unchanged]}
     calls.post(f"{ref_path('main@' + root)}/history/commit", body)
 
 
@@ -329,11 +319,10 @@ def stop_nessie(settings: LakeSettings) -> bool:
     with _lock(settings):
         _unregister_user(settings)
         server = read_state(settings)
-        if server is None:
-            stop_strays(settings)
-            return False
-        stop_process(settings, server)
-        return True
+        if server is not None:
+            _stop_if_running(server)
+        stop_strays(settings)
+        return server is not None
 
 
 def nessie_status(settings: LakeSettings) -> NessieStatus:

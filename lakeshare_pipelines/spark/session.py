@@ -84,23 +84,6 @@ def make_catalog_conf(
     return conf
 
 
-def attach_catalog(
-    spark: "SparkSession", settings: LakeSettings, stores: Stores, endpoint: "NessieEndpoint", ref: str
-) -> str:
-    for key, value in make_catalog_conf(settings, stores, endpoint, ref).items():
-        spark.conf.set(key, value)
-    return make_catalog_name(ref)
-
-
-def attach_named_catalog(
-    spark: "SparkSession", settings: LakeSettings, stores: Stores, catalog: NamedCatalog
-) -> str:
-    """Adds the catalog of the settings to the session; returns its name, which is the same for all branches."""
-    for key, value in catalog.make_spark_conf(settings, stores).items():
-        spark.conf.set(key, value)
-    return catalog.name
-
-
 VECTOR_MODULE = "jdk.incubator.vector"
 
 SCRIPT = """\

@@ -21,7 +21,7 @@ from lakeshare_pipelines.nessie.client import Nessie, NessieEndpoint
 from lakeshare_pipelines.nessie.server import ensure_nessie
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.catalogs import NamedCatalog
-from lakeshare_pipelines.spark.session import attach_catalog, attach_named_catalog, spark_session
+from lakeshare_pipelines.spark.session import make_catalog_conf, make_catalog_name, spark_session
 from lakeshare_pipelines.spark.stores import make_delta_options, translate_delta_errors
 from lakeshare_server.errors import StoreMissing
 from lakeshare_server.lazy import LazyModule
@@ -418,8 +418,14 @@ class Lake:
     def catalog(self, ref: str) -> str:
         """Name of the Spark catalog at `ref`, added to the session; only Nessie has one for each ref."""
         if self.named_catalog is not None:
-            return attach_named_catalog(self.spark, self.settings, self.stores, self.named_catalog)
-        return attach_catalog(self.spark, self.settings, self.stores, self.endpoint, ref)
+            name = self.named_catalog.name
+            conf = self.named_catalog.make_spark_conf(self.settings, self.stores)
+        else:
+            name = make_catalog_name(ref)
+            conf = make_catalog_conf(self.settings, self.stores, self.endpoint, ref)
+        for key, value in conf.items():
+            self.spark.conf.set(key, value)
+        return name
 
     def table_at(self, name: str, ref: str = "main") -> str:
         """Name of an Iceberg table on a branch, for Spark."""

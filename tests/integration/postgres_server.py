@@ -17,7 +17,7 @@ from typing import Any
 
 import psycopg
 
-from lakeshare_pipelines.demo.servers import find_postgres, unprivileged
+from lakeshare_pipelines.demo.processes import find_postgres, unprivileged
 from tests.integration.processes import free_ports, running
 
 # Its fast shutdown, in which connections are cut and nothing is waited for, and the one without any order.

@@ -17,7 +17,7 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from lakeshare_pipelines.demo.servers import WEED_PORTS, make_weed_command
+from lakeshare_pipelines.demo.processes import WEED_PORTS, make_weed_command
 from tests.integration.processes import free_ports, running
 
 REGION = "us-east-1"

@@ -23,8 +23,12 @@ import pyspark
 import pytest
 
 from lakeshare_pipelines.contracts import SetContract
-from lakeshare_pipelines.demo.processes import ProgressReporter
-from lakeshare_pipelines.demo.servers import object_store_servers, postgres_folder, spark_cluster
+from lakeshare_pipelines.demo.processes import (
+    ProgressReporter,
+    object_store_servers,
+    postgres_folder,
+    spark_cluster,
+)
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.jars import find_java
 from lakeshare_pipelines.spark.session import prepare_java_home

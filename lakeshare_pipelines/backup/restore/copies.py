@@ -11,8 +11,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
-from uuid import uuid4
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,26 +24,29 @@ from lakeshare_pipelines.backup.points import OWN_PREFIX, Points, Workspace
 from lakeshare_pipelines.backup.stores import (
     BackupStore,
     ListedObject,
+    ObjectHead,
     StoreAddress,
-    make_file_properties,
     make_storage_options,
     open_store,
     remove_unfinished,
 )
-from lakeshare_pipelines.backup.verify.delta import count_rows
-from lakeshare_pipelines.backup.verify.iceberg import choose_file_column
-from lakeshare_pipelines.backup.verify.objects import compute_sha256, copy_rows, make_plan_row
+from lakeshare_pipelines.backup.verify.delta import SIDECARS, count_rows, get_log_folder, parse_version
+from lakeshare_pipelines.backup.verify.iceberg import open_static, read_scan
+from lakeshare_pipelines.backup.verify.objects import compute_sha256, copy_rows, get_first_line, make_plan_row
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_server.storage import normalise_location
-
-if TYPE_CHECKING:
-    from pyiceberg.table import StaticTable
 
 CONCURRENT_REQUESTS = 16
 DAMAGED = "Restore from another point; `lakeshare backup drill` shows which points are whole."
 Row: TypeAlias = dict[str, Any]  # of POINT_COPIES, with `to_bucket` and `to_key`
 ReportMessage = Callable[[str], None]
+MapKey = Callable[[str, str], tuple[str, str]]  # New bucket and key of an object
+Head: TypeAlias = ListedObject | ObjectHead
+
+
+def keep_key(bucket: str, key: str) -> tuple[str, str]:
+    return bucket, key
 
 
 def ignore_progress(progress: Progress) -> None: ...
@@ -53,15 +55,11 @@ def ignore_progress(progress: Progress) -> None: ...
 def ignore_message(sentence: str) -> None: ...
 
 
-RestoreMode = Literal["in_place", "elsewhere", "mount"]
-
-
 class RestorePlan(BaseModel, frozen=True):
     table: model.FoundTable
     day: str
     version: int  # Delta version, or Iceberg's snapshot id
     place: str  # Location of the restored table's root
-    way: RestoreMode
     objects: int
     size_bytes: int
     there: int  # Objects that exist at the destination and stay unchanged
@@ -89,11 +87,7 @@ class RestoreRecord(BaseModel, frozen=True):
     notes: tuple[str, ...] = ()  # Sentences for people: what is left to do
 
 
-LOG = "/_delta_log/"
 TABLE_FILE = r"(^|/)(_delta_log/|metadata/[^/]*metadata\.json)"  # Files that are written last
-COMPACTED = re.compile(r"\d{20}\.(\d{20})\.compacted\.json")
-# Commits, checksums and checkpoints of every kind begin with their version (Delta PROTOCOL.md, "Delta Log Entries").
-VERSION_FILE = re.compile(r"(\d{20})\.(json|crc|checkpoint\..+)")
 METADATA_JSON = re.compile(r"v(\d+)(\.gz)?\.metadata\.json(\.gz)?")
 
 
@@ -203,14 +197,14 @@ def _choose_version(subject: str, proof: model.TableProof, wanted: int | None) -
 
 def _make_delta_filter(root: str, version: int) -> Callable[[str], bool]:
     """Whether a key of a Delta table belongs to a version, or to time travel before it."""
-    log = f"{root}{LOG}".lstrip("/")
+    log = get_log_folder(root)
 
     def belongs(key: str) -> bool:
         if not key.startswith(log):
             return True
         name = key.removeprefix(log)
-        match = COMPACTED.fullmatch(name) or VERSION_FILE.fullmatch(name)
-        return int(match[1]) <= version if match else name.startswith("_sidecars/")
+        of = parse_version(name)
+        return name.startswith(SIDECARS) if of is None else of <= version
 
     return belongs
 
@@ -235,17 +229,17 @@ def read_verified(selected: SelectedTable, copies: BackupStore, row: Row) -> byt
     return content
 
 
-def head_copies(selected: SelectedTable, rows: pa.Table) -> dict[str, ListedObject]:
+def head_copies(selected: SelectedTable, rows: pa.Table) -> dict[str, Head]:
     """The current heads of copies, by key."""
     store = open_store(selected.copies)
     root = selected.table.stored_root
     # Objects of no table are requested one by one.
     listed = {head.key: head for head in store.list(f"{root}/") if not head.is_delete_marker} if root else {}
 
-    def check(row: Row) -> ListedObject:
-        copy = listed.get(row["stored_key"])
+    def check(row: Row) -> Head:
+        copy: Head | None = listed.get(row["stored_key"])
         if copy is None or (row["stored_etag"] not in (None, copy.etag) and row["stored_version_id"]):
-            copy = _head(store, row["stored_key"], row["stored_version_id"])
+            copy = store.head(row["stored_key"], row["stored_version_id"])
         if copy is None:
             raise _make_damaged_error(selected, row, "it does not exist any more")
         if copy.size_bytes != row["size_bytes"]:
@@ -261,17 +255,8 @@ def head_copies(selected: SelectedTable, rows: pa.Table) -> dict[str, ListedObje
         return {row["stored_key"]: head for row, head in heads}
 
 
-def select_archived(stored: dict[str, ListedObject]) -> list[ListedObject]:
+def select_archived(stored: dict[str, Head]) -> list[Head]:
     return [head for head in stored.values() if head.storage_class in model.ARCHIVES]
-
-
-def _head(store: BackupStore, key: str, version_id: str | None = None) -> ListedObject | None:
-    head = store.head(key, version_id)
-    if head is None:
-        return None
-    return ListedObject(
-        key, head.size_bytes, head.last_modified, head.etag, version_id, storage_class=head.storage_class
-    )
 
 
 def _make_damaged_error(selected: SelectedTable, row: Row, reason: str) -> BackupError:
@@ -313,9 +298,8 @@ class DestinationState:
 
 
 def compare_destination(
-    selected: SelectedTable, address: StoreAddress, root: str, map_key: Callable[[str, str], tuple[str, str]]
+    selected: SelectedTable, address: StoreAddress, root: str, map_key: MapKey
 ) -> DestinationState:
-    """Compare the copies of a table with their destination; `map_key` returns the new bucket and key of an object."""
     rows = selected.rows.to_pylist()
     prefix = f"{root}/" if root else ""
     existing = {head.key: head for head in open_store(address).list(prefix) if not head.is_delete_marker}
@@ -325,7 +309,7 @@ def compare_destination(
     for row in rows:
         bucket, key = map_key(row["bucket"], row["key"])
         store = address if bucket == address.bucket else address.at(bucket)
-        at_key = existing.get(key) if bucket == address.bucket else _head(open_store(store), key)
+        at_key = existing.get(key) if bucket == address.bucket else open_store(store).head(key)
         expected.add(key)
         if at_key is None:
             missing.append({**row, "to_bucket": bucket, "to_key": key})
@@ -349,7 +333,7 @@ def require_outside_target(backup: Backup, to: StoreAddress) -> None:
             raise BackupError(f"--to {to.url}", reason, "Name an empty place outside of it.")
 
 
-def _is_same(selected: SelectedTable, row: Row, store: BackupStore, head: ListedObject) -> bool:
+def _is_same(selected: SelectedTable, row: Row, store: BackupStore, head: Head) -> bool:
     """Compare size and ETag; if only the ETag differs, the content: a copy may have another ETag."""
     if head.size_bytes != row["size_bytes"]:
         return False
@@ -389,40 +373,26 @@ def open_delta(address: StoreAddress, root: str, version: int) -> OpenedTable:
 
 def open_iceberg(address: StoreAddress, metadata_location: str, snapshot_id: int) -> OpenedTable:
     """Open an Iceberg table at a snapshot with PyIceberg, which reads every data file."""
-    from importlib.metadata import version as version_of
-
-    from pyiceberg.table import StaticTable
-
-    reader = f"pyiceberg {version_of('pyiceberg')}"
-    try:
-        table = StaticTable.from_metadata(metadata_location, make_file_properties(address))
-        rows, files = _count_rows(table, snapshot_id)
     # PyIceberg passes errors of file systems and decoders on without a class of its own.
+    try:
+        table, reader = open_static(address, metadata_location)
+        scan = table.scan(snapshot_id=snapshot_id)
+        try:
+            files = sum(1 for _ in scan.plan_files())
+        except ValueError as error:
+            if "equality deletes" not in str(error):
+                raise
+            # The only feature that PyIceberg does not read.
+            return OpenedTable(None, len(table.inspect.data_files(snapshot_id=snapshot_id)), reader)
+        return OpenedTable(read_scan(scan), files, reader)
     except Exception as error:
         raise _make_open_error(metadata_location, error) from error
-    return OpenedTable(rows, files, reader)
-
-
-def _count_rows(table: "StaticTable", snapshot_id: int) -> tuple[int | None, int]:
-    scan = table.scan(snapshot_id=snapshot_id)
-    try:
-        files = [task.file for task in scan.plan_files()]
-    except ValueError as error:
-        if "equality deletes" not in str(error):
-            raise
-        # The only feature that PyIceberg does not read.
-        return None, len(table.inspect.data_files(snapshot_id=snapshot_id))
-    # A column is read because the manifests alone would answer a plain count.
-    column = choose_file_column(scan)
-    batches = table.scan(snapshot_id=snapshot_id, selected_fields=(column,)).to_arrow_batch_reader()
-    return sum(batch.num_rows for batch in batches), len(files)
 
 
 def _make_open_error(location: str, error: Exception) -> BackupError:
     if isinstance(error, BackupError):
         return error
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return BackupError(location, f"it does not open: {reason}", ANOTHER)
+    return BackupError(location, f"it does not open: {get_first_line(error)}", ANOTHER)
 
 
 @dataclass
@@ -457,21 +427,23 @@ class TableRestore:
         parts = (self.selected.point.day, self.selected.table.root, str(self.selected.version), self.place)
         return sha256("\n".join(parts).encode()).hexdigest()[:16]
 
+    def compare(self, map_key: MapKey = keep_key) -> DestinationState:
+        """Compare the copies with their destination; `map_key` gives the new bucket and key of an object."""
+        return compare_destination(self.selected, self.to, self.root, map_key)
+
     def bring(self, at: DestinationState, *, into_live_log: bool = False) -> None:
         """Copy missing objects and count them; files of the engine are removed at the end."""
         if not at.missing.num_rows:
             return
-        self._remove_engine_files()
         if self.to.kind == "folder" and self.root:
             remove_unfinished(Path(self.to.url) / self.root)
-        # The ledger of an earlier attempt may name copies that are missing again.
-        self._copy_all(at.missing, f"{self._prefix}{uuid4().hex}/", into_live_log=into_live_log)
+        self._copy_all(at.missing, into_live_log=into_live_log)
         self.objects += at.missing.num_rows
         self.size_bytes += sum(at.missing["size_bytes"].to_pylist())
         self._remove_engine_files()
         self.report_message(f"{at.missing.num_rows:,} objects copied to {self.place}, {at.there:,} existed")
 
-    def _copy_all(self, rows: pa.Table, work_prefix: str, *, into_live_log: bool) -> None:
+    def _copy_all(self, rows: pa.Table, *, into_live_log: bool) -> None:
         stored = head_copies(self.selected, rows)
         archived = [
             Archived(self.selected.copies.bucket, head.key, head.version_id, head.size_bytes or 0)
@@ -482,38 +454,29 @@ class TableRestore:
         makes_table = pc.match_substring_regex(rows["to_key"], TABLE_FILE)
         for step, is_in_step in (("data", pc.invert(makes_table)), ("table", makes_table)):
             part = rows.filter(is_in_step)
-            for number, bucket in enumerate(sorted(set(part["to_bucket"].to_pylist()))):
+            for bucket in sorted(set(part["to_bucket"].to_pylist())):
                 of_bucket = part.filter(pc.equal(part["to_bucket"], bucket)).to_pylist()
                 if step == "table" and into_live_log:
                     self._commit(of_bucket)
-                    continue
-                address = self.to if bucket == self.to.bucket else self.to.at(bucket)
-                name = f"{step}-{number}"
-                self._copy(name, of_bucket, stored, address, f"{work_prefix}{name}/")
+                else:
+                    self._copy(of_bucket, stored, self.to if bucket == self.to.bucket else self.to.at(bucket))
 
-    def _copy(
-        self, name: str, rows: list[Row], stored: dict[str, ListedObject], to: StoreAddress, work_prefix: str
-    ) -> None:
-        from lakeshare_pipelines.backup.copy.local import LocalEngine
-
-        plan, done = self._workspace.clear(f"plan-{name}"), self._workspace.clear(f"done-{name}")
-        bucket, limit = self.selected.copies.bucket, self.backup.copy_limit_bytes
+    def _copy(self, rows: list[Row], stored: dict[str, Head], to: StoreAddress) -> None:
         planned = [
             make_plan_row(
                 stored[row["stored_key"]],
-                bucket=bucket,
+                self.backup,
+                bucket=self.selected.copies.bucket,
                 key=row["stored_key"],
-                lane="large" if row["size_bytes"] > limit else "small",
                 stored_key=row["to_key"],
                 table_root=row["table_root"],
                 first_point=self.selected.point.day,
             )
             for row in rows
         ]
-        folders, addresses, now = (plan, done), (self.selected.copies, to), datetime.now(UTC)
-        engine, report = LocalEngine(), self.report_progress
-        copy_rows(engine, self.backup, folders, planned, addresses, work_prefix, now, report)
-        _require_done(self.selected, rows, model.read_table(done, model.COPY_RESULTS).to_pylist(), to)
+        ends, now, report = (self.selected.copies, to), datetime.now(UTC), self.report_progress
+        _, done = copy_rows(self.backup, self._workspace, planned, *ends, self._prefix, now, report)
+        _require_done(self.selected, rows, done.to_pylist(), to)
 
     def _commit(self, rows: list[Row]) -> None:
         """Write files of a log, where others may commit meanwhile, only if they do not exist."""

@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import unquote
-from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,12 +19,10 @@ from lakeshare_pipelines.backup.restore import targets
 from lakeshare_pipelines.backup.restore.copies import (
     DestinationState,
     ReportMessage,
-    RestoreMode,
     RestorePlan,
     RestoreRecord,
     SelectedTable,
     TableRestore,
-    compare_destination,
     head_copies,
     ignore_message,
     ignore_progress,
@@ -37,6 +34,7 @@ from lakeshare_pipelines.backup.restore.copies import (
 )
 from lakeshare_pipelines.backup.retention import hold_point
 from lakeshare_pipelines.backup.stores import StoreAddress, make_storage_options, open_store
+from lakeshare_pipelines.backup.verify.delta import list_log_names, sort_names
 from lakeshare_pipelines.contracts.loader import load_contracts
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
@@ -44,7 +42,8 @@ from lakeshare_pipelines.wap.staged import open_lake_without_spark
 from lakeshare_server.catalog import Catalog, Ledger
 from lakeshare_server.errors import LakeshareError
 from lakeshare_server.storage import normalise_location
-from lakeshare_server.tables.lines import decode_z85
+from lakeshare_server.tables.delta.files import vector_name
+from lakeshare_server.tables.delta.log import Key
 
 
 @dataclass(frozen=True)
@@ -77,50 +76,7 @@ def list_tables_of_set(settings: LakeSettings, name: str) -> list[str]:
     return [table.name for table in contracts[name].tables]
 
 
-def restore_other_files(
-    settings: LakeSettings,
-    backup: Backup,
-    point: Point,
-    to: StoreAddress | None,
-    report_message: ReportMessage = ignore_message,
-) -> int:
-    """Restore files of no table, in their place or below `to`; returns how many objects were missing. Objects that
-    were replaced since stay unchanged in their place; below `to` they are an error."""
-    if to is not None:
-        require_outside_target(backup, to)
-    points = Points(backup)
-    rows = [batch.filter(pc.is_null(batch.column("table_root"))) for batch in points.read_copies(point)]
-    table = FoundTable(bucket=backup.source.bucket, root="", format="delta", stored_root="")
-    proof = TableProof(table=table, status="verified", version=0)
-    copies = pa.Table.from_batches([row.cast(POINT_COPIES) for row in rows], POINT_COPIES)
-    selected = SelectedTable(point, proof, 0, copies, backup.target_of(point.day))
-    address = backup.source if to is None else to
-    work = TableRestore(
-        settings, backup, selected, address, address.prefix.rstrip("/"), report_message, ignore_progress
-    )
-
-    def map_key(bucket: str, key: str) -> tuple[str, str]:
-        if to is None:
-            return bucket, key
-        return to.bucket, f"{to.prefix}{key.removeprefix(backup.source.prefix)}"
-
-    with hold_point(points, point.day, work.title, unwritable=report_message):
-        at = compare_destination(selected, address, work.root, map_key)
-        if at.differing and to is None:
-            report_message(
-                f"{len(at.differing):,} objects of no table were replaced and stay, as {at.differing[0]}"
-            )
-        elif at.differing:
-            others = len(at.differing) - 1
-            reason = f"another object is at this key, as at {others:,} other keys"
-            raise BackupError(at.differing[0], reason, "Restore to another place with --to.")
-        work.bring(at)
-    return work.objects
-
-
-def make_restore_plan(
-    work: TableRestore, rows: pa.Table, there: int, steps: list[str], way: RestoreMode
-) -> RestorePlan:
+def make_restore_plan(work: TableRestore, rows: pa.Table, there: int, steps: list[str]) -> RestorePlan:
     copies, to, prices, in_flight = work.selected.copies, work.to, work.backup.prices, work.backup.in_flight
     thawed = select_archived(head_copies(work.selected, rows))
     size_bytes = int(pc.sum(rows["size_bytes"]).as_py() or 0)
@@ -141,7 +97,6 @@ def make_restore_plan(
         day=work.selected.point.day,
         version=work.selected.version,
         place=work.place,
-        way=way,
         objects=rows.num_rows,
         size_bytes=size_bytes,
         there=there,
@@ -166,9 +121,9 @@ def _plan_in_place(work: TableRestore, at: DestinationState) -> list[str]:
         steps = [f"{at.missing.num_rows:,} missing objects are restored; {at.there:,} exist and stay."]
         commit = f"The log ends at version {version}, as in the point."
         if work.selected.table.format == "delta":
-            names = targets.list_log_names(work.store, work.root)
-            newest = targets.find_newest_commit(names)
-            targets.require_contiguous_commits(place, names, version)
+            log = sort_names(list_log_names(work.store, work.root))
+            newest = targets.find_newest_commit(log)
+            targets.require_contiguous_commits(place, log, version)
             if newest is not None and newest > version:
                 commit = f"The log has versions to {newest}: a commit shows version {version} again."
     if work.selected.table.format == "iceberg":
@@ -181,7 +136,6 @@ def _plan_in_place(work: TableRestore, at: DestinationState) -> list[str]:
     ]
 
 
-UUID_CHARS = 20
 LEGACY_WRITER = 6  # Up to this version of writers there is no list of features (Delta PROTOCOL.md)
 # Features that need nothing of a commit that only restores files.
 SUPPORTED_FEATURES = {
@@ -192,14 +146,14 @@ REMOVE_FIELDS = (
     "path", "partitionValues", "size", "tags", "deletionVector", "baseRowId", "defaultRowCommitVersion"
 )  # fmt: skip
 PartitionValues = Mapping[str, str | None]
-Adds = dict[tuple[str, str | None], targets.Add]
+Adds = dict[Key, targets.Add]
 
 
 def _compare_partition(
     work: TableRestore, partition: PartitionValues
 ) -> tuple[TableRestore, int, DestinationState, list[dict[str, Any]]]:
     """A restore of a partition's files, the live version, the state of the destination, and the actions to commit."""
-    now = targets.find_newest_commit(targets.list_log_names(work.store, work.root))
+    now = targets.find_newest_commit(sort_names(list_log_names(work.store, work.root)))
     if now is None:
         raise BackupError(work.place, "there is no table", "Restore the whole table in place.")
     _require_like(work, now)
@@ -214,7 +168,7 @@ def _compare_partition(
             "Values are spelt as in the table's log; `lakeshare backup list` shows the other points.",
         )
     part = _restrict_to_files(work, then)
-    at = compare_destination(part.selected, work.to, work.root, lambda bucket, key: (bucket, key))
+    at = part.compare()
     if at.differing:
         fix = "Restore the table to another place with --to."
         raise BackupError(at.differing[0], "another object is at this key", fix)
@@ -236,9 +190,7 @@ def _list_keys(root: str, add: targets.Add) -> list[str]:
     keys = [f"{root}/{unquote(add['path'])}"]
     vector = add.get("deletionVector")
     if vector is not None and vector["storageType"] == "u":
-        prefix, encoded = vector["pathOrInlineDv"][:-UUID_CHARS], vector["pathOrInlineDv"][-UUID_CHARS:]
-        name = f"deletion_vector_{UUID(bytes=decode_z85(encoded))}.bin"
-        keys.append("/".join(part for part in (root, prefix, name) if part))
+        keys.append(str(vector_name(root, "u", vector["pathOrInlineDv"])))
     return keys
 
 
@@ -344,25 +296,53 @@ class PointRestore:
             location = targets.copy_iceberg(work).metadata_location
             return work, work.record(location, open_iceberg(work.to, location, work.selected.version))
 
+    def other_files(self, to: StoreAddress | None) -> int:
+        """Restore files of no table, in their place or below `to`; returns how many objects were missing. Objects that
+        were replaced since stay unchanged in their place; below `to` they are an error."""
+        if to is not None:
+            require_outside_target(self.backup, to)
+        batches = Points(self.backup).read_copies(self.point)
+        rows = [batch.filter(pc.is_null(batch.column("table_root"))).cast(POINT_COPIES) for batch in batches]
+        source, copies = self.backup.source, self.backup.target_of(self.point.day)
+        table = FoundTable(bucket=source.bucket, root="", format="delta", stored_root="")
+        proof = TableProof(table=table, status="verified", version=0)
+        selected = SelectedTable(self.point, proof, 0, pa.Table.from_batches(rows, POINT_COPIES), copies)
+        address = to or source
+        work = self._make(selected, address, address.prefix.rstrip("/"))
+
+        def map_key(bucket: str, key: str) -> tuple[str, str]:
+            return (bucket, key) if to is None else (to.bucket, to.prefix + key.removeprefix(source.prefix))
+
+        with self._hold(work):
+            at = work.compare(map_key)
+            if at.differing and to is None:
+                first = at.differing[0]
+                self.report_message(
+                    f"{len(at.differing):,} objects of no table were replaced and stay, as {first}"
+                )
+            elif at.differing:
+                others = len(at.differing) - 1
+                reason = f"another object is at this key, as at {others:,} other keys"
+                raise BackupError(at.differing[0], reason, "Restore to another place with --to.")
+            work.bring(at)
+        return work.objects
+
     def plan(
         self, catalog: Catalog, table: str, to: StoreAddress | None, version: int | None = None
     ) -> RestorePlan:
         """The plan of a restore, in place if `to` is None; nothing is written."""
         if to is None:
             work = self._make_in_place(catalog, table, version)
-            at = compare_destination(work.selected, work.to, work.root, lambda bucket, key: (bucket, key))
+            at = work.compare()
             rows = at.missing if not at.differing else work.selected.rows
-            return make_restore_plan(work, rows, at.there, _plan_in_place(work, at), "in_place")
+            return make_restore_plan(work, rows, at.there, _plan_in_place(work, at))
         work = self._make_elsewhere(table, to, version)
-        at = compare_destination(
-            targets.select_copied(work), work.to, work.root, targets.map_to_new_keys(work)
-        )
-        targets.require_free(work, at)
+        at = targets.compare_new_place(work)
         steps = [f"{at.missing.num_rows:,} objects are copied to {work.place}; {at.there:,} exist already."]
         if work.selected.table.format == "iceberg":
             steps.append("Metadata, manifests and deletes are rewritten for that place.")
         steps.append("The table is opened and its rows counted. Nothing is registered.")
-        return make_restore_plan(work, at.missing, at.there, steps, "elsewhere")
+        return make_restore_plan(work, at.missing, at.there, steps)
 
     def partition(
         self, catalog: Catalog, table: str, partition: PartitionValues, version: int | None = None
@@ -402,7 +382,7 @@ class PointRestore:
             commit if added or removed else "The partition is unchanged: there is no commit.",
             "Recipients read it with the next publication of the table.",
         ]
-        return make_restore_plan(part, at.missing, at.there, steps, "in_place")
+        return make_restore_plan(part, at.missing, at.there, steps)
 
     def _make_in_place(self, catalog: Catalog, table: str, version: int | None) -> TableRestore:
         # The folder of an Iceberg table has an id in its name: the ledger knows its location.

@@ -3,7 +3,6 @@
 import io
 import json
 import logging
-import re
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,18 +13,15 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from lakeshare_pipelines.backup.model import Point
 from lakeshare_pipelines.backup.points import Points
 from lakeshare_pipelines.backup.restore.copies import (
-    LOG,
     DestinationState,
     ReportMessage,
     RestoreRecord,
     SelectedTable,
     TableRestore,
-    compare_destination,
     ignore_message,
     open_delta,
     open_iceberg,
@@ -33,6 +29,15 @@ from lakeshare_pipelines.backup.restore.copies import (
     select_table,
 )
 from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, make_storage_options, open_store
+from lakeshare_pipelines.backup.verify.delta import (
+    format_commit_name,
+    get_log_folder,
+    list_log_names,
+    list_names,
+    list_sidecars,
+    sort_names,
+    write_pointer,
+)
 from lakeshare_pipelines.backup.verify.rewriting import (
     MOUNT_PROPERTIES,
     RewrittenTable,
@@ -56,9 +61,19 @@ from lakeshare_pipelines.wap.delta import table_location
 from lakeshare_pipelines.wap.iceberg import iceberg_tables
 from lakeshare_pipelines.wap.staged import Lake
 from lakeshare_server.catalog import Catalog, Lease, Ledger, Publication, lock_set
+from lakeshare_server.errors import TableFilesMissing
 from lakeshare_server.locations import local_path
 from lakeshare_server.nessie import TableContent
 from lakeshare_server.storage import normalise_location
+from lakeshare_server.tables.delta.files import key_of
+from lakeshare_server.tables.delta.log import (
+    ADD_FIELDS,
+    CheckpointState,
+    Key,
+    LogListing,
+    parse_commit,
+    read_checkpoint_file,
+)
 from lakeshare_server.tables.iceberg.metadata import MAX_METADATA_BYTES, decompress_metadata
 
 if TYPE_CHECKING:
@@ -66,9 +81,6 @@ if TYPE_CHECKING:
 
     from deltalake import DeltaTable
 
-POINTER = "_last_checkpoint"
-COMMIT = re.compile(r"(\d{20})\.json")
-CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(\.\d{10}\.(\d{10}))?\.parquet")
 Copied = TypeVar("Copied")
 Add: TypeAlias = dict[str, Any]  # an `add` action, as in the log
 
@@ -106,19 +118,15 @@ def copy_delta(work: TableRestore) -> None:
             f"its log names files outside of its root, as {outside[0]}: at another place it would still read those",
             "Restore it in place.",
         )
-    at = compare_destination(work.selected, work.to, work.root, map_to_new_keys(work))
-    require_free(work, at)
-    work.bring(at)
-    write_pointer(work.store, work.root)
+    work.bring(compare_new_place(work))
+    write_pointer(work.store, work.root, work.selected.version)
 
 
 def copy_iceberg(work: TableRestore) -> RewrittenTable:
     selected, source = work.selected, work.backup.source
     metadata_location = source.location(get_metadata_key(selected))
     map_key = map_to_new_keys(work)
-    at = compare_destination(select_copied(work), work.to, work.root, map_key)
-    require_free(work, at)
-    work.bring(at)
+    work.bring(compare_new_place(work))
     columns = (selected.rows[name].to_pylist() for name in ("bucket", "key"))
     new = {
         format_location(source, bucket, key): work.to.location(map_key(bucket, key)[1])
@@ -168,13 +176,15 @@ def format_location(source: StoreAddress, bucket: str, key: str) -> str:
     return normalise_location((source if bucket == source.bucket else source.at(bucket)).location(key))
 
 
-def require_free(work: TableRestore, at: DestinationState) -> None:
-    """Refuse a destination with objects that this restore did not write."""
+def compare_new_place(work: TableRestore) -> DestinationState:
+    """The state of a new root; raises BackupError if it has objects that this restore did not write."""
+    at = replace(work, selected=select_copied(work)).compare(map_to_new_keys(work))
     own = ("_delta_log/_last_checkpoint",) if work.selected.table.format == "delta" else ("metadata/",)
     others = [key for key in at.others if not key.removeprefix(f"{work.root}/").startswith(own)]
     if taken := (*at.differing, *map(work.to.location, others)):
         reason = f"something else is there already: {taken[0]}"
         raise BackupError(work.place, reason, "Give an empty place; nothing was written.")
+    return at
 
 
 @dataclass(frozen=True)
@@ -426,8 +436,8 @@ def restore_delta_in_place(work: TableRestore, lake: Lake, catalog: Catalog) -> 
     """Restore a Delta table to its own root; a commit shows the restored state if its log has newer versions."""
     table = find_lake_table(lake, catalog, normalise_location(work.place), "delta")
     with target_lock_set(table, work) as lease:
-        names = list_log_names(work.store, work.root)
-        newest, version = find_newest_commit(names), work.selected.version
+        log = sort_names(list_log_names(work.store, work.root))
+        newest, version = find_newest_commit(log), work.selected.version
         at = _compare_with_destination(work)
         if table is not None and newest is not None and (at.differing or newest > version):
             table.complete_publications(lease)
@@ -436,9 +446,9 @@ def restore_delta_in_place(work: TableRestore, lake: Lake, catalog: Catalog) -> 
         if at.differing:
             now = _take_over_delta(work, properties)
         else:
-            require_contiguous_commits(work.place, names, version)
+            require_contiguous_commits(work.place, log, version)
             work.bring(at, into_live_log=newest is not None)
-            write_pointer(work.store, work.root)
+            write_pointer(work.store, work.root, max(version, newest or 0))
             now = version
             if newest is not None and newest > version:
                 now = commit_restore(work.to, work.root, version, properties)
@@ -457,7 +467,7 @@ def target_lock_set(table: LakeTable | None, work: TableRestore) -> "AbstractCon
 
 
 def _compare_with_destination(work: TableRestore) -> DestinationState:
-    at = compare_destination(work.selected, work.to, work.root, lambda bucket, key: (bucket, key))
+    at = work.compare()
     if at.differing:
         message = f"{len(at.differing):,} keys of {work.place} have other objects, as {at.differing[0]}"
         work.report_message(message)
@@ -581,47 +591,17 @@ def _number_delta(
     return _number_table(work, table, lease)
 
 
-def list_log_names(store: BackupStore, root: str) -> list[str]:
-    folder = _get_log_folder(root)
-    return [listed.key.removeprefix(folder) for listed in store.list(folder)]
+def find_newest_commit(log: LogListing) -> int | None:
+    return max(log.commits, default=None)
 
 
-def find_newest_commit(names: list[str]) -> int | None:
-    return max((int(match[1]) for name in names if (match := COMMIT.fullmatch(name))), default=None)
-
-
-def require_contiguous_commits(place: str, names: list[str], version: int) -> None:
+def require_contiguous_commits(place: str, log: LogListing, version: int) -> None:
     """Refuse a log in which a commit after a version is missing: nothing can be committed to it."""
-    found = {int(match[1]) for name in names if (match := COMMIT.fullmatch(name))}
-    missing = set(range(version + 1, max(found, default=version))) - found
+    missing = set(range(version + 1, max(log.commits, default=version))) - log.commits.keys()
     if missing:
         reason = f"its log has newer commits, but not {min(missing)}: nothing can be committed to it"
         fix = "Restore it to another place with --to; nothing was changed at this place."
         raise BackupError(place, reason, fix)
-
-
-def write_pointer(store: BackupStore, root: str) -> None:
-    """Write `_last_checkpoint` (Delta PROTOCOL.md, "Last Checkpoint File") unless the present one is valid."""
-    names, key = list_log_names(store, root), f"{_get_log_folder(root)}{POINTER}"
-    checkpoints = _list_checkpoints(names)
-    if POINTER in names:
-        try:
-            pointer = json.loads(store.read(key))
-        except ValueError:
-            pointer = None
-        if isinstance(pointer, dict) and pointer.get("version") in checkpoints:
-            return
-    version = max((at for at in checkpoints if at <= (find_newest_commit(names) or 0)), default=None)
-    if version is None:
-        # A pointer to a missing checkpoint makes the table unreadable.
-        store.delete(key)
-        return
-    parts, size = checkpoints[version], 0
-    for name in parts:
-        with store.open(f"{_get_log_folder(root)}{name}") as file:
-            size += pq.read_metadata(file).num_rows
-    pointer = {"version": version, "size": size} | ({"parts": len(parts)} if len(parts) > 1 else {})
-    store.put(key, json.dumps(pointer).encode())
 
 
 def commit_restore(address: StoreAddress, root: str, version: int, properties: Mapping[str, str]) -> int:
@@ -711,35 +691,40 @@ def make_commit_info(version: int) -> dict[str, Any]:
 def put_commit(address: StoreAddress, root: str, version: int, actions: Sequence[Mapping[str, Any]]) -> None:
     """Write a commit (Delta PROTOCOL.md, "Delta Log Entries"); an error if the version exists."""
     lines = "".join(json.dumps(action, ensure_ascii=False) + "\n" for action in actions)
-    key = f"{_get_log_folder(root)}{version:020}.json"
+    key = f"{get_log_folder(root)}{format_commit_name(version)}"
     if not open_store(address).put(key, lines.encode(), if_absent=True):
         place = address.location(root)
         reason = f"another writer committed version {version} meanwhile"
         raise BackupError(place, reason, "Run the restore again.")
 
 
-def read_live_adds(store: BackupStore, root: str, version: int) -> dict[tuple[str, str | None], Add]:
+def read_live_adds(store: BackupStore, root: str, version: int) -> dict[Key, Add]:
     """The `add` actions of a table at a version, by path and deletion vector, as in its log."""
-    names = set(list_log_names(store, root))
-    folder, checkpoints = _get_log_folder(root), _list_checkpoints(sorted(names))
-    newest = max((at for at in checkpoints if at <= version), default=-1)
-    adds: dict[tuple[str, str | None], Add] = {}
-    for name in checkpoints.get(newest, ()):
-        table = pq.read_table(io.BytesIO(store.read(folder + name)), columns=["add"])
-        for add in table.column("add").drop_null().to_pylist():
-            adds[_get_identity(add)] = {**add, "partitionValues": dict(add["partitionValues"] or ())}
-    for number in range(newest + 1, version + 1):
-        name = f"{number:020}.json"
-        if name not in names:
-            reason = f"its log cannot be read: commit {number} is missing, and there is no classic checkpoint after it"
-            fix = "Restore the whole table instead."
-            raise BackupError(f"{store.address.location(root)} at version {version}", reason, fix)
-        for line in store.read(folder + name).splitlines():
-            action = json.loads(line)
-            if "remove" in action:
-                adds.pop(_get_identity(action["remove"]), None)
-            if "add" in action:
-                adds[_get_identity(action["add"])] = action["add"]
+    log, folder = sort_names(list_log_names(store, root)), get_log_folder(root)
+    try:
+        segment = next(log.segments(version))
+    except TableFilesMissing as error:
+        newest = max((at for at in log.checkpoints if at <= version), default=-1)
+        number = next(at for at in range(newest + 1, version + 1) if at not in log.commits)
+        reason = (
+            f"its log cannot be read: commit {number} is missing, and there is no classic checkpoint after it"
+        )
+        fix = "Restore the whole table instead."
+        raise BackupError(f"{store.address.location(root)} at version {version}", reason, fix) from error
+    adds: dict[Key, Add] = {}
+    if segment.checkpoint is not None:
+        sidecars = list_sidecars(segment.checkpoint, lambda name: store.read(folder + name))
+        for name in [*list_names(segment.checkpoint), *sidecars]:
+            state = CheckpointState()
+            read_checkpoint_file(name, io.BytesIO(store.read(folder + name)), state, ADD_FIELDS)
+            of_columns = (add for rows in state.adds for add in rows.to_pylist())
+            for add in (*state.json_adds, *of_columns):
+                adds[key_of(add)] = {**add, "partitionValues": dict(add["partitionValues"] or ())}
+    for first, last, file in reversed(segment.deltas):
+        commit = parse_commit(store.read(folder + file.location), first, last, 0)
+        for remove in commit.removes:
+            adds.pop(key_of(remove), None)
+        adds |= {key_of(add): add for add in commit.adds}
     return adds
 
 
@@ -754,22 +739,3 @@ def _make_commit_error(location: str, error: Exception) -> BackupError:
     reason = str(error).splitlines()[0]
     fix = "Run the restore again, or restore to another place with --to."
     return BackupError(location, f"the restored state could not be committed: {reason}", fix)
-
-
-def _get_identity(action: Mapping[str, Any]) -> tuple[str, str | None]:
-    vector = action.get("deletionVector")
-    if vector is None:
-        return action["path"], None
-    return action["path"], f"{vector['storageType']}{vector['pathOrInlineDv']}@{vector.get('offset')}"
-
-
-def _list_checkpoints(names: list[str]) -> dict[int, list[str]]:
-    found: dict[tuple[int, int], list[str]] = {}
-    for name in sorted(names):
-        if match := CHECKPOINT.fullmatch(name):
-            found.setdefault((int(match[1]), int(match[3] or 1)), []).append(name)
-    return {version: parts for (version, of), parts in sorted(found.items()) if len(parts) == of}
-
-
-def _get_log_folder(root: str) -> str:
-    return f"{root}{LOG}".lstrip("/")

@@ -1,41 +1,30 @@
-"""Delta tables in a copy: complete versions, and the version at which the table opens (Delta's PROTOCOL.md)."""
+"""Delta tables in a copy: complete versions, and the version at which the table opens (Delta's PROTOCOL.md).
+
+Adds and removes become intervals of versions: a missing file makes exactly the versions of its interval incomplete.
+What reads a log raises BrokenLogFile for a missing or damaged file.
+"""
 
 import datetime as dt
+import io
 import itertools
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version as package_version
-from typing import TYPE_CHECKING
 
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from duckdb import DuckDBPyConnection
 
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.model import OpenSpark, Status, TableProof
 from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, make_storage_options
-from lakeshare_pipelines.backup.verify.delta_replay import (
-    NOT_WHOLE,
-    SIDECARS,
-    BrokenLogFile,
-    Chain,
-    Checkpoint,
-    LogFiles,
-    Read,
-    Replayed,
-    VersionCount,
-    format_commit_name,
-    format_compaction_name,
-    list_sidecars,
-    parse_version,
-    read_chain,
-    read_checkpoint,
-    replay,
-    replay_by_spark,
-    sort_log_files,
-)
 from lakeshare_pipelines.backup.verify.objects import (
     MAX_TRIED,
     READ_WHOLE_FILES,
@@ -44,16 +33,345 @@ from lakeshare_pipelines.backup.verify.objects import (
     count_rows_or_use_spark,
     explain_outside_needs,
     explain_too_small,
+    get_first_line,
+    normalize_location,
 )
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
-from lakeshare_server.tables.delta.log import LOG, STAGED_COMMIT, STAGED_FOLDERS
+from lakeshare_server.errors import LakeshareError, TableFilesMissing
+from lakeshare_server.storage.location_columns import resolve_names
+from lakeshare_server.storage.remote import StoredObject
+from lakeshare_server.tables.delta.files import (
+    from_actions,
+    from_checkpoint,
+    vector_id,
+    vector_ids,
+    vector_paths,
+)
+from lakeshare_server.tables.delta.log import (
+    CHECKPOINT,
+    COMMIT,
+    COMPACTED,
+    LOG,
+    STAGED_COMMIT,
+    STAGED_FOLDERS,
+    Checkpoint,
+    CheckpointState,
+    LogListing,
+    parse_commit,
+    read_checkpoint_file,
+    sort_log,
+)
+from lakeshare_server.tables.lines import column_of
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
+CRC = re.compile(r"(\d{20})\.crc")
+SIDECARS = "_sidecars/"
+POINTER = "_last_checkpoint"
 LONGEST_HOLE = 10_000
-Replay = Callable[[TableCopy, Chain, Read], tuple[Replayed, dict[int, int]]]
-"""Replays a chain; returns the versions, and the times that commits state, in milliseconds."""
+NOT_WHOLE = (
+    orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError, OverflowError, pa.ArrowException, OSError,
+    TableFilesMissing,
+)  # fmt: skip
+Read = Callable[[str], bytes]  # The content of a file below `_delta_log/`, by its name
+
+
+class BrokenLogFile(LakeshareError):
+    """A missing or damaged file of a log; `name` is below the log's folder."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"{LOG}/{name}: {reason}")
+        self.name, self.reason = name, reason
+
+
+@contextmanager
+def _require_whole(name: str, kind: str) -> Iterator[None]:
+    try:
+        yield
+    except NOT_WHOLE as error:
+        raise BrokenLogFile(name, f"it is cut off, or no {kind}") from error
+
+
+@dataclass(frozen=True)
+class Step:
+    """A commit, or a compaction in place of several commits of which some are missing."""
+
+    first: int
+    last: int
+    name: str
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Consecutive versions: a base, or commit 0 as the first step, and what follows without a hole."""
+
+    base: Checkpoint | None
+    steps: tuple[Step, ...]
+
+    @property
+    def versions(self) -> list[int]:
+        own = [] if self.base is None else [self.base.version]
+        return own + [step.last for step in self.steps]
+
+
+def sort_names(names: Iterable[str]) -> LogListing:
+    """Sort the names of files below a table's `_delta_log/`; the sorted files have the names as locations."""
+    return sort_log("", ((name, StoredObject(name, 0, 0, None)) for name in names))
+
+
+def list_chains(log: LogListing, without: frozenset[Checkpoint] = frozenset()) -> list[Chain]:
+    """All chains, oldest first, except from checkpoints `without`, which are unreadable."""
+    chains = [_make_chain(log, None, -1)] if 0 in log.commits else []
+    for version, checkpoints in sorted(log.checkpoints.items()):
+        base = next((checkpoint for checkpoint in checkpoints if checkpoint not in without), None)
+        # A checkpoint that a chain reaches adds no version to it.
+        if base is not None and version > (chains[-1].versions[-1] if chains else -1):
+            chains.append(_make_chain(log, base, version))
+    return chains
+
+
+def _make_chain(log: LogListing, base: Checkpoint | None, at: int) -> Chain:
+    wider: dict[int, int] = {}
+    for last, compacted in log.compacted.items():
+        for first, _ in compacted:
+            wider[first] = max(last, wider.get(first, last))
+    steps = []
+    while True:
+        if at + 1 in log.commits:
+            steps.append(Step(at + 1, at + 1, format_commit_name(at + 1)))
+        elif at + 1 in wider:
+            steps.append(Step(at + 1, wider[at + 1], format_compaction_name(at + 1, wider[at + 1])))
+        else:
+            return Chain(base, tuple(steps))
+        at = steps[-1].last
+
+
+def list_newest_checkpoints(log: LogListing, version: int) -> list[Checkpoint]:
+    """All forms of the checkpoint with which a reader of a version begins."""
+    newest = max((at for at in log.checkpoints if at <= version), default=None)
+    return [] if newest is None else log.checkpoints[newest]
+
+
+def format_commit_name(version: int) -> str:
+    return f"{version:020}.json"
+
+
+def format_compaction_name(first: int, last: int) -> str:
+    return f"{first:020}.{last:020}.compacted.json"
+
+
+def parse_version(name: str) -> int | None:
+    """The last version of a file of a log; None for sidecars, pointers and folders."""
+    if compacted := COMPACTED.fullmatch(name):
+        return int(compacted[2])
+    matches = (kind.fullmatch(name) for kind in (COMMIT, CRC, CHECKPOINT))
+    return next((int(match[1]) for match in matches if match), None)
+
+
+def list_names(checkpoint: Checkpoint) -> list[str]:
+    """The names of a checkpoint's parts, in order."""
+    return [part.location for part in checkpoint.parts]
+
+
+def has_sidecars(checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint may name sidecars: it has version 2, by its name."""
+    match = CHECKPOINT.fullmatch(checkpoint.parts[0].location)
+    return match is not None and match[4] is not None
+
+
+EVENTS = pa.schema(
+    [
+        # Of the data file, as a store names it: a path, or s3://bucket/key.
+        pa.field("location", pa.string(), nullable=False),
+        # The unique id of the deletion vector; empty without one.
+        pa.field("dv_id", pa.string(), nullable=False),
+        # Location of the vector; null without one, and if it is in the log itself.
+        pa.field("dv_location", pa.string()),
+        pa.field("size_bytes", pa.int64()),
+        pa.field("rows", pa.int64()),  # Live rows of the file; null if the log does not state them
+        # The log has an absolute location of the file or its vector: a copy of the log still names the original.
+        pa.field("is_absolute", pa.bool_(), nullable=False),
+        pa.field("version", pa.int64(), nullable=False),
+        pa.field("is_add", pa.bool_(), nullable=False),
+    ]
+)
+"""Adds and removes of a chain; a file is identified by its location and its vector."""
+
+READERS, AHEAD = 16, 64
+ROWS = r'"numRecords"\s*:\s*(?P<rows>\d+)'
+ABSOLUTE = "^(/|[A-Za-z][A-Za-z0-9+.-]*:)"
+ADD_FIELDS = ("path", "size", "stats", "deletionVector")
+
+
+def read_chain(root: str, chain: Chain, read: Read, times_ms: dict[int, int]) -> Iterator[pa.Table]:
+    """The events of a chain, by the table's location at its source; `times_ms` receives times that commits state."""
+    if chain.base is not None:
+        yield from read_checkpoint(root, chain.base, read)
+    # A remote store answers many requests at once as quickly as one.
+    with ThreadPoolExecutor(READERS) as pool:
+        for start in range(0, len(chain.steps), AHEAD):
+            steps = chain.steps[start : start + AHEAD]
+            contents = pool.map(lambda step: read(step.name), steps)
+            tables = [
+                _read_commit(root, step, content, times_ms)
+                for step, content in zip(steps, contents, strict=True)
+            ]
+            yield pa.concat_tables(tables)
+
+
+def _read_commit(root: str, step: Step, content: bytes, times_ms: dict[int, int]) -> pa.Table:
+    if not content.strip():
+        raise BrokenLogFile(step.name, "it is empty")
+    with _require_whole(step.name, "commit"):
+        commit = parse_commit(content, step.first, step.last, 0)
+        if (at := commit.info.get("inCommitTimestamp")) is not None:
+            times_ms[step.last] = int(at)
+        for action in (*commit.adds, *commit.removes):
+            vector_id(action.get("deletionVector"))  # It raises KeyError for a vector that is not whole
+        adds, removes = (from_actions(actions, ()) for actions in (commit.adds, commit.removes))
+        events = (_make_events(root, adds, step.last), _make_events(root, removes, step.last, is_add=False))
+        return pa.concat_tables(events)
+
+
+def read_checkpoint(root: str, checkpoint: Checkpoint, read: Read) -> Iterator[pa.Table]:
+    """The files of a checkpoint, sidecars included, as adds of its version."""
+    for name in [*list_names(checkpoint), *list_sidecars(checkpoint, read)]:
+        content, state = read(name), CheckpointState()
+        with _require_whole(name, "checkpoint"):
+            read_checkpoint_file(name, io.BytesIO(content), state, ADD_FIELDS)
+            adds = [from_actions(state.json_adds, ()), *(from_checkpoint(adds, ()) for adds in state.adds)]
+            events = [_make_events(root, table, checkpoint.version) for table in adds]
+        yield pa.concat_tables(events)
+
+
+def list_sidecars(checkpoint: Checkpoint, read: Read) -> list[str]:
+    """The names of a checkpoint's sidecars, below the log's folder (PROTOCOL.md, "Sidecar Files")."""
+    if not has_sidecars(checkpoint):
+        return []
+    name, state = checkpoint.parts[0].location, CheckpointState()
+    content = read(name)
+    with _require_whole(name, "checkpoint"):
+        read_checkpoint_file(name, io.BytesIO(content), state, ())
+        paths = [str(sidecar["path"]) for sidecar in state.sidecars]
+    # An absolute path would be outside of the copied log.
+    if outside := [path for path in paths if "/" in path]:
+        raise BrokenLogFile(name, f"its sidecar {outside[0]} is outside the log")
+    return [f"{SIDECARS}{path}" for path in paths]
+
+
+def _make_events(root: str, actions: pa.Table, version: int, *, is_add: bool = True) -> pa.Table:
+    """Rows of schema EVENTS for actions in the form of `from_actions`."""
+    count, paths, storage = len(actions), column_of(actions, "path"), column_of(actions, "dv_storage")
+    rows = pc.cast(pc.struct_field(pc.extract_regex(column_of(actions, "stats"), ROWS), "rows"), pa.int64())
+    deleted = pc.fill_null(column_of(actions, "dv_cardinality"), 0)
+    is_absolute = pc.match_substring_regex(paths, ABSOLUTE)
+    columns = {
+        "location": resolve_locations(root, paths),
+        "dv_id": pc.fill_null(vector_ids(actions), ""),
+        "dv_location": vector_paths(root, actions),
+        "size_bytes": column_of(actions, "size"),
+        "rows": pc.subtract(rows, deleted) if is_add else pa.nulls(count, pa.int64()),
+        "is_absolute": pc.or_(is_absolute, pc.fill_null(pc.equal(storage, "p"), False)),
+        "version": pa.array([version] * count, pa.int64()),
+        "is_add": pa.array([is_add] * count, pa.bool_()),
+    }
+    return pa.table(columns).cast(EVENTS)
+
+
+def resolve_locations(root: str, paths: pa.Array) -> pa.Array:
+    """The locations of files by the paths of a log: URL-encoded, and usually relative to the root."""
+    resolved = resolve_names(root, paths)
+    if pc.all(pc.starts_with(resolved, f"{root.rstrip('/')}/"), min_count=0).as_py():
+        return resolved
+    return pa.array(
+        [location and normalize_location(location) for location in resolved.to_pylist()], pa.string()
+    )
+
+
+REPLAY = """
+CREATE TEMP TABLE lives AS SELECT * FROM (
+    -- A commit may remove a file and add it again: then the file is live after it.
+    SELECT *, lead(version) OVER (PARTITION BY location, dv_id ORDER BY version, is_add) AS until FROM events
+) WHERE is_add AND (until IS NULL OR until <> version);
+CREATE TEMP TABLE missing AS SELECT needed.* FROM (
+    SELECT location, size_bytes, version AS since, until FROM lives
+    UNION ALL SELECT dv_location, NULL, version, until FROM lives WHERE dv_location IS NOT NULL
+) needed LEFT JOIN whole ON needed.location = whole.location
+WHERE whole.location IS NULL OR (needed.size_bytes IS NOT NULL AND needed.size_bytes IS DISTINCT FROM whole.size_bytes);
+"""
+COUNTS = """
+WITH begun AS (
+    SELECT version, until, 1 AS files, coalesce(size_bytes, 0) AS size_bytes, coalesce(rows, 0) AS rows,
+        (rows IS NULL)::INT AS unstated, 0 AS lacking, is_absolute::INT AS absolute FROM lives
+    UNION ALL SELECT since, until, 0, 0, 0, 0, 1, 0 FROM missing
+), changes AS (
+    SELECT * EXCLUDE until FROM begun
+    UNION ALL SELECT until, -files, -size_bytes, -rows, -unstated, -lacking, -absolute FROM begun
+    WHERE until IS NOT NULL
+), totals AS (
+    SELECT version AS since, sum(sum(COLUMNS(* EXCLUDE version))) OVER (ORDER BY version) FROM changes GROUP BY version
+)
+SELECT version, coalesce(files, 0), coalesce(size_bytes, 0),
+    CASE WHEN coalesce(unstated, 0) = 0 THEN coalesce(rows, 0) END, coalesce(lacking, 0), coalesce(absolute, 0)
+FROM wanted ASOF LEFT JOIN totals ON wanted.version >= totals.since ORDER BY version
+"""
+
+
+@dataclass(frozen=True)
+class VersionCount:
+    """Data files of a version, their bytes, rows as far as the log states them, and missing files."""
+
+    version: int
+    files: int
+    size_bytes: int
+    rows: int | None
+    lacking: int
+    absolute: int = 0  # Files with absolute locations: a copy of the log still names the originals
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A replayed chain: its versions in order, and the versions that need a file which is missing or of another size.
+
+    `missing` has the columns `location`, `size_bytes` (null: of any size), `since` and `until` (the first version
+    without it; null if there is none).
+    """
+
+    versions: tuple[VersionCount, ...]
+    missing: pa.Table
+
+    def at(self, version: int) -> VersionCount | None:
+        return next((count for count in self.versions if count.version == version), None)
+
+    def missing_at(self, version: int) -> list[str]:
+        until = pc.fill_null(self.missing["until"], version + 1)
+        needed = pc.and_(pc.less_equal(self.missing["since"], version), pc.greater(until, version))
+        return sorted(set(self.missing["location"].filter(needed).to_pylist()))
+
+
+def replay(
+    copy: TableCopy, chain: Chain, read: Read, times_ms: dict[int, int], database: DuckDBPyConnection
+) -> Replayed:
+    """Replay a chain with the whole objects of the copy; a large one is on the disk of the database."""
+    with database.cursor() as on:
+        on.register("no_events", EVENTS.empty_table())
+        on.execute("CREATE TEMP TABLE events AS FROM no_events")
+        for events in read_chain(copy.location, chain, read, times_ms):
+            on.register("read", events)
+            on.execute("INSERT INTO events FROM read")
+        whole = copy.whole.select(["location", "size_bytes"])
+        on.register("own", whole)
+        others = on.sql(
+            "SELECT location FROM (SELECT location FROM events UNION SELECT dv_location FROM events) "
+            "ANTI JOIN own USING (location) WHERE location IS NOT NULL"
+        ).to_arrow_table()
+        if others.num_rows:
+            found = copy.elsewhere(others["location"].to_pylist())
+            found = found.filter(found["is_whole"]).select(["location", "size_bytes"])
+            whole = pa.concat_tables([whole, found])
+        on.register("whole", whole)
+        on.register("wanted", pa.table({"version": pa.array(chain.versions, pa.int64())}))
+        on.execute(REPLAY)
+        counts = tuple(VersionCount(*row) for row in on.sql(COUNTS).fetchall())
+        return Replayed(counts, on.sql("FROM missing ORDER BY location, since").to_arrow_table())
 
 
 @dataclass
@@ -65,41 +383,22 @@ class DeltaAssessment:
     needs: list[Need] = field(default_factory=list)  # Of `wanted`: files that are not whole
     reasons: list[str] = field(default_factory=list)
     committed_at: dict[int, dt.datetime] = field(default_factory=dict)
-    log: LogFiles = field(default_factory=LogFiles)
-    counts: dict[int, VersionCount] = field(
-        default_factory=dict
-    )  # Of versions that can be made, complete or not
+    log: LogListing = field(default_factory=lambda: LogListing(""))
+    # Of versions that can be made, complete or not.
+    counts: dict[int, VersionCount] = field(default_factory=dict)
     bases: frozenset[Checkpoint] = frozenset()
     has_hole: bool = False  # The listing lacks files of the log: the source has to be listed
     newest_known: str | None = None  # The newest listed commit: the source must still have it
     has_unpublished: bool = False  # A catalog may have commits that are not in the log
 
 
-def replay_locally(copy: TableCopy, chain: Chain, read: Read) -> tuple[Replayed, dict[int, int]]:
-    events = read_chain(copy.location, chain, read)
-    named = pa.chunked_array([*events.events["location"].chunks, *events.events["dv_location"].chunks])
-    there = copy.there(named.combine_chunks())
-    return replay(events.events, chain.versions, there), events.times_ms
-
-
-def make_spark_replay(spark: "SparkSession") -> Replay:
-    def replay_chain(copy: TableCopy, chain: Chain, read: Read) -> tuple[Replayed, dict[int, int]]:
-        log = copy.below(f"{LOG}/")
-        log = log.filter(log["is_whole"])
-        names = pc.utf8_slice_codeunits(log["key"], len(f"{copy.table.root}/{LOG}/".lstrip("/")))
-        stored = log.select(["stored_key", "stored_version_id"]).append_column("name", names)
-        return replay_by_spark(spark, copy.store.address, copy.location, chain, stored, copy.there, read)
-
-    return replay_chain
-
-
-def assess(copy: TableCopy, as_of: dt.datetime, replay_chain: Replay = replay_locally) -> DeltaAssessment:
+def assess(copy: TableCopy, as_of: dt.datetime, database: DuckDBPyConnection) -> DeltaAssessment:
     reader = LogReader(copy)
-    found = DeltaAssessment(log=sort_log_files(reader.whole_names))
-    replayed = _replay_chains(copy, reader, found, replay_chain)
+    found = DeltaAssessment(log=sort_names(reader.whole_names))
+    replayed = _replay_chains(copy, reader, found, database)
     found.committed_at = reader.times | found.committed_at
-    known = sort_log_files(reader.names)
-    known_versions = {*known.commits, *known.checkpoints, *(last for _, last in known.compacted)}
+    known = sort_names(reader.names)
+    known_versions = {*known.commits, *known.checkpoints, *known.compacted}
     before = {at for at in known_versions if _get_time(reader, known, found, at) < as_of}
     found.wanted = max(before, default=None)
     found.newest_known = format_commit_name(max(known.commits)) if known.commits else None
@@ -127,26 +426,25 @@ def find_contradiction(copy: TableCopy, found: DeltaAssessment, count: VersionCo
         )
     reader = LogReader(copy)
     name = f"{count.version:020}.crc"
-    if count.version in found.log.crcs and (differs := _explain_crc(reader.read(name), count)):
+    if name in reader.whole_names and (differs := _explain_crc(reader.read(name), count)):
         return f"{LOG}/{name} says {differs}"
-    for checkpoint in found.log.newest_checkpoints(count.version):
+    for checkpoint in list_newest_checkpoints(found.log, count.version):
         if checkpoint in found.bases:
             continue
         try:
-            events = read_checkpoint(copy.location, checkpoint, reader.read)
+            files = sum(events.num_rows for events in read_checkpoint(copy.location, checkpoint, reader.read))
         except BrokenLogFile as error:
             return str(error)
         expected = found.counts.get(checkpoint.version)
-        if expected is not None and events.num_rows != expected.files:
-            return (
-                f"{LOG}/{checkpoint.names[0]} has {events.num_rows} files, the commits make {expected.files}"
-            )
+        if expected is not None and files != expected.files:
+            name = checkpoint.parts[0].location
+            return f"{LOG}/{name} has {files} files, the commits make {expected.files}"
     return None
 
 
 class LogReader:
     def __init__(self, copy: TableCopy) -> None:
-        self._copy, self._folder = copy, f"{copy.table.root}/{LOG}/".lstrip("/")
+        self._copy, self._folder = copy, get_log_folder(copy.table.root)
         log = copy.below(f"{LOG}/").select(
             ["key", "stored_key", "stored_version_id", "last_modified", "is_whole"]
         )
@@ -164,7 +462,7 @@ class LogReader:
     def times(self) -> dict[int, dt.datetime]:
         return {
             version: self._rows[format_commit_name(version)]["last_modified"]
-            for version in sort_log_files(self._rows).commits
+            for version in sort_names(self._rows).commits
         }
 
     def staged_before(self, as_of: dt.datetime) -> Iterator[int]:
@@ -194,18 +492,18 @@ class LogReader:
 
 
 def _replay_chains(
-    copy: TableCopy, reader: LogReader, found: DeltaAssessment, replay_chain: Replay
+    copy: TableCopy, reader: LogReader, found: DeltaAssessment, database: DuckDBPyConnection
 ) -> list[Replayed]:
     """Replay all chains; a broken file is left out, and the chains are made again."""
     without: frozenset[Checkpoint] = frozenset()
     done: dict[Chain, Replayed] = {}
     while True:
-        chains = found.log.chains(without)
+        chains, times_ms = list_chains(found.log, without), dict[int, int]()
         try:
             for chain in chains:
                 if chain not in done:
-                    done[chain], times = replay_chain(copy, chain, reader.read)
-                    for at, ms in times.items():
+                    done[chain] = replay(copy, chain, reader.read, times_ms, database)
+                    for at, ms in times_ms.items():
                         found.committed_at[at] = dt.datetime.fromtimestamp(ms / 1000, dt.UTC)
             found.bases = frozenset(chain.base for chain in chains if chain.base is not None)
             return [done[chain] for chain in chains]
@@ -220,9 +518,10 @@ def _leave_out(found: DeltaAssessment, chain: Chain, error: BrokenLogFile) -> fr
     for step in chain.steps:
         if step.name == error.name:
             if step.name == format_commit_name(step.last):
-                found.log.commits.discard(step.last)
+                del found.log.commits[step.last]
             else:
-                found.log.compacted.discard((step.first, step.last))
+                others = [entry for entry in found.log.compacted[step.last] if entry[0] != step.first]
+                found.log.compacted[step.last] = others
             return frozenset()
     if chain.base is None:
         raise error
@@ -244,7 +543,7 @@ def _add_needs(
         first = max(max((end for end in ends if end < wanted), default=-1) + 1, wanted - LONGEST_HOLE)
         hole = [at for at in range(first, wanted + 1) if at not in found.log.commits]
         found.needs += [Need(reader.location(format_commit_name(at))) for at in hole]
-    for checkpoint in found.log.newest_checkpoints(wanted):
+    for checkpoint in list_newest_checkpoints(found.log, wanted):
         try:
             sidecars = list_sidecars(checkpoint, reader.read)
         except BrokenLogFile as error:
@@ -254,12 +553,12 @@ def _add_needs(
         found.needs += [Need(reader.location(name)) for name in sidecars if name not in whole]
 
 
-def _get_time(reader: LogReader, known: LogFiles, found: DeltaAssessment, version: int) -> dt.datetime:
+def _get_time(reader: LogReader, known: LogListing, found: DeltaAssessment, version: int) -> dt.datetime:
     """When a version was committed, or when the checkpoint or compaction that alone shows it was written."""
     if version in found.committed_at:
         return found.committed_at[version]
-    names = [name for checkpoint in known.checkpoints.get(version, ()) for name in checkpoint.names]
-    names += [format_compaction_name(*versions) for versions in known.compacted if versions[1] == version]
+    names = [name for checkpoint in known.checkpoints.get(version, ()) for name in list_names(checkpoint)]
+    names += [file.location for _, file in known.compacted.get(version, ())]
     return max(reader.modified(name) for name in names)
 
 
@@ -275,14 +574,11 @@ def _explain_crc(content: bytes, count: VersionCount) -> str | None:
     return f"{files} files of {size_bytes} bytes, the commits make {count.files} of {count.size_bytes}"
 
 
-POINTER = "_last_checkpoint"
-
-
 def cut_log(copy: TableCopy, assessed: DeltaAssessment, version: int) -> list[str]:
     """Remove the log's files after a version, and unneeded sidecars, from the copy; returns their stored keys."""
     reader = LogReader(copy)
-    folder = f"{copy.table.stored_root}/{LOG}/"
-    listed = [file.key.removeprefix(folder) for file in copy.store.list(folder)]
+    folder = get_log_folder(copy.table.stored_root)
+    listed = list_log_names(copy.store, copy.table.stored_root)
     later = [name for name in listed if (of := parse_version(name)) is not None and of > version]
     sidecars: set[str] = set()
     checkpoints = (found for at, found in assessed.log.checkpoints.items() if at <= version)
@@ -293,24 +589,42 @@ def cut_log(copy: TableCopy, assessed: DeltaAssessment, version: int) -> list[st
     later += [name for name in listed if name.startswith(SIDECARS) and name not in sidecars]
     for name in later:
         copy.store.delete(folder + name)
-    pointer = _make_pointer(assessed, version)
-    if pointer is None:
-        copy.store.delete(folder + POINTER)
-    else:
-        copy.store.put(folder + POINTER, orjson.dumps(pointer))
+    write_pointer(copy.store, copy.table.stored_root, version)
     return [folder + name for name in later]
 
 
-def _make_pointer(assessed: DeltaAssessment, version: int) -> dict[str, int] | None:
-    """`_last_checkpoint` (PROTOCOL.md, "Last Checkpoint File"), which names the newest classic checkpoint."""
-    for at in sorted((at for at in assessed.log.checkpoints if at <= version), reverse=True):
-        count = assessed.counts.get(at)
-        for checkpoint in assessed.log.checkpoints[at]:
-            if not checkpoint.has_sidecars and count is not None:
-                parts = {"parts": len(checkpoint.names)} if len(checkpoint.names) > 1 else {}
-                # Its actions are the files, the protocol and the metadata; the size is a hint.
-                return {"version": at, "size": count.files + 2, **parts}
-    return None
+def get_log_folder(root: str) -> str:
+    return f"{root}/{LOG}/".lstrip("/")
+
+
+def list_log_names(store: BackupStore, root: str) -> list[str]:
+    """The names of all files below the log of a table."""
+    folder = get_log_folder(root)
+    return [listed.key.removeprefix(folder) for listed in store.list(folder)]
+
+
+def write_pointer(store: BackupStore, root: str, version: int) -> None:
+    """Write `_last_checkpoint` (PROTOCOL.md, "Last Checkpoint File") unless it names a checkpoint that exists.
+
+    It names the newest classic checkpoint up to a version; without one, a pointer would make the table unreadable.
+    """
+    names, folder = list_log_names(store, root), get_log_folder(root)
+    forms = itertools.chain.from_iterable(sort_names(names).checkpoints.values())
+    classic = {form.version: list_names(form) for form in forms if not has_sidecars(form)}
+    if POINTER in names:
+        with suppress(ValueError, KeyError, TypeError):
+            if orjson.loads(store.read(folder + POINTER))["version"] in classic:
+                return
+    newest = max((at for at in classic if at <= version), default=None)
+    if newest is None:
+        store.delete(folder + POINTER)
+        return
+    size = 0
+    for name in classic[newest]:
+        with store.open(folder + name) as file:
+            size += pq.read_metadata(file).num_rows
+    parts = {"parts": len(classic[newest])} if len(classic[newest]) > 1 else {}
+    store.put(folder + POINTER, json.dumps({"version": newest, "size": size, **parts}).encode())
 
 
 def count_rows(address: StoreAddress, root: str, version: int, files: int) -> tuple[int | None, str]:
@@ -333,23 +647,8 @@ def count_rows(address: StoreAddress, root: str, version: int, files: int) -> tu
         return int(counted.read_all().column(0)[0].as_py()), reader
     # deltalake has no common class for errors of stores and DataFusion.
     except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise BackupError(
-            f"{location} at version {version}", f"deltalake cannot open it: {reason}", ""
-        ) from error
-
-
-LARGE_LOG_BYTES = 1 << 30  # About three million adds, whose columns take twice that in memory
-
-
-def assess_delta_table(
-    copy: TableCopy, as_of: dt.datetime, backup: Backup, spark: OpenSpark | None
-) -> "DeltaTable":
-    log_bytes = int(pc.sum(copy.below(f"{LOG}/")["size_bytes"], min_count=0).as_py())
-    replay_chain = (
-        make_spark_replay(spark()) if spark is not None and log_bytes > LARGE_LOG_BYTES else replay_locally
-    )
-    return DeltaTable(copy, assess(copy, as_of, replay_chain), backup, as_of, spark)
+        reason = f"deltalake cannot open it: {get_first_line(error)}"
+        raise BackupError(f"{location} at version {version}", reason, "") from error
 
 
 @dataclass(frozen=True)
@@ -364,7 +663,7 @@ class DeltaTable:
     def list_unlisted(self, source: BackupStore) -> list[Need]:
         """Files of the log that were not listed: in a hole, or after the newest listed commit."""
         copy, assessed = self.copy, self.found
-        folder = f"{copy.table.root}/{LOG}/".lstrip("/")
+        folder = get_log_folder(copy.table.root)
         is_longer = False
         if assessed.wanted is not None and not assessed.has_hole:
             head = source.head(f"{folder}{format_commit_name(assessed.wanted + 1)}")
@@ -373,7 +672,7 @@ class DeltaTable:
             return []
         known = set(copy.objects["key"].to_pylist())
         return [
-            Need(copy.source.at(copy.table.bucket).location(file.key), file.size_bytes, file.etag)
+            Need(copy.locate(file.key), file.size_bytes, file.etag)
             for file in source.list(folder)
             if file.key not in known
             and file.last_modified < self.as_of

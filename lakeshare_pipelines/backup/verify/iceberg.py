@@ -21,6 +21,7 @@ from lakeshare_pipelines.backup.verify.objects import (
     count_rows_or_use_spark,
     explain_outside_needs,
     explain_too_small,
+    get_first_line,
     normalize_location,
 )
 from lakeshare_pipelines.backup.verify.rewriting import MOUNT_PROPERTIES, RewrittenTable, rewrite_table
@@ -29,11 +30,11 @@ from lakeshare_pipelines.nessie.client import Nessie
 from lakeshare_pipelines.nessie.server import ensure_nessie, nessie_dir
 from lakeshare_pipelines.settings import NESSIE, LakeSettings
 from lakeshare_server.tables.iceberg.avro import Entries, read_container
-from lakeshare_server.tables.iceberg.manifests import Manifest, parse_manifest_list
+from lakeshare_server.tables.iceberg.manifests import DELETED, Manifest, parse_manifest_list
 from lakeshare_server.tables.iceberg.metadata import MAX_METADATA_BYTES, MetadataError, decompress_metadata
 
 if TYPE_CHECKING:
-    from pyiceberg.table import DataScan
+    from pyiceberg.table import DataScan, StaticTable
 
 FOLDER = "metadata"
 NAME = re.compile(r".*(\.gz)?\.metadata\.json(\.gz)?")
@@ -107,9 +108,6 @@ def _count_summary_rows(summary: Mapping[str, Any]) -> int | None:
     return None if values else max(records - positions, 0)
 
 
-DELETED = 2
-
-
 @dataclass
 class Closure:
     """The files of a snapshot or a manifest; `needs` are those that are not whole."""
@@ -181,17 +179,10 @@ class CopiedFiles:
         if content is None:
             return found
         try:
-            entries = Entries()
-            entries.read(read_container(content), manifest.spec_id or 0)
+            live = list_live_files(content, manifest.spec_id or 0)
         except ValueError:
             found.needs.append(Need(normalize_location(manifest.path), manifest.size_bytes or None))
             return found
-        columns = (entries.columns[name] for name in ("status", "path", "size", "rows"))
-        live = [
-            (normalize_location(path.decode()), size_bytes, rows)
-            for status, path, size_bytes, rows in zip(*columns, strict=True)
-            if status != DELETED
-        ]
         self._look_up([location for location, _, _ in live])
         for location, size_bytes, rows in live:
             # The manifest may state the size of one deletion vector instead of the size of its file.
@@ -226,6 +217,18 @@ class CopiedFiles:
         names = ("location", "stored_key", "stored_version_id", "size_bytes")
         for location, *stored in zip(*(objects[name].to_pylist() for name in names), strict=True):
             self._stored[location] = StoredCopy(*stored)
+
+
+def list_live_files(manifest: bytes, spec_id: int) -> list[tuple[str, int, int | None]]:
+    """Location, size and rows of the live files of a manifest; raises ValueError if it is damaged."""
+    entries = Entries()
+    entries.read(read_container(manifest), spec_id)
+    columns = (entries.columns[name] for name in ("status", "path", "size", "rows"))
+    return [
+        (normalize_location(path.decode()), size_bytes, rows)
+        for status, path, size_bytes, rows in zip(*columns, strict=True)
+        if status != DELETED
+    ]
 
 
 MAX_NEWEST = 50  # How many metadata files are read; tables keep a hundred by default
@@ -275,7 +278,7 @@ def assess(copy: TableCopy, as_of: dt.datetime, pointer: str | None, tried: int)
         if metadata.current is not None:
             snapshot = metadata.snapshots.get(metadata.current)
             # Without its current snapshot a file is unusable.
-            location = _get_location(copy, metadata.key)
+            location = copy.locate(metadata.key)
             closure = files.closure(snapshot) if snapshot else Closure(needs=[Need(location)])
         lost = tuple(normalize_location(path) for path in metadata.statistics if files.find(path) is None)
         if metadata is found.wanted:
@@ -287,10 +290,6 @@ def assess(copy: TableCopy, as_of: dt.datetime, pointer: str | None, tried: int)
             if len(found.states) == tried:
                 break
     return found
-
-
-def _get_location(copy: TableCopy, key: str) -> str:
-    return copy.source.at(copy.table.bucket).location(key)
 
 
 def _read_newest(
@@ -318,7 +317,7 @@ def _read_from_pointer(
     copy: TableCopy, files: CopiedFiles, pointer: str, found: IcebergAssessment
 ) -> list[TableMetadata]:
     """The metadata file that the catalog names, and earlier ones, newest first."""
-    root = _get_location(copy, "")
+    root = copy.locate("")
     first = _read_metadata_file(files, pointer, pointer.removeprefix(root), found)
     if first is None:
         return []
@@ -342,34 +341,39 @@ def _read_metadata_file(
     return None
 
 
-def count_rows(address: StoreAddress, metadata_location: str, files: int) -> tuple[int | None, str]:
-    """Rows of the table, and the name of the reader; None for a table with too many files to read."""
+def open_static(address: StoreAddress, metadata_location: str) -> "tuple[StaticTable, str]":
+    """The table of a metadata file in pyiceberg, and the name of that reader."""
     from pyiceberg.table import StaticTable
 
-    reader = f"pyiceberg {version_of('pyiceberg')}"
+    table = StaticTable.from_metadata(metadata_location, make_file_properties(address))
+    return table, f"pyiceberg {version_of('pyiceberg')}"
+
+
+def count_rows(address: StoreAddress, metadata_location: str, files: int) -> tuple[int | None, str]:
+    """Rows of the table, and the name of the reader; None for a table with too many files to read."""
+    # pyiceberg, pyarrow and what they call raise errors of any class: each means that the table does not open.
     try:
-        table = StaticTable.from_metadata(metadata_location, make_file_properties(address))
+        table, reader = open_static(address, metadata_location)
         if table.current_snapshot() is None:
             return 0, reader
         if files > READ_WHOLE_FILES:
             sum(1 for _ in table.scan().plan_files())
             return None, f"{reader}, planned only"
-        batches = table.scan(selected_fields=(choose_file_column(table.scan()),)).to_arrow_batch_reader()
-        return sum(batch.num_rows for batch in batches), reader
-    # pyiceberg, pyarrow and what they call raise errors of any class: each means that the table does not open.
+        return read_scan(table.scan()), reader
     except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         fix = "Another reader, or an older state, is tried."
-        raise BackupError(metadata_location, f"pyiceberg cannot open it: {reason}", fix) from error
+        reason = f"pyiceberg cannot open it: {get_first_line(error)}"
+        raise BackupError(metadata_location, reason, fix) from error
 
 
-def choose_file_column(scan: "DataScan") -> str:
-    """A column whose values are in the data files: those of partition columns come from the manifests."""
+def read_scan(scan: "DataScan") -> int:
+    """The rows of a scan. A column is read whose values are in the data files: the manifests alone would answer a
+    plain count, and have the values of partition columns."""
     partitions = {field.source_id for spec in scan.table_metadata.partition_specs for field in spec.fields}
     columns = scan.projection().fields
     plain = [field for field in columns if field.field_type.is_primitive]
     chosen = [field for field in plain if field.field_id not in partitions] or plain or list(columns)
-    return chosen[0].name
+    return sum(batch.num_rows for batch in scan.select(chosen[0].name).to_arrow_batch_reader())
 
 
 @dataclass(frozen=True)
@@ -472,7 +476,7 @@ class IcebergTable:
         try:
             return rewrite_table(
                 files.read,
-                self.copy.source.at(self.copy.table.bucket).location(state.metadata.key),
+                self.copy.locate(state.metadata.key),
                 moved,
                 self.points.store,
                 f"{self.points.folder(self.day)}mounts/{self.copy.table.root}",

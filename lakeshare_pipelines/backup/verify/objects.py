@@ -6,22 +6,26 @@ import datetime as dt
 import hashlib
 import io
 import logging
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
-from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
+from uuid import uuid4
 
+import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lakeshare_pipelines.backup import model
 from lakeshare_pipelines.backup.config import Backup
-from lakeshare_pipelines.backup.copy.engine import CopyEngine, CopyTask, ReportProgress
-from lakeshare_pipelines.backup.points import OWN_PREFIX, Points, get_point_time
-from lakeshare_pipelines.backup.stores import BackupStore, ListedObject, ObjectHead, StoreAddress
+from lakeshare_pipelines.backup.copy.engine import CopyTask, ReportProgress
+from lakeshare_pipelines.backup.points import OWN_PREFIX, Points, Workspace, get_point_time
+from lakeshare_pipelines.backup.stores import BackupStore, ListedObject, ObjectHead, StoreAddress, open_store
 from lakeshare_pipelines.errors import BackupError, DamagedRecord, ObjectMissing
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.locations import normalise_location
@@ -51,7 +55,39 @@ OBJECTS = pa.schema(
 """Rows of a plan with the state of their copies."""
 
 Row = dict[str, Any]  # a row of an Arrow table, by column
-_REPORTED_COLUMNS = ("stored_etag", "stored_version_id", "checksum")
+JOINED = """
+SELECT p.*, coalesce(d.status, if(h.key IS NULL, NULL, 'held')) AS status, d.error_code, d.message,
+    coalesce(d.stored_etag, h.stored_etag) AS stored_etag,
+    coalesce(d.stored_version_id, h.stored_version_id) AS stored_version_id,
+    coalesce(d.checksum, h.checksum) AS checksum, h.level, coalesce(h.is_healed, false) AS is_healed
+FROM planned p
+LEFT JOIN done d ON p.lane <> 'held' AND p.bucket = d.bucket AND p.key = d.key
+LEFT JOIN earlier h ON p.lane = 'held' AND p.bucket = h.bucket AND p.key = h.key
+"""
+JUDGED = f"""
+WITH listed_rows AS (
+    SELECT r.*, listed_size, listed_etag, CASE
+        WHEN status IS NULL THEN 'nothing is reported of it'
+        WHEN status = 'failed' THEN coalesce(error_code, 'failed') || ': ' || coalesce(message, 'no reason was given')
+        WHEN listed_size IS NULL THEN '{MISSING}'
+        WHEN listed_size <> size_bytes THEN '{RESIZED}'
+        WHEN status = 'held' AND listed_etag <> stored_etag THEN '{CHANGED}' END AS problem
+    FROM reported r LEFT JOIN listed USING (stored_key)
+), judged AS (
+    SELECT * EXCLUDE level, CASE
+        WHEN problem IS NOT NULL THEN {REPORTED}
+        ELSE greatest(if(listed_etag = etag, {SAME_ETAG}, {PRESENT}), if(status = 'held', coalesce(level, 0), 0))
+        END AS level
+    FROM listed_rows
+)
+-- An ETag of one part without a KMS key is the content's MD5: two such ETags of S3 must not differ.
+SELECT *, coalesce(starts_with(checksum, '{SHA256}'), false)
+        AND coalesce(problem = '{CHANGED}' OR problem IS NULL AND status = 'succeeded', false)
+    OR $is_s3 AND problem IS NULL AND level = {PRESENT}
+        AND coalesce(NOT contains(etag || listed_etag, '-'), false) AND NOT contains(coalesce(encryption, ''), 'KMS')
+    AS is_unclear
+FROM judged
+"""  # noqa: S608  the only values that are not bound are constants of this module
 
 
 def join_reports(
@@ -59,32 +95,22 @@ def join_reports(
 ) -> tuple[pa.Table, bool]:
     """The plan's rows with the reports of engines and of the earlier point, and L0: whether all are accounted for."""
     planned = pa.Table.from_batches(list(plan), model.PLAN)
-    is_held = pc.equal(planned["lane"], "held")
-    done_rows, earlier_rows = (
-        pa.Table.from_batches(list(batches), schema)
-        for batches, schema in ((done, model.COPY_RESULTS), (earlier, model.POINT_COPIES))
-    )
-    results = done_rows.select(["bucket", "key", "status", "error_code", "message", *_REPORTED_COLUMNS])
-    fresh = planned.filter(pc.invert(is_held)).join(results, ["bucket", "key"], join_type="left outer")
-    fresh = fresh.append_column("level", pa.array([REPORTED] * fresh.num_rows, pa.int8()))
-    fresh = fresh.append_column("is_healed", pa.array([False] * fresh.num_rows, pa.bool_()))
-    results = earlier_rows.select(["bucket", "key", *_REPORTED_COLUMNS, "level", "is_healed"])
-    held_objects = planned.filter(is_held).join(results, ["bucket", "key"], join_type="left outer")
-    # Without a row of the earlier point nothing is reported.
-    status = pc.if_else(pc.is_valid(held_objects["level"]), "held", pa.scalar(None, pa.string()))
-    held_objects = held_objects.append_column("status", status)
-    rows = pa.concat_tables([fresh, held_objects], promote_options="default").combine_chunks()
-    unaccounted = pc.any(pc.is_null(rows["status"]), min_count=0).as_py()
-    return rows, not unaccounted and rows.num_rows == planned.num_rows
+    with open_database() as on:
+        on.register("planned", planned)
+        on.register("done", pa.Table.from_batches(list(done), model.COPY_RESULTS))
+        on.register("earlier", pa.Table.from_batches(list(earlier), model.POINT_COPIES))
+        rows = on.sql(JOINED).to_arrow_table().combine_chunks()
+    return rows, not rows["status"].null_count and rows.num_rows == planned.num_rows
 
 
 def list_prefixes(objects: pa.Table) -> list[str]:
     """The prefixes of stored keys before the original keys."""
-    lengths = pc.subtract(pc.utf8_length(objects["stored_key"]), pc.utf8_length(objects["key"]))
-    found: set[str] = set()
-    for length in pc.unique(lengths).to_pylist():
-        of_length = objects["stored_key"].filter(pc.equal(lengths, length))
-        found.update(pc.unique(pc.utf8_slice_codeunits(of_length, 0, length)).to_pylist())
+    with open_database() as on:
+        on.register("objects", objects)
+        prefixes = on.sql(
+            "SELECT DISTINCT left(stored_key, len(stored_key) - len(key)) FROM objects"
+        ).fetchall()
+    found = [prefix for (prefix,) in prefixes]
     # What is below another prefix would be listed twice.
     return sorted(
         prefix for prefix in found if not any(prefix != other and prefix.startswith(other) for other in found)
@@ -113,12 +139,13 @@ def _make_listed_table(objects: Iterable[ListedObject | ObjectHead]) -> pa.Table
 
 def judge_objects(reported: pa.Table, listed: pa.Table, source: StoreAddress, store: BackupStore) -> pa.Table:
     """Rows of schema OBJECTS; content is read unless an earlier point proved it and the target lists the same ETag."""
-    rows = reported.join(listed, "stored_key", join_type="left outer").combine_chunks()
-    problem, level = _judge_by_listing(rows)
-    rows = rows.set_column(rows.column_names.index("level"), "level", level)
-    rows = rows.append_column("problem", problem)
-    unclear = _select_unclear(rows, source, store.address)
-    places = pc.indices_nonzero(unclear).to_pylist()
+    is_s3 = source.kind == "s3" and store.address.kind == "s3"
+    with open_database() as on:
+        on.register("reported", reported)
+        on.register("listed", listed)
+        rows = on.sql(JUDGED, params={"is_s3": is_s3}).to_arrow_table().combine_chunks()
+    level, problem = rows["level"], rows["problem"]
+    places = pc.indices_nonzero(rows["is_unclear"]).to_pylist()
     with ThreadPoolExecutor(READERS) as pool:
         unclear_rows = rows.take(pa.array(places, pa.int64())).to_pylist()
         results = list(pool.map(lambda row: _judge_content(store, row), unclear_rows))
@@ -149,57 +176,6 @@ def judge_objects(reported: pa.Table, listed: pa.Table, source: StoreAddress, st
     ).cast(OBJECTS)
 
 
-def _judge_by_listing(rows: pa.Table) -> tuple[pa.Array, pa.Array]:
-    """Problem and level of each row by the target's listing; by columns, for there may be millions."""
-    nothing = pa.scalar(None, pa.string())
-    failure = pc.binary_join_element_wise(
-        pc.fill_null(rows["error_code"], "failed"), pc.fill_null(rows["message"], "no reason was given"), ": "
-    )
-    is_changed = pc.and_(
-        pc.equal(rows["status"], "held"),
-        pc.fill_null(pc.not_equal(rows["listed_etag"], rows["stored_etag"]), False),
-    )
-    problem = pc.case_when(
-        pc.make_struct(
-            pc.is_null(rows["status"]),
-            pc.fill_null(pc.equal(rows["status"], "failed"), False),
-            pc.is_null(rows["listed_size"]),
-            pc.fill_null(pc.not_equal(rows["listed_size"], rows["size_bytes"]), False),
-            pc.fill_null(is_changed, False),
-        ),
-        "nothing is reported of it",
-        failure,
-        MISSING,
-        RESIZED,
-        CHANGED,
-        nothing,
-    )
-    same_etag = pc.fill_null(pc.equal(rows["listed_etag"], rows["etag"]), False)
-    fresh = pc.if_else(same_etag, pa.scalar(SAME_ETAG, pa.int8()), pa.scalar(PRESENT, pa.int8()))
-    before = pc.fill_null(rows["level"], pa.scalar(REPORTED, pa.int8()))
-    level = pc.if_else(pc.equal(rows["status"], "held"), pc.max_element_wise(before, fresh), fresh)
-    level = pc.if_else(pc.is_null(problem), level, pa.scalar(REPORTED, pa.int8()))
-    return _array(problem), _array(pc.cast(level, pa.int8()))
-
-
-def _select_unclear(rows: pa.Table, source: StoreAddress, target: StoreAddress) -> pa.Array:
-    has_sum = pc.fill_null(pc.starts_with(rows["checksum"], SHA256), False)
-    fine, succeeded = pc.is_null(rows["problem"]), pc.fill_null(pc.equal(rows["status"], "succeeded"), False)
-    changed = pc.fill_null(pc.equal(rows["problem"], CHANGED), False)
-    unclear = pc.and_(has_sum, pc.or_(changed, pc.and_(fine, succeeded)))
-    if source.kind == "s3" and target.kind == "s3":
-        # An ETag of one part without a KMS key is the content's MD5: two such ETags must not differ.
-        plain = pc.invert(
-            pc.or_(
-                pc.match_substring(pc.binary_join_element_wise(rows["etag"], rows["listed_etag"], ""), "-"),
-                pc.match_substring(pc.fill_null(rows["encryption"], ""), "KMS"),
-            )
-        )
-        differs = pc.and_(pc.fill_null(plain, False), pc.equal(rows["level"], PRESENT))
-        unclear = pc.or_(unclear, pc.and_(fine, differs))
-    return _array(unclear)
-
-
 def _judge_content(store: BackupStore, row: Row) -> tuple[int, str | None]:
     checksum = row["checksum"] or ""
     expected = checksum.removeprefix(SHA256) if checksum.startswith(SHA256) else None
@@ -223,10 +199,6 @@ def _judge_content(store: BackupStore, row: Row) -> tuple[int, str | None]:
     return REPORTED, "it has another ETag in the target, and so other content"
 
 
-def _array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-
-
 def normalize_location(location: str) -> str:
     """A location as stores name it; one of an unknown store stays as it is, since it is not copied."""
     try:
@@ -235,37 +207,53 @@ def normalize_location(location: str) -> str:
         return location
 
 
-def make_plan_row(head: ObjectHead | ListedObject, **columns: Any) -> Row:
+def make_plan_row(head: ObjectHead | ListedObject, backup: Backup, **columns: Any) -> Row:
     """A row of schema PLAN for a current object, with further columns."""
     names = ("key", "version_id", "size_bytes", "last_modified", "etag", "storage_class")
     of_head = {name: getattr(head, name) for name in names}
-    return {**of_head, "is_latest": True, "is_delete_marker": False, **columns}
+    lane = "large" if (head.size_bytes or 0) > backup.copy_limit_bytes else "small"
+    return {**of_head, "is_latest": True, "is_delete_marker": False, "lane": lane, **columns}
 
 
 def copy_rows(
-    engine: CopyEngine,
     backup: Backup,
-    folders: tuple[Path, Path],
+    workspace: Workspace,
     rows: list[Row],
-    addresses: tuple[StoreAddress, StoreAddress],
+    source: StoreAddress,
+    target: StoreAddress,
     work_prefix: str,
     as_of: dt.datetime,
     report_progress: ReportProgress,
-) -> model.CopyRecord:
-    """Copy rows of schema PLAN between addresses; `folders` receive the plan and the results."""
-    (plan, done), (source, target) = folders, addresses
+) -> tuple[pa.Table, pa.Table]:
+    """Copy rows of schema PLAN between addresses; returns the rows of the plan and of the results.
+
+    The engine's own files are in a new folder below `work_prefix` of the target, which is removed at the end.
+    """
+    from lakeshare_pipelines.backup.copy.local import LocalEngine
+
+    # Of its own each time: what an earlier call copied may be damaged again.
+    name = uuid4().hex
+    plan, done = workspace.clear(f"plan-{name}"), workspace.clear(f"done-{name}")
     model.write_rows(plan, model.PLAN, [pa.Table.from_pylist(rows, model.PLAN)])
     task = CopyTask(
         source=source,
         target=target,
         plan=plan,
         done=done,
-        work_prefix=work_prefix,
+        work_prefix=f"{work_prefix}{name}/",
         as_of=as_of,
         copy_limit_bytes=backup.copy_limit_bytes,
         in_flight=backup.in_flight,
     )
-    return engine.copy(task, report_progress)
+    try:
+        LocalEngine().copy(task, report_progress)
+        return model.read_table(plan, model.PLAN), model.read_table(done, model.COPY_RESULTS)
+    finally:
+        store = open_store(target)
+        for listed in list(store.list(task.work_prefix)):
+            store.delete(listed.key)
+        for folder in (plan, done):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def compute_sha256(store: BackupStore, key: str, version_id: str | None = None) -> str:
@@ -279,6 +267,7 @@ def compute_sha256(store: BackupStore, key: str, version_id: str | None = None) 
 _log = logging.getLogger(__name__)
 
 CONTENT_READERS = 8
+DUCKDB_MEMORY = "2GB"
 MD5_HEX = 32
 SHOWN = 100
 NO_MD5 = {"EXPRESS_ONEZONE"}  # Storage classes whose ETags are not MD5
@@ -288,9 +277,8 @@ READ = pa.schema(
         pa.field("place", pa.string(), nullable=False),  # URL of the store that the copy is in
         pa.field("stored_key", pa.string(), nullable=False),
         pa.field("stored_version_id", pa.string()),
-        pa.field(
-            "stored_etag", pa.string()
-        ),  # Of the copy that was read: with another ETag it is another copy
+        # Of the copy that was read: with another ETag it is another copy.
+        pa.field("stored_etag", pa.string()),
         # Of the content that was read: the reference where no checksum was known when the copy was made.
         pa.field("sha256", pa.string()),
         pa.field("read_at", pa.timestamp("us", tz="UTC"), nullable=False),
@@ -300,17 +288,21 @@ READ = pa.schema(
 """Results of reading copies again."""
 
 
-@dataclass(frozen=True)
-class CopyReading:
-    """The result of reading a copy: `problem` is None if it is what was backed up."""
+@contextmanager
+def open_database() -> Iterator[duckdb.DuckDBPyConnection]:
+    """An empty database on the disk, which is removed at the end of the block."""
+    with (
+        TemporaryDirectory(prefix="lakeshare-backup-") as folder,
+        duckdb.connect(f"{folder}/copies.duckdb", config={"memory_limit": DUCKDB_MEMORY}) as database,
+    ):
+        yield database
 
-    problem: str | None
-    sha256: str | None = None
-    size_bytes: int = 0
 
+def read_copy(store: BackupStore, row: Row, known_sha256: str | None = None) -> tuple[str | None, str | None]:
+    """Read a copy (a row of schema POINT_COPIES) completely and compare it with all that is known of its content.
 
-def read_copy(store: BackupStore, row: Row, known_sha256: str | None = None) -> CopyReading:
-    """Read a copy (a row of schema POINT_COPIES) completely and compare it with all that is known of its content."""
+    Returns the problem, None if it is what was backed up, and without a problem the SHA-256.
+    """
     sha256, md5, crc32, size = hashlib.sha256(), hashlib.md5(usedforsecurity=False), 0, 0
     try:
         with store.open(row["stored_key"], row["stored_version_id"]) as file:
@@ -319,10 +311,10 @@ def read_copy(store: BackupStore, row: Row, known_sha256: str | None = None) -> 
                 md5.update(chunk)
                 crc32, size = binascii.crc32(chunk, crc32), size + len(chunk)
     except ObjectMissing:
-        return CopyReading(MISSING)
+        return MISSING, None
     except OSError as error:
         # A sector that cannot be read fails at this point, not when the file is opened.
-        return CopyReading(f"the disk cannot read it: {error.strerror or error}")
+        return f"the disk cannot read it: {error.strerror or error}", None
     digests = {"sha256": sha256.hexdigest(), "md5": md5.hexdigest(), "crc32": f"{crc32:08x}"}
     problem = None
     if size != row["size_bytes"]:
@@ -332,7 +324,7 @@ def read_copy(store: BackupStore, row: Row, known_sha256: str | None = None) -> 
             if digests.get(algorithm) != expected:
                 problem = f"{DIFFERS}: its {algorithm} is not what was backed up"
                 break
-    return CopyReading(problem, digests["sha256"], size)
+    return problem, digests["sha256"] if problem is None else None
 
 
 def _list_expected(store: BackupStore, row: Row, known_sha256: str | None) -> Iterator[tuple[str, str]]:
@@ -396,13 +388,12 @@ class ReadingStore:
 
 
 def _select_newest(tables: Sequence[pa.Table]) -> pa.Table:
-    rows = pa.concat_tables([READ.empty_table(), *tables]).sort_by([("read_at", "descending")])
-    if not rows.num_rows:
-        return rows
-    names = (pc.fill_null(rows[name], "") for name in ("place", "stored_key", "stored_version_id"))
-    keys = pc.binary_join_element_wise(*names, "\0").combine_chunks()
-    first = pa.table({"key": keys, "at": pa.array(range(rows.num_rows), pa.int64())}).group_by("key")
-    return rows.take(first.aggregate([("at", "min")])["at_min"].sort())
+    with open_database() as on:
+        on.register("readings", pa.concat_tables([READ.empty_table(), *tables]))
+        newest = (
+            "SELECT DISTINCT ON (place, stored_key, stored_version_id) * FROM readings ORDER BY read_at DESC"
+        )
+        return on.sql(newest).to_arrow_table().cast(READ)
 
 
 def read_held_copies(
@@ -434,7 +425,7 @@ def read_held_copies(
             compared_at, sha256_of[at] = max(compared_at, earlier["read_at"]), earlier["sha256"]
         compared.append(compared_at)
         if is_held and problems[at] in DAMAGE:
-            readings.append(make_reading_row(place, row, CopyReading(problems[at]), now))
+            readings.append(make_reading_row(place, row, now, problems[at]))
         if row["is_whole"] and is_held:
             if earlier is not None and earlier["problem"] is not None:
                 problems[at] = earlier["problem"]
@@ -449,10 +440,9 @@ def read_held_copies(
         chosen.append(at)
     with ThreadPoolExecutor(CONTENT_READERS) as pool:
         results = list(pool.map(lambda at: read_copy(store, rows[at], sha256_of.get(at)), chosen))
-    for at, reading in zip(chosen, results, strict=True):
-        compared[at] = now
-        problems[at] = reading.problem
-        readings.append(make_reading_row(place, rows[at], reading, now))
+    for at, (problem, sha256) in zip(chosen, results, strict=True):
+        compared[at], problems[at] = now, problem
+        readings.append(make_reading_row(place, rows[at], now, problem, sha256))
     return _replace_problems(objects, problems, compared), readings
 
 
@@ -471,11 +461,12 @@ def _replace_problems(
     return objects
 
 
-def make_reading_row(place: str, row: Row, reading: CopyReading, now: dt.datetime) -> Row:
-    """A row of schema READ; without a digest for content that differs."""
+def make_reading_row(
+    place: str, row: Row, now: dt.datetime, problem: str | None, sha256: str | None = None
+) -> Row:
+    """A row of schema READ."""
     copy = {name: row[name] for name in ("stored_key", "stored_version_id", "stored_etag")}
-    sha256 = reading.sha256 if reading.problem is None else None
-    return {"place": place, **copy, "sha256": sha256, "read_at": now, "problem": reading.problem}
+    return {"place": place, **copy, "sha256": sha256, "read_at": now, "problem": problem}
 
 
 def report_damage(points: Points, now: dt.datetime) -> list[str]:
@@ -566,10 +557,13 @@ class TableCopy:
     objects: pa.Table
     elsewhere: Callable[[Sequence[str]], pa.Table]  # Rows of schema OBJECTS by location, of any table
 
+    def locate(self, key: str) -> str:
+        """The location of a key of the source's bucket, as tables name it."""
+        return self.source.at(self.table.bucket).location(key)
+
     @property
     def location(self) -> str:
-        """The root at its source, as tables name it."""
-        return self.source.at(self.table.bucket).location(self.table.root)
+        return self.locate(self.table.root)
 
     @property
     def whole(self) -> pa.Table:
@@ -586,19 +580,9 @@ class TableCopy:
         below = key.removeprefix(self.table.root).lstrip("/")
         return f"{self.table.stored_root.rstrip('/')}/{below}"
 
-    def there(self, named: pa.Array) -> pa.Table:
-        """The whole objects of the table, and those of the named ones that belong to other tables or none."""
-        own = self.whole
-        named = pc.unique(named.drop_null())
-        others = named.filter(pc.invert(pc.is_in(named, value_set=own["location"].combine_chunks())))
-        if not len(others):
-            return own
-        found = self.elsewhere(others.to_pylist())
-        return pa.concat_tables([own, found.filter(found["is_whole"])])
-
     def relative_locations(self, needs: Sequence[Need]) -> list[str]:
         """Keys of files of the source, locations of files outside of it."""
-        inside = self.source.at(self.table.bucket).location("")
+        inside = self.locate("")
         return [need.location.removeprefix(inside) for need in needs]
 
     def make_proof(
@@ -660,7 +644,7 @@ def explain_too_small(rows: int | None, newest_rows: int | None) -> str | None:
 
 def explain_outside_needs(copy: TableCopy, needs: Sequence[Need], backup: Backup) -> list[str]:
     """A sentence about needs outside of the source that were not followed; empty without such needs."""
-    inside = copy.source.at(copy.table.bucket).location("")
+    inside = copy.locate("")
     outside = [need.location for need in needs if not need.location.startswith(inside)]
     if not outside or backup.external == "follow":
         return []
@@ -714,6 +698,10 @@ def count_rows_by_spark(
         return int(counted.collect()[0]["rows"]), reader
     # Spark raises errors of its sources through a gateway: any of them means that the table does not open.
     except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         fix = "Look at the table at its source."
-        raise BackupError(location, f"{reader} cannot open it: {reason}", fix) from error
+        raise BackupError(location, f"{reader} cannot open it: {get_first_line(error)}", fix) from error
+
+
+def get_first_line(error: Exception) -> str:
+    """The first line of an error's text; its class if it has none."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

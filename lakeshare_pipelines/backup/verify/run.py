@@ -2,29 +2,28 @@
 
 import datetime as dt
 import logging
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
-from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from duckdb import DuckDBPyConnection
 
 from lakeshare_pipelines.backup import model
 from lakeshare_pipelines.backup.config import Backup
-from lakeshare_pipelines.backup.copy.engine import CopyEngine, Progress
+from lakeshare_pipelines.backup.copy.engine import Progress
 from lakeshare_pipelines.backup.points import OWN_PREFIX, Points, Workspace
 from lakeshare_pipelines.backup.stores import BackupStore, ListedObject, ObjectHead, open_store
-from lakeshare_pipelines.backup.verify.delta import DeltaTable, assess_delta_table
+from lakeshare_pipelines.backup.verify.delta import DeltaTable
+from lakeshare_pipelines.backup.verify.delta import assess as assess_delta
 from lakeshare_pipelines.backup.verify.iceberg import IcebergTable
 from lakeshare_pipelines.backup.verify.iceberg import assess as assess_iceberg
 from lakeshare_pipelines.backup.verify.objects import (
     MAX_TRIED,
     OBJECTS,
-    CopyReading,
     Need,
     ReadingStore,
     TableCopy,
@@ -37,6 +36,7 @@ from lakeshare_pipelines.backup.verify.objects import (
     make_plan_row,
     make_reading_row,
     normalize_location,
+    open_database,
     read_held_copies,
     repair_points,
     report_damage,
@@ -63,11 +63,10 @@ class MissingObject:
 
 @dataclass
 class Healer:
-    """Finds objects at the source and copies them with an engine; each call has a ledger of its own."""
+    """Finds objects at the source and copies them; each call has a ledger of its own."""
 
     backup: Backup
     workspace: Workspace
-    engine: CopyEngine
     work_prefix: str
     day: str
     as_of: dt.datetime
@@ -110,14 +109,12 @@ class Healer:
             return None
         if found is None:
             return None
-        size_bytes = found.size_bytes or 0
-        large = size_bytes > self.backup.copy_limit_bytes
         return make_plan_row(
             found,
+            self.backup,
+            **({"lane": "archived"} if found.storage_class in model.ARCHIVES else {}),
             bucket=wanted.bucket,
             is_latest=found is head,
-            size_bytes=size_bytes,
-            lane="archived" if found.storage_class in model.ARCHIVES else "large" if large else "small",
             stored_key=wanted.stored_key,
             table_root=wanted.table_root,
             first_point=self.day,
@@ -131,36 +128,29 @@ class Healer:
         return found.last_modified < self.as_of
 
     def _copy(self, bucket: str, rows: list[dict[str, Any]]) -> pa.Table:
-        # Of its own each time: what an earlier run healed may be damaged again.
-        name = f"healing-{uuid4().hex}"
-        plan, done = self.workspace.clear(f"{name}-plan"), self.workspace.clear(f"{name}-done")
-        source, prefix = self.backup.source.at(bucket), f"{self.work_prefix}{name}/"
-        addresses = (source, self.target.address)
-        folders, report = (plan, done), self.report_progress
-        copy_rows(self.engine, self.backup, folders, rows, addresses, prefix, self.as_of, report)
-        reported, _ = join_reports(model.read_rows(plan), model.read_rows(done), ())
-        for folder in (plan, done):
-            shutil.rmtree(folder)
+        source, to, report = self.backup.source.at(bucket), self.target.address, self.report_progress
+        planned, done = copy_rows(
+            self.backup, self.workspace, rows, source, to, self.work_prefix, self.as_of, report
+        )
+        reported, _ = join_reports(planned.to_batches(), done.to_batches(), ())
         listed = head_copies(self.target, [row["stored_key"] for row in rows])
         objects = judge_objects(reported, listed, source, self.target)
         healed = objects["is_whole"]
         return objects.set_column(OBJECTS.names.index("is_healed"), OBJECTS.field("is_healed"), healed)
 
 
-def bucket_and_key(location: str, folders: Sequence[str]) -> tuple[str, str] | None:
-    """Bucket and key of a location; the bucket of a local one is the longest of these folders that contains it."""
+def bucket_and_key(location: str, folder: str) -> tuple[str, str] | None:
+    """Bucket and key of a location; the bucket of a local one is `folder` if it is inside, else the folder above."""
     try:
         place = parse_location(location)
     except BadRequest:
         return None
     if place.kind != LOCAL:
         return place.bucket, place.key
-    inside = [folder for folder in folders if location.startswith(f"{folder.rstrip('/')}/")]
-    if not inside:
-        folder, _, name = location.rpartition("/")
-        return folder or "/", name
-    folder = max(inside, key=len)
-    return folder, location.removeprefix(folder).lstrip("/")
+    if location.startswith(f"{folder.rstrip('/')}/"):
+        return folder, location.removeprefix(folder).lstrip("/")
+    above, _, name = location.rpartition("/")
+    return above or "/", name
 
 
 AT_ONCE = 8
@@ -176,6 +166,7 @@ class Tables:
     objects: pa.Table
     pointers: Sequence[str]
     spark: model.OpenSpark | None
+    database: DuckDBPyConnection  # For the replay of Delta logs
     report_progress: Callable[[str], None]
     assessed: dict[str, DeltaTable | IcebergTable] = field(default_factory=dict)
 
@@ -242,7 +233,7 @@ class Tables:
             pointer = next((pointer for pointer in reversed(self.pointers) if copy.is_inside(pointer)), None)
             assessed = assess_iceberg(copy, as_of, pointer, MAX_TRIED)
             return IcebergTable(copy, assessed, as_of, self.points, self.plan.day, self.spark)
-        return assess_delta_table(copy, as_of, self.backup, self.spark)
+        return DeltaTable(copy, assess_delta(copy, as_of, self.database), self.backup, as_of, self.spark)
 
     def _by_location(self, locations: Sequence[str]) -> pa.Table:
         named = pa.array(locations, pa.string())
@@ -270,7 +261,7 @@ class Tables:
     def _find_need(
         self, copy: TableCopy, need: Need, row: "dict[str, object] | None"
     ) -> MissingObject | None:
-        bucket_key = bucket_and_key(need.location, [self.backup.source.bucket])
+        bucket_key = bucket_and_key(need.location, self.backup.source.bucket)
         if bucket_key is None:
             return None
         bucket, key = bucket_key
@@ -330,8 +321,6 @@ def verify_copies(
     `pointers` are the locations of the metadata files that the catalog had at as_of: the files alone do not show which
     of an Iceberg table's metadata is current.
     """
-    from lakeshare_pipelines.backup.copy.local import LocalEngine
-
     target = open_store(backup.target_of(day))
     earlier: Iterable[pa.RecordBatch] = ()
     if plan.previous is not None:
@@ -349,7 +338,6 @@ def verify_copies(
     healer = Healer(
         backup,
         workspace,
-        LocalEngine(),
         work_prefix,
         day,
         plan.as_of,
@@ -357,8 +345,9 @@ def verify_copies(
         lambda progress: report_progress(f"healing: {progress.objects:,} of {progress.objects_of:,} objects"),
     )
     locations = [normalize_location(pointer) for pointer in pointers]
-    tables = Tables(backup, plan, target, points, objects, locations, spark, report_progress)
-    tables.heal(healer)
+    with open_database() as database:
+        tables = Tables(backup, plan, target, points, objects, locations, spark, database, report_progress)
+        tables.heal(healer)
     proofs = tables.proofs()
     copies = tables.objects.filter(tables.objects["is_whole"])
     model.write_rows(workspace.clear("held"), model.POINT_COPIES, [copies.select(model.POINT_COPIES.names)])
@@ -382,7 +371,7 @@ def _save_readings(
             repair_points(points, place, row["stored_key"], head, damaged[row["stored_key"]])
             copy = row | {"stored_etag": head.etag, "stored_version_id": head.version_id}
             later = now + dt.timedelta(microseconds=1)
-            readings.append(make_reading_row(place, copy, CopyReading(None), later))
+            readings.append(make_reading_row(place, copy, later, None))
     ReadingStore(points).add(readings)
     if damaged:
         report_damage(points, now)

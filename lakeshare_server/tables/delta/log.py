@@ -3,12 +3,13 @@
 Delta's PROTOCOL.md, "File Types" and "Action Reconciliation".
 """
 
+import io
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any, TypeAlias, TypeVar
 
 import orjson
@@ -136,15 +137,18 @@ class LogListing:
 
 def list_log(stores: Stores, root: str, from_version: int = 0) -> LogListing:
     """Lists the log's files from a version on, without earlier checkpoints."""
-    listing = LogListing(root, from_version)
-    parts: dict[tuple[int, int], dict[int, StoredObject]] = {}
     after = f"{root}/{LOG}/{from_version:020d}" if from_version else None
     folder = len(stores.place(f"{root}/{LOG}/").location)
-    for file in stores.list(f"{root}/{LOG}", after):
-        # Files in subfolders are no files of the log: their names have a slash and match no pattern.
-        name = file.location[folder:]
-        if name > ":":
-            break  # names of versions begin with digits; folders and pointers sort after them
+    named = ((file.location[folder:], file) for file in stores.list(f"{root}/{LOG}", after))
+    # Names of versions begin with digits; folders and pointers sort after them.
+    return sort_log(root, takewhile(lambda entry: entry[0] <= ":", named), from_version)
+
+
+def sort_log(root: str, files: Iterable[tuple[str, StoredObject]], since: int = 0) -> LogListing:
+    """Sorts files by their names below the log's folder; those in subfolders are no files of the log."""
+    listing = LogListing(root, since)
+    parts: dict[tuple[int, int], dict[int, StoredObject]] = {}
+    for name, file in files:
         if commit := COMMIT.fullmatch(name):
             listing.commits[int(commit[1])] = file
         elif compacted := COMPACTED.fullmatch(name):
@@ -155,9 +159,9 @@ def list_log(stores: Stores, root: str, from_version: int = 0) -> LogListing:
                 parts.setdefault((version, int(checkpoint[3])), {})[int(checkpoint[2])] = file
             else:
                 listing.checkpoints.setdefault(version, []).append(Checkpoint(version, (file,)))
-    for (version, count), files in parts.items():
-        if len(files) == count:
-            whole = Checkpoint(version, tuple(files[number] for number in range(1, count + 1)))
+    for (version, count), found in parts.items():
+        if len(found) == count:
+            whole = Checkpoint(version, tuple(found[number] for number in sorted(found)))
             listing.checkpoints.setdefault(version, []).append(whole)
     return listing
 
@@ -314,30 +318,35 @@ def read_checkpoint(
 def _read_into(stores: Stores, root: str, location: str, state: CheckpointState, with_files: bool) -> None:
     name = location.rsplit("/", 1)[-1]
     try:
-        if name.endswith(".json"):
-            commit = parse_commit(stores.read(location), 0, 0, 0)
-            state.protocol = commit.protocol or state.protocol
-            state.metadata = commit.metadata or state.metadata
-            state.json_adds += commit.adds
-            state.sidecars += commit.sidecars
-        else:
-            _read_parquet(stores, location, state, with_files)
+        file = io.BytesIO(stores.read(location)) if name.endswith(".json") else stores.open(location)
+        read_checkpoint_file(name, file, state, ADD_FIELDS if with_files else ())
     except StoreMissing as error:
         raise TableFilesMissing(root, f"{name} of its log has vanished") from error
     except (pa.ArrowException, orjson.JSONDecodeError, OSError, AttributeError, TypeError) as error:
         raise TableFilesMissing(root, f"{name} of its log is not whole") from error
 
 
-def _read_parquet(stores: Stores, location: str, state: CheckpointState, with_files: bool) -> None:
-    with pq.ParquetFile(stores.open(location)) as file:
-        schema = file.schema_arrow
+def read_checkpoint_file(name: str, file: Any, into: CheckpointState, add_fields: Sequence[str]) -> None:
+    """Adds the content of a file of a checkpoint, Parquet or JSON, to `into`: of Parquet these fields of `add`.
+
+    Raises ArrowException, ValueError, OSError, AttributeError or TypeError if it is not whole.
+    """
+    if name.endswith(".json"):
+        commit = parse_commit(file.read(), 0, 0, 0)
+        into.protocol = commit.protocol or into.protocol
+        into.metadata = commit.metadata or into.metadata
+        into.json_adds += commit.adds
+        into.sidecars += commit.sidecars
+        return
+    with pq.ParquetFile(file) as parquet:
+        schema = parquet.schema_arrow
         columns = [name for name in SMALL if name in schema.names]
-        if with_files and "add" in schema.names:
+        if add_fields and "add" in schema.names:
             members = {member.name for member in schema.field("add").type}
-            columns += [f"add.{name}" for name in ADD_FIELDS if name in members]
+            columns += [f"add.{name}" for name in add_fields if name in members]
         # Arrow reads no struct with more than 2 GiB of texts at once.
-        for batch in file.iter_batches(PIECE_ROWS, columns=columns):
-            _add_batch(batch, state)
+        for batch in parquet.iter_batches(PIECE_ROWS, columns=columns):
+            _add_batch(batch, into)
 
 
 def _add_batch(batch: pa.RecordBatch, state: CheckpointState) -> None:

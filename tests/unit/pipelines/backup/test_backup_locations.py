@@ -7,7 +7,7 @@ import pytest
 from deltalake import DeltaTable
 
 from lakeshare_pipelines.backup.points import Points
-from lakeshare_pipelines.backup.restore.tables import PointRestore, restore_other_files
+from lakeshare_pipelines.backup.restore.tables import PointRestore
 from lakeshare_pipelines.backup.retention import sweep_points
 from lakeshare_pipelines.backup.stores import UNFINISHED, FolderStore, ListedObject, StoreAddress
 from lakeshare_pipelines.errors import BackupError
@@ -72,7 +72,7 @@ def test_nothing_is_restored_into_the_target_of_the_backup(lake: Lake, tmp_path:
     with pytest.raises(BackupError, match="the target of backup lake"):
         restores(lake).elsewhere("flights", to)
     with pytest.raises(BackupError, match="the target of backup lake"):
-        restore_other_files(restores(lake).settings, lake.backup, restores(lake).point, to)
+        restores(lake).other_files(to)
     assert sorted(lake.target.rglob("*")) == before
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from lakeshare_pipelines.backup.verify.delta import assess
+from lakeshare_pipelines.backup.verify.objects import open_database
 from tests.builders.backup_lakes import AS_OF
 from tests.builders.backup_replays import CASES, Case, copied
 
@@ -12,7 +13,8 @@ from tests.builders.backup_replays import CASES, Case, copied
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_complete_versions_are_those_that_lack_nothing(case: Case, tmp_path: Path) -> None:
     copy = copied(case, tmp_path)
-    found = assess(copy, AS_OF)
+    with open_database() as database:
+        found = assess(copy, AS_OF, database)
     assert sorted(count.version for count in found.complete) == case.complete
     counts = {version: found.counts[version].files for version in case.files}
     assert counts == case.files

@@ -7,11 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lakeshare_pipelines.backup.config import Retention
-from lakeshare_pipelines.backup.model import GOOD_STATUSES, Status
+from lakeshare_pipelines.backup.model import GOOD_STATUSES, Point, Status
 from lakeshare_pipelines.backup.points import get_point_time
 from lakeshare_pipelines.backup.retention import (
     CLASSES,
-    RetentionCandidate,
     RetentionClass,
     choose_class,
     compute_lock_end,
@@ -23,18 +22,19 @@ USUAL = Retention(daily=7, weekly=5, monthly=12, yearly=3)
 DAYS_ONLY = Retention(daily=3, weekly=0, monthly=0, yearly=0)
 
 
-def made(
-    days: list[str], retention: Retention, status: dict[str, Status] | None = None
-) -> list[RetentionCandidate]:
+def a_point(day: str, status: Status, retention_class: RetentionClass) -> Point:
+    """A point with what retention reads of it."""
+    return Point.model_construct(
+        day=day, as_of=get_point_time(day), status=status, retention_class=retention_class
+    )
+
+
+def made(days: list[str], retention: Retention, status: dict[str, Status] | None = None) -> list[Point]:
     """Points of these days, each with the class it gets when it is made in this order."""
-    points: list[RetentionCandidate] = []
+    points: list[Point] = []
     for day in days:
         said = (status or {}).get(day, "verified")
-        points.append(
-            RetentionCandidate(
-                day, get_point_time(day), said, choose_class(get_point_time(day), said, points, retention)
-            )
-        )
+        points.append(a_point(day, said, choose_class(get_point_time(day), said, points, retention)))
     return points
 
 
@@ -136,7 +136,7 @@ RETENTIONS = st.builds(
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> tuple[list[RetentionCandidate], Retention]:
+def histories(draw: st.DrawFn) -> tuple[list[Point], Retention]:
     numbers = draw(st.lists(st.integers(0, 1500), unique=True, max_size=60))
     retention = draw(RETENTIONS)
     days = [(dt.date(2024, 1, 1) + dt.timedelta(days=number)).isoformat() for number in numbers]
@@ -146,7 +146,7 @@ def histories(draw: st.DrawFn) -> tuple[list[RetentionCandidate], Retention]:
 
 @settings(deadline=None)
 @given(histories())
-def test_the_newest_good_point_always_stays(history: tuple[list[RetentionCandidate], Retention]) -> None:
+def test_the_newest_good_point_always_stays(history: tuple[list[Point], Retention]) -> None:
     points, retention = history
     good = [point for point in points if point.status in GOOD_STATUSES]
     kept = select_kept_days(points, retention)
@@ -158,7 +158,7 @@ def test_the_newest_good_point_always_stays(history: tuple[list[RetentionCandida
 @settings(deadline=None)
 @given(histories())
 def test_of_each_class_no_more_periods_stay_than_declared_and_the_newest_do(
-    history: tuple[list[RetentionCandidate], Retention],
+    history: tuple[list[Point], Retention],
 ) -> None:
     points, retention = history
     kept = select_kept_days(points, retention)
@@ -176,7 +176,7 @@ def test_of_each_class_no_more_periods_stay_than_declared_and_the_newest_do(
 
 @settings(deadline=None)
 @given(histories())
-def test_sweeping_twice_is_sweeping_once(history: tuple[list[RetentionCandidate], Retention]) -> None:
+def test_sweeping_twice_is_sweeping_once(history: tuple[list[Point], Retention]) -> None:
     points, retention = history
     kept = select_kept_days(points, retention)
     assert select_kept_days([point for point in points if point.day in kept], retention) == kept
@@ -185,18 +185,13 @@ def test_sweeping_twice_is_sweeping_once(history: tuple[list[RetentionCandidate]
 @settings(deadline=None)
 @given(histories())
 def test_a_new_good_point_never_brings_an_old_one_back(
-    history: tuple[list[RetentionCandidate], Retention],
+    history: tuple[list[Point], Retention],
 ) -> None:
     points, retention = history
     kept = select_kept_days(points, retention)
     day = "2030-01-01"
     after = [
         *points,
-        RetentionCandidate(
-            day,
-            get_point_time(day),
-            "verified",
-            choose_class(get_point_time(day), "verified", points, retention),
-        ),
+        a_point(day, "verified", choose_class(get_point_time(day), "verified", points, retention)),
     ]
     assert select_kept_days(after, retention) <= kept | {day}

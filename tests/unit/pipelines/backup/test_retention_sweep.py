@@ -90,10 +90,17 @@ def test_a_point_that_somebody_reads_stays_until_they_are_done(planner: Planner)
 
 
 def test_a_lease_that_ended_holds_nothing(planner: Planner) -> None:
-    with hold_point(planner.points, ONE, "a reader that died", dt.timedelta(seconds=-1)):
-        pass
     leave_lease(planner, ONE, dt.datetime.now(dt.UTC) - dt.timedelta(days=30))
     assert swept(planner).days == (ONE, TWO)
+
+
+def test_a_point_that_is_being_removed_is_not_being_made(planner: Planner) -> None:
+    folder, store = planner.points.folder(ONE), planner.points.store
+    store.put(f"{folder}claim.json", b'{"owner": "a run"}')
+    store.delete(f"{folder}point.json")
+    assert planner.points.unfinished() == [ONE]
+    store.put(f"{folder}swept.json", b"{}")
+    assert planner.points.unfinished() == []
 
 
 def leave_lease(planner: Planner, day: str, until: dt.datetime) -> None:
