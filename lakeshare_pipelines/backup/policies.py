@@ -561,7 +561,8 @@ def is_met(operator: str, key: str, values: Sequence[str], context: Mapping[str,
     if base == "Null":
         return (actual is None) == (values[0].lower() == "true")
     # ArnNotLike, StringNotEquals, …
-    is_negated, positive = "Not" in base, base.replace("Not", "")
+    positive = re.sub(r"^(String|Arn|Numeric)Not", r"\1", base)
+    is_negated = positive != base
     if positive not in POSITIVE and positive not in UNCOMPARED:
         raise UnsupportedPolicy(f"the condition operator {operator} is not supported")
     if actual is None:
