@@ -99,7 +99,8 @@ class _ScrubRun:
             share = -(-total_bytes // declared.within_days)
             limit = min(max(overdue_bytes, share), declared.bytes_per_scrub)
         self.on.execute(
-            "CREATE TABLE chosen AS SELECT * FROM held WHERE through <= ? OR through = size_bytes", [limit]
+            "CREATE TEMP TABLE chosen AS SELECT * FROM held WHERE through <= ? OR through = size_bytes",
+            [limit],
         )
         count, size_bytes = _row(self.on, "SELECT count(*), coalesce(sum(size_bytes), 0) FROM chosen")
         self.report_message(f"reading {count:,} of {copies:,} copies, {size_bytes:,} bytes")
@@ -150,13 +151,13 @@ class _ScrubRun:
             "ELSE strptime(first_point, '%Y-%m-%d') + INTERVAL 1 DAY END"
         )
         self.on.execute(
-            "CREATE TABLE once AS SELECT DISTINCT ON (place, stored_key, stored_version_id) * FROM copies "
+            "CREATE TEMP TABLE once AS SELECT DISTINCT ON (place, stored_key, stored_version_id) * FROM copies "
             "ORDER BY place, stored_key, stored_version_id, day DESC"
         )
         archives = ", ".join(f"'{name}'" for name in sorted(ARCHIVES))
         # The only values that are not bound are constants of this package.
         self.on.execute(
-            "CREATE TABLE held AS SELECT *, sum(size_bytes) OVER "  # noqa: S608
+            "CREATE TEMP TABLE held AS SELECT *, sum(size_bytes) OVER "  # noqa: S608
             "(ORDER BY compared_at, place, stored_key, stored_version_id ROWS UNBOUNDED PRECEDING) AS through FROM ("
             f"SELECT o.*, r.sha256, r.problem, greatest(coalesce(r.read_at, {made_at}), {made_at}) AS compared_at "
             "FROM once o LEFT JOIN readings r ON o.place = r.place AND o.stored_key = r.stored_key "
@@ -280,7 +281,7 @@ class _ScrubRun:
 
 def _load(on: duckdb.DuckDBPyConnection, points: Points, whole: Sequence[Point]) -> list[DamagedRecord]:
     columns = ", ".join(f"{name} {'BIGINT' if name == 'size_bytes' else 'VARCHAR'}" for name in COLUMNS)
-    on.execute(f"CREATE TABLE copies (day VARCHAR, place VARCHAR, {columns})")
+    on.execute(f"CREATE TEMP TABLE copies (day VARCHAR, place VARCHAR, {columns})")
     damaged = []
     for point in whole:
         place = points.backup.target_of(point.day).url

@@ -1,18 +1,21 @@
 """Levels L0 to L3 of copies: reported by the engine, listed by the target, and the same content."""
 
+import atexit
 import base64
 import binascii
 import datetime as dt
 import hashlib
 import io
 import logging
+import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from operator import itemgetter
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import Any, Literal
 from uuid import uuid4
 
@@ -290,12 +293,17 @@ READ = pa.schema(
 
 @contextmanager
 def open_database() -> Iterator[duckdb.DuckDBPyConnection]:
-    """An empty database on the disk, which is removed at the end of the block."""
-    with (
-        TemporaryDirectory(prefix="lakeshare-backup-") as folder,
-        duckdb.connect(f"{folder}/copies.duckdb", config={"memory_limit": DUCKDB_MEMORY}) as database,
-    ):
+    """A connection whose temporary tables and registered tables are its own; what exceeds the memory is on the disk."""
+    with _database_of_process(os.getpid()).cursor() as database:
         yield database
+
+
+@cache
+def _database_of_process(_pid: int) -> duckdb.DuckDBPyConnection:
+    """The one DuckDB of this process: starting one takes 10 ms, which several queries per table would wait for."""
+    spilled = mkdtemp(prefix="lakeshare-backup-")
+    atexit.register(shutil.rmtree, spilled, ignore_errors=True)
+    return duckdb.connect(config={"memory_limit": DUCKDB_MEMORY, "temp_directory": spilled})
 
 
 def read_copy(store: BackupStore, row: Row, known_sha256: str | None = None) -> tuple[str | None, str | None]:
