@@ -15,7 +15,8 @@ from typing import Any
 import httpx
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.supervisors import Multiprocess
+from uvicorn.config import STARTUP_FAILURE
+from uvicorn.supervisors.multiprocess import Multiprocess, Process
 
 from lakeshare_server.access.allowed_locations import FileTickets
 from lakeshare_server.access.authentication import (
@@ -59,6 +60,8 @@ from lakeshare_server.versions import Versions
 SHUTDOWN_S = 10
 START_S = 60
 WORKER_ANSWER_S = 30
+# How long the supervisor waits for one worker, without looking at signals and the others.
+PING_S = 0.5
 # A thread that renders lines yields to the event loop sooner than after the default of 5 ms.
 SWITCH_S = 0.0005
 # The Spark connector (1.4.1) refreshes URLs that end within 15 minutes, and treats a life up to that as an hour.
@@ -218,14 +221,52 @@ def _serve_with_workers(
         "lakeshare_server.app:app_from_environment",
         workers=workers,
         factory=True,
-        # uvicorn's 5 s are less than a worker needs to import the application on a busy host: it would be replaced.
-        timeout_worker_healthcheck=WORKER_ANSWER_S,
     )
     with listening, tempfile.TemporaryDirectory(prefix="lakeshare-metrics-") as folder:
         os.environ.setdefault(health.WORKERS_FOLDER, folder)
         if on_ready is not None:
             threading.Thread(target=_announce, args=(settings, on_ready), daemon=True).start()
-        Multiprocess(config, [listening]).run()
+        _Supervisor(config, [listening]).run()
+
+
+class _Supervisor(Multiprocess):
+    """uvicorn's supervisor, which no worker keeps from the other workers and from signals.
+
+    uvicorn's own waits for the reply of one worker to a ping, and without an end for the last worker to stop.
+    """
+
+    def __init__(self, config: uvicorn.Config, sockets: list[socket.socket]) -> None:
+        super().__init__(config, sockets)
+        self._replied: dict[Process, float] = {}
+
+    def keep_subprocess_alive(self) -> None:
+        for number, worker in enumerate(self.processes):
+            now = time.monotonic()
+            # With this copy of the worker's end open, a ping would not notice that the worker has ended.
+            worker.child_conn.close()
+            if worker.is_alive(PING_S):
+                self._replied[worker] = now
+            # A worker imports the application for some seconds before it replies, on a busy host for more than 5.
+            elif worker.process.is_alive() and now - self._replied.setdefault(worker, now) > WORKER_ANSWER_S:
+                worker.kill()
+                worker.join()
+            if worker.exitcode == STARTUP_FAILURE:
+                _log.error("worker %s failed to start: the server ends", worker.pid)
+                self.should_exit.set()
+                return
+            if worker.exitcode is not None:
+                self.processes[number] = Process(self.config, self.sockets)
+                self.processes[number].start()
+                self._replied.pop(worker, None)
+
+    def join_all(self) -> None:
+        deadline = time.monotonic() + SHUTDOWN_S + PING_S
+        for worker in self.processes:
+            worker.process.join(max(0, deadline - time.monotonic()))
+            if worker.exitcode is None:
+                _log.error("worker %s does not stop and is killed", worker.pid)
+                worker.process.kill()
+                worker.process.join()
 
 
 def _announce(settings: ServerSettings, on_ready: Callable[[str], None]) -> None:

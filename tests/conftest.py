@@ -3,12 +3,15 @@
 import atexit
 import gc
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 import typer.main
 from _pytest.unraisableexception import gc_collect_iterations_key
@@ -41,8 +44,38 @@ gc.disable()
 atexit.register(gc.freeze)
 
 
+FAILED = pytest.StashKey[bool]()
+MEMORY = Path("/dev/shm")
+# A run leaves files of 0.8 GB.
+NEEDED_BYTES = 8 << 30
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    """Put the folders of tests into memory where there is room: they make many small files, and commit to databases."""
     config.stash[gc_collect_iterations_key] = 1
+    is_worker = hasattr(config, "workerinput")
+    if is_worker or config.option.basetemp or not MEMORY.is_dir():
+        return
+    if min(shutil.disk_usage(MEMORY).free, psutil.virtual_memory().available) < NEEDED_BYTES:
+        return
+    for left in MEMORY.glob("lakeshare-tests-*"):  # by a run that was killed
+        if not psutil.pid_exists(int(left.name.split("-")[2])):
+            shutil.rmtree(left)
+    folder = Path(tempfile.mkdtemp(prefix=f"lakeshare-tests-{os.getpid()}-", dir=MEMORY))
+    config.option.basetemp = str(folder / "run")
+    config.add_cleanup(lambda: _leave_memory(config, folder))
+
+
+def _leave_memory(config: pytest.Config, folder: Path) -> None:
+    """Remove the folders of tests, or move them to the disk if a test failed."""
+    if config.stash.get(FAILED, False):
+        print(f"The folders of the tests: {shutil.move(folder, tempfile.gettempdir())}")
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    session.config.stash[FAILED] = exitstatus != pytest.ExitCode.OK
 
 
 @pytest.hookimpl(trylast=True)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import threading
 import time
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from lakeshare_server.app import WORKER_ANSWER_S
 from lakeshare_server.catalog import AuditEvent, AuditLog
 from lakeshare_server.catalog.audit import events_after, import_orphans, log, verify
 from lakeshare_server.catalog.audit.log import ROOM_BYTES, Journal, events_in, serialize_event
@@ -70,16 +72,14 @@ class Askers:
 def test_a_killed_worker_loses_no_event_and_several_workers_share_one_address_and_end_together(
     provider: Provider,
 ) -> None:
-    """Metrics are of all workers, too."""
+    """Metrics are of all workers, too. It is killed while the supervisor waits for its reply to a ping."""
     token = provider.recipient()
     with a_process(provider, "--workers", "2") as (process, url):
         askers = Askers(url, token)
         wait_until(lambda: len(askers.ids) > 60)
-        victim, *_ = (
-            child
-            for child in psutil.Process(process.pid).children()
-            if "spawn_main" in " ".join(child.cmdline())
-        )
+        victim, *_ = workers_of(process)
+        victim.send_signal(signal.SIGSTOP)
+        time.sleep(1)  # twice the interval of the pings
         victim.send_signal(signal.SIGKILL)
         before = len(askers.ids)
         wait_until(lambda: len(askers.ids) > before + 20)
@@ -94,7 +94,7 @@ def test_a_killed_worker_loses_no_event_and_several_workers_share_one_address_an
         answer = httpx.post(f"{url}{FLIGHTS}/query", headers=headers, timeout=PATIENCE_S)
         assert len(files(answer)) == 3
         process.send_signal(signal.SIGINT)
-        assert process.wait(PATIENCE_S) == 0
+        assert process.wait(WORKER_ANSWER_S / 2) == 0
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{url}/shares", headers=headers)
     polls = [
@@ -104,6 +104,20 @@ def test_a_killed_worker_loses_no_event_and_several_workers_share_one_address_an
     # What was under way when its worker was killed was not counted.
     assert len(polls) - CLIENTS <= float(line.split()[-1]) <= len(polls)
     assert verify(provider.catalog).is_sound
+
+
+def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    children = psutil.Process(process.pid).children()
+    return [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+
+
+def test_a_server_ends_although_a_worker_hangs(provider: Provider) -> None:
+    with a_process(provider, "--workers", "2") as (process, _):
+        hung, *_ = workers_of(process)
+        hung.send_signal(signal.SIGSTOP)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(WORKER_ANSWER_S) == 0
+        assert not hung.is_running()
 
 
 def test_without_room_for_its_event_a_request_is_refused(
