@@ -221,6 +221,8 @@ def _serve_with_workers(
         "lakeshare_server.app:app_from_environment",
         workers=workers,
         factory=True,
+        # For a restart by SIGHUP; _Supervisor has it for workers that run.
+        timeout_worker_healthcheck=WORKER_ANSWER_S,
     )
     with listening, tempfile.TemporaryDirectory(prefix="lakeshare-metrics-") as folder:
         os.environ.setdefault(health.WORKERS_FOLDER, folder)
