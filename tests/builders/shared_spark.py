@@ -46,7 +46,17 @@ class SharedSpark:
         return cls.of(lake.spark) if lake.settings.spark_mode == "local" else None
 
     def attach(self) -> SparkSession:
-        """Open a session of its own in the driver, for a process that has no Spark yet. Never stop it."""
+        """Open a session of its own in the driver. Never stop it."""
+        # This process may be attached already: a worker that runs out of other tests takes some of those with Spark.
+        context = SparkContext._active_spark_context or self._make_context()
+        sessions = SparkSession._get_j_spark_session_class(context._gateway.jvm)
+        running = sessions.getDefaultSession().get()
+        session = SparkSession(context, jsparkSession=running.newSession())
+        # PySpark made the new session the driver's default.
+        sessions.setDefaultSession(running)
+        return session
+
+    def _make_context(self) -> SparkContext:
         with pytest.MonkeyPatch.context() as patch:
             # For this call only: processes that this one starts may have a driver of their own.
             patch.setenv("PYSPARK_GATEWAY_PORT", str(self.port))
@@ -58,13 +68,7 @@ class SharedSpark:
         running_context = gateway.jvm.org.apache.spark.SparkContext.getOrCreate()
         java_context = gateway.jvm.JavaSparkContext.fromSparkContext(running_context)
         conf = SparkConf(_jconf=java_context.getConf())
-        context = SparkContext(gateway=gateway, jsc=java_context, conf=conf)
-        sessions = SparkSession._get_j_spark_session_class(gateway.jvm)
-        running = sessions.getDefaultSession().get()
-        session = SparkSession(context, jsparkSession=running.newSession())
-        # PySpark made the new session the driver's default.
-        sessions.setDefaultSession(running)
-        return session
+        return SparkContext(gateway=gateway, jsc=java_context, conf=conf)
 
 
 @contextmanager
