@@ -350,7 +350,7 @@ class Replayed:
 def replay(
     copy: TableCopy, chain: Chain, read: Read, times_ms: dict[int, int], database: DuckDBPyConnection
 ) -> Replayed:
-    """Replay a chain with the whole objects of the copy; a large one is on the disk of the database."""
+    """Replay a chain with the whole objects of the copy; what exceeds the database's memory is on the disk."""
     with database.cursor() as on:
         on.register("no_events", EVENTS.empty_table())
         on.execute("CREATE TEMP TABLE events AS FROM no_events")
