@@ -286,6 +286,8 @@ class ViewExtras(Part):
 class TableExtras(Part):
     source: Annotated[str, Field(min_length=1, pattern=r"^[^/\\]+$")] | None = None
     derive: str | None = None
+    transform: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")] | None = None
+    inputs: list[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]] = []
     view: ViewExtras | None = None
     location: str | None = None
     allow_schema_changes: bool = False

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from lakeshare_pipelines.contracts import document as odcs
 from lakeshare_pipelines.contracts import model
 from lakeshare_pipelines.contracts.document import Faults, read_extras, suggest
-from lakeshare_pipelines.contracts.model import Column, Reference, Rule, SetContract, Table, View
+from lakeshare_pipelines.contracts.model import Column, Input, Reference, Rule, SetContract, Table, View
 from lakeshare_pipelines.errors import ContractError
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.locations import AZURE, GCS, LOCAL, S3, parse_location
@@ -64,7 +64,50 @@ def load_contracts(folder: Path | None = None) -> tuple[SetContract, ...]:
             if other is not contract:
                 problem = f"the {kind} {name!r} is {other.path.name}'s already"
                 raise ContractError(contract.path, "name", problem, "Rename one of them.")
-    return contracts
+    return _connect_sets(contracts)
+
+
+def _connect_sets(contracts: Sequence[SetContract]) -> tuple[SetContract, ...]:
+    """Checks the inputs of the sets against each other; returns the sets with the columns of days of their inputs."""
+    owners = {table.name: contract for contract in contracts for table in contract.tables}
+    for contract in contracts:
+        for table in contract.tables:
+            for read in table.inputs:
+                if read.table not in owners:
+                    hint = suggest(read.table, owners, "Name a table of another contract, as set.table.")
+                    problem = f"no contract has the table {read.table!r}"
+                    raise ContractError(contract.path, f"{table.short_name}.inputs", problem, hint)
+    reads = {
+        contract.name: sorted({owners[read.table].name for read in contract.inputs}) for contract in contracts
+    }
+    try:
+        TopologicalSorter(reads).prepare()
+    except CycleError as error:
+        # The sorter lists each set before those that read it.
+        path: list[str] = error.args[1][::-1]
+        paths = {contract.name: contract.path for contract in contracts}
+        problem = f"sets read each other in a circle: {' → '.join(path)}"
+        hint = "Remove one of these inputs, or put the tables into one set."
+        raise ContractError(paths[path[0]], "inputs", problem, hint) from None
+    return tuple(_find_days_of_inputs(contract, owners) for contract in contracts)
+
+
+def _find_days_of_inputs(contract: SetContract, owners: Mapping[str, SetContract]) -> SetContract:
+    if contract.partitioning != "daily":
+        return contract
+
+    def find_day(read: Input) -> Input:
+        owner = owners[read.table]
+        by = owner.table(read.table).partition_by
+        return replace(read, day=by[0][0] if owner.partitioning == "daily" and by else None)
+
+    tables = [replace(table, inputs=tuple(map(find_day, table.inputs))) for table in contract.tables]
+    connected = replace(contract, tables=tuple(tables))
+    if not connected.takes_deliveries and not any(read.day for read in connected.inputs):
+        problem = "a daily set without deliveries has the days of its inputs, and none of them is daily"
+        hint = "Add a table of a daily set to the inputs, or give partitioning: none."
+        raise ContractError(contract.path, "customProperties", problem, hint)
+    return connected
 
 
 Tables = TypeVar("Tables", odcs.SharedSchema, odcs.SnowflakeSchema)
@@ -81,6 +124,7 @@ def _build_set(document: odcs.Document, digest: str, path: Path, faults: Faults)
         for table in _build_tables(document, server.format, faults, extras.maintenance)
     )
     names = {name: table.name for table in tables for name in (table.short_name, table.name)}
+    tables = tuple(_split_inputs(table, names) for table in tables)
     return SetContract(
         name=document.name,
         version=document.version,
@@ -172,6 +216,8 @@ def _build_table(
         partition_by=partition_by,
         source=extras.source,
         derive=derive,
+        transform=extras.transform,
+        inputs=tuple(Input(read) for read in dict.fromkeys(extras.inputs)),
         view=view,
         depends_on=_placeholders(derive, faults) if view is None else (view.of,),
         # The rules that a table's columns imply hold for any selection of its rows.
@@ -190,6 +236,15 @@ def _build_table(
         if promise
         else model.Promise(),
     )
+
+
+def _split_inputs(table: Table, names: Mapping[str, str]) -> Table:
+    """Returns the table with declared inputs of its own set in `depends_on`, by short name, and others in `inputs`."""
+    own = [names[read.table].rsplit(".", 1)[-1] for read in table.inputs if read.table in names]
+    inputs = tuple(read for read in table.inputs if read.table not in names)
+    read = {each.short_name for each in inputs if each.short_name not in names}
+    depends_on = dict.fromkeys(name for name in (*table.depends_on, *own) if name not in read)
+    return replace(table, depends_on=tuple(depends_on), inputs=inputs)
 
 
 def _build_maintenance(
@@ -589,6 +644,9 @@ def _check_set(contract: SetContract, faults: Faults) -> SetContract:
     _check_unique([table.short_name for table in contract.tables], "table", faults.at("schema"))
     for index, table in enumerate(contract.tables):
         _check_table(contract, table, faults.at("schema", index))
+    if not contract.takes_deliveries and not contract.inputs:
+        problem = f"set {contract.name} has neither deliveries nor inputs: nothing would start it"
+        faults.at("schema").add(problem, "Give a table a source, or name tables of other sets as inputs.")
     if contract.partitioning == "daily" and contract.first_partition is None:
         hint = "Give the first day, as 2013-01-01."
         faults.at("customProperties").add("a daily set needs firstPartition", hint)
@@ -620,23 +678,43 @@ def _check_table(contract: SetContract, table: Table, faults: Faults) -> None:
 
 
 def _check_origin(contract: SetContract, table: Table, faults: Faults) -> None:
-    given = [name for name in ("source", "derive", "view") if getattr(table, name) is not None]
+    origins = ("source", "derive", "view", "transform")
+    given = [name for name in origins if getattr(table, name) is not None]
     if len(given) != 1:
-        problem = (
-            f"table {table.short_name} has {' and '.join(given) or 'neither source nor derive nor view'}"
-        )
-        hint = "Give the file stem of its deliveries as source, or Spark SQL as derive, or a view of another table."
+        none_given = f"neither {' nor '.join(origins)}"
+        problem = f"table {table.short_name} has {' and '.join(given) or none_given}"
+        hint = "Give the file stem of its deliveries as source, or Spark SQL as derive, or a view of another table, "
+        hint += "or a Python function as transform."
         faults.at("customProperties").add(problem, hint)
+    if table.inputs and table.derive is None and table.transform is None:
+        problem = f"table {table.short_name} has inputs, which its {' and '.join(given)} cannot read"
+        faults.at("customProperties").add(problem, "Remove inputs, or give derive or transform.")
     if table.view is not None:
         return
     known = {other.short_name for other in contract.tables if other.view is None}
     for name in table.depends_on:
         if name not in known:
             hint = suggest(name, known)
-            faults.at("customProperties").add(f"derive names an unknown table {{{name}}}", hint)
-    if table.derive is not None and not table.depends_on:
-        hint = f"Write a table of the set as {{name}}; there are: {', '.join(sorted(known))}."
-        faults.at("customProperties").add("derive names no table of the set", hint)
+            problem = f"derive names an unknown table {{{name}}}"
+            if table.transform is not None:
+                problem = f"inputs name the table {name!r}, which the transform cannot read"
+            faults.at("customProperties").add(problem, hint)
+    if table.derive is not None:
+        _check_placeholders(contract, table, known, faults.at("customProperties"))
+
+
+def _check_placeholders(contract: SetContract, table: Table, known: Iterable[str], faults: Faults) -> None:
+    """Checks that each name in the SQL of a derived table is that of one table."""
+    names = [other.short_name for other in contract.tables]
+    counts = Counter([*names, *(read.short_name for read in table.inputs)])
+    for read in table.inputs:
+        if counts[read.short_name] > 1:
+            problem = f"{{{read.short_name}}} in derive is {read.table} and another table"
+            faults.add(problem, "Read them in a transform, by their full names.")
+    if not table.depends_on and not table.inputs:
+        hint = f"Write a table of the set as {{name}}; there are: {', '.join(sorted(known))}. Those of other sets are "
+        hint += "named in inputs, as set.table."
+        faults.add("derive names no table of the set", hint)
 
 
 def _check_promise(table: Table, faults: Faults) -> None:
@@ -655,13 +733,15 @@ def _check_promise(table: Table, faults: Faults) -> None:
 
 def _check_column(contract: SetContract, table: Table, column: Column, faults: Faults) -> None:
     place = _locate_column(table, column.name, faults)
-    if table.derive is not None and (column.source or column.expression):
+    if (table.derive or table.transform) is not None and (column.source or column.expression):
         problem = f"column {column.name!r} of a derived table has a source of its own"
-        place.add(problem, "Give it in derive.")
+        place.add(problem, f"Give it in {'derive' if table.derive is not None else 'the transform'}.")
     if column.source is not None and column.expression is not None:
         place.add(f"column {column.name!r} has both source and transformLogic", "Keep one of them.")
     for name in column.lineage:
         head, _, source = name.rpartition(".")
+        if any(head == read.table for read in table.inputs):
+            continue
         try:
             (contract.table(head) if head else table).column(source)
         except KeyError:

@@ -145,8 +145,24 @@ class View:
 
 
 @dataclass(frozen=True)
+class Input:
+    """A published table of another set; `day` is its column of days if a run over days reads those days of it."""
+
+    table: str
+    day: str | None = None
+
+    @property
+    def short_name(self) -> str:
+        return self.table.rsplit(".", 1)[-1]
+
+
+@dataclass(frozen=True)
 class Table:
-    """A table with a `source` (file stem or glob in the delivery), a `derive` (Spark SQL) or a `view`."""
+    """A table with a `source` (file stem or glob in the delivery), a `derive` (Spark SQL), a `transform` or a `view`.
+
+    `transform` is a Python function, as `package.module:function`. `depends_on` are the tables of the set that a
+    derivation, transform or view reads, `inputs` those of other sets.
+    """
 
     name: str
     format: Literal["iceberg", "delta"]
@@ -154,8 +170,10 @@ class Table:
     partition_by: tuple[tuple[str, str], ...] = ()
     source: str | None = None
     derive: str | None = None
+    transform: str | None = None
     view: View | None = None
     depends_on: tuple[str, ...] = ()
+    inputs: tuple[Input, ...] = ()
     rules: tuple[Rule, ...] = ()
     references: tuple[Reference, ...] = ()
     location: str | None = None
@@ -244,6 +262,16 @@ class SetContract:
     warehouse: str | None = None
     endpoint: str | None = None
     """URL of the store of `warehouse`, if the contract requires one."""
+
+    @property
+    def takes_deliveries(self) -> bool:
+        """Whether files are delivered for the set; otherwise it is made of published tables of other sets."""
+        return any(table.source is not None for table in self.tables)
+
+    @property
+    def inputs(self) -> tuple[Input, ...]:
+        """The published tables of other sets that the set is made of, each once."""
+        return tuple(dict.fromkeys(each for table in self.tables for each in table.inputs))
 
     def table(self, name: str) -> Table:
         """Returns a table by its lake name or its short name.
@@ -496,7 +524,10 @@ def _describe_set(contract: SetContract) -> Iterator[str]:
 
 
 def _describe_table(table: Table) -> Iterator[str]:
-    origin = f"files {table.source}*" if table.source else f"derived from {', '.join(table.depends_on)}"
+    read = ", ".join([*table.depends_on, *(each.table for each in table.inputs)])
+    origin = f"files {table.source}*" if table.source else f"derived from {read}"
+    if table.transform is not None:
+        origin = f"made by {table.transform}" + (f" from {read}" if read else "")
     if table.view is not None:
         origin = f"view of {table.view.of}"
     by = ", ".join(c if t == "identity" else f"{t}({c})" for c, t in table.partition_by)
