@@ -5,6 +5,8 @@ LakeshareError (lakeshare_server.errors)
     ├── ContractError      path, field, hint, also
     ├── DeliveryError      delivery, reason, fix
     │   └── StoreError     delivery, reason, fix
+    ├── InputError         subject, table, reason, fix
+    ├── TransformError     path, table, function, reason, fix
     ├── NotAudited         staged, reason
     ├── Conflict           tables, base, head
     ├── BranchMoved        branch, expected, found
@@ -60,6 +62,22 @@ class DeliveryError(PipelineError):
 
 class StoreError(DeliveryError):
     """The store of the landing area refused a request or did not respond."""
+
+
+class InputError(PipelineError):
+    """A table that a set or a transform cannot read: not published, not declared, or not at the requested number."""
+
+    def __init__(self, subject: str, table: str, reason: str, fix: str) -> None:
+        super().__init__(f"{subject}: input {table} {reason}. {fix}")
+        self.subject, self.table, self.reason, self.fix = subject, table, reason, fix
+
+
+class TransformError(PipelineError):
+    """A transform that cannot be called, failed, did not end in time, or returned other columns than the contract's."""
+
+    def __init__(self, path: Path | str, table: str, function: str, reason: str, fix: str) -> None:
+        super().__init__(f"{path}: {table}.transform: {function} {reason}. {fix}")
+        self.path, self.table, self.function, self.reason, self.fix = path, table, function, reason, fix
 
 
 class NotAudited(PipelineError):

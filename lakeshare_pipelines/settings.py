@@ -91,6 +91,13 @@ class LakeSettings(StateSettings):
         "", description=f"More Java options for the Spark driver; for short runs on few cores: {SHORT_RUNS}."
     )
 
+    transform_wait_s: float = Field(
+        3600,
+        gt=0,
+        description="How long a transform and the writing of its rows may take, in seconds; then its Spark jobs are "
+        "cancelled and the run fails.",
+    )
+
     iceberg_catalog: str = Field(
         NESSIE,
         pattern=r"^[A-Za-z][A-Za-z0-9_]*$",

@@ -173,11 +173,8 @@ def find_delivery(settings: LakeSettings, contract: SetContract, partition: str)
             outside landing.
         StoreError: the store of landing refuses a request, or does not respond.
     """
+    require_partition(contract, partition)
     title = f"{contract.name}/{partition}"
-    if not contract.is_partition(partition):
-        days = f"Give a day from {contract.first_partition} on, as 2013-01-01."
-        fix = days if contract.partitioning == "daily" else "The set has one partition: all."
-        raise DeliveryError(title, f"{partition!r} is no partition of set {contract.name}", fix)
     landing = open_landing(settings)
     location = f"{landing.root}/{title}"
     try:
@@ -204,6 +201,26 @@ def find_delivery(settings: LakeSettings, contract: SetContract, partition: str)
     assign_files(contract, delivery)
     _require_manifest(delivery)
     return delivery
+
+
+def find_deliveries_of_run(
+    settings: LakeSettings, contract: SetContract, partitions: Sequence[str]
+) -> list[Delivery]:
+    """Returns the complete deliveries of a run; none for a set that takes no deliveries. Raises as `find_delivery`."""
+    if contract.takes_deliveries:
+        return [find_delivery(settings, contract, partition) for partition in partitions]
+    for partition in partitions:
+        require_partition(contract, partition)
+    return []
+
+
+def require_partition(contract: SetContract, partition: str) -> None:
+    """Raises `DeliveryError` if a set has no such partition."""
+    if not contract.is_partition(partition):
+        days = f"Give a day from {contract.first_partition} on, as 2013-01-01."
+        fix = days if contract.partitioning == "daily" else "The set has one partition: all."
+        title = f"{contract.name}/{partition}"
+        raise DeliveryError(title, f"{partition!r} is no partition of set {contract.name}", fix)
 
 
 def require_unchanged(delivery: Delivery) -> None:

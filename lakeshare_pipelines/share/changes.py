@@ -21,7 +21,7 @@ from lakeshare_pipelines.errors import ChangesDoNotAddUp, NoSuchPublication, Pip
 from lakeshare_pipelines.spark.rows import column_by_name, to_comparable
 from lakeshare_pipelines.spark.session import to_hadoop_path, translate_errors
 from lakeshare_pipelines.wap.iceberg import get_state
-from lakeshare_pipelines.wap.staged import Lake, Staged
+from lakeshare_pipelines.wap.staged import Lake, Staged, read_snapshot
 from lakeshare_server.catalog import Catalog, Ledger, Publication, lock_set
 from lakeshare_server.errors import StoreError, StoreMissing, Unavailable, Unserveable
 from lakeshare_server.lazy import LazyModule
@@ -216,12 +216,7 @@ class TableState:
         return schema_at(*open_metadata(self.stores, self.metadata_location, self.snapshot_id)).as_struct()
 
     def frame(self, spark: "SparkSession") -> "DataFrame":
-        table, snapshot = open_metadata(self.stores, self.metadata_location, self.snapshot_id)
-        reader = spark.read.format("iceberg")
-        # Read by id, a snapshot has the columns of its own time; the newest one should have the current columns.
-        if snapshot.snapshot_id != table.current_snapshot_id:
-            reader = reader.option("versionAsOf", self.snapshot_id)
-        return reader.load(self.metadata_location)
+        return read_snapshot(spark, self.stores, self.metadata_location, self.snapshot_id)
 
 
 CHANGES = "changes"

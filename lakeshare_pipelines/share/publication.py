@@ -10,11 +10,12 @@ import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
 from typing import Any, Literal, Self, get_args
 
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.errors import NoSuchPublication, NotAudited
-from lakeshare_pipelines.ingest import find_delivery
+from lakeshare_pipelines.ingest import find_deliveries_of_run
 from lakeshare_pipelines.share.changes import (
     ensure_changes,
     find_changes,
@@ -25,11 +26,13 @@ from lakeshare_pipelines.share.changes import (
     record_changes_since_latest,
     split_recorded_changes,
 )
+from lakeshare_pipelines.share.lineage import find_code, find_in_force, has_same_inputs
 from lakeshare_pipelines.spark.stores import translate_delta_errors
 from lakeshare_pipelines.wap.audit import audit_and_save, publish_with_replay
 from lakeshare_pipelines.wap.checks import list_checks
 from lakeshare_pipelines.wap.delta import DeltaStaging, table_location
 from lakeshare_pipelines.wap.iceberg import iceberg_tables
+from lakeshare_pipelines.wap.inputs import find_inputs
 from lakeshare_pipelines.wap.stage import (
     PROPERTY,
     Landed,
@@ -219,27 +222,38 @@ class UnchangedRun:
 
 
 def unchanged_run(
-    lake: Lake, catalog: Catalog, contract: SetContract, partitions: Sequence[str]
+    lake: Lake,
+    catalog: Catalog,
+    contract: SetContract,
+    partitions: Sequence[str],
+    pins: Mapping[str, int] = MappingProxyType({}),
 ) -> UnchangedRun | None:
-    """The run if the deliveries of these partitions are already published under this contract, else None.
+    """The run if these partitions are already published under this contract, made of the same, else None.
 
-    Decided before any file is read: Spark starts only where a crashed run left changes unrecorded.
+    The same deliveries, inputs as with these pins, and files of transforms. Decided before any file of a delivery is
+    read: Spark starts only where a crashed run left changes unrecorded.
 
     Raises:
         DeliveryError: a delivery is missing or incomplete.
+        InputError: a table of another set has no publication, or not the pinned one.
         CatalogConflict: another run held the set's lock for too long.
     """
-    digests = {name: find_delivery(lake.settings, contract, name).digest for name in partitions}
+    digests = dict.fromkeys(partitions, "")
+    digests |= {
+        found.partition: found.digest for found in find_deliveries_of_run(lake.settings, contract, partitions)
+    }
     ledger = Ledger(catalog)
-    if not _are_in_force(ledger, contract, digests):
+    inputs = {name: found.version for name, found in find_inputs(ledger, contract, pins).items()}
+    made_of = digests, inputs, find_code(contract)
+    if not _are_in_force(ledger, contract, *made_of):
         return None
     # An incomplete publication is newer than what the ledger has.
     repair(lake, catalog, contract, lake.settings.lock_wait_s)
-    if not _are_in_force(ledger, contract, digests):
+    if not _are_in_force(ledger, contract, *made_of):
         return None
     failed: set[str] = set()
     for table in contract.tables:
-        published = _find_in_force(ledger, table, partitions)
+        published = find_in_force(ledger, table, partitions)
         for name in partitions:
             names = published[name].verdicts.get("failed_checks")
             if names is None or CUT_SHORT in names:
@@ -280,11 +294,13 @@ def publish(
         complete_publications(lake, ledger, contract, lease)
         names = {table.name for table in contract.tables}
         publications = [row for row in ledger.by_run(staged.run_id) if row.table in names]
-        if not publications and _are_in_force(ledger, contract, staged.deliveries):
+        made_of = staged.deliveries, staged.inputs, staged.code
+        if not publications and _are_in_force(ledger, contract, *made_of):
             publications = latest_publications(catalog, contract)
         if not publications:
             evidence = verdicts.as_evidence() | record_changes(lake, ledger, contract, staged)
             evidence |= {"deliveries": dict(staged.deliveries), "attempt": staged.attempt}
+            evidence |= staged.describe_inputs()
             landed = staging_for(lake, contract).land(staged, evidence)
             publications = record_landed(lake, ledger, contract, landed, lease)
     drop_staging_location(lake, contract, staged.ref)
@@ -306,9 +322,23 @@ def require_green(contract: SetContract, staged: Staged, verdicts: Verdicts) -> 
         raise NotAudited(staged.title, f"its audit failed ({verdicts.blocking_names})")
 
 
-def _are_in_force(ledger: Ledger, contract: SetContract, deliveries: Mapping[str, str]) -> bool:
+def _are_in_force(
+    ledger: Ledger,
+    contract: SetContract,
+    deliveries: Mapping[str, str],
+    inputs: Mapping[str, int],
+    code: Mapping[str, str],
+) -> bool:
     published = deliveries_in_force(ledger, contract, deliveries.keys())
-    return all(published.get(name) == (digest, contract.digest) for name, digest in deliveries.items())
+    if any(published.get(name) != (digest, contract.digest) for name, digest in deliveries.items()):
+        return False
+    return all(
+        publication.verdicts.get("code", {}).get(table.name) == code.get(table.name)
+        and has_same_inputs(ledger, publication, partition, table, inputs)
+        for table in contract.tables
+        if table.inputs or table.transform is not None
+        for partition, publication in find_in_force(ledger, table, deliveries.keys()).items()
+    )
 
 
 def deliveries_in_force(
@@ -318,7 +348,7 @@ def deliveries_in_force(
     first, *others = [
         {
             partition: (publication.verdicts["deliveries"][partition], publication.contract_digest)
-            for partition, publication in _find_in_force(ledger, table, partitions).items()
+            for partition, publication in find_in_force(ledger, table, partitions).items()
         }
         for table in contract.tables
     ]
@@ -327,24 +357,6 @@ def deliveries_in_force(
         for partition, digests in first.items()
         if all(other.get(partition) == digests for other in others)
     }
-
-
-def _find_in_force(ledger: Ledger, table: Table, partitions: Collection[str]) -> dict[str, Publication]:
-    """The publication whose delivery each partition of a table has; read no further back than to the last of them."""
-    missing, publications = set(partitions), dict[str, Publication]()
-    below: int | None = None
-    for publication in ledger.of_partitions(table.name, partitions) if missing else ():
-        if below is not None and publication.version > below:
-            continue
-        if publication.repeats is not None:
-            below = publication.repeats
-            continue
-        found = missing.intersection(publication.verdicts["deliveries"])
-        publications |= dict.fromkeys(found, publication)
-        missing -= found
-        if not missing:
-            break
-    return publications
 
 
 @dataclass(frozen=True)

@@ -287,7 +287,9 @@ def publish_with_replay(
                 raise
             log.warning("%s; replaying %s", conflict, staged.title)
             time.sleep(random.uniform(0, JITTER_S))  # noqa: S311  two writers in step, not a secret
-            replayed = stage(lake, contract, staged.partitions, staged.run_id, staged.attempt + 1)
+            replayed = stage(
+                lake, contract, staged.partitions, staged.run_id, staged.attempt + 1, staged.inputs
+            )
             drop_staging_location(lake, contract, staged.ref)
             staged, verdicts = replayed, audit_and_save(lake, contract, replayed)
             if not verdicts.green:

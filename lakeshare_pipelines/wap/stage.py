@@ -6,24 +6,40 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.contracts.model import View
 from lakeshare_pipelines.errors import ContractError, PipelineError, WarehouseError
-from lakeshare_pipelines.ingest import Delivery, blame_changed_delivery, find_delivery, require_unchanged
+from lakeshare_pipelines.ingest import (
+    Delivery,
+    blame_changed_delivery,
+    find_deliveries_of_run,
+    require_unchanged,
+)
 from lakeshare_pipelines.ingest.frame import ReadingLimits, TableFrame, read_delivery
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.rows import digest_rows
 from lakeshare_pipelines.spark.session import translate_errors
 from lakeshare_pipelines.spark.stores import require_reachable
 from lakeshare_pipelines.wap.checks import SHOW_REJECTED
+from lakeshare_pipelines.wap.inputs import (
+    Inputs,
+    Transform,
+    derive_table,
+    find_inputs,
+    load_transforms,
+    run_transform,
+)
 from lakeshare_pipelines.wap.serveable import ClientMatrix
 from lakeshare_pipelines.wap.staged import (
     WHOLE,
     Attempt,
     Finding,
     Lake,
+    ReadTable,
     Staged,
     StagedTable,
     Verdicts,
@@ -40,7 +56,7 @@ from lakeshare_pipelines.wap.staged import (
 from lakeshare_server.lazy import LazyModule
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame
     from pyspark.sql import functions as F
     from pyspark.sql import types as T
 
@@ -302,22 +318,48 @@ def _assign_recipients(frame: "DataFrame", view: View) -> "DataFrame":
     return frame.where(recipient.isNotNull() & (recipient.cast("string") != ""))
 
 
+@dataclass(frozen=True)
+class RunInputs:
+    """What a run is made of, found before it writes anything: deliveries, pinned publications, transforms by table."""
+
+    deliveries: Sequence[Delivery]
+    publications: "Mapping[str, Publication]"
+    transforms: Mapping[str, Transform]
+
+    @property
+    def size_bytes(self) -> int:
+        delivered = sum(file.size_bytes for delivery in self.deliveries for file in delivery.files)
+        return delivered + sum(publication.size_bytes for publication in self.publications.values())
+
+
 def stage(
-    lake: Lake, contract: SetContract, partitions: Sequence[str], run_id: str, attempt: int = 0
+    lake: Lake,
+    contract: SetContract,
+    partitions: Sequence[str],
+    run_id: str,
+    attempt: int = 0,
+    pins: Mapping[str, int] = MappingProxyType({}),
 ) -> Staged:
     """Write the deliveries of `partitions` to a staging location of their own; replaces one of the same name.
 
+    Published tables of other sets are read at the numbers in `pins`, or at their newest ones.
+
     Raises:
         DeliveryError: a delivery is missing, incomplete, unreadable, or changed while it was read.
+        InputError: a table of another set has no publication, or not the pinned one.
+        TransformError: a transform cannot be called, failed, or returned other columns than the contract's.
         SparkError: Spark died, or the disk is full.
         WarehouseError: a published table is not on main any more.
     """
     partitions = tuple(partitions)
     require_reachable(lake.stores, contract)
-    deliveries = [find_delivery(lake.settings, contract, partition) for partition in partitions]
+    deliveries = find_deliveries_of_run(lake.settings, contract, partitions)
+    with _open_ledger(lake.settings) as ledger:
+        publications = find_inputs(ledger, contract, pins)
+    made_of = RunInputs(deliveries, publications, load_transforms(contract))
     ref = make_staging_name(contract.name, partitions, run_id, attempt)
     files = {file.location: file.size_bytes for delivery in deliveries for file in delivery.files}
-    staging = staging_for(lake, contract, sum(files.values()))
+    staging = staging_for(lake, contract, made_of.size_bytes)
     with (
         translate_errors(lake.settings, f"staging {ref}", files),
         _discard_on_failure(lake, staging, ref),
@@ -332,13 +374,14 @@ def stage(
             base=_open_staging(lake, staging, contract, ref),
             head="",
             tables=(),
-            deliveries={delivery.partition: delivery.digest for delivery in deliveries},
+            deliveries=dict.fromkeys(partitions, "")
+            | {delivery.partition: delivery.digest for delivery in deliveries},
             contract_digest=contract.digest,
             attempt=attempt,
         )
         tables = tuple(
             replace(table, rewritten=staging.make_serveable(ref, contract.table(table.table)))
-            for table in _write_all(lake, staging, contract, draft, deliveries)
+            for table in _write_all(lake, staging, contract, draft, made_of)
         )
         for delivery in deliveries:
             require_unchanged(delivery)
@@ -348,12 +391,12 @@ def stage(
 
 
 def _write_all(
-    lake: Lake, staging: Staging, contract: SetContract, draft: Staged, deliveries: Sequence[Delivery]
+    lake: Lake, staging: Staging, contract: SetContract, draft: Staged, made_of: RunInputs
 ) -> list[StagedTable]:
     limits = ReadingLimits(lake.settings.max_line_mb, lake.settings.max_unpacked_mb)
-    read = read_delivery(lake.spark, contract, deliveries, limits)
+    read = read_delivery(lake.spark, contract, made_of.deliveries, limits)
     frames: dict[str, DataFrame] = {}
-    inputs = {name for table in contract.tables for name in table.depends_on}
+    reused = {name for table in contract.tables for name in table.depends_on}
     written = []
     try:
         for table in contract.tables:
@@ -369,17 +412,29 @@ def _write_all(
             ) -> int:
                 if table.name in frames:
                     frames[table.name].unpersist()
-                frames[table.name] = frame.cache() if table.name in inputs else frame
+                frames[table.name] = frame.cache() if table.name in reused else frame
                 rows = staging.write(draft.ref, table, frames[table.name], partitions, draft.run_id)
                 log.info("wrote %s rows of %s to %s", rows, table.name, draft.ref)
                 return rows
 
             found: TableFrame | None = None
+            transform = made_of.transforms.get(table.name)
+            inputs = Inputs(
+                lake,
+                contract,
+                table,
+                draft.partitions,
+                frames,
+                partial(staging.table_after, draft),
+                made_of.publications,
+            )
             if arrived is not None:
                 found = arrived.write(write)
                 rows = found.rows
+            elif transform is not None:
+                rows = run_transform(lake, transform, inputs, write)
             elif table.view is None:
-                rows = write(_derive_table(lake.spark, table, frames))
+                rows = write(derive_table(inputs, table))
             else:
                 base = contract.table(table.view.of)
                 of_base = staging.table_after(draft, base) if is_whole else frames[base.name]
@@ -392,6 +447,10 @@ def _write_all(
                     () if found is None else tuple(problem.detail for problem in found.problems),
                     view=None if table.view is None else table.view.digest,
                     is_whole=is_whole,
+                    inputs=inputs.list_read()
+                    if table.view is None
+                    else {table.view.of: ReadTable(None, is_whole)},
+                    code=None if transform is None else transform.code,
                 )
             )
     finally:
@@ -411,16 +470,6 @@ def _rebuild_views(lake: Lake, staging: Staging, contract: SetContract, staged: 
             rows = staging.table_after(staged, base) if record.is_whole else staging.rows_of_run(staged, base)
             frame = select_view_rows(contract, table, table.view, rows)
             staging.write(staged.ref, table, frame, staged.partitions_of(table.name), staged.run_id)
-
-
-def _derive_table(spark: "SparkSession", table: Table, frames: "Mapping[str, DataFrame]") -> "DataFrame":
-    """A derived table: the contract's SQL over the rows of this run, cast to the contract's types."""
-
-    if table.derive is None:
-        raise ValueError(f"table {table.name} has neither a source nor a derivation")
-    inputs: dict[str, Any] = {name.rsplit(".", 1)[-1]: frames[name] for name in table.depends_on}
-    frame = spark.sql(table.derive, **inputs)
-    return frame.select(*(F.col(column.name).cast(column.type) for column in table.columns))
 
 
 @contextmanager

@@ -42,11 +42,23 @@ WHOLE = ("all",)
 
 
 @dataclass(frozen=True)
+class ReadTable:
+    """A table that another one was made of: its publication, None for the same run's, and if all of its rows were read.
+
+    `is_whole` is False if only the rows of the run were read, and None if a transform did not read it at all.
+    """
+
+    version: int | None
+    is_whole: bool | None
+
+
+@dataclass(frozen=True)
 class StagedTable:
     """One table of a staged set, before its audit.
 
     `rewritten`: the reason codes that kept promised clients from the table until staging rewrote its files. Of a view,
     `view` is the digest of its definition; `is_whole`: the run selected it from the whole table, not only its own rows.
+    `inputs` are the tables that it was made of, `code` is the SHA-256 of the file with its transform.
     """
 
     table: str
@@ -56,11 +68,14 @@ class StagedTable:
     rewritten: tuple[str, ...] = ()
     view: str | None = None
     is_whole: bool = False
+    inputs: Mapping[str, ReadTable] = field(default_factory=dict)
+    code: str | None = None
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
         lists = {"problems": tuple(record["problems"]), "rewritten": tuple(record.get("rewritten", ()))}
-        return cls(**{**record, **lists})
+        inputs = {name: ReadTable(**read) for name, read in record.get("inputs", {}).items()}
+        return cls(**{**record, **lists, "inputs": inputs})
 
 
 @dataclass(frozen=True)
@@ -69,7 +84,8 @@ class Staged:
 
     `ref` is the branch (Iceberg) or the staging folder's name (Delta). `base` is the state of main it started from: a
     Nessie hash, or the tables' snapshots or Delta versions as JSON. `head` is the state to audit and publish: a Nessie
-    hash, the snapshots on the tables' own branches as JSON, or the SHA-256 of the staged logs of Delta.
+    hash, the snapshots on the tables' own branches as JSON, or the SHA-256 of the staged logs of Delta. `deliveries`
+    are digests by partition, empty texts for a set that takes none.
     """
 
     set_name: str
@@ -90,6 +106,26 @@ class Staged:
     @property
     def title(self) -> str:
         return f"set {self.set_name}, partition {self.partition}, staged at {self.ref}"
+
+    @property
+    def inputs(self) -> dict[str, int]:
+        """The publications of other sets that the run pinned, by table."""
+        reads = ((name, read) for table in self.tables for name, read in table.inputs.items())
+        return {name: read.version for name, read in reads if read.version is not None}
+
+    @property
+    def code(self) -> dict[str, str]:
+        """The SHA-256 of the file with each transform, by table."""
+        return {table.table: table.code for table in self.tables if table.code is not None}
+
+    def describe_inputs(self) -> dict[str, Any]:
+        """What each table was made of, as the evidence of its publication."""
+        inputs = {
+            table.table: {name: asdict(read) for name, read in table.inputs.items()}
+            for table in self.tables
+            if table.inputs
+        }
+        return {name: found for name, found in (("inputs", inputs), ("code", self.code)) if found}
 
     def find_table(self, table: str) -> StagedTable | None:
         return next((staged for staged in self.tables if staged.table == table), None)
@@ -450,6 +486,20 @@ def open_delta(stores: Stores, location: str, version: int | None = None) -> "de
             return deltalake.DeltaTable(location, version, make_delta_options(stores, location))
     except TableNotFoundError:  # also a folder alone, which `_staged/` creates before the table exists
         return None
+
+
+def read_snapshot(
+    spark: "SparkSession", stores: Stores, metadata_location: str, snapshot_id: int
+) -> "DataFrame":
+    """An Iceberg table at a snapshot that one of its metadata files lists, with the columns of that time."""
+    from lakeshare_server.tables.iceberg.metadata import open_metadata
+
+    table, snapshot = open_metadata(stores, metadata_location, snapshot_id)
+    reader = spark.read.format("iceberg")
+    # Read by id, a snapshot has the columns of its own time; the newest one should have the current columns.
+    if snapshot.snapshot_id != table.current_snapshot_id:
+        reader = reader.option("versionAsOf", snapshot_id)
+    return reader.load(metadata_location)
 
 
 def open_lake_without_spark(settings: LakeSettings) -> Lake:

@@ -1,0 +1,253 @@
+"""Lineage: what each publication was made from, down to deliveries, and which partitions of a set are out of date.
+
+Every publication records the numbers of its inputs in its evidence; nothing else is needed to follow them.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from lakeshare_pipelines.contracts import SetContract, Table
+from lakeshare_pipelines.contracts.model import Input
+from lakeshare_pipelines.errors import NoSuchPublication
+from lakeshare_pipelines.wap.inputs import digest_code
+from lakeshare_pipelines.wap.staged import WHOLE, ReadTable
+from lakeshare_server.catalog import Ledger, Publication
+
+
+def find_in_force(ledger: Ledger, table: Table, partitions: Collection[str]) -> dict[str, Publication]:
+    """The publication whose delivery each partition of a table has; read no further back than to the last of them."""
+    missing, publications = set(partitions), dict[str, Publication]()
+    below: int | None = None
+    for publication in ledger.of_partitions(table.name, partitions) if missing else ():
+        if below is not None and publication.version > below:
+            continue
+        if publication.repeats is not None:
+            below = publication.repeats
+            continue
+        found = missing.intersection(publication.verdicts["deliveries"])
+        publications |= dict.fromkeys(found, publication)
+        missing -= found
+        if not missing:
+            break
+    return publications
+
+
+def get_reads(publication: Publication) -> dict[str, ReadTable]:
+    """The tables that a publication was made of; none for a table of delivered files."""
+    recorded = publication.verdicts.get("inputs", {}).get(publication.table, {})
+    return {name: ReadTable(**read) for name, read in recorded.items()}
+
+
+def has_same_inputs(
+    ledger: Ledger, publication: Publication, partition: str, table: Table, versions: Mapping[str, int]
+) -> bool:
+    """Whether a partition would have the same inputs at these numbers as in its publication, row for row."""
+    reads = get_reads(publication)
+    return all(
+        read.table in reads and not _differ(ledger, read, reads[read.table], versions[read.table], partition)
+        for read in table.inputs
+    )
+
+
+def _differ(ledger: Ledger, read: Input, before: ReadTable, version: int, partition: str) -> bool:
+    """Whether the rows that were read at a number are not those at another one."""
+    first, last = sorted((before.version or 0, version))
+    if first == last:
+        return False
+    days = None if before.is_whole or read.day is None else partition
+    between = ledger.between(read.table, first + 1, last)
+    return any(_changes_rows(publication, days) for publication in between)
+
+
+def _changes_rows(publication: Publication, partition: str | None) -> bool:
+    """Whether a publication may have changed rows of a partition, or of the table if it is None."""
+    if publication.maintenance_of is not None:
+        return False
+    if partition is None or publication.rollback_of is not None:
+        return True
+    written = publication.verdicts.get("deliveries", {})
+    return partition in written or WHOLE[0] in written
+
+
+def find_stale_partitions(ledger: Ledger, contract: SetContract) -> dict[str, dict[str, int]]:
+    """The partitions of a set that a run would make of newer inputs, with the newest numbers of all inputs.
+
+    Days of a daily input are compared with the same days. If other inputs have newer numbers, only the last day of a
+    daily set is stale: the earlier ones stay as they were published, until they are run again. A set without deliveries
+    also has the days that its daily inputs have and it has not.
+    """
+    latest = {read.table: ledger.latest(read.table) for read in contract.inputs}
+    versions = {name: found.version for name, found in latest.items() if found is not None}
+    if not versions or len(versions) < len(latest):
+        return {}
+    published = [
+        partition for partition in list_partitions(ledger, contract) if contract.is_partition(partition)
+    ]
+    stale = [
+        partition
+        for partition in published
+        if _is_stale(ledger, contract, partition, versions, is_last=partition == published[-1])
+    ]
+    if not contract.takes_deliveries:
+        stale += _find_new_partitions(ledger, contract, published)
+    return dict.fromkeys(sorted(stale), versions)
+
+
+def list_partitions(ledger: Ledger, contract: SetContract) -> list[str]:
+    """The partitions that all tables of a set have ever been published for, in order."""
+    return sorted(set.intersection(*(_list_written(ledger, table.name) for table in contract.tables)))
+
+
+def _list_written(ledger: Ledger, table: str) -> set[str]:
+    return {name for row in ledger.history(table) for name in row.verdicts.get("deliveries", ())}
+
+
+def _is_stale(
+    ledger: Ledger, contract: SetContract, partition: str, versions: Mapping[str, int], *, is_last: bool
+) -> bool:
+    for table in contract.tables:
+        publication = find_in_force(ledger, table, [partition]).get(partition)
+        if publication is None:
+            return False
+        reads = get_reads(publication)
+        for read in table.inputs:
+            before = reads.get(read.table)
+            if before is None:
+                return is_last  # the contract has got another input since
+            follows_days = read.day is not None and not before.is_whole
+            if (follows_days or is_last) and _differ(ledger, read, before, versions[read.table], partition):
+                return True
+    return False
+
+
+def _find_new_partitions(ledger: Ledger, contract: SetContract, published: Collection[str]) -> list[str]:
+    if contract.partitioning != "daily":
+        return [name for name in WHOLE if name not in published]
+    days = [_list_written(ledger, read.table) for read in contract.inputs if read.day is not None]
+    found = set.intersection(*days).difference(published) if days else set[str]()
+    return [partition for partition in found if contract.is_partition(partition)]
+
+
+def find_code(contract: SetContract) -> dict[str, str]:
+    """The SHA-256 of the file with each transform of a set, by table."""
+    found = {table.name: digest_code(table) for table in contract.tables}
+    return {name: digest for name, digest in found.items() if digest is not None}
+
+
+@dataclass(frozen=True)
+class LineagePart:
+    """Partitions of a table, as the publication `version` wrote them."""
+
+    version: int
+    run_id: str
+    partitions: tuple[str, ...]
+    deliveries: Mapping[str, str]
+    """Digests of deliveries, by partition."""
+    inputs: tuple["LineageNode", ...]
+
+
+@dataclass(frozen=True)
+class LineageNode:
+    """A publication of a table, and the parts that it consists of; earlier publications wrote some of them."""
+
+    table: str
+    set_name: str
+    version: int
+    published_at: str
+    repeats: int | None
+    parts: tuple[LineagePart, ...] = field(default=())
+
+    def as_record(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def trace_lineage(ledger: Ledger, table: str, version: int | None = None) -> LineageNode:
+    """What a publication of a table, by default the newest one, was made from, down to deliveries.
+
+    Raises:
+        NoSuchPublication: the ledger does not have it.
+    """
+    publication = ledger.latest(table) if version is None else ledger.at(table, version)
+    if publication is None:
+        raise NoSuchPublication(table, version or 0)
+    return _Tracer(ledger).trace(publication, None)
+
+
+class _Tracer:
+    """Follows publications to their inputs, each once."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.traced: dict[tuple[str, int, tuple[str, ...] | None], LineageNode] = {}
+
+    def trace(self, publication: Publication, partitions: tuple[str, ...] | None) -> LineageNode:
+        key = publication.table, publication.version, partitions
+        if key not in self.traced:
+            self.traced[key] = LineageNode(
+                publication.table,
+                publication.set_name,
+                publication.version,
+                publication.published_at.isoformat(),
+                publication.repeats,
+                tuple(self._trace_part(*part) for part in self._find_parts(publication, partitions)),
+            )
+        return self.traced[key]
+
+    def _find_parts(
+        self, publication: Publication, partitions: tuple[str, ...] | None
+    ) -> Iterator[tuple[Publication, tuple[str, ...]]]:
+        """The publications that wrote the partitions of a table, newest first."""
+        below, seen = publication.version, set[str]()
+        for row in self.ledger.between(publication.table, 0, publication.version)[::-1]:
+            if row.version > below:
+                continue
+            if row.repeats is not None:
+                below = row.repeats
+                continue
+            written = row.verdicts.get("deliveries", {})
+            new = [
+                name for name in written if name not in seen and (partitions is None or name in partitions)
+            ]
+            if WHOLE[0] in written:
+                # It replaced the whole table.
+                yield row, WHOLE
+                return
+            seen.update(new)
+            if new:
+                yield row, tuple(sorted(new))
+            if partitions is not None and seen.issuperset(partitions):
+                return
+
+    def _trace_part(self, publication: Publication, partitions: tuple[str, ...]) -> LineagePart:
+        reads = get_reads(publication)
+        run = {row.table: row for row in self.ledger.by_run(publication.run_id)}
+        inputs = []
+        for name, read in reads.items():
+            made_of = run.get(name) if read.version is None else self.ledger.at(name, read.version)
+            if made_of is not None and read.is_whole is not None:
+                inputs.append(self.trace(made_of, None if read.is_whole else partitions))
+        delivered = publication.verdicts.get("deliveries", {})
+        deliveries = {name: delivered[name] for name in partitions if delivered.get(name) and not reads}
+        return LineagePart(publication.version, publication.run_id, partitions, deliveries, tuple(inputs))
+
+
+def format_lineage(node: LineageNode) -> list[str]:
+    """A tree of publications and deliveries; a publication that is in it several times is followed once."""
+    return list(_format_node(node, "", set()))
+
+
+def _format_node(node: LineageNode, indent: str, shown: set[int]) -> Iterator[str]:
+    again = "" if node.repeats is None else f", which repeats publication {node.repeats}"
+    title = f"{indent}{node.table} publication {node.version}{again}, {node.published_at[:16].replace('T', ' ')} UTC"
+    if id(node) in shown:
+        yield f"{title}: see above"
+        return
+    shown.add(id(node))
+    yield title
+    for part in node.parts:
+        yield f"{indent}  {', '.join(part.partitions)}: written by publication {part.version}, run {part.run_id}"
+        for partition, digest in part.deliveries.items():
+            yield f"{indent}    delivery {node.set_name}/{partition} {digest}"
+        for read in part.inputs:
+            yield from _format_node(read, f"{indent}    ", shown)

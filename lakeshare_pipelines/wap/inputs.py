@@ -1,0 +1,427 @@
+"""What a set is made of: published tables of other sets at their numbers, and the transforms that read them.
+
+A number is pinned before anything is staged, and recorded with each table. Staging is beside this file.
+"""
+
+import importlib
+import importlib.util
+import inspect
+import re
+import threading
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from lakeshare_pipelines.contracts import SetContract, Table
+from lakeshare_pipelines.contracts.document import suggest
+from lakeshare_pipelines.errors import InputError, PipelineError, TransformError
+from lakeshare_pipelines.spark.rows import column_by_name
+from lakeshare_pipelines.spark.session import is_connect, translate_errors
+from lakeshare_pipelines.wap.staged import Lake, ReadTable, read_snapshot
+from lakeshare_server.catalog import Ledger, Publication
+from lakeshare_server.lazy import LazyModule
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import functions as F
+else:
+    F = LazyModule("pyspark.sql.functions")
+
+PIN = re.compile(r"([A-Za-z_][A-Za-z0-9_.]*)@(\d+)")
+
+
+def parse_pins(text: str) -> dict[str, int]:
+    """The numbers in `reference.airports@3, flights.departures@12`, by table; raises `InputError`."""
+    pins: dict[str, int] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        pin = PIN.fullmatch(part)
+        if pin is None:
+            fix = "Write each input as set.table@number, with commas between them."
+            raise InputError("the run", repr(part), "names no publication", fix)
+        pins[pin[1]] = int(pin[2])
+    return pins
+
+
+def find_inputs(ledger: Ledger, contract: SetContract, pins: Mapping[str, int]) -> dict[str, Publication]:
+    """The publication of each input of a set: the pinned one, or the newest.
+
+    Raises:
+        InputError: an input is not published, or a pinned number does not exist, has expired, or is of no input.
+    """
+    title, names = f"set {contract.name}", [read.table for read in contract.inputs]
+    for name in pins:
+        if name not in names:
+            fix = suggest(name, names, f"Its inputs are: {', '.join(names)}.") if names else "It has none."
+            raise InputError(title, name, "is not one of its inputs", fix)
+    found: dict[str, Publication] = {}
+    for name in names:
+        latest = ledger.latest(name)
+        if latest is None:
+            raise InputError(title, name, "has no publication", "Publish the set of that table first.")
+        found[name] = latest
+        if name in pins:
+            found[name] = _find_pinned(ledger, title, latest, pins[name])
+    return found
+
+
+def _find_pinned(ledger: Ledger, title: str, latest: Publication, version: int) -> Publication:
+    pinned, oldest = ledger.at(latest.table, version), ledger.oldest_readable(latest.table)
+    readable = f"Pin a number from {oldest} to {latest.version}: `lakeshare publications {latest.table}`."
+    if pinned is None:
+        raise InputError(title, latest.table, f"has no publication {version}", readable)
+    if version < oldest:
+        reason = (
+            f"cannot be read at {version}, which has expired: the oldest readable publication is {oldest}"
+        )
+        raise InputError(title, latest.table, reason, readable)
+    return pinned
+
+
+def read_publication(lake: Lake, publication: Publication) -> "DataFrame":
+    """A published table at its number, for any catalog."""
+    if publication.format == "delta":
+        reader = lake.spark.read.format("delta").option("versionAsOf", publication.delta_version or 0)
+        return reader.load(publication.location)
+    if publication.metadata_location is None or publication.snapshot_id is None:
+        raise ValueError(f"publication {publication.version} of {publication.table} pins no snapshot")
+    return read_snapshot(lake.spark, lake.stores, publication.metadata_location, publication.snapshot_id)
+
+
+class Inputs:
+    """What a transform reads: the session, the partitions of the run, deliveries and declared tables.
+
+    Published tables of other sets are read at the number that the run pinned; nothing else of them can be read.
+    """
+
+    def __init__(
+        self,
+        lake: Lake,
+        contract: SetContract,
+        table: Table,
+        partitions: Sequence[str],
+        rows_of_run: "Mapping[str, DataFrame]",
+        read_whole: "Callable[[Table], DataFrame]",
+        publications: Mapping[str, Publication],
+    ) -> None:
+        self._lake, self._contract, self._table = lake, contract, table
+        self._rows_of_run, self._read_whole, self._publications = rows_of_run, read_whole, publications
+        self._read: dict[str, bool] = {}
+        self.partitions = tuple(partitions)
+        """The days of the run, as `2013-01-01`, or `all`."""
+
+    @property
+    def spark(self) -> "SparkSession":
+        """The session of the run."""
+        return self._lake.spark
+
+    def delivery(self, name: str) -> "DataFrame":
+        """The rows that this run's deliveries brought for a table of the set with a source.
+
+        Raises:
+            InputError: the set has no such table, or the transform does not declare it.
+        """
+        sources = {table.short_name: table for table in self._contract.tables if table.source is not None}
+        by_name = sources | {table.name: table for table in sources.values()}
+        if name not in by_name:
+            fix = suggest(name, sources, "Its tables with a source are the ones to name.") if sources else ""
+            raise self._refuse(
+                name, "is no delivered table of the set", fix or "The set takes no deliveries."
+            )
+        return self.table(by_name[name].name)
+
+    def table(self, name: str, *, whole: bool = False) -> "DataFrame":
+        """A declared table: the rows of this run, or the whole table.
+
+        Of a table of the set, the rows that this run staged; with `whole` the table as it will be after publication.
+        Of a table of another set, its rows at the pinned number; if both sets are daily the days of the run, all rows
+        with `whole`.
+
+        Raises:
+            InputError: the transform does not declare the table.
+        """
+        own = {each: self._contract.table(each) for each in self._table.depends_on}
+        own |= {table.short_name: table for table in own.values()}
+        if name in own:
+            table = own[name]
+            self._note(table.name, is_whole=whole)
+            return self._read_whole(table) if whole else self._rows_of_run[table.name]
+        read = next((each for each in self._table.inputs if each.table == name), None)
+        if read is None:
+            fix = f"Add it to the inputs of {self._table.short_name} in {self._contract.path.name}; of other sets only "
+            fix += "published tables can be read."
+            raise self._refuse(name, f"is no declared input of {self._table.short_name}", fix)
+        self._note(name, is_whole=whole or read.day is None)
+        frame = read_publication(self._lake, self._publications[name])
+        if whole or read.day is None:
+            return frame
+        return frame.where(F.col(read.day).isin([F.lit(day).cast("date") for day in self.partitions]))
+
+    def list_read(self) -> dict[str, ReadTable]:
+        """The declared tables with their numbers, and how much of each was read."""
+        numbers: dict[str, int | None] = dict.fromkeys(self._table.depends_on)
+        numbers |= {read.table: self._publications[read.table].version for read in self._table.inputs}
+        return {name: ReadTable(number, self._read.get(name)) for name, number in numbers.items()}
+
+    def _note(self, name: str, *, is_whole: bool) -> None:
+        self._read[name] = is_whole or self._read.get(name, False)
+
+    def _refuse(self, name: str, reason: str, fix: str) -> InputError:
+        return InputError(f"{self._contract.path}: {self._table.short_name}.inputs", name, reason, fix)
+
+
+def derive_table(inputs: Inputs, table: Table) -> "DataFrame":
+    """A derived table: the contract's SQL over the rows of this run and its inputs, cast to the contract's types."""
+    if table.derive is None:
+        raise ValueError(f"table {table.name} has neither a source nor a derivation")
+    names = (*table.depends_on, *(read.table for read in table.inputs))
+    frames: dict[str, Any] = {name.rsplit(".", 1)[-1]: inputs.table(name) for name in names}
+    frame = inputs.spark.sql(table.derive, **frames)
+    return frame.select(*(F.col(column.name).cast(column.type) for column in table.columns))
+
+
+@dataclass(frozen=True)
+class Transform:
+    """The function that makes a table; `code` is the SHA-256 of the file that defines it."""
+
+    contract: SetContract
+    table: Table
+    function: Callable[[Inputs], Any]
+    code: str
+
+    def fail(self, reason: str, fix: str) -> TransformError:
+        """The error of this transform."""
+        return make_transform_error(self.contract, self.table, reason, fix)
+
+
+def make_transform_error(contract: SetContract, table: Table, reason: str, fix: str) -> TransformError:
+    return TransformError(contract.path, table.short_name, table.transform or "", reason, fix)
+
+
+def load_transforms(contract: SetContract) -> dict[str, Transform]:
+    """Imports the functions of a set's transforms, by table; raises `TransformError` for one that cannot be called."""
+    return {
+        table.name: load_transform(contract, table)
+        for table in contract.tables
+        if table.transform is not None
+    }
+
+
+def load_transform(contract: SetContract, table: Table) -> Transform:
+    """Imports the function of a table's transform and checks that it takes one argument; raises `TransformError`."""
+    module_name, _, name = (table.transform or "").partition(":")
+
+    def fail(reason: str, fix: str) -> TransformError:
+        return make_transform_error(contract, table, reason, fix)
+
+    try:
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:
+        reason = f"cannot be imported: {type(error).__name__}: {_get_first_line(error)}{_locate(error, None)}"
+        fix = "Correct the module, install its package, or put its folder on PYTHONPATH."
+        raise fail(reason, fix) from error
+    function = getattr(module, name, None)
+    if not inspect.isfunction(function):
+        names = [other for other, value in vars(module).items() if inspect.isfunction(value)]
+        hint = suggest(name, names, "Define it at the top of the module.") if names else "Define it there."
+        raise fail(f"is no function of {module.__file__}", hint)
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError as error:
+        reason = f"cannot be called with one argument{_locate_function(function)}: {error}"
+        raise fail(reason, f"Define it as `def {name}(inputs: Inputs) -> DataFrame`.") from error
+    return Transform(contract, table, function, digest_code(table) or "")
+
+
+def digest_code(table: Table) -> str | None:
+    """The SHA-256 of the file that defines a table's transform; None without a transform, or if it is not found."""
+    if table.transform is None:
+        return None
+    spec = None
+    with suppress(ImportError, ValueError, AttributeError):
+        spec = importlib.util.find_spec(table.transform.partition(":")[0])
+    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
+        return None
+    return sha256(Path(spec.origin).read_bytes()).hexdigest()
+
+
+INTERRUPT_EVERY_S = 0.5
+POLL_S = 0.2
+ENDING_S = 5
+"""How long a late transform may take to end after its jobs were cancelled, before its thread is left alone."""
+
+
+def run_transform(
+    lake: Lake, transform: Transform, inputs: Inputs, write: "Callable[[DataFrame], int]"
+) -> int:
+    """Call a transform and write the rows of its frame; returns their number.
+
+    The function runs in a thread of its own, which is left behind if it does not end. Its Spark jobs are cancelled.
+
+    Raises:
+        TransformError: it raised an error, did not end in time, or its result does not match the contract.
+    """
+    wait_s, tag = lake.settings.transform_wait_s, f"lakeshare-{uuid4()}"
+    with _limit_jobs(lake.spark, tag, wait_s) as is_late:
+        try:
+            with translate_errors(lake.settings, f"transform {transform.table.transform}"):
+                frame = _call(transform.function, inputs, tag, is_late)
+                return write(_check_result(transform, frame, lake.spark))
+        except (Exception, SystemExit) as error:
+            if is_late.is_set():
+                reason = f"did not end within {wait_s} s{_locate_function(transform.function)}"
+                fix = "Correct it, or raise LAKESHARE_TRANSFORM_WAIT_S. Its Spark jobs were cancelled."
+                raise transform.fail(reason, fix) from error
+            if isinstance(error, PipelineError):
+                raise
+            where = _locate(error, transform.function) or _locate_function(transform.function)
+            reason = f"raised {type(error).__name__}: {_get_first_line(error)}{where}"
+            fix = "Correct the function, or the rows that it reads; nothing was published."
+            raise transform.fail(reason, fix) from error
+
+
+@contextmanager
+def _limit_jobs(spark: "SparkSession", tag: str, wait_s: float) -> Iterator[threading.Event]:
+    """Cancels the Spark jobs with a tag, and those of this thread, from a deadline to the end of the block.
+
+    The event is set when the deadline has passed.
+    """
+    is_over, is_late = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        if is_over.wait(wait_s):
+            return
+        is_late.set()
+        # Again and again: a transform may start another job.
+        while True:
+            _cancel_jobs(spark, tag)
+            if is_over.wait(INTERRUPT_EVERY_S):
+                return
+
+    watcher = threading.Thread(target=watch, name=f"deadline of {tag}", daemon=True)
+    _tag_jobs(spark, tag)
+    watcher.start()
+    try:
+        yield is_late
+    finally:
+        is_over.set()
+        watcher.join()
+        if is_connect(spark):
+            spark.removeTag(tag)
+        else:
+            spark.sparkContext.removeJobTag(tag)
+
+
+def _tag_jobs(spark: "SparkSession", tag: str) -> None:
+    """Gives the jobs that this thread starts a tag."""
+    if is_connect(spark):
+        spark.addTag(tag)
+    else:
+        # Not `spark.addTag`: in a session without Connect such a tag is known in its own thread only.
+        spark.sparkContext.addJobTag(tag)
+
+
+def _cancel_jobs(spark: "SparkSession", tag: str) -> None:
+    if is_connect(spark):
+        spark.interruptTag(tag)
+    else:
+        spark.sparkContext.cancelJobsWithTag(tag)
+
+
+def _call(function: Callable[[Inputs], Any], inputs: Inputs, tag: str, is_late: threading.Event) -> Any:
+    """The result of a function. Raises `TimeoutError` if it has not ended when the deadline has passed."""
+    outcome: Future[Any] = Future()
+
+    def call() -> None:
+        try:
+            _tag_jobs(inputs.spark, tag)
+            outcome.set_result(function(inputs))
+        except BaseException as error:  # raised again by the caller
+            outcome.set_exception(error)
+
+    thread = threading.Thread(target=call, name=f"transform {function.__qualname__}", daemon=True)
+    thread.start()
+    while not outcome.done() and not is_late.is_set():
+        wait([outcome], timeout=POLL_S)
+    if is_late.is_set():
+        thread.join(ENDING_S)
+        raise TimeoutError
+    return outcome.result()
+
+
+def _check_result(transform: Transform, result: Any, spark: "SparkSession") -> "DataFrame":
+    """The result of a transform with the contract's columns and types; raises `TransformError` if it differs."""
+    from pyspark.errors import AnalysisException
+    from pyspark.sql import DataFrame
+
+    table, where = transform.table, _locate_function(transform.function)
+    if not isinstance(result, DataFrame):
+        fix = "Return a DataFrame of the session `inputs.spark`."
+        raise transform.fail(f"returned a {type(result).__name__}{where}", fix)
+    if not _is_same_session(result.sparkSession, spark):
+        fix = "Make it with `inputs.spark`, which has the catalogs and settings of the run."
+        raise transform.fail(f"returned a DataFrame of another Spark session{where}", fix)
+    found = Counter(name.lower() for name in result.columns)
+    expected = {column.name.lower(): column for column in table.columns}
+    problems = [f"without column {name!r}" for name in expected if name not in found]
+    problems += [
+        f"with column {name!r}, which is not in the contract" for name in found if name not in expected
+    ]
+    problems += [f"with column {name!r} more than once" for name, count in found.items() if count > 1]
+    fix = f"Select the columns of {table.short_name}: {', '.join(column.name for column in table.columns)}."
+    if problems:
+        raise transform.fail(f"returned rows {', '.join(problems)}{where}", fix)
+    columns = [column_by_name(column.name).cast(column.type).alias(column.name) for column in table.columns]
+    try:
+        typed = result.select(*columns)
+        _ = typed.schema  # Spark Connect analyses no earlier
+    except AnalysisException as error:
+        reason = f"returned rows that cannot be cast to the contract's types{where}: {_get_first_line(error)}"
+        kinds = {field.name.lower(): field.dataType.simpleString() for field in result.schema}
+        wrong = [f"{column.name} {kinds[name]} to {column.type}" for name, column in expected.items()]
+        raise transform.fail(reason, f"{fix} The casts: {', '.join(wrong)}.") from error
+    return typed
+
+
+def _is_same_session(found: "SparkSession", own: "SparkSession") -> bool:
+    if found is own:
+        return True
+    if is_connect(own) or is_connect(found):
+        return getattr(found, "session_id", None) == getattr(own, "session_id", "")
+    # `SparkSession.getActiveSession()` makes another Python object of the same session.
+    return bool(found._jsparkSession.equals(own._jsparkSession))
+
+
+def _get_first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0].rstrip(".")
+
+
+def _locate(error: BaseException, function: Callable[..., Any] | None) -> str:
+    """Where an error was raised in the file of a function, or in any file but Python's own importer."""
+    if isinstance(error, SyntaxError) and function is None:
+        return f" ({error.filename}, line {error.lineno})"
+    file = None if function is None else inspect.unwrap(function).__code__.co_filename
+    frames = traceback.extract_tb(error.__traceback__)
+    fitting = (
+        [each for each in frames if each.filename == file]
+        if file
+        else [
+            each
+            for each in frames
+            if not each.filename.startswith("<")
+            and "importlib" not in each.filename
+            and each.filename != __file__
+        ]
+    )
+    return f" ({fitting[-1].filename}, line {fitting[-1].lineno})" if fitting else ""
+
+
+def _locate_function(function: Callable[..., Any]) -> str:
+    code = inspect.unwrap(function).__code__
+    return f" ({code.co_filename}, line {code.co_firstlineno})"

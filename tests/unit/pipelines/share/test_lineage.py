@@ -1,0 +1,117 @@
+"""Lineage follows the recorded numbers, through rollbacks and maintenance, and tells which days are out of date."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lakeshare_pipelines.contracts.model import Input, SetContract, Table
+from lakeshare_pipelines.errors import NoSuchPublication
+from lakeshare_pipelines.share.lineage import find_stale_partitions, format_lineage, trace_lineage
+from lakeshare_server.catalog import Ledger, open_catalog
+from tests.builders.publications import a_publication
+
+MONDAY, TUESDAY = "2024-01-01", "2024-01-02"
+REGIONS = {"t": {"regions.t": {"version": 0, "is_whole": True}}}
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(open_catalog(f"sqlite:///{tmp_path / 'catalog.db'}"))
+
+
+def publish(ledger: Ledger, table: str, *days: str, **fields: object) -> int:
+    """A publication of one table; `inputs` are numbers by table, in a tuple if only rows of the run were read."""
+    inputs = {
+        name: {"version": number[0], "is_whole": False}
+        if isinstance(number, tuple)
+        else {"version": number, "is_whole": True}
+        for name, number in dict(fields.pop("inputs", {})).items()
+    }
+    verdicts = {
+        "deliveries": {day: f"{table} {day}" for day in days},
+        "inputs": {table: inputs} if inputs else {},
+    }
+    set_name = table.split(".")[0]
+    common = {"set_name": set_name, "format": "iceberg", "partition": "...".join(days)}
+    row = a_publication(table=table, verdicts=verdicts, **common, **fields)
+    [published] = ledger.append([row])
+    return published.version
+
+
+def a_set(partitioning: str, *inputs: Input, source: str | None = None) -> SetContract:
+    table = Table("gold.t", "iceberg", (), source=source, transform=None if source else "a:b", inputs=inputs)
+    daily = partitioning == "daily"
+    return SetContract(
+        *("gold", "1", "", (), "", (table,), partitioning),
+        first_partition=MONDAY if daily else None,
+        shares=(),
+        digest="d",
+        path=Path("gold.yaml"),
+    )
+
+
+def test_a_whole_set_is_stale_by_any_newer_number_but_those_of_maintenance(ledger):
+    gold = a_set("none", Input("shop.t"))
+    assert find_stale_partitions(ledger, gold) == {}
+    publish(ledger, "shop.t", MONDAY)
+    assert find_stale_partitions(ledger, gold) == {"all": {"shop.t": 0}}
+    publish(ledger, "gold.t", "all", inputs={"shop.t": 0})
+    publish(ledger, "shop.t", MONDAY, maintenance_of=0)
+    assert find_stale_partitions(ledger, gold) == {}
+    publish(ledger, "shop.t", TUESDAY)
+    assert find_stale_partitions(ledger, gold) == {"all": {"shop.t": 2}}
+    # With files of its own, it is run again; it is not begun by its inputs.
+    assert find_stale_partitions(ledger, replace(gold, tables=(replace(gold.tables[0], source="t"),)))
+
+
+def test_days_follow_the_same_days_and_rollbacks(ledger):
+    gold = a_set("daily", Input("shop.t", "day"))
+    for day in (MONDAY, TUESDAY):
+        publish(ledger, "shop.t", day)
+    publish(ledger, "gold.t", MONDAY, TUESDAY, inputs={"shop.t": (1,)})
+    assert find_stale_partitions(ledger, gold) == {}
+    publish(ledger, "shop.t", MONDAY)
+    assert list(find_stale_partitions(ledger, gold)) == [MONDAY]
+    publish(ledger, "gold.t", MONDAY, inputs={"shop.t": (2,)})
+    publish(ledger, "shop.t", MONDAY, rollback_of=0)
+    assert list(find_stale_partitions(ledger, gold)) == [MONDAY, TUESDAY]
+
+
+def test_a_set_with_deliveries_is_not_begun_by_its_inputs(ledger):
+    publish(ledger, "shop.t", MONDAY)
+    assert find_stale_partitions(ledger, a_set("daily", Input("shop.t", "day"), source="t")) == {}
+
+
+def test_the_tree_names_deliveries_and_the_numbers_of_earlier_days(ledger):
+    publish(ledger, "regions.t", "all")
+    publish(ledger, "shop.t", MONDAY)
+    publish(ledger, "shop.t", TUESDAY)
+    publish(ledger, "gold.t", MONDAY, inputs={"shop.t": (0,), "regions.t": 0})
+    publish(ledger, "gold.t", TUESDAY, inputs={"shop.t": (1,), "regions.t": 0})
+    publish(ledger, "gold.t", TUESDAY, maintenance_of=1)
+    publish(ledger, "top.t", "all", inputs={"gold.t": 2})
+
+    lines = [
+        line.split(", run ")[0].split(", 20")[0] for line in format_lineage(trace_lineage(ledger, "top.t"))
+    ]
+
+    assert lines == [
+        "top.t publication 0",
+        "  all: written by publication 0",
+        "    gold.t publication 2, which repeats publication 1",
+        f"      {TUESDAY}: written by publication 1",
+        "        shop.t publication 1",
+        f"          {TUESDAY}: written by publication 1",
+        f"            delivery shop/{TUESDAY} shop.t {TUESDAY}",
+        "        regions.t publication 0",
+        "          all: written by publication 0",
+        "            delivery regions/all regions.t all",
+        f"      {MONDAY}: written by publication 0",
+        "        shop.t publication 0",
+        f"          {MONDAY}: written by publication 0",
+        f"            delivery shop/{MONDAY} shop.t {MONDAY}",
+        "        regions.t publication 0",
+    ]
+    with pytest.raises(NoSuchPublication):
+        trace_lineage(ledger, "gold.t", 7)
