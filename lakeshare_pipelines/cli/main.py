@@ -1,5 +1,6 @@
 """The `lakeshare` command; mounts the server's commands. Each command imports what it needs when it runs."""
 
+import json
 import logging
 import signal
 import sys
@@ -216,10 +217,12 @@ def deliver(
 def contract_check(
     paths: Annotated[list[Path] | None, typer.Argument(help="Files; the configured ones by default.")] = None,
 ) -> None:
-    """Load contracts and report their errors."""
+    """Load contracts, import their transforms, and report errors; inputs of other sets without PATHS only."""
     from lakeshare_pipelines.contracts import load_contract
+    from lakeshare_pipelines.wap.inputs import load_transforms
 
     for contract in [load_contract(path) for path in paths] if paths else _contracts():
+        load_transforms(contract)
         tables = ", ".join(table.name for table in contract.tables)
         typer.echo(f"ok  {contract.name} {contract.version} ({contract.path.name}): {tables}")
 
@@ -307,6 +310,20 @@ def rollback(table: str, number: int) -> None:
     for publication in publications:
         again = f"publication {publication.repeats} again, as number {publication.version}"
         typer.echo(f"{publication.table} shows {again}")
+
+
+@app.command("lineage")
+def show_lineage(
+    table: TableArgument,
+    number: Annotated[int | None, typer.Argument(min=0, help="The newest by default.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As one JSON document.")] = False,
+) -> None:
+    """Show what publication NUMBER of TABLE was made from: publications of other tables, down to deliveries."""
+    from lakeshare_pipelines.share.lineage import format_lineage, trace_lineage
+    from lakeshare_server.catalog import Ledger
+
+    node = trace_lineage(Ledger(_open_catalog()), table, number)
+    typer.echo(json.dumps(node.as_record(), indent=2) if as_json else "\n".join(format_lineage(node)))
 
 
 @app.command("maintain")
