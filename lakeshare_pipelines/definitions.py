@@ -14,11 +14,12 @@ from lakeshare_pipelines.settings import LakeSettings
 def defs() -> dg.Definitions:
     settings = LakeSettings()
     contracts = load_contracts(settings.contracts_dir)
+    delivered = [contract for contract in contracts if contract.takes_deliveries]
     store = wap.make_landing_store(settings)
     return dg.Definitions.merge(
         dg.Definitions(
             assets=[
-                *(wap.landing_asset(contract) for contract in contracts),
+                *(wap.landing_asset(contract) for contract in delivered),
                 *(wap.wap_set(contract) for contract in contracts),
                 share.share_catalog(contracts),
                 *share.snowflake_tables(contracts, settings),
@@ -28,7 +29,8 @@ def defs() -> dg.Definitions:
                 dg.define_asset_job("apply_shares", selection=dg.AssetSelection.assets("share_catalog")),
             ],
             sensors=[
-                *(wap.landing_sensor(contract, from_s3=bool(store)) for contract in contracts),
+                *(wap.landing_sensor(contract, from_s3=bool(store)) for contract in delivered),
+                *(wap.inputs_sensor(contract) for contract in contracts if contract.inputs),
                 share.automation_sensor(),
             ],
             resources={"lake": wap.LakeResource(spark=wap.SparkResource()), **store},

@@ -15,6 +15,7 @@ from lakeshare_pipelines.contracts import Column, SetContract, Table
 from lakeshare_pipelines.errors import BranchMoved, Conflict, NotAudited
 from lakeshare_pipelines.ingest import Delivery, find_deliveries
 from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_pipelines.share.lineage import find_stale_partitions, get_reads
 from lakeshare_pipelines.share.publication import (
     UnchangedRun,
     deliveries_in_force,
@@ -25,6 +26,7 @@ from lakeshare_pipelines.share.publication import (
 from lakeshare_pipelines.spark.session import open_session, stop_session
 from lakeshare_pipelines.wap.audit import ReplayFailedAudit, audit_and_save
 from lakeshare_pipelines.wap.checks import list_checks
+from lakeshare_pipelines.wap.inputs import parse_pins
 from lakeshare_pipelines.wap.stage import reseal, stage
 from lakeshare_pipelines.wap.staged import WHOLE, Lake, Staged, Verdict, Verdicts
 from lakeshare_server.catalog import Catalog, Ledger, Publication, open_catalog
@@ -214,6 +216,10 @@ def publication_metadata(catalog: Catalog, publication: Publication, run_id: str
         "lakeshare/published_by": publication.run_id,
         "lakeshare/rows_over_time": dg.MetadataValue.md(plot_rows([entry.rows for entry in history[::-1]])),
     }
+    reads = get_reads(publication)
+    if reads:
+        numbers = {name: read.version for name, read in reads.items() if read.version is not None}
+        shown["lakeshare/inputs"] = dg.MetadataValue.json(numbers)
     if publication.run_id != run_id:
         shown["lakeshare/unchanged"] = UNCHANGED_TEXT
     if publication.nessie_hash is not None:
@@ -251,7 +257,11 @@ def _list_sources(contract: SetContract, table: Table, column: Column) -> list[d
         source = column.delivered_as
         return [] if source is None else [dg.TableColumnDep(landing_key(contract), source)]
     names = (name.rsplit(".", 1) for name in column.lineage)
-    return [dg.TableColumnDep(table_key(contract.table(of).name), source) for of, source in names]
+    inputs = {read.table for read in contract.inputs}
+    return [
+        dg.TableColumnDep(table_key(of if of in inputs else contract.table(of).name), source)
+        for of, source in names
+    ]
 
 
 def make_partitions(contract: SetContract) -> dg.DailyPartitionsDefinition | None:
@@ -275,6 +285,8 @@ def get_partitions_of_run(context: dg.OpExecutionContext) -> tuple[str, ...]:
     return tuple(context.partition_keys) if context.has_partitions else WHOLE
 
 
+INPUTS_TAG = "lakeshare/inputs"
+"""Tag of a run that pins publications of its inputs, as `reference.airports@3, flights.departures@12`."""
 JUDGED = "judged"
 UNCHANGED = "unchanged"
 """Key of the record of a run whose deliveries are in force already: nothing is written, audited or published."""
@@ -300,13 +312,17 @@ def wap_set(contract: SetContract) -> dg.AssetsDefinition:
         )
         for check in list_checks(contract)
     ]
-    write, audit, publish = _write(contract), _audit(contract, checks), _publish(contract)
+    read = _list_upstream(contract)
+    write, audit, publish = _write(contract, read), _audit(contract, checks), _publish(contract)
     outputs = {
         _output(table): dg.AssetOut(
             key=table_key(table.name),
             dagster_type=dg.Nothing,
             description=table.description,
-            kinds={"spark", table.format, *(["view"] if table.view else [])},
+            kinds={
+                *("spark", table.format),
+                *(["view"] if table.view else ["python"] if table.transform else []),
+            },
             owners=list(contract.owners),
             tags={"domain": contract.domain} if contract.domain else None,
             metadata=column_metadata(contract, table),
@@ -317,7 +333,7 @@ def wap_set(contract: SetContract) -> dg.AssetsDefinition:
 
     @dg.graph_multi_asset(
         name=f"{contract.name}_set",
-        ins={"delivery": dg.AssetIn(landing_key(contract), dagster_type=dg.Nothing)},
+        ins=read,
         outs=outputs,
         check_specs=checks,
         partitions_def=make_partitions(contract),
@@ -325,8 +341,8 @@ def wap_set(contract: SetContract) -> dg.AssetsDefinition:
         group_name=contract.name,
         can_subset=False,
     )
-    def wap_graph(delivery: Any) -> dict[str, Any]:  # Dagster's handles have no public type
-        judgement = audit(write(delivery))
+    def wap_graph(**upstream: Any) -> dict[str, Any]:  # Dagster's handles have no public type
+        judgement = audit(write(**upstream))
         names = [spec.get_python_identifier() for spec in checks]
         verdicts = {name: getattr(judgement, name) for name in names}
         published = publish(getattr(judgement, JUDGED), gate=list(verdicts.values()))
@@ -334,6 +350,18 @@ def wap_set(contract: SetContract) -> dg.AssetsDefinition:
         return dict(zip(outputs, tables, strict=True)) | verdicts
 
     return wap_graph
+
+
+def _list_upstream(contract: SetContract) -> dict[str, dg.AssetIn]:
+    """Returns the deliveries of a set and the published tables that it reads, by the names of the op's inputs."""
+    upstream: dict[str, dg.AssetIn] = {}
+    if contract.takes_deliveries:
+        upstream["delivery"] = dg.AssetIn(landing_key(contract), dagster_type=dg.Nothing)
+    for read in contract.inputs:
+        # Without a mapping Dagster maps days to the same days, and all else to all partitions.
+        name = read.table.replace(".", "__")
+        upstream[name] = dg.AssetIn(table_key(read.table), dagster_type=dg.Nothing)
+    return upstream
 
 
 def publish_job(contract: SetContract) -> "UnresolvedAssetJobDefinition":
@@ -346,24 +374,25 @@ def publish_job(contract: SetContract) -> "UnresolvedAssetJobDefinition":
     )
 
 
-def _write(contract: SetContract) -> dg.OpDefinition:
+def _write(contract: SetContract, upstream: Mapping[str, dg.AssetIn]) -> dg.OpDefinition:
     @dg.op(
         name=f"{contract.name}_write",
         description="Read the deliveries into the set's tables on their own branch, readable by the promised clients.",
-        ins={"delivery": dg.In(dg.Nothing)},
+        ins={name: dg.In(dg.Nothing) for name in upstream},
         out=dg.Out(dict),
         pool=_pool(contract),
     )
     def write(context: dg.OpExecutionContext, lake: LakeResource) -> dict[str, Any]:
         partitions = get_partitions_of_run(context)
+        pins = parse_pins(context.get_tag(INPUTS_TAG) or "")
         with retry_on_outage():
-            unchanged = unchanged_run(lake.lake(), lake.catalog(), contract, partitions)
+            unchanged = unchanged_run(lake.lake(), lake.catalog(), contract, partitions, pins)
         if unchanged is not None:
             message = f"{contract.name} {', '.join(partitions)}: these deliveries are in force already"
             context.log.info(message)
             context.add_output_metadata({"lakeshare/unchanged": UNCHANGED_TEXT})
             return {UNCHANGED: unchanged.as_record()}
-        staged = stage(lake.lake(), contract, partitions, context.run_id)
+        staged = stage(lake.lake(), contract, partitions, context.run_id, pins=pins)
         context.add_output_metadata(staged_metadata(staged))
         return staged.as_record()
 
@@ -535,25 +564,80 @@ def landing_sensor(contract: SetContract, *, from_s3: bool = False) -> dg.Sensor
                 request
                 for key, delivery in fresh.items()
                 if in_force.get(delivery.partition, ("",))[0] != delivery.digest
-                and (request := _make_run_request(context, contract, key, delivery)) is not None
+                and (request := _make_delivery_request(context, contract, key, delivery)) is not None
             ],
         )
 
     return landing
 
 
-def _make_run_request(
+def inputs_sensor(contract: SetContract) -> dg.SensorDefinition:
+    """Returns the sensor that requests a run where a table that the set reads has a newer number than the set used.
+
+    Days of daily inputs start the same days; other inputs the last published day, or the set. The sensor's cursor has
+    the numbers of its last evaluation.
+    """
+
+    @dg.sensor(
+        name=f"inputs_{contract.name}",
+        description=f"Watches the published tables that {contract.name} is made of.",
+        asset_selection=[table_key(table.name) for table in contract.tables],
+        minimum_interval_seconds=INTERVAL_S,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+    )
+    def inputs(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        settings = LakeSettings()
+        ledger = Ledger(open_catalog(settings.catalog_url))
+        latest = {read.table: ledger.latest(read.table) for read in contract.inputs}
+        missing = [name for name, found in latest.items() if found is None]
+        if missing:
+            return dg.SkipReason(
+                f"{', '.join(missing)} {'has' if len(missing) == 1 else 'have'} no publication."
+            )
+        numbers = ", ".join(f"{name}@{found.version}" for name, found in latest.items() if found is not None)
+        evaluated = f"{numbers}, contract {contract.digest[:12]}"
+        if context.cursor == evaluated:
+            return dg.SkipReason(f"No input has a newer number: {numbers}.")
+        stale = list(find_stale_partitions(ledger, contract))
+        if contract.takes_deliveries and stale:
+            arrived = {found.partition for found in find_deliveries(settings, contract) if found.complete}
+            for partition in sorted(set(stale) - arrived):
+                context.log.warning(
+                    f"{contract.name}/{partition} is not in landing any more and keeps its inputs"
+                )
+            stale = [partition for partition in stale if partition in arrived]
+        requests = [
+            _make_run_request(context, contract, partition, f"{contract.name}:{partition}:{evaluated}")
+            for partition in stale
+        ]
+        return dg.SensorResult(
+            run_requests=[request for request in requests if request is not None], cursor=evaluated
+        )
+
+    return inputs
+
+
+def _make_delivery_request(
     context: dg.SensorEvaluationContext, contract: SetContract, key: str, delivery: Delivery
 ) -> dg.RunRequest | None:
+    run_key = f"{contract.name}:{delivery.partition}:{delivery.digest}"
+    return _make_run_request(context, contract, delivery.partition, run_key, {"lakeshare/delivery": key})
+
+
+def _make_run_request(
+    context: dg.SensorEvaluationContext,
+    contract: SetContract,
+    partition: str,
+    run_key: str,
+    tags: Mapping[str, str] | None = None,
+) -> dg.RunRequest | None:
     days = make_partitions(contract)
-    if days is not None and not days.has_partition_key(delivery.partition):
+    if days is not None and not days.has_partition_key(partition):
         context.log.error(
-            f"delivery {contract.name}/{delivery.partition} is no day from {contract.first_partition} to "
+            f"delivery {contract.name}/{partition} is no day from {contract.first_partition} to "
             "yesterday; rename its folder, or move the contract's first partition."
         )
         return None
     return dg.RunRequest(
-        run_key=f"{contract.name}:{delivery.partition}:{delivery.digest}",
-        partition_key=None if days is None else delivery.partition,
-        tags={"lakeshare/delivery": key},
+        run_key=run_key, partition_key=None if days is None else partition, tags=dict(tags or {})
     )
