@@ -110,12 +110,13 @@ class BranchMoved(PipelineError):
 
 
 class NoSuchPublication(PipelineError):
-    """A publication number that is not in the ledger, or expired: below `oldest`."""
+    """A publication number that is not in the ledger, or expired: below `oldest`; any number if it is None."""
 
-    def __init__(self, table: str, version: int, oldest: int = 0) -> None:
+    def __init__(self, table: str, version: int | None, oldest: int = 0) -> None:
         state = f"its oldest one is {oldest}, older ones expired" if oldest else "the ledger does not have it"
+        title = "publication" if version is None else f"publication {version}"
         super().__init__(
-            f"table {table} has no publication {version}: {state}. `lakeshare publications {table}` lists them."
+            f"table {table} has no {title}: {state}. `lakeshare publications {table}` lists them."
         )
         self.table, self.version = table, version
 

@@ -3,8 +3,9 @@
 Every publication records the numbers of its inputs in its evidence; nothing else is needed to follow them.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from typing import Any
 
 from lakeshare_pipelines.contracts import SetContract, Table
@@ -44,20 +45,23 @@ def has_same_inputs(
 ) -> bool:
     """Whether a partition would have the same inputs at these numbers as in its publication, row for row."""
     reads = get_reads(publication)
-    return all(
-        read.table in reads and not _differ(ledger, read, reads[read.table], versions[read.table], partition)
-        for read in table.inputs
-    )
+    for read in table.inputs:
+        if read.table not in reads:
+            return False
+        first, last = sorted((reads[read.table].version or 0, versions[read.table]))
+        between = ledger.between(read.table, first + 1, last)
+        if _differ(between, read, reads[read.table], versions[read.table], partition):
+            return False
+    return True
 
 
-def _differ(ledger: Ledger, read: Input, before: ReadTable, version: int, partition: str) -> bool:
-    """Whether the rows that were read at a number are not those at another one."""
+def _differ(
+    publications: Iterable[Publication], read: Input, before: ReadTable, version: int, partition: str
+) -> bool:
+    """Whether the rows that were read at a number are not those at another one, by the publications of the table."""
     first, last = sorted((before.version or 0, version))
-    if first == last:
-        return False
     days = None if before.is_whole or read.day is None else partition
-    between = ledger.between(read.table, first + 1, last)
-    return any(_changes_rows(publication, days) for publication in between)
+    return any(first < row.version <= last and _changes_rows(row, days) for row in publications)
 
 
 def _changes_rows(publication: Publication, partition: str | None) -> bool:
@@ -81,52 +85,40 @@ def find_stale_partitions(ledger: Ledger, contract: SetContract) -> dict[str, di
     versions = {name: found.version for name, found in latest.items() if found is not None}
     if not versions or len(versions) < len(latest):
         return {}
-    published = [
-        partition for partition in list_partitions(ledger, contract) if contract.is_partition(partition)
-    ]
-    stale = [
-        partition
-        for partition in published
-        if _is_stale(ledger, contract, partition, versions, is_last=partition == published[-1])
-    ]
+    history = cache(ledger.history)
+    published = sorted(set.intersection(*(_list_written(history(table.name)) for table in contract.tables)))
+    published = [partition for partition in published if contract.is_partition(partition)]
+    in_force = {table.name: find_in_force(ledger, table, published) for table in contract.tables}
+
+    def is_stale(partition: str) -> bool:
+        for table in contract.tables:
+            publication = in_force[table.name].get(partition)
+            if publication is None:
+                return False  # rolled back
+            reads = get_reads(publication)
+            for read in table.inputs:
+                before = reads.get(read.table)
+                is_followed = partition == published[-1] or (
+                    read.day is not None and before and not before.is_whole
+                )
+                if is_followed and (
+                    before is None
+                    or _differ(history(read.table), read, before, versions[read.table], partition)
+                ):
+                    return True
+        return False
+
+    stale = list(filter(is_stale, published))
     if not contract.takes_deliveries:
-        stale += _find_new_partitions(ledger, contract, published)
+        days = [_list_written(history(read.table)) for read in contract.inputs if read.day is not None]
+        found = set.intersection(*days) if contract.partitioning == "daily" else set(WHOLE)
+        stale += [partition for partition in found.difference(published) if contract.is_partition(partition)]
     return dict.fromkeys(sorted(stale), versions)
 
 
-def list_partitions(ledger: Ledger, contract: SetContract) -> list[str]:
-    """The partitions that all tables of a set have ever been published for, in order."""
-    return sorted(set.intersection(*(_list_written(ledger, table.name) for table in contract.tables)))
-
-
-def _list_written(ledger: Ledger, table: str) -> set[str]:
-    return {name for row in ledger.history(table) for name in row.verdicts.get("deliveries", ())}
-
-
-def _is_stale(
-    ledger: Ledger, contract: SetContract, partition: str, versions: Mapping[str, int], *, is_last: bool
-) -> bool:
-    for table in contract.tables:
-        publication = find_in_force(ledger, table, [partition]).get(partition)
-        if publication is None:
-            return False
-        reads = get_reads(publication)
-        for read in table.inputs:
-            before = reads.get(read.table)
-            if before is None:
-                return is_last  # the contract has got another input since
-            follows_days = read.day is not None and not before.is_whole
-            if (follows_days or is_last) and _differ(ledger, read, before, versions[read.table], partition):
-                return True
-    return False
-
-
-def _find_new_partitions(ledger: Ledger, contract: SetContract, published: Collection[str]) -> list[str]:
-    if contract.partitioning != "daily":
-        return [name for name in WHOLE if name not in published]
-    days = [_list_written(ledger, read.table) for read in contract.inputs if read.day is not None]
-    found = set.intersection(*days).difference(published) if days else set[str]()
-    return [partition for partition in found if contract.is_partition(partition)]
+def _list_written(history: Iterable[Publication]) -> set[str]:
+    """The partitions that publications have ever written."""
+    return {name for row in history for name in row.verdicts.get("deliveries", ())}
 
 
 def find_code(contract: SetContract) -> dict[str, str]:
@@ -170,7 +162,7 @@ def trace_lineage(ledger: Ledger, table: str, version: int | None = None) -> Lin
     """
     publication = ledger.latest(table) if version is None else ledger.at(table, version)
     if publication is None:
-        raise NoSuchPublication(table, version or 0)
+        raise NoSuchPublication(table, version)
     return _Tracer(ledger).trace(publication, None)
 
 

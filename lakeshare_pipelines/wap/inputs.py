@@ -21,7 +21,7 @@ from uuid import uuid4
 
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.contracts.document import suggest
-from lakeshare_pipelines.errors import InputError, PipelineError, TransformError
+from lakeshare_pipelines.errors import ContractError, InputError, PipelineError, TransformError
 from lakeshare_pipelines.spark.rows import column_by_name
 from lakeshare_pipelines.spark.session import is_connect, translate_errors
 from lakeshare_pipelines.wap.staged import Lake, ReadTable, read_snapshot
@@ -176,14 +176,29 @@ class Inputs:
         return InputError(f"{self._contract.path}: {self._table.short_name}.inputs", name, reason, fix)
 
 
-def derive_table(inputs: Inputs, table: Table) -> "DataFrame":
-    """A derived table: the contract's SQL over the rows of this run and its inputs, cast to the contract's types."""
+def derive_table(inputs: Inputs, contract: SetContract, table: Table) -> "DataFrame":
+    """A derived table: the contract's SQL over the rows of this run and its inputs, cast to the contract's types.
+
+    Raises:
+        ContractError: it is not valid Spark SQL over them, or lacks a column of the contract.
+    """
+    from pyspark.errors import AnalysisException, ParseException
+
     if table.derive is None:
         raise ValueError(f"table {table.name} has neither a source nor a derivation")
     names = (*table.depends_on, *(read.table for read in table.inputs))
     frames: dict[str, Any] = {name.rsplit(".", 1)[-1]: inputs.table(name) for name in names}
-    frame = inputs.spark.sql(table.derive, **frames)
-    return frame.select(*(F.col(column.name).cast(column.type) for column in table.columns))
+    try:
+        frame = inputs.spark.sql(table.derive, **frames)
+        typed = frame.select(*(F.col(column.name).cast(column.type) for column in table.columns))
+        _ = typed.schema  # Spark Connect analyses no earlier
+    except (AnalysisException, ParseException) as error:
+        reads = ", ".join(f"{{{name}}}" for name in frames)
+        fix = f"It is Spark SQL over {reads}, with the columns of {table.short_name}."
+        raise ContractError(
+            contract.path, f"{table.short_name}.derive", _get_first_line(error), fix
+        ) from error
+    return typed
 
 
 @dataclass(frozen=True)

@@ -434,7 +434,7 @@ def _write_all(
             elif transform is not None:
                 rows = run_transform(lake, transform, inputs, write)
             elif table.view is None:
-                rows = write(derive_table(inputs, table))
+                rows = write(derive_table(inputs, contract, table))
             else:
                 base = contract.table(table.view.of)
                 of_base = staging.table_after(draft, base) if is_whole else frames[base.name]

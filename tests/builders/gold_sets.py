@@ -71,7 +71,7 @@ def write_module(folder: Path, name: str, shop: str, other: str) -> None:
     (folder / f"{name}.py").write_text(MODULE.replace("SHOP", shop).replace("OTHER", other))
 
 
-def write_gold(folder: Path, name: str, transform: str, shop: str, other: str, table_format: str) -> Path:
+def write_gold(folder: Path, name: str, transform: str, shop: str, other: str, table_format: str) -> None:
     """Writes the contract of a set with `enriched`, of a transform, and `days`, of SQL over it and an input."""
     enriched = {
         "name": "enriched",
@@ -115,6 +115,20 @@ def write_gold(folder: Path, name: str, transform: str, shop: str, other: str, t
             {"property": "firstPartition", "value": "2024-01-01"},
         ],
     }
-    path = folder / f"{name}.yaml"
-    path.write_text(yaml.safe_dump(document, sort_keys=False))
-    return path
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
+
+
+def write_sums(folder: Path, name: str, gold: str, table_format: str) -> None:
+    """Writes the contract of a set `name` that is replaced as a whole: the sums over all days of the set `gold`."""
+    table = {
+        "name": "sums",
+        "customProperties": [
+            {"property": "derive", "value": "SELECT sum(n) AS n, count(DISTINCT day) AS days FROM {days}"},
+            {"property": "inputs", "value": [f"{gold}.days"]},
+        ],
+        "properties": [{"name": "n", "logicalType": "integer"}, {"name": "days", "logicalType": "integer"}],
+    }
+    document = yaml.safe_load((folder / f"{gold}.yaml").read_text())
+    document |= {"id": name, "name": name, "schema": [table], "customProperties": []}
+    document["servers"][0]["format"] = table_format
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump(document, sort_keys=False))

@@ -2,14 +2,15 @@
 
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from uuid import uuid4
 
 import pytest
 
 from lakeshare_pipelines.contracts import SetContract, load_contracts
-from lakeshare_pipelines.errors import InputError, TransformError
+from lakeshare_pipelines.errors import ContractError, InputError, TransformError
 from lakeshare_pipelines.share import publication
 from lakeshare_pipelines.share.lineage import find_stale_partitions, format_lineage, trace_lineage
 from lakeshare_pipelines.share.publication import publish, repair, unchanged_run
@@ -17,7 +18,7 @@ from lakeshare_pipelines.wap.inputs import parse_pins
 from lakeshare_pipelines.wap.stage import stage, staging_for
 from lakeshare_pipelines.wap.staged import Lake
 from lakeshare_server.catalog import Catalog, Ledger, Publication, lock_set
-from tests.builders.gold_sets import write_gold, write_module
+from tests.builders.gold_sets import write_gold, write_module, write_sums
 from tests.builders.main_state import rows_on_main
 from tests.builders.sets import a_contract, a_delivery, green, orders, staged_without_reading
 
@@ -34,6 +35,7 @@ class Gold:
     shop: SetContract
     other: SetContract
     contract: SetContract
+    sums: SetContract
 
     @property
     def ledger(self) -> Ledger:
@@ -49,9 +51,10 @@ class Gold:
         staged = staged_without_reading(self.lake, contract, day, rows)
         return publish(self.lake, self.catalog, contract, staged, green(contract, staged))
 
-    def run(self, *days: str, **pins: int) -> list[Publication]:
-        staged = stage(self.lake, self.contract, days, str(uuid4()), pins=pins.pop("pins", {}))
-        return publish(self.lake, self.catalog, self.contract, staged, green(self.contract, staged))
+    def run(self, *days: str, pins: Mapping[str, int] = MappingProxyType({})) -> list[Publication]:
+        contract = self.contract if days else self.sums
+        staged = stage(self.lake, contract, days or ["all"], str(uuid4()), pins=pins)
+        return publish(self.lake, self.catalog, contract, staged, green(contract, staged))
 
     def stale(self) -> list[str]:
         return list(find_stale_partitions(self.ledger, self.contract))
@@ -66,12 +69,13 @@ class Gold:
 def gold(tmp_path_factory: pytest.TempPathFactory, lake: Lake, catalog: Catalog) -> Iterator[Gold]:
     number = next(NUMBERS)
     folder, code = tmp_path_factory.mktemp("gold"), tmp_path_factory.mktemp("code")
-    names = [f"{name}{number}" for name in ("goldshop", "goldother", "gold")]
+    names = [f"{name}{number}" for name in ("goldshop", "goldother", "gold", "goldsums")]
     a_contract(folder, names[0], "delta")
     a_contract(folder, names[1], "iceberg")
     module = f"gold_code_{uuid4().hex[:8]}"
     write_module(code, module, names[0], names[1])
     write_gold(folder, names[2], f"{module}:enrich", names[0], names[1], "iceberg")
+    write_sums(folder, names[3], names[2], "delta")
     sets = {contract.name: contract for contract in load_contracts(folder)}
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(code))
@@ -123,6 +127,12 @@ def test_a_set_is_made_of_numbers_that_are_recorded_and_can_be_pinned_again(gold
         },
     }
 
+    # A set that is replaced as a whole reads all days.
+    [whole] = gold.run()
+    assert (whole.version, whole.rows, whole.partition) == (0, 1, "all")
+    assert gold.lake.open_delta(whole.location).to_pyarrow_table().to_pylist() == [{"n": 6, "days": 2}]
+    assert unchanged_run(lake, gold.catalog, gold.sums, ["all"])
+
     pins = parse_pins(f"{gold.orders}@0, {shop.name}.totals@0,")
     assert unchanged_run(lake, gold.catalog, contract, [MONDAY], pins) is None
     third = gold.run(MONDAY, pins=pins)
@@ -132,7 +142,10 @@ def test_a_set_is_made_of_numbers_that_are_recorded_and_can_be_pinned_again(gold
     ] == made_of_monday
     assert gold.stale() == [MONDAY]
 
+    assert list(find_stale_partitions(ledger, gold.sums)) == ["all"]
+    [of_sums] = trace_lineage(ledger, f"{gold.sums.name}.sums").parts[0].inputs
     days = trace_lineage(ledger, f"{contract.name}.days")
+    assert of_sums == trace_lineage(ledger, f"{contract.name}.days", 1)
     assert [(part.version, part.partitions) for part in days.parts] == [(2, (MONDAY,)), (1, (TUESDAY,))]
     assert [(read.table, read.version) for read in days.parts[0].inputs] == [
         (f"{contract.name}.enriched", 2),
@@ -196,6 +209,12 @@ def test_a_transform_that_fails_names_contract_field_file_and_remedy_and_stages_
     settings = gold.lake.settings.model_copy(update={"transform_wait_s": 1})
     hurried = Lake(settings, lambda: gold.lake.spark)
     hurried.__dict__["endpoint"] = gold.lake.endpoint
+    enriched, days = gold.contract.tables
+    wrong = replace(gold.contract, tables=(enriched, replace(days, derive="SELECT dy FROM {enriched}")))
+    with pytest.raises(
+        ContractError, match=r"days\.derive: .*UNRESOLVED_COLUMN.*over \{enriched\}, \{totals\}"
+    ):
+        stage(gold.lake, wrong, [MONDAY], str(uuid4()))
     for name, messages in FAILURES.items():
         with pytest.raises((TransformError, InputError)) as refused:
             stage(

@@ -1,12 +1,16 @@
 """Lineage follows the recorded numbers, through rollbacks and maintenance, and tells which days are out of date."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from lakeshare_pipelines.cli.main import app
 from lakeshare_pipelines.contracts.model import Input, SetContract, Table
 from lakeshare_pipelines.errors import NoSuchPublication
+from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.share.lineage import find_stale_partitions, format_lineage, trace_lineage
 from lakeshare_server.catalog import Ledger, open_catalog
 from tests.builders.publications import a_publication
@@ -115,3 +119,22 @@ def test_the_tree_names_deliveries_and_the_numbers_of_earlier_days(ledger):
     ]
     with pytest.raises(NoSuchPublication):
         trace_lineage(ledger, "gold.t", 7)
+
+
+def test_the_command_prints_the_tree_or_json(tmp_path, monkeypatch):
+    monkeypatch.setenv("LAKESHARE_STATE_DIR", str(tmp_path))
+    ledger = Ledger(open_catalog(LakeSettings(_env_file=None).catalog_url))
+    publish(ledger, "shop.t", MONDAY)
+    publish(ledger, "gold.t", MONDAY, inputs={"shop.t": (0,)})
+
+    tree, record = (CliRunner().invoke(app, ["lineage", "gold.t", *more]) for more in ([], ["0", "--json"]))
+
+    assert f"        delivery shop/{MONDAY} shop.t {MONDAY}" in tree.stdout.splitlines()
+    [part] = json.loads(record.stdout)["parts"]
+    [read] = part["inputs"]
+    assert (part["version"], part["partitions"], part["deliveries"]) == (0, [MONDAY], {})
+    assert (read["table"], read["parts"][0]["deliveries"]) == ("shop.t", {MONDAY: f"shop.t {MONDAY}"})
+    missing = CliRunner().invoke(app, ["lineage", "gold.none"])
+    assert str(missing.exception).startswith(
+        "table gold.none has no publication: the ledger does not have it"
+    )
