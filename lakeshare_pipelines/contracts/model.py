@@ -512,7 +512,8 @@ def _describe_set(contract: SetContract) -> Iterator[str]:
     yield f"  file     {contract.path}"
     yield f"  digest   {contract.digest}"
     yield f"  owners   {', '.join(contract.owners) or 'none'}"
-    yield f"  arrives  {f'daily, from {contract.first_partition}' if is_daily else 'one partition, all'}"
+    verb = "arrives" if contract.takes_deliveries else "is made"
+    yield f"  {verb}  {f'daily, from {contract.first_partition}' if is_daily else 'one partition, all'}"
     for table in contract.tables:
         yield ""
         yield from _describe_table(table)

@@ -176,7 +176,10 @@ def column_metadata(contract: SetContract, table: Table) -> Mapping[str, Any]:
 
 
 def staged_metadata(staged: Staged) -> Mapping[str, Any]:
-    return {
+    inputs: dict[str, Any] = (
+        {"lakeshare/inputs": dg.MetadataValue.json(staged.inputs)} if staged.inputs else {}
+    )
+    return inputs | {
         "lakeshare/staged_at": staged.ref,
         "lakeshare/partition": staged.partition,
         "lakeshare/head": staged.head,

@@ -625,6 +625,9 @@ def deliver(
     every twentieth row unreadable.
     """
     title = f"{contract.name}/{partition}"
+    if not contract.takes_deliveries:
+        inputs = ", ".join(read.table for read in contract.inputs)
+        raise DeliveryError(title, "the set takes no deliveries", f"Deliver what it is made of: {inputs}.")
     if not contract.is_partition(partition):
         find_delivery(settings, contract, partition)  # raises an error that names the partitions
     texts = [

@@ -288,7 +288,7 @@ def publish_with_replay(
             log.warning("%s; replaying %s", conflict, staged.title)
             time.sleep(random.uniform(0, JITTER_S))  # noqa: S311  two writers in step, not a secret
             replayed = stage(
-                lake, contract, staged.partitions, staged.run_id, staged.attempt + 1, staged.inputs
+                lake, contract, staged.partitions, staged.run_id, staged.attempt + 1, staged.pins
             )
             drop_staging_location(lake, contract, staged.ref)
             staged, verdicts = replayed, audit_and_save(lake, contract, replayed)

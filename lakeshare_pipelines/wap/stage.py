@@ -378,6 +378,7 @@ def stage(
             | {delivery.partition: delivery.digest for delivery in deliveries},
             contract_digest=contract.digest,
             attempt=attempt,
+            pins=dict(pins),
         )
         tables = tuple(
             replace(table, rewritten=staging.make_serveable(ref, contract.table(table.table)))
@@ -581,6 +582,8 @@ def format_staging_location(location: StagingLocation) -> str:
         rejected = f", {table.rejected} rejected (quarantined)" if table.rejected else ""
         rewritten = f", rewritten for {', '.join(table.rewritten)}" if table.rewritten else ""
         lines.append(f"  {table.table}: {table.rows} rows{rejected}{rewritten}")
+    if staged.inputs:
+        lines.append(f"  made of {', '.join(f'{name}@{version}' for name, version in staged.inputs.items())}")
     if location.attempt.verdicts is None:
         lines.append("  not audited yet: `lakeshare wap retry` does it")
     else:

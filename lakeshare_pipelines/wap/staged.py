@@ -85,7 +85,7 @@ class Staged:
     `ref` is the branch (Iceberg) or the staging folder's name (Delta). `base` is the state of main it started from: a
     Nessie hash, or the tables' snapshots or Delta versions as JSON. `head` is the state to audit and publish: a Nessie
     hash, the snapshots on the tables' own branches as JSON, or the SHA-256 of the staged logs of Delta. `deliveries`
-    are digests by partition, empty texts for a set that takes none.
+    are digests by partition, empty texts for a set that takes none; `pins` the numbers of inputs that were requested.
     """
 
     set_name: str
@@ -98,6 +98,7 @@ class Staged:
     deliveries: Mapping[str, str]
     contract_digest: str
     attempt: int = 0
+    pins: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def partition(self) -> str:
@@ -109,7 +110,7 @@ class Staged:
 
     @property
     def inputs(self) -> dict[str, int]:
-        """The publications of other sets that the run pinned, by table."""
+        """The publications of other sets that the run read, by table."""
         reads = ((name, read) for table in self.tables for name, read in table.inputs.items())
         return {name: read.version for name, read in reads if read.version is not None}
 

@@ -7,8 +7,10 @@ import pytest
 import yaml
 
 from lakeshare_pipelines.contracts import SetContract, load_contract, load_contracts
-from lakeshare_pipelines.contracts.model import Input
-from lakeshare_pipelines.errors import ContractError
+from lakeshare_pipelines.contracts.model import Input, describe
+from lakeshare_pipelines.demo.processes import deliver
+from lakeshare_pipelines.errors import ContractError, DeliveryError
+from lakeshare_pipelines.settings import LakeSettings
 
 DAY = {"name": "day", "logicalType": "date", "partitioned": True}
 
@@ -58,6 +60,9 @@ def test_inputs_of_the_set_order_its_tables_and_others_have_their_days(tmp_path)
 
     assert sets["gold"].inputs == (Input("raw.t", "day"), Input("names.t"))
     assert not sets["gold"].takes_deliveries
+    assert "  is made  daily, from 2024-01-01\n" in describe(sets["gold"])
+    with pytest.raises(DeliveryError, match=r"set takes no deliveries\. Deliver what it is made of: raw\.t"):
+        deliver(LakeSettings(_env_file=None, state_dir=tmp_path), sets["gold"], partition="2024-01-02")
     assert [(t.name, t.depends_on, t.inputs) for t in sets["sums"].tables] == [
         ("sums.u", (), (Input("raw.t"),)),
         ("sums.t", ("sums.u",), ()),

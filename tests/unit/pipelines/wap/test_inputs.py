@@ -125,7 +125,9 @@ def test_pins_are_numbers_of_tables():
 def test_what_a_staged_table_was_made_of_survives_its_record():
     read = {"names.t": ReadTable(4, True), "shop.orders": ReadTable(None, False)}
     table = StagedTable("shop.t", 3, inputs=read, code="c0de")
-    staged = Staged("shop", "run", ("all",), "ref", "base", "head", (table,), {"all": ""}, "digest")
+    staged = Staged(
+        "shop", "run", ("all",), "ref", "base", "head", (table,), {"all": ""}, "digest", 0, {"names.t": 4}
+    )
 
     again = Staged.from_record(staged.as_record())
 
