@@ -61,13 +61,21 @@ def find_inputs(ledger: Ledger, contract: SetContract, pins: Mapping[str, int]) 
             fix = suggest(name, names, f"Its inputs are: {', '.join(names)}.") if names else "It has none."
             raise InputError(title, name, "is not one of its inputs", fix)
     found: dict[str, Publication] = {}
-    for name in names:
-        latest = ledger.latest(name)
+    for name, latest in _find_latest(ledger, names).items():
         if latest is None:
             raise InputError(title, name, "has no publication", "Publish the set of that table first.")
         found[name] = latest
         if name in pins:
             found[name] = _find_pinned(ledger, title, latest, pins[name])
+    return found
+
+
+def _find_latest(ledger: Ledger, names: Sequence[str]) -> dict[str, Publication | None]:
+    """The newest publications of several tables at one moment: those of a set are appended together."""
+    found = {name: ledger.latest(name) for name in names}
+    # Numbers only grow: what is the same twice was so between the two reads.
+    while found != (again := {name: ledger.latest(name) for name in names}):
+        found = again
     return found
 
 

@@ -12,6 +12,7 @@ from lakeshare_pipelines.contracts.model import Input, SetContract, Table
 from lakeshare_pipelines.errors import NoSuchPublication
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.share.lineage import find_stale_partitions, format_lineage, trace_lineage
+from lakeshare_pipelines.wap.inputs import find_inputs
 from lakeshare_server.catalog import Ledger, open_catalog
 from tests.builders.publications import a_publication
 
@@ -138,3 +139,26 @@ def test_the_command_prints_the_tree_or_json(tmp_path, monkeypatch):
     assert str(missing.exception).startswith(
         "table gold.none has no publication: the ledger does not have it"
     )
+
+
+def test_a_set_that_is_published_meanwhile_is_read_at_the_numbers_of_one_run(tmp_path):
+    class Racing(Ledger):
+        """A run of the set ends between two reads."""
+
+        is_published = False
+
+        def latest(self, table):
+            found = super().latest(table)
+            if not self.is_published:
+                self.is_published = True
+                publish(self, "shop.a", MONDAY)
+                publish(self, "shop.b", MONDAY)
+            return found
+
+    racing = Racing(open_catalog(f"sqlite:///{tmp_path / 'racing.db'}"))
+    for table in ("shop.a", "shop.b"):
+        publish(racing, table, MONDAY)
+
+    found = find_inputs(racing, a_set("none", Input("shop.a"), Input("shop.b")), {})
+
+    assert {name: publication.version for name, publication in found.items()} == {"shop.a": 1, "shop.b": 1}
