@@ -33,6 +33,7 @@ def test_a_set_is_published_whole_when_its_audit_is_green_and_not_at_all_when_it
     story.a_repaired_staged_set_is_audited_again_and_published(published_set, staged)
     story.an_abandoned_staged_set_is_dropped_and_nothing_else(published_set)
     story.a_corrected_delivery_replaces_its_partition_only(published_set)
+    story.a_transform_reads_each_number_with_its_rows(published_set)
     story.rows_written_after_the_audit_are_not_published(published_set)
     published_set.require_spark_reads_the_same()
     # Tables on a disk are served by their own host.

@@ -23,6 +23,7 @@ from lakeshare_pipelines.share.publication import publish, publish_or_replay, re
 from lakeshare_pipelines.share.snowflake import find_published, require_readable
 from lakeshare_pipelines.wap.audit import audit_and_save
 from lakeshare_pipelines.wap.delta import STAGED_FOLDER, table_location
+from lakeshare_pipelines.wap.inputs import read_publication
 from lakeshare_pipelines.wap.stage import drop_abandoned, list_staging_locations, stage
 from lakeshare_pipelines.wap.staged import Lake, Staged, Verdicts
 from lakeshare_server.catalog import Catalog, DeclaredShare, Ledger, Publication, SharedTable, apply_shares
@@ -126,10 +127,18 @@ def test_a_set_is_published_whole_when_its_audit_is_green_and_not_at_all_when_it
     a_repaired_staged_set_is_audited_again_and_published(published_set, staged)
     an_abandoned_staged_set_is_dropped_and_nothing_else(published_set)
     a_corrected_delivery_replaces_its_partition_only(published_set)
+    a_transform_reads_each_number_with_its_rows(published_set)
     rows_written_after_the_audit_are_not_published(published_set)
     published_set.require_spark_reads_the_same()
     recipients_read_what_spark_reads(published_set, tmp_path / "host 2")
     assert not (published_set.lake.settings.state_dir / "warehouse" / published_set.contract.name).exists()
+
+
+def a_transform_reads_each_number_with_its_rows(published_set: PublishedSet) -> None:
+    orders, _ = published_set.history()
+    read = {each.version: read_publication(published_set.lake, each).count() for each in orders}
+    assert len(set(read.values())) > 1
+    assert read == {each.version: each.rows for each in orders}
 
 
 def every_table_gets_its_first_number_once(published_set: PublishedSet) -> None:
