@@ -4,20 +4,27 @@ Unknown fields and wrong types are refused; standard fields that lakeshare does 
 """
 
 import datetime as dt
-import difflib
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from lakeshare_pipelines.errors import ContractError
+from lakeshare_server.errors import suggest
+from lakeshare_server.yaml_documents import (
+    Parsed,
+    PathInDocument,
+    YamlFault,
+    format_path,
+    list_fields,
+    read,
+)
 
 Unused = Annotated[Any, "in the standard, not used here"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
@@ -34,10 +41,6 @@ class Part(BaseModel):
     """A mapping of the document: camelCase names, no unknown fields, no conversions."""
 
     model_config = ConfigDict(extra="forbid", alias_generator=to_camel, frozen=True, strict=True)
-
-    @classmethod
-    def list_fields(cls) -> list[str]:
-        return [field.alias or name for name, field in cls.model_fields.items()]
 
 
 class CustomProperty(Part):
@@ -310,69 +313,16 @@ class ReferenceExtras(Part):
     description: str = ""
 
 
-# The model of each field, to suggest a known field for an unknown one.
-PARTS: dict[str, type[Part]] = {
-    "": Document,
-    "schema": SchemaObject,
-    "properties": Property,
-    "quality": Quality,
-    "implementation": Implementation,
-    "relationships": SchemaRelationship,
-    "servers": Server,
-    "team": Team,
-    "members": Member,
-    "description": Description,
-    "customProperties": CustomProperty,
-    "shares": SharedSchema,
-    "snowflake": SnowflakeSchema,
-    "tables": SharedTable,
-    "drift": DriftExtras,
-    "reading": ReadingExtras,
-    "serveableTo": PromiseExtras,
-    "view": ViewExtras,
-    "perRecipient": PerRecipientExtras,
-    "maintenance": SetMaintenanceExtras,
-    "compaction": CompactionExtras,
-    "keep": KeepExtras,
-}
-
-
-class _Loader(yaml.SafeLoader):
-    """A SafeLoader that refuses duplicate keys, of which YAML keeps the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} is given twice", key_node.start_mark
-                )
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> Parsed:
     """Reads the mapping in a contract file."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        hint = "Give the path of a contract's YAML file."
-        raise ContractError(path, "the file", "does not exist", hint) from None
-    except (OSError, UnicodeDecodeError) as error:
-        hint = "It must be a readable UTF-8 text."
-        raise ContractError(path, "the file", f"cannot be read: {error}", hint) from error
-    try:
-        document = yaml.load(text, _Loader)  # noqa: S506  # a SafeLoader, only stricter
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "the file"
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise ContractError(path, where, problem, "Correct the YAML there.") from error
-    if not isinstance(document, dict):
+        parsed = read(path)
+    except YamlFault as fault:
+        raise ContractError(path, "the file", fault.problem, fault.hint, line=fault.line) from fault
+    if not isinstance(parsed.values, dict):
         hint = "A contract begins with apiVersion, kind, id, name, version."
-        raise ContractError(path, "the file", "is not a mapping", hint)
-    return document
+        raise ContractError(path, "the file", "is not a mapping", hint, line=1)
+    return parsed
 
 
 def compute_digest(document: dict[str, Any]) -> str:
@@ -381,7 +331,6 @@ def compute_digest(document: dict[str, Any]) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-Location = Sequence[str | int]
 AnyPart = TypeVar("AnyPart", bound=Part)
 
 
@@ -390,7 +339,8 @@ class Faults:
     """Collects the errors of one file at `where`, a path inside the file, in the order of their discovery."""
 
     path: Path
-    where: Location = ()
+    parsed: Parsed
+    where: PathInDocument = ()
     found: list[ContractError] = dataclass_field(default_factory=list)
 
     def at(self, *steps: str | int) -> "Faults":
@@ -398,7 +348,8 @@ class Faults:
         return replace(self, where=(*self.where, *steps))
 
     def add(self, problem: str, hint: str) -> None:
-        self.found.append(ContractError(self.path, format_path(self.where), problem, hint))
+        line = self.parsed.line(self.where)
+        self.found.append(ContractError(self.path, format_path(self.where), problem, hint, line=line))
 
     def add_invalid(self, error: ValidationError) -> None:
         for fault in error.errors():
@@ -409,31 +360,14 @@ class Faults:
         """Raises the first error, if there is any, with the others in its `also`."""
         if self.found:
             first, *others = self.found
-            raise ContractError(first.path, first.field, first.problem, first.hint, also=others)
-
-
-def format_path(where: Location) -> str:
-    """Formats a path as `schema[0].properties[3].logicalType`."""
-    text = ""
-    for step in where:
-        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
-    return text or "the file"
-
-
-def suggest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
-    """Returns a hint that names the closest known word, else `otherwise` or all known words."""
-    known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    if close:
-        return f"Did you mean {close[0]!r}?"
-    return otherwise or f"Known are: {', '.join(known)}."
+            raise ContractError(first.path, first.field, first.problem, first.hint, others, line=first.line)
 
 
 def read_extras(part: type[AnyPart], properties: Sequence[CustomProperty], faults: Faults) -> AnyPart:
     """Parses the customProperties of an element; dotted names belong to other tools and are ignored."""
     values: dict[str, Any] = {}
     places: dict[str, Faults] = {}
-    known = part.list_fields()
+    known = list_fields(part, ())
     for index, entry in enumerate(properties):
         place = faults.at("customProperties", index)
         if "." in entry.property:
@@ -457,8 +391,7 @@ def read_extras(part: type[AnyPart], properties: Sequence[CustomProperty], fault
 def _explain(fault: Mapping[str, Any], part: type[Part]) -> tuple[str, str]:
     kind, loc = fault["type"], fault["loc"]
     if kind == "extra_forbidden":
-        holder = next((step for step in reversed(loc[:-1]) if isinstance(step, str)), "")
-        return f"unknown field {loc[-1]!r}", suggest(str(loc[-1]), PARTS.get(holder, part).list_fields())
+        return f"unknown field {loc[-1]!r}", suggest(str(loc[-1]), list_fields(part, loc[:-1]))
     if kind == "missing":
         return "is missing", "Add it; docs/reference/contract.md lists every field."
     value = fault["input"]

@@ -13,10 +13,10 @@ from pydantic import ValidationError
 
 from lakeshare_pipelines.contracts import document as odcs
 from lakeshare_pipelines.contracts import model
-from lakeshare_pipelines.contracts.document import Faults, read_extras, suggest
+from lakeshare_pipelines.contracts.document import Faults, read_extras
 from lakeshare_pipelines.contracts.model import Column, Reference, Rule, SetContract, Table, View
 from lakeshare_pipelines.errors import ContractError
-from lakeshare_server.errors import BadRequest
+from lakeshare_server.errors import BadRequest, suggest
 from lakeshare_server.locations import AZURE, GCS, LOCAL, S3, parse_location
 
 Partitioning = tuple[tuple[str, str], ...]
@@ -31,15 +31,15 @@ def list_contract_files(folder: Path | None = None) -> list[Path]:
 
 
 def load_contract(path: Path) -> SetContract:
-    values = odcs.read_yaml(path)
-    faults = Faults(path)
+    parsed = odcs.read_yaml(path)
+    faults = Faults(path, parsed)
     try:
-        document = odcs.Document.model_validate(values)
+        document = odcs.Document.model_validate(parsed.values)
     except ValidationError as error:
         faults.add_invalid(error)
         faults.require_none()
         raise
-    contract = _check_set(_build_set(document, odcs.compute_digest(values), path, faults), faults)
+    contract = _check_set(_build_set(document, odcs.compute_digest(parsed.values), path, faults), faults)
     faults.require_none()
     return contract
 

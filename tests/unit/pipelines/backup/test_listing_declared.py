@@ -40,6 +40,32 @@ def test_what_contradicts_itself_is_refused(
     assert sentence in str(refused.value)
 
 
+LAKE = "backups:\n  lake:\n    source: {url: /a}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "sentence"),
+    [
+        (LAKE + "    target: {url: /b}\n    engin: spark\n", 5, "Did you mean 'engine'?"),
+        (LAKE + "    target:\n      url: /b\n      uri: /c\n", 6, "Did you mean 'url'?"),
+        (LAKE, 2, "backups.lake.target is missing. Add it."),
+        ("backups:\n  lake:\n    source: {url: a}\n    target: {url: /b}\n", 3, "backups.lake.source.url is 'a'"),
+        ("backups:\n  Lake:\n    source: {url: /a}\n    target: {url: /b}\n", 2, "backups.Lake is 'Lake'"),
+        ("backups:\n  lake: daily\n", 2, "backups.lake is 'daily' and not a mapping"),
+        ("backups:\n  lake: {}\n  lake: {}\n", 3, "the key 'lake' is given twice, first in line 2"),
+        ("backups: []\n", 1, "it has no `backups`"),
+        ("backups: {a: b: c}\n", 1, "LAKESHARE_BACKUPS_FILE names the file"),
+    ],
+)  # fmt: skip
+def test_a_refusal_names_the_line(tmp_path: Path, text: str, line: int, sentence: str) -> None:
+    path = tmp_path / "backups.yaml"
+    path.write_text(text)
+    with pytest.raises(BackupError) as refused:
+        load_backups(LakeSettings(_env_file=None, state_dir=tmp_path, backups_file=path))
+    assert str(refused.value).startswith(f"{path}:{line}: ")
+    assert sentence in str(refused.value)
+
+
 def test_targets_elsewhere_are_taken(tmp_path: Path) -> None:
     path = tmp_path / "backups.yaml"
     source, elsewhere = {"url": "s3://lake"}, {"url": "s3://lake", "endpoint": "http://127.0.0.1:9000"}
