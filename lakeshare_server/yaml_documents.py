@@ -5,6 +5,7 @@ Contracts, files of `lakeshare apply` and declarations of backups are read with 
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -181,12 +182,17 @@ def format_path(where: Sequence[str | int]) -> str:
 
 def list_fields(model: type[BaseModel], where: Sequence[str | int]) -> list[str]:
     """Lists the fields that a model accepts at a path of its document; nothing where it has no known fields."""
-    schema = model.model_json_schema()
+    schema = _make_schema(model)
     found: list[Mapping[str, Any]] = [schema]
     for step in where:
         # A step of pydantic that is not in the document, like the alternative of a union, leads nowhere.
         found = [inner for part in found for inner in _list_inner(part, step, schema)] or found
     return sorted({name for part in found for name in part.get("properties", {})})
+
+
+@cache
+def _make_schema(model: type[BaseModel]) -> Mapping[str, Any]:
+    return model.model_json_schema()
 
 
 def _list_inner(

@@ -6,7 +6,7 @@ Unknown fields and wrong types are refused; standard fields that lakeshare does 
 import datetime as dt
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
+from lakeshare_pipelines.contracts.model import Drift, Name, Reading, Severity, View, wrap
 from lakeshare_pipelines.errors import ContractError
 from lakeshare_server.errors import suggest
 from lakeshare_server.yaml_documents import (
@@ -27,14 +28,6 @@ from lakeshare_server.yaml_documents import (
 )
 
 Unused = Annotated[Any, "in the standard, not used here"]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-Fraction = Annotated[float, Field(ge=0)]
-Severity = Literal["error", "warning"]
-
-
-def _wrap(field: str, kind: type) -> BeforeValidator:
-    """Accepts a value of `kind` in place of a mapping with this one `field`."""
-    return BeforeValidator(lambda value: {field: value} if isinstance(value, kind) else value)
 
 
 class Part(BaseModel):
@@ -188,7 +181,7 @@ class Document(Part):
     tables: Annotated[list[SchemaObject], Field(alias="schema", min_length=1)]
     description: Description = Description()
     domain: str = ""
-    team: Annotated[Team, _wrap("members", list)] = Team()  # v3.0 has a list of members
+    team: Annotated[Team, wrap("members", list)] = Team()  # v3.0 has a list of members
     servers: Annotated[list[Server], Field(min_length=1, max_length=1)]
     custom_properties: list[CustomProperty] = []
     tenant: Unused = None
@@ -208,7 +201,7 @@ class SharedTable(Part):
     name: Name | None = None
 
 
-SharedTables = Annotated[list[Annotated[SharedTable, _wrap("table", str)]], Field(min_length=1)]
+SharedTables = Annotated[list[Annotated[SharedTable, wrap("table", str)]], Field(min_length=1)]
 
 
 class SharedSchema(Part):
@@ -235,7 +228,7 @@ class KeepExtras(Part):
 
 class MaintenanceExtras(Part):
     compaction: CompactionExtras | Literal[False] = CompactionExtras()
-    keep: Annotated[KeepExtras, _wrap("publications", int)] = KeepExtras()
+    keep: Annotated[KeepExtras, wrap("publications", int)] = KeepExtras()
 
 
 class SetMaintenanceExtras(MaintenanceExtras):
@@ -253,50 +246,23 @@ class SetExtras(Part):
     maintenance: SetMaintenanceExtras = SetMaintenanceExtras()
 
 
-class DriftExtras(Part):
-    max_shrink_fraction: Fraction | None = None
-    max_growth_fraction: Fraction | None = None
-    severity: Severity = "warning"
-
-
-class ReadingExtras(Part):
-    null_values: list[str] = [""]
-    delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
-    multiline: bool = False
-
-
 class PromiseExtras(Part):
     clients: Annotated[list[str], Field(min_length=1)]
     severity: Severity = "error"
     rewrite: bool = True
 
 
-class PerRecipientExtras(Part):
-    column: Name
-    value: Annotated[str, Field(min_length=1)] | None = None
-    recipient_property: Annotated[
-        Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$")] | None, Field(alias="property")
-    ] = None
-
-
-class ViewExtras(Part):
-    of: Name
-    columns: Annotated[list[Name], Field(min_length=1)]
-    where: Annotated[str, Field(min_length=1)] | None = None
-    per_recipient: Annotated[PerRecipientExtras | None, _wrap("column", str)] = None
-
-
 class TableExtras(Part):
     source: Annotated[str, Field(min_length=1, pattern=r"^[^/\\]+$")] | None = None
     derive: str | None = None
-    view: ViewExtras | None = None
+    view: View | None = None
     location: str | None = None
     allow_schema_changes: bool = False
     max_quarantined_fraction: Annotated[float, Field(ge=0, le=1)] = 0.0
-    drift: DriftExtras = DriftExtras()
-    reading: ReadingExtras = ReadingExtras()
+    drift: Drift = Drift()
+    reading: Reading = Reading()
     maintenance: MaintenanceExtras = MaintenanceExtras()
-    serveable_to: Annotated[PromiseExtras | None, _wrap("clients", list)] = None
+    serveable_to: Annotated[PromiseExtras | None, wrap("clients", list)] = None
 
 
 class ColumnExtras(Part):
@@ -352,7 +318,7 @@ class Faults:
         self.found.append(ContractError(self.path, format_path(self.where), problem, hint, line=line))
 
     def add_invalid(self, error: ValidationError) -> None:
-        for fault in error.errors():
+        for fault in _list_faults(error):
             where = [step for step in fault["loc"] if step != "[key]"]
             self.at(*where).add(*_explain(fault, Document))
 
@@ -382,15 +348,22 @@ def read_extras(part: type[AnyPart], properties: Sequence[CustomProperty], fault
     try:
         return part.model_validate(values)
     except ValidationError as error:
-        for fault in error.errors():
+        for fault in _list_faults(error):
             name, *rest = fault["loc"]
             places[str(name)].at(*rest).add(*_explain(fault, part))
         return part.model_validate({})
 
 
+def _list_faults(error: ValidationError) -> Iterator[Mapping[str, Any]]:
+    faults = error.errors()
+    holders = {fault["loc"][:-1] for fault in faults}
+    # Items with faults do not count for pydantic, which then finds their list too short.
+    yield from (fault for fault in faults if fault["type"] != "too_short" or fault["loc"] not in holders)
+
+
 def _explain(fault: Mapping[str, Any], part: type[Part]) -> tuple[str, str]:
     kind, loc = fault["type"], fault["loc"]
-    if kind == "extra_forbidden":
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         return f"unknown field {loc[-1]!r}", suggest(str(loc[-1]), list_fields(part, loc[:-1]))
     if kind == "missing":
         return "is missing", "Add it; docs/reference/contract.md lists every field."
@@ -400,4 +373,6 @@ def _explain(fault: Mapping[str, Any], part: type[Part]) -> tuple[str, str]:
         expected = str(fault["ctx"]["expected"])
         words = [word.strip("' ") for word in expected.replace(" or ", ",").split(",")]
         return f"cannot be {shown}", suggest(str(value), words, f"Use {expected}.")
-    return f"cannot be {shown}", f"{fault['msg']}."
+    if kind in ("model_type", "dataclass_type"):
+        return f"cannot be {shown}", "Input should be a mapping."
+    return f"cannot be {shown}", f"{fault['msg']}.".replace("tuple", "list").replace("Tuple", "List")

@@ -157,7 +157,7 @@ def _build_table(
     name = table.physical_name or f"{set_name}.{table.name}"
     _check_shape(table, faults)
     extras = read_extras(odcs.TableExtras, table.custom_properties, faults)
-    view = None if extras.view is None else _build_view(extras.view)
+    view = extras.view
     if view is None:
         columns, partition_by = _build_columns(table, table_format, faults)
     else:
@@ -181,10 +181,8 @@ def _build_table(
         description=" ".join(table.description.split()),
         allow_schema_changes=extras.allow_schema_changes or (base is not None and base.allow_schema_changes),
         max_quarantined_fraction=extras.max_quarantined_fraction,
-        drift=model.Drift(**extras.drift.model_dump()),
-        reading=model.Reading(
-            tuple(extras.reading.null_values), extras.reading.delimiter, extras.reading.multiline
-        ),
+        drift=extras.drift,
+        reading=extras.reading,
         maintenance=_build_maintenance(maintenance, extras.maintenance, columns, faults),
         serveable_to=model.Promise(tuple(dict.fromkeys(promise.clients)), promise.severity, promise.rewrite)
         if promise
@@ -367,16 +365,6 @@ def _check_shape(table: odcs.SchemaObject, faults: Faults) -> None:
         hint = "Leave physicalType out, or give the property view with the rows and columns to show."
         problem = f"{table.name} is called a {table.physical_type} and is none"
         faults.at("physicalType").add(problem, hint)
-
-
-def _build_view(extras: odcs.ViewExtras) -> View:
-    """Returns the view of the document; `of` is the table's short name until the set is complete."""
-    declared, per = extras.per_recipient, None
-    if declared is not None:
-        value = None if declared.value is None else declared.value.strip()
-        per = model.PerRecipient(declared.column, value, declared.recipient_property)
-    where = None if extras.where is None else extras.where.strip()
-    return View(of=extras.of, columns=tuple(extras.columns), where=where, per_recipient=per)
 
 
 def _build_view_columns(
