@@ -181,7 +181,7 @@ class Document(Part):
     tables: Annotated[list[SchemaObject], Field(alias="schema", min_length=1)]
     description: Description = Description()
     domain: str = ""
-    team: Annotated[Team, wrap("members", list)] = Team()  # v3.0 has a list of members
+    team: Annotated[Team, wrap("members", list, Team | list[Member])] = Team()  # v3.0 has a list of members
     servers: Annotated[list[Server], Field(min_length=1, max_length=1)]
     custom_properties: list[CustomProperty] = []
     tenant: Unused = None
@@ -201,7 +201,9 @@ class SharedTable(Part):
     name: Name | None = None
 
 
-SharedTables = Annotated[list[Annotated[SharedTable, wrap("table", str)]], Field(min_length=1)]
+SharedTables = Annotated[
+    list[Annotated[SharedTable, wrap("table", str, SharedTable | str)]], Field(min_length=1)
+]
 
 
 class SharedSchema(Part):
@@ -228,7 +230,9 @@ class KeepExtras(Part):
 
 class MaintenanceExtras(Part):
     compaction: CompactionExtras | Literal[False] = CompactionExtras()
-    keep: Annotated[KeepExtras, wrap("publications", int)] = KeepExtras()
+    keep: Annotated[KeepExtras, wrap("publications", int, KeepExtras | Annotated[int, Field(ge=1)])] = (
+        KeepExtras()
+    )
 
 
 class SetMaintenanceExtras(MaintenanceExtras):
@@ -246,8 +250,11 @@ class SetExtras(Part):
     maintenance: SetMaintenanceExtras = SetMaintenanceExtras()
 
 
+Clients = Annotated[list[str], Field(min_length=1)]
+
+
 class PromiseExtras(Part):
-    clients: Annotated[list[str], Field(min_length=1)]
+    clients: Clients
     severity: Severity = "error"
     rewrite: bool = True
 
@@ -262,7 +269,9 @@ class TableExtras(Part):
     drift: Drift = Drift()
     reading: Reading = Reading()
     maintenance: MaintenanceExtras = MaintenanceExtras()
-    serveable_to: Annotated[PromiseExtras | None, wrap("clients", list)] = None
+    serveable_to: Annotated[PromiseExtras | None, wrap("clients", list, PromiseExtras | Clients | None)] = (
+        None
+    )
 
 
 class ColumnExtras(Part):

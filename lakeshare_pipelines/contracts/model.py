@@ -20,9 +20,11 @@ Fraction = Annotated[float, Field(ge=0, strict=True)]
 Sql = Annotated[str, Field(min_length=1), AfterValidator(str.strip)]
 
 
-def wrap(field: str, kind: type) -> BeforeValidator:
-    """Accepts a value of `kind` in place of a mapping with this one `field`."""
-    return BeforeValidator(lambda value: {field: value} if isinstance(value, kind) else value)
+def wrap(field: str, kind: type, accepted: Any) -> BeforeValidator:
+    """Accepts a value of `kind` in place of a mapping with this one `field`; `accepted` is both, for a JSON Schema."""
+    return BeforeValidator(
+        lambda value: {field: value} if isinstance(value, kind) else value, json_schema_input_type=accepted
+    )
 
 
 AnyClass = TypeVar("AnyClass", bound=type)
@@ -165,7 +167,7 @@ class View:
     of: Name
     columns: Annotated[tuple[Name, ...], Field(min_length=1)]
     where: Sql | None = None
-    per_recipient: Annotated[PerRecipient | None, wrap("column", str)] = None
+    per_recipient: Annotated[PerRecipient | None, wrap("column", str, PerRecipient | str | None)] = None
 
     @property
     def digest(self) -> str:
