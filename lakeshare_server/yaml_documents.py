@@ -155,9 +155,12 @@ def _child(node: yaml.Node, step: str | int) -> tuple[int, yaml.Node] | None:
     elif isinstance(node, yaml.SequenceNode):
         if isinstance(step, int):
             return (_line(node.value[step]), node.value[step]) if step < len(node.value) else None
-        # A list of names is short for a mapping without values.
         for item in node.value:
-            if item.value == step:
+            # A list of names is short for a mapping without values; elements of contracts have their names inside.
+            is_named = isinstance(item, yaml.MappingNode) and any(
+                key.value in ("property", "name") and value.value == step for key, value in item.value
+            )
+            if item.value == step or is_named:
                 return _line(item), item
     return None
 

@@ -322,8 +322,9 @@ class Faults:
         """Returns the collector of a path below; both add to the same errors."""
         return replace(self, where=(*self.where, *steps))
 
-    def add(self, problem: str, hint: str) -> None:
-        line = self.parsed.line(self.where)
+    def add(self, problem: str, hint: str, near: PathInDocument = ()) -> None:
+        """Adds an error; `near` is a path below for the line, like the name of the property that it is about."""
+        line = self.parsed.line((*self.where, *near))
         self.found.append(ContractError(self.path, format_path(self.where), problem, hint, line=line))
 
     def add_invalid(self, error: ValidationError) -> None:

@@ -295,7 +295,11 @@ def _placeholders(derive: str | None, faults: Faults) -> tuple[str, ...]:
     try:
         fields = [name for _, name, _, _ in string.Formatter().parse(derive) if name is not None]
     except ValueError as error:
-        faults.add(f"derive: {error}", "Write a brace that is not a placeholder twice: {{ or }}.")
+        faults.add(
+            f"derive: {error}",
+            "Write a brace that is not a placeholder twice: {{ or }}.",
+            near=("customProperties", "derive"),
+        )
         return ()
     return tuple(dict.fromkeys(fields))
 
@@ -460,7 +464,7 @@ def _check_expression(name: str, text: str, base: Table, faults: Faults) -> None
             )
         else:
             continue
-        faults.add(f"{name} of a view {problem}", hint)
+        faults.add(f"{name} of a view {problem}", hint, near=("value", name))
         return
 
 
@@ -579,15 +583,20 @@ def _check_set(contract: SetContract, faults: Faults) -> SetContract:
         _check_table(contract, table, faults.at("schema", index))
     if contract.partitioning == "daily" and contract.first_partition is None:
         hint = "Give the first day, as 2013-01-01."
-        faults.at("customProperties").add("a daily set needs firstPartition", hint)
+        faults.at("customProperties").add("a daily set needs firstPartition", hint, near=("partitioning",))
     elif contract.first_partition is not None and not contract.is_partition(contract.first_partition):
         hint = "Give a day as 2013-01-01 and partitioning: daily, or leave it out."
-        faults.at("customProperties").add(f"firstPartition cannot be {contract.first_partition!r}", hint)
-    for entries, kind in ((contract.shares, "share entry"), (contract.snowflake, "table of Snowflake")):
+        problem = f"firstPartition cannot be {contract.first_partition!r}"
+        faults.at("customProperties").add(problem, hint, near=("firstPartition",))
+    for name, entries, kind in (
+        ("shares", contract.shares, "share entry"),
+        ("snowflake", contract.snowflake, "table of Snowflake"),
+    ):
         for key, count in Counter(entry.key for entry in entries).items():
             if count > 1:
                 hint = "Give one of them another name: {table: …, name: …}."
-                faults.at("customProperties").add(f"the {kind} {key} is given {count} times", hint)
+                problem = f"the {kind} {key} is given {count} times"
+                faults.at("customProperties").add(problem, hint, near=(name,))
     return _sort_tables(contract, faults)
 
 
@@ -602,7 +611,8 @@ def _check_table(contract: SetContract, table: Table, faults: Faults) -> None:
         _check_reference(contract, table, reference, faults.at("relationships"))
     _check_unique([reference.name for reference in table.references], "reference", faults)
     if table.location is not None and table.format == "iceberg":
-        faults.add("location is given for an Iceberg table", "Leave it out: the catalog decides.")
+        hint = "Leave it out: the catalog decides."
+        faults.add("location is given for an Iceberg table", hint, near=("customProperties", "location"))
     if table.serveable_to.clients:
         _check_promise(table, faults)
 
@@ -614,17 +624,18 @@ def _check_origin(contract: SetContract, table: Table, faults: Faults) -> None:
             f"table {table.short_name} has {' and '.join(given) or 'neither source nor derive nor view'}"
         )
         hint = "Give the file stem of its deliveries as source, or Spark SQL as derive, or a view of another table."
-        faults.at("customProperties").add(problem, hint)
+        faults.at("customProperties").add(problem, hint, near=tuple(given[1:2]))
     if table.view is not None:
         return
     known = {other.short_name for other in contract.tables if other.view is None}
     for name in table.depends_on:
         if name not in known:
             hint = suggest(name, known)
-            faults.at("customProperties").add(f"derive names an unknown table {{{name}}}", hint)
+            problem = f"derive names an unknown table {{{name}}}"
+            faults.at("customProperties").add(problem, hint, near=("derive",))
     if table.derive is not None and not table.depends_on:
         hint = f"Write a table of the set as {{name}}; there are: {', '.join(sorted(known))}."
-        faults.at("customProperties").add("derive names no table of the set", hint)
+        faults.at("customProperties").add("derive names no table of the set", hint, near=("derive",))
 
 
 def _check_promise(table: Table, faults: Faults) -> None:
@@ -638,7 +649,7 @@ def _check_promise(table: Table, faults: Faults) -> None:
             if client == "directory":
                 hint = f"Directory access is allowed by hand for each shared table. {hint}"
             problem = f"serveableTo: {table.short_name} cannot be promised to {client!r}"
-            faults.at("customProperties").add(problem, hint)
+            faults.at("customProperties").add(problem, hint, near=("serveableTo",))
 
 
 def _check_column(contract: SetContract, table: Table, column: Column, faults: Faults) -> None:
