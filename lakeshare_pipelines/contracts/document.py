@@ -223,13 +223,23 @@ class CompactionExtras(Part):
     sort_by: list[Name] = []
 
 
+class NoCompaction(CompactionExtras):
+    """`false` in place of a mapping."""
+
+
 class KeepExtras(Part):
     publications: Annotated[int, Field(ge=1)] | None = None
     days: Annotated[int, Field(ge=1)] | None = None
 
 
 class MaintenanceExtras(Part):
-    compaction: CompactionExtras | Literal[False] = CompactionExtras()
+    compaction: Annotated[
+        CompactionExtras,
+        BeforeValidator(
+            lambda value: NoCompaction() if value is False else value,
+            json_schema_input_type=CompactionExtras | Literal[False],
+        ),
+    ] = CompactionExtras()
     keep: Annotated[KeepExtras, wrap("publications", int, KeepExtras | Annotated[int, Field(ge=1)])] = (
         KeepExtras()
     )
@@ -332,6 +342,10 @@ class Faults:
             where = [step for step in fault["loc"] if step != "[key]"]
             self.at(*where).add(*_explain(fault, Document))
 
+    def has_none(self) -> bool:
+        """Whether no error was found at the path or below it."""
+        return not any(error.field.startswith(format_path(self.where)) for error in self.found)
+
     def require_none(self) -> None:
         """Raises the first error, if there is any, with the others in its `also`."""
         if self.found:
@@ -340,7 +354,10 @@ class Faults:
 
 
 def read_extras(part: type[AnyPart], properties: Sequence[CustomProperty], faults: Faults) -> AnyPart:
-    """Parses the customProperties of an element; dotted names belong to other tools and are ignored."""
+    """Parses the customProperties of an element; dotted names belong to other tools and are ignored.
+
+    A property with a fault has its default in the result.
+    """
     values: dict[str, Any] = {}
     places: dict[str, Faults] = {}
     known = list_fields(part, ())
@@ -361,7 +378,8 @@ def read_extras(part: type[AnyPart], properties: Sequence[CustomProperty], fault
         for fault in _list_faults(error):
             name, *rest = fault["loc"]
             places[str(name)].at(*rest).add(*_explain(fault, part))
-        return part.model_validate({})
+            values.pop(str(name), None)
+        return part.model_validate(values)
 
 
 def _list_faults(error: ValidationError) -> Iterator[Mapping[str, Any]]:

@@ -201,7 +201,7 @@ def _build_maintenance(
     compaction = of_table.compaction if "compaction" in given else of_set.compaction
     keep = of_table.keep if "keep" in given else of_set.keep
     kept = model.Maintenance(keep_publications=keep.publications, keep_days=keep.days)
-    if compaction is False:
+    if isinstance(compaction, odcs.NoCompaction):
         return replace(kept, compacts=False)
     names = [column.name for column in columns]
     for name in compaction.sort_by if "compaction" in given else ():
@@ -581,13 +581,13 @@ def _check_set(contract: SetContract, faults: Faults) -> SetContract:
     _check_unique([table.short_name for table in contract.tables], "table", faults.at("schema"))
     for index, table in enumerate(contract.tables):
         _check_table(contract, table, faults.at("schema", index))
-    if contract.partitioning == "daily" and contract.first_partition is None:
+    properties, day = faults.at("customProperties"), contract.first_partition
+    if contract.partitioning == "daily" and day is None and properties.has_none():
         hint = "Give the first day, as 2013-01-01."
-        faults.at("customProperties").add("a daily set needs firstPartition", hint, near=("partitioning",))
-    elif contract.first_partition is not None and not contract.is_partition(contract.first_partition):
+        properties.add("a daily set needs firstPartition", hint, near=("partitioning",))
+    elif day is not None and not contract.is_partition(day) and properties.has_none():
         hint = "Give a day as 2013-01-01 and partitioning: daily, or leave it out."
-        problem = f"firstPartition cannot be {contract.first_partition!r}"
-        faults.at("customProperties").add(problem, hint, near=("firstPartition",))
+        properties.add(f"firstPartition cannot be {day!r}", hint, near=("firstPartition",))
     for name, entries, kind in (
         ("shares", contract.shares, "share entry"),
         ("snowflake", contract.snowflake, "table of Snowflake"),
@@ -596,7 +596,7 @@ def _check_set(contract: SetContract, faults: Faults) -> SetContract:
             if count > 1:
                 hint = "Give one of them another name: {table: …, name: …}."
                 problem = f"the {kind} {key} is given {count} times"
-                faults.at("customProperties").add(problem, hint, near=(name,))
+                properties.add(problem, hint, near=(name,))
     return _sort_tables(contract, faults)
 
 
@@ -619,7 +619,8 @@ def _check_table(contract: SetContract, table: Table, faults: Faults) -> None:
 
 def _check_origin(contract: SetContract, table: Table, faults: Faults) -> None:
     given = [name for name in ("source", "derive", "view") if getattr(table, name) is not None]
-    if len(given) != 1:
+    # A property with a fault may be the one that is missing.
+    if len(given) > 1 or (not given and faults.at("customProperties").has_none()):
         problem = (
             f"table {table.short_name} has {' and '.join(given) or 'neither source nor derive nor view'}"
         )

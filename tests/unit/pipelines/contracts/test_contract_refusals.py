@@ -90,11 +90,14 @@ WRONG_VALUES: tuple[tuple[str, Any], ...] = (
     ("schema.0.properties.1", {"name": "id"}),
     ("schema.0.properties.1", {"name": "id", "logicalType": "string", "physicalType": "int"}),
     ("schema.1.properties.0.transformLogic", "day + 1"),
+    ("customProperties.1.value", "soon"),
+    ("customProperties.0.value", "hourly"),
 )
 
 # The element that gets a custom property, the property, and its value.
 WRONG_PROPERTIES: tuple[tuple[str, str, Any], ...] = (
     ("", "firstPartition", "2024-01-02"),
+    ("", "maintenance", {"compaction": False, "keep": None}),
     ("", "snowflake", "LAKE.SHOP"),
     ("", "snowflake", [{"database": "LAKE", "schema": "S P", "tables": ["orders"]}]),
     ("", "snowflake", [{"database": "LAKE", "schema": "SHOP", "tables": ["ordres"]}]),
