@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
+
+from lakeshare_server.errors import shorten_value, suggest
 
 PathInDocument = tuple[str | int, ...]
 MAX_VALUES = 5_000_000
@@ -181,6 +183,42 @@ def format_path(where: Sequence[str | int]) -> str:
         else:
             text += f".{step}" if text else step
     return text or "the file"
+
+
+def explain_faults(
+    error: ValidationError, model: type[BaseModel], reference: str
+) -> Iterator[tuple[PathInDocument, str, str]]:
+    """Yields path, problem and remedy of each fault that pydantic found in a document; `reference` lists its fields."""
+    faults = error.errors()
+    holders = {fault["loc"][:-1] for fault in faults}
+    for fault in faults:
+        kind, where = fault["type"], tuple(step for step in fault["loc"] if step != "[key]")
+        # Items with faults do not count for pydantic, which then finds their list too short.
+        if kind == "too_short" and where in holders:
+            continue
+        if kind in ("extra_forbidden", "unexpected_keyword_argument"):
+            hint = suggest(str(where[-1]), list_fields(model, where[:-1]))
+            yield where, f"unknown field {where[-1]!r}", hint
+        elif kind == "missing":
+            yield where, "is missing", f"Add it; {reference} lists every field."
+        else:
+            value = fault["input"]
+            is_plain = isinstance(value, str | int | float | bool | None)
+            shown = shorten_value(repr(value)) if is_plain else f"a {type(value).__name__}"
+            yield where, f"cannot be {shown}", _find_remedy(fault)
+
+
+def _find_remedy(fault: Mapping[str, Any]) -> str:
+    match fault["type"]:
+        case "literal_error":
+            expected = str(fault["ctx"]["expected"])
+            words = [word.strip("' ") for word in expected.replace(" or ", ",").split(",")]
+            return suggest(str(fault["input"]), words, f"Use {expected}.")
+        case "model_type" | "dataclass_type":
+            return "Input should be a mapping."
+        case "value_error":
+            return f"{fault['ctx']['error']}."
+    return f"{fault['msg']}.".replace("tuple", "list").replace("Tuple", "List")
 
 
 def list_fields(model: type[BaseModel], where: Sequence[str | int]) -> list[str]:

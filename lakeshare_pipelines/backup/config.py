@@ -10,18 +10,17 @@ from pydantic import BaseModel, Field, ValidationError
 from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_server.errors import suggest
 from lakeshare_server.yaml_documents import (
     Parsed,
     PathInDocument,
     YamlFault,
+    explain_faults,
     format_path,
-    list_fields,
     read,
 )
 
 GIB = 1024**3
-REFERENCE = "See docs/reference/backup.md."
+REFERENCE = "docs/reference/backup.md"
 COPY_LIMIT_BYTES = 5 * GIB  # The largest object that one CopyObject request copies (5,368,709,120 bytes)
 
 
@@ -222,27 +221,20 @@ def find_backup(settings: LakeSettings, name: str | None) -> Backup:
 
 def _parse_backup(path: Path, parsed: Parsed, name: str, fields: object) -> Backup:
     def refuse(where: PathInDocument, problem: str, fix: str = "") -> BackupError:
-        reason = f"{format_path(where)}{problem}"
-        return BackupError(f"{path}:{parsed.line(where)}", reason, f"{fix} {REFERENCE}".lstrip())
+        reason = f"{format_path(where)}: {problem}"
+        return BackupError(f"{path}:{parsed.line(where)}", reason, f"{fix} See {REFERENCE}.".lstrip())
 
     where: PathInDocument = ("backups", name)
     if not isinstance(fields, dict):
-        raise refuse(where, f" is {fields!r} and not a mapping")
+        raise refuse(where, f"cannot be {fields!r}", "Input should be a mapping.")
     try:
         backup = Backup.model_validate({"name": name, **fields})
     except ValidationError as error:
-        first = error.errors()[0]
+        at, problem, hint = next(explain_faults(error, Backup, REFERENCE))
         # The name is the key itself.
-        at = where if first["loc"] == ("name",) else (*where, *first["loc"])
-        match first["type"]:
-            case "extra_forbidden":
-                hint = suggest(str(at[-1]), list_fields(Backup, at[2:-1]))
-                raise refuse(at, " is an unknown field", hint) from error
-            case "missing":
-                raise refuse(at, " is missing", "Add it.") from error
-        raise refuse(at, f" is {first['input']!r}: {first['msg']}") from error
+        raise refuse(where if at == ("name",) else (*where, *at), problem, hint) from error
     for field, problem in _find_contradictions(backup):
-        raise refuse((*where, *field.split(".")), f": {problem}")
+        raise refuse((*where, *field.split(".")), problem)
     return backup
 
 

@@ -6,7 +6,7 @@ Unknown fields and wrong types are refused; standard fields that lakeshare does 
 import datetime as dt
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from pathlib import Path
@@ -22,11 +22,13 @@ from lakeshare_server.yaml_documents import (
     Parsed,
     PathInDocument,
     YamlFault,
+    explain_faults,
     format_path,
     list_fields,
     read,
 )
 
+REFERENCE = "docs/reference/contract.md"
 Unused = Annotated[Any, "in the standard, not used here"]
 
 
@@ -338,9 +340,8 @@ class Faults:
         self.found.append(ContractError(self.path, format_path(self.where), problem, hint, line=line))
 
     def add_invalid(self, error: ValidationError) -> None:
-        for fault in _list_faults(error):
-            where = [step for step in fault["loc"] if step != "[key]"]
-            self.at(*where).add(*_explain(fault, Document))
+        for where, problem, hint in explain_faults(error, Document, REFERENCE):
+            self.at(*where).add(problem, hint)
 
     def has_none(self) -> bool:
         """Whether no error was found at the path or below it."""
@@ -375,32 +376,7 @@ def read_extras(part: type[AnyPart], properties: Sequence[CustomProperty], fault
     try:
         return part.model_validate(values)
     except ValidationError as error:
-        for fault in _list_faults(error):
-            name, *rest = fault["loc"]
-            places[str(name)].at(*rest).add(*_explain(fault, part))
+        for (name, *rest), problem, hint in explain_faults(error, part, REFERENCE):
+            places[str(name)].at(*rest).add(problem, hint)
             values.pop(str(name), None)
         return part.model_validate(values)
-
-
-def _list_faults(error: ValidationError) -> Iterator[Mapping[str, Any]]:
-    faults = error.errors()
-    holders = {fault["loc"][:-1] for fault in faults}
-    # Items with faults do not count for pydantic, which then finds their list too short.
-    yield from (fault for fault in faults if fault["type"] != "too_short" or fault["loc"] not in holders)
-
-
-def _explain(fault: Mapping[str, Any], part: type[Part]) -> tuple[str, str]:
-    kind, loc = fault["type"], fault["loc"]
-    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
-        return f"unknown field {loc[-1]!r}", suggest(str(loc[-1]), list_fields(part, loc[:-1]))
-    if kind == "missing":
-        return "is missing", "Add it; docs/reference/contract.md lists every field."
-    value = fault["input"]
-    shown = repr(value) if isinstance(value, str | int | float | bool | None) else f"a {type(value).__name__}"
-    if kind == "literal_error":
-        expected = str(fault["ctx"]["expected"])
-        words = [word.strip("' ") for word in expected.replace(" or ", ",").split(",")]
-        return f"cannot be {shown}", suggest(str(value), words, f"Use {expected}.")
-    if kind in ("model_type", "dataclass_type"):
-        return f"cannot be {shown}", "Input should be a mapping."
-    return f"cannot be {shown}", f"{fault['msg']}.".replace("tuple", "list").replace("Tuple", "List")
