@@ -5,6 +5,7 @@ Contracts, files of `lakeshare apply` and declarations of backups are read with 
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -217,7 +218,9 @@ def _find_remedy(fault: Mapping[str, Any]) -> str:
         case "model_type" | "dataclass_type":
             return "Input should be a mapping."
         case "value_error":
-            return f"{fault['ctx']['error']}."
+            return f"{str(fault['ctx']['error']).rstrip('.')}."
+        case "string_type" if isinstance(fault["input"], int | float | date):
+            return "Write it in quotes: YAML takes it for something else than text."
     return f"{fault['msg']}.".replace("tuple", "list").replace("Tuple", "List")
 
 

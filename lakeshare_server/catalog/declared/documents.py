@@ -5,7 +5,7 @@ is. Tokens and secrets have no fields.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -35,10 +35,8 @@ from lakeshare_server.errors import (
     NotFound,
     Unavailable,
     Unserveable,
-    shorten_value,
-    suggest,
 )
-from lakeshare_server.yaml_documents import Parsed, PathInDocument, format_path, list_fields
+from lakeshare_server.yaml_documents import Parsed, PathInDocument, explain_faults, format_path
 
 OF_CONTRACTS = frozenset({"table", "kind", "comment", "history"})
 HAS_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
@@ -334,9 +332,13 @@ NO_SECRETS = "Secrets are never in files: `lakeshare recipient rotate` makes a t
 def list_faults(error: ValidationError, file: SourceFile) -> list[DocumentError]:
     """The faults that pydantic found, in the order of the file."""
     faults = []
-    for fault in error.errors():
-        where = tuple(step for step in fault["loc"] if step != "[key]")
-        faults.append(Origin(file, where).fault(*_explain(fault, where)))
+    for where, problem, hint in explain_faults(error, Document, "docs/reference/apply.md"):
+        name = str(where[-1]) if problem.startswith("unknown field") else ""
+        if name.lower() in SECRETS:
+            hint = NO_SECRETS
+        elif name == "location" and where[0] == "shares":
+            hint = "Where a table lies is said in `followed`, by the lake's name of the table."
+        faults.append(Origin(file, where).fault(problem, hint))
     return sorted(faults, key=lambda fault: fault.line)
 
 
@@ -373,29 +375,3 @@ def describe_remedy(error: LakeshareError) -> str:
         case Unserveable():
             return error.fix if error.code is None else f"{error.fix} [{error.code}]"
     return "Correct it, or let the server's settings give access to it."
-
-
-def _explain(fault: Mapping[str, Any], where: tuple[str | int, ...]) -> tuple[str, str]:
-    value = fault["input"]
-    is_plain = isinstance(value, str | int | float | bool | None)
-    problem = f"{shorten_value(repr(value)) if is_plain else f'a {type(value).__name__}'} cannot be used"
-    match fault["type"]:
-        case "extra_forbidden":
-            return f"unknown field {where[-1]!r}", _suggest(str(where[-1]), where[:-1])
-        case "missing":
-            return "is missing", "Add it."
-        case "value_error":
-            return problem, str(fault["ctx"]["error"])
-        case "literal_error":
-            return problem, f"Use {fault['ctx']['expected']}."
-        case "string_type":
-            return problem, "Write it in quotes: YAML takes it for something else than text."
-    return problem, f"{fault['msg']}."
-
-
-def _suggest(name: str, holder: PathInDocument) -> str:
-    if name.lower() in SECRETS:
-        return NO_SECRETS
-    if name == "location" and holder[:1] == ("shares",):
-        return "Where a table lies is said in `followed`, by the lake's name of the table."
-    return suggest(name.lower(), list_fields(Document, holder))
