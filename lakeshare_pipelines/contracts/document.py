@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from lakeshare_pipelines.contracts.model import Drift, Name, Reading, Severity, View, wrap
+from lakeshare_pipelines.contracts.model import Drift, Name, Reading, SetContract, Severity, View, wrap
 from lakeshare_pipelines.errors import ContractError
 from lakeshare_server.errors import suggest
 from lakeshare_server.yaml_documents import (
@@ -316,6 +316,18 @@ def compute_digest(document: dict[str, Any]) -> str:
     """Returns the SHA-256 of the content; comments, order of keys and layout do not count."""
     canonical = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)
     return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def find_line(contract: SetContract, *where: str | int) -> int | None:
+    """The line of a path in the file of a loaded contract; None if its content is not there any more.
+
+    Tables, columns and customProperties may be given by name.
+    """
+    try:
+        parsed = read(contract.path)
+    except YamlFault:
+        return None
+    return parsed.line(where) if compute_digest(parsed.values) == contract.digest else None
 
 
 AnyPart = TypeVar("AnyPart", bound=Part)

@@ -63,7 +63,8 @@ def load_contracts(folder: Path | None = None) -> tuple[SetContract, ...]:
             other = taken.setdefault((kind, name), contract)
             if other is not contract:
                 problem = f"the {kind} {name!r} is {other.path.name}'s already"
-                raise ContractError(contract.path, "name", problem, "Rename one of them.")
+                line = odcs.find_line(contract, "name")
+                raise ContractError(contract.path, "name", problem, "Rename one of them.", line=line)
     return contracts
 
 

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from lakeshare_pipelines.contracts import load_contract, load_contracts
+from lakeshare_pipelines.contracts.document import find_line
 from lakeshare_pipelines.errors import ContractError
 
 SOUND: dict[str, Any] = {
@@ -401,3 +402,18 @@ def test_two_files_cannot_claim_the_same_name(tmp_path: Path, changed: dict[str,
     with pytest.raises(ContractError, match=r"a\.yaml's already") as caught:
         load_contracts(tmp_path)
     assert claim in caught.value.problem
+    assert (
+        caught.value.line
+        == (tmp_path / "b.yaml").read_text().splitlines().index(f"name: {(SOUND | changed)['name']}") + 1
+    )
+
+
+def test_a_place_in_a_loaded_contract_has_its_line_while_the_file_is_the_same(tmp_path: Path) -> None:
+    contract = load(tmp_path)
+    lines = contract.path.read_text().splitlines()
+    where = ("schema", "totals", "properties", "day", "logicalType")
+    assert find_line(contract, *where) == len(lines) - lines[::-1].index("    logicalType: date")
+    contract.path.write_text("id: another\n")
+    assert find_line(contract, *where) is None
+    contract.path.unlink()
+    assert find_line(contract, *where) is None
