@@ -24,7 +24,6 @@ from lakeshare_server.yaml_documents import (
     YamlFault,
     explain_faults,
     format_path,
-    list_fields,
     read,
 )
 
@@ -373,7 +372,7 @@ def read_extras(part: type[AnyPart], properties: Sequence[CustomProperty], fault
     """
     values: dict[str, Any] = {}
     places: dict[str, Faults] = {}
-    known = list_fields(part, ())
+    known = [field.alias or name for name, field in part.model_fields.items()]
     for index, entry in enumerate(properties):
         place = faults.at("customProperties", index)
         if "." in entry.property:
