@@ -2,7 +2,7 @@
 
 LakeshareError (lakeshare_server.errors)
 └── PipelineError
-    ├── ContractError      path, field, hint, also
+    ├── ContractError      path, line, field, problem, hint, also
     ├── DeliveryError      delivery, reason, fix
     │   └── StoreError     delivery, reason, fix
     ├── NotAudited         staged, reason
@@ -39,14 +39,22 @@ class PipelineError(LakeshareError):
 class ContractError(PipelineError):
     """An invalid contract: file, path inside the file, problem and hint.
 
-    `also` holds the further errors of the same file.
+    `line` is None where the file is not at hand. `also` holds the further errors of the same file.
     """
 
     def __init__(
-        self, path: Path | str, field: str, problem: str, hint: str, also: "Sequence[ContractError]" = ()
+        self,
+        path: Path | str,
+        field: str,
+        problem: str,
+        hint: str,
+        also: "Sequence[ContractError]" = (),
+        *,
+        line: int | None = None,
     ) -> None:
-        super().__init__("\n".join([f"{path}: {field}: {problem}. {hint}", *(str(error) for error in also)]))
-        self.path, self.field, self.problem, self.hint = path, field, problem, hint
+        place = path if line is None else f"{path}:{line}"
+        super().__init__("\n".join([f"{place}: {field}: {problem}. {hint}", *(str(error) for error in also)]))
+        self.path, self.line, self.field, self.problem, self.hint = path, line, field, problem, hint
         self.also = tuple(also)
 
 

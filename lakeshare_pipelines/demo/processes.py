@@ -36,7 +36,6 @@ import httpx
 from rich.console import Console
 
 from lakeshare_pipelines.contracts import SetContract, Table
-from lakeshare_pipelines.contracts.document import suggest
 from lakeshare_pipelines.definitions import defs
 from lakeshare_pipelines.errors import DeliveryError
 from lakeshare_pipelines.ingest import Delivery, find_delivery
@@ -44,7 +43,7 @@ from lakeshare_pipelines.ingest.landing import open_landing
 from lakeshare_pipelines.settings import SHORT_RUNS, LakeSettings
 from lakeshare_pipelines.spark.jars import find_java
 from lakeshare_pipelines.spark.session import prepare_java_home
-from lakeshare_server.errors import Unavailable
+from lakeshare_server.errors import Unavailable, suggest
 from lakeshare_server.settings import make_private
 from lakeshare_server.storage.s3 import S3Refused, S3Unreachable, make_session, translate_errors
 
