@@ -9,6 +9,8 @@ import typer
 
 from lakeshare_pipelines.cli.backup import backup_app, inventory_app
 from lakeshare_pipelines.cli.contract import contract_app, find_contract, list_contracts, load_settings
+from lakeshare_pipelines.cli.quarantine import quarantine_app
+from lakeshare_pipelines.cli.quarantine import show as show_quarantine
 from lakeshare_pipelines.cli.restore import restore_app
 from lakeshare_server.cli import add_commands
 from lakeshare_server.errors import LakeshareError
@@ -132,6 +134,8 @@ app = typer.Typer(
 wap_app = typer.Typer(help="Staged sets that failed their audit or are unfinished.", no_args_is_help=True)
 app.add_typer(contract_app, name="contract")
 app.add_typer(wap_app, name="wap")
+wap_app.command("rejected", hidden=True)(show_quarantine)  # its name before
+app.add_typer(quarantine_app, name="quarantine")
 app.add_typer(inventory_app, name="inventory")
 app.add_typer(backup_app, name="backup")
 app.add_typer(restore_app, name="restore")
@@ -232,21 +236,6 @@ def wap_show(ref: str) -> None:
     from lakeshare_pipelines.wap.stage import find_staging_location, format_staging_location
 
     typer.echo(format_staging_location(find_staging_location(_open_lake(), list_contracts(), ref)[1]))
-
-
-@wap_app.command("rejected")
-def wap_rejected(
-    set_name: Annotated[str, typer.Argument(metavar="SET")],
-    run: Annotated[str | None, typer.Option(help="Id of the run; all runs by default.")] = None,
-    table: Annotated[str | None, typer.Option(help="Table, as SET.TABLE; all tables by default.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Show at most this many rows.")] = 100,
-) -> None:
-    """Show the quarantined rows as delivered, with file, line and reason. They may hold personal data."""
-    from lakeshare_pipelines.wap.stage import format_rejected_rows
-    from lakeshare_pipelines.wap.staged import read_quarantine
-
-    rows = read_quarantine(load_settings(), find_contract(set_name).name, run, table, limit)
-    typer.echo("\n".join(format_rejected_rows(rows)) or f"no rejected rows of {set_name} are in quarantine")
 
 
 @wap_app.command("discard")

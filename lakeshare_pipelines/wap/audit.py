@@ -139,7 +139,7 @@ class TableAudit:
         samples = tuple(
             checks.make_rejected_sample(self.table, r, shows_values=shows_values) for r in rejected
         )
-        command = f"lakeshare wap rejected {set_name} --run {run_id} --table {self.table.name}"
+        command = f"lakeshare quarantine show {set_name} --run {run_id} --table {self.table.name}"
         return Finding(False, {**finding.observed, checks.SHOW_REJECTED: command}, samples)
 
     def _check_not_empty(self, rows: "DataFrame") -> Finding:
