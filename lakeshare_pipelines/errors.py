@@ -5,6 +5,7 @@ LakeshareError (lakeshare_server.errors)
     ├── ContractError      path, line, field, problem, hint, also
     ├── DeliveryError      delivery, reason, fix
     │   └── StoreError     delivery, reason, fix
+    ├── SampleError        sample, reason, fix
     ├── NotAudited         staged, reason
     ├── Conflict           tables, base, head
     ├── BranchMoved        branch, expected, found
@@ -68,6 +69,14 @@ class DeliveryError(PipelineError):
 
 class StoreError(DeliveryError):
     """The store of the landing area refused a request or did not respond."""
+
+
+class SampleError(PipelineError):
+    """Data that no contract can be drafted from, or that a contract cannot be tested on."""
+
+    def __init__(self, sample: str, reason: str, fix: str) -> None:
+        super().__init__(f"{sample}: {reason}. {fix}")
+        self.sample, self.reason, self.fix = sample, reason, fix
 
 
 class NotAudited(PipelineError):

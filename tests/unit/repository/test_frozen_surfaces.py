@@ -443,7 +443,7 @@ COMMAND_LINES: tuple[str, ...] = (
     "snowflake refresh lake.none",
     "publications",
     "rollback lake.none 1",
-    "wap rejected flights",
+    "quarantine show flights",
     "conformance run",
     "conformance run nothere.share",
 )
