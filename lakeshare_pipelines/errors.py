@@ -2,11 +2,12 @@
 
 LakeshareError (lakeshare_server.errors)
 └── PipelineError
-    ├── ContractError      path, field, hint, also
+    ├── ContractError      path, line, field, problem, hint, also
     ├── DeliveryError      delivery, reason, fix
     │   └── StoreError     delivery, reason, fix
     ├── InputError         subject, table, reason, fix
     ├── TransformError     path, table, function, reason, fix
+    ├── SampleError        sample, reason, fix
     ├── NotAudited         staged, reason
     ├── Conflict           tables, base, head
     ├── BranchMoved        branch, expected, found
@@ -41,14 +42,22 @@ class PipelineError(LakeshareError):
 class ContractError(PipelineError):
     """An invalid contract: file, path inside the file, problem and hint.
 
-    `also` holds the further errors of the same file.
+    `line` is None where the file is not at hand. `also` holds the further errors of the same file.
     """
 
     def __init__(
-        self, path: Path | str, field: str, problem: str, hint: str, also: "Sequence[ContractError]" = ()
+        self,
+        path: Path | str,
+        field: str,
+        problem: str,
+        hint: str,
+        also: "Sequence[ContractError]" = (),
+        *,
+        line: int | None = None,
     ) -> None:
-        super().__init__("\n".join([f"{path}: {field}: {problem}. {hint}", *(str(error) for error in also)]))
-        self.path, self.field, self.problem, self.hint = path, field, problem, hint
+        place = path if line is None else f"{path}:{line}"
+        super().__init__("\n".join([f"{place}: {field}: {problem}. {hint}", *(str(error) for error in also)]))
+        self.path, self.line, self.field, self.problem, self.hint = path, line, field, problem, hint
         self.also = tuple(also)
 
 
@@ -78,6 +87,14 @@ class TransformError(PipelineError):
     def __init__(self, path: Path | str, table: str, function: str, reason: str, fix: str) -> None:
         super().__init__(f"{path}: {table}.transform: {function} {reason}. {fix}")
         self.path, self.table, self.function, self.reason, self.fix = path, table, function, reason, fix
+
+
+class SampleError(PipelineError):
+    """Data that no contract can be drafted from, or that a contract cannot be tested on."""
+
+    def __init__(self, sample: str, reason: str, fix: str) -> None:
+        super().__init__(f"{sample}: {reason}. {fix}")
+        self.sample, self.reason, self.fix = sample, reason, fix
 
 
 class NotAudited(PipelineError):

@@ -20,6 +20,7 @@ LakeshareError
 └── DocumentError       path, line, field, problem, hint, also    a file of `lakeshare apply` cannot be used
 """
 
+import difflib
 import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -32,6 +33,15 @@ def shorten_value(value: object) -> str:
     """A value for a message, cut to a maximum length."""
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}…"
+
+
+def suggest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
+    """Returns a hint that names the closest known word, else `otherwise` or all known words."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if close:
+        return f"Did you mean {close[0]!r}?"
+    return otherwise or f"Known are: {', '.join(known)}."
 
 
 # An absolute path, a URI, a location in a catalog, or a setting: messages for recipients have none of these.

@@ -5,14 +5,22 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-import yaml
 from pydantic import BaseModel, Field, ValidationError
 
 from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_server.yaml_documents import (
+    Parsed,
+    PathInDocument,
+    YamlFault,
+    explain_faults,
+    format_path,
+    read,
+)
 
 GIB = 1024**3
+REFERENCE = "docs/reference/backup.md"
 COPY_LIMIT_BYTES = 5 * GIB  # The largest object that one CopyObject request copies (5,368,709,120 bytes)
 
 
@@ -176,13 +184,15 @@ def load_backups(settings: LakeSettings) -> tuple[Backup, ...]:
         is_read = settings.lake_root.startswith(("/", "s3://"))
         return (make_embedded_backup(settings),) if is_read else ()
     try:
-        document = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
-        fix = "Correct LAKESHARE_BACKUPS_FILE."
-        raise BackupError(str(path), f"it cannot be read: {error}", fix) from error
+        parsed = read(path)
+    except YamlFault as fault:
+        fix = f"{fault.hint} LAKESHARE_BACKUPS_FILE names the file."
+        raise BackupError(f"{path}:{fault.line}", fault.problem, fix) from fault
+    document = parsed.values
     if not isinstance(document, dict) or not isinstance(document.get("backups"), dict):
-        raise BackupError(str(path), "it has no `backups`", "Begin with `backups:` and one name below it.")
-    return tuple(_parse_backup(path, str(name), fields) for name, fields in document["backups"].items())
+        problem, line = "it has no `backups`", parsed.line(("backups",))
+        raise BackupError(f"{path}:{line}", problem, "Begin with `backups:` and one name below it.")
+    return tuple(_parse_backup(path, parsed, name, fields) for name, fields in document["backups"].items())
 
 
 def make_embedded_backup(settings: LakeSettings) -> Backup:
@@ -209,16 +219,22 @@ def find_backup(settings: LakeSettings, name: str | None) -> Backup:
     return backups[name]
 
 
-def _parse_backup(path: Path, name: str, fields: object) -> Backup:
+def _parse_backup(path: Path, parsed: Parsed, name: str, fields: object) -> Backup:
+    def refuse(where: PathInDocument, problem: str, fix: str = "") -> BackupError:
+        reason = f"{format_path(where)}: {problem}"
+        return BackupError(f"{path}:{parsed.line(where)}", reason, f"{fix} See {REFERENCE}.".lstrip())
+
+    where: PathInDocument = ("backups", name)
+    if not isinstance(fields, dict):
+        raise refuse(where, f"cannot be {fields!r}", "Input should be a mapping.")
     try:
-        backup = Backup.model_validate({"name": name, **(fields if isinstance(fields, dict) else {})})
+        backup = Backup.model_validate({"name": name, **fields})
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        problem = f"backups.{name}.{field} is {first.get('input')!r}: {first['msg']}"
-        raise BackupError(str(path), problem, "See docs/reference/backup.md.") from error
+        at, problem, hint = next(explain_faults(error, Backup, REFERENCE))
+        # The name is the key itself.
+        raise refuse(where if at == ("name",) else (*where, *at), problem, hint) from error
     for field, problem in _find_contradictions(backup):
-        raise BackupError(str(path), f"backups.{name}.{field}: {problem}", "See docs/reference/backup.md.")
+        raise refuse((*where, *field.split(".")), problem)
     return backup
 
 

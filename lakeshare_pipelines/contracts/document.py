@@ -4,40 +4,37 @@ Unknown fields and wrong types are refused; standard fields that lakeshare does 
 """
 
 import datetime as dt
-import difflib
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
+from lakeshare_pipelines.contracts.model import Drift, Name, Reading, SetContract, Severity, View, wrap
 from lakeshare_pipelines.errors import ContractError
+from lakeshare_server.errors import suggest
+from lakeshare_server.yaml_documents import (
+    Parsed,
+    PathInDocument,
+    YamlFault,
+    explain_faults,
+    format_path,
+    read,
+)
 
+REFERENCE = "docs/reference/contract.md"
 Unused = Annotated[Any, "in the standard, not used here"]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-Fraction = Annotated[float, Field(ge=0)]
-Severity = Literal["error", "warning"]
-
-
-def _wrap(field: str, kind: type) -> BeforeValidator:
-    """Accepts a value of `kind` in place of a mapping with this one `field`."""
-    return BeforeValidator(lambda value: {field: value} if isinstance(value, kind) else value)
 
 
 class Part(BaseModel):
     """A mapping of the document: camelCase names, no unknown fields, no conversions."""
 
     model_config = ConfigDict(extra="forbid", alias_generator=to_camel, frozen=True, strict=True)
-
-    @classmethod
-    def list_fields(cls) -> list[str]:
-        return [field.alias or name for name, field in cls.model_fields.items()]
 
 
 class CustomProperty(Part):
@@ -185,7 +182,7 @@ class Document(Part):
     tables: Annotated[list[SchemaObject], Field(alias="schema", min_length=1)]
     description: Description = Description()
     domain: str = ""
-    team: Annotated[Team, _wrap("members", list)] = Team()  # v3.0 has a list of members
+    team: Annotated[Team, wrap("members", list, Team | list[Member])] = Team()  # v3.0 has a list of members
     servers: Annotated[list[Server], Field(min_length=1, max_length=1)]
     custom_properties: list[CustomProperty] = []
     tenant: Unused = None
@@ -205,7 +202,9 @@ class SharedTable(Part):
     name: Name | None = None
 
 
-SharedTables = Annotated[list[Annotated[SharedTable, _wrap("table", str)]], Field(min_length=1)]
+SharedTables = Annotated[
+    list[Annotated[SharedTable, wrap("table", str, SharedTable | str)]], Field(min_length=1)
+]
 
 
 class SharedSchema(Part):
@@ -225,14 +224,26 @@ class CompactionExtras(Part):
     sort_by: list[Name] = []
 
 
+class NoCompaction(CompactionExtras):
+    """`false` in place of a mapping."""
+
+
 class KeepExtras(Part):
     publications: Annotated[int, Field(ge=1)] | None = None
     days: Annotated[int, Field(ge=1)] | None = None
 
 
 class MaintenanceExtras(Part):
-    compaction: CompactionExtras | Literal[False] = CompactionExtras()
-    keep: Annotated[KeepExtras, _wrap("publications", int)] = KeepExtras()
+    compaction: Annotated[
+        CompactionExtras,
+        BeforeValidator(
+            lambda value: NoCompaction() if value is False else value,
+            json_schema_input_type=CompactionExtras | Literal[False],
+        ),
+    ] = CompactionExtras()
+    keep: Annotated[KeepExtras, wrap("publications", int, KeepExtras | Annotated[int, Field(ge=1)])] = (
+        KeepExtras()
+    )
 
 
 class SetMaintenanceExtras(MaintenanceExtras):
@@ -250,37 +261,13 @@ class SetExtras(Part):
     maintenance: SetMaintenanceExtras = SetMaintenanceExtras()
 
 
-class DriftExtras(Part):
-    max_shrink_fraction: Fraction | None = None
-    max_growth_fraction: Fraction | None = None
-    severity: Severity = "warning"
-
-
-class ReadingExtras(Part):
-    null_values: list[str] = [""]
-    delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
-    multiline: bool = False
+Clients = Annotated[list[str], Field(min_length=1)]
 
 
 class PromiseExtras(Part):
-    clients: Annotated[list[str], Field(min_length=1)]
+    clients: Clients
     severity: Severity = "error"
     rewrite: bool = True
-
-
-class PerRecipientExtras(Part):
-    column: Name
-    value: Annotated[str, Field(min_length=1)] | None = None
-    recipient_property: Annotated[
-        Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$")] | None, Field(alias="property")
-    ] = None
-
-
-class ViewExtras(Part):
-    of: Name
-    columns: Annotated[list[Name], Field(min_length=1)]
-    where: Annotated[str, Field(min_length=1)] | None = None
-    per_recipient: Annotated[PerRecipientExtras | None, _wrap("column", str)] = None
 
 
 class TableExtras(Part):
@@ -288,14 +275,16 @@ class TableExtras(Part):
     derive: str | None = None
     transform: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")] | None = None
     inputs: list[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]] = []
-    view: ViewExtras | None = None
+    view: View | None = None
     location: str | None = None
     allow_schema_changes: bool = False
     max_quarantined_fraction: Annotated[float, Field(ge=0, le=1)] = 0.0
-    drift: DriftExtras = DriftExtras()
-    reading: ReadingExtras = ReadingExtras()
+    drift: Drift = Drift()
+    reading: Reading = Reading()
     maintenance: MaintenanceExtras = MaintenanceExtras()
-    serveable_to: Annotated[PromiseExtras | None, _wrap("clients", list)] = None
+    serveable_to: Annotated[PromiseExtras | None, wrap("clients", list, PromiseExtras | Clients | None)] = (
+        None
+    )
 
 
 class ColumnExtras(Part):
@@ -312,69 +301,16 @@ class ReferenceExtras(Part):
     description: str = ""
 
 
-# The model of each field, to suggest a known field for an unknown one.
-PARTS: dict[str, type[Part]] = {
-    "": Document,
-    "schema": SchemaObject,
-    "properties": Property,
-    "quality": Quality,
-    "implementation": Implementation,
-    "relationships": SchemaRelationship,
-    "servers": Server,
-    "team": Team,
-    "members": Member,
-    "description": Description,
-    "customProperties": CustomProperty,
-    "shares": SharedSchema,
-    "snowflake": SnowflakeSchema,
-    "tables": SharedTable,
-    "drift": DriftExtras,
-    "reading": ReadingExtras,
-    "serveableTo": PromiseExtras,
-    "view": ViewExtras,
-    "perRecipient": PerRecipientExtras,
-    "maintenance": SetMaintenanceExtras,
-    "compaction": CompactionExtras,
-    "keep": KeepExtras,
-}
-
-
-class _Loader(yaml.SafeLoader):
-    """A SafeLoader that refuses duplicate keys, of which YAML keeps the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} is given twice", key_node.start_mark
-                )
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> Parsed:
     """Reads the mapping in a contract file."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        hint = "Give the path of a contract's YAML file."
-        raise ContractError(path, "the file", "does not exist", hint) from None
-    except (OSError, UnicodeDecodeError) as error:
-        hint = "It must be a readable UTF-8 text."
-        raise ContractError(path, "the file", f"cannot be read: {error}", hint) from error
-    try:
-        document = yaml.load(text, _Loader)  # noqa: S506  # a SafeLoader, only stricter
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "the file"
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise ContractError(path, where, problem, "Correct the YAML there.") from error
-    if not isinstance(document, dict):
+        parsed = read(path)
+    except YamlFault as fault:
+        raise ContractError(path, "the file", fault.problem, fault.hint, line=fault.line) from fault
+    if not isinstance(parsed.values, dict):
         hint = "A contract begins with apiVersion, kind, id, name, version."
-        raise ContractError(path, "the file", "is not a mapping", hint)
-    return document
+        raise ContractError(path, "the file", "is not a mapping", hint, line=1)
+    return parsed
 
 
 def compute_digest(document: dict[str, Any]) -> str:
@@ -383,7 +319,18 @@ def compute_digest(document: dict[str, Any]) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-Location = Sequence[str | int]
+def find_line(contract: SetContract, *where: str | int) -> int | None:
+    """The line of a path in the file of a loaded contract; None if its content is not there any more.
+
+    Tables, columns and customProperties may be given by name.
+    """
+    try:
+        parsed = read(contract.path)
+    except YamlFault:
+        return None
+    return parsed.line(where) if compute_digest(parsed.values) == contract.digest else None
+
+
 AnyPart = TypeVar("AnyPart", bound=Part)
 
 
@@ -392,50 +339,42 @@ class Faults:
     """Collects the errors of one file at `where`, a path inside the file, in the order of their discovery."""
 
     path: Path
-    where: Location = ()
+    parsed: Parsed
+    where: PathInDocument = ()
     found: list[ContractError] = dataclass_field(default_factory=list)
 
     def at(self, *steps: str | int) -> "Faults":
         """Returns the collector of a path below; both add to the same errors."""
         return replace(self, where=(*self.where, *steps))
 
-    def add(self, problem: str, hint: str) -> None:
-        self.found.append(ContractError(self.path, format_path(self.where), problem, hint))
+    def add(self, problem: str, hint: str, near: PathInDocument = ()) -> None:
+        """Adds an error; `near` is a path below for the line, like the name of the property that it is about."""
+        line = self.parsed.line((*self.where, *near))
+        self.found.append(ContractError(self.path, format_path(self.where), problem, hint, line=line))
 
     def add_invalid(self, error: ValidationError) -> None:
-        for fault in error.errors():
-            where = [step for step in fault["loc"] if step != "[key]"]
-            self.at(*where).add(*_explain(fault, Document))
+        for where, problem, hint in explain_faults(error, Document, REFERENCE):
+            self.at(*where).add(problem, hint)
+
+    def has_none(self) -> bool:
+        """Whether no error was found at the path or below it."""
+        return not any(error.field.startswith(format_path(self.where)) for error in self.found)
 
     def require_none(self) -> None:
         """Raises the first error, if there is any, with the others in its `also`."""
         if self.found:
             first, *others = self.found
-            raise ContractError(first.path, first.field, first.problem, first.hint, also=others)
-
-
-def format_path(where: Location) -> str:
-    """Formats a path as `schema[0].properties[3].logicalType`."""
-    text = ""
-    for step in where:
-        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
-    return text or "the file"
-
-
-def suggest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
-    """Returns a hint that names the closest known word, else `otherwise` or all known words."""
-    known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    if close:
-        return f"Did you mean {close[0]!r}?"
-    return otherwise or f"Known are: {', '.join(known)}."
+            raise ContractError(first.path, first.field, first.problem, first.hint, others, line=first.line)
 
 
 def read_extras(part: type[AnyPart], properties: Sequence[CustomProperty], faults: Faults) -> AnyPart:
-    """Parses the customProperties of an element; dotted names belong to other tools and are ignored."""
+    """Parses the customProperties of an element; dotted names belong to other tools and are ignored.
+
+    A property with a fault has its default in the result.
+    """
     values: dict[str, Any] = {}
     places: dict[str, Faults] = {}
-    known = part.list_fields()
+    known = [field.alias or name for name, field in part.model_fields.items()]
     for index, entry in enumerate(properties):
         place = faults.at("customProperties", index)
         if "." in entry.property:
@@ -450,23 +389,7 @@ def read_extras(part: type[AnyPart], properties: Sequence[CustomProperty], fault
     try:
         return part.model_validate(values)
     except ValidationError as error:
-        for fault in error.errors():
-            name, *rest = fault["loc"]
-            places[str(name)].at(*rest).add(*_explain(fault, part))
-        return part.model_validate({})
-
-
-def _explain(fault: Mapping[str, Any], part: type[Part]) -> tuple[str, str]:
-    kind, loc = fault["type"], fault["loc"]
-    if kind == "extra_forbidden":
-        holder = next((step for step in reversed(loc[:-1]) if isinstance(step, str)), "")
-        return f"unknown field {loc[-1]!r}", suggest(str(loc[-1]), PARTS.get(holder, part).list_fields())
-    if kind == "missing":
-        return "is missing", "Add it; docs/reference/contract.md lists every field."
-    value = fault["input"]
-    shown = repr(value) if isinstance(value, str | int | float | bool | None) else f"a {type(value).__name__}"
-    if kind == "literal_error":
-        expected = str(fault["ctx"]["expected"])
-        words = [word.strip("' ") for word in expected.replace(" or ", ",").split(",")]
-        return f"cannot be {shown}", suggest(str(value), words, f"Use {expected}.")
-    return f"cannot be {shown}", f"{fault['msg']}."
+        for (name, *rest), problem, hint in explain_faults(error, part, REFERENCE):
+            places[str(name)].at(*rest).add(problem, hint)
+            values.pop(str(name), None)
+        return part.model_validate(values)

@@ -13,10 +13,10 @@ from pydantic import ValidationError
 
 from lakeshare_pipelines.contracts import document as odcs
 from lakeshare_pipelines.contracts import model
-from lakeshare_pipelines.contracts.document import Faults, read_extras, suggest
+from lakeshare_pipelines.contracts.document import Faults, read_extras
 from lakeshare_pipelines.contracts.model import Column, Input, Reference, Rule, SetContract, Table, View
 from lakeshare_pipelines.errors import ContractError
-from lakeshare_server.errors import BadRequest
+from lakeshare_server.errors import BadRequest, suggest
 from lakeshare_server.locations import AZURE, GCS, LOCAL, S3, parse_location
 
 Partitioning = tuple[tuple[str, str], ...]
@@ -31,15 +31,15 @@ def list_contract_files(folder: Path | None = None) -> list[Path]:
 
 
 def load_contract(path: Path) -> SetContract:
-    values = odcs.read_yaml(path)
-    faults = Faults(path)
+    parsed = odcs.read_yaml(path)
+    faults = Faults(path, parsed)
     try:
-        document = odcs.Document.model_validate(values)
+        document = odcs.Document.model_validate(parsed.values)
     except ValidationError as error:
         faults.add_invalid(error)
         faults.require_none()
         raise
-    contract = _check_set(_build_set(document, odcs.compute_digest(values), path, faults), faults)
+    contract = _check_set(_build_set(document, odcs.compute_digest(parsed.values), path, faults), faults)
     faults.require_none()
     return contract
 
@@ -63,7 +63,8 @@ def load_contracts(folder: Path | None = None) -> tuple[SetContract, ...]:
             other = taken.setdefault((kind, name), contract)
             if other is not contract:
                 problem = f"the {kind} {name!r} is {other.path.name}'s already"
-                raise ContractError(contract.path, "name", problem, "Rename one of them.")
+                line = odcs.find_line(contract, "name")
+                raise ContractError(contract.path, "name", problem, "Rename one of them.", line=line)
     return _connect_sets(contracts)
 
 
@@ -76,7 +77,9 @@ def _connect_sets(contracts: Sequence[SetContract]) -> tuple[SetContract, ...]:
                 if read.table not in owners:
                     hint = suggest(read.table, owners, "Name a table of another contract, as set.table.")
                     problem = f"no contract has the table {read.table!r}"
-                    raise ContractError(contract.path, f"{table.short_name}.inputs", problem, hint)
+                    place = ("schema", table.short_name, "customProperties", "inputs")
+                    line = odcs.find_line(contract, *place)
+                    raise ContractError(contract.path, f"{table.short_name}.inputs", problem, hint, line=line)
     reads = {
         contract.name: sorted({owners[read.table].name for read in contract.inputs}) for contract in contracts
     }
@@ -106,7 +109,8 @@ def _find_days_of_inputs(contract: SetContract, owners: Mapping[str, SetContract
     if not connected.takes_deliveries and not any(read.day for read in connected.inputs):
         problem = "a daily set without deliveries has the days of its inputs, and none of them is daily"
         hint = "Add a table of a daily set to the inputs, or give partitioning: none."
-        raise ContractError(contract.path, "customProperties", problem, hint)
+        line = odcs.find_line(contract, "customProperties", "partitioning")
+        raise ContractError(contract.path, "customProperties", problem, hint, line=line)
     return connected
 
 
@@ -201,7 +205,7 @@ def _build_table(
     name = table.physical_name or f"{set_name}.{table.name}"
     _check_shape(table, faults)
     extras = read_extras(odcs.TableExtras, table.custom_properties, faults)
-    view = None if extras.view is None else _build_view(extras.view)
+    view = extras.view
     if view is None:
         columns, partition_by = _build_columns(table, table_format, faults)
     else:
@@ -227,10 +231,8 @@ def _build_table(
         description=" ".join(table.description.split()),
         allow_schema_changes=extras.allow_schema_changes or (base is not None and base.allow_schema_changes),
         max_quarantined_fraction=extras.max_quarantined_fraction,
-        drift=model.Drift(**extras.drift.model_dump()),
-        reading=model.Reading(
-            tuple(extras.reading.null_values), extras.reading.delimiter, extras.reading.multiline
-        ),
+        drift=extras.drift,
+        reading=extras.reading,
         maintenance=_build_maintenance(maintenance, extras.maintenance, columns, faults),
         serveable_to=model.Promise(tuple(dict.fromkeys(promise.clients)), promise.severity, promise.rewrite)
         if promise
@@ -258,7 +260,7 @@ def _build_maintenance(
     compaction = of_table.compaction if "compaction" in given else of_set.compaction
     keep = of_table.keep if "keep" in given else of_set.keep
     kept = model.Maintenance(keep_publications=keep.publications, keep_days=keep.days)
-    if compaction is False:
+    if isinstance(compaction, odcs.NoCompaction):
         return replace(kept, compacts=False)
     names = [column.name for column in columns]
     for name in compaction.sort_by if "compaction" in given else ():
@@ -352,7 +354,11 @@ def _placeholders(derive: str | None, faults: Faults) -> tuple[str, ...]:
     try:
         fields = [name for _, name, _, _ in string.Formatter().parse(derive) if name is not None]
     except ValueError as error:
-        faults.add(f"derive: {error}", "Write a brace that is not a placeholder twice: {{ or }}.")
+        faults.add(
+            f"derive: {error}",
+            "Write a brace that is not a placeholder twice: {{ or }}.",
+            near=("customProperties", "derive"),
+        )
         return ()
     return tuple(dict.fromkeys(fields))
 
@@ -422,16 +428,6 @@ def _check_shape(table: odcs.SchemaObject, faults: Faults) -> None:
         hint = "Leave physicalType out, or give the property view with the rows and columns to show."
         problem = f"{table.name} is called a {table.physical_type} and is none"
         faults.at("physicalType").add(problem, hint)
-
-
-def _build_view(extras: odcs.ViewExtras) -> View:
-    """Returns the view of the document; `of` is the table's short name until the set is complete."""
-    declared, per = extras.per_recipient, None
-    if declared is not None:
-        value = None if declared.value is None else declared.value.strip()
-        per = model.PerRecipient(declared.column, value, declared.recipient_property)
-    where = None if extras.where is None else extras.where.strip()
-    return View(of=extras.of, columns=tuple(extras.columns), where=where, per_recipient=per)
 
 
 def _build_view_columns(
@@ -527,7 +523,7 @@ def _check_expression(name: str, text: str, base: Table, faults: Faults) -> None
             )
         else:
             continue
-        faults.add(f"{name} of a view {problem}", hint)
+        faults.add(f"{name} of a view {problem}", hint, near=("value", name))
         return
 
 
@@ -644,20 +640,26 @@ def _check_set(contract: SetContract, faults: Faults) -> SetContract:
     _check_unique([table.short_name for table in contract.tables], "table", faults.at("schema"))
     for index, table in enumerate(contract.tables):
         _check_table(contract, table, faults.at("schema", index))
-    if not contract.takes_deliveries and not contract.inputs:
+    has_transform = any(table.transform is not None for table in contract.tables)
+    if has_transform and not contract.takes_deliveries and not contract.inputs:
         problem = f"set {contract.name} has neither deliveries nor inputs: nothing would start it"
         faults.at("schema").add(problem, "Give a table a source, or name tables of other sets as inputs.")
-    if contract.partitioning == "daily" and contract.first_partition is None:
+    properties, day = faults.at("customProperties"), contract.first_partition
+    if contract.partitioning == "daily" and day is None and properties.has_none():
         hint = "Give the first day, as 2013-01-01."
-        faults.at("customProperties").add("a daily set needs firstPartition", hint)
-    elif contract.first_partition is not None and not contract.is_partition(contract.first_partition):
+        properties.add("a daily set needs firstPartition", hint, near=("partitioning",))
+    elif day is not None and not contract.is_partition(day) and properties.has_none():
         hint = "Give a day as 2013-01-01 and partitioning: daily, or leave it out."
-        faults.at("customProperties").add(f"firstPartition cannot be {contract.first_partition!r}", hint)
-    for entries, kind in ((contract.shares, "share entry"), (contract.snowflake, "table of Snowflake")):
+        properties.add(f"firstPartition cannot be {day!r}", hint, near=("firstPartition",))
+    for name, entries, kind in (
+        ("shares", contract.shares, "share entry"),
+        ("snowflake", contract.snowflake, "table of Snowflake"),
+    ):
         for key, count in Counter(entry.key for entry in entries).items():
             if count > 1:
                 hint = "Give one of them another name: {table: …, name: …}."
-                faults.at("customProperties").add(f"the {kind} {key} is given {count} times", hint)
+                problem = f"the {kind} {key} is given {count} times"
+                properties.add(problem, hint, near=(name,))
     return _sort_tables(contract, faults)
 
 
@@ -672,7 +674,8 @@ def _check_table(contract: SetContract, table: Table, faults: Faults) -> None:
         _check_reference(contract, table, reference, faults.at("relationships"))
     _check_unique([reference.name for reference in table.references], "reference", faults)
     if table.location is not None and table.format == "iceberg":
-        faults.add("location is given for an Iceberg table", "Leave it out: the catalog decides.")
+        hint = "Leave it out: the catalog decides."
+        faults.add("location is given for an Iceberg table", hint, near=("customProperties", "location"))
     if table.serveable_to.clients:
         _check_promise(table, faults)
 
@@ -680,15 +683,17 @@ def _check_table(contract: SetContract, table: Table, faults: Faults) -> None:
 def _check_origin(contract: SetContract, table: Table, faults: Faults) -> None:
     origins = ("source", "derive", "view", "transform")
     given = [name for name in origins if getattr(table, name) is not None]
-    if len(given) != 1:
+    properties = faults.at("customProperties")
+    # A property with a fault may be the one that is missing.
+    if len(given) > 1 or (not given and properties.has_none()):
         none_given = f"neither {' nor '.join(origins)}"
         problem = f"table {table.short_name} has {' and '.join(given) or none_given}"
         hint = "Give the file stem of its deliveries as source, or Spark SQL as derive, or a view of another table, "
         hint += "or a Python function as transform."
-        faults.at("customProperties").add(problem, hint)
-    if table.inputs and table.derive is None and table.transform is None:
+        properties.add(problem, hint, near=tuple(given[1:2]))
+    if table.inputs and given and table.derive is None and table.transform is None:
         problem = f"table {table.short_name} has inputs, which its {' and '.join(given)} cannot read"
-        faults.at("customProperties").add(problem, "Remove inputs, or give derive or transform.")
+        properties.add(problem, "Remove inputs, or give derive or transform.", near=("inputs",))
     if table.view is not None:
         return
     known = {other.short_name for other in contract.tables if other.view is None}
@@ -698,9 +703,10 @@ def _check_origin(contract: SetContract, table: Table, faults: Faults) -> None:
             problem = f"derive names an unknown table {{{name}}}"
             if table.transform is not None:
                 problem = f"inputs name the table {name!r}, which the transform cannot read"
-            faults.at("customProperties").add(problem, hint)
+            near = "derive" if table.transform is None else "inputs"
+            properties.add(problem, hint, near=(near,))
     if table.derive is not None:
-        _check_placeholders(contract, table, known, faults.at("customProperties"))
+        _check_placeholders(contract, table, known, properties)
 
 
 def _check_placeholders(contract: SetContract, table: Table, known: Iterable[str], faults: Faults) -> None:
@@ -710,11 +716,11 @@ def _check_placeholders(contract: SetContract, table: Table, known: Iterable[str
     for read in table.inputs:
         if counts[read.short_name] > 1:
             problem = f"{{{read.short_name}}} in derive is {read.table} and another table"
-            faults.add(problem, "Read them in a transform, by their full names.")
+            faults.add(problem, "Read them in a transform, by their full names.", near=("derive",))
     if not table.depends_on and not table.inputs:
         hint = f"Write a table of the set as {{name}}; there are: {', '.join(sorted(known))}. Those of other sets are "
         hint += "named in inputs, as set.table."
-        faults.add("derive names no table of the set", hint)
+        faults.add("derive names no table of the set", hint, near=("derive",))
 
 
 def _check_promise(table: Table, faults: Faults) -> None:
@@ -728,7 +734,7 @@ def _check_promise(table: Table, faults: Faults) -> None:
             if client == "directory":
                 hint = f"Directory access is allowed by hand for each shared table. {hint}"
             problem = f"serveableTo: {table.short_name} cannot be promised to {client!r}"
-            faults.at("customProperties").add(problem, hint)
+            faults.at("customProperties").add(problem, hint, near=("serveableTo",))
 
 
 def _check_column(contract: SetContract, table: Table, column: Column, faults: Faults) -> None:

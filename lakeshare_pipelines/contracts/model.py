@@ -8,10 +8,38 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StrictBool, TypeAdapter
+from pydantic.alias_generators import to_camel
 
 Severity = Literal["error", "warning"]
 Scope = Literal["delta", "table"]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+Fraction = Annotated[float, Field(ge=0, strict=True)]
+Sql = Annotated[str, Field(min_length=1), AfterValidator(str.strip)]
+
+
+def wrap(field: str, kind: type, accepted: Any) -> BeforeValidator:
+    """Accepts a value of `kind` in place of a mapping with this one `field`; `accepted` is both, for a JSON Schema."""
+    return BeforeValidator(
+        lambda value: {field: value} if isinstance(value, kind) else value, json_schema_input_type=accepted
+    )
+
+
+AnyClass = TypeVar("AnyClass", bound=type)
+
+
+def declared(kind: AnyClass) -> AnyClass:
+    """Lets pydantic read a dataclass from the document: camelCase names, no unknown fields.
+
+    Only the document is validated, not what the constructor gets.
+    """
+    part: Any = kind
+    part.__pydantic_config__ = ConfigDict(extra="forbid", alias_generator=to_camel)
+    # A JSON Schema shows a default by the document's names.
+    part.__pydantic_serializer__ = TypeAdapter(part).serializer
+    return kind
 
 
 @dataclass(frozen=True)
@@ -65,20 +93,22 @@ class Reference:
     description: str = ""
 
 
+@declared
 @dataclass(frozen=True)
 class Drift:
     """The largest change of a table's row count in one run, against main; None is unlimited."""
 
-    max_shrink_fraction: float | None = None
-    max_growth_fraction: float | None = None
+    max_shrink_fraction: Fraction | None = None
+    max_growth_fraction: Fraction | None = None
     severity: Severity = "warning"
 
 
+@declared
 @dataclass(frozen=True)
 class Reading:
     null_values: tuple[str, ...] = ("",)
-    delimiter: str = ","
-    multiline: bool = False
+    delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
+    multiline: StrictBool = False
 
 
 @dataclass(frozen=True)
@@ -108,6 +138,7 @@ class Promise:
     rewrite: bool = True
 
 
+@declared
 @dataclass(frozen=True)
 class PerRecipient:
     """The partition column of a view that assigns rows to recipients; null assigns a row to none.
@@ -116,9 +147,11 @@ class PerRecipient:
     several recipients. With `recipient_property` a recipient reads the rows that hold its own value of that property.
     """
 
-    column: str
-    value: str | None = None
-    recipient_property: str | None = None
+    column: Name
+    value: Sql | None = None
+    recipient_property: Annotated[
+        Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$")] | None, Field(alias="property")
+    ] = None
 
     @property
     def rule(self) -> str | None:
@@ -126,14 +159,15 @@ class PerRecipient:
         return None if name is None else f"{self.column} = current_recipient('{name}')"
 
 
+@declared
 @dataclass(frozen=True)
 class View:
     """Columns of one table of the set, and the rows that satisfy a Spark SQL predicate."""
 
-    of: str
-    columns: tuple[str, ...]
-    where: str | None = None
-    per_recipient: PerRecipient | None = None
+    of: Name
+    columns: Annotated[tuple[Name, ...], Field(min_length=1)]
+    where: Sql | None = None
+    per_recipient: Annotated[PerRecipient | None, wrap("column", str, PerRecipient | str | None)] = None
 
     @property
     def digest(self) -> str:

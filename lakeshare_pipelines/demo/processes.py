@@ -36,7 +36,6 @@ import httpx
 from rich.console import Console
 
 from lakeshare_pipelines.contracts import SetContract, Table
-from lakeshare_pipelines.contracts.document import suggest
 from lakeshare_pipelines.definitions import defs
 from lakeshare_pipelines.errors import DeliveryError
 from lakeshare_pipelines.ingest import Delivery, find_delivery
@@ -44,7 +43,7 @@ from lakeshare_pipelines.ingest.landing import open_landing
 from lakeshare_pipelines.settings import SHORT_RUNS, LakeSettings
 from lakeshare_pipelines.spark.jars import find_java
 from lakeshare_pipelines.spark.session import prepare_java_home
-from lakeshare_server.errors import Unavailable
+from lakeshare_server.errors import Unavailable, suggest
 from lakeshare_server.settings import make_private
 from lakeshare_server.storage.s3 import S3Refused, S3Unreachable, make_session, translate_errors
 
@@ -474,12 +473,13 @@ def spark_cluster(settings: LakeSettings, variables: Mapping[str, str]) -> Itera
             raise Unavailable(f"fewer than {count} workers of Spark have registered", "Read the logs.")
 
     master, not_yet = f"spark://127.0.0.1:{port}", (httpx.HTTPError, Unavailable)
-    with ExitStack() as stack:
-        start = command("master.Master", "--port", port, "--webui-port", page)
-        log = settings.logs_dir / "spark-master.log"
-        stack.enter_context(
-            running_process(start, log, lambda: require_workers(0), not_yet=not_yet, environment=environment)
-        )
+    log = settings.logs_dir / "spark-master.log"
+    start = command("master.Master", "--port", port, "--webui-port", page)
+    # The master ends before the workers: it would start executors in place of theirs, which outlive all.
+    with (
+        ExitStack() as workers,
+        running_process(start, log, lambda: require_workers(0), not_yet=not_yet, environment=environment),
+    ):
         for number in range(1, WORKERS + 1):
             work = settings.state_dir / f"spark-worker-{number}"
             shutil.rmtree(work, ignore_errors=True)  # jars that executors of an earlier start copied
@@ -491,7 +491,9 @@ def spark_cluster(settings: LakeSettings, variables: Mapping[str, str]) -> Itera
             )
             # They start at the same time: the last one waits for all.
             ready = lambda expected=number // WORKERS * WORKERS: require_workers(expected)  # noqa: E731
-            stack.enter_context(running_process(start, log, ready, not_yet=not_yet, environment=environment))
+            workers.enter_context(
+                running_process(start, log, ready, not_yet=not_yet, environment=environment)
+            )
         yield master
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from lakeshare_pipelines.contracts import SetContract, Table
@@ -96,13 +96,12 @@ def _assign(
     if not PLAIN_NAME.fullmatch(name):
         fix = "Use letters, digits and . _ - only."
         raise DeliveryError(title, f"the file name {name!r} has unusual characters", fix)
-    suffixes = sorted(FORMAT_BY_SUFFIX, key=len, reverse=True)
-    suffix = next((suffix for suffix in suffixes if name.endswith(suffix)), None)
+    suffix = _find_suffix(name)
     if suffix is None:
         fix = f"Known are {', '.join(FORMAT_BY_SUFFIX)}; a name that begins with _ is left alone."
         raise DeliveryError(title, f"{name} is of no known format", fix)
     stem = name.removesuffix(suffix)
-    fitting = [t for t in tables if fnmatchcase(stem, t.source or "") or fnmatchcase(stem, f"{t.source}-*")]
+    fitting = [table for table in tables if _fits(stem, table)]
     if not fitting:
         expected = ", ".join(f"{table.source}{{,-*}}" for table in tables)
         fix = f"Expected are files named {expected}."
@@ -111,6 +110,40 @@ def _assign(
     table = max(fitting, key=lambda t: len(t.source or ""))
     kind = FORMAT_BY_SUFFIX[suffix]
     return LandingFile(file, delivery.landing, contract.name, delivery.partition, table, kind)
+
+
+def name_files(contract: SetContract, files: Sequence[Path]) -> dict[str, Path]:
+    """Returns the files by their names in a delivery.
+
+    In a set with one delivered table, files with other names than it expects get names that it expects.
+
+    Raises:
+        DeliveryError: a file does not exist, or two have one name.
+    """
+    sources = [table for table in contract.tables if table.source is not None]
+    named: dict[str, Path] = {}
+    for number, path in enumerate(files, 1):
+        if not path.is_file():
+            raise DeliveryError(contract.name, f"{path} is no file", "Give the files to deliver.")
+        suffix = _find_suffix(path.name)
+        name = path.name
+        if len(sources) == 1 and suffix and not _fits(path.name.removesuffix(suffix), sources[0]):
+            name = str(sources[0].source).replace("*", str(number))
+            name = f"{name if number == 1 else f'{name}-{number}'}{suffix}"
+        if name in named:
+            fix = "Rename one of them."
+            raise DeliveryError(contract.name, f"{named[name]} and {path} are both named {name}", fix)
+        named[name] = path
+    return named
+
+
+def _find_suffix(name: str) -> str | None:
+    suffixes = sorted(FORMAT_BY_SUFFIX, key=len, reverse=True)
+    return next((suffix for suffix in suffixes if name.endswith(suffix)), None)
+
+
+def _fits(stem: str, table: Table) -> bool:
+    return fnmatchcase(stem, table.source or "") or fnmatchcase(stem, f"{table.source}-*")
 
 
 @dataclass(frozen=True)

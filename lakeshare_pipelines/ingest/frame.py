@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from lakeshare_pipelines.contracts import Column, SetContract, Table
+from lakeshare_pipelines.contracts.document import find_line
 from lakeshare_pipelines.contracts.model import Reading, get_base_type
 from lakeshare_pipelines.errors import ContractError, DeliveryError
 from lakeshare_pipelines.ingest.delivery import Delivery, LandingFile, assign_files, blame_changed_delivery
@@ -555,7 +556,10 @@ def _compute_columns(contract: SetContract, table: Table, frame: "DataFrame") ->
             field = f"{table.short_name}.properties[{index}].transformLogic"
             problem = str(error).splitlines()[0].rstrip(".")
             hint = "It is Spark SQL over the other columns of the table."
-            raise ContractError(contract.path, field, problem, hint) from error
+            line = find_line(
+                contract, "schema", table.short_name, "properties", column.name, "transformLogic"
+            )
+            raise ContractError(contract.path, field, problem, hint, line=line) from error
     return frame
 
 

@@ -6,6 +6,7 @@ It lists, identifies and opens files where they are. When a delivery is complete
 import hashlib
 import logging
 import os
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -97,8 +98,8 @@ class Landing(Protocol):
     def translate_errors(self, file: DeliveredFile) -> AbstractContextManager[None]:
         """Raises the errors of reading a file in the block as DeliveryErrors, except those of the local disk."""
 
-    def replace(self, set_name: str, partition: str, contents: Mapping[str, bytes]) -> None:
-        """Writes a whole delivery as a sender does, `_SUCCESS` last; removes the earlier one."""
+    def replace(self, set_name: str, partition: str, contents: Mapping[str, bytes | Path]) -> None:
+        """Writes a whole delivery as a sender does, `_SUCCESS` last; removes the earlier one. Paths are copied."""
 
 
 def open_landing(settings: LakeSettings, stores: Stores | None = None) -> Landing:
@@ -190,7 +191,7 @@ class FolderLanding:
         except FileNotFoundError as error:
             raise make_changed_error(_get_delivery(file)) from error
 
-    def replace(self, set_name: str, partition: str, contents: Mapping[str, bytes]) -> None:
+    def replace(self, set_name: str, partition: str, contents: Mapping[str, bytes | Path]) -> None:
         """Readers see the earlier delivery or the new one, or for a moment none."""
         root = self.find_set_folder(set_name)
         root.mkdir(parents=True, exist_ok=True)
@@ -198,7 +199,10 @@ class FolderLanding:
             new, old = Path(scratch) / "new", Path(scratch) / "old"
             new.mkdir()
             for name, content in contents.items():
-                (new / name).write_bytes(content)
+                if isinstance(content, bytes):
+                    (new / name).write_bytes(content)
+                else:
+                    shutil.copyfile(content, new / name)
             (new / SUCCESS).touch()
             if (root / partition).exists():
                 (root / partition).rename(old)
@@ -303,13 +307,14 @@ class StoreLanding:
                 raise make_changed_error(_get_delivery(file)) from error
             raise
 
-    def replace(self, set_name: str, partition: str, contents: Mapping[str, bytes]) -> None:
+    def replace(self, set_name: str, partition: str, contents: Mapping[str, bytes | Path]) -> None:
         folder = f"{self.root}/{set_name}/{partition}"
         with self._translate(folder):
             self._stores.delete(f"{folder}/{SUCCESS}")
             self._stores.delete_folder(folder)
             for name, content in contents.items():
-                self._stores.write(f"{folder}/{name}", content)
+                whole = content if isinstance(content, bytes) else content.read_bytes()
+                self._stores.write(f"{folder}/{name}", whole)
             self._stores.write(f"{folder}/{SUCCESS}", b"")
 
     @contextmanager

@@ -7,6 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from lakeshare_pipelines.contracts import SetContract
+from lakeshare_pipelines.contracts.document import find_line
 from lakeshare_pipelines.contracts.model import ShareEntry
 from lakeshare_pipelines.errors import ContractError
 from lakeshare_server.catalog import (
@@ -50,7 +51,9 @@ def declared_shares(contracts: Sequence[SetContract]) -> list[DeclaredShare]:
             if key in share and share[key].table != entry.table:
                 path = f"{entry.share}.{entry.schema}.{entry.name}"
                 problem = f"{path} stands for {share[key].table} and {entry.table}"
-                raise ContractError(contract.path, "shares", problem, "Give one of them another name.")
+                hint = "Give one of them another name."
+                line = find_line(contract, "customProperties", "shares")
+                raise ContractError(contract.path, "shares", problem, hint, line=line)
             share[key] = _make_shared_table(contract, entry)
     return [
         DeclaredShare(name=name, tables=tuple(share[key] for key in sorted(share)))

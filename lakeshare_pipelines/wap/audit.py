@@ -6,13 +6,20 @@ Whether the verdicts allow a publication is decided in share/publication.py.
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from functools import cached_property, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, TypeVar
 
 from lakeshare_pipelines.contracts import Reference, Rule, SetContract, Table
 from lakeshare_pipelines.errors import BranchMoved, Conflict, NotAudited, PipelineError
+from lakeshare_pipelines.ingest.delivery import name_files
+from lakeshare_pipelines.ingest.landing import open_landing
+from lakeshare_pipelines.nessie.server import nessie_for
+from lakeshare_pipelines.settings import NESSIE, LakeSettings
 from lakeshare_pipelines.spark.session import translate_errors
 from lakeshare_pipelines.wap import checks
 from lakeshare_pipelines.wap.checks import CheckSpec, NotEvaluated, RuleOutcome, Types
@@ -37,7 +44,7 @@ from lakeshare_pipelines.wap.staged import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +139,7 @@ class TableAudit:
         samples = tuple(
             checks.make_rejected_sample(self.table, r, shows_values=shows_values) for r in rejected
         )
-        command = f"lakeshare wap rejected {set_name} --run {run_id} --table {self.table.name}"
+        command = f"lakeshare quarantine show {set_name} --run {run_id} --table {self.table.name}"
         return Finding(False, {**finding.observed, checks.SHOW_REJECTED: command}, samples)
 
     def _check_not_empty(self, rows: "DataFrame") -> Finding:
@@ -264,6 +271,46 @@ def audit_and_save(lake: Lake, contract: SetContract, staged: Staged) -> Verdict
     verdicts = audit(lake, contract, staged)
     save_attempt(lake, staged, verdicts)
     return verdicts
+
+
+@contextmanager
+def open_trial_lake(settings: LakeSettings, contract: SetContract, spark: "SparkSession") -> Iterator[Lake]:
+    """A lake of its own in a temporary folder, with an empty warehouse; removed at the end of the block."""
+    with TemporaryDirectory(prefix="lakeshare-test-") as folder, ExitStack() as stack:
+        own = settings.model_copy(
+            update={
+                "state_dir": Path(folder),
+                "warehouse": None,
+                "landing": None,
+                "database_url": None,
+                "iceberg_catalog": NESSIE,
+                "nessie_uri": None,
+            }
+        )
+        if any(table.format == "iceberg" for table in contract.tables):
+            stack.enter_context(nessie_for(own, keep=False))
+        yield Lake(own, lambda: spark)
+
+
+def audit_files(
+    lake: Lake, contract: SetContract, files: Sequence[Path], partition: str
+) -> tuple[Staged, Verdicts]:
+    """Delivers files to a trial lake, stages and audits them. Nothing is published.
+
+    Raises:
+        DeliveryError: the files are no delivery of the set.
+    """
+    tables = tuple(replace(table, warehouse=None, location=None) for table in contract.tables)
+    here = replace(contract, tables=tables, warehouse=None, endpoint=None)
+    open_landing(lake.settings).replace(here.name, partition, name_files(here, files))
+    staged = stage(lake, here, [partition], "trial")
+    verdicts = audit(lake, here, staged)
+    # The quarantine is gone with the lake.
+    shown = tuple(
+        replace(verdict, observed={k: v for k, v in verdict.observed.items() if k != checks.SHOW_REJECTED})
+        for verdict in verdicts.verdicts
+    )
+    return staged, replace(verdicts, verdicts=shown)
 
 
 def publish_with_replay(

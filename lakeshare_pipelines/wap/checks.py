@@ -10,6 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from lakeshare_pipelines.contracts import Reference, Rule, SetContract, Table
+from lakeshare_pipelines.contracts.document import find_line
 from lakeshare_pipelines.contracts.model import EXPECTATIONS, UNIQUENESS, Drift, list_rule_columns
 from lakeshare_pipelines.errors import ContractError
 from lakeshare_pipelines.wap.staged import Finding, Severity, StagedTable, format_percentage
@@ -56,6 +57,7 @@ def list_checks(contract: SetContract) -> tuple[CheckSpec, ...]:
                 f"schema[{spec.table}].quality",
                 f"two checks are named {spec.name}",
                 f"Rename the rule; {', '.join(BUILT_IN_CHECKS)} are taken.",
+                line=find_line(contract, "schema", spec.table.rpartition(".")[2], "quality", spec.name),
             )
         seen.add((spec.table, spec.name))
     return specs

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from lakeshare_pipelines.contracts import SetContract, Table
-from lakeshare_pipelines.contracts.document import suggest
 from lakeshare_pipelines.errors import ContractError, InputError, PipelineError, TransformError
 from lakeshare_pipelines.spark.rows import column_by_name
 from lakeshare_pipelines.spark.session import is_connect, translate_errors
 from lakeshare_pipelines.wap.staged import Lake, ReadTable, read_snapshot
 from lakeshare_server.catalog import Ledger, Publication
+from lakeshare_server.errors import suggest
 from lakeshare_server.lazy import LazyModule
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lakeshare_pipelines.contracts import SetContract, Table
+from lakeshare_pipelines.contracts.document import find_line
 from lakeshare_pipelines.contracts.model import View
 from lakeshare_pipelines.errors import ContractError, PipelineError, WarehouseError
 from lakeshare_pipelines.ingest import (
@@ -196,6 +197,7 @@ def staging_for(lake: Lake, contract: SetContract, size_bytes: int = 0) -> Stagi
             "schema",
             f"set {contract.name} mixes the formats {', '.join(sorted(formats))}",
             "Tables that are published together have one format; make two sets of it.",
+            line=find_line(contract, "schema"),
         )
     if formats != {"iceberg"}:
         return DeltaStaging(lake, contract)
@@ -220,6 +222,7 @@ def select_view_rows(contract: SetContract, table: Table, view: View, rows: "Dat
             f"{table.short_name}.view.{part}",
             str(error).splitlines()[0].rstrip("."),
             f"It is Spark SQL over the columns of {view.of}.",
+            line=find_line(contract, "schema", table.short_name, "customProperties", "view", "value", part),
         ) from error
     return frame.select(*(frame[column.name].cast(column.type) for column in table.columns))
 

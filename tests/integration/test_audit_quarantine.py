@@ -124,7 +124,7 @@ def test_rejected_rows_are_shown_by_a_command_or_a_setting_and_their_files_are_p
     metadata = check_metadata(verdict, staged)
     assert "raw 3" not in str(metadata)
     command = metadata["observed/show_rejected_rows"]
-    assert command == f"lakeshare wap rejected {contract.name} --run run1 --table {table.name}"
+    assert command == f"lakeshare quarantine show {contract.name} --run run1 --table {table.name}"
 
     monkeypatch.setattr("lakeshare_pipelines.cli.main._contracts", lambda: (contract,))
     folders = {

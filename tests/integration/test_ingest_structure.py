@@ -93,7 +93,7 @@ def test_a_column_under_another_name_in_the_file_is_found(lake: Lake, tmp_path: 
 
 def test_a_computed_column_that_is_no_sql_is_the_contracts_fault(lake: Lake, tmp_path: Path) -> None:
     computed = {"name": "half", "physicalType": "double", "transformLogic": "idd / 2"}
-    with pytest.raises(ContractError, match=r"properties\[2\]\.transformLogic.*idd"):
+    with pytest.raises(ContractError, match=r"\.yaml:\d+: .*properties\[2\]\.transformLogic.*idd"):
         read(lake, tmp_path, {"readings.csv": "id,name\n1,a\n"}, [*TWO_COLUMNS, computed])
 
 

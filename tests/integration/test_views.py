@@ -260,7 +260,7 @@ def test_what_is_no_predicate_over_the_table_is_told_with_its_place(lake, tmp_pa
     contract = a_set(tmp_path, "wrong", "delta", VIEWS.replace("amount > 3", "amuont > 3"))
     table = contract.table("large")
     rows = lake.spark.sql("SELECT date'2024-01-01' AS day, 1 AS id, 'c' AS customer, 1.5D AS amount")
-    with pytest.raises(ContractError, match=r"large\.view\.where.*amuont"):
+    with pytest.raises(ContractError, match=r"wrong\.yaml:\d+: large\.view\.where.*amuont"):
         select_view_rows(contract, table, table.view, rows)
 
 

@@ -1,12 +1,11 @@
-"""The format of the files of `lakeshare apply`: pydantic models, and a YAML loader that keeps the lines.
+"""The format of the files of `lakeshare apply`: pydantic models, and faults with their lines.
 
 Fields have the names of the admin API. A field that is left out has its default, except `owner`, which then stays as it
 is. Tokens and secrets have no fields.
 """
 
-import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,7 +14,6 @@ from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -37,8 +35,8 @@ from lakeshare_server.errors import (
     NotFound,
     Unavailable,
     Unserveable,
-    shorten_value,
 )
+from lakeshare_server.yaml_documents import Parsed, PathInDocument, explain_faults, format_path
 
 OF_CONTRACTS = frozenset({"table", "kind", "comment", "history"})
 HAS_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
@@ -299,163 +297,6 @@ class Document(Part):
     grants: list[GrantPart] = []
 
 
-# The model of each mapping, for suggestions in place of unknown fields.
-PARTS: dict[tuple[str, ...], type[Part]] = {
-    (): Document,
-    ("followed", "*"): FollowedPart,
-    ("shares", "*"): SharePart,
-    ("shares", "*", "tables", "*"): TablePart,
-    ("recipients", "*"): RecipientPart,
-    ("recipients", "*", "policies", "*"): PolicyPart,
-    ("groups", "*"): GroupPart,
-    ("grants", "*"): GrantPart,
-}
-
-
-MAX_VALUES = 5_000_000
-# libyaml's own stack, and the process, ends somewhere above 10,000.
-DEEPEST = 50
-TEXT, MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
-
-
-class YamlFault(Exception):
-    """The text cannot be used; `line` counts from 1."""
-
-    def __init__(self, line: int, problem: str, hint: str) -> None:
-        super().__init__(problem)
-        self.line, self.problem, self.hint = line, problem, hint
-
-
-class _Loader(yaml.CSafeLoader):
-    """libyaml's safe loader, ten times as fast as the one in Python, with a limit of depth."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.depth = 0
-        self.tags: dict[str, str] = {}
-
-    def descend_resolver(self, current_node: yaml.Node | None, current_index: Any) -> None:
-        # The composer calls this method before each node.
-        self.depth += 1
-        if self.depth > DEEPEST:
-            line = 1 if current_node is None else _line(current_node)
-            raise YamlFault(line, "it is nested deeper than any file of ours", "Correct the YAML there.")
-
-    def ascend_resolver(self) -> None:
-        self.depth -= 1
-
-    def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
-        is_plain = kind is yaml.ScalarNode and implicit[0]
-        # Cached: files repeat the same words, and matching one against every pattern takes longer than reading it.
-        tag = self.tags.get(value) if is_plain else None
-        if tag is None:
-            tag = str(super().resolve(kind, value, implicit))  # type: ignore[no-untyped-call]  # has no types
-            if is_plain:
-                self.tags[value] = tag
-        return tag
-
-
-@dataclass(frozen=True)
-class Parsed:
-    """The values of a text, and its nodes for their lines."""
-
-    values: Any
-    root: yaml.Node | None
-
-    def line(self, where: Sequence[str | int]) -> int:
-        """The line of the value at a path, or of the innermost existing part around it."""
-        node, line = self.root, 1
-        for step in where:
-            child = None if node is None else _child(node, step)
-            if child is None:
-                break
-            line, node = child
-        return line
-
-
-def parse(text: str) -> Parsed:
-    """Parses YAML; raises YamlFault, also for a key that is given twice and for aliases to too many values."""
-    try:
-        loader = _Loader(text)
-        try:
-            root = loader.get_single_node()
-            if root is not None:
-                _require_sound(root)
-            values = None if root is None else loader.construct_document(root)
-        finally:
-            loader.dispose()
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        problem = error.problem or str(error).splitlines()[0]
-        raise YamlFault(1 if mark is None else mark.line + 1, problem, "Correct the YAML there.") from error
-    except (yaml.YAMLError, ValueError) as error:
-        # A character that YAML forbids, or a date like 2024-02-31.
-        raise YamlFault(1, str(error).splitlines()[0], "Correct the YAML there.") from error
-    return Parsed(values, root)
-
-
-def _require_sound(root: yaml.Node) -> None:
-    sizes: dict[int, int] = {}
-    open_: set[int] = set()
-
-    def size(node: yaml.Node) -> int:
-        if isinstance(node, yaml.ScalarNode):
-            return 1
-        if id(node) in open_:
-            raise YamlFault(_line(node), "it contains itself", "Write it out without the alias.")
-        if id(node) not in sizes:
-            open_.add(id(node))
-            if isinstance(node, yaml.MappingNode):
-                _require_single_keys(node)
-                inner = [part for pair in node.value for part in pair]
-            else:
-                inner = list(node.value)
-            sizes[id(node)] = 1 + sum(map(size, inner))
-            open_.discard(id(node))
-        return sizes[id(node)]
-
-    unfolded = size(root)
-    if unfolded > MAX_VALUES:
-        hint = f"At most {MAX_VALUES:,} are read from one file; write fewer aliases, or several files."
-        raise YamlFault(_line(root), f"it unfolds to {unfolded:,} values", hint)
-
-
-def _require_single_keys(node: yaml.MappingNode) -> None:
-    seen: dict[str, int] = {}
-    for key, _ in node.value:
-        if not isinstance(key, yaml.ScalarNode):
-            raise YamlFault(_line(key), "a key is no text", "Use names as keys.")
-        if key.tag not in (TEXT, MERGE):
-            raise YamlFault(_line(key), f"the key {key.value!r} is no text to YAML", "Write it in quotes.")
-        if key.value in seen:
-            problem = f"the key {key.value!r} is given twice, first in line {seen[key.value]}"
-            raise YamlFault(_line(key), problem, "Keep one of them.")
-        seen[key.value] = _line(key)
-
-
-def _child(node: yaml.Node, step: str | int) -> tuple[int, yaml.Node] | None:
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            if key.value == str(step):
-                return _line(key), value
-    elif isinstance(node, yaml.SequenceNode):
-        if isinstance(step, int):
-            return (_line(node.value[step]), node.value[step]) if step < len(node.value) else None
-        # A list of names is short for a mapping without values.
-        for item in node.value:
-            if item.value == step:
-                return _line(item), item
-    return None
-
-
-def _line(node: yaml.Node) -> int:
-    line: int = node.start_mark.line + 1
-    return line
-
-
-PathInDocument = tuple[str | int, ...]
-
-
 @dataclass(frozen=True)
 class SourceFile:
     """A file that was read."""
@@ -484,19 +325,6 @@ class Origin:
         return DocumentError(self.file.path, self.line, format_path(self.where), problem, hint)
 
 
-def format_path(where: Sequence[str | int]) -> str:
-    """`shares.partners.tables["sales.orders"].rule`."""
-    text = ""
-    for step in where:
-        if isinstance(step, int):
-            text += f"[{step}]"
-        elif "." in step:
-            text += f'["{step}"]'
-        else:
-            text += f".{step}" if text else step
-    return text or "the file"
-
-
 SECRETS = frozenset({"token", "tokens", "secret", "client_secret", "password", "bearer_token", "bearertoken"})
 NO_SECRETS = "Secrets are never in files: `lakeshare recipient rotate` makes a token and writes the profile."
 
@@ -504,9 +332,13 @@ NO_SECRETS = "Secrets are never in files: `lakeshare recipient rotate` makes a t
 def list_faults(error: ValidationError, file: SourceFile) -> list[DocumentError]:
     """The faults that pydantic found, in the order of the file."""
     faults = []
-    for fault in error.errors():
-        where = tuple(step for step in fault["loc"] if step != "[key]")
-        faults.append(Origin(file, where).fault(*_explain(fault, where)))
+    for where, problem, hint in explain_faults(error, Document, "docs/reference/apply.md"):
+        name = str(where[-1]) if problem.startswith("unknown field") else ""
+        if name.lower() in SECRETS:
+            hint = NO_SECRETS
+        elif name == "location" and where[0] == "shares":
+            hint = "Where a table lies is said in `followed`, by the lake's name of the table."
+        faults.append(Origin(file, where).fault(problem, hint))
     return sorted(faults, key=lambda fault: fault.line)
 
 
@@ -543,33 +375,3 @@ def describe_remedy(error: LakeshareError) -> str:
         case Unserveable():
             return error.fix if error.code is None else f"{error.fix} [{error.code}]"
     return "Correct it, or let the server's settings give access to it."
-
-
-def _explain(fault: Mapping[str, Any], where: tuple[str | int, ...]) -> tuple[str, str]:
-    value = fault["input"]
-    is_plain = isinstance(value, str | int | float | bool | None)
-    problem = f"{shorten_value(repr(value)) if is_plain else f'a {type(value).__name__}'} cannot be used"
-    match fault["type"]:
-        case "extra_forbidden":
-            return f"unknown field {where[-1]!r}", _suggest(str(where[-1]), where[:-1])
-        case "missing":
-            return "is missing", "Add it."
-        case "value_error":
-            return problem, str(fault["ctx"]["error"])
-        case "literal_error":
-            return problem, f"Use {fault['ctx']['expected']}."
-        case "string_type":
-            return problem, "Write it in quotes: YAML takes it for something else than text."
-    return problem, f"{fault['msg']}."
-
-
-def _suggest(name: str, holder: tuple[str | int, ...]) -> str:
-    if name.lower() in SECRETS:
-        return NO_SECRETS
-    if name == "location" and holder[:1] == ("shares",):
-        return "Where a table lies is said in `followed`, by the lake's name of the table."
-    pattern = tuple("*" if index % 2 else str(step) for index, step in enumerate(holder))
-    part = PARTS.get(pattern)
-    known = sorted(part.model_fields) if part else []
-    close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
-    return f"Did you mean {close[0]!r}?" if close else f"Known are: {', '.join(known)}."

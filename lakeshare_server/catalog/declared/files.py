@@ -13,23 +13,20 @@ from lakeshare_server.catalog.declared.documents import (
     GrantPart,
     GroupPart,
     Origin,
-    Parsed,
-    PathInDocument,
     RecipientPart,
     SharePart,
     SourceFile,
     TablePart,
-    YamlFault,
     describe_problem,
     describe_remedy,
     list_faults,
-    parse,
     raise_all,
 )
 from lakeshare_server.catalog.ledger import IcebergIdentity, is_location_pattern
 from lakeshare_server.catalog.sharing import Keeper
 from lakeshare_server.errors import DocumentError, LakeshareError
 from lakeshare_server.lazy import gc_disabled
+from lakeshare_server.yaml_documents import Parsed, PathInDocument, YamlFault, read
 
 Key = tuple[str, ...]
 
@@ -289,11 +286,7 @@ def _yaml_files(paths: Sequence[Path]) -> list[Path]:
 
 def _read(path: Path) -> tuple[SourceFile, Document]:
     try:
-        parsed = parse(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        hint = "Give a readable YAML file, or a folder of them."
-        raise DocumentError(path, 1, "the file", f"cannot be read: {why}", hint) from error
+        parsed = read(path)
     except YamlFault as fault:
         raise DocumentError(path, fault.line, "the file", fault.problem, fault.hint) from fault
     if parsed.values is None:

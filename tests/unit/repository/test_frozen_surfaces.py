@@ -259,7 +259,7 @@ DOCUMENTS: dict[str, tuple[str, str, str]] = {
         "blob",
     ),
     "contract: a name with a space": ("contract", contract(schema=column(name="a b")), "a b"),
-    "contract: no YAML": ("contract", "a: [", "line 1"),
+    "contract: no YAML": ("contract", "a: {b: c: d}", "contract.yaml:1: the file"),
     "backup: the two stores": ("backup", BACKUP, ""),
     "backup: no backups": ("backup", "other: {}", "backups"),
     "backup: an unknown field": (
@@ -443,7 +443,7 @@ COMMAND_LINES: tuple[str, ...] = (
     "snowflake refresh lake.none",
     "publications",
     "rollback lake.none 1",
-    "wap rejected flights",
+    "quarantine show flights",
     "conformance run",
     "conformance run nothere.share",
 )

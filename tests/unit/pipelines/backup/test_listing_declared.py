@@ -18,7 +18,7 @@ from lakeshare_pipelines.settings import LakeSettings
         ({"listing": {"kind": "s3_inventory"}}, "backups.lake.listing.location: s3_inventory needs it"),
         ({"listing": {"kind": "s3_inventory", "location": "reports/lake"}}, "give an absolute path or s3://"),
         ({"listing": {"kind": "manifest_csv", "location": "m.csv"}}, "give an absolute path or s3://"),
-        ({"listing": {"kind": "csv"}}, "backups.lake.listing.kind is 'csv'"),
+        ({"listing": {"kind": "csv"}}, "backups.lake.listing.kind: cannot be 'csv'"),
         (
             {"target": {"url": "s3://lake"}},
             "backups.lake.target.url: copies would lie among the source's objects",
@@ -37,6 +37,32 @@ def test_what_contradicts_itself_is_refused(
     path.write_text(yaml.safe_dump({"backups": {"lake": lake}}))
     with pytest.raises(BackupError, match=r"See docs/reference/backup\.md") as refused:
         load_backups(LakeSettings(_env_file=None, state_dir=tmp_path, backups_file=path))
+    assert sentence in str(refused.value)
+
+
+LAKE = "backups:\n  lake:\n    source: {url: /a}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "sentence"),
+    [
+        (LAKE + "    target: {url: /b}\n    engin: spark\n", 5, "Did you mean 'engine'?"),
+        (LAKE + "    target:\n      url: /b\n      uri: /c\n", 6, "Did you mean 'url'?"),
+        (LAKE, 2, "backups.lake.target: is missing. Add it"),
+        (LAKE.replace("/a", "a"), 3, "backups.lake.source.url: cannot be 'a'"),
+        ("backups:\n  Lake:\n    source: {url: /a}\n    target: {url: /b}\n", 2, "backups.Lake: cannot be 'Lake'"),
+        ("backups:\n  lake: daily\n", 2, "backups.lake: cannot be 'daily'. Input should be a mapping."),
+        ("backups:\n  lake: {}\n  lake: {}\n", 3, "the key 'lake' is given twice, first in line 2"),
+        ("backups: []\n", 1, "it has no `backups`"),
+        ("backups: {a: b: c}\n", 1, "LAKESHARE_BACKUPS_FILE names the file"),
+    ],
+)  # fmt: skip
+def test_a_refusal_names_the_line(tmp_path: Path, text: str, line: int, sentence: str) -> None:
+    path = tmp_path / "backups.yaml"
+    path.write_text(text)
+    with pytest.raises(BackupError) as refused:
+        load_backups(LakeSettings(_env_file=None, state_dir=tmp_path, backups_file=path))
+    assert str(refused.value).startswith(f"{path}:{line}: ")
     assert sentence in str(refused.value)
 
 

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from lakeshare_pipelines.contracts import load_contract, load_contracts
+from lakeshare_pipelines.contracts.document import find_line
 from lakeshare_pipelines.errors import ContractError
 
 SOUND: dict[str, Any] = {
@@ -360,23 +361,24 @@ def test_the_team_of_standard_version_3_0_is_read_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "problem"),
+    ("text", "line", "problem"),
     [
-        (b"name: [", "line 1", "expected"),
-        (b"name: a\nname: b\n", "line 2, column 1", "'name' is given twice"),
-        (b"- a\n- b\n", "the file", "is not a mapping"),
-        (b"name: caf\xe9\n", "the file", "cannot be read"),
-        (b"", "the file", "is not a mapping"),
+        (b"id: x\nname: {a: b: c}\n", 2, "did not find expected"),
+        (b"name: a\nname: b\n", 2, "'name' is given twice, first in line 1"),
+        (b"- a\n- b\n", 1, "is not a mapping"),
+        (b"id: x\nname: caf\xe9\n", 2, "cannot be read"),
+        (b"", 1, "is not a mapping"),
+        (b"id: x\nno: 1\n", 2, "the key 'no' is no text to YAML"),
     ],
 )
 def test_what_is_no_yaml_mapping_is_refused_with_its_place(
-    tmp_path: Path, text: bytes, place: str, problem: str
+    tmp_path: Path, text: bytes, line: int, problem: str
 ) -> None:
     path = tmp_path / "shop.yaml"
     path.write_bytes(text)
     with pytest.raises(ContractError) as caught:
         load_contract(path)
-    assert caught.value.field.startswith(place)
+    assert str(caught.value).startswith(f"{path}:{line}: the file: ")
     assert problem in caught.value.problem
 
 
@@ -400,3 +402,18 @@ def test_two_files_cannot_claim_the_same_name(tmp_path: Path, changed: dict[str,
     with pytest.raises(ContractError, match=r"a\.yaml's already") as caught:
         load_contracts(tmp_path)
     assert claim in caught.value.problem
+    assert (
+        caught.value.line
+        == (tmp_path / "b.yaml").read_text().splitlines().index(f"name: {(SOUND | changed)['name']}") + 1
+    )
+
+
+def test_a_place_in_a_loaded_contract_has_its_line_while_the_file_is_the_same(tmp_path: Path) -> None:
+    contract = load(tmp_path)
+    lines = contract.path.read_text().splitlines()
+    where = ("schema", "totals", "properties", "day", "logicalType")
+    assert find_line(contract, *where) == len(lines) - lines[::-1].index("    logicalType: date")
+    contract.path.write_text("id: another\n")
+    assert find_line(contract, *where) is None
+    contract.path.unlink()
+    assert find_line(contract, *where) is None

@@ -76,7 +76,7 @@ FAULTS: dict[str, tuple[dict[str, object], Sequence[str]]] = {
     ),
     "an unknown table": (
         {"transform": "lake.gold:make", "inputs": ["raw.tt"]},
-        ("gold.yaml: t.inputs: no contract has the table 'raw.tt'", "Did you mean 'raw.t'?"),
+        ("t.inputs: no contract has the table 'raw.tt'", "Did you mean 'raw.t'?"),
     ),
     "no path of a function": (
         {"transform": "make", "inputs": ["raw.t"]},

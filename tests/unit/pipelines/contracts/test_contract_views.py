@@ -168,19 +168,20 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     ),
     "with a word we do not know": (VIEW.replace("where:", "when:"), "unknown field 'when'", "'where'"),
 }  # fmt: skip
+MORE: dict[str, dict[str, Any]] = {
+    "per a month": {
+        "partitioned: true, partitionKeyPosition: 1}": "partitioned: true, partitionKeyPosition: 1, "
+        "customProperties: [{property: partitionTransform, value: day}]}"
+    }
+}
+"""What a case replaces in the tables of the set."""
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_view_that_cannot_be_is_refused_with_a_remedy(tmp_path: Path, name: str) -> None:
     text, problem, hint = FAULTS[name]
-    more: dict[str, Any] = {}
-    if name == "per a month":
-        more = {
-            "partitioned: true, partitionKeyPosition: 1}": "partitioned: true, partitionKeyPosition: 1, "
-            "customProperties: [{property: partitionTransform, value: day}]}"
-        }
     with pytest.raises(ContractError) as caught:
-        a_set(tmp_path, text, **more)
+        a_set(tmp_path, text, **MORE.get(name, {}))
     errors = [caught.value, *caught.value.also]
     fitting = [error for error in errors if problem in error.problem]
     assert fitting, [str(error) for error in errors]

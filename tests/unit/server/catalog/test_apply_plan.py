@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lakeshare_server.catalog.declared import format_plan, plan_files, plan_json
-from lakeshare_server.catalog.declared.documents import Origin, SourceFile, parse
+from lakeshare_server.catalog.declared.documents import Origin, SourceFile
 from lakeshare_server.catalog.declared.files import (
     CurrentObject,
     DesiredObject,
@@ -15,6 +15,7 @@ from lakeshare_server.catalog.declared.files import (
     object_key,
 )
 from lakeshare_server.errors import DocumentError
+from lakeshare_server.yaml_documents import parse
 
 FILE = SourceFile(Path("shares.yaml"), parse("grants: []"))
 ORIGIN = Origin(FILE, ("grants",))

@@ -1,0 +1,264 @@
+"""The commands of `lakeshare contract`: check, show and compare contracts, draft one from data, test one on files."""
+
+import re
+import shutil
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import DataFrame
+
+    from lakeshare_pipelines.contracts import SetContract
+    from lakeshare_pipelines.ingest.profile import Sample
+    from lakeshare_pipelines.settings import LakeSettings
+    from lakeshare_pipelines.wap.staged import Lake
+
+contract_app = typer.Typer(help="Contracts: the YAML that describes a set.", no_args_is_help=True)
+
+ContractFile = Annotated[Path, typer.Argument(metavar="CONTRACT", help="The YAML file of a contract.")]
+
+
+@contract_app.command("check")
+def check(
+    paths: Annotated[list[Path] | None, typer.Argument(help="Files; the configured ones by default.")] = None,
+) -> None:
+    """Load contracts, import their transforms, and report errors; inputs of other sets without PATHS only."""
+    from lakeshare_pipelines.contracts import load_contract
+    from lakeshare_pipelines.wap.inputs import load_transforms
+
+    for contract in [load_contract(path) for path in paths] if paths else list_contracts():
+        load_transforms(contract)
+        tables = ", ".join(table.name for table in contract.tables)
+        typer.echo(f"ok  {contract.name} {contract.version} ({contract.path.name}): {tables}")
+
+
+@contract_app.command("show")
+def show(set_name: Annotated[str, typer.Argument(metavar="SET")]) -> None:
+    """Describe a set."""
+    from lakeshare_pipelines.contracts.model import describe
+
+    typer.echo(describe(find_contract(set_name)))
+
+
+@contract_app.command("diff")
+def diff(
+    old: Annotated[Path, typer.Argument(metavar="OLD", help="The contract's file as it was.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="The contract's file as it is to be.")],
+) -> None:
+    """List the changes between two versions of a contract, with their class: breaking, minor or patch.
+
+    Exit code 1 if a change is breaking and the major version did not grow.
+
+    Example: lakeshare contract diff <(git show main:contracts/orders.yaml) contracts/orders.yaml
+    """
+    from lakeshare_pipelines.contracts import load_contract
+    from lakeshare_pipelines.contracts.difference import (
+        compare_contracts,
+        find_level,
+        has_new_major_version,
+        next_version,
+        parse_version,
+    )
+
+    before, after = load_contract(old), load_contract(new)
+    changes = compare_contracts(before, after)
+    level, is_new_major = find_level(changes), has_new_major_version(before, after)
+    needed = next_version(before, level)
+    for change in changes:
+        typer.echo(str(change))
+    counts = ", ".join(
+        f"{sum(change.level == kind for change in changes)} {kind}" for kind in ("breaking", "minor", "patch")
+    )
+    is_enough = parse_version(after) >= tuple(int(part) for part in needed.split("."))
+    remark = "" if is_enough else f": give it version {needed} or higher"
+    typer.echo(f"{counts} changes; version {before.version} → {after.version}{remark}")
+    raise typer.Exit(1 if level == "breaking" and not is_new_major else 0)
+
+
+@contract_app.command("draft")
+def draft(
+    data: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILES|TABLE|QUERY",
+            help="Files, a glob or a folder (CSV, JSON lines, Parquet), a Delta or Iceberg table (its location, or "
+            "schema.table), or a Spark SQL query.",
+        ),
+    ],
+    name: Annotated[str | None, typer.Option(help="Name of the set; by default that of the table.")] = None,
+    table_format: Annotated[
+        Literal["delta", "iceberg"], typer.Option("--format", help="Format of the published table.")
+    ] = "delta",
+    share: Annotated[str | None, typer.Option(help="Declare that the table is in this share.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="File to write, - for the terminal; NAME.yaml in LAKESHARE_CONTRACTS_DIR."
+        ),
+    ] = None,
+) -> None:
+    """Draft a contract from data: types, keys, empty values, sets of values, ranges, personal data.
+
+    Comments in the file give the reason for each guess. Guessed rules are warnings.
+
+    Example: lakeshare contract draft orders.csv --share partners
+    """
+    from lakeshare_pipelines.ingest.draft import draft_contract, render
+
+    with open_sample(data) as sample:
+        drafted = draft_contract(sample, table_format=table_format, set_name=name, share=share)
+    text = render(drafted)
+    if output == Path("-"):
+        typer.echo(text, nl=False)
+        return
+    folder = load_settings().contracts_dir or Path()
+    path = write_contract(output or folder / f"{drafted.set_name}.yaml", text)
+    kinds = {"primary key": [column.name for column in drafted.columns if column.is_key]}
+    kinds["personal data"] = [column.name for column in drafted.columns if column.pii]
+    found = "; ".join(f"{kind}: {', '.join(names) or 'none found'}" for kind, names in kinds.items())
+    typer.echo(f"{path}: table {drafted.set_name}.{drafted.table}, {len(drafted.columns)} columns; {found}")
+
+
+def write_contract(path: Path, text: str) -> Path:
+    """Writes a contract that loads to a new file.
+
+    Raises:
+        BadRequest: there is such a file.
+        ContractError: the contract does not load; nothing is written.
+    """
+    from lakeshare_pipelines.contracts import load_contract
+    from lakeshare_server.errors import BadRequest
+
+    if path.exists():
+        hint = "Give another file with --output, compare it with --output -, or remove it."
+        raise BadRequest("--output", str(path), f"There is such a file. {hint}")
+    with TemporaryDirectory() as folder:
+        tried = Path(folder) / path.name
+        tried.write_text(text, encoding="utf-8")
+        load_contract(tried)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+QUERY = re.compile(r"\s*(select|with|from|values)\b.*\s", re.IGNORECASE | re.DOTALL)
+TABLE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){1,2}")
+
+
+@contextmanager
+def open_sample(data: list[str]) -> "Iterator[Sample]":
+    """Opens files, a table or a query for a draft, with a Spark session for the block."""
+    from lakeshare_pipelines.ingest.profile import from_frame, read_files
+    from lakeshare_pipelines.wap.staged import open_lake
+
+    [first, *others] = data
+    with TemporaryDirectory() as folder, open_lake(load_settings()) as lake:
+        if not others and QUERY.match(first) and not Path(first).exists():
+            title = " ".join(first.split())
+            yield from_frame(lake.spark.sql(first), f"the query {title}", "query", "query")
+        elif not others and (table := _read_table(lake, first)) is not None:
+            name = first.rstrip("/").replace("/", ".").rpartition(".")[2]
+            yield from_frame(table, f"table {first}", name, name)
+        else:
+            paths = [path for text in data for path in _fetch(lake, text, Path(folder))]
+            yield read_files(lake.spark, paths)
+
+
+def _read_table(lake: "Lake", name: str) -> "DataFrame | None":
+    """A Delta or Iceberg table by its location, or by its name in the lake or in a catalog; None if it is none."""
+    from lakeshare_server.catalog import Ledger, open_catalog
+
+    location = name.rstrip("/") if "://" in name else str(Path(name).expanduser().absolute())
+    for table_format, folder in (("delta", "_delta_log"), ("iceberg", "metadata")):
+        if ("://" in name or Path(name).is_dir()) and any(lake.stores.list(f"{location}/{folder}")):
+            return lake.spark.read.format(table_format).load(location)
+    if Path(name).exists() or "://" in name or not TABLE.fullmatch(name):
+        return None
+    published = Ledger(open_catalog(lake.settings.catalog_url)).latest(name)
+    if published is not None and published.format == "delta":
+        return lake.spark.read.format("delta").load(published.location)
+    is_file = any(name.endswith(suffix) for suffix in (".csv", ".json", ".jsonl", ".parquet", ".gz"))
+    if is_file:
+        return None
+    return lake.table(name) if name.count(".") == 1 else lake.spark.table(name)
+
+
+def _fetch(lake: "Lake", text: str, folder: Path) -> list[str]:
+    """Local paths as they are; copies of objects in a store, in a temporary folder."""
+    if "://" not in text:
+        return [text]
+    from lakeshare_pipelines.ingest.landing import is_data
+
+    found = [each.location for each in lake.stores.list(text.rstrip("/"))] or [text]
+    copies = []
+    for location in found:
+        name = location.rpartition("/")[2]
+        if is_data(name):
+            with lake.stores.open(location) as opened, (folder / name).open("wb") as copy:
+                shutil.copyfileobj(opened, copy)
+            copies.append(str(folder / name))
+    return copies
+
+
+@contract_app.command("test")
+def run_test(
+    contract: ContractFile,
+    on: Annotated[list[Path], typer.Option("--on", help="A file to deliver; repeat for more.")],
+    partition: Annotated[
+        str | None, typer.Option(help="The day of the files, for a set that arrives by day.")
+    ] = None,
+) -> None:
+    """Ingest and audit files in a temporary lake, and print the verdicts. Nothing is published.
+
+    Exit code 1 if a check of severity error fails.
+
+    Example: lakeshare contract test contracts/orders.yaml --on orders.csv
+    """
+    from lakeshare_pipelines.contracts import load_contract
+    from lakeshare_pipelines.spark.session import spark_session
+    from lakeshare_pipelines.wap.audit import audit_files, open_trial_lake
+    from lakeshare_pipelines.wap.stage import format_verdicts
+    from lakeshare_server.errors import BadRequest
+
+    loaded, settings = load_contract(contract), load_settings()
+    if loaded.partitioning == "daily" and partition is None:
+        hint = f"Set {loaded.name} arrives by day: give the day of the files, as 2013-01-01."
+        raise BadRequest("--partition", "not given", hint)
+    if settings.spark_mode != "local":
+        # Executors on other hosts do not see a temporary folder.
+        settings = settings.model_copy(update={"spark_mode": "local", "spark_master": "local[*]"})
+    with spark_session(settings) as spark, open_trial_lake(settings, loaded, spark) as lake:
+        staged, verdicts = audit_files(lake, loaded, on, partition or "all")
+    for table in staged.tables:
+        rejected = f", {table.rejected} rejected" if table.rejected else ""
+        typer.echo(f"{table.table}: {table.rows} rows{rejected}")
+    typer.echo("\n".join(format_verdicts(verdicts)))
+    typer.echo("green: this delivery would be published" if verdicts.green else "red: it would be stopped")
+    raise typer.Exit(0 if verdicts.green else 1)
+
+
+def load_settings() -> "LakeSettings":
+    from lakeshare_pipelines.settings import LakeSettings
+
+    return LakeSettings()
+
+
+def list_contracts() -> "tuple[SetContract, ...]":
+    """Loads the contracts of the settings."""
+    from lakeshare_pipelines.contracts import load_contracts
+
+    return load_contracts(load_settings().contracts_dir)
+
+
+def find_contract(set_name: str) -> "SetContract":
+    contracts = {contract.name: contract for contract in list_contracts()}
+    if set_name not in contracts:
+        message = f"there is no set {set_name!r}, only {', '.join(contracts)}"
+        raise typer.BadParameter(message, param_hint="SET")
+    return contracts[set_name]

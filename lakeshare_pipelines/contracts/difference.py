@@ -1,0 +1,397 @@
+"""The difference of two versions of a contract: each change with its class, and the version number that it needs.
+
+Classes are those of semantic versioning. A change is breaking if a reader of the tables, or a sender whose deliveries
+passed, has to change something. What a change does to published tables is not decided here.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from lakeshare_pipelines.contracts.model import (
+    UNIQUENESS,
+    Column,
+    Reference,
+    Rule,
+    SetContract,
+    ShareEntry,
+    SnowflakeEntry,
+    Table,
+    can_widen,
+)
+from lakeshare_pipelines.errors import ContractError
+
+Level = Literal["breaking", "minor", "patch"]
+LEVELS: tuple[Level, ...] = ("breaking", "minor", "patch")
+
+NOT_NULL = "expect_column_values_to_not_be_null"
+SENDERS = "deliveries that passed until now can be refused"
+LOOSER = "what passed until now passes"
+READERS = "readers that use it fail, or get something else"
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change at `where` (`set`, `orders`, `orders.amount`), its class and the reason for the class."""
+
+    where: str
+    what: str
+    level: Level
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.level:8}  {self.where}: {self.what} ({self.reason})"
+
+
+def compare_contracts(old: SetContract, new: SetContract) -> tuple[Change, ...]:
+    """Returns the changes from `old` to `new`, breaking ones first, each class in the order of the contract."""
+    changes = [*_compare_sets(old, new), *_compare_lists_of_tables(old, new)]
+    return tuple(sorted(changes, key=lambda change: LEVELS.index(change.level)))
+
+
+def find_level(changes: Iterable[Change]) -> Level | None:
+    """Returns the highest class of the changes; None if there is no change."""
+    found = {change.level for change in changes}
+    return next((level for level in LEVELS if level in found), None)
+
+
+def next_version(old: SetContract, level: Level | None) -> str:
+    """Returns the lowest version number for changes of this class.
+
+    Raises:
+        ContractError: the version of `old` is not made of numbers.
+    """
+    major, minor, patch = parse_version(old)
+    match level:
+        case "breaking":
+            return f"{major + 1}.0.0"
+        case "minor":
+            return f"{major}.{minor + 1}.0"
+        case "patch":
+            return f"{major}.{minor}.{patch + 1}"
+    return f"{major}.{minor}.{patch}"
+
+
+def has_new_major_version(old: SetContract, new: SetContract) -> bool:
+    """Whether the major version grew.
+
+    Raises:
+        ContractError: a version is not made of numbers.
+    """
+    return parse_version(new)[0] > parse_version(old)[0]
+
+
+def parse_version(contract: SetContract) -> tuple[int, int, int]:
+    """Returns major, minor and patch; missing parts are 0.
+
+    Raises:
+        ContractError: the version is not made of numbers.
+    """
+    found = re.fullmatch(r"v?(\d+)(?:\.(\d+))?(?:\.(\d+))?", contract.version)
+    if found is None:
+        problem = f"{contract.version!r} is not MAJOR.MINOR.PATCH, by which versions are compared"
+        raise ContractError(contract.path, "version", problem, "Write it like 1.0.0.")
+    major, minor, patch = (int(part or 0) for part in found.groups())
+    return major, minor, patch
+
+
+def _compare_sets(old: SetContract, new: SetContract) -> Iterator[Change]:
+    if old.name != new.name:
+        reason = "deliveries, tables and assets are found by it"
+        yield Change("set", f"name {old.name} → {new.name}", "breaking", reason)
+    if old.partitioning != new.partitioning:
+        what = f"partitioning {old.partitioning} → {new.partitioning}"
+        yield Change("set", what, "breaking", "deliveries arrive and replace rows in another way")
+    elif old.first_partition != new.first_partition:
+        is_later = str(new.first_partition) > str(old.first_partition)
+        what = f"first partition {old.first_partition} → {new.first_partition}"
+        reason = "earlier deliveries are refused" if is_later else "more days are accepted"
+        yield Change("set", what, "breaking" if is_later else "minor", reason)
+    if (old.warehouse, old.endpoint) != (new.warehouse, new.endpoint):
+        what = f"warehouse {old.warehouse or 'of the settings'} → {new.warehouse or 'of the settings'}"
+        yield Change("set", what, "breaking", "published tables are not found at another location")
+    yield from _compare_entries("share entry", old.shares, new.shares)
+    yield from _compare_entries("table of Snowflake", old.snowflake, new.snowflake)
+    for field in ("description", "owners", "domain", "maintenance_schedule"):
+        if getattr(old, field) != getattr(new, field):
+            yield _describe_patch("set", field)
+
+
+def _compare_entries(
+    kind: str, old: Sequence[ShareEntry | SnowflakeEntry], new: Sequence[ShareEntry | SnowflakeEntry]
+) -> Iterator[Change]:
+    before, after = ({entry.key: entry.table for entry in entries} for entries in (old, new))
+    for key in dict.fromkeys([*before, *after]):
+        if key not in after:
+            yield Change("set", f"{kind} {key} is gone", "breaking", READERS)
+        elif key not in before:
+            yield Change("set", f"new {kind} {key}", "minor", "nothing that exists changes")
+        elif before[key] != after[key]:
+            yield Change("set", f"{kind} {key}: {before[key]} → {after[key]}", "breaking", READERS)
+
+
+def _describe_patch(where: str, field: str) -> Change:
+    return Change(where, f"{field.replace('_', ' ')} changed", "patch", "no row and no column changes")
+
+
+def _compare_lists_of_tables(old: SetContract, new: SetContract) -> Iterator[Change]:
+    before = {table.name: table for table in old.tables}
+    after = {table.name: table for table in new.tables}
+    for name, table in before.items():
+        if name not in after:
+            yield Change(name, "the table is gone", "breaking", READERS)
+        else:
+            yield from _compare_tables(table, after[name])
+    for name, table in after.items():
+        if name not in before and table.source is not None:
+            # All tables of a set arrive together.
+            yield Change(name, "new table with files of its own", "breaking", "deliveries need one more file")
+        elif name not in before:
+            yield Change(name, "new table", "minor", "nothing that exists changes")
+
+
+def _compare_tables(old: Table, new: Table) -> Iterator[Change]:
+    name = old.name
+    for field in ("format", "location"):
+        before, after = getattr(old, field), getattr(new, field)
+        if before != after:
+            reason = "the published table cannot be continued; a new one needs another physicalName"
+            yield Change(name, f"{field} {before} → {after}", "breaking", reason)
+    yield from _compare_origins(old, new)
+    yield from _compare_columns(old, new)
+    if old.primary_key != new.primary_key:
+        keys = [", ".join(table.primary_key) or "none" for table in (old, new)]
+        reason = "readers that join or merge by the key fail, and deliveries are checked by another one"
+        yield Change(name, f"primary key {keys[0]} → {keys[1]}", "breaking", reason)
+    if old.partition_by != new.partition_by:
+        layouts = [_format_partitioning(table) for table in (old, new)]
+        reason = "files are laid out in another way, and rules of grants are decided by partitions"
+        yield Change(name, f"partitioned by {layouts[0]} → {layouts[1]}", "breaking", reason)
+    yield from _compare_rules(old, new)
+    yield from _compare_references(old, new)
+    yield from _compare_limits(old, new)
+    for field in ("description", "maintenance", "allow_schema_changes"):
+        if getattr(old, field) != getattr(new, field):
+            yield _describe_patch(name, field)
+
+
+def _format_partitioning(table: Table) -> str:
+    return ", ".join(f"{transform}({column})" for column, transform in table.partition_by) or "nothing"
+
+
+def _compare_origins(old: Table, new: Table) -> Iterator[Change]:
+    if old.source != new.source:
+        what = f"source {old.source} → {new.source}"
+        yield Change(old.name, what, "breaking", "deliveries have to name their files otherwise")
+    if (old.view is None) != (new.view is None) or (
+        old.view is not None and new.view is not None and old.view.digest != new.view.digest
+    ):
+        reason = "a published view keeps its definition; a changed one needs another physicalName"
+        yield Change(old.name, "the definition of the view changed", "breaking", reason)
+    elif old.view != new.view:
+        yield Change(old.name, "the rule per recipient changed", "breaking", READERS)
+    if old.derive != new.derive:
+        yield Change(old.name, "derive changed", "minor", "the columns stay, their values may differ")
+    if old.reading.delimiter != new.reading.delimiter:
+        what = f"delimiter {old.reading.delimiter!r} → {new.reading.delimiter!r}"
+        yield Change(old.name, what, "breaking", SENDERS)
+    for field in ("null_values", "multiline"):
+        if getattr(old.reading, field) != getattr(new.reading, field):
+            what = f"{field.replace('_', ' ')} of its files changed"
+            yield Change(old.name, what, "minor", "deliveries are still read")
+
+
+def _compare_columns(old: Table, new: Table) -> Iterator[Change]:
+    before = {column.name: (place, column) for place, column in enumerate(old.columns)}
+    after = {column.name: (place, column) for place, column in enumerate(new.columns)}
+    added = [column for name, (_, column) in after.items() if name not in before]
+    renamed: set[str] = set()
+    for name, (_, column) in before.items():
+        where = f"{old.name}.{name}"
+        if name in after:
+            yield from _compare_column(where, column, after[name][1])
+            continue
+        heir = _find_new_name(column, [other for other in added if other.name not in renamed])
+        if heir is None:
+            yield Change(where, "the column is gone", "breaking", READERS)
+        else:
+            renamed.add(heir.name)
+            yield Change(where, f"the column is renamed to {heir.name}", "breaking", READERS)
+    for column in added:
+        where = f"{old.name}.{column.name}"
+        if column.name in renamed:
+            continue
+        if column.required and column.expression is None and new.source is not None:
+            yield Change(where, "new required column", "breaking", SENDERS)
+        else:
+            yield Change(where, f"new column, {column.type}", "minor", "readers may ignore it")
+    kept = [name for name in before if name in after]
+    if kept != [name for name in after if name in before]:
+        yield Change(old.name, "columns are in another order", "patch", "columns are found by name")
+
+
+def _find_new_name(column: Column, added: Iterable[Column]) -> Column | None:
+    """Returns the new column that holds what `column` held: delivered as the same, or described in the same words."""
+    for other in added:
+        is_same_source = column.delivered_as is not None and column.delivered_as == other.delivered_as
+        is_same_text = bool(column.description) and column.description == other.description
+        if column.type == other.type and (is_same_source or is_same_text):
+            return other
+    return None
+
+
+INTEGERS = ("tinyint", "smallint", "int", "bigint")
+
+
+def is_widened(before: str, after: str) -> bool:
+    """Whether each value of a type is a value of the other, and tables can be promoted to it."""
+    if before in INTEGERS and after in INTEGERS:
+        return INTEGERS.index(before) < INTEGERS.index(after)
+    return can_widen(before, after)
+
+
+def _compare_column(where: str, old: Column, new: Column) -> Iterator[Change]:
+    if old.type != new.type:
+        is_wider = is_widened(old.type, new.type)
+        reason = (
+            "every value still fits" if is_wider else "values may not fit, and readers expect the old type"
+        )
+        yield Change(where, f"type {old.type} → {new.type}", "minor" if is_wider else "breaking", reason)
+    for word, was, is_now in (("required", old.required, new.required), ("unique", old.unique, new.unique)):
+        if is_now and not was:
+            yield Change(where, f"the column is {word} now", "breaking", SENDERS)
+        elif was and not is_now:
+            yield Change(where, f"the column is not {word} any more", "minor", LOOSER)
+    if old.delivered_as != new.delivered_as:
+        names = [column.delivered_as or "computed" for column in (old, new)]
+        is_computed = new.delivered_as is None
+        reason = "files need not have it any more" if is_computed else "deliveries have to name it otherwise"
+        yield Change(where, f"delivered as {names[0]} → {names[1]}", "breaking", reason)
+    elif old.expression != new.expression:
+        yield Change(where, "its expression changed", "minor", "the type stays, values may differ")
+    if old.pii != new.pii:
+        what = "the column is personal data now" if new.pii else "the column is no personal data any more"
+        reason = "its values are hidden in reports" if new.pii else "its values are shown in reports"
+        yield Change(where, what, "minor", reason)
+    for field in ("description", "lineage"):
+        if getattr(old, field) != getattr(new, field):
+            yield _describe_patch(where, field)
+
+
+def _list_written_rules(table: Table) -> dict[str, Rule]:
+    """Returns the rules by name, without those that required, unique and primaryKey imply."""
+    implied: list[tuple[str, Mapping[str, Any]]] = []
+    for column in table.columns:
+        implied += [(NOT_NULL, {"column": column.name})] if column.required else []
+        if column.unique or table.primary_key == (column.name,):
+            implied.append((UNIQUENESS[0], {"column": column.name}))
+    implied.append((UNIQUENESS[1], {"column_list": list(table.primary_key)}))
+    return {rule.name: rule for rule in table.rules if (rule.expectation, dict(rule.kwargs)) not in implied}
+
+
+def _compare_rules(old: Table, new: Table) -> Iterator[Change]:
+    before, after = _list_written_rules(old), _list_written_rules(new)
+    for name in dict.fromkeys([*before, *after]):
+        where, was, will = f"{old.name}: {name}", before.get(name), after.get(name)
+        if will is None:
+            yield Change(where, "the rule is gone", "minor", LOOSER)
+        elif was is None:
+            yield _describe_stricter(where, "new rule", will)
+        else:
+            yield from _compare_rule(where, was, will)
+
+
+def _describe_stricter(where: str, what: str, rule: Rule | Reference) -> Change:
+    if rule.severity == "warning":
+        return Change(where, f"{what} of severity warning", "minor", "a warning stops no delivery")
+    return Change(where, what, "breaking", SENDERS)
+
+
+def _compare_rule(where: str, old: Rule, new: Rule) -> Iterator[Change]:
+    if old.severity != new.severity:
+        what = f"severity {old.severity} → {new.severity}"
+        if new.severity == "error":
+            yield Change(where, what, "breaking", SENDERS)
+        else:
+            yield Change(where, what, "minor", LOOSER)
+    if (old.expectation, old.kwargs, old.scope) != (new.expectation, new.kwargs, new.scope):
+        if (old.expectation, old.scope) == (new.expectation, new.scope) and is_looser(
+            old.expectation, old.kwargs, new.kwargs
+        ):
+            yield Change(where, "its arguments are looser", "minor", LOOSER)
+        else:
+            yield _describe_stricter(where, "its arguments are stricter, or others", new)
+    if old.description != new.description:
+        yield _describe_patch(where, "description")
+
+
+def is_looser(expectation: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Whether arguments of an expectation let everything pass that other arguments of it let pass."""
+    changed = [name for name in old.keys() | new.keys() if old.get(name) != new.get(name)]
+    return all(_is_looser_argument(expectation, name, old.get(name), new.get(name)) for name in changed)
+
+
+def _is_looser_argument(expectation: str, name: str, old: Any, new: Any) -> bool:
+    """Compares values of one argument, None if it is not given; of an argument that is not known: False."""
+    match name:
+        case "min_value":
+            return new is None or (old is not None and _is_at_most(new, old))
+        case "max_value":
+            return new is None or (old is not None and _is_at_most(old, new))
+        case "mostly":
+            return bool((1 if new is None else new) <= (1 if old is None else old))
+        case "strict_min" | "strict_max":
+            return not new
+        case "value_set" if expectation.endswith("_to_be_in_set"):
+            return all(value in new for value in old)
+        case "value_set" if expectation.endswith(("_not_be_in_set", "_contain_set")):
+            return all(value in old for value in new)
+    return False
+
+
+def _is_at_most(low: Any, high: Any) -> bool:
+    is_numeric = isinstance(low, int | float) and isinstance(high, int | float)
+    return (is_numeric or type(low) is type(high)) and bool(low <= high)
+
+
+def _compare_references(old: Table, new: Table) -> Iterator[Change]:
+    before = {reference.name: reference for reference in old.references}
+    after = {reference.name: reference for reference in new.references}
+    for name in dict.fromkeys([*before, *after]):
+        where, was, will = f"{old.name}: {name}", before.get(name), after.get(name)
+        if will is None:
+            yield Change(where, "the reference is gone", "minor", LOOSER)
+        elif was is None:
+            yield _describe_stricter(where, "new reference", will)
+        elif (was.columns, was.to_table, was.to_columns) != (will.columns, will.to_table, will.to_columns):
+            yield _describe_stricter(where, "the reference leads to other columns", will)
+        elif was.severity != will.severity:
+            is_error = will.severity == "error"
+            what = f"severity {was.severity} → {will.severity}"
+            reason = SENDERS if is_error else LOOSER
+            yield Change(where, what, "breaking" if is_error else "minor", reason)
+
+
+def _compare_limits(old: Table, new: Table) -> Iterator[Change]:
+    before, after = old.max_quarantined_fraction, new.max_quarantined_fraction
+    if before != after:
+        what = f"at most {before:.2%} → {after:.2%} of rows in quarantine"
+        is_stricter = after < before
+        reason = SENDERS if is_stricter else LOOSER
+        yield Change(old.name, what, "breaking" if is_stricter else "minor", reason)
+    if old.drift != new.drift:
+        limits = [field.name for field in fields(old.drift) if field.name != "severity"]
+        values = [(getattr(old.drift, name), getattr(new.drift, name)) for name in limits]
+        is_looser_drift = all(new is None or (old is not None and new >= old) for old, new in values)
+        is_stricter = new.drift.severity == "error" and (
+            not is_looser_drift or old.drift.severity == "warning"
+        )
+        reason = SENDERS if is_stricter else "it is looser, or a warning"
+        yield Change(old.name, "the limits of drift changed", "breaking" if is_stricter else "minor", reason)
+    for client in old.serveable_to.clients:
+        if client not in new.serveable_to.clients:
+            yield Change(old.name, f"{client} is no promised client any more", "breaking", READERS)
+    for client in new.serveable_to.clients:
+        if client not in old.serveable_to.clients:
+            yield Change(old.name, f"{client} is a promised client now", "minor", "one more can read it")

@@ -1,0 +1,515 @@
+"""Samples of data to draft a contract from, and their profile: types, empty values, distinct values, ranges, keys.
+
+Values of text files are classified so that what gets a type is read as that type by `frame.py`. The profile is one pass
+over the sample, after its first rows have shown what to look for; only uniqueness needs more.
+"""
+
+import csv
+import gzip
+import itertools
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lakeshare_pipelines.contracts.model import Reading
+from lakeshare_pipelines.errors import SampleError
+from lakeshare_pipelines.ingest.delivery import FORMAT_BY_SUFFIX, FileFormat
+from lakeshare_pipelines.ingest.frame import BOM, NANOS_AS_LONG
+from lakeshare_pipelines.ingest.landing import is_data
+from lakeshare_pipelines.spark.session import escape_glob
+from lakeshare_server.lazy import LazyModule
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column as SparkColumn
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import functions as F
+else:
+    F = LazyModule("pyspark.sql.functions")
+
+HEAD_BYTES = 1 << 20
+HEAD_ROWS = 20_000
+HEAD_CELLS = 1_000_000
+MAX_VALUES = 30
+"""A column with at most this many different values has a set of values."""
+COLUMNS_PER_PASS = 80
+KEY_CHECKS = 3
+COMPOSITE_ROWS = 5_000_000
+"""Keys of several columns are searched for in samples up to this size."""
+APPROXIMATION = 0.85
+"""An approximate count from this fraction of the rows on may be the number of rows."""
+NULL_TOKENS = ("NA", "N/A", "n/a", "#N/A", "NULL", "null", "NaN", "nan", "None", "none", "-", "\\N")
+
+_BROKEN = "__broken"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Rows with the columns of the delivery, which of text files are all text.
+
+    `source` is what names its files in a contract; `skipped` are columns whose types a contract cannot have.
+    """
+
+    title: str
+    name: str
+    source: str
+    frame: "DataFrame"
+    columns: tuple[str, ...]
+    is_text: bool = False
+    reading: Reading = field(default_factory=Reading)
+    skipped: Mapping[str, str] = field(default_factory=dict)
+
+
+def find_files(patterns: Sequence[str]) -> tuple[list[Path], FileFormat]:
+    """Returns the local files of paths, folders and globs, and their format.
+
+    Raises:
+        SampleError: there are none, or they are of several formats or an unknown one.
+    """
+    found: list[Path] = []
+    for pattern in patterns:
+        path = Path(pattern).expanduser()
+        matches = [path] if path.exists() else sorted(path.parent.glob(path.name))
+        if not matches:
+            raise SampleError(pattern, "there is no such file", "Give a file, a folder, a table or a query.")
+        for match in matches:
+            inside = sorted(match.iterdir()) if match.is_dir() else [match]
+            found += [file for file in inside if file.is_file() and (file == match or is_data(file.name))]
+    formats = {get_format(path) for path in found}
+    if len(formats) != 1:
+        reason = f"its files are of {len(formats)} formats" if found else "the folder holds no file"
+        raise SampleError(", ".join(patterns), reason, "Draft a contract from files of one format.")
+    return found, formats.pop()
+
+
+def get_format(path: Path) -> FileFormat:
+    for suffix, kind in FORMAT_BY_SUFFIX.items():
+        if path.name.endswith(suffix):
+            return kind
+    fix = f"Known endings are {', '.join(FORMAT_BY_SUFFIX)}."
+    raise SampleError(str(path), "its format is not known", fix)
+
+
+def read_files(spark: "SparkSession", patterns: Sequence[str]) -> Sample:
+    """Opens local files of one format as a sample."""
+    files, kind = find_files(patterns)
+    stems = [get_stem(path) for path in files]
+    name, source = _name_files(stems, files[0].parent.name)
+    title = files[0].name if len(files) == 1 else f"{files[0].name} and {len(files) - 1} more files"
+    if kind == "csv":
+        return _read_csv(spark, files, title, name, source)
+    if kind == "jsonl":
+        return _read_json(spark, files, title, name, source)
+    return _read_parquet(spark, files, title, name, source)
+
+
+def get_stem(path: Path) -> str:
+    suffix = max((suffix for suffix in FORMAT_BY_SUFFIX if path.name.endswith(suffix)), key=len)
+    return path.name.removesuffix(suffix)
+
+
+def _name_files(stems: Sequence[str], folder: str) -> tuple[str, str]:
+    """Returns a table's name, and the `source` that fits all the stems."""
+    if len(set(stems)) == 1:
+        return stems[0], stems[0]
+    prefix = reduce(lambda one, other: "".join(_common(one, other)), stems)
+    head = prefix.rpartition("-")[0]
+    if head and all(stem == head or stem.startswith(f"{head}-") for stem in stems):
+        return head, head
+    name = prefix.rstrip("0123456789-_. ") or folder
+    return name, f"{prefix}*"
+
+
+def _common(one: str, other: str) -> list[str]:
+    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    return [first for first, _ in pairs]
+
+
+def _read_head(path: Path) -> str:
+    with path.open("rb") as opened:
+        stream = gzip.GzipFile(fileobj=opened) if path.name.endswith(".gz") else opened
+        head = stream.read(HEAD_BYTES)
+    try:
+        # A character may be cut off at the end.
+        text = head.decode("utf-8", errors="strict" if len(head) < HEAD_BYTES else "ignore")
+    except UnicodeDecodeError as error:
+        fix = "Convert it, as with `iconv -f LATIN1 -t UTF-8`."
+        raise SampleError(str(path), f"is not UTF-8: byte {error.start}", fix) from error
+    if not text.strip(BOM + " \r\n"):
+        raise SampleError(str(path), "holds nothing", "Give a file with a header and rows.")
+    return text.removeprefix(BOM)
+
+
+def sniff_delimiter(text: str) -> str:
+    """Returns the delimiter that divides the most lines into the most, and equally many, fields."""
+    lines = [line for line in text.splitlines()[:200] if line.strip()]
+    # The last line of a head may be cut off.
+    lines = lines[:-1] if len(lines) > 2 else lines
+
+    def score(delimiter: str) -> tuple[float, int]:
+        counts = [len(row) for row in csv.reader(lines, delimiter=delimiter)]
+        width, fitting = Counter(counts).most_common(1)[0]
+        return (0.0, 0) if width < 2 else (fitting / len(counts), width)
+
+    return max((",", ";", "\t", "|"), key=score)
+
+
+def _read_csv(spark: "SparkSession", files: Sequence[Path], title: str, name: str, source: str) -> Sample:
+    text = _read_head(files[0])
+    delimiter = sniff_delimiter(text)
+    rows = list(itertools.islice(csv.reader(text.splitlines(keepends=True), delimiter=delimiter), HEAD_ROWS))
+    header = [cell.strip() for cell in rows[0]]
+    _require_header(str(files[0]), header)
+    # The last row of a head may end within quotes.
+    reading = Reading(delimiter=delimiter, multiline=any("\n" in cell for row in rows[:-1] for cell in row))
+    for path in files[1:]:
+        [other] = itertools.islice(csv.reader(_read_head(path).splitlines(), delimiter=delimiter), 1)
+        if [cell.strip() for cell in other] != header:
+            fix = "Draft a contract from files with the same columns."
+            raise SampleError(str(path), f"has other columns than {files[0].name}", fix)
+    schema = ", ".join([*(f"_{i} string" for i in range(len(header))), f"{_BROKEN} string"])
+    frame = (
+        spark.read.options(sep=delimiter, quote='"', escape='"', mode="PERMISSIVE", header=True)
+        # Rows with too few fields are not found where only some columns are parsed.
+        .options(multiLine=reading.multiline, columnNameOfCorruptRecord=_BROKEN, columnPruning=False)
+        .schema(schema)
+        .csv([escape_glob(str(path.absolute())) for path in files])
+    )
+    return Sample(title, name, source, frame, tuple(header), is_text=True, reading=reading)
+
+
+def _require_header(file: str, header: Sequence[str]) -> None:
+    for place, name in enumerate(header, 1):
+        if not name:
+            raise SampleError(file, f"column {place} has no name in the header", "Give it one.")
+    repeated = [name for name, count in Counter(header).items() if count > 1]
+    if repeated:
+        fix = "Give each column a name of its own."
+        raise SampleError(file, f"the column {repeated[0]!r} is given twice", fix)
+
+
+def _read_json(spark: "SparkSession", files: Sequence[Path], title: str, name: str, source: str) -> Sample:
+    import json
+
+    paths = [escape_glob(str(path.absolute())) for path in files]
+    lines = spark.read.text(paths)
+    keys = lines.select(F.explode(F.json_object_keys("value"))).distinct().collect()
+    present = {str(row[0]) for row in keys}
+    first = next((line for line in _read_head(files[0]).splitlines() if line.strip()), "")
+    try:
+        order = [key for key in json.loads(first) if key in present]
+    except ValueError:
+        order = []
+    columns = (*order, *sorted(present - set(order)))
+    if not columns:
+        fix = 'Write one object with its fields on each line, like {"id": 1}.'
+        raise SampleError(str(files[0]), "holds no JSON object", fix)
+    fields = ", ".join(f"`{key.replace('`', '``')}` string" for key in columns)
+    parsed = F.from_json("value", fields)
+    renamed = F.when(F.json_object_keys("value").isNotNull(), parsed)
+    frame = (
+        lines.where(F.trim("value") != "")
+        .select(F.col("value"), F.explode(F.array(renamed)).alias("_parsed"))
+        .select(
+            *(F.col("_parsed")[key].alias(f"_{i}") for i, key in enumerate(columns)),
+            F.when(F.col("_parsed").isNull(), F.lit("broken")).alias(_BROKEN),
+        )
+    )
+    return Sample(title, name, source, frame, columns, is_text=True)
+
+
+def _read_parquet(spark: "SparkSession", files: Sequence[Path], title: str, name: str, source: str) -> Sample:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        schema = pq.read_schema(files[0])
+    except (pa.ArrowException, OSError) as error:
+        raise SampleError(str(files[0]), "is no sound Parquet file", "Transfer it again.") from error
+    nanos = {column.name for column in schema if str(column.type).startswith("timestamp[ns")}
+    if nanos:
+        spark.conf.set(NANOS_AS_LONG, "true")
+    rows = spark.read.parquet(*(escape_glob(str(path.absolute())) for path in files))
+    for column in nanos:
+        quoted = f"`{column.replace('`', '``')}`"
+        rows = rows.withColumn(column, F.timestamp_micros(F.floor(F.col(quoted) / 1000)))
+    return from_frame(rows, title, name, source)
+
+
+CONTRACT_TYPES = {
+    "boolean": "boolean",
+    "tinyint": "int",
+    "smallint": "int",
+    "int": "int",
+    "bigint": "bigint",
+    "float": "float",
+    "double": "double",
+    "string": "string",
+    "date": "date",
+    "timestamp": "timestamp",
+    "timestamp_ntz": "timestamp",
+}
+"""The types of a contract, which tables of both formats can have, by those of Spark."""
+
+
+def from_frame(frame: "DataFrame", title: str, name: str, source: str) -> Sample:
+    """Returns a sample with the types of a frame."""
+    kept, skipped = [], {}
+    for column in frame.schema.fields:
+        kind = column.dataType.simpleString()
+        if kind in CONTRACT_TYPES or kind.startswith("decimal("):
+            kept.append(column.name)
+        else:
+            skipped[column.name] = kind
+    if not kept:
+        raise SampleError(title, "has no column of a type that a contract can have", "Flatten its columns.")
+    columns = [F.col(f"`{name.replace('`', '``')}`").alias(f"_{i}") for i, name in enumerate(kept)]
+    shown = frame.select(*columns, F.lit(None).cast("string").alias(_BROKEN))
+    return Sample(title, name, source, shown, tuple(kept), skipped=skipped)
+
+
+# Classes of texts, each disjoint from the others. No class for numbers with leading zeros, a plus sign or more than 18
+# digits: these are names, and stay text.
+PATTERNS = {
+    "int": r"^-?(0|[1-9][0-9]{0,8})$",
+    "bigint": r"^-?[1-9][0-9]{9,17}$",
+    "decimal": r"^-?(0|[1-9][0-9]{0,17})?\.[0-9]{1,40}$",
+    "double": r"^-?[0-9]{1,18}(\.[0-9]{1,40})?[eE][+-]?[0-9]{1,2}$",
+    "boolean": r"^(?i:true|false)$",
+    "date": r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$",
+    "timestamp": r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}",
+}
+CLASSES = (*PATTERNS, "token", "string")
+NUMBERS = ("int", "bigint", "decimal", "double")
+
+
+def classify(text: str) -> str:
+    """Returns the class of a text; days that do not exist are found by the pass over all rows."""
+    if text in NULL_TOKENS:
+        return "token"
+    return next((kind for kind, pattern in PATTERNS.items() if re.search(pattern, text)), "string")
+
+
+@dataclass(frozen=True)
+class ColumnProfile:
+    """What a column holds. `classes` are those of its texts, or its type; `values` are all different ones, if few.
+
+    `filled` counts values that are not empty, `distinct` is approximate. `low` and `high` are numbers, or days as text.
+    `examples` are of the first rows; they are not for reports.
+    """
+
+    name: str
+    place: int
+    classes: frozenset[str]
+    filled: int
+    distinct: int
+    low: Any = None
+    high: Any = None
+    scale: int = 0
+    values: tuple[str, ...] = ()
+    examples: tuple[str, ...] = ()
+    type: str | None = None
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The profile of a sample: its rows without the broken ones, columns, texts that mean empty, and a key."""
+
+    rows: int
+    broken: int
+    columns: tuple[ColumnProfile, ...]
+    tokens: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Head:
+    """What the first rows show of a column."""
+
+    name: str
+    place: int
+    classes: Counter[str]
+    values: Counter[str]
+    type: str | None
+
+    @property
+    def is_free_text(self) -> bool:
+        return self.type == "string" or (self.type is None and self.classes["string"] > 0)
+
+    @property
+    def order(self) -> list[str]:
+        """The classes to try, the most frequent first."""
+        return sorted(PATTERNS, key=lambda kind: -self.classes[kind])
+
+
+def profile_sample(sample: Sample) -> Profile:
+    """Reads the first rows, then all of them in a pass; in a second one if other texts turn out to mean empty."""
+    heads = _read_heads(sample)
+    tokens = {text for head in heads if not head.is_free_text for text in head.values if text in NULL_TOKENS}
+    if not sample.is_text:
+        tokens = set()
+    found = _scan(sample, heads, sorted(tokens))
+    late = {text for texts in found[1].values() for text in texts} - tokens
+    if late:
+        found = _scan(sample, heads, sorted(tokens | late))
+    return found[0]
+
+
+def _read_heads(sample: Sample) -> list[_Head]:
+    width = len(sample.columns)
+    names = [f"_{i}" for i in range(width)]
+    limit = max(1000, min(HEAD_ROWS, HEAD_CELLS // width))
+    kinds = dict(sample.frame.dtypes)
+    texts = [F.trim(F.col(name).cast("string")).alias(name) for name in names]
+    rows = sample.frame.select(*texts).limit(limit).collect()
+    heads = []
+    for place, name in enumerate(sample.columns):
+        values = Counter(row[place] for row in rows if row[place])
+        classes: Counter[str] = Counter()
+        kind = None if sample.is_text else kinds[names[place]]
+        if kind is None:
+            for text, count in values.items():
+                classes[classify(text)] += count
+        heads.append(_Head(name, place, classes, values, kind))
+    return heads
+
+
+def _scan(
+    sample: Sample, heads: Sequence[_Head], tokens: Sequence[str]
+) -> tuple[Profile, Mapping[int, Sequence[str]]]:
+    """Returns the profile, and for each column the texts that may mean empty in it."""
+    sound = F.col(_BROKEN).isNull()
+    measured: dict[str, Any] = {}
+    for start in range(0, len(heads), COLUMNS_PER_PASS):
+        part = heads[start : start + COLUMNS_PER_PASS]
+        prepared = [column for head in part for column in _prepare(sample, head, tokens)]
+        wanted = [measure for head in part for measure in _measure(sample, head)]
+        counts = [F.count_if(sound).alias("rows"), F.count_if(~sound).alias("broken")]
+        frame = sample.frame.select(F.col(_BROKEN), *prepared)
+        measured |= frame.agg(*counts, *wanted).collect()[0].asDict()
+    columns = tuple(_make_profile(head, measured) for head in heads)
+    late = {
+        column.place: measured.get(f"tokens_{column.place}") or []
+        for column in columns
+        if "string" not in column.classes
+    }
+    return Profile(measured["rows"], measured["broken"], columns, tuple(tokens)), late
+
+
+def _prepare(sample: Sample, head: _Head, tokens: Sequence[str]) -> "list[SparkColumn]":
+    """The value of a column, null if it is empty, and the class of a text that may have a type."""
+    name = f"_{head.place}"
+    if not sample.is_text:
+        return [F.when(F.col(_BROKEN).isNull(), F.col(name)).alias(name)]
+    trimmed = F.trim(F.col(name))
+    empty = trimmed.isin(["", *tokens]) if tokens else trimmed == ""
+    text = F.when(F.col(_BROKEN).isNull() & ~empty, trimmed)
+    if head.is_free_text:
+        return [text.alias(name)]
+    kind = F.when(text.isNull(), F.lit(None).cast("int"))
+    for class_ in head.order:
+        fits = text.rlike(PATTERNS[class_])
+        if class_ in ("date", "timestamp"):
+            fits = fits & text.try_cast(class_).isNotNull()
+        kind = kind.when(fits, CLASSES.index(class_))
+    kind = kind.when(text.isin(list(NULL_TOKENS)), CLASSES.index("token"))
+    return [text.alias(name), kind.otherwise(CLASSES.index("string")).alias(f"class{name}")]
+
+
+def _measure(sample: Sample, head: _Head) -> "list[SparkColumn]":
+    place, value = head.place, F.col(f"_{head.place}")
+    found = [
+        F.count(value).alias(f"filled_{place}"),
+        F.approx_count_distinct(value).alias(f"distinct_{place}"),
+    ]
+    if _has_few_values(head):
+        found.append(F.count_if(~value.isin(list(head.values))).alias(f"other_{place}"))
+    if head.is_free_text:
+        return found
+    if head.type is None:
+        kind = F.col(f"class_{place}")
+        found.append(F.bit_or(F.expr(f"shiftleft(1, class_{place})")).alias(f"mask_{place}"))
+        is_token = kind == CLASSES.index("token")
+        found.append(F.collect_set(F.when(is_token, value)).alias(f"tokens_{place}"))
+        if head.classes["decimal"]:
+            fraction = F.when(value.contains("."), F.length(F.substring_index(value, ".", -1)))
+            found.append(F.max(fraction).alias(f"scale_{place}"))
+    is_number = any(head.classes[kind] for kind in NUMBERS) or _is_numeric(head.type)
+    is_day = any(head.classes[kind] for kind in ("date", "timestamp")) or head.type in ("date", "timestamp")
+    if is_number:
+        value = value.try_cast("double") if head.type is None else value.cast("double")
+    elif is_day:
+        value = value.cast("string")
+    if is_number or is_day:
+        found += [F.min(value).alias(f"low_{place}"), F.max(value).alias(f"high_{place}")]
+    return found
+
+
+def _has_few_values(head: _Head) -> bool:
+    return head.is_free_text and 0 < len(head.values) <= MAX_VALUES
+
+
+def _is_numeric(kind: str | None) -> bool:
+    return kind is not None and (kind in ("float", "double") or "int" in kind or kind.startswith("decimal"))
+
+
+def _make_profile(head: _Head, measured: Mapping[str, Any]) -> ColumnProfile:
+    place = head.place
+    mask = measured.get(f"mask_{place}") or 0
+    classes = {kind for number, kind in enumerate(CLASSES) if mask >> number & 1}
+    if head.is_free_text and head.type is None:
+        classes = {"string"}
+    has_few = _has_few_values(head) and measured[f"other_{place}"] == 0
+    return ColumnProfile(
+        name=head.name,
+        place=place,
+        classes=frozenset(classes),
+        filled=measured[f"filled_{place}"],
+        distinct=measured[f"distinct_{place}"],
+        low=measured.get(f"low_{place}"),
+        high=measured.get(f"high_{place}"),
+        scale=measured.get(f"scale_{place}") or 0,
+        values=tuple(sorted(head.values)) if has_few else (),
+        examples=tuple(itertools.islice(head.values, 1000)),
+        type=head.type,
+    )
+
+
+def find_unique(sample: Sample, profile: Profile, candidates: Sequence[ColumnProfile]) -> tuple[str, ...]:
+    """Returns the first candidate whose values are all different, else the smallest such combination, else ().
+
+    Candidates have no empty value; those whose approximate number of values is too small are not counted exactly.
+    """
+    near = [one for one in candidates if one.distinct >= APPROXIMATION * profile.rows]
+    for column in near[:KEY_CHECKS]:
+        if _is_unique(sample, [column]):
+            return (column.name,)
+    if profile.rows > COMPOSITE_ROWS or near:
+        return ()
+    pool = [one for one in candidates if one.distinct > 1][:6]
+    sets = [combination for size in (2, 3) for combination in itertools.combinations(pool, size)]
+    if not sets:
+        return ()
+    counted = [F.approx_count_distinct(F.struct(*_texts(columns))) for columns in sets]
+    counts = _sound(sample).agg(*counted).collect()[0]
+    likely = [one for one, count in zip(sets, counts, strict=True) if count >= APPROXIMATION * profile.rows]
+    for columns in likely[:KEY_CHECKS]:
+        if _is_unique(sample, columns):
+            return tuple(column.name for column in columns)
+    return ()
+
+
+def _is_unique(sample: Sample, columns: Sequence[ColumnProfile]) -> bool:
+    counts = _sound(sample).groupBy(*_texts(columns)).count()
+    return not counts.where(F.col("count") > 1).limit(1).collect()
+
+
+def _texts(columns: Sequence[ColumnProfile]) -> "list[SparkColumn]":
+    # As they are read: only text keeps blanks around it.
+    return [F.trim(F.col(f"_{one.place}").cast("string")).alias(f"_{one.place}") for one in columns]
+
+
+def _sound(sample: Sample) -> "DataFrame":
+    return sample.frame.where(F.col(_BROKEN).isNull())

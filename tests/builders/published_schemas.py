@@ -1,0 +1,105 @@
+"""The JSON Schemas of contracts and backups, for editors; those of docs/reference/ are written from here.
+
+Fields come from the models that read the files, what they mean from the tables of docs/reference/contract.md.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from lakeshare_pipelines.backup.config import Backup
+from lakeshare_pipelines.contracts import document
+from lakeshare_pipelines.contracts.model import EXPECTATIONS
+
+REFERENCE = Path(__file__).parents[2] / "docs/reference"
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+EXTRAS: dict[type[BaseModel], type[BaseModel]] = {
+    document.Document: document.SetExtras,
+    document.SchemaObject: document.TableExtras,
+    document.Property: document.ColumnExtras,
+    document.Quality: document.RuleExtras,
+    document.PropertyRelationship: document.ReferenceExtras,
+    document.SchemaRelationship: document.ReferenceExtras,
+}
+"""The customProperties of each element that has some."""
+HEADINGS = {document.Document: "The set", document.SchemaObject: "A table", document.Property: "A column"}
+ROW = re.compile(r"^\| (`[^|]+?`) \| (.+) \|$", re.MULTILINE)
+
+
+def contract_schema() -> dict[str, Any]:
+    """The schema of a contract, with the names and values of customProperties at each level."""
+    _, schema = models_json_schema([(kind, "validation") for pair in EXTRAS.items() for kind in pair])
+    parts = schema["$defs"]
+    for kind, extras in EXTRAS.items():
+        fields = parts[kind.__name__]["properties"]
+        texts = dict(_read_descriptions(HEADINGS[kind])) if kind in HEADINGS else {}
+        for name in fields.keys() & texts.keys():
+            fields[name]["description"] = texts[name]
+        fields["customProperties"]["items"] = _describe_properties(
+            parts[extras.__name__]["properties"], texts
+        )
+    for extras in set(EXTRAS.values()):
+        del parts[extras.__name__]
+    parts["Implementation"]["properties"]["type"]["enum"] = sorted(EXPECTATIONS)
+    root = parts.pop(document.Document.__name__)
+    return {"$schema": DIALECT, "title": "Contract of lakeshare", **_untitled({**root, "$defs": parts})}
+
+
+def backups_schema() -> dict[str, Any]:
+    """The schema of the file of LAKESHARE_BACKUPS_FILE; the name of a backup is its key there."""
+    backup = Backup.model_json_schema()
+    parts, name = backup.pop("$defs"), backup["properties"].pop("name")
+    backup["required"].remove("name")
+    backups = {
+        "type": "object",
+        "propertyNames": {"pattern": name["pattern"]},
+        "additionalProperties": {"$ref": "#/$defs/Backup"},
+    }
+    return {
+        "$schema": DIALECT,
+        "title": "Backups of lakeshare",
+        "type": "object",
+        "required": ["backups"],
+        "properties": {"backups": backups},
+        "$defs": _untitled({**parts, "Backup": backup}),
+    }
+
+
+def _describe_properties(values: Mapping[str, Any], texts: Mapping[str, str]) -> dict[str, Any]:
+    """The schema of one of customProperties: those of lakeshare by name, those of other tools by their dot."""
+    ours = [
+        {
+            **({"description": texts[name]} if name in texts else {}),
+            "properties": {"property": {"const": name}, "value": value},
+        }
+        for name, value in values.items()
+    ]
+    other = {"description": "A property of another tool", "properties": {"property": {"pattern": r"\."}}}
+    return {"allOf": [{"$ref": "#/$defs/CustomProperty"}], "oneOf": [*ours, other]}
+
+
+def _read_descriptions(heading: str) -> Iterator[tuple[str, str]]:
+    """What the reference says of each field under a heading, without its default and its links."""
+    page = (REFERENCE / "contract.md").read_text()
+    section = page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    for names, rest in ROW.findall(section):
+        text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", rest.rpartition("| ")[2])
+        for name in re.findall(r"`(\w+)`", names):
+            yield name, text
+
+
+def _untitled(schema: Any) -> Any:
+    """A schema without the titles that pydantic makes of names, which editors would show."""
+    if isinstance(schema, list):
+        return [_untitled(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        name: _untitled(part)
+        for name, part in schema.items()
+        if not (name == "title" and isinstance(part, str))
+    }

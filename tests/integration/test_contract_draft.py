@@ -1,0 +1,206 @@
+"""A drafted contract loads, and the sample it was made from passes its audit; files of any format, with odd values."""
+
+import datetime as dt
+import gzip
+import json
+from decimal import Decimal
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from lakeshare_pipelines.contracts import SetContract, load_contract
+from lakeshare_pipelines.errors import SampleError
+from lakeshare_pipelines.ingest.draft import draft_contract, render
+from lakeshare_pipelines.ingest.profile import from_frame, read_files
+from lakeshare_pipelines.wap.audit import audit_files, open_trial_lake
+from lakeshare_pipelines.wap.staged import Lake
+
+ROWS = 120
+DAY = dt.date(2024, 2, 29)
+TYPES = {
+    "Order ID": "int",
+    "customer": "string",
+    "E-Mail": "string",
+    "amount": "decimal(10,2)",
+    "ratio": "double",
+    "Größe": "string",
+    "day": "date",
+    "at": "timestamp",
+    "paid": "boolean",
+    "plz": "string",
+    "empty": "string",
+    "mixed": "string",
+    "big": "bigint",
+    "价格": "string",
+}
+NAMES = {"Order ID": "order_id", "E-Mail": "e_mail", "Größe": "grosse", "价格": "column_14"}
+
+
+def a_row(number: int) -> dict[str, object]:
+    """A row of an order; what is None is empty."""
+    return {
+        "Order ID": number + 1,
+        "customer": f"c{number % 50}",
+        "E-Mail": f"a{number}@example.org",
+        "amount": Decimal(number) / 4 if number % 7 else None,
+        "ratio": number / 7000 if number else 1.5e-7,
+        "Größe": ("S", "M", "L")[number % 3],
+        "day": DAY + dt.timedelta(days=number // 60),
+        "at": dt.datetime(2024, 2, 29, number % 24, 30, 0, 123456, dt.UTC),
+        "paid": number % 2 == 0,
+        "plz": f"0{1000 + number}",
+        "empty": None,
+        "mixed": ("1", "2024-01-01", "x y", "2.5")[number % 4],
+        "big": 10**12 + number,
+        "价格": '€5 "net", ok' if number % 2 else None,
+    }
+
+
+def text_of(value: object) -> str:
+    if isinstance(value, Decimal):
+        return f"{value:.2f}"
+    if isinstance(value, dt.datetime):
+        return value.isoformat()
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def write_csv(folder: Path) -> Path:
+    """Semicolons, NA for an empty amount, and a row that is cut off."""
+    path = folder / "orders.csv"
+
+    def cell(name: str, value: object) -> str:
+        text = ("NA" if name == "amount" else "") if value is None else text_of(value)
+        return '"' + text.replace('"', '""') + '"' if '"' in text or ";" in text else text
+
+    lines = [";".join(cell(name, value) for name, value in a_row(n).items()) for n in range(ROWS)]
+    path.write_text("\n".join([";".join(TYPES), *lines, "1;cut"]) + "\n")
+    return path
+
+
+def write_json(folder: Path) -> Path:
+    """Numbers and booleans as such, keys left out for what is empty, compressed."""
+    path = folder / "orders.jsonl.gz"
+
+    def value_of(value: object) -> object:
+        if isinstance(value, Decimal):
+            return float(value)
+        return text_of(value) if isinstance(value, dt.date) else value
+
+    rows = [{k: value_of(v) for k, v in a_row(n).items() if not n or v is not None} for n in range(ROWS)]
+    path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
+    return path
+
+
+def write_parquet(folder: Path) -> Path:
+    """As pandas writes it, with timestamps in nanoseconds, and a column that no contract can have."""
+    path = folder / "orders.parquet"
+    frame = pd.DataFrame([a_row(n) for n in range(ROWS)])
+    frame["empty"] = frame["empty"].astype("string")
+    frame["Order ID"] = frame["Order ID"].astype("int32")
+    frame.to_parquet(path, index=False)
+    return path
+
+
+@pytest.fixture(scope="module")
+def drafted(lake: Lake, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, str, SetContract]]:
+    """For each format the file, the draft's text, and the contract that it loads as."""
+    made = {}
+    for write in (write_csv, write_json, write_parquet):
+        folder = tmp_path_factory.mktemp("sample")
+        path = write(folder)
+        text = render(draft_contract(read_files(lake.spark, [str(path)]), share="partners"))
+        (folder / "orders.yaml").write_text(text)
+        made[path.suffixes[0]] = path, text, load_contract(folder / "orders.yaml")
+    return made
+
+
+def test_the_sample_passes_the_audit_of_its_draft(
+    lake: Lake, drafted: dict[str, tuple[Path, str, SetContract]], subtests: pytest.Subtests
+) -> None:
+    for suffix, (path, text, contract) in drafted.items():
+        with subtests.test(suffix), open_trial_lake(lake.settings, contract, lake.spark) as trial:
+            staged, verdicts = audit_files(trial, contract, [path], "all")
+            assert [verdict.reason for verdict in verdicts.failed] == [], text
+            [table] = staged.tables
+            assert (table.rows, table.rejected) == (ROWS, suffix == ".csv")
+            state = trial.settings.state_dir
+        assert not state.exists()
+
+
+def test_types_keys_and_personal_data_are_found_in_every_format(
+    drafted: dict[str, tuple[Path, str, SetContract]], subtests: pytest.Subtests
+) -> None:
+    for suffix, (_, text, contract) in drafted.items():
+        [table] = contract.tables
+        types = {column.delivered_as: column.type for column in table.columns}
+        # Parquet has types of its own.
+        differs = {".parquet": {"amount": "decimal(4,2)"}, ".jsonl": {"amount": "decimal(10,2)"}}
+        with subtests.test(suffix):
+            assert types == TYPES | differs.get(suffix, {}), text
+            assert [column.name for column in table.columns] == [NAMES.get(name, name) for name in TYPES]
+            assert table.primary_key == ("order_id",)
+            assert [column.name for column in table.columns if column.pii] == ["e_mail"]
+            optional = {column.name for column in table.columns if not column.required}
+            assert optional == {"amount", "empty", "column_14"}
+            assert {rule.severity for rule in table.rules if "between" in rule.name} == {"warning"}
+            sizes = next(rule for rule in table.rules if rule.name.endswith("in_set__grosse"))
+            assert (sizes.kwargs["value_set"], sizes.severity) == (["L", "M", "S"], "warning")
+            assert "a1@example.org" not in text
+    reading = drafted[".csv"][2].tables[0].reading
+    assert (reading.delimiter, reading.null_values) == (";", ("", "NA"))
+    assert drafted[".csv"][2].shares[0].key == "partners.orders.orders"
+
+
+def test_each_guess_has_its_reason_in_a_comment(drafted: dict[str, tuple[Path, str, SetContract]]) -> None:
+    text = drafted[".csv"][1]
+    for reason in (
+        "# primary key: order_id is unique in the sample",
+        "# not partitioned: by day there would be about 60 rows a day, in small files.",
+        "# nullValues: NA stand between values of another type",
+        "# delimiter: ';' divides the lines",
+        "# maxQuarantinedFraction: 1 rows of the sample are broken",
+        "# type decimal(10,2): at most 2 digits after the point and 2 before it",
+        "# may be empty: 18 of 120 values are",
+        "# required: none of 120 values is empty",
+        "# type string: digits with leading zeros",
+        "# type string: texts and values of type date and decimal and int are mixed",
+        "# every value is empty, so that its type is not known",
+        "# classification pii: its name",
+        "# source: 'Größe' is no name that a contract can have",
+        "# set of values: 3 in 120 rows",
+        "# range: 0.25 to 29.75 were seen, the limits leave room",
+    ):
+        assert reason in text, reason
+
+
+def test_a_key_of_two_columns_is_found_in_a_query_and_structures_are_left_out(lake: Lake) -> None:
+    rows = lake.spark.range(200).selectExpr(
+        "date_add(date'2024-01-01', cast(id % 2 as int)) AS day",
+        "cast(id div 2 as int) AS station_id",
+        "struct(id) AS nested",
+    )
+    drafted = draft_contract(from_frame(rows, "a query", "query", "query"))
+    assert [column.name for column in drafted.columns if column.is_key] == ["day", "station_id"]
+    assert "# left out: nested is struct<id:bigint>, which a contract cannot have" in render(drafted)
+
+
+def test_what_no_contract_can_be_drafted_from_is_named(lake: Lake, tmp_path: Path) -> None:
+    cases = {
+        "a.csv": ("id,id\n1,2\n", "the column 'id' is given twice"),
+        "b.csv": ("id,\n1,2\n", "column 2 has no name in the header"),
+        "c.csv": ("", "holds nothing"),
+        "d.jsonl": ("[1]\n", "holds no JSON object"),
+        "e.parquet": ("x", "is no sound Parquet file"),
+        "f.xlsx": ("x", "its format is not known"),
+    }
+    for name, (content, reason) in cases.items():
+        (tmp_path / name).write_text(content)
+        with pytest.raises(SampleError, match=reason):
+            read_files(lake.spark, [str(tmp_path / name)])
+    with pytest.raises(SampleError, match=r"there is no such file"):
+        read_files(lake.spark, [str(tmp_path / "none.csv")])
+    (tmp_path / "h.csv").write_text("id\n1\n")
+    (tmp_path / "i.csv").write_text("no\n1\n")
+    with pytest.raises(SampleError, match=r"i\.csv: has other columns than h\.csv"):
+        read_files(lake.spark, [str(tmp_path / "h.csv"), str(tmp_path / "i.csv")])

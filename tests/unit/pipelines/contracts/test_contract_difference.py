@@ -1,0 +1,209 @@
+"""Each change of a contract has its class; breaking ones need a new major version."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from lakeshare_pipelines.cli.main import app
+from lakeshare_pipelines.contracts import load_contract
+from lakeshare_pipelines.contracts.difference import (
+    Change,
+    compare_contracts,
+    find_level,
+    is_looser,
+    next_version,
+)
+from lakeshare_pipelines.errors import ContractError
+from tests.builders.sets import CONTRACT
+
+TEXT = CONTRACT.format(name="shop", format="iceberg", more="")
+ID = "{name: id, logicalType: integer, physicalType: int, primaryKey: true, primaryKeyPosition: 1}"
+CUSTOMER = "{name: customer, logicalType: string, required: true}"
+EMAIL = "{name: email, logicalType: string, classification: pii}"
+AMOUNT = "{name: amount, logicalType: number, physicalType: double, required: true}"
+RULE = (
+    "quality: [{{type: custom, engine: greatExpectations, severity: {severity}, implementation: "
+    "{{type: expect_column_values_to_be_between, kwargs: {{min_value: {low}, max_value: {high}}}}}}}]"
+)
+
+
+def a_rule(severity: str = "error", low: int = 0, high: int = 9) -> str:
+    rule = RULE.format(severity=severity, low=low, high=high)
+    return AMOUNT.replace("required: true", f"required: true, {rule}")
+
+
+# What is replaced in the old text and in the new one, and the class and a text of the change.
+CHANGES: dict[str, tuple[tuple[str, str], str, str]] = {
+    "a column is dropped": ((f"      - {EMAIL}\n", ""), "breaking", "shop.orders.email: the column is gone"),
+    "a column is renamed": (
+        (EMAIL, EMAIL.replace("email", "mail").replace("}", ", customProperties: [{property: source, value: email}]}")),
+        "breaking",
+        "shop.orders.email: the column is renamed to mail",
+    ),
+    "a nullable column is added": (
+        (EMAIL, f"{EMAIL}\n      - {{name: note, logicalType: string}}"),
+        "minor",
+        "shop.orders.note: new column, string",
+    ),
+    "a required column is added": (
+        (EMAIL, f"{EMAIL}\n      - {{name: note, logicalType: string, required: true}}"),
+        "breaking",
+        "shop.orders.note: new required column",
+    ),
+    "a type is wider": ((ID, ID.replace("int,", "bigint,")), "minor", "shop.orders.id: type int → bigint"),
+    "a type is another": (
+        (AMOUNT, AMOUNT.replace("double", "'decimal(10,2)'")),
+        "breaking",
+        "shop.orders.amount: type double → decimal(10,2)",
+    ),
+    "a column is required": (
+        (EMAIL, EMAIL.replace("string", "string, required: true")),
+        "breaking",
+        "shop.orders.email: the column is required now",
+    ),
+    "a column may be empty": (
+        (CUSTOMER, CUSTOMER.replace(", required: true", "")),
+        "minor",
+        "shop.orders.customer: the column is not required any more",
+    ),
+    "another key": (
+        (CUSTOMER, CUSTOMER.replace("required: true", "primaryKey: true, primaryKeyPosition: 2")),
+        "breaking",
+        "shop.orders: primary key id → id, customer",
+    ),
+    "another layout": (
+        ("required: true, partitioned: true, partitionKeyPosition: 1}", "required: true}"),
+        "breaking",
+        "partitioned by identity(day) → nothing",
+    ),
+    "another arrival": (
+        ("property: partitioning, value: daily", "property: partitioning, value: none"),
+        "breaking",
+        "set: partitioning daily → none",
+    ),
+    "a later first day": (("2024-01-01", "2024-02-01"), "breaking", "first partition 2024-01-01 → 2024-02-01"),
+    "an earlier first day": (("2024-01-01", "2023-02-01"), "minor", "first partition 2024-01-01 → 2023-02-01"),
+    "another format": (("format: iceberg", "format: delta"), "breaking", "format iceberg → delta"),
+    "a share entry is gone": (("tables: [orders, totals]", "tables: [orders]"), "breaking", "shop.totals is gone"),
+    "a new rule": ((AMOUNT, a_rule()), "breaking", "expect_column_values_to_be_between__amount: new rule"),
+    "a new warning": ((AMOUNT, a_rule("warning")), "minor", "new rule of severity warning"),
+    "more rows in quarantine": (("value: 0.5", "value: 0.6"), "minor", "50.00% → 60.00%"),
+    "fewer rows in quarantine": (("value: 0.5", "value: 0.1"), "breaking", "50.00% → 10.00%"),
+    "personal data": (
+        (CUSTOMER, CUSTOMER.replace("}", ", classification: pii}")),
+        "minor",
+        "shop.orders.customer: the column is personal data now",
+    ),
+    "other words": (("One row per order.", "Orders."), "patch", "shop.orders: description changed"),
+    "another owner": (("team: {name: lake}", "team: {name: sales}"), "patch", "set: owners changed"),
+    "other files": (("value: orders}", "value: sales}"), "breaking", "source orders → sales"),
+    "another derivation": (("count(*) AS orders", "count(id) AS orders"), "minor", "derive changed"),
+    "a promise": (
+        ("      - {property: maxQ", "      - {property: serveableTo, value: [spark]}\n      - {property: maxQ"),
+        "minor",
+        "spark is a promised client now",
+    ),
+    "another delimiter": (
+        (
+            "      - {property: maxQ",
+            '      - {property: reading, value: {delimiter: ";"}}\n      - {property: maxQ',
+        ),
+        "breaking",
+        "delimiter ',' → ';'",
+    ),
+    "nothing but a comment": (("schema:", "# the tables\nschema:"), "", ""),
+}  # fmt: skip
+
+
+@pytest.fixture
+def compare(tmp_path: Path) -> Callable[[str, str], tuple[Change, ...]]:
+    def compared(old: str, new: str) -> tuple[Change, ...]:
+        contracts = []
+        for name, text in (("old", old), ("new", new)):
+            (tmp_path / f"{name}.yaml").write_text(text)
+            contracts.append(load_contract(tmp_path / f"{name}.yaml"))
+        return compare_contracts(*contracts)
+
+    return compared
+
+
+def replaced(old: str, new: str) -> str:
+    assert old in TEXT, old
+    text = TEXT.replace(old, new, 1)
+    # A set without days has no first one.
+    return undated(text) if "value: none" in new else text
+
+
+def test_each_change_has_its_class(
+    compare: Callable[[str, str], tuple[Change, ...]], subtests: pytest.Subtests
+) -> None:
+    for name, (change, level, text) in CHANGES.items():
+        with subtests.test(name):
+            new, old = replaced(*change), TEXT
+            if name == "another layout":
+                # A daily set has to be partitioned by its day.
+                old, new = (undated(one) for one in (old, new))
+            changes = compare(old, new)
+            assert (find_level(changes) or "") == level, changes
+            assert not level or any(text in str(found) and found.level == level for found in changes), changes
+
+
+def undated(text: str) -> str:
+    text = text.replace('  - {property: firstPartition, value: "2024-01-01"}\n', "")
+    return text.replace("value: daily", "value: none")
+
+
+def test_arguments_and_severities_of_a_rule_are_looser_or_stricter(
+    compare: Callable[[str, str], tuple[Change, ...]],
+) -> None:
+    def level_of(old: str, new: str) -> str | None:
+        return find_level(compare(TEXT.replace(AMOUNT, old), TEXT.replace(AMOUNT, new)))
+
+    assert level_of(a_rule(), a_rule(low=-1, high=10)) == "minor"
+    assert level_of(a_rule(), a_rule(low=1)) == "breaking"
+    assert level_of(a_rule(), a_rule("warning")) == "minor"
+    assert level_of(a_rule("warning"), a_rule()) == "breaking"
+    assert level_of(a_rule("warning"), a_rule("warning", low=1)) == "minor"
+    assert level_of(a_rule(), AMOUNT) == "minor"
+
+    values, fewer, in_set = (
+        {"value_set": ["a", "b"]},
+        {"value_set": ["a"]},
+        "expect_column_values_to_be_in_set",
+    )
+    assert is_looser(in_set, fewer, values)
+    assert not is_looser(in_set, values, fewer)
+    assert is_looser("expect_column_values_to_not_be_in_set", values, fewer)
+    assert not is_looser("expect_column_distinct_values_to_equal_set", fewer, values)
+    assert not is_looser("expect_column_values_to_match_regex", {"regex": "a"}, {"regex": "b"})
+    assert is_looser(in_set, values, {**values, "mostly": 0.9})
+
+
+def test_the_version_follows_from_the_class(tmp_path: Path) -> None:
+    path = tmp_path / "shop.yaml"
+    path.write_text(TEXT.replace("version: 1.0.0", "version: 1.4.2"))
+    contract = load_contract(path)
+    levels = ("breaking", "minor", "patch", None)
+    assert [next_version(contract, level) for level in levels] == ["2.0.0", "1.5.0", "1.4.3", "1.4.2"]
+    path.write_text(TEXT.replace("version: 1.0.0", "version: summer"))
+    with pytest.raises(ContractError, match=r"version: 'summer' is not MAJOR\.MINOR\.PATCH"):
+        next_version(load_contract(path), "minor")
+
+
+def test_the_command_refuses_a_breaking_change_without_a_new_major_version(tmp_path: Path) -> None:
+    old, new = tmp_path / "old.yaml", tmp_path / "new.yaml"
+    old.write_text(TEXT)
+    dropped = TEXT.replace(f"      - {EMAIL}\n", "")
+    new.write_text(dropped)
+    ended = CliRunner().invoke(app, ["contract", "diff", str(old), str(new)])
+    assert ended.exit_code == 1
+    assert "breaking  shop.orders.email: the column is gone" in ended.output
+    assert (
+        "1 breaking, 0 minor, 0 patch changes; version 1.0.0 → 1.0.0: give it version 2.0.0" in ended.output
+    )
+
+    new.write_text(dropped.replace("version: 1.0.0", "version: 2.0.0"))
+    ended = CliRunner().invoke(app, ["contract", "diff", str(old), str(new)])
+    assert (ended.exit_code, "give it version" in ended.output) == (0, False), ended.output
