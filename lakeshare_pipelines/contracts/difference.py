@@ -191,8 +191,9 @@ def _compare_origins(old: Table, new: Table) -> Iterator[Change]:
         yield Change(old.name, "the definition of the view changed", "breaking", reason)
     elif old.view != new.view:
         yield Change(old.name, "the rule per recipient changed", "breaking", READERS)
-    if old.derive != new.derive:
-        yield Change(old.name, "derive changed", "minor", "the columns stay, their values may differ")
+    for field in ("derive", "transform", "inputs"):
+        if getattr(old, field) != getattr(new, field):
+            yield Change(old.name, f"{field} changed", "minor", "the columns stay, their values may differ")
     if old.reading.delimiter != new.reading.delimiter:
         what = f"delimiter {old.reading.delimiter!r} → {new.reading.delimiter!r}"
         yield Change(old.name, what, "breaking", SENDERS)

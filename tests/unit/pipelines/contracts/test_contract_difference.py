@@ -34,6 +34,13 @@ def a_rule(severity: str = "error", low: int = 0, high: int = 9) -> str:
     return AMOUNT.replace("required: true", f"required: true, {rule}")
 
 
+DERIVE = """\
+      - property: derive
+        value: SELECT day, count(*) AS orders, sum(amount) AS amount FROM {orders} GROUP BY day
+"""
+TRANSFORM = "      - {property: transform, value: 'lake.totals:count'}\n"
+INPUTS = "      - {property: inputs, value: [reference.regions]}\n"
+
 # What is replaced in the old text and in the new one, and the class and a text of the change.
 CHANGES: dict[str, tuple[tuple[str, str], str, str]] = {
     "a column is dropped": ((f"      - {EMAIL}\n", ""), "breaking", "shop.orders.email: the column is gone"),
@@ -100,6 +107,8 @@ CHANGES: dict[str, tuple[tuple[str, str], str, str]] = {
     "another owner": (("team: {name: lake}", "team: {name: sales}"), "patch", "set: owners changed"),
     "other files": (("value: orders}", "value: sales}"), "breaking", "source orders → sales"),
     "another derivation": (("count(*) AS orders", "count(id) AS orders"), "minor", "derive changed"),
+    "other inputs": ((DERIVE, f"{DERIVE}{INPUTS}"), "minor", "shop.totals: inputs changed"),
+    "a transform": ((DERIVE, f"{TRANSFORM}{INPUTS}"), "minor", "shop.totals: transform changed"),
     "a promise": (
         ("      - {property: maxQ", "      - {property: serveableTo, value: [spark]}\n      - {property: maxQ"),
         "minor",
