@@ -267,7 +267,8 @@ def digest_code(table: Table) -> str | None:
     if table.transform is None:
         return None
     spec = None
-    with suppress(ImportError, ValueError, AttributeError):
+    # It imports the packages around the module; `load_transform` reports what they raise.
+    with suppress(Exception, SystemExit):
         spec = importlib.util.find_spec(table.transform.partition(":")[0])
     if spec is None or spec.origin is None or not Path(spec.origin).is_file():
         return None

@@ -112,6 +112,16 @@ def test_the_file_of_a_transform_is_known_by_its_content_without_an_import(tmp_p
     assert first != digest_code(table) == load_transform(SetContract.__new__(SetContract), table).code
 
 
+def test_a_package_that_fails_is_reported_by_its_transform_only(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "code_package").mkdir()
+    (tmp_path / "code_package" / "__init__.py").write_text("raise KeyError('rates')\n")
+    table = a_table("code_package.gold:make")
+    assert digest_code(table) is None
+    with pytest.raises(TransformError, match=r"KeyError: 'rates' \(.*__init__\.py, line 1\)"):
+        load_transform(a_contract(tmp_path / "contracts", "shop", "delta"), table)
+
+
 def test_pins_are_numbers_of_tables():
     assert parse_pins(" reference.airports@3,flights.departures@12, ") == {
         "reference.airports": 3,
