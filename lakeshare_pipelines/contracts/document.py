@@ -283,6 +283,12 @@ class ViewExtras(Part):
     per_recipient: Annotated[PerRecipientExtras | None, _wrap("column", str)] = None
 
 
+class WriteExtras(Part):
+    mode: Literal["replace_partitions", "append", "merge", "replace", "scd2"] = "replace_partitions"
+    sequence: Name | None = None
+    delete_when: Annotated[str, Field(min_length=1)] | None = None
+
+
 class TableExtras(Part):
     source: Annotated[str, Field(min_length=1, pattern=r"^[^/\\]+$")] | None = None
     derive: str | None = None
@@ -290,6 +296,7 @@ class TableExtras(Part):
     location: str | None = None
     allow_schema_changes: bool = False
     max_quarantined_fraction: Annotated[float, Field(ge=0, le=1)] = 0.0
+    write: Annotated[WriteExtras, _wrap("mode", str)] = WriteExtras()
     drift: DriftExtras = DriftExtras()
     reading: ReadingExtras = ReadingExtras()
     maintenance: MaintenanceExtras = MaintenanceExtras()
@@ -326,6 +333,7 @@ PARTS: dict[str, type[Part]] = {
     "shares": SharedSchema,
     "snowflake": SnowflakeSchema,
     "tables": SharedTable,
+    "write": WriteExtras,
     "drift": DriftExtras,
     "reading": ReadingExtras,
     "serveableTo": PromiseExtras,

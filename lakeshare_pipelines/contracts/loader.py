@@ -163,6 +163,9 @@ def _build_table(
     else:
         columns, partition_by = _build_view_columns(view, bases, faults)
     base = None if view is None else bases.get(view.of)
+    write = _build_write(extras, base, faults)
+    if write.mode == "scd2":
+        columns = (*columns, *_make_history_columns(write, columns))
     derive = extras.derive.strip() if extras.derive else None
     promise = extras.serveable_to
     return Table(
@@ -181,6 +184,7 @@ def _build_table(
         description=" ".join(table.description.split()),
         allow_schema_changes=extras.allow_schema_changes or (base is not None and base.allow_schema_changes),
         max_quarantined_fraction=extras.max_quarantined_fraction,
+        write=write,
         drift=model.Drift(**extras.drift.model_dump()),
         reading=model.Reading(
             tuple(extras.reading.null_values), extras.reading.delimiter, extras.reading.multiline
@@ -190,6 +194,31 @@ def _build_table(
         if promise
         else model.Promise(),
     )
+
+
+def _build_write(extras: odcs.TableExtras, base: Table | None, faults: Faults) -> model.Write:
+    """Returns how a table is written; a view of a table without partitions of runs is replaced as a whole."""
+    if extras.view is not None and "write" in extras.model_fields_set:
+        hint = "Leave it out: a view is written with its table."
+        faults.at("customProperties", "write").add("a view has no write mode of its own", hint)
+    if base is not None:
+        return model.Write() if base.write.mode == "replace_partitions" else model.Write("replace")
+    delete_when = None if extras.write.delete_when is None else extras.write.delete_when.strip()
+    return model.Write(extras.write.mode, extras.write.sequence, delete_when)
+
+
+def _make_history_columns(write: model.Write, columns: Sequence[Column]) -> Iterator[Column]:
+    """Yields the columns of versions; as delivered, a row is valid from its sequence value on."""
+    kind = next((column.type for column in columns if column.name == write.sequence), "timestamp")
+    begin = f"`{write.sequence}`"
+    description = "Since when the row is valid."
+    yield Column(
+        model.VALID_FROM, kind, required=True, primary_key=True, expression=begin, description=description
+    )
+    description = "When it was replaced or deleted; null for the current row."
+    yield Column(model.VALID_TO, kind, expression=f"CAST(NULL AS {kind})", description=description)
+    description = "Whether it is the current row of its key."
+    yield Column(model.IS_CURRENT, "boolean", required=True, expression="true", description=description)
 
 
 def _build_maintenance(
@@ -390,9 +419,9 @@ def _build_view_columns(
         return (), ()
     per = view.per_recipient
     if view.where is not None:
-        _check_expression("where", view.where, base, faults)
+        _check_expression("where of a view", view.where, base, faults)
     if per is not None and per.value is not None:
-        _check_expression("perRecipient", per.value, base, faults)
+        _check_expression("perRecipient of a view", per.value, base, faults)
     known = {column.name: column for column in base.columns}
     for name in view.columns:
         if name not in known:
@@ -454,7 +483,7 @@ def _is_sound(
 
 
 def _check_expression(name: str, text: str, base: Table, faults: Faults) -> None:
-    """Refuses expressions whose rows change over time: a run writes only its own partitions."""
+    """Refuses expressions whose value changes over time or depends on more than a row."""
     columns = {column.name.lower() for column in base.columns}
     for word, parenthesis in WORD.findall(QUOTED.sub("''", text)):
         word = word.lower()
@@ -468,11 +497,12 @@ def _check_expression(name: str, text: str, base: Table, faults: Faults) -> None
         elif word in CHANGING and is_call:
             problem = f"calls {word}, which changes by itself"
             hint = (
-                "A view shows a row for as long as the table has it; write a derived table for anything else."
+                "Write it over the columns of the row: a view shows a row for as long as the table has it; "
+                "write a derived table for anything else."
             )
         else:
             continue
-        faults.add(f"{name} of a view {problem}", hint)
+        faults.add(f"{name} {problem}", hint)
         return
 
 
@@ -606,6 +636,7 @@ def _check_set(contract: SetContract, faults: Faults) -> SetContract:
 def _check_table(contract: SetContract, table: Table, faults: Faults) -> None:
     _check_unique([column.name for column in table.columns], "column", faults.at("properties"))
     _check_origin(contract, table, faults)
+    _check_write(contract, table, faults.at("customProperties", "write"))
     if table.columns:
         _check_partitions(contract, table, faults)
     for column in table.columns:
@@ -637,6 +668,50 @@ def _check_origin(contract: SetContract, table: Table, faults: Faults) -> None:
     if table.derive is not None and not table.depends_on:
         hint = f"Write a table of the set as {{name}}; there are: {', '.join(sorted(known))}."
         faults.at("customProperties").add("derive names no table of the set", hint)
+
+
+def _check_write(contract: SetContract, table: Table, faults: Faults) -> None:
+    write, names = table.write, [column.name for column in table.columns]
+    if write.is_incremental and table.source is None:
+        hint = "Give it a source, or write it with replace."
+        faults.add(f"{write.mode} needs deliveries, and {table.short_name} is computed", hint)
+    computed_from = [contract.table(name) for name in table.depends_on if _has_table(contract, name)]
+    grown = [base.short_name for base in computed_from if base.write.mode != "replace_partitions"]
+    if table.derive is not None and contract.is_daily(table) and grown:
+        hint = "Give it write: replace; it is then computed from whole tables."
+        faults.add(f"{table.short_name} replaces days, and {', '.join(grown)} is not written by days", hint)
+    if write.has_key and not table.merge_key:
+        faults.at("mode").add(
+            f"{write.mode} needs a primary key", "Mark the columns of the key as primaryKey."
+        )
+    for field, value in (("sequence", write.sequence), ("deleteWhen", write.delete_when)):
+        if value is not None and not write.has_key:
+            hint = "Leave it out, or set mode to merge or scd2."
+            faults.at(field).add(f"{write.mode} uses no {field}", hint)
+    if write.sequence is not None and write.sequence not in names:
+        problem = f"{table.short_name} has no column {write.sequence!r}"
+        faults.at("sequence").add(problem, suggest(write.sequence, names))
+    elif write.sequence in table.merge_key:
+        faults.at("sequence").add(f"{write.sequence!r} is part of the key", "Name a column that is not.")
+    if write.mode == "scd2":
+        _check_history(table, faults)
+    if write.delete_when is not None:
+        _check_expression("deleteWhen", write.delete_when, table, faults.at("deleteWhen"))
+
+
+def _check_history(table: Table, faults: Faults) -> None:
+    kinds = {column.name: column.type for column in table.columns}
+    sequence = table.write.sequence
+    if sequence is None:
+        hint = "Name the column of type date or timestamp since when a row is valid."
+        faults.add("scd2 needs a sequence", hint)
+    elif kinds.get(sequence, "date") not in ("date", "timestamp"):
+        problem = f"scd2 cannot order versions by {sequence!r}, of type {kinds[sequence]}"
+        faults.at("sequence").add(problem, "Name a column of type date or timestamp.")
+
+
+def _has_table(contract: SetContract, name: str) -> bool:
+    return any(name in (table.name, table.short_name) for table in contract.tables)
 
 
 def _check_promise(table: Table, faults: Faults) -> None:
@@ -688,7 +763,8 @@ def _check_partitions(contract: SetContract, table: Table, faults: Faults) -> No
         table.column(table.partition_by[0][0]).type == "date"
         and table.partition_by[0][1] in ("identity", "day")
     )
-    if contract.partitioning == "daily" and not is_by_day:
+    is_replaced_by_day = contract.partitioning == "daily" and table.write.mode == "replace_partitions"
+    if is_replaced_by_day and not is_by_day:
         hint = "Mark a column of type date as partitioned, with partitionKeyPosition 1."
         if table.view is not None:
             hint = f"Put the day of {table.view.of} into the columns of the view."

@@ -16,6 +16,7 @@ from lakeshare_pipelines.contracts.document import (
     SetExtras,
     TableExtras,
     ViewExtras,
+    WriteExtras,
 )
 from lakeshare_pipelines.contracts.model import EXPECTATIONS
 from lakeshare_pipelines.ingest.delivery import FORMAT_BY_SUFFIX
@@ -33,6 +34,7 @@ EXTRAS: tuple[type[Part], ...] = (
         PromiseExtras,
         ViewExtras,
         PerRecipientExtras,
+        WriteExtras,
     ),
 )
 
