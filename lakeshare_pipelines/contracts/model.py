@@ -81,8 +81,8 @@ class Drift:
 class Write:
     """How a delivery changes the table.
 
-    `sequence` is the column that orders the rows of a key. `delete_when` is Spark SQL over the columns of a delivered row;
-    a row for which it is true deletes its key.
+    `sequence` is the column that orders the rows of a key. `delete_when` is Spark SQL over the columns of a delivered
+    row; a row for which it is true deletes its key.
     """
 
     mode: WriteMode = "replace_partitions"

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, Self, get_args
 
 from lakeshare_pipelines.contracts import SetContract, Table
-from lakeshare_pipelines.errors import NoSuchPublication, NotAudited
+from lakeshare_pipelines.errors import Conflict, NoSuchPublication, NotAudited
 from lakeshare_pipelines.ingest import find_delivery
 from lakeshare_pipelines.share.changes import (
     ensure_changes,
@@ -34,7 +34,9 @@ from lakeshare_pipelines.wap.stage import (
     PROPERTY,
     Landed,
     drop_staging_location,
+    find_applied,
     find_staging_location,
+    list_in_force,
     reseal,
     staging_for,
 )
@@ -283,6 +285,7 @@ def publish(
         if not publications and _are_in_force(ledger, contract, staged.deliveries):
             publications = latest_publications(catalog, contract)
         if not publications:
+            _require_unapplied(ledger, contract, staged)
             evidence = verdicts.as_evidence() | record_changes(lake, ledger, contract, staged)
             evidence |= {"deliveries": dict(staged.deliveries), "attempt": staged.attempt}
             landed = staging_for(lake, contract).land(staged, evidence)
@@ -332,19 +335,24 @@ def deliveries_in_force(
 def _find_in_force(ledger: Ledger, table: Table, partitions: Collection[str]) -> dict[str, Publication]:
     """The publication whose delivery each partition of a table has; read no further back than to the last of them."""
     missing, publications = set(partitions), dict[str, Publication]()
-    below: int | None = None
-    for publication in ledger.of_partitions(table.name, partitions) if missing else ():
-        if below is not None and publication.version > below:
-            continue
-        if publication.repeats is not None:
-            below = publication.repeats
-            continue
+    for publication in list_in_force(ledger, table.name, partitions) if missing else ():
         found = missing.intersection(publication.verdicts["deliveries"])
         publications |= dict.fromkeys(found, publication)
         missing -= found
         if not missing:
             break
     return publications
+
+
+def _require_unapplied(ledger: Ledger, contract: SetContract, staged: Staged) -> None:
+    """Raises `Conflict` if a table has a delivery by now that the run applied to it, too."""
+    for table in contract.tables:
+        record = staged.find_table(table.name)
+        if record is None or not table.write.is_incremental:
+            continue
+        twice = find_applied(ledger, table.name, staged.deliveries).difference(record.skipped)
+        if twice:
+            raise Conflict([table.name], staged.base, f"a publication of {', '.join(sorted(twice))}")
 
 
 @dataclass(frozen=True)

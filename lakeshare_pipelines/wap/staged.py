@@ -47,6 +47,7 @@ class StagedTable:
 
     `rewritten`: the reason codes that kept promised clients from the table until staging rewrote its files. Of a view,
     `view` is the digest of its definition; `is_whole`: the run selected it from the whole table, not only its own rows.
+    `skipped` are the partitions whose deliveries the table has already; `key_problems` say why rows cannot be merged.
     """
 
     table: str
@@ -56,11 +57,13 @@ class StagedTable:
     rewritten: tuple[str, ...] = ()
     view: str | None = None
     is_whole: bool = False
+    skipped: tuple[str, ...] = ()
+    key_problems: tuple[str, ...] = ()
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
-        lists = {"problems": tuple(record["problems"]), "rewritten": tuple(record.get("rewritten", ()))}
-        return cls(**{**record, **lists})
+        lists = ("problems", "rewritten", "skipped", "key_problems")
+        return cls(**{**record, **{name: tuple(record.get(name, ())) for name in lists}})
 
 
 @dataclass(frozen=True)
