@@ -26,7 +26,7 @@ from lakeshare_pipelines.spark.rows import column_by_name
 from lakeshare_pipelines.spark.session import escape_glob, to_hadoop_path
 from lakeshare_pipelines.spark.stores import make_delta_options, translate_delta_errors
 from lakeshare_pipelines.wap import stage
-from lakeshare_pipelines.wap.merge import BEFORE, DELETED, align, list_change_rows, match_rows
+from lakeshare_pipelines.wap.merge import BEFORE, DELETED, align, compare_states, list_change_rows, match_rows
 from lakeshare_pipelines.wap.serveable import ClientMatrix, compute_delta_matrix
 from lakeshare_pipelines.wap.stage import PROPERTY, Landed
 from lakeshare_pipelines.wap.staged import WHOLE, Lake, Staged
@@ -148,6 +148,16 @@ class DeltaStaging:
         self.lake.stores.write(f"{location}/{REPLACED}", json.dumps(removed).encode())
         if records_changes:
             self._save(list_change_rows(table, changes), f"{location}/{CHANGE_DATA}", table, staged.run_id)
+
+    def record_changes_again(self, staged: Staged, table: Table) -> None:
+        before, version = self.on_main(staged, table), json.loads(staged.base)[table.name]
+        if before is None or not _is_set(self._read_state(table, version).metadata, CHANGE_DATA_FEED):
+            return
+        names = {_get_name(path) for path in self._list_replaced(table, staged.ref)}
+        old = align(table, before.where(_file_name().isin(names)))
+        changes = compare_states(table, old, self._read_staged_rows(staged, table))
+        location = f"{self.staged_location(table.name, staged.ref)}/{CHANGE_DATA}"
+        self._save(list_change_rows(table, changes), location, table, staged.run_id)
 
     def make_serveable(self, ref: str, table: Table) -> tuple[str, ...]:
         # Staged files need no rewrite, and files of main are not at the staging location: see docs/adr/0017.

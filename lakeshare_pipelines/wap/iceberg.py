@@ -277,6 +277,10 @@ class IcebergStaging:
         with set_conf(self.lake.spark, conf):
             merge.merge()
 
+    def record_changes_again(self, staged: Staged, table: Table) -> None:
+        # Changes of Iceberg tables are recorded with their publication.
+        return
+
     def make_serveable(self, ref: str, table: Table) -> tuple[str, ...]:
         promise = table.serveable_to
         if not promise.rewrite or not promise.clients:

@@ -67,6 +67,14 @@ def match_rows(left: "DataFrame", right: "DataFrame", names: Iterable[str], how:
     return left.join(right, _all(same), how)
 
 
+def compare_states(table: Table, before: "DataFrame", after: "DataFrame") -> "DataFrame":
+    """The changes between two states of the table, or of some of its rows, in the form of `plan_changes`."""
+    joined = _join_states(table, after, before, "full_outer")
+    changed = joined.where(~F.col(_NEW).eqNullSafe(F.col(_OLD))).withColumn(_ROW, F.coalesce(_NEW, _OLD))
+    changes = changed.select(f"{_ROW}.*", F.col(_NEW).isNull().alias(DELETED), F.col(_OLD).alias(BEFORE))
+    return changes.dropDuplicates(list(table.primary_key))
+
+
 def list_change_rows(table: Table, changes: "DataFrame") -> "DataFrame":
     """The rows of Delta's change files for planned changes: images before and after, with `_change_type`."""
     is_deleted, is_known = F.col(DELETED), F.col(BEFORE).isNotNull()
@@ -185,10 +193,7 @@ def _plan_versions(table: Table, before: "DataFrame | None", rows: "DataFrame") 
     versions = events.where(~F.col(_GONE)).select(*values)
     if stored is None:
         return versions.select("*", F.lit(False).alias(DELETED), _no_row(table).alias(BEFORE))
-    joined = _join_states(table, versions, stored, "full_outer")
-    changed = joined.where(~F.col(_NEW).eqNullSafe(F.col(_OLD))).withColumn(_ROW, F.coalesce(_NEW, _OLD))
-    selected = changed.select(f"{_ROW}.*", F.col(_NEW).isNull().alias(DELETED), F.col(_OLD).alias(BEFORE))
-    return selected.dropDuplicates(list(table.primary_key))
+    return compare_states(table, stored, versions)
 
 
 def _no_row(table: Table) -> "Column":

@@ -89,6 +89,9 @@ class Staging(Protocol):
             WarehouseError: the table has features with which the changes cannot be published.
         """
 
+    def record_changes_again(self, staged: Staged, table: Table) -> None:
+        """Write what readers of changes get of a merged table again, after a repair of the staging location."""
+
     def make_serveable(self, ref: str, table: Table) -> tuple[str, ...]:
         """Rewrite staged files that a promised client cannot read; returns the reason codes that it removed."""
 
@@ -579,6 +582,10 @@ def reseal(lake: Lake, contract: SetContract, staged: Staged) -> Staged:
         return staged
     log.warning("%s moved from %s to %s since it was written", staged.ref, staged.head, head)
     _rebuild_views(lake, staging, contract, replace(staged, head=head))
+    for table in contract.tables:
+        if table.write.has_key:
+            with translate_errors(lake.settings, f"the changes of {table.name} at {staged.ref}"):
+                staging.record_changes_again(replace(staged, head=head), table)
     moved = replace(staged, head=staging.seal(staged.ref))
     return replace(
         moved, tables=tuple(_count_again(staging, contract, moved, each) for each in staged.tables)
