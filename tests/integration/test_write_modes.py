@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from uuid import uuid4
@@ -44,6 +45,7 @@ from tests.builders.write_modes import (
     read_main,
     stage_without_reading,
 )
+from tests.integration.conftest import a_lake_in_catalog
 
 KEYS: dict[str, Callable[[Row], object]] = {"merge": lambda row: row[0], "scd2": lambda row: (row[0], row[5])}
 
@@ -158,33 +160,42 @@ STEPS = (
     a_red_delivery_leaves_nothing,
     a_delivery_is_applied_once_whatever_the_contract_is_by_then,
 )
-# Each step that reads and audits a real delivery takes seconds.
-IN_CI = {"iceberg": (*STEPS[:2], STEPS[3]), "delta": STEPS[:3]}
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("seed", range(campaign_size(1, 20)))
-@pytest.mark.parametrize("table_format", ["iceberg", "delta"])
+@pytest.mark.parametrize("place", ["iceberg", "delta", *(["sqlite"] if IS_CAMPAIGN else [])])
 def test_random_deliveries(
     lake: Lake,
     catalog: Catalog,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    table_format: str,
+    place: str,
     seed: int,
 ) -> None:
-    draw = random.Random(f"{table_format} {seed}")
-    contract = a_set_of_modes(tmp_path / "contracts", f"modes_{table_format}_{seed}", table_format)
-    walk = Walk(lake, catalog, contract, draw, monkeypatch)
-    steps = (STEPS[0], *draw.choices(STEPS, k=12)) if IS_CAMPAIGN else IN_CI[table_format]
+    """In Nessie, in Delta, and in a SQL catalog on SQLite."""
+    uri = f"sqlite:///{tmp_path}/catalog.db"
+    with (
+        a_lake_in_catalog(lake, tmp_path, "local", uri=uri)
+        if place == "sqlite"
+        else nullcontext(lake) as there
+    ):
+        kind = "delta" if place == "delta" else "iceberg"
+        contract = a_set_of_modes(tmp_path / "contracts", f"modes_{place}_{seed}", kind)
+        take_steps(Walk(there, catalog, contract, random.Random(f"{place} {seed}"), monkeypatch))
+
+
+def take_steps(walk: Walk) -> None:
+    # Each step that reads and audits a delivery takes seconds; the others are below, with fewer tables.
+    steps = (STEPS[0], *walk.draw.choices(STEPS, k=12)) if IS_CAMPAIGN else STEPS[:2]
     for step in steps:
         step(walk)
         walk.require_as_in_model()
-    recipients_read_the_changes(walk, tmp_path)
+    recipients_read_the_changes(walk)
     a_rollback_allows_what_it_undid_again(walk)
 
 
-def recipients_read_the_changes(walk: Walk, folder: Path) -> None:
+def recipients_read_the_changes(walk: Walk) -> None:
     """The official client reads inserts, updates with both images, and deletes; no row that stays."""
     settings = ServerSettings(
         _env_file=None,
@@ -268,27 +279,87 @@ COMPUTED = """\
 """
 
 
-def test_computed_tables_have_all_rows_of_a_merged_one_and_repairs_are_in_its_changes(
-    lake: Lake, catalog: Catalog, tmp_path: Path
+@dataclass
+class ComputedSet:
+    """A merged table with a view and a derived table of it; deliveries are really read."""
+
+    lake: Lake
+    catalog: Catalog
+    contract: SetContract
+
+    def stage(self, day: str, *changes: Change) -> Staged:
+        deliver(self.lake.settings, self.contract, day, changes)
+        return stage(self.lake, self.contract, [day], str(uuid4()))
+
+    def publish(self, staged: Staged) -> None:
+        publish(self.lake, self.catalog, self.contract, staged, green(self.contract, staged))
+
+    def rows(self, short_name: str) -> list[Row]:
+        return read_main(self.lake, self.contract, short_name)
+
+
+ONE, OTHER, THIRD = (f"2024-01-0{day}" for day in range(1, 4))
+
+
+@pytest.mark.parametrize("table_format", ["iceberg", "delta"])
+def test_deliveries_that_change_nothing_and_red_ones(
+    lake: Lake, catalog: Catalog, tmp_path: Path, table_format: str
 ) -> None:
-    """The deliveries are read, in a Delta set: there, a draft of a run has no record of its tables."""
-    name = "computed_of_merged"
-    contract = a_set_of_modes(tmp_path / "contracts", name, "delta", ("merge",), COMPUTED.format(name=name))
-    one, other = "2024-01-01", "2024-01-02"
-    deliver(lake.settings, contract, one, [Change(1, "a", 1.0, one), Change(2, "b", 2.0, one)])
-    staged = stage(lake, contract, [one], str(uuid4()))
-    publish(lake, catalog, contract, staged, green(contract, staged))
-    changes = [Change(1, "c", 3.0, other), Change(2, None, 0.0, other, "D"), Change(3, "d", 4.0, other)]
-    deliver(lake.settings, contract, other, changes)
-    staged = stage(lake, contract, [other], str(uuid4()))
-    table = contract.table("merge_rows")
+    name = f"computed_of_{table_format}"
+    contract = a_set_of_modes(
+        tmp_path / "contracts", name, table_format, ("merge",), COMPUTED.format(name=name)
+    )
+    computed = ComputedSet(lake, catalog, contract)
+    computed.publish(computed.stage(ONE, Change(1, "a", 1.0, ONE), Change(2, "b", 2.0, ONE)))
+    assert (computed.rows("people"), computed.rows("numbers")) == ([(2, "b")], [(2, 3.0)])
+    a_red_delivery_is_reported_by_its_keys(computed)
+    if table_format == "delta":
+        a_repair_is_in_the_changes(computed)
+    else:
+        a_delivery_without_a_change_and_one_that_is_applied_have_a_number(computed)
+
+
+def a_red_delivery_is_reported_by_its_keys(computed: ComputedSet) -> None:
+    before = main_state(computed.lake, computed.contract)
+    rows = [Change(1, "a", 1.0, OTHER), Change(1, "b", 1.0, OTHER), Change(None, "c", 1.0, OTHER)]
+    staged = computed.stage(OTHER, *rows)
+    verdicts = audit(computed.lake, computed.contract, staged)
+    reasons = {verdict.check: verdict.reason for verdict in verdicts.verdicts if verdict.blocks}
+    assert reasons.keys() == {"merge_keys", "expect_column_values_to_not_be_null__id"}
+    assert "1 values of id, at have different rows (such as id=1, at=2024-01-02)" in reasons["merge_keys"]
+    assert "1 values of id, at have a null (such as id=None, at=2024-01-02)" in reasons["merge_keys"]
+    drop_staging_location(computed.lake, computed.contract, staged.ref)
+    assert main_state(computed.lake, computed.contract) == before
+
+
+def a_delivery_without_a_change_and_one_that_is_applied_have_a_number(computed: ComputedSet) -> None:
+    lake, catalog, contract = computed.lake, computed.catalog, computed.contract
+    table = contract.table("merge_rows").name
+    late = Change(1, "late", 9.0, "2023-12-31")
+    computed.publish(computed.stage(THIRD, Change(2, "b", 2.0, ONE), late, Change(7, "x", 1.0, ONE, "D")))
+    edited = replace(contract, digest="of another version of the contract")
+    assert unchanged_run(lake, catalog, contract, [ONE]) is not None
+    assert unchanged_run(lake, catalog, edited, [ONE]) is None
+    again = stage(lake, edited, [ONE], str(uuid4()))
+    assert [(record.rows, record.skipped) for record in again.tables if record.table == table] == [
+        (0, (ONE,))
+    ]
+    publish(lake, catalog, edited, again, green(edited, again))
+    assert computed.rows("merge_rows") == [(1, "a", 1.0, ONE, "U"), (2, "b", 2.0, ONE, "U")]
+    assert [row.version for row in Ledger(catalog).history(table)] == [2, 1, 0]
+
+
+def a_repair_is_in_the_changes(computed: ComputedSet) -> None:
+    lake, contract = computed.lake, computed.contract
+    changes = Change(1, "c", 3.0, OTHER), Change(2, None, 0.0, OTHER, "D"), Change(3, "d", 4.0, OTHER)
+    staged, table = computed.stage(OTHER, *changes), contract.table("merge_rows")
     folder = DeltaStaging(lake, contract).staged_location(table.name, staged.ref)
     lake.spark.sql(f"DELETE FROM delta.`{folder}` WHERE id = 3")
     repaired = reseal(lake, contract, staged)
     assert repaired.head != staged.head
-    publish(lake, catalog, contract, repaired, audit(lake, contract, repaired))
-    assert read_main(lake, contract, "people") == [(1, "c")]
-    assert read_main(lake, contract, "numbers") == [(2, 7.0)], "derived tables stay as they were staged"
+    computed.publish(repaired)
+    assert computed.rows("people") == [(1, "c")]
+    assert computed.rows("numbers") == [(2, 7.0)], "derived tables stay as they were staged"
     opened = lake.open_delta(table_location(lake.settings, table))
     assert opened is not None
     feed = pa.table(opened.load_cdf(starting_version=1).read_all()).to_pylist()
