@@ -125,11 +125,8 @@ class DeltaStaging:
         writer.save(location)
 
     def merge(self, staged: Staged, table: Table, before: "DataFrame | None", changes: "DataFrame") -> None:
-        version, columns = (
-            json.loads(staged.base)[table.name],
-            [column_by_name(c.name) for c in table.columns],
-        )
-        location = self.staged_location(table.name, staged.ref)
+        version, location = json.loads(staged.base)[table.name], self.staged_location(table.name, staged.ref)
+        columns = [column_by_name(column.name) for column in table.columns]
         frame = changes.where(~F.col(DELETED)).select(*columns)
         removed, records_changes = list[str](), False
         if before is not None:

@@ -46,7 +46,7 @@ else:
 
 log = logging.getLogger(__name__)
 
-PREFIX = "__lakeshare_"
+SOURCE_PREFIX = "__lakeshare_source_"
 FILE = "_file"
 """The metadata column of Iceberg with the file of a row."""
 ATTEMPTS = 5
@@ -249,7 +249,8 @@ class IcebergStaging:
         for name, value in stage.run_properties(self.contract, run_id).items():
             writer = writer.option(f"snapshot-property.{name}", value)
         is_local = self.lake.settings.spark_mode == "local"
-        if self.is_large and is_local and _has_one_partition_each(table, partitions):
+        is_by_day = self.contract.is_daily(table)
+        if self.is_large and is_local and is_by_day and _has_one_partition_each(table, partitions):
             # Otherwise one task writes each day (a cluster's adaptive execution divides such days).
             writer = writer.option("distribution-mode", "none").option("fanout-enabled", "true")
         if table.write.mode == "append":
@@ -265,8 +266,11 @@ class IcebergStaging:
         self._prepare(staged.ref, table)
         names = [column.name for column in table.columns]
         # Other names than the table's: the columns of both are in the conditions.
-        renamed = [column_by_name(name).alias(PREFIX + name) for name in names]
-        source, values = changes.select(*renamed, DELETED), {name: F.col(PREFIX + name) for name in names}
+        renamed = [column_by_name(name).alias(SOURCE_PREFIX + name) for name in names]
+        source, values = (
+            changes.select(*renamed, DELETED),
+            {name: F.col(SOURCE_PREFIX + name) for name in names},
+        )
         same = [column_by_name(name).eqNullSafe(values[name]) for name in table.primary_key]
         # Iceberg takes the properties of a merge's snapshot from the session.
         properties = stage.run_properties(self.contract, staged.run_id)
