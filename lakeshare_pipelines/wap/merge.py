@@ -99,21 +99,16 @@ def find_key_problems(table: Table, rows: "DataFrame") -> tuple[str, ...]:
     counted = found.agg(*(F.count_if(name).alias(name) for name in (_NULL, _REPEATED))).first()
     if counted is None or not any(counted):
         return ()
-    same = f"{counted[_REPEATED]} values of {', '.join(names)} have several rows"
-    if sequence:
-        same = f"{counted[_REPEATED]} values of {', '.join(names)} have different rows"
-    else:
-        same += ": name a sequence that orders them, or deliver one row for each"
-    reasons = {
-        _NULL: f"{counted[_NULL]} values of {', '.join(names)} have a null",
-        _REPEATED: same,
-    }
-    examples = found.orderBy(*columns).limit(SHOWN_KEYS).collect()
-    return tuple(
-        f"{reason} (such as {_format_keys(table, names, [row for row in examples if row[name]])})"
-        for name, reason in reasons.items()
-        if counted[name]
-    )
+    same = "have different rows"
+    if sequence is None:
+        same = "have several rows: name a sequence that orders them, or deliver one row for each"
+    problems = []
+    for name, what in ((_NULL, "have a null"), (_REPEATED, same)):
+        if counted[name]:
+            examples = found.where(name).orderBy(*columns).limit(SHOWN_KEYS).collect()
+            shown = _format_keys(table, names, examples)
+            problems.append(f"{counted[name]} values of {', '.join(names)} {what} (such as {shown})")
+    return tuple(problems)
 
 
 def _format_keys(table: Table, names: Sequence[str], rows: "Iterable[Row]") -> str:
