@@ -15,7 +15,17 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from lakeshare_pipelines.contracts.model import Drift, Name, Reading, SetContract, Severity, View, wrap
+from lakeshare_pipelines.contracts.model import (
+    Drift,
+    Name,
+    Reading,
+    SetContract,
+    Severity,
+    View,
+    Write,
+    WriteMode,
+    wrap,
+)
 from lakeshare_pipelines.errors import ContractError
 from lakeshare_server.errors import suggest
 from lakeshare_server.yaml_documents import (
@@ -279,6 +289,7 @@ class TableExtras(Part):
     location: str | None = None
     allow_schema_changes: bool = False
     max_quarantined_fraction: Annotated[float, Field(ge=0, le=1)] = 0.0
+    write: Annotated[Write, wrap("mode", str, Write | WriteMode)] = Write()
     drift: Drift = Drift()
     reading: Reading = Reading()
     maintenance: MaintenanceExtras = MaintenanceExtras()

@@ -15,6 +15,7 @@ from lakeshare_pipelines.contracts import document as odcs
 from lakeshare_pipelines.contracts import model
 from lakeshare_pipelines.contracts.document import Faults, read_extras
 from lakeshare_pipelines.contracts.model import Column, Input, Reference, Rule, SetContract, Table, View
+from lakeshare_pipelines.contracts.write_modes import build_write, check_write, make_history_columns
 from lakeshare_pipelines.errors import ContractError
 from lakeshare_server.errors import BadRequest, suggest
 from lakeshare_server.locations import AZURE, GCS, LOCAL, S3, parse_location
@@ -101,8 +102,8 @@ def _find_days_of_inputs(contract: SetContract, owners: Mapping[str, SetContract
 
     def find_day(read: Input) -> Input:
         owner = owners[read.table]
-        by = owner.table(read.table).partition_by
-        return replace(read, day=by[0][0] if owner.partitioning == "daily" and by else None)
+        table = owner.table(read.table)
+        return replace(read, day=table.partition_by[0][0] if owner.is_daily(table) else None)
 
     tables = [replace(table, inputs=tuple(map(find_day, table.inputs))) for table in contract.tables]
     connected = replace(contract, tables=tuple(tables))
@@ -211,6 +212,9 @@ def _build_table(
     else:
         columns, partition_by = _build_view_columns(view, bases, faults)
     base = None if view is None else bases.get(view.of)
+    write = build_write(extras, base, faults)
+    if write.mode == "scd2":
+        columns = (*columns, *make_history_columns(write, columns))
     derive = extras.derive.strip() if extras.derive else None
     promise = extras.serveable_to
     return Table(
@@ -231,6 +235,7 @@ def _build_table(
         description=" ".join(table.description.split()),
         allow_schema_changes=extras.allow_schema_changes or (base is not None and base.allow_schema_changes),
         max_quarantined_fraction=extras.max_quarantined_fraction,
+        write=write,
         drift=extras.drift,
         reading=extras.reading,
         maintenance=_build_maintenance(maintenance, extras.maintenance, columns, faults),
@@ -441,9 +446,9 @@ def _build_view_columns(
         return (), ()
     per = view.per_recipient
     if view.where is not None:
-        _check_expression("where", view.where, base, faults)
+        _check_expression("where of a view", view.where, base, faults)
     if per is not None and per.value is not None:
-        _check_expression("perRecipient", per.value, base, faults)
+        _check_expression("perRecipient of a view", per.value, base, faults)
     known = {column.name: column for column in base.columns}
     for name in view.columns:
         if name not in known:
@@ -505,7 +510,7 @@ def _is_sound(
 
 
 def _check_expression(name: str, text: str, base: Table, faults: Faults) -> None:
-    """Refuses expressions whose rows change over time: a run writes only its own partitions."""
+    """Refuses expressions whose value changes over time or depends on more than a row."""
     columns = {column.name.lower() for column in base.columns}
     for word, parenthesis in WORD.findall(QUOTED.sub("''", text)):
         word = word.lower()
@@ -519,11 +524,12 @@ def _check_expression(name: str, text: str, base: Table, faults: Faults) -> None
         elif word in CHANGING and is_call:
             problem = f"calls {word}, which changes by itself"
             hint = (
-                "A view shows a row for as long as the table has it; write a derived table for anything else."
+                "Write it over the columns of the row: a view shows a row for as long as the table has it; "
+                "write a derived table for anything else."
             )
         else:
             continue
-        faults.add(f"{name} of a view {problem}", hint, near=("value", name))
+        faults.add(f"{name} {problem}", hint, near=("value", name.partition(" ")[0]))
         return
 
 
@@ -666,6 +672,10 @@ def _check_set(contract: SetContract, faults: Faults) -> SetContract:
 def _check_table(contract: SetContract, table: Table, faults: Faults) -> None:
     _check_unique([column.name for column in table.columns], "column", faults.at("properties"))
     _check_origin(contract, table, faults)
+    written = faults.at("customProperties", "write")
+    check_write(contract, table, written)
+    if table.write.delete_when is not None:
+        _check_expression("deleteWhen", table.write.delete_when, table, written.at("deleteWhen"))
     if table.columns:
         _check_partitions(contract, table, faults)
     for column in table.columns:
@@ -774,7 +784,8 @@ def _check_partitions(contract: SetContract, table: Table, faults: Faults) -> No
         table.column(table.partition_by[0][0]).type == "date"
         and table.partition_by[0][1] in ("identity", "day")
     )
-    if contract.partitioning == "daily" and not is_by_day:
+    is_replaced_by_day = contract.partitioning == "daily" and table.write.mode == "replace_partitions"
+    if is_replaced_by_day and not is_by_day:
         hint = "Mark a column of type date as partitioned, with partitionKeyPosition 1."
         if table.view is not None:
             hint = f"Put the day of {table.view.of} into the columns of the view."

@@ -42,6 +42,11 @@ def declared(kind: AnyClass) -> AnyClass:
     return kind
 
 
+WriteMode = Literal["replace_partitions", "append", "merge", "replace", "scd2"]
+VALID_FROM, VALID_TO, IS_CURRENT = "valid_from", "valid_to", "is_current"
+"""The columns that a table with the write mode scd2 has besides those of its deliveries."""
+
+
 @dataclass(frozen=True)
 class Column:
     """A column; `type` is Spark's short spelling: `int`, `string`, `decimal(10,2)`.
@@ -101,6 +106,30 @@ class Drift:
     max_shrink_fraction: Fraction | None = None
     max_growth_fraction: Fraction | None = None
     severity: Severity = "warning"
+
+
+@declared
+@dataclass(frozen=True)
+class Write:
+    """How a delivery changes the table.
+
+    `sequence` is the column that orders the rows of a key. `delete_when` is Spark SQL over the columns of a delivered
+    row; a row for which it is true deletes its key.
+    """
+
+    mode: WriteMode = "replace_partitions"
+    sequence: Name | None = None
+    delete_when: Sql | None = None
+
+    @property
+    def has_key(self) -> bool:
+        """Whether delivered rows take the place of earlier rows with their key."""
+        return self.mode in ("merge", "scd2")
+
+    @property
+    def is_incremental(self) -> bool:
+        """Whether the table has rows of earlier deliveries of the same partition."""
+        return self.has_key or self.mode == "append"
 
 
 @declared
@@ -216,6 +245,7 @@ class Table:
     description: str = ""
     allow_schema_changes: bool = False
     max_quarantined_fraction: float = 0.0
+    write: Write = Write()
     drift: Drift = Drift()
     reading: Reading = Reading()
     maintenance: Maintenance = Maintenance()
@@ -233,6 +263,11 @@ class Table:
     @property
     def primary_key(self) -> tuple[str, ...]:
         return tuple(column.name for column in self.columns if column.primary_key)
+
+    @property
+    def merge_key(self) -> tuple[str, ...]:
+        """The key of a delivered row; versions in a table with the write mode scd2 have their begin besides."""
+        return tuple(name for name in self.primary_key if self.write.mode != "scd2" or name != VALID_FROM)
 
     def column(self, name: str) -> Column:
         """Returns the column `name`.
@@ -317,6 +352,15 @@ class SetContract:
             if name in (table.name, table.short_name):
                 return table
         raise KeyError(name)
+
+    def is_daily(self, table: Table) -> bool:
+        """Whether a run replaces days of the table."""
+        is_by_day = self.partitioning == "daily" and bool(table.partition_by)
+        return is_by_day and table.write.mode == "replace_partitions"
+
+    def is_replaced(self, table: Table) -> bool:
+        """Whether a run replaces the whole table."""
+        return not table.write.is_incremental and not self.is_daily(table)
 
     def is_partition(self, key: str) -> bool:
         """Whether `key` names a partition of the set: `all`, or a day from `first_partition` on."""
@@ -569,6 +613,12 @@ def _describe_table(table: Table) -> Iterator[str]:
     yield f"table {table.name} ({table.format}, {origin}{', partitioned by ' + by if by else ''})"
     if table.description:
         yield f"  {table.description}"
+    if table.write != Write():
+        sequence = f" by {table.write.sequence}" if table.write.sequence else ""
+        deletes = (
+            f", deletes where {' '.join(table.write.delete_when.split())}" if table.write.delete_when else ""
+        )
+        yield f"  written with {table.write.mode}{sequence}{deletes}"
     yield from _describe_view(table.view)
     width = max(len(column.name) for column in table.columns)
     for column in table.columns:

@@ -564,9 +564,9 @@ def _compute_columns(contract: SetContract, table: Table, frame: "DataFrame") ->
 
 
 def _add_reasons(contract: SetContract, table: Table, frame: "DataFrame") -> "DataFrame":
-    """Adds the final reasons; rows outside the partition of their delivery are rejected too."""
+    """Adds the final reasons; where days are replaced, rows of other days than their delivery are rejected too."""
     reason = F.col(REASON)
-    if contract.partitioning == "daily":
+    if contract.is_daily(table):
         name = table.partition_by[0][0]
         day = F.col(name).cast("string")
         strays = F.concat(F.lit(f"{name} is '"), day, F.lit("', the delivery is of "), F.col(PARTITION))

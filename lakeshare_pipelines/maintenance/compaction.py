@@ -25,14 +25,20 @@ from lakeshare_pipelines.share.changes import (
 )
 from lakeshare_pipelines.spark.rows import RowDigest, column_by_name, digest_rows
 from lakeshare_pipelines.spark.session import to_hadoop_path, translate_errors
-from lakeshare_pipelines.wap.delta import STAGED_FOLDER, DeltaStaging, table_location
+from lakeshare_pipelines.wap.delta import (
+    STAGED_FOLDER,
+    DeltaStaging,
+    find_other_features,
+    table_location,
+    write_commit,
+)
 from lakeshare_pipelines.wap.stage import run_properties, staging_for
 from lakeshare_pipelines.wap.staged import Lake
 from lakeshare_server.catalog import Publication
 from lakeshare_server.lazy import LazyModule
 from lakeshare_server.tables import Stores
-from lakeshare_server.tables.delta.log import LOG, list_log, replay
 from lakeshare_server.tables.delta.log import TableState as DeltaState
+from lakeshare_server.tables.delta.log import list_log, replay
 from lakeshare_server.tables.iceberg.changes import compare_files
 from lakeshare_server.tables.iceberg.manifests import list_manifests, live_files
 from lakeshare_server.tables.iceberg.metadata import open_metadata
@@ -51,12 +57,6 @@ MIB = 1 << 20
 SMALLEST, LARGEST, MIN_FILES = 0.75, 1.8, 5
 # The default of `commit.manifest.target-size-bytes`, and the number of manifests that is small anyway.
 MANIFEST_BYTES, MIN_MANIFESTS = 8 * MIB, 10
-# Features of Delta's writers that a commit of adds and removes need not know of.
-DELTA_FEATURES = frozenset(
-    {"appendOnly", "invariants", "checkConstraints", "changeDataFeed", "generatedColumns", "timestampNtz"}
-    | {"deletionVectors", "v2Checkpoint", "vacuumProtocolCheck"}
-)
-LAST_SIMPLE_WRITER = 4  # from the next writer version on, columns may be mapped
 
 
 @dataclass(frozen=True)
@@ -253,15 +253,12 @@ def commit_delta(
 ) -> bool:
     """Write a commit that changes no rows (Delta's PROTOCOL.md, "Add File and Remove File"); False if it exists."""
     info = {
-        "timestamp": int(time.time() * 1000),
         "operation": "OPTIMIZE",
         "operationParameters": {},
         "readVersion": version - 1,
         "isBlindAppend": False,
-        **properties,
     }
-    lines = (json.dumps(action, separators=(",", ":")) for action in ({"commitInfo": info}, *actions))
-    return stores.write(f"{root}/{LOG}/{version:020d}.json", "\n".join(lines).encode(), if_absent=True)
+    return write_commit(stores, root, version, actions, {**info, **properties})
 
 
 def _require_delta_version(publication: Publication) -> int:
@@ -274,11 +271,8 @@ def _require_delta_version(publication: Publication) -> int:
 
 def require_simple(table: Table, protocol: Mapping[str, Any]) -> None:
     """Raises MaintenanceError for a table whose commits need more than adds and removes."""
-    features = protocol.get("writerFeatures")
-    is_simple = int(protocol.get("minWriterVersion", 1)) <= LAST_SIMPLE_WRITER
-    others = sorted(set(features or ()) - DELTA_FEATURES)
-    if others or (features is None and not is_simple):
-        reason = f"the table uses {', '.join(others) or 'features of a newer writer'}"
+    if others := find_other_features(protocol):
+        reason = f"the table uses {', '.join(others)}"
         fix = "Compact it with OPTIMIZE of Spark, or set `compaction: false` in its contract."
         raise MaintenanceError(table.name, reason, fix)
 

@@ -6,7 +6,7 @@ Delta tables have their changes in their own log.
 import logging
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from pathlib import Path
@@ -19,7 +19,7 @@ from pyiceberg.types import IcebergType, ListType, MapType, StructType
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.errors import ChangesDoNotAddUp, NoSuchPublication, PipelineError
 from lakeshare_pipelines.spark.rows import column_by_name, to_comparable
-from lakeshare_pipelines.spark.session import to_hadoop_path, translate_errors
+from lakeshare_pipelines.spark.session import set_conf, to_hadoop_path, translate_errors
 from lakeshare_pipelines.wap.iceberg import get_state
 from lakeshare_pipelines.wap.staged import Lake, Staged, read_snapshot
 from lakeshare_server.catalog import Catalog, Ledger, Publication, lock_set
@@ -461,7 +461,7 @@ def write_change_files(
     rows = find_changed_rows(align_columns(old, then, new, now), new, _find_key_columns(key, now))
     folder = f"{changes_folder}/{after.snapshot_id}-{uuid.uuid4().hex}"
     rows = add_field_ids(rows, now)
-    with _conf(spark, PARQUET_CONF):
+    with set_conf(spark, PARQUET_CONF):
         _write_parquet(rows, partition_columns, to_hadoop_path(folder))
     written = spark.read.schema(rows.schema).parquet(to_hadoop_path(folder))
     files = _describe_change_files(written, folder, partition_columns)
@@ -549,16 +549,3 @@ def _describe_change_files(written: "DataFrame", folder: str, partition_columns:
     numbers = {name: files.column(name).cast(pa.int64()) for name in ("size", "modification_time")}
     more_rows = files.column("more_rows")
     return pa.table({"path": paths, **numbers, "partition": partition, "more_rows": more_rows})
-
-
-@contextmanager
-def _conf(spark: "SparkSession", settings: Mapping[str, str]) -> Iterator[None]:
-    before = {key: spark.conf.get(key) for key in settings}
-    for key, value in settings.items():
-        spark.conf.set(key, value)
-    try:
-        yield
-    finally:
-        for key, old in before.items():
-            if old is not None:
-                spark.conf.set(key, old)

@@ -12,6 +12,7 @@ from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.contracts.model import Input
 from lakeshare_pipelines.errors import NoSuchPublication
 from lakeshare_pipelines.wap.inputs import digest_code
+from lakeshare_pipelines.wap.stage import list_in_force
 from lakeshare_pipelines.wap.staged import WHOLE, ReadTable
 from lakeshare_server.catalog import Ledger, Publication
 
@@ -19,13 +20,7 @@ from lakeshare_server.catalog import Ledger, Publication
 def find_in_force(ledger: Ledger, table: Table, partitions: Collection[str]) -> dict[str, Publication]:
     """The publication whose delivery each partition of a table has; read no further back than to the last of them."""
     missing, publications = set(partitions), dict[str, Publication]()
-    below: int | None = None
-    for publication in ledger.of_partitions(table.name, partitions) if missing else ():
-        if below is not None and publication.version > below:
-            continue
-        if publication.repeats is not None:
-            below = publication.repeats
-            continue
+    for publication in list_in_force(ledger, table.name, partitions) if missing else ():
         found = missing.intersection(publication.verdicts["deliveries"])
         publications |= dict.fromkeys(found, publication)
         missing -= found

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, Literal, Self, get_args
 
 from lakeshare_pipelines.contracts import SetContract, Table
-from lakeshare_pipelines.errors import NoSuchPublication, NotAudited
+from lakeshare_pipelines.errors import Conflict, NoSuchPublication, NotAudited
 from lakeshare_pipelines.ingest import find_deliveries_of_run
 from lakeshare_pipelines.share.changes import (
     ensure_changes,
@@ -37,6 +37,7 @@ from lakeshare_pipelines.wap.stage import (
     PROPERTY,
     Landed,
     drop_staging_location,
+    find_applied,
     find_staging_location,
     reseal,
     staging_for,
@@ -298,6 +299,7 @@ def publish(
         if not publications and _are_in_force(ledger, contract, *made_of):
             publications = latest_publications(catalog, contract)
         if not publications:
+            _require_unapplied(ledger, contract, staged)
             evidence = verdicts.as_evidence() | record_changes(lake, ledger, contract, staged)
             evidence |= {"deliveries": dict(staged.deliveries), "attempt": staged.attempt}
             evidence |= staged.describe_inputs()
@@ -357,6 +359,17 @@ def deliveries_in_force(
         for partition, digests in first.items()
         if all(other.get(partition) == digests for other in others)
     }
+
+
+def _require_unapplied(ledger: Ledger, contract: SetContract, staged: Staged) -> None:
+    """Raises `Conflict` if a table has a delivery by now that the run applied to it, too."""
+    for table in contract.tables:
+        record = staged.find_table(table.name)
+        if record is None or not table.write.is_incremental:
+            continue
+        twice = find_applied(ledger, table.name, staged.deliveries).difference(record.skipped)
+        if twice:
+            raise Conflict([table.name], staged.base, f"a publication of {', '.join(sorted(twice))}")
 
 
 @dataclass(frozen=True)

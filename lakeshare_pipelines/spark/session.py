@@ -408,6 +408,22 @@ def is_connect(session: "SparkSession") -> bool:
     return type(session).__module__.startswith("pyspark.sql.connect.")
 
 
+@contextmanager
+def set_conf(session: "SparkSession", settings: Mapping[str, str]) -> Iterator[None]:
+    """Sets properties of a session for the block, and back to what they were."""
+    before = {key: session.conf.get(key, None) for key in settings}
+    for key, value in settings.items():
+        session.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key, old in before.items():
+            if old is None:
+                session.conf.unset(key)
+            else:
+                session.conf.set(key, old)
+
+
 def count_cores(session: "SparkSession") -> int:
     """The number of tasks that Spark takes itself to run at a time."""
     if not is_connect(session):

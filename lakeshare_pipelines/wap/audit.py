@@ -72,7 +72,7 @@ class TableAudit:
         self.staged, self.table = staged, table
         self.record = staged.find_table(table.name)
         self.is_whole = self.record is not None and self.record.is_whole
-        self.is_daily = checks.is_daily(contract, table)
+        self.is_daily = contract.is_daily(table)
         self._counts: Mapping[str, int] | None = None
         self._rows: DataFrame | None = None
 
@@ -102,6 +102,7 @@ class TableAudit:
         return {
             checks.STRUCTURE: partial(self._check_structure, types),
             checks.ROWS_PARSED: self._check_rows_parsed,
+            checks.MERGE_KEYS: self._check_merge_keys,
             checks.NOT_EMPTY: partial(self._check_not_empty, rows),
             checks.WITHIN_PARTITIONS: partial(self._check_within_partitions, rows),
             checks.DRIFT: partial(self._check_drift, rows),
@@ -142,7 +143,15 @@ class TableAudit:
         command = f"lakeshare quarantine show {set_name} --run {run_id} --table {self.table.name}"
         return Finding(False, {**finding.observed, checks.SHOW_REJECTED: command}, samples)
 
+    def _check_merge_keys(self) -> Finding:
+        problems = () if self.record is None else self.record.key_problems
+        return Finding.of({"problems": list(problems)}, "; ".join(problems))
+
     def _check_not_empty(self, rows: "DataFrame") -> Finding:
+        if self.table.write.is_incremental and self.record is not None:
+            # Rows that change nothing, or only delete others, are none of the run's.
+            is_new = set(self.staged.partitions) > set(self.record.skipped)
+            return checks.check_not_empty({WHOLE_TABLE: self.record.rows}, (WHOLE_TABLE,) if is_new else ())
         partitions = self.staged.partitions if self.is_daily else (WHOLE_TABLE,)
         return checks.check_not_empty(self._count_by_partition(rows), partitions)
 
@@ -171,7 +180,8 @@ class TableAudit:
             all_days = checks.count_rows_by_day(self._after, self.table)
             return checks.check_drift(self.table.drift, of_run, checks.compute_usual_rows(all_days, of_run))
         usual = {"table": None if self._main is None else self._main.count()}
-        counts = {"table": self._count_by_partition(rows)[WHOLE_TABLE]}
+        is_whole = self.contract.is_replaced(self.table)
+        counts = {"table": self._count_by_partition(rows)[WHOLE_TABLE] if is_whole else self._after.count()}
         return checks.check_drift(self.table.drift, counts, usual)
 
     def _check_serveable(self) -> Finding:
@@ -195,7 +205,8 @@ class TableAudit:
         checks.require_columns(reference.columns, types)
         target = self.staging.table_after(self.staged, self.contract.table(reference.to_table))
         checks.require_columns(reference.to_columns, checks.get_types(target.schema))
-        return checks.check_reference(self.table, reference, self._after if self.is_daily else rows, target)
+        is_whole = self.contract.is_replaced(self.table)
+        return checks.check_reference(self.table, reference, rows if is_whole else self._after, target)
 
     def _evaluate_rules(self, rows: "DataFrame", types: Types) -> dict[str, RuleOutcome | NotEvaluated]:
         outcomes: dict[str, RuleOutcome | NotEvaluated] = {}

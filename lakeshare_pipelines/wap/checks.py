@@ -33,7 +33,10 @@ WITHIN_PARTITIONS = "within_partitions"
 DRIFT = "drift"
 SERVEABLE = "serveable"
 SELECTION = "selection"
-BUILT_IN_CHECKS = (STRUCTURE, ROWS_PARSED, NOT_EMPTY, WITHIN_PARTITIONS, DRIFT, SERVEABLE, SELECTION)
+MERGE_KEYS = "merge_keys"
+BUILT_IN_CHECKS = (
+    *(STRUCTURE, ROWS_PARSED, MERGE_KEYS, NOT_EMPTY, WITHIN_PARTITIONS, DRIFT, SERVEABLE, SELECTION),
+)
 
 
 @dataclass(frozen=True)
@@ -63,19 +66,14 @@ def list_checks(contract: SetContract) -> tuple[CheckSpec, ...]:
     return specs
 
 
-def is_daily(contract: SetContract, table: Table) -> bool:
-    """Whether a run replaces days of the table, and not the whole table."""
-    return contract.partitioning == "daily" and bool(table.partition_by)
-
-
 def get_rule_columns(rule: Rule) -> tuple[str, ...]:
     return tuple(column for _, column in list_rule_columns(EXPECTATIONS[rule.expectation], rule.kwargs))
 
 
 def needs_whole_table(contract: SetContract, table: Table, rule: Rule) -> bool:
     """Whether a rule cannot be evaluated on the rows of the run alone."""
-    if rule.scope != "table" or not is_daily(contract, table):
-        return False
+    if rule.scope != "table" or not contract.is_daily(table):
+        return rule.scope == "table" and table.write.is_incremental
     # Rows of other days cannot repeat a key that holds the day itself.
     day = table.partition_by[0][0]
     return not (rule.expectation in UNIQUENESS and day in get_rule_columns(rule))
@@ -89,12 +87,16 @@ def _table_checks(contract: SetContract, table: Table) -> Iterator[CheckSpec]:
         if table.max_quarantined_fraction:
             parsed = f"At most {table.max_quarantined_fraction:.2%} of the delivered rows went to quarantine."
         yield CheckSpec(table.name, ROWS_PARSED, "error", parsed)
+    if table.write.has_key:
+        order = f" and {table.write.sequence}" if table.write.sequence else ""
+        keys = f"The delivered rows have a key{order}, and no two different rows have the same."
+        yield CheckSpec(table.name, MERGE_KEYS, "error", keys)
     if table.view is None:
         yield CheckSpec(table.name, NOT_EMPTY, "error", "Every partition of the run has rows.")
     else:
         rows = f"Its rows are those that its definition selects of {table.view.of}, no more and no fewer."
         yield CheckSpec(table.name, SELECTION, "error", rows)
-    if is_daily(contract, table):
+    if contract.is_daily(table):
         within = "Every row belongs to a partition of the run."
         yield CheckSpec(table.name, WITHIN_PARTITIONS, "error", within)
     for rule in table.rules:
@@ -121,7 +123,7 @@ def _describe_drift(contract: SetContract, table: Table) -> str:
         limits.append(f"shrinks by at most {table.drift.max_shrink_fraction:.0%}")
     if table.drift.max_growth_fraction is not None:
         limits.append(f"grows by at most {table.drift.max_growth_fraction:.0%}")
-    against = "the mean of recent days" if is_daily(contract, table) else "the table on main"
+    against = "the mean of recent days" if contract.is_daily(table) else "the table on main"
     return f"The row count {' and '.join(limits)} against {against}."
 
 

@@ -8,39 +8,63 @@ import hashlib
 import json
 import logging
 import re
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from lakeshare_pipelines.contracts import SetContract, Table
+from lakeshare_pipelines.contracts.model import Write
 from lakeshare_pipelines.errors import BranchMoved, Conflict, NotAudited, WarehouseError
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.rows import column_by_name
 from lakeshare_pipelines.spark.session import escape_glob, to_hadoop_path
 from lakeshare_pipelines.spark.stores import make_delta_options, translate_delta_errors
 from lakeshare_pipelines.wap import stage
+from lakeshare_pipelines.wap.merge import BEFORE, DELETED, align, compare_states, list_change_rows, match_rows
 from lakeshare_pipelines.wap.serveable import ClientMatrix, compute_delta_matrix
 from lakeshare_pipelines.wap.stage import PROPERTY, Landed
 from lakeshare_pipelines.wap.staged import WHOLE, Lake, Staged
 from lakeshare_server.errors import StoreMissing, TableFilesMissing
+from lakeshare_server.lazy import LazyModule
 from lakeshare_server.locations import find_root, is_absolute, normalise_location
+from lakeshare_server.storage import Stores
 from lakeshare_server.storage.stores import ONE_WRITER, takes_first_write
-from lakeshare_server.tables.delta.log import LOG, list_for_latest
+from lakeshare_server.tables.delta.log import LOG, TableState, list_for_latest, list_log, replay
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
     from deltalake.transaction import AddAction
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import functions as F
 
     from lakeshare_server.catalog import Publication
+else:
+    F = LazyModule("pyspark.sql.functions")
 
 log = logging.getLogger(__name__)
 
 STAGED_FOLDER = "_staged"
 PUBLISHED = "_PUBLISHED"
 """Marks a staging location whose files belong to the table; the log may no longer have the commit."""
+REPLACED = "_REPLACED"
+"""The file of a staging location with the files of main that a merge wrote again."""
+CHANGE_DATA = "_change_data"
+"""The folder of a staging location with a Delta table of the changed rows, for readers of changes."""
+CHANGE_DATA_FEED = "delta.enableChangeDataFeed"
+COMMITS_PER_CHECKPOINT = 10
+FILE = "__lakeshare_file"
+# Features of Delta's writers that a commit of adds and removes need not know of.
+FEATURES = frozenset(
+    {"appendOnly", "invariants", "checkConstraints", "changeDataFeed", "generatedColumns", "timestampNtz"}
+    | {"deletionVectors", "v2Checkpoint", "vacuumProtocolCheck"}
+)
+LAST_SIMPLE_WRITER = 4  # from the next writer version on, columns may be mapped
 REVERTED_PROPERTY = PROPERTY + "taken-back"
 """Commit info of a commit that reverts another: the staging location of that other commit."""
 ABSENT = -1
@@ -85,17 +109,52 @@ class DeltaStaging:
     def write(
         self, ref: str, table: Table, frame: "DataFrame", partitions: Sequence[str], run_id: str
     ) -> int:
+        location = self.staged_location(table.name, ref)
+        self._save(frame, location, table, run_id)
+        stats = [json.loads(add.get("stats") or "{}") for add in self.list_staged_adds(table.name, ref)]
+        if all("numRecords" in one for one in stats):
+            return sum(one["numRecords"] for one in stats)
+        return self.lake.spark.read.format("delta").load(location).count()
+
+    def _save(self, frame: "DataFrame", location: str, table: Table, run_id: str) -> None:
         metadata = json.dumps(stage.run_properties(self.contract, run_id))
         writer = frame.write.format("delta").mode("overwrite").option("userMetadata", metadata)
         columns = [column for column, _ in table.partition_by]
         if columns:
             writer = writer.partitionBy(*columns)
-        location = self.staged_location(table.name, ref)
         writer.save(location)
-        stats = [json.loads(add.get("stats") or "{}") for add in self.list_staged_adds(table.name, ref)]
-        if all("numRecords" in one for one in stats):
-            return sum(one["numRecords"] for one in stats)
-        return self.lake.spark.read.format("delta").load(location).count()
+
+    def merge(self, staged: Staged, table: Table, before: "DataFrame | None", changes: "DataFrame") -> None:
+        version, location = json.loads(staged.base)[table.name], self.staged_location(table.name, staged.ref)
+        columns = [column_by_name(column.name) for column in table.columns]
+        frame = changes.where(~F.col(DELETED)).select(*columns)
+        removed, records_changes = list[str](), False
+        if before is not None:
+            state = self._read_state(table, version)
+            known = changes.where(F.col(BEFORE).isNotNull())
+            old = before.select("*", _file_name().alias(FILE))
+            found = match_rows(old, known, table.primary_key, "left_semi").select(FILE).distinct().collect()
+            names = {row[FILE] for row in found}
+            removed = [path for path in state.adds.column("path").to_pylist() if _get_name(path) in names]
+            others = match_rows(old.where(F.col(FILE).isin(names)), known, table.primary_key, "left_anti")
+            frame = align(table, others).unionByName(frame)
+            records_changes = _is_set(state.metadata, CHANGE_DATA_FEED)
+        if table.partition_by:
+            frame = frame.repartition(*(column_by_name(column) for column, _ in table.partition_by))
+        self._save(frame, location, table, staged.run_id)
+        self.lake.stores.write(f"{location}/{REPLACED}", json.dumps(removed).encode())
+        if records_changes:
+            self._save(list_change_rows(table, changes), f"{location}/{CHANGE_DATA}", table, staged.run_id)
+
+    def record_changes_again(self, staged: Staged, table: Table) -> None:
+        before, version = self.on_main(staged, table), json.loads(staged.base)[table.name]
+        if before is None or not _is_set(self._read_state(table, version).metadata, CHANGE_DATA_FEED):
+            return
+        names = {_get_name(path) for path in self._list_replaced(table, staged.ref)}
+        old = align(table, before.where(_file_name().isin(names)))
+        changes = compare_states(table, old, self._read_staged_rows(staged, table))
+        location = f"{self.staged_location(table.name, staged.ref)}/{CHANGE_DATA}"
+        self._save(list_change_rows(table, changes), location, table, staged.run_id)
 
     def make_serveable(self, ref: str, table: Table) -> tuple[str, ...]:
         # Staged files need no rewrite, and files of main are not at the staging location: see docs/adr/0017.
@@ -110,6 +169,7 @@ class DeltaStaging:
             None if version == ABSENT else version,
             get_replaced_column(staged, table),
             staged.partitions,
+            self._list_replaced(table, staged.ref) if table.write.is_incremental else None,
         )
 
     def seal(self, ref: str) -> str:
@@ -118,9 +178,24 @@ class DeltaStaging:
             digest.update(name.encode())
             for line in sorted(json.dumps(add, sort_keys=True) for add in self.list_staged_adds(name, ref)):
                 digest.update(line.encode())
+            if self.tables[name].write.mode != Write().mode:
+                # The commit depends on the mode, which a contract may change before a crashed run is completed.
+                digest.update(self.tables[name].write.mode.encode())
+                digest.update(json.dumps(self._list_replaced(self.tables[name], ref)).encode())
+                for add in self._list_change_files(name, ref):
+                    digest.update(json.dumps(add, sort_keys=True).encode())
         return digest.hexdigest()
 
     def rows_of_run(self, staged: Staged, table: Table) -> "DataFrame":
+        rows = self._read_staged_rows(staged, table)
+        before = self.on_main(staged, table) if table.write.has_key else None
+        if before is None:
+            return rows
+        # Rewritten files have other rows, too.
+        names = {_get_name(path) for path in self._list_replaced(table, staged.ref)}
+        return rows.exceptAll(align(table, before.where(_file_name().isin(names))).select(*rows.columns))
+
+    def _read_staged_rows(self, staged: Staged, table: Table) -> "DataFrame":
         from pyspark.sql import types as T
 
         read, location = self.lake.spark.read, self.staged_location(table.name, staged.ref)
@@ -137,15 +212,17 @@ class DeltaStaging:
         return read.parquet(*map(escape_glob, paths)).select(*map(column_by_name, schema.names))
 
     def count_written(self, staged: Staged, table: Table) -> int:
-        return self.rows_of_run(staged, table).count()
+        return self._read_staged_rows(staged, table).count()
 
     def table_after(self, staged: Staged, table: Table) -> "DataFrame":
         return self.table_around(staged, table, self.rows_of_run(staged, table))
 
     def table_around(self, staged: Staged, table: Table, rows: "DataFrame") -> "DataFrame":
-        from pyspark.sql import functions as F
-
         before = self.on_main(staged, table)
+        if before is not None and table.write.is_incremental:
+            names = {_get_name(path) for path in self._list_replaced(table, staged.ref)}
+            rows = self._read_staged_rows(staged, table)
+            return before.where(~_file_name().isin(names)).unionByName(rows, allowMissingColumns=True)
         column = get_replaced_column(staged, table)
         if before is None or column is None:
             return rows
@@ -336,6 +413,8 @@ class DeltaStaging:
                 max_commit_retries=0,
             )
 
+        if table.write.is_incremental and base != ABSENT:
+            return self._commit_changes(table, staged, evidence, base)
         location = self.location(table.name)
         schema = self._require(self.staged_location(table.name, staged.ref)).schema()
         adds = list(self._add_actions(table.name, staged.ref))
@@ -351,6 +430,7 @@ class DeltaStaging:
                     partition_by=columns,
                     name=table.name,
                     description=table.description,
+                    configuration={CHANGE_DATA_FEED: "true"} if table.write.is_incremental else None,
                     storage_options=make_delta_options(self.lake.stores, location),
                     commit_properties=properties(ordinal=1),
                 )
@@ -372,6 +452,71 @@ class DeltaStaging:
                 raise Conflict([table.name], "no table", str(self._version(table.name))) from error
             raise
         return base + 1
+
+    def _commit_changes(self, table: Table, staged: Staged, evidence: Mapping[str, object], base: int) -> int:
+        """Write the commit of appended or merged rows, which also removes the files that were rewritten."""
+        location, prefix, now_ms = self.location(table.name), f"{STAGED_FOLDER}/{staged.ref}", time_ms()
+        state = self._read_state(table, base)
+        main = self._require(location, base)
+        log = self._read_staged_log(table.name, staged.ref)
+        ordinal = (main.transaction_version(staged.set_name) or 0) + 1
+        transaction = {"appId": staged.set_name, "version": ordinal, "lastUpdated": now_ms}
+        replaced = set(self._list_replaced(table, staged.ref))
+        actions: list[Mapping[str, Any]] = [{"txn": transaction}]
+        if (metadata := _add_columns(state.metadata, log.metadata)) is not None:
+            actions.append({"metaData": metadata})
+        removed = {"deletionTimestamp": now_ms, "dataChange": True, "extendedFileMetadata": True}
+        live = state.adds.filter(pc.is_in(state.adds.column("path"), pa.array(sorted(replaced), pa.string())))
+        if live.num_rows != len(replaced):
+            raise Conflict([table.name], str(base), "a state without files that the run replaces")
+        for row in live.to_pylist():
+            named = {"path": row["path"], "partitionValues": row["partition_values"], "size": row["size"]}
+            actions.append({"remove": {**named, **removed, **_get_vector(row)}})
+        for add in log.adds.values():
+            if "deletionVector" in add:
+                why = f"{table.name} was changed there with deletion vectors; run the partition again"
+                raise NotAudited(staged.ref, why)
+            actions.append({"add": {**add, "path": f"{prefix}/{add['path']}", "dataChange": True}})
+        for add in self._list_change_files(table.name, staged.ref):
+            named = {"path": f"{prefix}/{CHANGE_DATA}/{add['path']}", "dataChange": False}
+            actions.append({"cdc": {**named, **{key: add[key] for key in ("partitionValues", "size")}}})
+        properties = stage.commit_properties(staged, evidence)
+        operation: dict[str, Any] = {
+            "operation": "MERGE" if table.write.has_key else "WRITE",
+            "operationParameters": {},
+        }
+        is_blind = {"readVersion": base, "isBlindAppend": not table.write.has_key}
+        if not write_commit(self.lake.stores, location, base + 1, actions, operation | is_blind | properties):
+            raise Conflict([table.name], str(base), str(self._version(table.name)))
+        if (base + 1) % COMMITS_PER_CHECKPOINT == 0:
+            self._require(location, base + 1).create_checkpoint()
+        return base + 1
+
+    def _read_state(self, table: Table, version: int) -> TableState:
+        """The table at a version; raises `WarehouseError` if our commits cannot change it."""
+        location = self.location(table.name)
+        state = replay(self.lake.stores, list_log(self.lake.stores, location), version)
+        others = find_other_features(state.protocol)
+        if others:
+            fix = "Use the write mode replace_partitions or replace, or write the rows to a new table"
+            reason = f"the table uses {', '.join(others)}, and {table.write.mode} writes no such commits"
+            raise WarehouseError(location, reason, fix)
+        if table.write.has_key and _is_set(state.metadata, "delta.appendOnly"):
+            fix = "Unset the property, or use the write mode append"
+            raise WarehouseError(location, "delta.appendOnly forbids to update and delete rows", fix)
+        return state
+
+    def _list_replaced(self, table: Table, ref: str) -> list[str]:
+        """The paths of the files of main, as in its log, whose rows a merge wrote again; none in other modes."""
+        try:
+            content = self.lake.stores.read(f"{self.staged_location(table.name, ref)}/{REPLACED}")
+        except StoreMissing:  # written in another mode
+            return []
+        return sorted(json.loads(content))
+
+    def _list_change_files(self, name: str, ref: str) -> list[dict[str, Any]]:
+        adds = self.list_staged_adds(name, f"{ref}/{CHANGE_DATA}")
+        return sorted(adds, key=lambda add: str(add["path"]))
 
     def _add_actions(self, name: str, ref: str) -> "Iterator[AddAction]":
         from deltalake.transaction import AddAction
@@ -451,6 +596,73 @@ class DeltaStaging:
         return False
 
 
+def find_other_features(protocol: Mapping[str, Any]) -> list[str]:
+    """What a table has for which a commit needs more than adds and removes; empty for a table that can have ours."""
+    features = protocol.get("writerFeatures")
+    others = sorted(set(features or ()) - FEATURES)
+    if others or (features is None and int(protocol.get("minWriterVersion", 1)) > LAST_SIMPLE_WRITER):
+        return others or ["features of a newer writer"]
+    return []
+
+
+def write_commit(
+    stores: Stores,
+    root: str,
+    version: int,
+    actions: Sequence[Mapping[str, Any]],
+    info: Mapping[str, Any],
+) -> bool:
+    """Write a commit of a log with its commit info (Delta's PROTOCOL.md, "Delta Log Entries"); False if it exists."""
+    lines = [{"commitInfo": {"timestamp": time_ms(), **info}}, *actions]
+    text = "\n".join(json.dumps(line, separators=(",", ":")) for line in lines)
+    return stores.write(f"{root}/{LOG}/{version:020d}.json", text.encode(), if_absent=True)
+
+
+def time_ms() -> int:
+    return int(time.time() * 1000)
+
+
+def _add_columns(metadata: Mapping[str, Any], staged: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The metadata of a table with the columns that only its staging table has; None if there are none."""
+    schema = json.loads(metadata["schemaString"])
+    names = {field["name"].lower() for field in schema["fields"]}
+    new = [f for f in json.loads(staged["schemaString"])["fields"] if f["name"].lower() not in names]
+    if not new:
+        return None
+    schema["fields"] += new
+    known = {key: value for key, value in metadata.items() if value is not None}
+    return {**known, "schemaString": json.dumps(schema, separators=(",", ":"))}
+
+
+def _get_vector(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The deletion vector of a file as in a log; a file is named by its path and its vector."""
+    if row["dv_storage"] is None:
+        return {}
+    names = {
+        "dv_storage": "storageType",
+        "dv_path": "pathOrInlineDv",
+        "dv_offset": "offset",
+        "dv_size": "sizeInBytes",
+        "dv_cardinality": "cardinality",
+    }
+    vector = {name: row[column] for column, name in names.items() if row[column] is not None}
+    return {"deletionVector": vector}
+
+
+def _is_set(metadata: Mapping[str, Any], name: str) -> bool:
+    return str((metadata.get("configuration") or {}).get(name)).lower() == "true"
+
+
+def _file_name() -> "Column":
+    """The name of the file of a row of a Delta table."""
+    return F.element_at(F.split("_metadata.file_path", "/"), -1)
+
+
+def _get_name(path: str) -> str:
+    # Names of data files have no characters that a log or Spark would encode.
+    return path.rpartition("/")[2]
+
+
 def table_location(settings: LakeSettings, table: Table) -> str:
     """Root folder of a Delta table: the contract's location (below its warehouse unless absolute), or by its name."""
     location = table.location or table.name.replace(".", "/")
@@ -461,6 +673,5 @@ def table_location(settings: LakeSettings, table: Table) -> str:
 
 def get_replaced_column(staged: Staged, table: Table) -> str | None:
     """The column whose values a run replaces; None when the run replaces the whole table."""
-    if not table.partition_by or staged.partitions_of(table.name) == WHOLE:
-        return None
-    return table.partition_by[0][0]
+    is_whole = table.write.mode == "replace" or staged.partitions_of(table.name) == WHOLE
+    return None if is_whole or not table.partition_by else table.partition_by[0][0]

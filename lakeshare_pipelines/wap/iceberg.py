@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import reduce
+from operator import and_
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import uuid4
 
@@ -17,8 +19,11 @@ from lakeshare_pipelines.errors import (
     NessieError,
     NoSuchPublication,
 )
+from lakeshare_pipelines.spark.rows import column_by_name
+from lakeshare_pipelines.spark.session import set_conf
 from lakeshare_pipelines.wap import stage
 from lakeshare_pipelines.wap.checks import get_types
+from lakeshare_pipelines.wap.merge import DELETED
 from lakeshare_pipelines.wap.serveable import (
     ClientMatrix,
     Rewrite,
@@ -29,14 +34,21 @@ from lakeshare_pipelines.wap.serveable import (
 from lakeshare_pipelines.wap.stage import Landed
 from lakeshare_pipelines.wap.staged import WHOLE, Lake, Staged, TablePointer, make_staging_prefix
 from lakeshare_server.catalog import Publication
+from lakeshare_server.lazy import LazyModule
 from lakeshare_server.tables.iceberg.metadata import open_metadata
 from lakeshare_server.tables.serveability import Verdict
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import functions as F
+else:
+    F = LazyModule("pyspark.sql.functions")
 
 log = logging.getLogger(__name__)
 
+SOURCE_PREFIX = "__lakeshare_source_"
+FILE = "_file"
+"""The metadata column of Iceberg with the file of a row."""
 ATTEMPTS = 5
 MAX_OPEN_FILES = 31
 
@@ -237,14 +249,41 @@ class IcebergStaging:
         for name, value in stage.run_properties(self.contract, run_id).items():
             writer = writer.option(f"snapshot-property.{name}", value)
         is_local = self.lake.settings.spark_mode == "local"
-        if self.is_large and is_local and _has_one_partition_each(table, partitions):
+        is_by_day = self.contract.is_daily(table)
+        if self.is_large and is_local and is_by_day and _has_one_partition_each(table, partitions):
             # Otherwise one task writes each day (a cluster's adaptive execution divides such days).
             writer = writer.option("distribution-mode", "none").option("fanout-enabled", "true")
-        writer.overwrite(replaced_rows_filter(table, partitions))
+        if table.write.mode == "append":
+            writer.append()
+        else:
+            writer.overwrite(replaced_rows_filter(table, partitions))
         state = get_state(self.lake, table.name, ref)
         _, snapshot = open_metadata(self.lake.stores, state.metadata_location, state.snapshot_id)
         # Left out if none were added (Iceberg spec, "Optional Snapshot Summary Fields").
         return 0 if snapshot.summary is None else int(snapshot.summary.get("added-records") or 0)
+
+    def merge(self, staged: Staged, table: Table, before: "DataFrame | None", changes: "DataFrame") -> None:
+        self._prepare(staged.ref, table)
+        names = [column.name for column in table.columns]
+        # Other names than the table's: the columns of both are in the conditions.
+        renamed = [column_by_name(name).alias(SOURCE_PREFIX + name) for name in names]
+        source, values = (
+            changes.select(*renamed, DELETED),
+            {name: F.col(SOURCE_PREFIX + name) for name in names},
+        )
+        same = [column_by_name(name).eqNullSafe(values[name]) for name in table.primary_key]
+        # Iceberg takes the properties of a merge's snapshot from the session.
+        properties = stage.run_properties(self.contract, staged.run_id)
+        conf = {f"spark.sql.iceberg.snapshot-property.{key}": value for key, value in properties.items()}
+        merge = source.mergeInto(self.lake.table_at(table.name, staged.ref), reduce(and_, same))
+        merge = merge.whenMatched(F.col(DELETED)).delete().whenMatched().update(values)
+        merge = merge.whenNotMatched(~F.col(DELETED)).insert(values)
+        with set_conf(self.lake.spark, conf):
+            merge.merge()
+
+    def record_changes_again(self, staged: Staged, table: Table) -> None:
+        # Changes of Iceberg tables are recorded with their publication.
+        return
 
     def make_serveable(self, ref: str, table: Table) -> tuple[str, ...]:
         promise = table.serveable_to
@@ -267,23 +306,26 @@ class IcebergStaging:
         return self.lake.nessie().reference(ref).hash
 
     def rows_of_run(self, staged: Staged, table: Table) -> "DataFrame":
+        if table.write.is_incremental:
+            return _find_new_rows(self.on_main(staged, table), self.table_after(staged, table))
         replaced = replaced_rows_filter(table, staged.partitions_of(table.name))
         return self.table_after(staged, table).where(replaced)
 
     def count_written(self, staged: Staged, table: Table) -> int:
         before = self.on_main(staged, table)
         replaces = replaced_rows_filter(table, staged.partitions_of(table.name))
-        unchanged = 0 if before is None else before.where(~replaces).count()
+        kept = before if before is None or table.write.is_incremental else before.where(~replaces)
+        unchanged = 0 if kept is None else kept.count()
         return self.table_after(staged, table).count() - unchanged
 
     def table_after(self, staged: Staged, table: Table) -> "DataFrame":
         return self.lake.table(table.name, staged.ref)
 
     def table_around(self, staged: Staged, table: Table, rows: "DataFrame") -> "DataFrame":
-        from pyspark.sql import functions as F
-
         partitions = staged.partitions_of(table.name)
-        if not table.partition_by or partitions == WHOLE:
+        if table.write.is_incremental:
+            return self.table_after(staged, table)
+        if not table.partition_by or partitions == WHOLE or table.write.mode == "replace":
             return rows
         # Iceberg skips the files of the run by this filter; rows without the value would be dropped by its first half.
         others = ~replaced_rows_filter(table, partitions) | F.col(table.partition_by[0][0]).isNull()
@@ -400,6 +442,21 @@ def format_create_table(target: str, table: Table) -> str:
     )
 
 
+def _find_new_rows(before: "DataFrame | None", after: "DataFrame") -> "DataFrame":
+    """The rows of a state that an earlier one does not have as often; files of both are not compared."""
+    if before is None:
+        return after
+    columns = [column_by_name(name) for name in after.columns]
+    known = {name.lower() for name in before.columns}
+    then = [
+        column_by_name(name) if name.lower() in known else F.lit(None).alias(name) for name in after.columns
+    ]
+    old_files, new_files = (frame.select(FILE).distinct() for frame in (before, after))
+    added = after.select(*columns, FILE).join(old_files, FILE, "left_anti").drop(FILE)
+    removed = before.select(*then, FILE).join(new_files, FILE, "left_anti").drop(FILE)
+    return added.exceptAll(removed)
+
+
 def _has_one_partition_each(table: Table, partitions: Sequence[str]) -> bool:
     """Whether the rows of each of a few days are one partition of the table: a task has few files open."""
     transforms = [transform for _, transform in table.partition_by]
@@ -408,9 +465,7 @@ def _has_one_partition_each(table: Table, partitions: Sequence[str]) -> bool:
 
 def replaced_rows_filter(table: Table, partitions: Sequence[str]) -> "Column":
     """The rows of the table that a run over `partitions` replaces: those days, or all rows."""
-    from pyspark.sql import functions as F
-
-    if not table.partition_by or tuple(partitions) == WHOLE:
+    if not table.partition_by or tuple(partitions) == WHOLE or table.write.mode == "replace":
         return F.lit(True)
     column = table.partition_by[0][0]
     kind = next(c.type for c in table.columns if c.name == column)

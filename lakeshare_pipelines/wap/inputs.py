@@ -115,11 +115,13 @@ class Inputs:
         table: Table,
         partitions: Sequence[str],
         rows_of_run: "Mapping[str, DataFrame]",
+        delivered: "Mapping[str, DataFrame]",
         read_whole: "Callable[[Table], DataFrame]",
         publications: Mapping[str, Publication],
     ) -> None:
         self._lake, self._contract, self._table = lake, contract, table
-        self._rows_of_run, self._read_whole, self._publications = rows_of_run, read_whole, publications
+        self._rows_of_run, self._delivered = rows_of_run, delivered
+        self._read_whole, self._publications = read_whole, publications
         self._read: dict[str, bool] = {}
         self.partitions = tuple(partitions)
         """The days of the run, as `2013-01-01`, or `all`."""
@@ -142,12 +144,17 @@ class Inputs:
             raise self._refuse(
                 name, "is no delivered table of the set", fix or "The set takes no deliveries."
             )
-        return self.table(by_name[name].name)
+        table = by_name[name]
+        if table.name in self._table.depends_on and table.name in self._delivered:
+            self._note(table.name, is_whole=False)
+            return self._delivered[table.name]
+        return self.table(table.name)
 
     def table(self, name: str, *, whole: bool = False) -> "DataFrame":
         """A declared table: the rows of this run, or the whole table.
 
-        Of a table of the set, the rows that this run staged; with `whole` the table as it will be after publication.
+        Of a table of the set, the rows that this run staged; with `whole`, or if deliveries are added to the table, the
+        table as it will be after publication.
         Of a table of another set, its rows at the pinned number; if both sets are daily the days of the run, all rows
         with `whole`.
 
@@ -158,8 +165,9 @@ class Inputs:
         own |= {table.short_name: table for table in own.values()}
         if name in own:
             table = own[name]
-            self._note(table.name, is_whole=whole)
-            return self._read_whole(table) if whole else self._rows_of_run[table.name]
+            is_whole = whole or table.name not in self._rows_of_run
+            self._note(table.name, is_whole=is_whole)
+            return self._read_whole(table) if is_whole else self._rows_of_run[table.name]
         read = next((each for each in self._table.inputs if each.table == name), None)
         if read is None:
             fix = f"Add it to the inputs of {self._table.short_name} in {self._contract.path.name}; of other sets only "

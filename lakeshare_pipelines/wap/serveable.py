@@ -113,14 +113,19 @@ def compute_delta_matrix(
     version: int | None,
     column: str | None,
     partitions: Sequence[str],
+    replaced: Collection[str] | None = None,
 ) -> ClientMatrix:
-    """The matrix of a Delta table when staged files replace `partitions` of `column`, or all files, of `version`."""
+    """The matrix of a Delta table when staged files replace `partitions` of `column`, or all files, of `version`.
+
+    `replaced` are the paths of the only files that are replaced, as in the log.
+    """
     log.info("checking which clients can read %s", main)
     try:
         new = read_delta(staged, stores=stores)
         if version is None:
             return ClientMatrix.of("delta", new.head)
-        head = _compute_head_after(read_delta(main, version, stores), new, column, partitions)
+        before = read_delta(main, version, stores)
+        head = _compute_head_after(before, new, _select_unchanged(before.files, column, partitions, replaced))
     except Unserveable as refusal:
         return ClientMatrix.of_refused(refusal)
     return ClientMatrix.of("delta", head)
@@ -144,14 +149,22 @@ def check_serveable(promise: Promise, clients: ClientMatrix, rewritten: Iterable
     return Finding.of(observed, "; ".join(missed))
 
 
-def _compute_head_after(
-    before: TableSnapshot, new: TableSnapshot, column: str | None, partitions: Sequence[str]
-) -> TableHead:
+def _select_unchanged(
+    files: pa.Table, column: str | None, partitions: Sequence[str], replaced: Collection[str] | None
+) -> pa.Table:
+    if replaced is not None:
+        names = {path.rpartition("/")[2] for path in replaced}
+        return files.filter(
+            [path.rpartition("/")[2] not in names for path in files.column("path").to_pylist()]
+        )
+    if column is None:
+        return files.slice(0, 0)
+    values = pc.cast(pc.struct_field(files.column("partition"), column), pa.string())
+    return files.filter(pc.invert(pc.is_in(values, pa.array(partitions, pa.string()))))
+
+
+def _compute_head_after(before: TableSnapshot, new: TableSnapshot, unchanged: pa.Table) -> TableHead:
     """The table's head after the commit, which changes only the files and the schema."""
-    unchanged = before.files.slice(0, 0)
-    if column is not None:
-        values = pc.cast(pc.struct_field(before.files.column("partition"), column), pa.string())
-        unchanged = before.files.filter(pc.invert(pc.is_in(values, pa.array(partitions, pa.string()))))
     protocol = {"readerFeatures": before.head.protocol.reader_features}
     metadata = {
         "schemaString": new.head.schema_string,

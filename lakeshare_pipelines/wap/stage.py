@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -20,7 +20,7 @@ from lakeshare_pipelines.ingest import (
     find_deliveries_of_run,
     require_unchanged,
 )
-from lakeshare_pipelines.ingest.frame import ReadingLimits, TableFrame, read_delivery
+from lakeshare_pipelines.ingest.frame import DeliveredTable, ReadingLimits, TableFrame, read_delivery
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.rows import digest_rows
 from lakeshare_pipelines.spark.session import translate_errors
@@ -34,6 +34,7 @@ from lakeshare_pipelines.wap.inputs import (
     load_transforms,
     run_transform,
 )
+from lakeshare_pipelines.wap.merge import find_key_problems, plan_changes
 from lakeshare_pipelines.wap.serveable import ClientMatrix
 from lakeshare_pipelines.wap.staged import (
     WHOLE,
@@ -93,7 +94,20 @@ class Staging(Protocol):
     def write(
         self, ref: str, table: Table, frame: "DataFrame", partitions: Sequence[str], run_id: str
     ) -> int:
-        """Replace the table's `partitions` at the staging location by `frame`; returns the number of its rows."""
+        """Replace the table's `partitions`, or the whole table, at the staging location by `frame`.
+
+        With the write mode `append`, the rows are added to those of main. Returns their number.
+        """
+
+    def merge(self, staged: Staged, table: Table, before: "DataFrame | None", changes: "DataFrame") -> None:
+        """Apply changes, planned against `before` (see `plan_changes`), to the table at the staging location.
+
+        Raises:
+            WarehouseError: the table has features with which the changes cannot be published.
+        """
+
+    def record_changes_again(self, staged: Staged, table: Table) -> None:
+        """Write what readers of changes get of a merged table again, after a repair of the staging location."""
 
     def make_serveable(self, ref: str, table: Table) -> tuple[str, ...]:
         """Rewrite staged files that a promised client cannot read; returns the reason codes that it removed."""
@@ -105,7 +119,7 @@ class Staging(Protocol):
         """The current state of the staging location, as in `Staged.head`."""
 
     def rows_of_run(self, staged: Staged, table: Table) -> "DataFrame":
-        """The rows that this run wrote."""
+        """The rows that this run wrote: for tables with a key, those that main does not have."""
 
     def count_written(self, staged: Staged, table: Table) -> int:
         """Number of rows at the staging location that main does not have, in or out of the run's partitions."""
@@ -400,14 +414,29 @@ def _write_all(
     limits = ReadingLimits(lake.settings.max_line_mb, lake.settings.max_unpacked_mb)
     read = read_delivery(lake.spark, contract, made_of.deliveries, limits)
     frames: dict[str, DataFrame] = {}
+    delivered: dict[str, DataFrame] = {}  # of tables that deliveries are added to
     reused = {name for table in contract.tables for name in table.depends_on}
     written = []
     try:
         for table in contract.tables:
             arrived = read.get(table.name)
-            # A view that is new, or not in sync, selects from its whole table.
+            if arrived is not None and table.write.is_incremental:
+                skipped = _list_applied(lake.settings, table, draft)
+                if skipped:
+                    others = [each for each in made_of.deliveries if each.partition not in skipped]
+                    arrived = (
+                        read_delivery(lake.spark, contract, others, limits)[table.name] if others else None
+                    )
+                record, delivered[table.name] = _add_delivery(
+                    lake, staging, contract, draft, table, arrived, skipped
+                )
+                written.append(record)
+                continue
+            # A view that is new, not in sync, or of a table that keeps other rows, selects from its whole table.
             is_whole = table.view is not None and not (
-                staging.on_main(draft, table) is not None and _is_in_sync(lake.settings, table, table.view)
+                table.write.mode == "replace_partitions"
+                and staging.on_main(draft, table) is not None
+                and _is_in_sync(lake.settings, table, table.view)
             )
             partitions = WHOLE if is_whole else draft.partitions
 
@@ -429,6 +458,7 @@ def _write_all(
                 table,
                 draft.partitions,
                 frames,
+                delivered,
                 partial(staging.table_after, draft),
                 made_of.publications,
             )
@@ -443,12 +473,10 @@ def _write_all(
                 base = contract.table(table.view.of)
                 of_base = staging.table_after(draft, base) if is_whole else frames[base.name]
                 rows = write(select_view_rows(contract, table, table.view, of_base))
+            record = _make_record(lake, contract, draft, table, rows, found)
             written.append(
-                StagedTable(
-                    table.name,
-                    rows,
-                    0 if found is None else write_quarantine(lake, contract, table, found, draft.run_id),
-                    () if found is None else tuple(problem.detail for problem in found.problems),
+                replace(
+                    record,
                     view=None if table.view is None else table.view.digest,
                     is_whole=is_whole,
                     inputs=inputs.list_read()
@@ -461,6 +489,82 @@ def _write_all(
         for frame in frames.values():
             frame.unpersist()
     return written
+
+
+def _add_delivery(
+    lake: Lake,
+    staging: Staging,
+    contract: SetContract,
+    draft: Staged,
+    table: Table,
+    arrived: DeliveredTable | None,
+    skipped: Collection[str],
+) -> "tuple[StagedTable, DataFrame]":
+    """Append or merge what arrived; None if all of it is in the table already, which then stays as it is.
+
+    Returns its rows, too.
+    """
+    # The rows are written once: a second time they would be there twice.
+    found = None if arrived is None else arrived.read()
+    columns = [F.lit(None).cast(column.type).alias(column.name) for column in table.columns]
+    rows = lake.spark.range(0).select(*columns) if found is None else found.frame
+    key_problems = add_rows(staging, contract, draft, table, rows)
+    record = _make_record(lake, contract, draft, table, 0 if found is None else found.rows, found)
+    log.info("staged %s delivered rows of %s at %s", record.rows, table.name, draft.ref)
+    return replace(record, skipped=tuple(sorted(skipped)), key_problems=key_problems), rows
+
+
+def add_rows(
+    staging: Staging, contract: SetContract, draft: Staged, table: Table, rows: "DataFrame"
+) -> tuple[str, ...]:
+    """Append or merge delivered rows at the staging location; returns why they cannot be merged, as a rule nothing."""
+    if not table.write.has_key:
+        staging.write(draft.ref, table, rows, draft.partitions, draft.run_id)
+        return ()
+    rows, before = rows.persist(), staging.on_main(draft, table)
+    try:
+        staging.merge(draft, table, before, plan_changes(contract, table, before, rows))
+        return find_key_problems(table, rows)
+    finally:
+        rows.unpersist()
+
+
+def _make_record(
+    lake: Lake, contract: SetContract, draft: Staged, table: Table, rows: int, found: TableFrame | None
+) -> StagedTable:
+    """The record of a written table, whose rejected rows go to the quarantine."""
+    if found is None:
+        return StagedTable(table.name, rows)
+    rejected = write_quarantine(lake, contract, table, found, draft.run_id)
+    return StagedTable(table.name, rows, rejected, tuple(problem.detail for problem in found.problems))
+
+
+def list_in_force(ledger: "Ledger", table: str, partitions: Collection[str]) -> "Iterator[Publication]":
+    """The publications of these partitions that the latest one contains, newest first; no rollbacks and maintenance."""
+    below: int | None = None
+    for publication in ledger.of_partitions(table, partitions):
+        if below is not None and publication.version > below:
+            continue
+        if publication.repeats is not None:
+            below = publication.repeats
+            continue
+        yield publication
+
+
+def find_applied(ledger: "Ledger", table: str, deliveries: Mapping[str, str]) -> set[str]:
+    """The partitions whose deliveries, by their digests, are in the latest publication of a table."""
+    applied = set[str]()
+    for publication in list_in_force(ledger, table, deliveries):
+        published = publication.verdicts.get("deliveries", {})
+        applied |= {name for name, digest in deliveries.items() if published.get(name) == digest}
+        if len(applied) == len(deliveries):
+            break
+    return applied
+
+
+def _list_applied(settings: LakeSettings, table: Table, draft: Staged) -> set[str]:
+    with _open_ledger(settings) as ledger:
+        return find_applied(ledger, table.name, draft.deliveries)
 
 
 def _rebuild_views(lake: Lake, staging: Staging, contract: SetContract, staged: Staged) -> None:
@@ -541,10 +645,20 @@ def reseal(lake: Lake, contract: SetContract, staged: Staged) -> Staged:
         return staged
     log.warning("%s moved from %s to %s since it was written", staged.ref, staged.head, head)
     _rebuild_views(lake, staging, contract, replace(staged, head=head))
+    for table in contract.tables:
+        if table.write.has_key:
+            with translate_errors(lake.settings, f"the changes of {table.name} at {staged.ref}"):
+                staging.record_changes_again(replace(staged, head=head), table)
     moved = replace(staged, head=staging.seal(staged.ref))
-    rows = [staging.count_written(moved, contract.table(table.table)) for table in staged.tables]
-    tables = zip(staged.tables, rows, strict=True)
-    return replace(moved, tables=tuple(replace(table, rows=count) for table, count in tables))
+    return replace(
+        moved, tables=tuple(_count_again(staging, contract, moved, each) for each in staged.tables)
+    )
+
+
+def _count_again(staging: Staging, contract: SetContract, staged: Staged, record: StagedTable) -> StagedTable:
+    table = contract.table(record.table)
+    # The rows of a table with a key are counted as delivered.
+    return record if table.write.has_key else replace(record, rows=staging.count_written(staged, table))
 
 
 def drop_staging_location(lake: Lake, contract: SetContract, ref: str) -> None:

@@ -59,6 +59,7 @@ class StagedTable:
     `rewritten`: the reason codes that kept promised clients from the table until staging rewrote its files. Of a view,
     `view` is the digest of its definition; `is_whole`: the run selected it from the whole table, not only its own rows.
     `inputs` are the tables that it was made of, `code` is the SHA-256 of the file with its transform.
+    `skipped` are the partitions whose deliveries the table has already; `key_problems` say why rows cannot be merged.
     """
 
     table: str
@@ -70,12 +71,14 @@ class StagedTable:
     is_whole: bool = False
     inputs: Mapping[str, ReadTable] = field(default_factory=dict)
     code: str | None = None
+    skipped: tuple[str, ...] = ()
+    key_problems: tuple[str, ...] = ()
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
-        lists = {"problems": tuple(record["problems"]), "rewritten": tuple(record.get("rewritten", ()))}
+        lists = ("problems", "rewritten", "skipped", "key_problems")
         inputs = {name: ReadTable(**read) for name, read in record.get("inputs", {}).items()}
-        return cls(**{**record, **lists, "inputs": inputs})
+        return cls(**{**record, **{name: tuple(record.get(name, ())) for name in lists}, "inputs": inputs})
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,10 @@ def promised(value: object) -> Spoil:
     return lambda c: c["schema"][0]["customProperties"].append({"property": "serveableTo", "value": value})
 
 
+def written(value: object, table: int = 0) -> Spoil:
+    return lambda c: c["schema"][table]["customProperties"].append({"property": "write", "value": value})
+
+
 def load(tmp_path: Path, spoil: Spoil | None = None) -> Any:
     contract = copy.deepcopy(SOUND)
     if spoil is not None:
@@ -310,6 +314,59 @@ FAULTS: dict[str, tuple[Spoil, str, str, str]] = {
         promised({"clients": ["spark"], "severity": "block"}),
         "schema[0].customProperties[1].value.severity", "cannot be 'block'", "Use 'error' or 'warning'",
     ),
+    "unknown write mode": (
+        written("upsert"), "schema[0].customProperties[1].value.mode", "cannot be 'upsert'", "merge",
+    ),
+    "unknown field of a write mode": (
+        written({"mode": "merge", "order": "day"}),
+        "schema[0].customProperties[1].value.order", "unknown field 'order'", "",
+    ),
+    "merge without a key": (
+        lambda c: (column(1, primaryKey=False)(c), written("merge")(c)),
+        "schema[0].customProperties.write.mode", "merge needs a primary key", "primaryKey",
+    ),
+    "merge by an unknown sequence": (
+        written({"mode": "merge", "sequence": "amuont"}),
+        "schema[0].customProperties.write.sequence", "orders has no column 'amuont'", "Did you mean 'amount'?",
+    ),
+    "merge by its own key": (
+        written({"mode": "merge", "sequence": "id"}),
+        "schema[0].customProperties.write.sequence", "'id' is part of the key", "that is not",
+    ),
+    "append with a sequence": (
+        written({"mode": "append", "sequence": "day"}),
+        "schema[0].customProperties.write.sequence", "append uses no sequence", "merge or scd2",
+    ),
+    "replaced with a delete condition": (
+        written({"mode": "replace", "deleteWhen": "amount < 0"}),
+        "schema[0].customProperties.write.deleteWhen", "replace uses no deleteWhen", "merge or scd2",
+    ),
+    "delete condition over other tables": (
+        written({"mode": "merge", "deleteWhen": "id IN (SELECT id FROM gone)"}),
+        "schema[0].customProperties.write.deleteWhen", "deleteWhen cannot ask other tables", "columns of orders",
+    ),
+    "delete condition that changes by itself": (
+        written({"mode": "merge", "deleteWhen": "day < current_date()"}),
+        "schema[0].customProperties.write.deleteWhen", "calls current_date", "columns of the row",
+    ),
+    "versions without a sequence": (
+        written("scd2"), "schema[0].customProperties.write", "scd2 needs a sequence", "date or timestamp",
+    ),
+    "versions by a number": (
+        written({"mode": "scd2", "sequence": "amount"}),
+        "schema[0].customProperties.write.sequence", "order versions by 'amount', of type double", "date or timestamp",
+    ),
+    "a column that versions have": (
+        lambda c: (column(2, name="valid_to")(c), written({"mode": "scd2", "sequence": "day"})(c)),
+        "schema[0].properties", "the column 'valid_to' is given 2 times", "differ",
+    ),
+    "a derived table that is merged": (
+        lambda c: (column(0, table=1, primaryKey=True)(c), written("merge", table=1)(c)),
+        "schema[1].customProperties.write", "merge needs deliveries, and totals is computed", "replace",
+    ),
+    "a derived table by day of one that is not": (
+        written("append"), "schema[1].customProperties.write", "orders is not written by days", "write: replace",
+    ),
     "owner that Dagster refuses": (
         lambda c: c.update(team={"members": [{"username": "the lake team", "role": "owner"}]}),
         "team.members[0].username", "neither person nor team", "e-mail",
@@ -417,3 +474,20 @@ def test_a_place_in_a_loaded_contract_has_its_line_while_the_file_is_the_same(tm
     assert find_line(contract, *where) is None
     contract.path.unlink()
     assert find_line(contract, *where) is None
+
+
+def test_a_table_with_versions_has_their_columns_and_a_key_of_its_own(tmp_path: Path) -> None:
+    def spoil(c: dict[str, Any]) -> None:
+        written({"mode": "scd2", "sequence": "day", "deleteWhen": " amount < 0 "})(c)
+        column(0, partitioned=False)(c)
+        written("replace", table=1)(c)
+
+    contract = load(tmp_path, spoil)
+    orders = contract.table("orders")
+    assert orders.write.delete_when == "amount < 0"
+    assert [column.name for column in orders.columns[3:]] == ["valid_from", "valid_to", "is_current"]
+    assert [column.type for column in orders.columns[3:]] == ["date", "date", "boolean"]
+    assert (orders.merge_key, orders.primary_key) == (("id",), ("id", "valid_from"))
+    assert "expect_compound_columns_to_be_unique__id_valid_from" in {rule.name for rule in orders.rules}
+    assert not contract.is_daily(orders)
+    assert [contract.is_replaced(table) for table in contract.tables] == [False, True]

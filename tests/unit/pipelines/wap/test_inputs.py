@@ -31,7 +31,7 @@ def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inputs:
     assert contract.tables.index(rates) > contract.tables.index(contract.table("orders"))
     lake: Lake = object.__new__(Lake)
     frames = {"shop.orders": ROWS, "shop.totals": ROWS}
-    return Inputs(lake, contract, rates, ["2024-01-01"], frames, lambda table: WHOLE_TABLE, {})  # type: ignore
+    return Inputs(lake, contract, rates, ["2024-01-01"], frames, {}, lambda table: WHOLE_TABLE, {})  # type: ignore
 
 
 def test_a_delivered_table_of_the_set_is_read_as_rows_of_the_run_or_whole(inputs):
