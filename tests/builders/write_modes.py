@@ -26,7 +26,7 @@ from lakeshare_pipelines.wap.staged import (
 MODES = ("append", "merge", "scd2", "replace")
 COLUMNS = """\
       - {name: id, logicalType: integer, physicalType: int%s}
-      - {name: name, logicalType: string, classification: pii}
+      - {name: name, logicalType: string, classification: pii%s}
       - {name: amount, logicalType: number, physicalType: double}
       - {name: at, logicalType: date, required: true}
       - {name: op, logicalType: string}
@@ -71,8 +71,10 @@ def a_set_of_modes(
         if mode in ("merge", "scd2"):
             write |= merge if mode == "merge" and merge else ORDERED
         key = ", primaryKey: true" if mode in ("merge", "scd2") else ""
+        # Updates move rows between partitions.
+        part = ", partitioned: true" if mode == "merge" else ""
         fields = "{" + ", ".join(f'{key}: "{value}"' for key, value in write.items()) + "}"
-        tables.append(TABLE.format(name=name, mode=mode, write=fields, columns=COLUMNS % key))
+        tables.append(TABLE.format(name=name, mode=mode, write=fields, columns=COLUMNS % (key, part)))
     text = CONTRACT.format(
         name=name,
         format=table_format,
