@@ -120,7 +120,8 @@ def draft(
     kinds = {"primary key": [column.name for column in drafted.columns if column.is_key]}
     kinds["personal data"] = [column.name for column in drafted.columns if column.pii]
     found = "; ".join(f"{kind}: {', '.join(names) or 'none found'}" for kind, names in kinds.items())
-    typer.echo(f"{path}: table {drafted.set_name}.{drafted.table}, {len(drafted.columns)} columns; {found}")
+    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    typer.echo(f"{shown}: table {drafted.set_name}.{drafted.table}, {len(drafted.columns)} columns; {found}")
 
 
 def write_contract(path: Path, text: str) -> Path:

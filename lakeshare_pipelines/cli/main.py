@@ -9,6 +9,7 @@ import typer
 
 from lakeshare_pipelines.cli.backup import backup_app, inventory_app
 from lakeshare_pipelines.cli.contract import contract_app, find_contract, list_contracts, load_settings
+from lakeshare_pipelines.cli.project import init, publish
 from lakeshare_pipelines.cli.restore import restore_app
 from lakeshare_server.cli import add_commands
 from lakeshare_server.errors import LakeshareError
@@ -136,6 +137,8 @@ app.add_typer(inventory_app, name="inventory")
 app.add_typer(backup_app, name="backup")
 app.add_typer(restore_app, name="restore")
 app.add_typer(snowflake_app, name="snowflake")
+app.command()(init)
+app.command()(publish)
 add_commands(app)
 
 

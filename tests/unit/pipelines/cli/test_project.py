@@ -1,0 +1,66 @@
+"""`lakeshare init` makes a project whose settings work in its folder, and replaces nothing."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from lakeshare_pipelines.cli.main import app
+from lakeshare_pipelines.cli.project import TEMPLATES
+from lakeshare_pipelines.settings import SHORT_RUNS, LakeSettings
+
+
+def test_the_settings_of_a_project_are_relative_to_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in LakeSettings.model_fields:
+        monkeypatch.delenv(f"LAKESHARE_{name.upper()}", raising=False)
+    folder = tmp_path / "My Shop"
+    ended = CliRunner().invoke(app, ["init", str(folder), "--no-prepare"])
+    assert ended.exit_code == 0, ended.output
+    assert "made in My Shop/: contracts/, pyproject.toml" in ended.output
+
+    monkeypatch.chdir(folder)
+    settings = LakeSettings()
+    assert (settings.state_dir, settings.contracts_dir) == (folder / ".lakeshare", folder / "contracts")
+    assert (settings.landing_root, settings.lake_root) == (str(folder / "landing"), str(folder / "warehouse"))
+    assert settings.spark_driver_options == SHORT_RUNS
+
+    project = tomllib.loads((folder / "pyproject.toml").read_text())
+    assert project["project"]["name"] == "my-shop"
+    assert project["project"]["dependencies"] == ["lakeshare[pipelines]"]
+    assert project["tool"]["dagster"]["module_name"] == "definitions"
+    workflow = yaml.safe_load((folder / ".github/workflows/lakeshare.yaml").read_text())
+    runs = [step["run"] for step in workflow["jobs"]["contracts"]["steps"] if "run" in step]
+    assert runs[1:3] == ["lakeshare contract check", "python -m pytest"]
+    assert 'git diff --name-only --diff-filter=M "origin/$GITHUB_BASE_REF"' in runs[3]
+    assert yaml.safe_load((folder / "dagster_home/dagster.yaml").read_text())["concurrency"]
+    assert [name for name in TEMPLATES if "$name" in (folder / name).read_text()] == []
+
+
+def test_a_folder_with_files_of_a_project_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("mine")
+    (tmp_path / "definitions.py").write_text("mine")
+    ended = CliRunner().invoke(app, ["init", str(tmp_path)])
+    assert ended.exit_code == 1
+    assert "definitions.py, README.md, which would be replaced" in str(ended.exception)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "definitions.py"]
+    ended = CliRunner().invoke(app, ["init", str(tmp_path / "README.md")])
+    assert "It is a file; give a folder." in str(ended.exception)
+
+
+def test_a_draft_replaces_no_contract(tmp_path: Path) -> None:
+    from lakeshare_pipelines.cli.contract import write_contract
+    from lakeshare_pipelines.errors import ContractError
+    from lakeshare_server.errors import BadRequest
+
+    path = tmp_path / "orders.yaml"
+    with pytest.raises(ContractError):
+        write_contract(path, "kind: nothing")
+    assert not path.exists()
+    path.write_text("mine")
+    with pytest.raises(BadRequest, match="There is such a file"):
+        write_contract(path, "kind: nothing")
+    assert path.read_text() == "mine"
