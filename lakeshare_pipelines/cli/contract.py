@@ -94,6 +94,9 @@ def draft(
         Literal["delta", "iceberg"], typer.Option("--format", help="Format of the published table.")
     ] = "delta",
     share: Annotated[str | None, typer.Option(help="Declare that the table is in this share.")] = None,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="Read text files of more than 128 MiB whole, not parts of them.")
+    ] = False,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -109,7 +112,7 @@ def draft(
     """
     from lakeshare_pipelines.ingest.draft import draft_contract, render
 
-    with open_sample(data) as sample:
+    with open_sample(data, whole=whole) as sample:
         drafted = draft_contract(sample, table_format=table_format, set_name=name, share=share)
     text = render(drafted)
     if output == Path("-"):
@@ -151,7 +154,7 @@ TABLE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){1,2}")
 
 
 @contextmanager
-def open_sample(data: list[str]) -> "Iterator[Sample]":
+def open_sample(data: list[str], *, whole: bool) -> "Iterator[Sample]":
     """Opens files, a table or a query for a draft, with a Spark session for the block."""
     from lakeshare_pipelines.ingest.profile import from_frame, read_files
     from lakeshare_pipelines.wap.staged import open_lake
@@ -166,7 +169,7 @@ def open_sample(data: list[str]) -> "Iterator[Sample]":
             yield from_frame(table, f"table {first}", name, name)
         else:
             paths = [path for text in data for path in _fetch(lake, text, Path(folder))]
-            yield read_files(lake.spark, paths)
+            yield read_files(lake.spark, paths, None if whole else Path(folder))
 
 
 def _read_table(lake: "Lake", name: str) -> "DataFrame | None":

@@ -3,6 +3,7 @@
 A draft loads, and the sample that it was made from passes its audit. Guessed rules have severity warning.
 """
 
+import datetime as dt
 import json
 import math
 import re
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lakeshare_pipelines.contracts.model import DEFAULTS, get_base_type
 from lakeshare_pipelines.ingest.profile import (
     CONTRACT_TYPES,
+    NULL_TOKENS,
     NUMBERS,
     ColumnProfile,
     Profile,
@@ -162,7 +164,7 @@ def guess_type(column: ColumnProfile) -> tuple[str, str]:
     if column.type is not None:
         kind = CONTRACT_TYPES.get(column.type, column.type)
         return kind, f"type {kind}, as in the data"
-    classes = column.classes - {"token"}
+    classes = column.classes - set(NULL_TOKENS)
     if not classes:
         return "string", "every value is empty, so that its type is not known"
     if classes <= {"int"}:
@@ -198,9 +200,10 @@ OTHER_DAYS = {
 
 
 def _explain_text(column: ColumnProfile) -> str:
-    others = {classify(text) for text in column.examples} | column.classes - {"string", "token"}
-    if others - {"string", "token"}:
-        kinds = " and ".join(sorted(others - {"string", "token"}))
+    others = {classify(text) for text in column.examples} | set(column.classes)
+    others -= {"string", "token", *NULL_TOKENS}
+    if others:
+        kinds = " and ".join(sorted(others))
         return f"type string: texts and values of type {kinds} are mixed"
     if column.examples and all(re.fullmatch(r"[+-]?0?\d+", text) for text in column.examples):
         return "type string: digits with leading zeros, a plus sign or more than 18 digits, which a number would lose"
@@ -276,7 +279,7 @@ def guess_rules(column: ColumnProfile, rows: int, kind: str, *, is_key: bool) ->
     if len(column.values) > 1 and column.filled >= VALUES_REPEAT * len(column.values) and not is_key:
         reason = f"set of values: {len(column.values)} in {rows:,} rows"
         yield RuleGuess("expect_column_values_to_be_in_set", {"value_set": list(column.values)}, reason)
-    if column.low is None or is_key or COUNTER_NAME.search(to_words(column.name)):
+    if not isinstance(column.low, float) or is_key or COUNTER_NAME.search(to_words(column.name)):
         return
     if get_base_type(kind) in ("int", "bigint", "float", "double", "decimal"):
         if not (math.isfinite(column.low) and math.isfinite(column.high)) or column.low == column.high:
@@ -301,9 +304,10 @@ def _format(value: float) -> str:
 def guess_partition(profile: Profile, types: Mapping[str, str]) -> tuple[str | None, str]:
     """Returns the column to partition by, if days are large enough, and the reason for it or against it."""
     for column in profile.columns:
-        if types[column.name] != "date" or column.filled < profile.rows or column.distinct < 2:
+        if types[column.name] != "date" or column.filled < profile.rows or column.low in (None, column.high):
             continue
-        rows_per_day = profile.rows // column.distinct
+        days = (dt.date.fromisoformat(column.high) - dt.date.fromisoformat(column.low)).days + 1
+        rows_per_day = profile.rows // days
         if rows_per_day >= PARTITION_ROWS:
             return column.name, f"partitioned by {column.name}: about {rows_per_day:,} rows a day"
         return None, (

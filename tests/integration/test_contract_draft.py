@@ -169,7 +169,7 @@ def test_each_guess_has_its_reason_in_a_comment(drafted: dict[str, tuple[Path, s
         "# classification pii: its name",
         "# source: 'Größe' is no name that a contract can have",
         "# set of values: 3 in 120 rows",
-        "# range: 0.25 to 29.75 were seen, the limits leave room",
+        "# range: 0.25 to 29.5 were seen, the limits leave room",
     ):
         assert reason in text, reason
 
