@@ -94,9 +94,11 @@ def draft_contract(
     columns = []
     for one in profile.columns:
         kind, reason = typed[one.name]
-        is_key = one.name in key
+        in_key = (
+            "unique in the sample" if key == (one.name,) else "a part of the key" if one.name in key else ""
+        )
         columns.append(
-            _guess_column(one, profile.rows, names[one.name], kind, reason, is_key, one.name == partition)
+            _guess_column(one, profile.rows, names[one.name], kind, reason, in_key, one.name == partition)
         )
     table = make_names([sample.name])[sample.name]
     return Draft(
@@ -217,7 +219,7 @@ def _explain_text(column: ColumnProfile) -> str:
 
 
 def _guess_column(
-    column: ColumnProfile, rows: int, name: str, kind: str, reason: str, is_key: bool, is_partition: bool
+    column: ColumnProfile, rows: int, name: str, kind: str, reason: str, in_key: str, is_partition: bool
 ) -> ColumnGuess:
     required = rows > 0 and column.filled == rows
     pii = guess_pii(column)
@@ -229,8 +231,8 @@ def _guess_column(
         reasons.append(f"may be empty: {rows - column.filled:,} of {rows:,} values are")
     if name != column.name:
         reasons.append(f"source: {column.name!r} is no name that a contract can have")
-    if is_key:
-        reasons.append("primaryKey: see the reasons of the table")
+    if in_key:
+        reasons.append(f"primaryKey: {in_key}")
     if pii is not None:
         reasons.append(f"classification pii: {pii}")
     return ColumnGuess(
@@ -240,9 +242,9 @@ def _guess_column(
         required=required,
         reasons=tuple(reasons),
         pii=pii is not None,
-        is_key=is_key,
+        is_key=bool(in_key),
         is_partition=is_partition,
-        rules=() if pii is not None else tuple(guess_rules(column, rows, kind, is_key=is_key)),
+        rules=() if pii is not None else tuple(guess_rules(column, rows, kind, is_key=bool(in_key))),
     )
 
 
@@ -389,7 +391,7 @@ def render(draft: Draft) -> str:
     """Returns the contract as YAML in which every guess has its reason as a comment."""
     lines = [
         HEADER.format(
-            title=draft.title,
+            title=_to_one_line(draft.title),
             rows=draft.rows,
             set_name=_scalar(draft.set_name),
             table=_scalar(draft.table),
@@ -398,7 +400,7 @@ def render(draft: Draft) -> str:
             purpose=_scalar(f"The rows of {draft.title}; say here what they are for."),
         ).rstrip("\n")
     ]
-    lines += [f"    # {reason}" for reason in draft.table_reasons]
+    lines += [f"    # {_to_one_line(reason)}" for reason in draft.table_reasons]
     lines.append("    customProperties:")
     lines.append(f"      - {{property: source, value: {_scalar(draft.source)}}}")
     if draft.reading:
@@ -417,9 +419,14 @@ def render(draft: Draft) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _to_one_line(text: str) -> str:
+    """A text for a comment: names of files and columns may have line ends."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
 def _render_column(column: ColumnGuess, key_position: int) -> Iterator[str]:
     for reason in column.reasons:
-        yield f"      # {reason}"
+        yield f"      # {_to_one_line(reason)}"
     base = get_base_type(column.type)
     logical = LOGICAL_TYPES.get(base, base)
     yield f"      - name: {_scalar(column.name)}"

@@ -7,9 +7,11 @@ over the sample, after its first rows have shown what to look for; only uniquene
 import csv
 import gzip
 import itertools
+import logging
 import re
+import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from lakeshare_pipelines.contracts.model import Reading
 from lakeshare_pipelines.errors import SampleError
-from lakeshare_pipelines.ingest.delivery import FORMAT_BY_SUFFIX, FileFormat
+from lakeshare_pipelines.ingest.delivery import FORMAT_BY_SUFFIX, FileFormat, find_suffix
 from lakeshare_pipelines.ingest.frame import BOM, NANOS_AS_LONG
 from lakeshare_pipelines.ingest.landing import is_data
 from lakeshare_pipelines.spark.session import escape_glob
@@ -93,30 +95,29 @@ def find_files(patterns: Sequence[str]) -> tuple[list[Path], FileFormat]:
 
 
 def get_format(path: Path) -> FileFormat:
-    for suffix, kind in FORMAT_BY_SUFFIX.items():
-        if path.name.endswith(suffix):
-            return kind
-    fix = f"Known endings are {', '.join(FORMAT_BY_SUFFIX)}."
-    raise SampleError(str(path), "its format is not known", fix)
+    suffix = find_suffix(path.name)
+    if suffix is None:
+        fix = f"Known endings are {', '.join(FORMAT_BY_SUFFIX)}."
+        raise SampleError(str(path), "its format is not known", fix)
+    return FORMAT_BY_SUFFIX[suffix]
 
 
 def read_files(spark: "SparkSession", patterns: Sequence[str], folder: Path | None = None) -> Sample:
     """Opens local files of one format as a sample; of large text files parts, which are copied to `folder` if given."""
     files, kind = find_files(patterns)
-    stems = [get_stem(path) for path in files]
+    stems = [path.name.removesuffix(find_suffix(path.name) or "") for path in files]
     name, source = _name_files(stems, files[0].parent.name)
-    title = files[0].name if len(files) == 1 else f"{files[0].name} and {len(files) - 1} more files"
+    title = files[0].name if len(files) == 1 else f"{files[0].name} and {len(files) - 1} more"
     if kind == "csv":
-        return _read_csv(spark, files, title, name, source, folder)
+        try:
+            return _read_csv(spark, files, title, name, source, folder)
+        except csv.Error as error:
+            fix = "Write it with double quotes around fields with delimiters or line ends."
+            raise SampleError(title, f"is no CSV: {error}", fix) from error
     if kind == "jsonl":
         parts, remark = take_parts(files, folder)
         return _read_json(spark, parts, title + remark, name, source)
     return _read_parquet(spark, files, title, name, source)
-
-
-def get_stem(path: Path) -> str:
-    suffix = max((suffix for suffix in FORMAT_BY_SUFFIX if path.name.endswith(suffix)), key=len)
-    return path.name.removesuffix(suffix)
 
 
 def _name_files(stems: Sequence[str], folder: str) -> tuple[str, str]:
@@ -137,9 +138,12 @@ def _common(one: str, other: str) -> list[str]:
 
 
 def _read_head(path: Path) -> str:
-    with path.open("rb") as opened:
-        stream = gzip.GzipFile(fileobj=opened) if path.name.endswith(".gz") else opened
-        head = stream.read(HEAD_BYTES)
+    try:
+        with path.open("rb") as opened:
+            stream = gzip.GzipFile(fileobj=opened) if path.name.endswith(".gz") else opened
+            head = stream.read(HEAD_BYTES)
+    except (OSError, EOFError, zlib.error) as error:
+        raise SampleError(str(path), f"cannot be read: {error}", "Transfer it again.") from error
     try:
         # A character may be cut off at the end.
         text = head.decode("utf-8", errors="strict" if len(head) < HEAD_BYTES else "ignore")
@@ -330,6 +334,25 @@ def from_frame(frame: "DataFrame", title: str, name: str, source: str) -> Sample
     columns = [F.col(f"`{name.replace('`', '``')}`").alias(f"_{i}") for i, name in enumerate(kept)]
     shown = frame.select(*columns, F.lit(None).cast("string").alias(_BROKEN))
     return Sample(title, name, source, shown, tuple(kept), skipped=skipped)
+
+
+def read_sql(read: "Callable[[], DataFrame]", title: str, name: str) -> Sample:
+    """Opens a table or a query of Spark SQL as a sample.
+
+    Raises:
+        SampleError: Spark does not know the table, or cannot analyse the query.
+    """
+    from pyspark.errors import AnalysisException, ParseException
+
+    # It writes the stack trace of an error to the terminal.
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+    try:
+        frame = read()
+        _ = frame.schema  # Spark Connect analyses no earlier
+    except (AnalysisException, ParseException) as error:
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise SampleError(title, reason, "Give a table or a query that Spark SQL knows.") from error
+    return from_frame(frame, title, name, name)
 
 
 # Classes of texts, each disjoint from the others. No class for numbers with leading zeros, a plus sign or more than 18

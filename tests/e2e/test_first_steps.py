@@ -111,6 +111,39 @@ def test_a_delivery_that_breaks_the_contract_is_stopped_and_explained(user: Apar
     assert "much" not in printed
 
 
+def test_a_contract_is_tried_on_a_file_and_nothing_is_delivered(user: Apart, shop: Path) -> None:
+    (shop / "bad.csv").write_text(BAD)
+    before = sorted(path for path in shop.rglob("*") if "logs" not in path.parts)
+    code, printed = user(
+        run_command, "lakeshare", "contract", "test", "contracts/orders.yaml", "--on", "bad.csv"
+    )
+    assert code == 1, printed
+    assert printed.startswith("orders.orders: 9 rows, 1 rejected\n")
+    assert "line=2  reason=amount: '***' is not decimal(10,2)" in printed
+    assert printed.endswith("red: it would be stopped\n")
+    assert "lakeshare wap rejected" not in printed
+    assert sorted(path for path in shop.rglob("*") if "logs" not in path.parts) == before
+
+
+def test_a_contract_is_drafted_from_a_table_a_location_or_a_query(user: Apart, shop: Path) -> None:
+    location = str(shop / "warehouse" / "orders" / "orders")
+    query = f"SELECT status, sum(amount) AS total FROM delta.`{location}` GROUP BY status"
+    for data, found in (
+        ("orders.orders", "# primary key: order_id is unique in the sample"),
+        (location, 'physicalType: "decimal(10,2)"'),
+        (query, "- name: total"),
+    ):
+        code, printed = user(run_command, "lakeshare", "contract", "draft", data, "-o", "-")
+        assert code in (0, None), printed
+        assert found in printed, printed
+    code, printed = user(
+        run_command, "lakeshare", "contract", "draft", "SELECT nothing FROM nowhere ", "-o", "-"
+    )
+    assert code == 1
+    assert "lakeshare: the query SELECT nothing FROM nowhere: [TABLE_OR_VIEW_NOT_FOUND]" in printed
+    assert "Traceback" not in printed
+
+
 def run_project_test(folder: Path) -> list[str]:
     """Runs the test that `lakeshare init` wrote; its name."""
     sys.path.insert(0, str(folder))

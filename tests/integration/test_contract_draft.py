@@ -193,6 +193,8 @@ def test_what_no_contract_can_be_drafted_from_is_named(lake: Lake, tmp_path: Pat
         "d.jsonl": ("[1]\n", "holds no JSON object"),
         "e.parquet": ("x", "is no sound Parquet file"),
         "f.xlsx": ("x", "its format is not known"),
+        "g.csv.gz": ("x", "cannot be read: Not a gzipped file"),
+        "z.csv": ("id,text\n1," + "x" * 200_000, "is no CSV: field larger than field limit"),
     }
     for name, (content, reason) in cases.items():
         (tmp_path / name).write_text(content)

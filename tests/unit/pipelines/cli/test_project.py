@@ -7,6 +7,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from lakeshare_pipelines import contracts
 from lakeshare_pipelines.cli.main import app
 from lakeshare_pipelines.cli.project import TEMPLATES
 from lakeshare_pipelines.settings import SHORT_RUNS, LakeSettings
@@ -49,6 +50,19 @@ def test_a_folder_with_files_of_a_project_is_refused_and_stays_as_it_is(tmp_path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "definitions.py"]
     ended = CliRunner().invoke(app, ["init", str(tmp_path / "README.md")])
     assert "It is a file; give a folder." in str(ended.exception)
+
+
+def test_a_set_that_arrives_by_day_needs_the_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAKESHARE_STATE_DIR", str(tmp_path / "state"))
+    flights = str(Path(contracts.__file__).with_name("flights.yaml"))
+    for command in (["publish", "flights"], ["contract", "test", flights, "--on", "x.csv"]):
+        ended = CliRunner().invoke(app, command)
+        assert ended.exit_code == 1
+        assert "--partition" in str(ended.exception)
+        assert "flights arrives by day" in str(ended.exception)
+    ended = CliRunner().invoke(app, ["publish", "flights", "--partition", "yesterday", "--on", flights])
+    assert "'yesterday' is no partition of set flights" in str(ended.exception)
+    assert not (tmp_path / "state").exists()
 
 
 def test_a_draft_replaces_no_contract(tmp_path: Path) -> None:

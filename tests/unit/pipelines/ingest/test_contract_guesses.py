@@ -5,13 +5,17 @@ from pathlib import Path
 
 import pytest
 
+from lakeshare_pipelines.contracts import load_contract
 from lakeshare_pipelines.ingest import profile
 from lakeshare_pipelines.ingest.draft import (
+    ColumnGuess,
+    Draft,
     guess_partition,
     guess_pii,
     guess_rules,
     guess_type,
     make_names,
+    render,
     round_up,
 )
 from lakeshare_pipelines.ingest.profile import ColumnProfile, Profile, classify, sniff_delimiter, take_parts
@@ -137,6 +141,15 @@ def test_ranges_leave_room_and_are_not_guessed_for_counters() -> None:
     assert not list(guess_rules(a_column("x", low=1.0, high=float("inf")), 1000, "double", is_key=False))
     rare = a_column("kind", values=("a", "b"), rows=9)
     assert not list(guess_rules(rare, 9, "string", is_key=False))
+
+
+def test_odd_names_stay_within_their_comments_and_quotes(tmp_path: Path) -> None:
+    odd = 'on: [x]\n# "y"'
+    column = ColumnGuess("on", odd, "string", False, (f"source: {odd}",), is_key=True)
+    text = render(Draft("no", "yes", odd, 1, "delta", "a*", (column,), (odd,), share="off"))
+    (tmp_path / "no.yaml").write_text(text)
+    [table] = load_contract(tmp_path / "no.yaml").tables
+    assert (table.name, table.columns[0].name, table.columns[0].source) == ("no.yes", "on", odd)
 
 
 def test_a_day_is_a_partition_where_its_files_are_large_enough() -> None:
