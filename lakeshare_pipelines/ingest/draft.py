@@ -397,7 +397,7 @@ def render(draft: Draft) -> str:
             table=_scalar(draft.table),
             physical_name=f"{draft.set_name}.{draft.table}",
             format=draft.format,
-            purpose=_scalar(f"The rows of {draft.title}; say here what they are for."),
+            purpose=_scalar(f"The rows of {draft.title}; describe what they are for."),
         ).rstrip("\n")
     ]
     lines += [f"    # {_to_one_line(reason)}" for reason in draft.table_reasons]

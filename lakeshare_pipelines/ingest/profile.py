@@ -194,10 +194,11 @@ def _copy_lines(path: Path, copy: Path, size_bytes: int) -> None:
     size = path.stat().st_size
     with path.open("rb") as opened, copy.open("wb") as out:
         if path.name.endswith(".gz"):
+            written = 0
             for line in gzip.GzipFile(fileobj=opened):
-                out.write(line)
-                if out.tell() >= size_bytes:
-                    return
+                written += out.write(line)
+                if written >= size_bytes:
+                    break
             return
         out.write(opened.readline())
         parts = 1 if size <= size_bytes else max(1, size_bytes // PART_BYTES)

@@ -7,7 +7,9 @@ import pytest
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.errors import DeliveryError
 from lakeshare_pipelines.ingest.delivery import name_files
-from lakeshare_pipelines.ingest.landing import FolderLanding
+from lakeshare_pipelines.ingest.landing import FolderLanding, StoreLanding
+from lakeshare_server.settings import StoreSettings
+from lakeshare_server.storage import Stores
 from tests.builders.sets import a_contract
 
 
@@ -29,10 +31,12 @@ def test_names_that_fit_stay_and_others_become_those_of_the_table(
         "orders.parquet": "orders.parquet",
         "orders-4.jsonl": "july.jsonl",
     }
-    FolderLanding(str(tmp_path / "landing")).replace("shop", "all", named)
-    delivered = tmp_path / "landing" / "shop" / "all"
-    assert (delivered / "orders-4.jsonl").read_text() == "july.jsonl"
-    assert (delivered / "_SUCCESS").exists()
+    folder, store = str(tmp_path / "landing"), str(tmp_path / "store")
+    for landing in (FolderLanding(folder), StoreLanding(store, Stores(StoreSettings(_env_file=None)))):
+        landing.replace("shop", "all", named)
+        delivered = Path(landing.root) / "shop" / "all"
+        assert (delivered / "orders-4.jsonl").read_text() == "july.jsonl"
+        assert (delivered / "_SUCCESS").exists()
 
 
 def test_missing_files_and_two_of_one_name_are_refused(contract: SetContract, tmp_path: Path) -> None:
