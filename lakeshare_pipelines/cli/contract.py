@@ -171,7 +171,7 @@ def open_sample(data: list[str], *, whole: bool) -> "Iterator[Sample]":
         elif not others and (read := _find_table(lake, first)) is not None:
             yield read_sql(read, f"table {first}", first.rstrip("/").replace("/", ".").rpartition(".")[2])
         else:
-            paths = [path for text in data for path in _fetch(lake, text, Path(folder))]
+            paths = [path for text in data for path in fetch_objects(lake, text, Path(folder))]
             yield read_files(lake.spark, paths, None if whole else Path(folder))
 
 
@@ -194,7 +194,7 @@ def _find_table(lake: "Lake", name: str) -> "Callable[[], DataFrame] | None":
     return partial(lake.table if name.count(".") == 1 else lake.spark.table, name)
 
 
-def _fetch(lake: "Lake", text: str, folder: Path) -> list[str]:
+def fetch_objects(lake: "Lake", text: str, folder: Path) -> list[str]:
     """Local paths as they are; copies of objects in a store, in a temporary folder."""
     if "://" not in text:
         return [text]

@@ -78,3 +78,20 @@ def test_a_draft_replaces_no_contract(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="There is such a file"):
         write_contract(path, "kind: nothing")
     assert path.read_text() == "mine"
+
+
+def test_objects_of_a_store_are_copied_for_a_draft_and_markers_are_not(tmp_path: Path) -> None:
+    from lakeshare_pipelines.cli.contract import fetch_objects
+    from lakeshare_pipelines.wap.staged import open_lake_without_spark
+
+    given, copies = tmp_path / "given", tmp_path / "copies"
+    given.mkdir()
+    copies.mkdir()
+    for name in ("orders-1.csv", "orders-2.csv", "_SUCCESS"):
+        (given / name).write_text(name)
+    lake = open_lake_without_spark(LakeSettings(_env_file=None, state_dir=tmp_path / "state"))
+    for location in (f"file://{given}", f"file://{given}/"):
+        found = fetch_objects(lake, location, copies)
+        assert [Path(path).read_text() for path in found] == ["orders-1.csv", "orders-2.csv"]
+    assert fetch_objects(lake, f"file://{given}/orders-2.csv", copies) == [str(copies / "orders-2.csv")]
+    assert fetch_objects(lake, "orders.csv", copies) == ["orders.csv"]
