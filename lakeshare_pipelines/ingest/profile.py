@@ -33,7 +33,7 @@ else:
     F = LazyModule("pyspark.sql.functions")
 
 HEAD_BYTES = 1 << 20
-HEAD_ROWS = 20_000
+MIN_HEAD_ROWS, HEAD_ROWS = 1000, 20_000
 HEAD_CELLS = 1_000_000
 MAX_VALUES = 30
 """A column with at most this many different values has a set of values."""
@@ -401,7 +401,7 @@ class ColumnProfile:
 
 @dataclass(frozen=True)
 class Profile:
-    """The profile of a sample: its rows without the broken ones, columns, texts that mean empty, and a key."""
+    """The profile of a sample: its rows without the broken ones, columns, and texts that mean empty."""
 
     rows: int
     broken: int
@@ -448,7 +448,7 @@ def profile_sample(sample: Sample) -> Profile:
 def _read_heads(sample: Sample) -> list[_Head]:
     width = len(sample.columns)
     names = [f"_{i}" for i in range(width)]
-    limit = max(1000, min(HEAD_ROWS, HEAD_CELLS // width))
+    limit = max(MIN_HEAD_ROWS, min(HEAD_ROWS, HEAD_CELLS // width))
     kinds = dict(sample.frame.dtypes)
     texts = [F.trim(F.col(name).cast("string")).alias(name) for name in names]
     rows = sample.frame.where(F.col(_BROKEN).isNull()).select(*texts).limit(limit).collect()
@@ -487,7 +487,8 @@ def _prepare(sample: Sample, head: _Head, tokens: Sequence[str]) -> "list[SparkC
     empty = trimmed.isin(["", *tokens]) if tokens else trimmed == ""
     text = F.when(F.col(_BROKEN).isNull() & ~empty, trimmed)
     if head.is_free_text:
-        return [text.alias(name)]
+        # Blanks around a text are part of it.
+        return [F.when(text.isNotNull(), F.col(name)).alias(name)]
     kind = F.when(text.isNull(), F.lit(None).cast("int"))
     for class_ in head.order:
         fits = text.rlike(PATTERNS[class_])
@@ -509,11 +510,12 @@ def _measure(sample: Sample, head: _Head) -> "list[SparkColumn]":
         return found
     if head.type is None:
         found.append(F.bit_or(F.expr(f"shiftleft(1, class_{place})")).alias(f"mask_{place}"))
-        if head.classes["decimal"]:
-            fraction = F.when(value.contains("."), F.length(F.substring_index(value, ".", -1)))
-            found.append(F.max(fraction).alias(f"scale_{place}"))
-    is_number = any(head.classes[kind] for kind in NUMBERS) or _is_numeric(head.type)
     is_day = any(head.classes[kind] for kind in ("date", "timestamp")) or head.type in ("date", "timestamp")
+    # Numbers may follow where the first rows are empty, and decimals where they are whole.
+    is_number = (head.type is None and not is_day) or _is_numeric(head.type)
+    if is_number and head.type is None:
+        fraction = F.when(value.contains("."), F.length(F.substring_index(value, ".", -1)))
+        found.append(F.max(fraction).alias(f"scale_{place}"))
     if is_number:
         value = value.try_cast("double") if head.type is None else value.cast("double")
     elif is_day:

@@ -11,6 +11,7 @@ import pytest
 
 from lakeshare_pipelines.contracts import SetContract, load_contract
 from lakeshare_pipelines.errors import SampleError
+from lakeshare_pipelines.ingest import profile
 from lakeshare_pipelines.ingest.draft import draft_contract, render
 from lakeshare_pipelines.ingest.profile import from_frame, read_files
 from lakeshare_pipelines.wap.audit import audit_files, open_trial_lake
@@ -183,6 +184,43 @@ def test_a_key_of_two_columns_is_found_in_a_query_and_structures_are_left_out(la
     drafted = draft_contract(from_frame(rows, "a query", "query", "query"))
     assert [column.name for column in drafted.columns if column.is_key] == ["day", "station_id"]
     assert "# left out: nested is struct<id:bigint>, which a contract cannot have" in render(drafted)
+
+
+def test_what_only_later_rows_show_counts(
+    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profile, "MIN_HEAD_ROWS", 20)
+    monkeypatch.setattr(profile, "HEAD_ROWS", 20)
+    early = {
+        "id": "1",
+        "a": "1",
+        "b": "",
+        "c": "5",
+        "d": "5",
+        "e": "2024-01-01",
+        "f": "x",
+        "g": "",
+        "h": "true",
+    }
+    late = {
+        "id": "1",
+        "a": "1.25",
+        "b": "70000000000",
+        "c": "many",
+        "d": "NA",
+        "e": "2024-01-01T10:00",
+        "f": " x",
+    }
+    late |= {"g": "2024-02-30", "h": ""}
+    lines = [",".join(early), *[",".join(early.values())] * 30, *[",".join(late.values())] * 2]
+    (tmp_path / "late.csv").write_text("\n".join(lines))
+    drafted = draft_contract(read_files(lake.spark, [str(tmp_path / "late.csv")]))
+    types = ["int", "decimal(10,2)", "bigint", "string", "int", "timestamp", "string", "string", "boolean"]
+    assert [column.type for column in drafted.columns] == types
+    assert [column.name for column in drafted.columns if not column.required] == ["b", "d", "g", "h"]
+    assert drafted.reading == {"nullValues": ["", "NA"]}
+    assert [rule for column in drafted.columns for rule in column.rules if column.name == "f"] == []
+    assert [column.name for column in drafted.columns if column.is_key] == []
 
 
 def test_what_no_contract_can_be_drafted_from_is_named(lake: Lake, tmp_path: Path) -> None:
