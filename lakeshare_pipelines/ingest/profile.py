@@ -53,7 +53,8 @@ _BROKEN = "__broken"
 class Sample:
     """Rows with the columns of the delivery, which of text files are all text.
 
-    `source` is what names its files in a contract; `skipped` are columns whose types a contract cannot have.
+    `source` is what names its files in a contract; `skipped` are columns whose types a contract cannot have, `unclosed`
+    counts lines with a quote that is not closed, which ingestion refuses.
     """
 
     title: str
@@ -65,6 +66,7 @@ class Sample:
     reading: Reading = field(default_factory=Reading)
     skipped: Mapping[str, str] = field(default_factory=dict)
     without_broken: "DataFrame | None" = None
+    unclosed: int = 0
 
     @property
     def pruned(self) -> "DataFrame":
@@ -244,7 +246,16 @@ def _read_csv(
         is_text=True,
         reading=reading,
         without_broken=reader.option("columnPruning", True).csv(paths),
+        unclosed=0 if reading.multiline else _count_unclosed_quotes(spark, paths, text),
     )
+
+
+def _count_unclosed_quotes(spark: "SparkSession", paths: list[str], head: str) -> int:
+    """Counts lines with an odd number of quotes, if the beginning of the first file has any."""
+    if not any(line.count('"') % 2 for line in head.splitlines()[:-1]):
+        return 0
+    quotes = F.length("value") - F.length(F.replace("value", F.lit('"')))
+    return spark.read.text(paths).where(quotes % 2 == 1).count()
 
 
 def _require_header(file: str, header: Sequence[str]) -> None:
@@ -475,7 +486,7 @@ def _scan(sample: Sample, heads: Sequence[_Head], tokens: Sequence[str]) -> Prof
         frame = sample.frame.select(F.col(_BROKEN), *prepared)
         measured |= frame.agg(*counts, *wanted).collect()[0].asDict()
     columns = tuple(_make_profile(head, measured) for head in heads)
-    return Profile(measured["rows"], measured["broken"], columns, tuple(tokens))
+    return Profile(measured["rows"], measured["broken"] + sample.unclosed, columns, tuple(tokens))
 
 
 def _prepare(sample: Sample, head: _Head, tokens: Sequence[str]) -> "list[SparkColumn]":

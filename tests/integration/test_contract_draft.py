@@ -186,6 +186,13 @@ def test_a_key_of_two_columns_is_found_in_a_query_and_structures_are_left_out(la
     assert "# left out: nested is struct<id:bigint>, which a contract cannot have" in render(drafted)
 
 
+def test_lines_with_an_unclosed_quote_are_allowed_for(lake: Lake, tmp_path: Path) -> None:
+    lines = ["id,what", *(f'{number},{number}" pipe' for number in range(3)), *["9,pipe"] * 97]
+    (tmp_path / "pipes.csv").write_text("\n".join(lines))
+    drafted = draft_contract(read_files(lake.spark, [str(tmp_path / "pipes.csv")]))
+    assert drafted.max_quarantined_fraction == pytest.approx(0.06, abs=0.002)
+
+
 def test_what_only_later_rows_show_counts(
     lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
