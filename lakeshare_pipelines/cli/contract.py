@@ -1,8 +1,10 @@
 """The commands of `lakeshare contract`: check, show and compare contracts, draft one from data, test one on files."""
 
+import logging
 import re
 import shutil
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from pyspark.sql import DataFrame
 
@@ -96,6 +98,9 @@ def draft(
         Literal["delta", "iceberg"], typer.Option("--format", help="Format of the published table.")
     ] = "delta",
     share: Annotated[str | None, typer.Option(help="Declare that the table is in this share.")] = None,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="Read text files of more than 128 MiB whole, not parts of them.")
+    ] = False,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -111,7 +116,7 @@ def draft(
     """
     from lakeshare_pipelines.ingest.draft import draft_contract, render
 
-    with open_sample(data) as sample:
+    with open_sample(data, whole=whole) as sample:
         drafted = draft_contract(sample, table_format=table_format, set_name=name, share=share)
     text = render(drafted)
     if output == Path("-"):
@@ -122,7 +127,8 @@ def draft(
     kinds = {"primary key": [column.name for column in drafted.columns if column.is_key]}
     kinds["personal data"] = [column.name for column in drafted.columns if column.pii]
     found = "; ".join(f"{kind}: {', '.join(names) or 'none found'}" for kind, names in kinds.items())
-    typer.echo(f"{path}: table {drafted.set_name}.{drafted.table}, {len(drafted.columns)} columns; {found}")
+    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    typer.echo(f"{shown}: table {drafted.set_name}.{drafted.table}, {len(drafted.columns)} columns; {found}")
 
 
 def write_contract(path: Path, text: str) -> Path:
@@ -133,17 +139,19 @@ def write_contract(path: Path, text: str) -> Path:
         ContractError: the contract does not load; nothing is written.
     """
     from lakeshare_pipelines.contracts import load_contract
+    from lakeshare_pipelines.errors import ContractError
     from lakeshare_server.errors import BadRequest
 
     if path.exists():
         hint = "Give another file with --output, compare it with --output -, or remove it."
         raise BadRequest("--output", str(path), f"There is such a file. {hint}")
-    with TemporaryDirectory() as folder:
-        tried = Path(folder) / path.name
-        tried.write_text(text, encoding="utf-8")
-        load_contract(tried)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
+    try:
+        load_contract(path)
+    except ContractError:
+        path.unlink()
+        raise
     return path
 
 
@@ -152,44 +160,43 @@ TABLE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){1,2}")
 
 
 @contextmanager
-def open_sample(data: list[str]) -> "Iterator[Sample]":
+def open_sample(data: list[str], *, whole: bool) -> "Iterator[Sample]":
     """Opens files, a table or a query for a draft, with a Spark session for the block."""
-    from lakeshare_pipelines.ingest.profile import from_frame, read_files
+    from lakeshare_pipelines.ingest.profile import read_files, read_sql
     from lakeshare_pipelines.wap.staged import open_lake
 
     [first, *others] = data
     with TemporaryDirectory() as folder, open_lake(load_settings()) as lake:
         if not others and QUERY.match(first) and not Path(first).exists():
             title = " ".join(first.split())
-            yield from_frame(lake.spark.sql(first), f"the query {title}", "query", "query")
-        elif not others and (table := _read_table(lake, first)) is not None:
-            name = first.rstrip("/").replace("/", ".").rpartition(".")[2]
-            yield from_frame(table, f"table {first}", name, name)
+            yield read_sql(lambda: lake.spark.sql(first), f"the query {title}", "query")
+        elif not others and (read := _find_table(lake, first)) is not None:
+            yield read_sql(read, f"table {first}", first.rstrip("/").replace("/", ".").rpartition(".")[2])
         else:
-            paths = [path for text in data for path in _fetch(lake, text, Path(folder))]
-            yield read_files(lake.spark, paths)
+            paths = [path for text in data for path in fetch_objects(lake, text, Path(folder))]
+            yield read_files(lake.spark, paths, None if whole else Path(folder))
 
 
-def _read_table(lake: "Lake", name: str) -> "DataFrame | None":
-    """A Delta or Iceberg table by its location, or by its name in the lake or in a catalog; None if it is none."""
+def _find_table(lake: "Lake", name: str) -> "Callable[[], DataFrame] | None":
+    """Reads a Delta or Iceberg table by its location, or by its name in the lake or a catalog; None for files."""
+    from lakeshare_pipelines.ingest.delivery import find_suffix
     from lakeshare_server.catalog import Ledger, open_catalog
 
     location = name.rstrip("/") if "://" in name else str(Path(name).expanduser().absolute())
     for table_format, folder in (("delta", "_delta_log"), ("iceberg", "metadata")):
         if ("://" in name or Path(name).is_dir()) and any(lake.stores.list(f"{location}/{folder}")):
-            return lake.spark.read.format(table_format).load(location)
+            return partial(lake.spark.read.format(table_format).load, location)
     if Path(name).exists() or "://" in name or not TABLE.fullmatch(name):
         return None
     published = Ledger(open_catalog(lake.settings.catalog_url)).latest(name)
     if published is not None and published.format == "delta":
-        return lake.spark.read.format("delta").load(published.location)
-    is_file = any(name.endswith(suffix) for suffix in (".csv", ".json", ".jsonl", ".parquet", ".gz"))
-    if is_file:
+        return partial(lake.spark.read.format("delta").load, published.location)
+    if find_suffix(name) is not None:
         return None
-    return lake.table(name) if name.count(".") == 1 else lake.spark.table(name)
+    return partial(lake.table if name.count(".") == 1 else lake.spark.table, name)
 
 
-def _fetch(lake: "Lake", text: str, folder: Path) -> list[str]:
+def fetch_objects(lake: "Lake", text: str, folder: Path) -> list[str]:
     """Local paths as they are; copies of objects in a store, in a temporary folder."""
     if "://" not in text:
         return [text]
@@ -233,6 +240,8 @@ def run_test(
     if settings.spark_mode != "local":
         # Executors on other hosts do not see a temporary folder.
         settings = settings.model_copy(update={"spark_mode": "local", "spark_master": "local[*]"})
+    # The verdicts are printed below.
+    logging.getLogger("lakeshare_pipelines.wap.audit").setLevel(logging.ERROR)
     with spark_session(settings) as spark, open_trial_lake(settings, loaded, spark) as lake:
         staged, verdicts = audit_files(lake, loaded, on, partition or "all")
     for table in staged.tables:

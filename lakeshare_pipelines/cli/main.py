@@ -10,6 +10,7 @@ import typer
 
 from lakeshare_pipelines.cli.backup import backup_app, inventory_app
 from lakeshare_pipelines.cli.contract import contract_app, find_contract, list_contracts, load_settings
+from lakeshare_pipelines.cli.project import init, publish
 from lakeshare_pipelines.cli.quarantine import quarantine_app
 from lakeshare_pipelines.cli.quarantine import show as show_quarantine
 from lakeshare_pipelines.cli.restore import restore_app
@@ -141,6 +142,8 @@ app.add_typer(inventory_app, name="inventory")
 app.add_typer(backup_app, name="backup")
 app.add_typer(restore_app, name="restore")
 app.add_typer(snowflake_app, name="snowflake")
+app.command()(init)
+app.command()(publish)
 add_commands(app)
 
 

@@ -506,7 +506,7 @@ def _find_package(name: str) -> str:
 
 RANGE_START, RANGE_END = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
 PARTITION = "dagster/partition"
-RUN_TAG = "lakeshare/demo"
+RUN_TAG = "lakeshare/started_as"
 STEPS_POLL_S = 1.0
 STEP_ENDS = {dg.DagsterEventType.STEP_SUCCESS, dg.DagsterEventType.STEP_FAILURE}
 # The event log has all messages; the terminal shows the progress only.
@@ -515,11 +515,13 @@ QUIET_RUN_CONFIG = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}
 
 @dataclass(frozen=True)
 class RunResult:
-    """The outcome of a run, with its failed checks of severity error."""
+    """The outcome of a run, with its failed checks of severity error, a line for each check, and errors of steps."""
 
     run_id: str
     succeeded: bool
     failed_checks: tuple[str, ...]
+    checks: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
 
 
 def use_dagster_home(state_dir: Path) -> Path:
@@ -577,7 +579,18 @@ def launch_run(
         for check in result.get_asset_check_evaluations()
         if not check.passed and check.severity is dg.AssetCheckSeverity.ERROR
     )
-    return RunResult(result.run_id, result.success, failed)
+    checks = tuple(_format_check(check) for check in result.get_asset_check_evaluations())
+    failures = (event.step_failure_data.error for event in result.filter_events(lambda e: e.is_step_failure))
+    errors = tuple((error.cause or error).message.strip() for error in failures if error is not None)
+    return RunResult(result.run_id, result.success, failed, checks, errors)
+
+
+def _format_check(check: dg.AssetCheckEvaluation) -> str:
+    is_error = check.severity is dg.AssetCheckSeverity.ERROR
+    mark = "ok  " if check.passed else "FAIL" if is_error else "warn"
+    reason = check.metadata.get("observed/reason")
+    shown = "" if check.passed or reason is None else f": {reason.value}"
+    return f"{mark}  {'.'.join(check.asset_key.path)}: {check.check_name}{shown}"
 
 
 class EndedSteps:

@@ -96,7 +96,7 @@ def _assign(
     if not PLAIN_NAME.fullmatch(name):
         fix = "Use letters, digits and . _ - only."
         raise DeliveryError(title, f"the file name {name!r} has unusual characters", fix)
-    suffix = _find_suffix(name)
+    suffix = find_suffix(name)
     if suffix is None:
         fix = f"Known are {', '.join(FORMAT_BY_SUFFIX)}; a name that begins with _ is left alone."
         raise DeliveryError(title, f"{name} is of no known format", fix)
@@ -125,7 +125,7 @@ def name_files(contract: SetContract, files: Sequence[Path]) -> dict[str, Path]:
     for number, path in enumerate(files, 1):
         if not path.is_file():
             raise DeliveryError(contract.name, f"{path} is no file", "Give the files to deliver.")
-        suffix = _find_suffix(path.name)
+        suffix = find_suffix(path.name)
         name = path.name
         if len(sources) == 1 and suffix and not _fits(path.name.removesuffix(suffix), sources[0]):
             name = str(sources[0].source).replace("*", str(number))
@@ -137,7 +137,7 @@ def name_files(contract: SetContract, files: Sequence[Path]) -> dict[str, Path]:
     return named
 
 
-def _find_suffix(name: str) -> str | None:
+def find_suffix(name: str) -> str | None:
     suffixes = sorted(FORMAT_BY_SUFFIX, key=len, reverse=True)
     return next((suffix for suffix in suffixes if name.endswith(suffix)), None)
 

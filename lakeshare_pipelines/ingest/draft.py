@@ -3,6 +3,7 @@
 A draft loads, and the sample that it was made from passes its audit. Guessed rules have severity warning.
 """
 
+import datetime as dt
 import json
 import math
 import re
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lakeshare_pipelines.contracts.model import DEFAULTS, get_base_type
 from lakeshare_pipelines.ingest.profile import (
     CONTRACT_TYPES,
+    NULL_TOKENS,
     NUMBERS,
     ColumnProfile,
     Profile,
@@ -92,9 +94,11 @@ def draft_contract(
     columns = []
     for one in profile.columns:
         kind, reason = typed[one.name]
-        is_key = one.name in key
+        in_key = (
+            "unique in the sample" if key == (one.name,) else "a part of the key" if one.name in key else ""
+        )
         columns.append(
-            _guess_column(one, profile.rows, names[one.name], kind, reason, is_key, one.name == partition)
+            _guess_column(one, profile.rows, names[one.name], kind, reason, in_key, one.name == partition)
         )
     table = make_names([sample.name])[sample.name]
     return Draft(
@@ -162,7 +166,7 @@ def guess_type(column: ColumnProfile) -> tuple[str, str]:
     if column.type is not None:
         kind = CONTRACT_TYPES.get(column.type, column.type)
         return kind, f"type {kind}, as in the data"
-    classes = column.classes - {"token"}
+    classes = column.classes - set(NULL_TOKENS)
     if not classes:
         return "string", "every value is empty, so that its type is not known"
     if classes <= {"int"}:
@@ -198,9 +202,10 @@ OTHER_DAYS = {
 
 
 def _explain_text(column: ColumnProfile) -> str:
-    others = {classify(text) for text in column.examples} | column.classes - {"string", "token"}
-    if others - {"string", "token"}:
-        kinds = " and ".join(sorted(others - {"string", "token"}))
+    others = {classify(text) for text in column.examples} | set(column.classes)
+    others -= {"string", "token", *NULL_TOKENS}
+    if others:
+        kinds = " and ".join(sorted(others))
         return f"type string: texts and values of type {kinds} are mixed"
     if column.examples and all(re.fullmatch(r"[+-]?0?\d+", text) for text in column.examples):
         return "type string: digits with leading zeros, a plus sign or more than 18 digits, which a number would lose"
@@ -214,7 +219,7 @@ def _explain_text(column: ColumnProfile) -> str:
 
 
 def _guess_column(
-    column: ColumnProfile, rows: int, name: str, kind: str, reason: str, is_key: bool, is_partition: bool
+    column: ColumnProfile, rows: int, name: str, kind: str, reason: str, in_key: str, is_partition: bool
 ) -> ColumnGuess:
     required = rows > 0 and column.filled == rows
     pii = guess_pii(column)
@@ -226,8 +231,8 @@ def _guess_column(
         reasons.append(f"may be empty: {rows - column.filled:,} of {rows:,} values are")
     if name != column.name:
         reasons.append(f"source: {column.name!r} is no name that a contract can have")
-    if is_key:
-        reasons.append("primaryKey: see the reasons of the table")
+    if in_key:
+        reasons.append(f"primaryKey: {in_key}")
     if pii is not None:
         reasons.append(f"classification pii: {pii}")
     return ColumnGuess(
@@ -237,9 +242,9 @@ def _guess_column(
         required=required,
         reasons=tuple(reasons),
         pii=pii is not None,
-        is_key=is_key,
+        is_key=bool(in_key),
         is_partition=is_partition,
-        rules=() if pii is not None else tuple(guess_rules(column, rows, kind, is_key=is_key)),
+        rules=() if pii is not None else tuple(guess_rules(column, rows, kind, is_key=bool(in_key))),
     )
 
 
@@ -276,7 +281,7 @@ def guess_rules(column: ColumnProfile, rows: int, kind: str, *, is_key: bool) ->
     if len(column.values) > 1 and column.filled >= VALUES_REPEAT * len(column.values) and not is_key:
         reason = f"set of values: {len(column.values)} in {rows:,} rows"
         yield RuleGuess("expect_column_values_to_be_in_set", {"value_set": list(column.values)}, reason)
-    if column.low is None or is_key or COUNTER_NAME.search(to_words(column.name)):
+    if not isinstance(column.low, float) or is_key or COUNTER_NAME.search(to_words(column.name)):
         return
     if get_base_type(kind) in ("int", "bigint", "float", "double", "decimal"):
         if not (math.isfinite(column.low) and math.isfinite(column.high)) or column.low == column.high:
@@ -301,9 +306,10 @@ def _format(value: float) -> str:
 def guess_partition(profile: Profile, types: Mapping[str, str]) -> tuple[str | None, str]:
     """Returns the column to partition by, if days are large enough, and the reason for it or against it."""
     for column in profile.columns:
-        if types[column.name] != "date" or column.filled < profile.rows or column.distinct < 2:
+        if types[column.name] != "date" or column.filled < profile.rows or column.low in (None, column.high):
             continue
-        rows_per_day = profile.rows // column.distinct
+        days = (dt.date.fromisoformat(column.high) - dt.date.fromisoformat(column.low)).days + 1
+        rows_per_day = profile.rows // days
         if rows_per_day >= PARTITION_ROWS:
             return column.name, f"partitioned by {column.name}: about {rows_per_day:,} rows a day"
         return None, (
@@ -385,16 +391,16 @@ def render(draft: Draft) -> str:
     """Returns the contract as YAML in which every guess has its reason as a comment."""
     lines = [
         HEADER.format(
-            title=draft.title,
+            title=_to_one_line(draft.title),
             rows=draft.rows,
             set_name=_scalar(draft.set_name),
             table=_scalar(draft.table),
             physical_name=f"{draft.set_name}.{draft.table}",
             format=draft.format,
-            purpose=_scalar(f"The rows of {draft.title}; say here what they are for."),
+            purpose=_scalar(f"The rows of {draft.title}; describe what they are for."),
         ).rstrip("\n")
     ]
-    lines += [f"    # {reason}" for reason in draft.table_reasons]
+    lines += [f"    # {_to_one_line(reason)}" for reason in draft.table_reasons]
     lines.append("    customProperties:")
     lines.append(f"      - {{property: source, value: {_scalar(draft.source)}}}")
     if draft.reading:
@@ -413,9 +419,14 @@ def render(draft: Draft) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _to_one_line(text: str) -> str:
+    """A text for a comment: names of files and columns may have line ends."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
 def _render_column(column: ColumnGuess, key_position: int) -> Iterator[str]:
     for reason in column.reasons:
-        yield f"      # {reason}"
+        yield f"      # {_to_one_line(reason)}"
     base = get_base_type(column.type)
     logical = LOGICAL_TYPES.get(base, base)
     yield f"      - name: {_scalar(column.name)}"

@@ -7,9 +7,11 @@ over the sample, after its first rows have shown what to look for; only uniquene
 import csv
 import gzip
 import itertools
+import logging
 import re
+import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from lakeshare_pipelines.contracts.model import Reading
 from lakeshare_pipelines.errors import SampleError
-from lakeshare_pipelines.ingest.delivery import FORMAT_BY_SUFFIX, FileFormat
+from lakeshare_pipelines.ingest.delivery import FORMAT_BY_SUFFIX, FileFormat, find_suffix
 from lakeshare_pipelines.ingest.frame import BOM, NANOS_AS_LONG
 from lakeshare_pipelines.ingest.landing import is_data
 from lakeshare_pipelines.spark.session import escape_glob
@@ -31,12 +33,13 @@ else:
     F = LazyModule("pyspark.sql.functions")
 
 HEAD_BYTES = 1 << 20
-HEAD_ROWS = 20_000
+MIN_HEAD_ROWS, HEAD_ROWS = 1000, 20_000
 HEAD_CELLS = 1_000_000
 MAX_VALUES = 30
 """A column with at most this many different values has a set of values."""
 COLUMNS_PER_PASS = 80
 KEY_CHECKS = 3
+COMPOSITE_COLUMNS = 6
 COMPOSITE_ROWS = 5_000_000
 """Keys of several columns are searched for in samples up to this size."""
 APPROXIMATION = 0.85
@@ -50,7 +53,8 @@ _BROKEN = "__broken"
 class Sample:
     """Rows with the columns of the delivery, which of text files are all text.
 
-    `source` is what names its files in a contract; `skipped` are columns whose types a contract cannot have.
+    `source` is what names its files in a contract; `skipped` are columns whose types a contract cannot have, `unclosed`
+    counts lines with a quote that is not closed, which ingestion refuses.
     """
 
     title: str
@@ -61,6 +65,13 @@ class Sample:
     is_text: bool = False
     reading: Reading = field(default_factory=Reading)
     skipped: Mapping[str, str] = field(default_factory=dict)
+    without_broken: "DataFrame | None" = None
+    unclosed: int = 0
+
+    @property
+    def pruned(self) -> "DataFrame":
+        """The frame for some columns of a sample without broken rows."""
+        return self.frame if self.without_broken is None else self.without_broken
 
 
 def find_files(patterns: Sequence[str]) -> tuple[list[Path], FileFormat]:
@@ -86,29 +97,29 @@ def find_files(patterns: Sequence[str]) -> tuple[list[Path], FileFormat]:
 
 
 def get_format(path: Path) -> FileFormat:
-    for suffix, kind in FORMAT_BY_SUFFIX.items():
-        if path.name.endswith(suffix):
-            return kind
-    fix = f"Known endings are {', '.join(FORMAT_BY_SUFFIX)}."
-    raise SampleError(str(path), "its format is not known", fix)
+    suffix = find_suffix(path.name)
+    if suffix is None:
+        fix = f"Known endings are {', '.join(FORMAT_BY_SUFFIX)}."
+        raise SampleError(str(path), "its format is not known", fix)
+    return FORMAT_BY_SUFFIX[suffix]
 
 
-def read_files(spark: "SparkSession", patterns: Sequence[str]) -> Sample:
-    """Opens local files of one format as a sample."""
+def read_files(spark: "SparkSession", patterns: Sequence[str], folder: Path | None = None) -> Sample:
+    """Opens local files of one format as a sample; of large text files parts, which are copied to `folder` if given."""
     files, kind = find_files(patterns)
-    stems = [get_stem(path) for path in files]
+    stems = [path.name.removesuffix(find_suffix(path.name) or "") for path in files]
     name, source = _name_files(stems, files[0].parent.name)
-    title = files[0].name if len(files) == 1 else f"{files[0].name} and {len(files) - 1} more files"
+    title = files[0].name if len(files) == 1 else f"{files[0].name} and {len(files) - 1} more"
     if kind == "csv":
-        return _read_csv(spark, files, title, name, source)
+        try:
+            return _read_csv(spark, files, title, name, source, folder)
+        except csv.Error as error:
+            fix = "Write it with double quotes around fields with delimiters or line ends."
+            raise SampleError(title, f"is no CSV: {error}", fix) from error
     if kind == "jsonl":
-        return _read_json(spark, files, title, name, source)
+        parts, remark = take_parts(files, folder)
+        return _read_json(spark, parts, title + remark, name, source)
     return _read_parquet(spark, files, title, name, source)
-
-
-def get_stem(path: Path) -> str:
-    suffix = max((suffix for suffix in FORMAT_BY_SUFFIX if path.name.endswith(suffix)), key=len)
-    return path.name.removesuffix(suffix)
 
 
 def _name_files(stems: Sequence[str], folder: str) -> tuple[str, str]:
@@ -129,9 +140,12 @@ def _common(one: str, other: str) -> list[str]:
 
 
 def _read_head(path: Path) -> str:
-    with path.open("rb") as opened:
-        stream = gzip.GzipFile(fileobj=opened) if path.name.endswith(".gz") else opened
-        head = stream.read(HEAD_BYTES)
+    try:
+        with path.open("rb") as opened:
+            stream = gzip.GzipFile(fileobj=opened) if path.name.endswith(".gz") else opened
+            head = stream.read(HEAD_BYTES)
+    except (OSError, EOFError, zlib.error) as error:
+        raise SampleError(str(path), f"cannot be read: {error}", "Transfer it again.") from error
     try:
         # A character may be cut off at the end.
         text = head.decode("utf-8", errors="strict" if len(head) < HEAD_BYTES else "ignore")
@@ -157,7 +171,50 @@ def sniff_delimiter(text: str) -> str:
     return max((",", ";", "\t", "|"), key=score)
 
 
-def _read_csv(spark: "SparkSession", files: Sequence[Path], title: str, name: str, source: str) -> Sample:
+SAMPLE_BYTES = 128 << 20
+PART_BYTES = 8 << 20
+GZIP_FACTOR = 4
+"""How much larger text is than its gzip file, about."""
+
+
+def take_parts(files: Sequence[Path], folder: Path | None) -> tuple[list[Path], str]:
+    """Returns the files, or copies of evenly spread parts of them if they are large; and a remark for titles."""
+    sizes = [path.stat().st_size * (GZIP_FACTOR if path.name.endswith(".gz") else 1) for path in files]
+    if folder is None or sum(sizes) <= SAMPLE_BYTES:
+        return list(files), ""
+    copies = []
+    for number, (path, size) in enumerate(zip(files, sizes, strict=True)):
+        copy = folder / f"part-{number}{path.name.removesuffix('.gz')[-20:]}"
+        _copy_lines(path, copy, max(PART_BYTES, SAMPLE_BYTES * size // sum(sizes)))
+        copies.append(copy)
+    taken = sum(copy.stat().st_size for copy in copies)
+    return copies, f" (a sample of {taken >> 20:,} MiB)"
+
+
+def _copy_lines(path: Path, copy: Path, size_bytes: int) -> None:
+    """Copies the first line and whole lines of evenly spread parts; of a gzip file those at its beginning."""
+    size = path.stat().st_size
+    with path.open("rb") as opened, copy.open("wb") as out:
+        if path.name.endswith(".gz"):
+            written = 0
+            for line in gzip.GzipFile(fileobj=opened):
+                written += out.write(line)
+                if written >= size_bytes:
+                    break
+            return
+        out.write(opened.readline())
+        parts = 1 if size <= size_bytes else max(1, size_bytes // PART_BYTES)
+        for part in range(parts):
+            if part:
+                opened.seek((size - PART_BYTES) * part // (parts - 1))
+                opened.readline()  # the rest of a line
+            out.write(opened.read(size if size <= size_bytes else PART_BYTES))
+            out.write(opened.readline())
+
+
+def _read_csv(
+    spark: "SparkSession", files: Sequence[Path], title: str, name: str, source: str, folder: Path | None
+) -> Sample:
     text = _read_head(files[0])
     delimiter = sniff_delimiter(text)
     rows = list(itertools.islice(csv.reader(text.splitlines(keepends=True), delimiter=delimiter), HEAD_ROWS))
@@ -170,15 +227,35 @@ def _read_csv(spark: "SparkSession", files: Sequence[Path], title: str, name: st
         if [cell.strip() for cell in other] != header:
             fix = "Draft a contract from files with the same columns."
             raise SampleError(str(path), f"has other columns than {files[0].name}", fix)
+    # A line may be within a field.
+    parts, remark = (files, "") if reading.multiline else take_parts(files, folder)
     schema = ", ".join([*(f"_{i} string" for i in range(len(header))), f"{_BROKEN} string"])
-    frame = (
+    reader = (
         spark.read.options(sep=delimiter, quote='"', escape='"', mode="PERMISSIVE", header=True)
-        # Rows with too few fields are not found where only some columns are parsed.
-        .options(multiLine=reading.multiline, columnNameOfCorruptRecord=_BROKEN, columnPruning=False)
+        .options(multiLine=reading.multiline, columnNameOfCorruptRecord=_BROKEN)
         .schema(schema)
-        .csv([escape_glob(str(path.absolute())) for path in files])
     )
-    return Sample(title, name, source, frame, tuple(header), is_text=True, reading=reading)
+    paths = [escape_glob(str(path.absolute())) for path in parts]
+    return Sample(
+        title + remark,
+        name,
+        source,
+        # Rows with too few fields are not found where only some columns are parsed.
+        reader.option("columnPruning", False).csv(paths),
+        tuple(header),
+        is_text=True,
+        reading=reading,
+        without_broken=reader.option("columnPruning", True).csv(paths),
+        unclosed=0 if reading.multiline else _count_unclosed_quotes(spark, paths, text),
+    )
+
+
+def _count_unclosed_quotes(spark: "SparkSession", paths: list[str], head: str) -> int:
+    """Counts lines with an odd number of quotes, if the beginning of the first file has any."""
+    if not any(line.count('"') % 2 for line in head.splitlines()[:-1]):
+        return 0
+    quotes = F.length("value") - F.length(F.replace("value", F.lit('"')))
+    return spark.read.text(paths).where(quotes % 2 == 1).count()
 
 
 def _require_header(file: str, header: Sequence[str]) -> None:
@@ -271,6 +348,25 @@ def from_frame(frame: "DataFrame", title: str, name: str, source: str) -> Sample
     return Sample(title, name, source, shown, tuple(kept), skipped=skipped)
 
 
+def read_sql(read: "Callable[[], DataFrame]", title: str, name: str) -> Sample:
+    """Opens a table or a query of Spark SQL as a sample.
+
+    Raises:
+        SampleError: Spark does not know the table, or cannot analyse the query.
+    """
+    from pyspark.errors import AnalysisException, ParseException
+
+    # It writes the stack trace of an error to the terminal.
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+    try:
+        frame = read()
+        _ = frame.schema  # Spark Connect analyses no earlier
+    except (AnalysisException, ParseException) as error:
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise SampleError(title, reason, "Give a table or a query that Spark SQL knows.") from error
+    return from_frame(frame, title, name, name)
+
+
 # Classes of texts, each disjoint from the others. No class for numbers with leading zeros, a plus sign or more than 18
 # digits: these are names, and stay text.
 PATTERNS = {
@@ -282,7 +378,7 @@ PATTERNS = {
     "date": r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$",
     "timestamp": r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}",
 }
-CLASSES = (*PATTERNS, "token", "string")
+CLASSES = (*PATTERNS, "string", *NULL_TOKENS)
 NUMBERS = ("int", "bigint", "decimal", "double")
 
 
@@ -297,15 +393,15 @@ def classify(text: str) -> str:
 class ColumnProfile:
     """What a column holds. `classes` are those of its texts, or its type; `values` are all different ones, if few.
 
-    `filled` counts values that are not empty, `distinct` is approximate. `low` and `high` are numbers, or days as text.
-    `examples` are of the first rows; they are not for reports.
+    `filled` counts values that are not empty. `low` and `high` are numbers, or days as text. `examples` are of the
+    first rows, and not for reports; `may_be_unique` if all of them are different.
     """
 
     name: str
     place: int
     classes: frozenset[str]
     filled: int
-    distinct: int
+    may_be_unique: bool = False
     low: Any = None
     high: Any = None
     scale: int = 0
@@ -316,7 +412,7 @@ class ColumnProfile:
 
 @dataclass(frozen=True)
 class Profile:
-    """The profile of a sample: its rows without the broken ones, columns, texts that mean empty, and a key."""
+    """The profile of a sample: its rows without the broken ones, columns, and texts that mean empty."""
 
     rows: int
     broken: int
@@ -339,6 +435,10 @@ class _Head:
         return self.type == "string" or (self.type is None and self.classes["string"] > 0)
 
     @property
+    def may_be_unique(self) -> bool:
+        return bool(self.values) and max(self.values.values()) == 1
+
+    @property
     def order(self) -> list[str]:
         """The classes to try, the most frequent first."""
         return sorted(PATTERNS, key=lambda kind: -self.classes[kind])
@@ -350,20 +450,19 @@ def profile_sample(sample: Sample) -> Profile:
     tokens = {text for head in heads if not head.is_free_text for text in head.values if text in NULL_TOKENS}
     if not sample.is_text:
         tokens = set()
-    found = _scan(sample, heads, sorted(tokens))
-    late = {text for texts in found[1].values() for text in texts} - tokens
-    if late:
-        found = _scan(sample, heads, sorted(tokens | late))
-    return found[0]
+    profile = _scan(sample, heads, sorted(tokens))
+    typed = [column.classes for column in profile.columns if "string" not in column.classes]
+    late = {kind for classes in typed for kind in classes if kind in NULL_TOKENS} - tokens
+    return _scan(sample, heads, sorted(tokens | late)) if late else profile
 
 
 def _read_heads(sample: Sample) -> list[_Head]:
     width = len(sample.columns)
     names = [f"_{i}" for i in range(width)]
-    limit = max(1000, min(HEAD_ROWS, HEAD_CELLS // width))
+    limit = max(MIN_HEAD_ROWS, min(HEAD_ROWS, HEAD_CELLS // width))
     kinds = dict(sample.frame.dtypes)
     texts = [F.trim(F.col(name).cast("string")).alias(name) for name in names]
-    rows = sample.frame.select(*texts).limit(limit).collect()
+    rows = sample.frame.where(F.col(_BROKEN).isNull()).select(*texts).limit(limit).collect()
     heads = []
     for place, name in enumerate(sample.columns):
         values = Counter(row[place] for row in rows if row[place])
@@ -376,10 +475,7 @@ def _read_heads(sample: Sample) -> list[_Head]:
     return heads
 
 
-def _scan(
-    sample: Sample, heads: Sequence[_Head], tokens: Sequence[str]
-) -> tuple[Profile, Mapping[int, Sequence[str]]]:
-    """Returns the profile, and for each column the texts that may mean empty in it."""
+def _scan(sample: Sample, heads: Sequence[_Head], tokens: Sequence[str]) -> Profile:
     sound = F.col(_BROKEN).isNull()
     measured: dict[str, Any] = {}
     for start in range(0, len(heads), COLUMNS_PER_PASS):
@@ -390,12 +486,7 @@ def _scan(
         frame = sample.frame.select(F.col(_BROKEN), *prepared)
         measured |= frame.agg(*counts, *wanted).collect()[0].asDict()
     columns = tuple(_make_profile(head, measured) for head in heads)
-    late = {
-        column.place: measured.get(f"tokens_{column.place}") or []
-        for column in columns
-        if "string" not in column.classes
-    }
-    return Profile(measured["rows"], measured["broken"], columns, tuple(tokens)), late
+    return Profile(measured["rows"], measured["broken"] + sample.unclosed, columns, tuple(tokens))
 
 
 def _prepare(sample: Sample, head: _Head, tokens: Sequence[str]) -> "list[SparkColumn]":
@@ -407,37 +498,35 @@ def _prepare(sample: Sample, head: _Head, tokens: Sequence[str]) -> "list[SparkC
     empty = trimmed.isin(["", *tokens]) if tokens else trimmed == ""
     text = F.when(F.col(_BROKEN).isNull() & ~empty, trimmed)
     if head.is_free_text:
-        return [text.alias(name)]
+        # Blanks around a text are part of it.
+        return [F.when(text.isNotNull(), F.col(name)).alias(name)]
     kind = F.when(text.isNull(), F.lit(None).cast("int"))
     for class_ in head.order:
         fits = text.rlike(PATTERNS[class_])
         if class_ in ("date", "timestamp"):
             fits = fits & text.try_cast(class_).isNotNull()
         kind = kind.when(fits, CLASSES.index(class_))
-    kind = kind.when(text.isin(list(NULL_TOKENS)), CLASSES.index("token"))
+    for token in NULL_TOKENS:
+        kind = kind.when(text == token, CLASSES.index(token))
     return [text.alias(name), kind.otherwise(CLASSES.index("string")).alias(f"class{name}")]
 
 
 def _measure(sample: Sample, head: _Head) -> "list[SparkColumn]":
     place, value = head.place, F.col(f"_{head.place}")
-    found = [
-        F.count(value).alias(f"filled_{place}"),
-        F.approx_count_distinct(value).alias(f"distinct_{place}"),
-    ]
+    # Only aggregates that Spark compiles: those that count different values take several times as long.
+    found = [F.count(value).alias(f"filled_{place}")]
     if _has_few_values(head):
         found.append(F.count_if(~value.isin(list(head.values))).alias(f"other_{place}"))
     if head.is_free_text:
         return found
     if head.type is None:
-        kind = F.col(f"class_{place}")
         found.append(F.bit_or(F.expr(f"shiftleft(1, class_{place})")).alias(f"mask_{place}"))
-        is_token = kind == CLASSES.index("token")
-        found.append(F.collect_set(F.when(is_token, value)).alias(f"tokens_{place}"))
-        if head.classes["decimal"]:
-            fraction = F.when(value.contains("."), F.length(F.substring_index(value, ".", -1)))
-            found.append(F.max(fraction).alias(f"scale_{place}"))
-    is_number = any(head.classes[kind] for kind in NUMBERS) or _is_numeric(head.type)
     is_day = any(head.classes[kind] for kind in ("date", "timestamp")) or head.type in ("date", "timestamp")
+    # Numbers may follow where the first rows are empty, and decimals where they are whole.
+    is_number = (head.type is None and not is_day) or _is_numeric(head.type)
+    if is_number and head.type is None:
+        fraction = F.when(value.contains("."), F.length(F.substring_index(value, ".", -1)))
+        found.append(F.max(fraction).alias(f"scale_{place}"))
     if is_number:
         value = value.try_cast("double") if head.type is None else value.cast("double")
     elif is_day:
@@ -467,7 +556,7 @@ def _make_profile(head: _Head, measured: Mapping[str, Any]) -> ColumnProfile:
         place=place,
         classes=frozenset(classes),
         filled=measured[f"filled_{place}"],
-        distinct=measured[f"distinct_{place}"],
+        may_be_unique=head.may_be_unique,
         low=measured.get(f"low_{place}"),
         high=measured.get(f"high_{place}"),
         scale=measured.get(f"scale_{place}") or 0,
@@ -480,29 +569,27 @@ def _make_profile(head: _Head, measured: Mapping[str, Any]) -> ColumnProfile:
 def find_unique(sample: Sample, profile: Profile, candidates: Sequence[ColumnProfile]) -> tuple[str, ...]:
     """Returns the first candidate whose values are all different, else the smallest such combination, else ().
 
-    Candidates have no empty value; those whose approximate number of values is too small are not counted exactly.
+    Candidates have no empty value.
     """
-    near = [one for one in candidates if one.distinct >= APPROXIMATION * profile.rows]
+    near = [one for one in candidates if one.may_be_unique]
     for column in near[:KEY_CHECKS]:
-        if _is_unique(sample, [column]):
+        if _is_unique(sample, profile, [column]):
             return (column.name,)
-    if profile.rows > COMPOSITE_ROWS or near:
+    if profile.rows > COMPOSITE_ROWS or len(candidates) < 2:
         return ()
-    pool = [one for one in candidates if one.distinct > 1][:6]
+    pool = candidates[:COMPOSITE_COLUMNS]
     sets = [combination for size in (2, 3) for combination in itertools.combinations(pool, size)]
-    if not sets:
-        return ()
     counted = [F.approx_count_distinct(F.struct(*_texts(columns))) for columns in sets]
-    counts = _sound(sample).agg(*counted).collect()[0]
+    counts = _sound(sample, profile).agg(*counted).collect()[0]
     likely = [one for one, count in zip(sets, counts, strict=True) if count >= APPROXIMATION * profile.rows]
     for columns in likely[:KEY_CHECKS]:
-        if _is_unique(sample, columns):
+        if _is_unique(sample, profile, columns):
             return tuple(column.name for column in columns)
     return ()
 
 
-def _is_unique(sample: Sample, columns: Sequence[ColumnProfile]) -> bool:
-    counts = _sound(sample).groupBy(*_texts(columns)).count()
+def _is_unique(sample: Sample, profile: Profile, columns: Sequence[ColumnProfile]) -> bool:
+    counts = _sound(sample, profile).groupBy(*_texts(columns)).count()
     return not counts.where(F.col("count") > 1).limit(1).collect()
 
 
@@ -511,5 +598,6 @@ def _texts(columns: Sequence[ColumnProfile]) -> "list[SparkColumn]":
     return [F.trim(F.col(f"_{one.place}").cast("string")).alias(f"_{one.place}") for one in columns]
 
 
-def _sound(sample: Sample) -> "DataFrame":
-    return sample.frame.where(F.col(_BROKEN).isNull())
+def _sound(sample: Sample, profile: Profile) -> "DataFrame":
+    # Without broken rows only the columns of the key are parsed.
+    return sample.frame.where(F.col(_BROKEN).isNull()) if profile.broken else sample.pruned

@@ -11,6 +11,7 @@ import pytest
 
 from lakeshare_pipelines.contracts import SetContract, load_contract
 from lakeshare_pipelines.errors import SampleError
+from lakeshare_pipelines.ingest import profile
 from lakeshare_pipelines.ingest.draft import draft_contract, render
 from lakeshare_pipelines.ingest.profile import from_frame, read_files
 from lakeshare_pipelines.wap.audit import audit_files, open_trial_lake
@@ -169,7 +170,7 @@ def test_each_guess_has_its_reason_in_a_comment(drafted: dict[str, tuple[Path, s
         "# classification pii: its name",
         "# source: 'Größe' is no name that a contract can have",
         "# set of values: 3 in 120 rows",
-        "# range: 0.25 to 29.75 were seen, the limits leave room",
+        "# range: 0.25 to 29.5 were seen, the limits leave room",
     ):
         assert reason in text, reason
 
@@ -185,6 +186,50 @@ def test_a_key_of_two_columns_is_found_in_a_query_and_structures_are_left_out(la
     assert "# left out: nested is struct<id:bigint>, which a contract cannot have" in render(drafted)
 
 
+def test_lines_with_an_unclosed_quote_are_allowed_for(lake: Lake, tmp_path: Path) -> None:
+    lines = ["id,what", *(f'{number},{number}" pipe' for number in range(3)), *["9,pipe"] * 97]
+    (tmp_path / "pipes.csv").write_text("\n".join(lines))
+    drafted = draft_contract(read_files(lake.spark, [str(tmp_path / "pipes.csv")]))
+    assert drafted.max_quarantined_fraction == pytest.approx(0.06, abs=0.002)
+
+
+def test_what_only_later_rows_show_counts(
+    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profile, "MIN_HEAD_ROWS", 20)
+    monkeypatch.setattr(profile, "HEAD_ROWS", 20)
+    early = {
+        "id": "1",
+        "a": "1",
+        "b": "",
+        "c": "5",
+        "d": "5",
+        "e": "2024-01-01",
+        "f": "x",
+        "g": "",
+        "h": "true",
+    }
+    late = {
+        "id": "1",
+        "a": "1.25",
+        "b": "70000000000",
+        "c": "many",
+        "d": "NA",
+        "e": "2024-01-01T10:00",
+        "f": " x",
+    }
+    late |= {"g": "2024-02-30", "h": ""}
+    lines = [",".join(early), *[",".join(early.values())] * 30, *[",".join(late.values())] * 2]
+    (tmp_path / "late.csv").write_text("\n".join(lines))
+    drafted = draft_contract(read_files(lake.spark, [str(tmp_path / "late.csv")]))
+    types = ["int", "decimal(10,2)", "bigint", "string", "int", "timestamp", "string", "string", "boolean"]
+    assert [column.type for column in drafted.columns] == types
+    assert [column.name for column in drafted.columns if not column.required] == ["b", "d", "g", "h"]
+    assert drafted.reading == {"nullValues": ["", "NA"]}
+    assert [rule for column in drafted.columns for rule in column.rules if column.name == "f"] == []
+    assert [column.name for column in drafted.columns if column.is_key] == []
+
+
 def test_what_no_contract_can_be_drafted_from_is_named(lake: Lake, tmp_path: Path) -> None:
     cases = {
         "a.csv": ("id,id\n1,2\n", "the column 'id' is given twice"),
@@ -193,6 +238,8 @@ def test_what_no_contract_can_be_drafted_from_is_named(lake: Lake, tmp_path: Pat
         "d.jsonl": ("[1]\n", "holds no JSON object"),
         "e.parquet": ("x", "is no sound Parquet file"),
         "f.xlsx": ("x", "its format is not known"),
+        "g.csv.gz": ("x", "cannot be read: Not a gzipped file"),
+        "z.csv": ("id,text\n1," + "x" * 200_000, "is no CSV: field larger than field limit"),
     }
     for name, (content, reason) in cases.items():
         (tmp_path / name).write_text(content)

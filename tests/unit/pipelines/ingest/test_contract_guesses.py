@@ -1,20 +1,54 @@
 """Guesses of a draft that need no data: names, delimiters, types of odd mixtures, personal data, ranges, partitions."""
 
+import gzip
+from pathlib import Path
+
 import pytest
 
+from lakeshare_pipelines.contracts import load_contract
+from lakeshare_pipelines.ingest import profile
 from lakeshare_pipelines.ingest.draft import (
+    ColumnGuess,
+    Draft,
     guess_partition,
     guess_pii,
     guess_rules,
     guess_type,
     make_names,
+    render,
     round_up,
 )
-from lakeshare_pipelines.ingest.profile import ColumnProfile, Profile, classify, sniff_delimiter
+from lakeshare_pipelines.ingest.profile import ColumnProfile, Profile, classify, sniff_delimiter, take_parts
+
+
+def test_of_large_text_files_evenly_spread_whole_lines_are_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profile, "SAMPLE_BYTES", 4000)
+    monkeypatch.setattr(profile, "PART_BYTES", 1000)
+    large, small, packed = tmp_path / "a.csv", tmp_path / "b.csv", tmp_path / "c.csv.gz"
+    lines = [f"{number:04},{'x' * (number % 7)}\n" for number in range(4000)]
+    large.write_text("id,text\n" + "".join(lines))
+    small.write_text("id,text\n1,\n2,")
+    packed.write_bytes(gzip.compress(large.read_bytes()))
+    assert take_parts([small], tmp_path) == ([small], "")
+    assert take_parts([large], None) == ([large], "")
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    copies, remark = take_parts([large, small], folder)
+    assert remark == " (a sample of 0 MiB)"
+    header, *taken = copies[0].read_text().splitlines(keepends=True)
+    assert (header, set(taken) - set(lines), len(set(taken))) == ("id,text\n", set(), len(taken))
+    quarters = [sum(int(line[:4]) // 1000 == quarter for line in taken) for quarter in range(4)]
+    assert min(quarters) > 50
+    assert copies[1].read_text() == small.read_text()
+    [copy], _ = take_parts([packed], folder)
+    assert large.read_text().startswith(copy.read_text())
+    assert copy.stat().st_size >= 4000
 
 
 def a_column(name: str = "value", *classes: str, rows: int = 1000, **changed: object) -> ColumnProfile:
-    fields = {"name": name, "place": 0, "classes": frozenset(classes), "filled": rows, "distinct": rows}
+    fields = {"name": name, "place": 0, "classes": frozenset(classes), "filled": rows}
     return ColumnProfile(**{**fields, **changed})  # type: ignore[arg-type]  # fields of the builder's callers
 
 
@@ -74,7 +108,7 @@ def test_a_text_has_one_class(text: str, kind: str) -> None:
 def test_the_type_holds_every_class_that_was_seen() -> None:
     numbers = {"low": -5.0, "high": 12345.0}
     assert guess_type(a_column("n", "int", **numbers))[0] == "int"
-    assert guess_type(a_column("n", "int", "bigint", "token", **numbers))[0] == "bigint"
+    assert guess_type(a_column("n", "int", "bigint", "NA", **numbers))[0] == "bigint"
     assert guess_type(a_column("n", "int", "decimal", scale=2, **numbers))[0] == "decimal(10,2)"
     assert guess_type(a_column("n", "decimal", scale=12, **numbers))[0] == "double"
     assert guess_type(a_column("n", "int", "double", **numbers))[0] == "double"
@@ -83,7 +117,7 @@ def test_the_type_holds_every_class_that_was_seen() -> None:
         "string",
         "type string: texts and values of type date and int are mixed",
     )
-    assert guess_type(a_column("n", "token"))[0] == "string"
+    assert guess_type(a_column("n", "NA"))[0] == "string"
     kind, reason = guess_type(a_column("n", "string", examples=("31/12/2024", "1/2/2024")))
     assert (kind, "d/M/yyyy" in reason) == ("string", True)
 
@@ -109,9 +143,21 @@ def test_ranges_leave_room_and_are_not_guessed_for_counters() -> None:
     assert not list(guess_rules(rare, 9, "string", is_key=False))
 
 
+def test_odd_names_stay_within_their_comments_and_quotes(tmp_path: Path) -> None:
+    odd = 'on: [x]\n# "y"'
+    column = ColumnGuess("on", odd, "string", False, (f"source: {odd}",), is_key=True)
+    text = render(Draft("no", "yes", odd, 1, "delta", "a*", (column,), (odd,), share="off"))
+    (tmp_path / "no.yaml").write_text(text)
+    [table] = load_contract(tmp_path / "no.yaml").tables
+    assert (table.name, table.columns[0].name, table.columns[0].source) == ("no.yes", "on", odd)
+
+
 def test_a_day_is_a_partition_where_its_files_are_large_enough() -> None:
     def guess(rows: int) -> tuple[str | None, str]:
-        columns = (a_column("seen", rows=rows), a_column("day", rows=rows, distinct=10))
+        columns = (
+            a_column("seen", rows=rows),
+            a_column("day", rows=rows, low="2024-01-01", high="2024-01-10"),
+        )
         return guess_partition(Profile(rows, 0, columns), {"seen": "timestamp", "day": "date"})
 
     assert guess(2_000_000) == ("day", "partitioned by day: about 200,000 rows a day")

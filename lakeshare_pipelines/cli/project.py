@@ -1,0 +1,180 @@
+"""The commands that begin and feed a project: `lakeshare init` and `lakeshare publish`."""
+
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lakeshare_pipelines.cli.contract import find_contract, list_contracts, load_settings
+
+if TYPE_CHECKING:
+    from lakeshare_pipelines.contracts import SetContract
+    from lakeshare_pipelines.demo.processes import RunResult
+    from lakeshare_pipelines.settings import LakeSettings
+    from lakeshare_server.catalog import Catalog
+
+TEMPLATES = {
+    "pyproject.toml": "pyproject.toml",
+    "definitions.py": "definitions.py",
+    ".env": "env",
+    ".gitignore": "gitignore",
+    "README.md": "README.md",
+    "dagster_home/dagster.yaml": "dagster.yaml",
+    "tests/test_contracts.py": "test_contracts.py",
+    ".github/workflows/lakeshare.yaml": "workflow.yaml",
+}
+"""The files of a project, with their templates in `templates/`."""
+
+
+def init(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="The project; this folder by default.")
+    ] = Path(),
+    prepare: Annotated[
+        bool, typer.Option(help="Fetch Spark's jars, if they are not in the cache yet.")
+    ] = True,
+) -> None:
+    """Make a project: contracts, settings, a Dagster code location, a test, a CI workflow, a README.
+
+    Files that exist are not replaced: the command refuses a folder with one of its own files.
+
+    Example: lakeshare init shop
+    """
+    made = write_project(folder)
+    typer.echo(f"made in {folder.resolve().name}/: contracts/, {', '.join(made)}")
+    if prepare:
+        _prepare(folder)
+    typer.echo("next: lakeshare contract draft data.csv --share NAME")
+
+
+def write_project(folder: Path) -> list[str]:
+    """Writes the files of a project; returns their paths below the folder.
+
+    Raises:
+        BadRequest: the folder holds some of them, or is a file; nothing is written.
+    """
+    from lakeshare_pipelines.ingest.draft import to_words
+    from lakeshare_pipelines.settings import SHORT_RUNS
+    from lakeshare_server.errors import BadRequest
+
+    if folder.exists() and not folder.is_dir():
+        raise BadRequest("FOLDER", str(folder), "It is a file; give a folder.")
+    taken = [name for name in TEMPLATES if (folder / name).exists()]
+    if taken:
+        hint = f"It holds {', '.join(taken)}, which would be replaced: give an empty folder, or move them."
+        raise BadRequest("FOLDER", str(folder), hint)
+    values = {
+        "name": to_words(folder.resolve().name).replace("_", "-") or "lake",
+        "short_runs": SHORT_RUNS,
+    }
+    templates = files("lakeshare_pipelines") / "cli" / "templates"
+    (folder / "contracts").mkdir(parents=True, exist_ok=True)
+    for name, template in TEMPLATES.items():
+        text = Template((templates / f"{template}.template").read_text(encoding="utf-8")).substitute(values)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    return list(TEMPLATES)
+
+
+def _prepare(folder: Path) -> None:
+    """Finds Java and fetches the jars; what is missing is reported, and the project stays."""
+    from lakeshare_pipelines.errors import DownloadError, JavaError
+    from lakeshare_pipelines.settings import LakeSettings
+    from lakeshare_pipelines.spark.jars import ensure_jars, find_java
+    from lakeshare_pipelines.spark.session import list_session_jars
+
+    settings = LakeSettings(_env_file=folder / ".env")
+    try:
+        java = find_java("spark", settings)
+        jars = ensure_jars(settings, list_session_jars(settings))
+    except (JavaError, DownloadError) as error:
+        typer.secho(f"not ready yet: {error}", fg=typer.colors.YELLOW)
+        typer.echo("`lakeshare doctor` shows what is missing")
+    else:
+        typer.echo(f"ready: Java {java.version}, {len(jars)} jars")
+
+
+def publish(
+    set_name: Annotated[str, typer.Argument(metavar="SET", help="A set of the contracts.")],
+    on: Annotated[
+        list[Path] | None,
+        typer.Option("--on", help="A file to deliver first; repeat for more. They replace the delivery."),
+    ] = None,
+    partition: Annotated[
+        str | None, typer.Option(help="The day to publish, for a set that arrives by day.")
+    ] = None,
+) -> None:
+    """Stage, audit and publish a delivery in one Dagster run, and apply the shares that the contracts declare.
+
+    Exit code 1 if the audit stops it; `lakeshare wap show` shows why.
+
+    Example: lakeshare publish orders --on orders.csv
+    """
+    from lakeshare_pipelines.ingest import find_delivery
+    from lakeshare_pipelines.ingest.delivery import name_files
+    from lakeshare_pipelines.ingest.landing import open_landing
+    from lakeshare_server.errors import BadRequest
+
+    settings, contract = load_settings(), find_contract(set_name)
+    if contract.partitioning == "daily" and partition is None:
+        hint = f"Set {contract.name} arrives by day: give it, as 2013-01-01."
+        raise BadRequest("--partition", "not given", hint)
+    wanted = partition or "all"
+    if on and contract.is_partition(wanted):
+        open_landing(settings).replace(contract.name, wanted, name_files(contract, on))
+    find_delivery(settings, contract, wanted)
+    raise typer.Exit(0 if _publish_delivery(settings, contract, wanted) else 1)
+
+
+def _publish_delivery(settings: "LakeSettings", contract: "SetContract", partition: str) -> bool:
+    """Runs the set's job in this process; prints verdicts and numbers, and returns whether it was published."""
+    from lakeshare_pipelines.demo import processes
+    from lakeshare_server.catalog import Ledger, open_catalog
+
+    processes.use_dagster_home(settings.state_dir)
+    partitions = [partition] if contract.partitioning == "daily" else []
+    with processes.open_instance() as instance:
+        reporter = processes.ProgressReporter()
+        ran = processes.launch_run(
+            reporter, instance, f"publish_{contract.name}", f"{contract.name} {partition}", partitions
+        )
+    catalog = open_catalog(settings.catalog_url)
+    if not ran.succeeded:
+        for line in _explain_failure(settings, ran):
+            typer.echo(line)
+        return False
+    for line in ran.checks:
+        typer.echo(f"  {line}")
+    for table in contract.tables:
+        publication = Ledger(catalog).latest(table.name)
+        if publication is not None:
+            is_new = publication.run_id == ran.run_id
+            remark = "" if is_new else ", as before: this delivery is in force already"
+            typer.echo(f"{table.name} is publication {publication.version}: {publication.rows} rows{remark}")
+    _apply_shares(catalog)
+    return True
+
+
+def _explain_failure(settings: "LakeSettings", ran: "RunResult") -> list[str]:
+    """The verdicts of a red audit with the staging location that was kept, or the error of the run."""
+    from lakeshare_pipelines.wap.stage import format_verdicts
+    from lakeshare_pipelines.wap.staged import list_attempts, open_lake_without_spark
+
+    attempts = list_attempts(open_lake_without_spark(settings))
+    for attempt in attempts:
+        if attempt.staged.run_id == ran.run_id and attempt.verdicts is not None:
+            shown = f"nothing was published; lakeshare wap show {attempt.staged.ref} shows this again"
+            return [*format_verdicts(attempt.verdicts), shown]
+    return [*ran.errors, f"run {ran.run_id} failed; nothing was published"]
+
+
+def _apply_shares(catalog: "Catalog") -> None:
+    from lakeshare_pipelines.share.shares import apply_declared_shares
+
+    difference = apply_declared_shares(catalog, list_contracts())
+    for added in difference.added:
+        typer.echo(f"shared: {added}")
+    for removed in difference.removed:
+        typer.echo(f"not shared any more: {removed}")

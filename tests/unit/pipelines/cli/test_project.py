@@ -1,0 +1,97 @@
+"""`lakeshare init` makes a project whose settings work in its folder, and replaces nothing."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from lakeshare_pipelines import contracts
+from lakeshare_pipelines.cli.main import app
+from lakeshare_pipelines.cli.project import TEMPLATES
+from lakeshare_pipelines.settings import SHORT_RUNS, LakeSettings
+
+
+def test_the_settings_of_a_project_are_relative_to_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in LakeSettings.model_fields:
+        monkeypatch.delenv(f"LAKESHARE_{name.upper()}", raising=False)
+    folder = tmp_path / "My Shop"
+    ended = CliRunner().invoke(app, ["init", str(folder), "--no-prepare"])
+    assert ended.exit_code == 0, ended.output
+    assert "made in My Shop/: contracts/, pyproject.toml" in ended.output
+
+    monkeypatch.chdir(folder)
+    settings = LakeSettings()
+    assert (settings.state_dir, settings.contracts_dir) == (folder / ".lakeshare", folder / "contracts")
+    assert (settings.landing_root, settings.lake_root) == (str(folder / "landing"), str(folder / "warehouse"))
+    assert settings.spark_driver_options == SHORT_RUNS
+
+    project = tomllib.loads((folder / "pyproject.toml").read_text())
+    assert project["project"]["name"] == "my-shop"
+    assert project["project"]["dependencies"] == ["lakeshare[pipelines]"]
+    assert project["tool"]["dagster"]["module_name"] == "definitions"
+    workflow = yaml.safe_load((folder / ".github/workflows/lakeshare.yaml").read_text())
+    runs = [step["run"] for step in workflow["jobs"]["contracts"]["steps"] if "run" in step]
+    assert runs[1:3] == ["lakeshare contract check", "python -m pytest"]
+    assert 'git diff --name-only --diff-filter=M "origin/$GITHUB_BASE_REF"' in runs[3]
+    assert yaml.safe_load((folder / "dagster_home/dagster.yaml").read_text())["concurrency"]
+    assert [name for name in TEMPLATES if "$name" in (folder / name).read_text()] == []
+
+
+def test_a_folder_with_files_of_a_project_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("mine")
+    (tmp_path / "definitions.py").write_text("mine")
+    ended = CliRunner().invoke(app, ["init", str(tmp_path)])
+    assert ended.exit_code == 1
+    assert "definitions.py, README.md, which would be replaced" in str(ended.exception)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "definitions.py"]
+    ended = CliRunner().invoke(app, ["init", str(tmp_path / "README.md")])
+    assert "It is a file; give a folder." in str(ended.exception)
+
+
+def test_a_set_that_arrives_by_day_needs_the_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAKESHARE_STATE_DIR", str(tmp_path / "state"))
+    flights = str(Path(contracts.__file__).with_name("flights.yaml"))
+    for command in (["publish", "flights"], ["contract", "test", flights, "--on", "x.csv"]):
+        ended = CliRunner().invoke(app, command)
+        assert ended.exit_code == 1
+        assert "--partition" in str(ended.exception)
+        assert "flights arrives by day" in str(ended.exception)
+    ended = CliRunner().invoke(app, ["publish", "flights", "--partition", "yesterday", "--on", flights])
+    assert "'yesterday' is no partition of set flights" in str(ended.exception)
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_draft_replaces_no_contract(tmp_path: Path) -> None:
+    from lakeshare_pipelines.cli.contract import write_contract
+    from lakeshare_pipelines.errors import ContractError
+    from lakeshare_server.errors import BadRequest
+
+    path = tmp_path / "orders.yaml"
+    with pytest.raises(ContractError):
+        write_contract(path, "kind: nothing")
+    assert not path.exists()
+    path.write_text("mine")
+    with pytest.raises(BadRequest, match="There is such a file"):
+        write_contract(path, "kind: nothing")
+    assert path.read_text() == "mine"
+
+
+def test_objects_of_a_store_are_copied_for_a_draft_and_markers_are_not(tmp_path: Path) -> None:
+    from lakeshare_pipelines.cli.contract import fetch_objects
+    from lakeshare_pipelines.wap.staged import open_lake_without_spark
+
+    given, copies = tmp_path / "given", tmp_path / "copies"
+    given.mkdir()
+    copies.mkdir()
+    for name in ("orders-1.csv", "orders-2.csv", "_SUCCESS"):
+        (given / name).write_text(name)
+    lake = open_lake_without_spark(LakeSettings(_env_file=None, state_dir=tmp_path / "state"))
+    for location in (f"file://{given}", f"file://{given}/"):
+        found = fetch_objects(lake, location, copies)
+        assert [Path(path).read_text() for path in found] == ["orders-1.csv", "orders-2.csv"]
+    assert fetch_objects(lake, f"file://{given}/orders-2.csv", copies) == [str(copies / "orders-2.csv")]
+    assert fetch_objects(lake, "orders.csv", copies) == ["orders.csv"]
