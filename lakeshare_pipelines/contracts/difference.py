@@ -6,11 +6,12 @@ passed, has to change something. What a change does to published tables is not d
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, TypeVar
 
 from lakeshare_pipelines.contracts.model import (
     UNIQUENESS,
+    Assertion,
     Column,
     Reference,
     Rule,
@@ -23,6 +24,7 @@ from lakeshare_pipelines.contracts.model import (
 from lakeshare_pipelines.errors import ContractError
 
 Level = Literal["breaking", "minor", "patch"]
+Named = TypeVar("Named", Assertion, Reference)
 LEVELS: tuple[Level, ...] = ("breaking", "minor", "patch")
 
 NOT_NULL = "expect_column_values_to_not_be_null"
@@ -169,6 +171,7 @@ def _compare_tables(old: Table, new: Table) -> Iterator[Change]:
         reason = "files are laid out in another way, and rules of grants are decided by partitions"
         yield Change(name, f"partitioned by {layouts[0]} → {layouts[1]}", "breaking", reason)
     yield from _compare_rules(old, new)
+    yield from _compare_assertions(old, new)
     yield from _compare_references(old, new)
     yield from _compare_limits(old, new)
     for field in ("description", "maintenance", "allow_schema_changes"):
@@ -303,7 +306,7 @@ def _compare_rules(old: Table, new: Table) -> Iterator[Change]:
             yield from _compare_rule(where, was, will)
 
 
-def _describe_stricter(where: str, what: str, rule: Rule | Reference) -> Change:
+def _describe_stricter(where: str, what: str, rule: Rule | Assertion | Reference) -> Change:
     if rule.severity == "warning":
         return Change(where, f"{what} of severity warning", "minor", "a warning stops no delivery")
     return Change(where, what, "breaking", SENDERS)
@@ -357,16 +360,28 @@ def _is_at_most(low: Any, high: Any) -> bool:
 
 
 def _compare_references(old: Table, new: Table) -> Iterator[Change]:
-    before = {reference.name: reference for reference in old.references}
-    after = {reference.name: reference for reference in new.references}
+    leads_to = "the reference leads to other columns"
+    yield from _compare_named("reference", leads_to, old.name, old.references, new.references)
+
+
+def _compare_assertions(old: Table, new: Table) -> Iterator[Change]:
+    asserts = "it asserts something else"
+    yield from _compare_named("rule in SQL", asserts, old.name, old.assertions, new.assertions)
+
+
+def _compare_named(
+    kind: str, differs: str, table: str, old: Sequence[Named], new: Sequence[Named]
+) -> Iterator[Change]:
+    before: Mapping[str, Named] = {each.name: each for each in old}
+    after: Mapping[str, Named] = {each.name: each for each in new}
     for name in dict.fromkeys([*before, *after]):
-        where, was, will = f"{old.name}: {name}", before.get(name), after.get(name)
+        where, was, will = f"{table}: {name}", before.get(name), after.get(name)
         if will is None:
-            yield Change(where, "the reference is gone", "minor", LOOSER)
+            yield Change(where, f"the {kind} is gone", "minor", LOOSER)
         elif was is None:
-            yield _describe_stricter(where, "new reference", will)
-        elif (was.columns, was.to_table, was.to_columns) != (will.columns, will.to_table, will.to_columns):
-            yield _describe_stricter(where, "the reference leads to other columns", will)
+            yield _describe_stricter(where, f"new {kind}", will)
+        elif replace(was, severity=will.severity, description=will.description) != will:
+            yield _describe_stricter(where, differs, will)
         elif was.severity != will.severity:
             is_error = will.severity == "error"
             what = f"severity {was.severity} → {will.severity}"

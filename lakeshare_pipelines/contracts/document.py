@@ -75,6 +75,15 @@ class Quality(Described):
     type: str
     engine: str | None = None
     implementation: Implementation | None = None
+    query: Annotated[str, Field(min_length=1)] | None = None
+    must_be: float | None = None
+    must_not_be: float | None = None
+    must_be_greater_than: float | None = None
+    must_be_greater_or_equal_to: float | None = None
+    must_be_less_than: float | None = None
+    must_be_less_or_equal_to: float | None = None
+    must_be_between: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None
+    must_not_be_between: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None
     severity: Severity = "error"
     dimension: Unused = None
     business_impact: Unused = None

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from lakeshare_pipelines.contracts import document as odcs
 from lakeshare_pipelines.contracts import model
+from lakeshare_pipelines.contracts.assertions import build_assertions, check_assertions
 from lakeshare_pipelines.contracts.document import Faults, read_extras
 from lakeshare_pipelines.contracts.model import Column, Input, Reference, Rule, SetContract, Table, View
 from lakeshare_pipelines.contracts.write_modes import build_write, check_write, make_history_columns
@@ -230,6 +231,7 @@ def _build_table(
         depends_on=_placeholders(derive, faults) if view is None else (view.of,),
         # The rules that a table's columns imply hold for any selection of its rows.
         rules=tuple(_build_rules(name, table, columns, faults, implies=view is None)),
+        assertions=tuple(build_assertions(name, table, faults)),
         references=tuple(_build_references(name, table, faults)),
         location=extras.location,
         description=" ".join(table.description.split()),
@@ -552,7 +554,7 @@ def _build_rules(
             place = faults.at("properties", number, "quality", index)
             qualities.append((place, quality, entry.name))
     for place, quality, column in qualities:
-        rule = None if quality.type == "text" else _build_rule(table_name, quality, column, place)
+        rule = None if quality.type in ("text", "sql") else _build_rule(table_name, quality, column, place)
         if rule is None or not _is_sound_rule(rule, names, place):
             continue
         if rule.name in origins:
@@ -584,7 +586,7 @@ def _implied_rules(table_name: str, columns: Sequence[Column]) -> Iterator[Rule]
 
 def _build_rule(table_name: str, quality: odcs.Quality, column: str | None, faults: Faults) -> Rule | None:
     if quality.type != "custom" or quality.engine != ENGINE or quality.implementation is None:
-        problem = "only rules of type custom, engine greatExpectations, with an implementation are run"
+        problem = "only rules of type custom, engine greatExpectations, with an implementation are run, and of type sql"
         hint = f"Write type: custom, engine: {ENGINE}, implementation: {{type: expect_…, kwargs: {{…}}}}."
         faults.add(problem, hint)
         return None
@@ -672,6 +674,7 @@ def _check_set(contract: SetContract, faults: Faults) -> SetContract:
 def _check_table(contract: SetContract, table: Table, faults: Faults) -> None:
     _check_unique([column.name for column in table.columns], "column", faults.at("properties"))
     _check_origin(contract, table, faults)
+    check_assertions(contract, table, faults)
     written = faults.at("customProperties", "write")
     check_write(contract, table, written)
     if table.write.delete_when is not None:

@@ -86,6 +86,53 @@ class Rule:
 
 
 @dataclass(frozen=True)
+class Assertion:
+    """A rule in Spark SQL over the tables of the set as they will be after the run, and the inputs of its table.
+
+    `reads` are the tables that it names, by short name. Its query returns no row; with a `bound`, the operator of the
+    standard and its values, it returns one number within it.
+    """
+
+    name: str
+    table: str
+    query: str
+    reads: tuple[str, ...]
+    bound: tuple[str, tuple[float, ...]] | None = None
+    severity: Severity = "error"
+    description: str = ""
+
+    def holds(self, number: float) -> bool:
+        """Whether a number is within the bound."""
+        if self.bound is None:
+            return False
+        operator, values = self.bound
+        return OPERATORS[operator](number, *values)
+
+    def describe_bound(self) -> str:
+        """What its query returns, like `no row` and `a number that must be between 1 and 5`."""
+        if self.bound is None:
+            return "no row"
+        operator, values = self.bound
+        words = re.sub(r"([A-Z])", r" \1", operator).lower()
+        return f"a number that {words} {' and '.join(f'{value:g}' for value in values)}"
+
+
+OPERATORS: Mapping[str, Callable[..., bool]] = MappingProxyType(
+    {
+        "mustBe": lambda number, value: number == value,
+        "mustNotBe": lambda number, value: number != value,
+        "mustBeGreaterThan": lambda number, value: number > value,
+        "mustBeGreaterOrEqualTo": lambda number, value: number >= value,
+        "mustBeLessThan": lambda number, value: number < value,
+        "mustBeLessOrEqualTo": lambda number, value: number <= value,
+        "mustBeBetween": lambda number, low, high: low <= number <= high,
+        "mustNotBeBetween": lambda number, low, high: not low <= number <= high,
+    }
+)
+"""The operators of the standard for the number that a query returns."""
+
+
+@dataclass(frozen=True)
 class Reference:
     """A foreign key: non-null values of `columns` exist as `to_columns` in `to_table` after the run."""
 
@@ -238,6 +285,7 @@ class Table:
     depends_on: tuple[str, ...] = ()
     inputs: tuple[Input, ...] = ()
     rules: tuple[Rule, ...] = ()
+    assertions: tuple[Assertion, ...] = ()
     references: tuple[Reference, ...] = ()
     location: str | None = None
     warehouse: str | None = None
@@ -623,21 +671,28 @@ def _describe_table(table: Table) -> Iterator[str]:
     width = max(len(column.name) for column in table.columns)
     for column in table.columns:
         yield f"  {column.name:{width}}  {column.type:10} {_describe_column(column)}".rstrip()
-    if table.rules or table.references:
-        yield "  rules"
-    for rule in table.rules:
-        kwargs = {name: value for name, value in rule.kwargs.items() if name not in ("column", "column_list")}
-        shown = f" ({', '.join(f'{name}={value!r}' for name, value in kwargs.items())})" if kwargs else ""
-        yield f"    {rule.severity:7} on the {rule.scope}: {rule.name}{shown}"
-    for reference in table.references:
-        target = f"{reference.to_table}({', '.join(reference.to_columns)})"
-        yield f"    {reference.severity:7} on the table: {', '.join(reference.columns)} exists in {target}"
+    yield from _describe_rules(table)
     if table.serveable_to.clients:
         promise = table.serveable_to
         is_rewritten = promise.rewrite and table.format == "iceberg"
         rewritten = ", rewritten for them where needed" if is_rewritten else ""
         yield f"  can be read by {', '.join(promise.clients)}{rewritten} ({promise.severity})"
     yield f"  at most {table.max_quarantined_fraction:.1%} of rows in quarantine{_describe_drift(table.drift)}"
+
+
+def _describe_rules(table: Table) -> Iterator[str]:
+    if table.rules or table.assertions or table.references:
+        yield "  rules"
+    for rule in table.rules:
+        kwargs = {name: value for name, value in rule.kwargs.items() if name not in ("column", "column_list")}
+        shown = f" ({', '.join(f'{name}={value!r}' for name, value in kwargs.items())})" if kwargs else ""
+        yield f"    {rule.severity:7} on the {rule.scope}: {rule.name}{shown}"
+    for assertion in table.assertions:
+        shown = assertion.describe_bound()
+        yield f"    {assertion.severity:7} on the set: {assertion.name}: a query returns {shown}"
+    for reference in table.references:
+        target = f"{reference.to_table}({', '.join(reference.to_columns)})"
+        yield f"    {reference.severity:7} on the table: {', '.join(reference.columns)} exists in {target}"
 
 
 def _describe_view(view: View | None) -> Iterator[str]:

@@ -12,9 +12,10 @@ from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lakeshare_pipelines.contracts import Reference, Rule, SetContract, Table
+from lakeshare_pipelines.contracts.model import Assertion
 from lakeshare_pipelines.errors import BranchMoved, Conflict, NotAudited, PipelineError
 from lakeshare_pipelines.ingest.delivery import name_files
 from lakeshare_pipelines.ingest.landing import open_landing
@@ -23,11 +24,13 @@ from lakeshare_pipelines.settings import NESSIE, LakeSettings
 from lakeshare_pipelines.spark.session import translate_errors
 from lakeshare_pipelines.wap import checks
 from lakeshare_pipelines.wap.checks import CheckSpec, NotEvaluated, RuleOutcome, Types
+from lakeshare_pipelines.wap.inputs import read_publication
 from lakeshare_pipelines.wap.serveable import check_serveable
 from lakeshare_pipelines.wap.stage import (
     Staging,
     check_selection,
     drop_staging_location,
+    open_ledger,
     select_view_rows,
     stage,
     staging_for,
@@ -109,6 +112,7 @@ class TableAudit:
             checks.SERVEABLE: self._check_serveable,
             checks.SELECTION: partial(self._check_selection, rows),
             **{rule.name: partial(self._check_rule, rule, outcomes[rule.name]) for rule in self.table.rules},
+            **{each.name: partial(self._check_assertion, each) for each in self.table.assertions},
             **{ref.name: partial(self._check_reference, ref, rows, types) for ref in self.table.references},
         }
 
@@ -207,6 +211,24 @@ class TableAudit:
         checks.require_columns(reference.to_columns, checks.get_types(target.schema))
         is_whole = self.contract.is_replaced(self.table)
         return checks.check_reference(self.table, reference, rows if is_whole else self._after, target)
+
+    def _check_assertion(self, assertion: Assertion) -> Finding:
+        frames: dict[str, Any] = {name: self._read_by_name(name) for name in assertion.reads}
+        return checks.check_assertion(self.table, assertion, self.lake.spark.sql(assertion.query, **frames))
+
+    def _read_by_name(self, name: str) -> "DataFrame":
+        """A table of the set as it will be, or an input at the number that the run read, by its short name."""
+        if name == self.table.short_name:
+            return self._after
+        own = next((table for table in self.contract.tables if table.short_name == name), None)
+        if own is not None:
+            return self.staging.table_after(self.staged, own)
+        read = next(read.table for read in self.table.inputs if read.short_name == name)
+        with open_ledger(self.lake.settings) as ledger:
+            publication = ledger.at(read, self.staged.inputs[read])
+        if publication is None:
+            raise NotEvaluated(f"publication {self.staged.inputs[read]} of {read} is gone")
+        return read_publication(self.lake, publication)
 
     def _evaluate_rules(self, rows: "DataFrame", types: Types) -> dict[str, RuleOutcome | NotEvaluated]:
         outcomes: dict[str, RuleOutcome | NotEvaluated] = {}

@@ -5,15 +5,22 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cache, wraps
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from lakeshare_pipelines.contracts import Reference, Rule, SetContract, Table
 from lakeshare_pipelines.contracts.document import find_line
-from lakeshare_pipelines.contracts.model import EXPECTATIONS, UNIQUENESS, Drift, list_rule_columns
+from lakeshare_pipelines.contracts.model import EXPECTATIONS, UNIQUENESS, Assertion, Drift, list_rule_columns
 from lakeshare_pipelines.errors import ContractError
-from lakeshare_pipelines.wap.staged import Finding, Severity, StagedTable, format_percentage
+from lakeshare_pipelines.wap.staged import (
+    Finding,
+    Severity,
+    StagedTable,
+    format_percentage,
+    to_json_value,
+)
 from lakeshare_server.lazy import LazyModule
 
 if TYPE_CHECKING:
@@ -99,17 +106,25 @@ def _table_checks(contract: SetContract, table: Table) -> Iterator[CheckSpec]:
     if contract.is_daily(table):
         within = "Every row belongs to a partition of the run."
         yield CheckSpec(table.name, WITHIN_PARTITIONS, "error", within)
-    for rule in table.rules:
-        yield CheckSpec(table.name, rule.name, rule.severity, rule.description or _describe_rule(rule))
-    for ref in table.references:
-        text = f"Every {', '.join(ref.columns)} exists as {', '.join(ref.to_columns)} in {ref.to_table}."
-        yield CheckSpec(table.name, ref.name, ref.severity, ref.description or text)
+    yield from _written_checks(table)
     if table.drift.max_shrink_fraction is not None or table.drift.max_growth_fraction is not None:
         yield CheckSpec(table.name, DRIFT, table.drift.severity, _describe_drift(contract, table))
     serveable = "Reports which clients can read it, and why others cannot."
     if table.serveable_to.clients:
         serveable = f"{', '.join(table.serveable_to.clients)} can read it as it will be published."
     yield CheckSpec(table.name, SERVEABLE, table.serveable_to.severity, serveable)
+
+
+def _written_checks(table: Table) -> Iterator[CheckSpec]:
+    """The checks that the contract writes out: rules, and references to other tables."""
+    for rule in table.rules:
+        yield CheckSpec(table.name, rule.name, rule.severity, rule.description or _describe_rule(rule))
+    for assertion in table.assertions:
+        text = f"Its query returns {assertion.describe_bound()}."
+        yield CheckSpec(table.name, assertion.name, assertion.severity, assertion.description or text)
+    for ref in table.references:
+        text = f"Every {', '.join(ref.columns)} exists as {', '.join(ref.to_columns)} in {ref.to_table}."
+        yield CheckSpec(table.name, ref.name, ref.severity, ref.description or text)
 
 
 def _describe_rule(rule: Rule) -> str:
@@ -321,6 +336,35 @@ def check_reference(table: Table, reference: Reference, rows: "DataFrame", targe
         f"that is no {', '.join(reference.to_columns)} of {reference.to_table}"
     )
     return Finding.of(observed, reason, mask_rows(table, samples, columns))
+
+
+def check_assertion(table: Table, assertion: Assertion, result: "DataFrame") -> Finding:
+    """Whether the result of an assertion's query has no row, or is a number within its bound."""
+    observed: dict[str, Any] = {"query": assertion.query, "expected": assertion.describe_bound()}
+    if assertion.bound is None:
+        failed = result.count()
+        if not failed:
+            return Finding(True, observed | {"failed_rows": 0})
+        samples = [row.asDict() for row in result.limit(SAMPLE_ROWS).collect()]
+        masked = mask_rows(table, samples, result.columns)
+        return Finding.of(observed | {"failed_rows": failed}, f"the query returned {failed} rows", masked)
+    rows = result.limit(2).collect()
+    if len(rows) != 1 or len(result.columns) != 1:
+        raise NotEvaluated(
+            f"the query returned no single number but {len(rows)} rows of {len(result.columns)}"
+        )
+    number = rows[0][0]
+    if number is None or isinstance(number, bool) or not isinstance(number, int | float | Decimal):
+        raise NotEvaluated(
+            f"the query returned {'null' if number is None else type(number).__name__}, no number"
+        )
+    found = {"found": to_json_value(number if isinstance(number, int) else float(number))}
+    reason = (
+        ""
+        if assertion.holds(float(number))
+        else f"the query returned {number}, not {assertion.describe_bound()}"
+    )
+    return Finding.of(observed | found, reason)
 
 
 def _quote(columns: "tuple[str, ...] | list[str]") -> list[str]:

@@ -242,7 +242,8 @@ def select_view_rows(contract: SetContract, table: Table, view: View, rows: "Dat
 
 
 @contextmanager
-def _open_ledger(settings: LakeSettings) -> "Iterator[Ledger]":
+def open_ledger(settings: LakeSettings) -> "Iterator[Ledger]":
+    """The ledger of the settings."""
     from lakeshare_server.catalog import Ledger, open_catalog
 
     catalog = open_catalog(settings.catalog_url)
@@ -254,7 +255,7 @@ def _open_ledger(settings: LakeSettings) -> "Iterator[Ledger]":
 
 def _is_in_sync(settings: LakeSettings, table: Table, view: View) -> bool:
     """Whether the newest publications of a view and of its table are of the same run, repeated ones left out."""
-    with _open_ledger(settings) as ledger:
+    with open_ledger(settings) as ledger:
 
         def find_latest_run(name: str) -> str | None:
             publication = ledger.latest(name)
@@ -272,7 +273,7 @@ def _open_staging(lake: Lake, staging: Staging, contract: SetContract, ref: str)
     Raises `WarehouseError` if a published table is not on main, or older there: a run would begin a new table, and
     recipients would lose the rows of all other partitions.
     """
-    with _open_ledger(lake.settings) as ledger:
+    with open_ledger(lake.settings) as ledger:
         # Before the state of main is read: another run may publish a first time meanwhile.
         published = [latest for table in contract.tables if (latest := ledger.latest(table.name)) is not None]
     base = staging.open(ref)
@@ -371,7 +372,7 @@ def stage(
     partitions = tuple(partitions)
     require_reachable(lake.stores, contract)
     deliveries = find_deliveries_of_run(lake.settings, contract, partitions)
-    with _open_ledger(lake.settings) as ledger:
+    with open_ledger(lake.settings) as ledger:
         publications = find_inputs(ledger, contract, pins)
     made_of = RunInputs(deliveries, publications, load_transforms(contract))
     ref = make_staging_name(contract.name, partitions, run_id, attempt)
@@ -563,7 +564,7 @@ def find_applied(ledger: "Ledger", table: str, deliveries: Mapping[str, str]) ->
 
 
 def _list_applied(settings: LakeSettings, table: Table, draft: Staged) -> set[str]:
-    with _open_ledger(settings) as ledger:
+    with open_ledger(settings) as ledger:
         return find_applied(ledger, table.name, draft.deliveries)
 
 

@@ -85,6 +85,7 @@ def _of_set(name: str, table: Table) -> Table:
         table,
         name=own,
         rules=tuple(replace(rule, table=own) for rule in table.rules),
+        assertions=tuple(replace(assertion, table=own) for assertion in table.assertions),
         references=tuple(replace(r, table=own, to_table=f"{name}.{r.to_table}") for r in table.references),
     )
 
