@@ -4,6 +4,7 @@ Classes are those of semantic versioning. A change is breaking if a reader of th
 passed, has to change something. What a change does to published tables is not decided here.
 """
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -21,6 +22,7 @@ from lakeshare_pipelines.contracts.model import (
     Table,
     can_widen,
 )
+from lakeshare_pipelines.contracts.partitioning import Partitioning
 from lakeshare_pipelines.errors import ContractError
 
 Level = Literal["breaking", "minor", "patch"]
@@ -102,14 +104,7 @@ def _compare_sets(old: SetContract, new: SetContract) -> Iterator[Change]:
     if old.name != new.name:
         reason = "deliveries, tables and assets are found by it"
         yield Change("set", f"name {old.name} → {new.name}", "breaking", reason)
-    if old.partitioning != new.partitioning:
-        what = f"partitioning {old.partitioning} → {new.partitioning}"
-        yield Change("set", what, "breaking", "deliveries arrive and replace rows in another way")
-    elif old.first_partition != new.first_partition:
-        is_later = str(new.first_partition) > str(old.first_partition)
-        what = f"first partition {old.first_partition} → {new.first_partition}"
-        reason = "earlier deliveries are refused" if is_later else "more days are accepted"
-        yield Change("set", what, "breaking" if is_later else "minor", reason)
+    yield from _compare_partitionings(old.partitioning, new.partitioning)
     if (old.warehouse, old.endpoint) != (new.warehouse, new.endpoint):
         what = f"warehouse {old.warehouse or 'of the settings'} → {new.warehouse or 'of the settings'}"
         yield Change("set", what, "breaking", "published tables are not found at another location")
@@ -118,6 +113,38 @@ def _compare_sets(old: SetContract, new: SetContract) -> Iterator[Change]:
     for field in ("description", "owners", "domain", "maintenance_schedule"):
         if getattr(old, field) != getattr(new, field):
             yield _describe_patch("set", field)
+
+
+def _compare_partitionings(old: Partitioning, new: Partitioning) -> Iterator[Change]:
+    if (old.kind, old.time_zone) != (new.kind, new.time_zone):
+        before, after = (
+            each.kind if old.time_zone == new.time_zone else f"{each.kind} in {each.time_zone}"
+            for each in (old, new)
+        )
+        what = f"partitioning {before} → {after}"
+        yield Change("set", what, "breaking", "deliveries arrive and replace rows in another way")
+    elif old.first != new.first:
+        is_later = str(new.first) > str(old.first)
+        what = f"first partition {old.first} → {new.first}"
+        parts = "days" if new.kind == "daily" else "partitions"
+        reason = "earlier deliveries are refused" if is_later else f"more {parts} are accepted"
+        yield Change("set", what, "breaking" if is_later else "minor", reason)
+    for name in sorted({*old.values} ^ {*new.values}) if old.kind == new.kind else ():
+        is_gone = name in old.values
+        what = f"partition {name} is gone" if is_gone else f"new partition {name}"
+        reason = "its deliveries are refused" if is_gone else "nothing that exists changes"
+        yield Change("set", what, "breaking" if is_gone else "minor", reason)
+    if old.lateness_hours != new.lateness_hours:
+        limits = [math.inf if each.lateness_hours is None else each.lateness_hours for each in (old, new)]
+        is_stricter = limits[1] < limits[0]
+        what = f"latenessHours {old.lateness_hours} → {new.lateness_hours}"
+        reason = "late deliveries are refused" if is_stricter else "later deliveries are accepted"
+        yield Change("set", what, "breaking" if is_stricter else "minor", reason)
+    if old.end_offset != new.end_offset:
+        is_fewer = new.end_offset < old.end_offset
+        what = f"end offset {old.end_offset} → {new.end_offset}"
+        reason = "early deliveries are refused" if is_fewer else "earlier deliveries are accepted"
+        yield Change("set", what, "breaking" if is_fewer else "minor", reason)
 
 
 def _compare_entries(

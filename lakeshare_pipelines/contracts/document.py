@@ -269,10 +269,23 @@ class SetMaintenanceExtras(MaintenanceExtras):
     schedule: Annotated[str, Field(pattern=r"^\S+( \S+){4}$")] = "0 4 * * 0"
 
 
+NamedKind = Literal["hourly", "daily", "weekly", "monthly", "dynamic", "none"]
+
+
+class PartitioningExtras(Part):
+    kind: NamedKind = "none"
+    static: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = None
+    time_zone: str = "UTC"
+    end_offset: Annotated[int, Field(ge=0, le=100_000, strict=True)] = 0
+    lateness_hours: Annotated[int, Field(ge=0, le=1_000_000, strict=True)] | None = None
+
+
 class SetExtras(Part):
-    partitioning: Literal["daily", "none"] = "none"
+    partitioning: Annotated[PartitioningExtras, wrap("kind", str, PartitioningExtras | NamedKind)] = (
+        PartitioningExtras()
+    )
     first_partition: Annotated[
-        Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")] | None,
+        Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}(-\d{2})?$")] | None,
         BeforeValidator(lambda value: value.isoformat() if isinstance(value, dt.date) else value),
     ] = None
     shares: list[SharedSchema] = []

@@ -16,7 +16,14 @@ from lakeshare_pipelines.contracts import model
 from lakeshare_pipelines.contracts.assertions import build_assertions, check_assertions
 from lakeshare_pipelines.contracts.document import Faults, read_extras
 from lakeshare_pipelines.contracts.model import Column, Input, Reference, Rule, SetContract, Table, View
-from lakeshare_pipelines.contracts.write_modes import build_write, check_write, make_history_columns
+from lakeshare_pipelines.contracts.write_modes import (
+    build_partitioning,
+    build_write,
+    check_partition_column,
+    check_partitioning,
+    check_write,
+    make_history_columns,
+)
 from lakeshare_pipelines.errors import ContractError
 from lakeshare_server.errors import BadRequest, suggest
 from lakeshare_server.locations import AZURE, GCS, LOCAL, S3, parse_location
@@ -94,23 +101,28 @@ def _connect_sets(contracts: Sequence[SetContract]) -> tuple[SetContract, ...]:
         problem = f"sets read each other in a circle: {' → '.join(path)}"
         hint = "Remove one of these inputs, or put the tables into one set."
         raise ContractError(paths[path[0]], "inputs", problem, hint) from None
-    return tuple(_find_days_of_inputs(contract, owners) for contract in contracts)
+    return tuple(_connect_inputs(contract, owners) for contract in contracts)
 
 
-def _find_days_of_inputs(contract: SetContract, owners: Mapping[str, SetContract]) -> SetContract:
-    if contract.partitioning != "daily":
+def _connect_inputs(contract: SetContract, owners: Mapping[str, SetContract]) -> SetContract:
+    if contract.partitioning.is_whole:
         return contract
 
-    def find_day(read: Input) -> Input:
+    def find_column(read: Input) -> Input:
         owner = owners[read.table]
         table = owner.table(read.table)
-        return replace(read, day=table.partition_by[0][0] if owner.is_daily(table) else None)
+        if not owner.is_by_partition(table) or not contract.partitioning.can_map(owner.partitioning):
+            return read
+        column = table.partition_column
+        return Input(read.table, column.name, column.type, owner.partitioning)
 
-    tables = [replace(table, inputs=tuple(map(find_day, table.inputs))) for table in contract.tables]
+    tables = [replace(table, inputs=tuple(map(find_column, table.inputs))) for table in contract.tables]
     connected = replace(contract, tables=tuple(tables))
-    if not connected.takes_deliveries and not any(read.day for read in connected.inputs):
-        problem = "a daily set without deliveries has the days of its inputs, and none of them is daily"
-        hint = "Add a table of a daily set to the inputs, or give partitioning: none."
+    if not connected.takes_deliveries and not any(read.column for read in connected.inputs):
+        kind = contract.partitioning.kind
+        parts, like = ("days", "daily") if kind == "daily" else ("partitions", "partitioned alike")
+        problem = f"a {kind} set without deliveries has the {parts} of its inputs, and none of them is {like}"
+        hint = f"Add a table of a {kind} set to the inputs, or give partitioning: none."
         line = odcs.find_line(contract, "customProperties", "partitioning")
         raise ContractError(contract.path, "customProperties", problem, hint, line=line)
     return connected
@@ -138,8 +150,7 @@ def _build_set(document: odcs.Document, digest: str, path: Path, faults: Faults)
         owners=_owners(document, faults),
         domain=document.domain,
         tables=tables,
-        partitioning=extras.partitioning,
-        first_partition=extras.first_partition,
+        partitioning=build_partitioning(extras, faults),
         shares=tuple(
             model.ShareEntry(entry.share, entry.schema_name, name, table)
             for entry, name, table in _named_tables("shares", extras.shares, names, faults, document)
@@ -652,13 +663,8 @@ def _check_set(contract: SetContract, faults: Faults) -> SetContract:
     if has_transform and not contract.takes_deliveries and not contract.inputs:
         problem = f"set {contract.name} has neither deliveries nor inputs: nothing would start it"
         faults.at("schema").add(problem, "Give a table a source, or name tables of other sets as inputs.")
-    properties, day = faults.at("customProperties"), contract.first_partition
-    if contract.partitioning == "daily" and day is None and properties.has_none():
-        hint = "Give the first day, as 2013-01-01."
-        properties.add("a daily set needs firstPartition", hint, near=("partitioning",))
-    elif day is not None and not contract.is_partition(day) and properties.has_none():
-        hint = "Give a day as 2013-01-01 and partitioning: daily, or leave it out."
-        properties.add(f"firstPartition cannot be {day!r}", hint, near=("firstPartition",))
+    properties = faults.at("customProperties")
+    check_partitioning(contract.partitioning, properties)
     for name, entries, kind in (
         ("shares", contract.shares, "share entry"),
         ("snowflake", contract.snowflake, "table of Snowflake"),
@@ -783,17 +789,7 @@ def _check_partitions(contract: SetContract, table: Table, faults: Faults) -> No
         elif kind not in known[transform]:
             hint = f"{transform} takes: {', '.join(sorted(known[transform]))}."
             place.add(f"a column of type {kind} cannot be partitioned by {transform}", hint)
-    is_by_day = bool(table.partition_by) and (
-        table.column(table.partition_by[0][0]).type == "date"
-        and table.partition_by[0][1] in ("identity", "day")
-    )
-    is_replaced_by_day = contract.partitioning == "daily" and table.write.mode == "replace_partitions"
-    if is_replaced_by_day and not is_by_day:
-        hint = "Mark a column of type date as partitioned, with partitionKeyPosition 1."
-        if table.view is not None:
-            hint = f"Put the day of {table.view.of} into the columns of the view."
-        problem = f"the set is daily, but {table.short_name} is not partitioned by its day first"
-        faults.at("properties").add(problem, hint)
+    check_partition_column(contract, table, faults)
 
 
 def _check_reference(contract: SetContract, table: Table, reference: Reference, faults: Faults) -> None:

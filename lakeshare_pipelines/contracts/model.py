@@ -1,6 +1,5 @@
 """A contract as the pipelines use it: sets, tables, columns, rules, references, shares; types and expectations."""
 
-import datetime as dt
 import hashlib
 import json
 import re
@@ -12,6 +11,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StrictBool, TypeAdapter
 from pydantic.alias_generators import to_camel
+
+from lakeshare_pipelines.contracts.partitioning import Partitioning
 
 Severity = Literal["error", "warning"]
 Scope = Literal["delta", "table"]
@@ -254,12 +255,21 @@ class View:
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
+_DAILY = Partitioning("daily")
+
+
 @dataclass(frozen=True)
 class Input:
-    """A published table of another set; `day` is its column of days if a run over days reads those days of it."""
+    """A published table of another set.
+
+    `column` is its partition column if a run reads only the rows of its own partitions; `partitioning` is that of the
+    other set.
+    """
 
     table: str
-    day: str | None = None
+    column: str | None = None
+    column_type: str = "date"
+    partitioning: Partitioning = _DAILY
 
     @property
     def short_name(self) -> str:
@@ -311,6 +321,15 @@ class Table:
     @property
     def primary_key(self) -> tuple[str, ...]:
         return tuple(column.name for column in self.columns if column.primary_key)
+
+    @property
+    def partition_column(self) -> Column:
+        """The first column that the table is partitioned by.
+
+        Raises:
+            KeyError: the table is not partitioned.
+        """
+        return self.column(self.partition_by[0][0] if self.partition_by else "")
 
     @property
     def merge_key(self) -> tuple[str, ...]:
@@ -369,8 +388,7 @@ class SetContract:
     owners: tuple[str, ...]
     domain: str
     tables: tuple[Table, ...]
-    partitioning: Literal["daily", "none"]
-    first_partition: str | None
+    partitioning: Partitioning
     shares: tuple[ShareEntry, ...]
     digest: str
     path: Path
@@ -401,25 +419,18 @@ class SetContract:
                 return table
         raise KeyError(name)
 
-    def is_daily(self, table: Table) -> bool:
-        """Whether a run replaces days of the table."""
-        is_by_day = self.partitioning == "daily" and bool(table.partition_by)
-        return is_by_day and table.write.mode == "replace_partitions"
+    def is_by_partition(self, table: Table) -> bool:
+        """Whether a run replaces the rows of its partitions in the table."""
+        has_partitions = not self.partitioning.is_whole and bool(table.partition_by)
+        return has_partitions and table.write.mode == "replace_partitions"
 
     def is_replaced(self, table: Table) -> bool:
         """Whether a run replaces the whole table."""
-        return not table.write.is_incremental and not self.is_daily(table)
+        return not table.write.is_incremental and not self.is_by_partition(table)
 
     def is_partition(self, key: str) -> bool:
-        """Whether `key` names a partition of the set: `all`, or a day from `first_partition` on."""
-        if self.partitioning == "none":
-            return key == "all"
-        try:
-            day = dt.date.fromisoformat(key)
-        except ValueError:
-            return False
-        # fromisoformat also takes 20130101 and 2013-W01-1, which would be second names of a day.
-        return day.isoformat() == key and (self.first_partition is None or key >= self.first_partition)
+        """Whether `key` names a partition of the set."""
+        return self.partitioning.is_key(key)
 
 
 @dataclass(frozen=True)
@@ -633,13 +644,12 @@ def describe(contract: SetContract) -> str:
 
 
 def _describe_set(contract: SetContract) -> Iterator[str]:
-    is_daily = contract.partitioning == "daily"
     yield f"set {contract.name} {contract.version}: {contract.description}"
     yield f"  file     {contract.path}"
     yield f"  digest   {contract.digest}"
     yield f"  owners   {', '.join(contract.owners) or 'none'}"
     verb = "arrives" if contract.takes_deliveries else "is made"
-    yield f"  {verb}  {f'daily, from {contract.first_partition}' if is_daily else 'one partition, all'}"
+    yield f"  {verb}  {contract.partitioning.describe()}"
     for table in contract.tables:
         yield ""
         yield from _describe_table(table)

@@ -24,6 +24,8 @@ from lakeshare_pipelines.contracts.model import Reading, get_base_type
 from lakeshare_pipelines.errors import ContractError, DeliveryError
 from lakeshare_pipelines.ingest.delivery import Delivery, LandingFile, assign_files, blame_changed_delivery
 from lakeshare_pipelines.settings import MAX_LINE_MB, MAX_UNPACKED_MB
+from lakeshare_pipelines.spark.partitions import make_key_column
+from lakeshare_pipelines.spark.rows import column_by_name
 from lakeshare_pipelines.spark.session import escape_glob
 from lakeshare_server.lazy import LazyModule
 from lakeshare_server.storage import parse_location
@@ -564,16 +566,20 @@ def _compute_columns(contract: SetContract, table: Table, frame: "DataFrame") ->
 
 
 def _add_reasons(contract: SetContract, table: Table, frame: "DataFrame") -> "DataFrame":
-    """Adds the final reasons; where days are replaced, rows of other days than their delivery are rejected too."""
+    """Adds the final reasons; where partitions are replaced, rows of others than their delivery are rejected too."""
     reason = F.col(REASON)
-    if contract.is_daily(table):
-        name = table.partition_by[0][0]
-        day = F.col(name).cast("string")
-        strays = F.concat(F.lit(f"{name} is '"), day, F.lit("', the delivery is of "), F.col(PARTITION))
+    if contract.is_by_partition(table):
+        column, noun = table.partition_column, contract.partitioning.noun
+        key = make_key_column(contract.partitioning, column.name, column.type)
+        value = column_by_name(column.name).cast("string")
+        shown = F.lit("(hidden)") if column.pii else value
+        strays = F.concat(
+            F.lit(f"{column.name} is '"), shown, F.lit("', the delivery is of "), F.col(PARTITION)
+        )
         reason = F.coalesce(
             reason,
-            F.when(day.isNull(), F.lit(f"{name} is empty: the row belongs to no day")),
-            F.when(day != F.col(PARTITION), strays),
+            F.when(key.isNull(), F.lit(f"{column.name} is empty: the row belongs to no {noun}")),
+            F.when(key != F.col(PARTITION), strays),
         )
     # Exploded, so that a filter on the reason is not pushed down together with its computation.
     others = [name for name in frame.columns if name != REASON]

@@ -336,7 +336,7 @@ def _are_in_force(
         return False
     return all(
         publication.verdicts.get("code", {}).get(table.name) == code.get(table.name)
-        and has_same_inputs(ledger, publication, partition, table, inputs)
+        and has_same_inputs(ledger, contract, publication, partition, table, inputs)
         for table in contract.tables
         if table.inputs or table.transform is not None
         for partition, publication in find_in_force(ledger, table, deliveries.keys()).items()

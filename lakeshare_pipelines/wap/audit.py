@@ -75,7 +75,7 @@ class TableAudit:
         self.staged, self.table = staged, table
         self.record = staged.find_table(table.name)
         self.is_whole = self.record is not None and self.record.is_whole
-        self.is_daily = contract.is_daily(table)
+        self.is_by_partition = contract.is_by_partition(table)
         self._counts: Mapping[str, int] | None = None
         self._rows: DataFrame | None = None
 
@@ -156,15 +156,15 @@ class TableAudit:
             # Rows that change nothing, or only delete others, are none of the run's.
             is_new = set(self.staged.partitions) > set(self.record.skipped)
             return checks.check_not_empty({WHOLE_TABLE: self.record.rows}, (WHOLE_TABLE,) if is_new else ())
-        partitions = self.staged.partitions if self.is_daily else (WHOLE_TABLE,)
+        partitions = self.staged.partitions if self.is_by_partition else (WHOLE_TABLE,)
         return checks.check_not_empty(self._count_by_partition(rows), partitions)
 
     def _check_within_partitions(self, rows: "DataFrame") -> Finding:
-        by_day = self._count_by_partition(rows)
-        written = sum(by_day.values()) if self.record is None else self.record.rows
+        by_partition = self._count_by_partition(rows)
+        written = sum(by_partition.values()) if self.record is None else self.record.rows
         # A new view has all days that its table has.
-        expected = by_day if self.is_whole else self.staged.partitions
-        return checks.check_within_partitions(by_day, expected, written)
+        expected = by_partition if self.is_whole else self.staged.partitions
+        return checks.check_within_partitions(by_partition, expected, written)
 
     def _check_selection(self, rows: "DataFrame") -> Finding:
         view = self.table.view
@@ -177,12 +177,12 @@ class TableAudit:
         return check_selection(view, expected, rows.select(*expected.columns), published_as)
 
     def _check_drift(self, rows: "DataFrame") -> Finding:
-        if self.is_daily:
+        if self.is_by_partition:
             # A view may have no rows for a day, which counts as 0; for a table, `not_empty` reports it.
             empty = dict.fromkeys(self.staged.partitions, 0) if self.table.view is not None else {}
             of_run = {**empty, **self._count_by_partition(rows)}
-            all_days = checks.count_rows_by_day(self._after, self.table)
-            return checks.check_drift(self.table.drift, of_run, checks.compute_usual_rows(all_days, of_run))
+            of_all = checks.count_rows_by_partition(self._after, self.contract, self.table)
+            return checks.check_drift(self.table.drift, of_run, checks.compute_usual_rows(of_all, of_run))
         usual = {"table": None if self._main is None else self._main.count()}
         is_whole = self.contract.is_replaced(self.table)
         counts = {"table": self._count_by_partition(rows)[WHOLE_TABLE] if is_whole else self._after.count()}
@@ -194,8 +194,8 @@ class TableAudit:
 
     def _count_by_partition(self, rows: "DataFrame") -> Mapping[str, int]:
         if self._counts is None:
-            if self.is_daily:
-                self._counts = checks.count_rows_by_day(rows, self.table)
+            if self.is_by_partition:
+                self._counts = checks.count_rows_by_partition(rows, self.contract, self.table)
             else:
                 self._counts = {WHOLE_TABLE: rows.count()}
         return self._counts

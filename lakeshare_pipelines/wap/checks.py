@@ -14,6 +14,7 @@ from lakeshare_pipelines.contracts import Reference, Rule, SetContract, Table
 from lakeshare_pipelines.contracts.document import find_line
 from lakeshare_pipelines.contracts.model import EXPECTATIONS, UNIQUENESS, Assertion, Drift, list_rule_columns
 from lakeshare_pipelines.errors import ContractError
+from lakeshare_pipelines.spark.partitions import make_key_column
 from lakeshare_pipelines.wap.staged import (
     Finding,
     Severity,
@@ -79,11 +80,10 @@ def get_rule_columns(rule: Rule) -> tuple[str, ...]:
 
 def needs_whole_table(contract: SetContract, table: Table, rule: Rule) -> bool:
     """Whether a rule cannot be evaluated on the rows of the run alone."""
-    if rule.scope != "table" or not contract.is_daily(table):
+    if rule.scope != "table" or not contract.is_by_partition(table):
         return rule.scope == "table" and table.write.is_incremental
-    # Rows of other days cannot repeat a key that holds the day itself.
-    day = table.partition_by[0][0]
-    return not (rule.expectation in UNIQUENESS and day in get_rule_columns(rule))
+    # Rows of other partitions cannot repeat a key that holds the partition itself.
+    return not (rule.expectation in UNIQUENESS and table.partition_by[0][0] in get_rule_columns(rule))
 
 
 def _table_checks(contract: SetContract, table: Table) -> Iterator[CheckSpec]:
@@ -103,7 +103,7 @@ def _table_checks(contract: SetContract, table: Table) -> Iterator[CheckSpec]:
     else:
         rows = f"Its rows are those that its definition selects of {table.view.of}, no more and no fewer."
         yield CheckSpec(table.name, SELECTION, "error", rows)
-    if contract.is_daily(table):
+    if contract.is_by_partition(table):
         within = "Every row belongs to a partition of the run."
         yield CheckSpec(table.name, WITHIN_PARTITIONS, "error", within)
     yield from _written_checks(table)
@@ -138,7 +138,11 @@ def _describe_drift(contract: SetContract, table: Table) -> str:
         limits.append(f"shrinks by at most {table.drift.max_shrink_fraction:.0%}")
     if table.drift.max_growth_fraction is not None:
         limits.append(f"grows by at most {table.drift.max_growth_fraction:.0%}")
-    against = "the mean of recent days" if contract.is_daily(table) else "the table on main"
+    against = (
+        f"the mean of recent {contract.partitioning.noun}s"
+        if contract.is_by_partition(table)
+        else "the table on main"
+    )
     return f"The row count {' and '.join(limits)} against {against}."
 
 
@@ -255,12 +259,12 @@ def compute_usual_rows(counts: Mapping[str, int], of_run: Iterable[str]) -> dict
     return usual
 
 
-def count_rows_by_day(frame: "DataFrame", table: Table) -> dict[str, int]:
-    """Rows of the frame by day, named as the partitions of a daily set."""
-
-    day = F.col(f"`{table.partition_by[0][0]}`").cast("date").cast("string")
-    counted = frame.groupBy(day.alias("day")).count().collect()
-    return {str(row["day"]): int(row["count"]) for row in counted}
+def count_rows_by_partition(frame: "DataFrame", contract: SetContract, table: Table) -> dict[str, int]:
+    """Rows of the frame by the key of their partition of the set."""
+    column = table.partition_column
+    key = make_key_column(contract.partitioning, column.name, column.type)
+    counted = frame.groupBy(key.alias("key")).count().collect()
+    return {str(row["key"]): int(row["count"]) for row in counted}
 
 
 def _describe_movement(limits: Drift, name: str, count: int, before: float) -> str:

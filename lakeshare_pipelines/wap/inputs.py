@@ -21,6 +21,7 @@ from uuid import uuid4
 
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.errors import ContractError, InputError, PipelineError, TransformError
+from lakeshare_pipelines.spark.partitions import filter_partitions
 from lakeshare_pipelines.spark.rows import column_by_name
 from lakeshare_pipelines.spark.session import is_connect, translate_errors
 from lakeshare_pipelines.wap.staged import Lake, ReadTable, read_snapshot
@@ -124,7 +125,7 @@ class Inputs:
         self._read_whole, self._publications = read_whole, publications
         self._read: dict[str, bool] = {}
         self.partitions = tuple(partitions)
-        """The days of the run, as `2013-01-01`, or `all`."""
+        """The keys of the run's partitions, as `2013-01-01`, or `all`."""
 
     @property
     def spark(self) -> "SparkSession":
@@ -155,8 +156,8 @@ class Inputs:
 
         Of a table of the set, the rows that this run staged; with `whole`, or if deliveries are added to the table, the
         table as it will be after publication.
-        Of a table of another set, its rows at the pinned number; if both sets are daily the days of the run, all rows
-        with `whole`.
+        Of a table of another set, its rows at the pinned number; if the partitions of both sets correspond, those that
+        have a time or a name in common with the run's, all rows with `whole`.
 
         Raises:
             InputError: the transform does not declare the table.
@@ -173,11 +174,19 @@ class Inputs:
             fix = f"Add it to the inputs of {self._table.short_name} in {self._contract.path.name}; of other sets only "
             fix += "published tables can be read."
             raise self._refuse(name, f"is no declared input of {self._table.short_name}", fix)
-        self._note(name, is_whole=whole or read.day is None)
+        self._note(name, is_whole=whole or read.column is None)
         frame = read_publication(self._lake, self._publications[name])
-        if whole or read.day is None:
+        if whole or read.column is None:
             return frame
-        return frame.where(F.col(read.day).isin([F.lit(day).cast("date") for day in self.partitions]))
+        partitioning = self._contract.partitioning
+        keys = list(
+            dict.fromkeys(
+                found for key in self.partitions for found in partitioning.map_key(key, read.partitioning)
+            )
+        )
+        if not keys:
+            return frame.where(F.lit(False))
+        return frame.where(filter_partitions(read.partitioning, read.column, read.column_type, keys))
 
     def list_read(self) -> dict[str, ReadTable]:
         """The declared tables with their numbers, and how much of each was read."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lakeshare_pipelines.contracts import Column, Reference, Rule, SetContract, Table
+from lakeshare_pipelines.contracts.partitioning import Partitioning
 from lakeshare_pipelines.wap.stage import staging_for
 from lakeshare_pipelines.wap.staged import (
     Lake,
@@ -65,8 +66,7 @@ def a_set(
         owners=("ops",),
         domain="",
         tables=tuple(_of_set(name, table) for table in tables),
-        partitioning=partitioning,
-        first_partition=DAY if partitioning == "daily" else None,
+        partitioning=Partitioning(partitioning, DAY if partitioning == "daily" else None),
         shares=(),
         digest="c0ffee",
         path=Path("air.yaml"),

@@ -115,7 +115,7 @@ FAULTS: dict[str, tuple[Spoil, str, str, str]] = {
     ),
     "wrong value of a property": (
         lambda c: c["customProperties"][0].update(value="dayly"),
-        "customProperties[0].value", "cannot be 'dayly'", "Did you mean 'daily'?",
+        "customProperties[0].value.kind", "cannot be 'dayly'", "Did you mean 'daily'?",
     ),
     "text for a number": (
         lambda c: c["schema"][0]["customProperties"].append({"property": "maxQuarantinedFraction", "value": "some"}),
@@ -517,5 +517,5 @@ def test_a_table_with_versions_has_their_columns_and_a_key_of_its_own(tmp_path: 
     assert [column.type for column in orders.columns[3:]] == ["date", "date", "boolean"]
     assert (orders.merge_key, orders.primary_key) == (("id",), ("id", "valid_from"))
     assert "expect_compound_columns_to_be_unique__id_valid_from" in {rule.name for rule in orders.rules}
-    assert not contract.is_daily(orders)
+    assert not contract.is_by_partition(orders)
     assert [contract.is_replaced(table) for table in contract.tables] == [False, True]

@@ -58,7 +58,7 @@ def test_inputs_of_the_set_order_its_tables_and_others_have_their_days(tmp_path)
 
     sets = load(tmp_path)
 
-    assert sets["gold"].inputs == (Input("raw.t", "day"), Input("names.t"))
+    assert sets["gold"].inputs == (Input("raw.t", "day", "date", sets["raw"].partitioning), Input("names.t"))
     assert not sets["gold"].takes_deliveries
     assert "  is made  daily, from 2024-01-01\n" in describe(sets["gold"])
     with pytest.raises(DeliveryError, match=r"set takes no deliveries\. Deliver what it is made of: raw\.t"):

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from lakeshare_pipelines.cli.main import app
 from lakeshare_pipelines.contracts.model import Input, SetContract, Table
+from lakeshare_pipelines.contracts.partitioning import Partitioning
 from lakeshare_pipelines.errors import NoSuchPublication
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.share.lineage import find_stale_partitions, format_lineage, trace_lineage
@@ -46,10 +47,9 @@ def publish(ledger: Ledger, table: str, *days: str, **fields: object) -> int:
 
 def a_set(partitioning: str, *inputs: Input, source: str | None = None) -> SetContract:
     table = Table("gold.t", "iceberg", (), source=source, transform=None if source else "a:b", inputs=inputs)
-    daily = partitioning == "daily"
     return SetContract(
-        *("gold", "1", "", (), "", (table,), partitioning),
-        first_partition=MONDAY if daily else None,
+        *("gold", "1", "", (), "", (table,)),
+        partitioning=Partitioning("daily", MONDAY) if partitioning == "daily" else Partitioning(),
         shares=(),
         digest="d",
         path=Path("gold.yaml"),
