@@ -21,6 +21,7 @@ from lakeshare_pipelines.contracts.model import (
     Reading,
     SetContract,
     Severity,
+    SourceEntry,
     View,
     Write,
     WriteMode,
@@ -256,8 +257,11 @@ class MaintenanceExtras(Part):
     )
 
 
+Cron = Annotated[str, Field(pattern=r"^\S+( \S+){4}$")]
+
+
 class SetMaintenanceExtras(MaintenanceExtras):
-    schedule: Annotated[str, Field(pattern=r"^\S+( \S+){4}$")] = "0 4 * * 0"
+    schedule: Cron = "0 4 * * 0"
 
 
 class SetExtras(Part):
@@ -269,6 +273,7 @@ class SetExtras(Part):
     shares: list[SharedSchema] = []
     snowflake: list[SnowflakeSchema] = []
     maintenance: SetMaintenanceExtras = SetMaintenanceExtras()
+    schedule: Cron | None = None
 
 
 Clients = Annotated[list[str], Field(min_length=1)]
@@ -281,7 +286,10 @@ class PromiseExtras(Part):
 
 
 class TableExtras(Part):
-    source: Annotated[str, Field(min_length=1, pattern=r"^[^/\\]+$")] | None = None
+    source: Annotated[
+        SourceEntry | None,
+        wrap("landing", str, SourceEntry | Annotated[str, Field(min_length=1, pattern=r"^[^/\\]+$")] | None),
+    ] = None
     derive: str | None = None
     transform: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")] | None = None
     inputs: list[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]] = []
