@@ -21,6 +21,7 @@ from lakeshare_pipelines.contracts.model import (
     Reading,
     SetContract,
     Severity,
+    SourceEntry,
     View,
     Write,
     WriteMode,
@@ -265,8 +266,11 @@ class MaintenanceExtras(Part):
     )
 
 
+Cron = Annotated[str, Field(pattern=r"^\S+( \S+){4}$")]
+
+
 class SetMaintenanceExtras(MaintenanceExtras):
-    schedule: Annotated[str, Field(pattern=r"^\S+( \S+){4}$")] = "0 4 * * 0"
+    schedule: Cron = "0 4 * * 0"
 
 
 NamedKind = Literal["hourly", "daily", "weekly", "monthly", "dynamic", "none"]
@@ -291,6 +295,7 @@ class SetExtras(Part):
     shares: list[SharedSchema] = []
     snowflake: list[SnowflakeSchema] = []
     maintenance: SetMaintenanceExtras = SetMaintenanceExtras()
+    schedule: Cron | None = None
 
 
 Clients = Annotated[list[str], Field(min_length=1)]
@@ -303,7 +308,10 @@ class PromiseExtras(Part):
 
 
 class TableExtras(Part):
-    source: Annotated[str, Field(min_length=1, pattern=r"^[^/\\]+$")] | None = None
+    source: Annotated[
+        SourceEntry | None,
+        wrap("landing", str, SourceEntry | Annotated[str, Field(min_length=1, pattern=r"^[^/\\]+$")] | None),
+    ] = None
     derive: str | None = None
     transform: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")] | None = None
     inputs: list[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]] = []

@@ -16,6 +16,7 @@ from lakeshare_pipelines.contracts import model
 from lakeshare_pipelines.contracts.assertions import build_assertions, check_assertions
 from lakeshare_pipelines.contracts.document import Faults, read_extras
 from lakeshare_pipelines.contracts.model import Column, Input, Reference, Rule, SetContract, Table, View
+from lakeshare_pipelines.contracts.sources import check_jdbc, check_sources
 from lakeshare_pipelines.contracts.write_modes import (
     build_partitioning,
     build_write,
@@ -158,6 +159,7 @@ def _build_set(document: odcs.Document, digest: str, path: Path, faults: Faults)
         digest=digest,
         path=path,
         maintenance_schedule=extras.maintenance.schedule,
+        schedule=extras.schedule,
         warehouse=warehouse,
         endpoint=server.endpoint_url,
         snowflake=tuple(
@@ -234,7 +236,8 @@ def _build_table(
         format=table_format,
         columns=columns,
         partition_by=partition_by,
-        source=extras.source,
+        source=None if extras.source is None else extras.source.landing,
+        reads=_get_source(extras.source, faults),
         derive=derive,
         transform=extras.transform,
         inputs=tuple(Input(read) for read in dict.fromkeys(extras.inputs)),
@@ -256,6 +259,20 @@ def _build_table(
         if promise
         else model.Promise(),
     )
+
+
+def _get_source(entry: model.SourceEntry | None, faults: Faults) -> model.SourceEntry | None:
+    """Returns the source of a table that is not landing."""
+    if entry is None:
+        return None
+    source = faults.at("customProperties")
+    if len(entry.kinds) != 1:
+        given = " and ".join(entry.kinds) or "nothing"
+        hint = "Give one of landing (or the name of the files alone), table, jdbc, files, python."
+        source.add(f"a source has one kind, this one has {given}", hint, near=("source",))
+    elif entry.jdbc is not None:
+        check_jdbc(entry.jdbc, source)
+    return None if entry.landing is not None else entry
 
 
 def _split_inputs(table: Table, names: Mapping[str, str]) -> Table:
@@ -660,7 +677,8 @@ def _check_set(contract: SetContract, faults: Faults) -> SetContract:
     for index, table in enumerate(contract.tables):
         _check_table(contract, table, faults.at("schema", index))
     has_transform = any(table.transform is not None for table in contract.tables)
-    if has_transform and not contract.takes_deliveries and not contract.inputs:
+    check_sources(contract, faults)
+    if has_transform and not (contract.takes_deliveries or contract.has_sources or contract.inputs):
         problem = f"set {contract.name} has neither deliveries nor inputs: nothing would start it"
         faults.at("schema").add(problem, "Give a table a source, or name tables of other sets as inputs.")
     properties = faults.at("customProperties")
@@ -701,7 +719,8 @@ def _check_table(contract: SetContract, table: Table, faults: Faults) -> None:
 
 def _check_origin(contract: SetContract, table: Table, faults: Faults) -> None:
     origins = ("source", "derive", "view", "transform")
-    given = [name for name in origins if getattr(table, name) is not None]
+    is_given = {name: getattr(table, name) is not None for name in origins} | {"source": table.has_source}
+    given = [name for name in origins if is_given[name]]
     properties = faults.at("customProperties")
     # A property with a fault may be the one that is missing.
     if len(given) > 1 or (not given and properties.has_none()):

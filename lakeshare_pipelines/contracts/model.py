@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar
@@ -276,10 +276,99 @@ class Input:
         return self.table.rsplit(".", 1)[-1]
 
 
+Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+Text = Annotated[str, Field(min_length=1)]
+
+
+@declared
+@dataclass(frozen=True)
+class JdbcSource:
+    """A table or query of a PostgreSQL database; `user` and `password` are names of environment variables.
+
+    With `incremental` a run reads the rows with larger values of that column than the runs before it, and none that
+    are younger than `lag_s` seconds. With `partition_by` it reads by `partitions` connections, each a range of values.
+    """
+
+    url: Annotated[str, Field(pattern=r"^jdbc:postgresql://[^\s?]+(\?\S*)?$")]
+    table: Text | None = None
+    query: Sql | None = None
+    incremental: Text | None = None
+    lag_s: Annotated[int, Field(ge=0, strict=True)] = 0
+    partition_by: Text | None = None
+    partitions: Annotated[int, Field(ge=1, le=256, strict=True)] = 1
+    fetch_rows: Annotated[int, Field(ge=1, strict=True)] = 10_000
+    user: Variable | None = None
+    password: Variable | None = None
+
+
+@declared
+@dataclass(frozen=True)
+class FilesSource:
+    """Files that match `path`, a location with `*` and `?`; `options` are those of Spark's reader of the format."""
+
+    path: Text
+    format: Literal["parquet", "orc", "csv", "json", "xml"]
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+@declared
+@dataclass(frozen=True)
+class PythonSource:
+    """A class of the user's, as `package.module:Class`, with its options."""
+
+    source: Annotated[str, Field(alias="class", pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@declared
+@dataclass(frozen=True)
+class SourceEntry:
+    """Where the rows of a table come from: files in landing, by the stem of their names, or one of the others.
+
+    `table` is the location of a Delta or Iceberg table, or an Iceberg table in a catalog as
+    `iceberg:CATALOG/NAMESPACE.TABLE`.
+    """
+
+    landing: Annotated[str, Field(min_length=1, pattern=r"^[^/\\]+$")] | None = None
+    table: Text | None = None
+    jdbc: JdbcSource | None = None
+    files: FilesSource | None = None
+    python: PythonSource | None = None
+
+    @property
+    def kinds(self) -> list[str]:
+        """The fields that are given; a valid entry has one."""
+        return [name for name, value in vars(self).items() if value is not None]
+
+    @property
+    def location(self) -> str | None:
+        """The location that is read, if the source is in a store or a folder."""
+        if self.files is not None:
+            return self.files.path
+        is_in_catalog = self.table is None or self.table.startswith(("iceberg:", "nessie:"))
+        return None if is_in_catalog else self.table
+
+    @property
+    def has_positions(self) -> bool:
+        """Whether a run can read only what is new since the run before it."""
+        return self.python is not None or (self.jdbc is not None and self.jdbc.incremental is not None)
+
+    def __str__(self) -> str:
+        if self.jdbc is not None:
+            place = self.jdbc.url.removeprefix("jdbc:").partition("?")[0]
+            return f"{self.jdbc.table or 'a query'} of {place}"
+        if self.files is not None:
+            return f"{self.files.format} files {self.files.path}"
+        if self.python is not None:
+            return self.python.source
+        return str(self.table)
+
+
 @dataclass(frozen=True)
 class Table:
-    """A table with a `source` (file stem or glob in the delivery), a `derive` (Spark SQL), a `transform` or a `view`.
+    """A table with a source, a `derive` (Spark SQL), a `transform` or a `view`.
 
+    The source is `source` (file stem or glob in the delivery), or `reads` for all others than files in landing.
     `transform` is a Python function, as `package.module:function`. `depends_on` are the tables of the set that a
     derivation, transform or view reads, `inputs` those of other sets.
     """
@@ -289,6 +378,7 @@ class Table:
     columns: tuple[Column, ...]
     partition_by: tuple[tuple[str, str], ...] = ()
     source: str | None = None
+    reads: SourceEntry | None = None
     derive: str | None = None
     transform: str | None = None
     view: View | None = None
@@ -313,6 +403,11 @@ class Table:
     def short_name(self) -> str:
         """Name without its namespace; used as `{…}` in `derive`."""
         return self.name.rsplit(".", 1)[-1]
+
+    @property
+    def has_source(self) -> bool:
+        """Whether its rows come from outside of the lake: files in landing, or another source."""
+        return self.source is not None or self.reads is not None
 
     @property
     def namespace(self) -> str:
@@ -394,14 +489,21 @@ class SetContract:
     path: Path
     snowflake: tuple[SnowflakeEntry, ...] = ()
     maintenance_schedule: str = "0 4 * * 0"
+    schedule: str | None = None
+    """When a run of a set with sources starts, as cron."""
     warehouse: str | None = None
     endpoint: str | None = None
     """URL of the store of `warehouse`, if the contract requires one."""
 
     @property
     def takes_deliveries(self) -> bool:
-        """Whether files are delivered for the set; otherwise it is made of published tables of other sets."""
+        """Whether files are delivered for the set; otherwise it is made of other sources, or tables of other sets."""
         return any(table.source is not None for table in self.tables)
+
+    @property
+    def has_sources(self) -> bool:
+        """Whether a table is read from a source other than landing."""
+        return any(table.reads is not None for table in self.tables)
 
     @property
     def inputs(self) -> tuple[Input, ...]:
@@ -648,7 +750,7 @@ def _describe_set(contract: SetContract) -> Iterator[str]:
     yield f"  file     {contract.path}"
     yield f"  digest   {contract.digest}"
     yield f"  owners   {', '.join(contract.owners) or 'none'}"
-    verb = "arrives" if contract.takes_deliveries else "is made"
+    verb = "arrives" if contract.takes_deliveries else "is read" if contract.has_sources else "is made"
     yield f"  {verb}  {contract.partitioning.describe()}"
     for table in contract.tables:
         yield ""
@@ -660,15 +762,20 @@ def _describe_set(contract: SetContract) -> Iterator[str]:
         yield f"in Snowflake as {follower.database}.{follower.schema}.{follower.name}: {follower.table}"
 
 
-def _describe_table(table: Table) -> Iterator[str]:
+def _describe_origin(table: Table) -> str:
     read = ", ".join([*table.depends_on, *(each.table for each in table.inputs)])
-    origin = f"files {table.source}*" if table.source else f"derived from {read}"
-    if table.transform is not None:
-        origin = f"made by {table.transform}" + (f" from {read}" if read else "")
     if table.view is not None:
-        origin = f"view of {table.view.of}"
+        return f"view of {table.view.of}"
+    if table.transform is not None:
+        return f"made by {table.transform}" + (f" from {read}" if read else "")
+    if table.reads is not None:
+        return f"read from {table.reads}"
+    return f"files {table.source}*" if table.source else f"derived from {read}"
+
+
+def _describe_table(table: Table) -> Iterator[str]:
     by = ", ".join(c if t == "identity" else f"{t}({c})" for c, t in table.partition_by)
-    yield f"table {table.name} ({table.format}, {origin}{', partitioned by ' + by if by else ''})"
+    yield f"table {table.name} ({table.format}, {_describe_origin(table)}{', partitioned by ' + by if by else ''})"
     if table.description:
         yield f"  {table.description}"
     if table.write != Write():

@@ -118,7 +118,7 @@ def make_history_columns(write: model.Write, columns: Sequence[Column]) -> Itera
 
 def check_write(contract: SetContract, table: Table, faults: Faults) -> None:
     write, names = table.write, [column.name for column in table.columns]
-    if write.is_incremental and table.source is None:
+    if write.is_incremental and not table.has_source:
         hint = "Give it a source, or write it with replace."
         faults.add(f"{write.mode} needs deliveries, and {table.short_name} is computed", hint)
     computed_from = [contract.table(name) for name in table.depends_on if _has_table(contract, name)]

@@ -405,6 +405,17 @@ def publish_job(contract: SetContract) -> "UnresolvedAssetJobDefinition":
     )
 
 
+def source_schedule(contract: SetContract) -> dg.ScheduleDefinition:
+    """Returns the schedule of a set with sources other than landing; a run without anything new publishes nothing."""
+    return dg.ScheduleDefinition(
+        name=f"read_{contract.name}",
+        job=publish_job(contract),
+        cron_schedule=str(contract.schedule),
+        default_status=dg.DefaultScheduleStatus.RUNNING,
+        description=f"Read the sources of {contract.name}.",
+    )
+
+
 def _write(contract: SetContract, upstream: Mapping[str, dg.AssetIn]) -> dg.OpDefinition:
     @dg.op(
         name=f"{contract.name}_write",

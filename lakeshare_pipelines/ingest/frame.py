@@ -182,6 +182,40 @@ class RawRows:
     types: "Mapping[str, DataType] | None" = None
 
 
+def make_raw_rows(
+    frame: "DataFrame", label: str, reading: Reading, *, is_held: bool, is_text: bool
+) -> RawRows:
+    """The rows of a source other than landing; `label` stands for their file, and they have no line.
+
+    With `is_text`, columns are read as texts where all of them are, nested ones as JSON. Held rows are read once.
+    """
+    from pyspark.sql import types as T
+
+    types = {each.name: each.dataType for each in frame.schema.fields}
+    nested = (T.StructType, T.ArrayType, T.MapType)
+    simple = [kind for kind in types.values() if not isinstance(kind, nested)]
+    is_text = is_text and all(isinstance(kind, T.StringType) for kind in simple)
+    given = []
+    for i, (name, kind) in enumerate(types.items()):
+        column = F.col(_quoted(name))
+        if isinstance(kind, nested):
+            column, types[name] = F.to_json(column), T.StringType()
+        elif is_text and reading.null_values:
+            column = F.when(~F.trim(column).isin(list(reading.null_values)), column)
+        given.append(column.alias(f"_{i}"))
+    rows = frame.select(
+        *given,
+        F.lit(label).alias(FILE),
+        F.lit(None).cast("bigint").alias(LINE),
+        F.lit(label.partition("/")[0]).alias(PARTITION),
+        F.substring(F.to_json(F.struct("*")), 1, RAW_CHARACTERS).alias(RAW),
+        F.lit(None).cast("string").alias(BAD),
+    )
+    held = rows.persist() if is_held else rows
+    values = {name: F.col(f"_{i}") for i, name in enumerate(types)}
+    return RawRows((), held, held.count(), tuple(types), values, None if is_text else types)
+
+
 def read_raw(spark: "SparkSession", files: Sequence[ReadableFile], names: Sequence[str]) -> list[RawRows]:
     """Reads the files of one table, grouped by structure."""
     groups: dict[object, list[ReadableFile]] = {}
@@ -614,7 +648,7 @@ def find_column_problems(table: Table, rows: RawRows) -> list[ColumnProblem]:
         close = difflib.get_close_matches(name.lower(), [e.lower() for e in extra], n=1, cutoff=0.6)
         hint = f" (the file has {close[0]!r})" if close else ""
         found.append(ColumnProblem(name, f"is missing{hint}", rows.files))
-    if len(missing) == len(expected) and extra and rows.files[0].format == "csv":
+    if len(missing) == len(expected) and extra and rows.files and rows.files[0].format == "csv":
         # The names may be values of the first row, which may be personal data.
         what = f"none of the {len(extra)} columns is in the contract, the first line may not be a header,"
         return [*found, ColumnProblem("", what, rows.files)]
@@ -701,6 +735,11 @@ class DeliveredTable:
             problems=merge_problems(problems),
             rejected_rows=rejected_rows,
         )
+
+    def release(self) -> None:
+        """Releases rows that were held to be read once."""
+        for group in self.groups:
+            group.frame.unpersist()
 
     def _select_valid(self, judged: "DataFrame") -> "DataFrame":
         return judged.where(F.col(REASON).isNull()).select(*(column.name for column in self.table.columns))

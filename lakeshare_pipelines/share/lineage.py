@@ -11,8 +11,7 @@ from typing import Any
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.contracts.model import Input
 from lakeshare_pipelines.errors import NoSuchPublication
-from lakeshare_pipelines.wap.inputs import digest_code
-from lakeshare_pipelines.wap.stage import list_in_force
+from lakeshare_pipelines.wap.inputs import digest_code, list_in_force
 from lakeshare_pipelines.wap.staged import WHOLE, ReadTable
 from lakeshare_server.catalog import Ledger, Publication
 

@@ -333,7 +333,17 @@ def audit_files(
     Raises:
         DeliveryError: the files are no delivery of the set.
     """
-    tables = tuple(replace(table, warehouse=None, location=None) for table in contract.tables)
+    tables = tuple(
+        replace(
+            table,
+            warehouse=None,
+            location=None,
+            # Files stand for the rows of other sources.
+            source=table.source if table.reads is None else table.short_name,
+            reads=None,
+        )
+        for table in contract.tables
+    )
     here = replace(contract, tables=tables, warehouse=None, endpoint=None)
     open_landing(lake.settings).replace(here.name, partition, name_files(here, files))
     staged = stage(lake, here, [partition], "trial")

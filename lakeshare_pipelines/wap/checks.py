@@ -89,7 +89,7 @@ def needs_whole_table(contract: SetContract, table: Table, rule: Rule) -> bool:
 def _table_checks(contract: SetContract, table: Table) -> Iterator[CheckSpec]:
     structure = "The columns are the contract's, and readers of main lose none."
     yield CheckSpec(table.name, STRUCTURE, "error", structure)
-    if table.source is not None:
+    if table.has_source:
         parsed = "Every delivered row was understood; none went to quarantine."
         if table.max_quarantined_fraction:
             parsed = f"At most {table.max_quarantined_fraction:.2%} of the delivered rows went to quarantine."

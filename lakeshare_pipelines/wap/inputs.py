@@ -1,6 +1,7 @@
-"""What a set is made of: published tables of other sets at their numbers, and the transforms that read them.
+"""What a set is made of: published tables of other sets at their numbers, sources at their positions, and transforms.
 
-A number is pinned before anything is staged, and recorded with each table. Staging is beside this file.
+Numbers and positions are fixed before anything is staged, and recorded with each publication. A red audit or a crash
+advances no position, and a rollback takes it back. Staging is beside this file.
 """
 
 import importlib
@@ -10,7 +11,7 @@ import re
 import threading
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,10 +22,18 @@ from uuid import uuid4
 
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.errors import ContractError, InputError, PipelineError, TransformError
+from lakeshare_pipelines.ingest import find_deliveries_of_run
+from lakeshare_pipelines.ingest.sources import (
+    Position,
+    SourceContext,
+    SourceRead,
+    digest_positions,
+    find_source_read,
+)
 from lakeshare_pipelines.spark.partitions import filter_partitions
 from lakeshare_pipelines.spark.rows import column_by_name
 from lakeshare_pipelines.spark.session import is_connect, translate_errors
-from lakeshare_pipelines.wap.staged import Lake, ReadTable, read_snapshot
+from lakeshare_pipelines.wap.staged import WHOLE, Lake, ReadTable, read_snapshot
 from lakeshare_server.catalog import Ledger, Publication
 from lakeshare_server.errors import suggest
 from lakeshare_server.lazy import LazyModule
@@ -138,7 +147,7 @@ class Inputs:
         Raises:
             InputError: the set has no such table, or the transform does not declare it.
         """
-        sources = {table.short_name: table for table in self._contract.tables if table.source is not None}
+        sources = {table.short_name: table for table in self._contract.tables if table.has_source}
         by_name = sources | {table.name: table for table in sources.values()}
         if name not in by_name:
             fix = suggest(name, sources, "Its tables with a source are the ones to name.") if sources else ""
@@ -466,3 +475,59 @@ def _locate(error: BaseException, function: Callable[..., Any] | None) -> str:
 def _locate_function(function: Callable[..., Any]) -> str:
     code = inspect.unwrap(function).__code__
     return f" ({code.co_filename}, line {code.co_firstlineno})"
+
+
+POSITIONS = "positions"
+"""The evidence of a publication with the positions of its set, by table."""
+
+
+def list_in_force(ledger: Ledger, table: str, partitions: Collection[str]) -> Iterator[Publication]:
+    """The publications of these partitions that the latest one contains, newest first; no rollbacks and maintenance."""
+    below: int | None = None
+    for publication in ledger.of_partitions(table, partitions):
+        if below is not None and publication.version > below:
+            continue
+        if publication.repeats is not None:
+            below = publication.repeats
+            continue
+        yield publication
+
+
+def find_position(ledger: Ledger, table: str) -> Position | None:
+    """Where the source of a table was read up to by the publication that the latest one contains."""
+    for publication in list_in_force(ledger, table, WHOLE):
+        found: Position | None = publication.verdicts.get(POSITIONS, {}).get(table)
+        return found
+    return None
+
+
+def find_source_reads(lake: Lake, ledger: Ledger, contract: SetContract) -> dict[str, SourceRead]:
+    """Fixes what a run reads of the sources of a set, by table; Spark starts for databases only.
+
+    Raises:
+        SourceError: a source cannot be read, or cannot be continued.
+    """
+    return {
+        table.name: find_source_read(
+            SourceContext(contract, table, lake.settings, lake.stores, lambda: lake.spark),
+            find_position(ledger, table.name),
+        )
+        for table in contract.tables
+        if table.reads is not None
+    }
+
+
+def find_digests(
+    lake: Lake, ledger: Ledger, contract: SetContract, partitions: Sequence[str]
+) -> dict[str, str]:
+    """The identity of what a run would read, by partition: its deliveries or positions; empty for a set without both.
+
+    Raises:
+        DeliveryError: a delivery is missing or incomplete.
+        SourceError: a source cannot be read, or cannot be continued.
+    """
+    deliveries = find_deliveries_of_run(lake.settings, contract, partitions)
+    digests = dict.fromkeys(partitions, "") | {found.partition: found.digest for found in deliveries}
+    if contract.has_sources:
+        digests = dict.fromkeys(partitions, digest_positions(find_source_reads(lake, ledger, contract)))
+    return digests
