@@ -98,6 +98,22 @@ def test_a_database_is_merged_from_where_the_last_publication_ended(shop, read):
     assert reader.amounts() == [(1, "10.00"), *((number, f"{number}.50") for number in range(3, 8))]
 
 
+def test_rows_that_are_younger_than_the_lag_are_left_to_the_next_run(shop, read):
+    shop.execute(
+        "create table late as select 1::bigint as number, 'a'::text as note, timestamptz '2020-01-01' as at"
+    )
+    shop.execute("insert into late values (2, 'b', now())")
+    columns = (*EVENTS, {"name": "at", "logicalType": "timestamp"})
+    jdbc = shop.jdbc(table="late", incremental="at", lagS=3600)
+    reader = read(a_table("events", jdbc, columns, "append"))
+    reader.run()
+    assert [row[:2] for row in reader.rows("events")] == [(1, "a")]
+    assert reader.is_unchanged()
+    # No row is old enough now: the watermark stays.
+    shop.execute("delete from late where number = 1")
+    assert reader.is_unchanged()
+
+
 def test_only_a_publication_advances_the_position(shop, read, monkeypatch):
     query = "select number, note from events where note <> '' or note is null"
     reader = read(a_table("events", shop.jdbc(query=query, incremental="number"), EVENTS, "append"))
