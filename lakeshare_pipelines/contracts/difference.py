@@ -110,7 +110,7 @@ def _compare_sets(old: SetContract, new: SetContract) -> Iterator[Change]:
         yield Change("set", what, "breaking", "published tables are not found at another location")
     yield from _compare_entries("share entry", old.shares, new.shares)
     yield from _compare_entries("table of Snowflake", old.snowflake, new.snowflake)
-    for field in ("description", "owners", "domain", "maintenance_schedule"):
+    for field in ("description", "owners", "domain", "maintenance_schedule", "schedule"):
         if getattr(old, field) != getattr(new, field):
             yield _describe_patch("set", field)
 
@@ -214,6 +214,9 @@ def _compare_origins(old: Table, new: Table) -> Iterator[Change]:
     if old.source != new.source:
         what = f"source {old.source} → {new.source}"
         yield Change(old.name, what, "breaking", "deliveries have to name their files otherwise")
+    if old.reads != new.reads:
+        reason = "the columns stay, their values may differ"
+        yield Change(old.name, f"read from {new.reads or 'landing'}, or in another way", "minor", reason)
     if (old.view is None) != (new.view is None) or (
         old.view is not None and new.view is not None and old.view.digest != new.view.digest
     ):

@@ -268,8 +268,11 @@ def _get_source(entry: model.SourceEntry | None, faults: Faults) -> model.Source
     source = faults.at("customProperties")
     if len(entry.kinds) != 1:
         given = " and ".join(entry.kinds) or "nothing"
-        hint = "Give one of landing (or the name of the files alone), table, jdbc, files, python."
+        hint = "Give one of landing (or the name of the files alone), table, jdbc, files, share, python."
         source.add(f"a source has one kind, this one has {given}", hint, near=("source",))
+    elif entry.landing is not None and entry.asset is not None:
+        hint = "Remove it: deliveries have an asset of their own."
+        source.add("files in landing are written by no other asset", hint, near=("source",))
     elif entry.jdbc is not None:
         check_jdbc(entry.jdbc, source)
     return None if entry.landing is not None else entry

@@ -313,6 +313,15 @@ class FilesSource:
 
 @declared
 @dataclass(frozen=True)
+class ShareSource:
+    """A table of a foreign share, as `share.schema.table`; `profile` names an environment variable with the path."""
+
+    profile: Variable
+    table: Annotated[str, Field(pattern=r"^[^.#]+\.[^.#]+\.[^.#]+$")]
+
+
+@declared
+@dataclass(frozen=True)
 class PythonSource:
     """A class of the user's, as `package.module:Class`, with its options."""
 
@@ -326,19 +335,21 @@ class SourceEntry:
     """Where the rows of a table come from: files in landing, by the stem of their names, or one of the others.
 
     `table` is the location of a Delta or Iceberg table, or an Iceberg table in a catalog as
-    `iceberg:CATALOG/NAMESPACE.TABLE`.
+    `iceberg:CATALOG/NAMESPACE.TABLE`. `asset` is the key of the Dagster asset that writes the source, as `raw/orders`.
     """
 
     landing: Annotated[str, Field(min_length=1, pattern=r"^[^/\\]+$")] | None = None
     table: Text | None = None
     jdbc: JdbcSource | None = None
     files: FilesSource | None = None
+    share: ShareSource | None = None
     python: PythonSource | None = None
+    asset: Annotated[str, Field(pattern=r"^\w+(/\w+)*$")] | None = None
 
     @property
     def kinds(self) -> list[str]:
-        """The fields that are given; a valid entry has one."""
-        return [name for name, value in vars(self).items() if value is not None]
+        """The kinds of source that are given; a valid entry has one."""
+        return [name for name, value in vars(self).items() if value is not None and name != "asset"]
 
     @property
     def location(self) -> str | None:
@@ -359,9 +370,9 @@ class SourceEntry:
             return f"{self.jdbc.table or 'a query'} of {place}"
         if self.files is not None:
             return f"{self.files.format} files {self.files.path}"
-        if self.python is not None:
-            return self.python.source
-        return str(self.table)
+        if self.share is not None:
+            return f"shared table {self.share.table}"
+        return str(self.table) if self.python is None else self.python.source
 
 
 @dataclass(frozen=True)

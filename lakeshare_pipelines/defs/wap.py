@@ -382,10 +382,15 @@ def wap_set(contract: SetContract) -> dg.AssetsDefinition:
 
 
 def _list_upstream(contract: SetContract) -> dict[str, dg.AssetIn]:
-    """Returns the deliveries of a set and the published tables that it reads, by the names of the op's inputs."""
+    """Returns deliveries, assets of sources and published tables that a set reads, by the names of the op's inputs."""
     upstream: dict[str, dg.AssetIn] = {}
     if contract.takes_deliveries:
         upstream["delivery"] = dg.AssetIn(landing_key(contract), dagster_type=dg.Nothing)
+    for table in contract.tables:
+        asset = None if table.reads is None else table.reads.asset
+        if asset is not None:
+            name = f"source__{asset.replace('/', '__')}"
+            upstream[name] = dg.AssetIn(dg.AssetKey(asset.split("/")), dagster_type=dg.Nothing)
     for read in contract.inputs:
         # Without a mapping Dagster maps partitions of time to those of the same time, and all else to all partitions.
         has_names = read.column is not None and not read.partitioning.is_time

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 DRIVER = "org.postgresql.Driver"
 CAUSE = re.compile(r"(?:org\.postgresql\.util\.PSQLException|java\.sql\.\w+): (.*)")
 NO_DRIVER = "ClassNotFoundException: org.postgresql.Driver"
-CONNECT_S, SOCKET_S = 10, 300
+CONNECT_S, SOCKET_S = 10, 3600
 """How long a connection may take, and a response of the database: the driver waits for ever by default."""
 
 

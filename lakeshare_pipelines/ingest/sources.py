@@ -1,4 +1,4 @@
-"""Sources other than landing: their interface, their rows as those of a delivery; tables, files, classes of users.
+"""Sources other than landing: their interface, their rows as those of a delivery; tables, files, shares, classes.
 
 A source says first what it would read, as a position that the publication records, and then reads up to that position.
 Databases are in `jdbc.py`.
@@ -7,15 +7,17 @@ Databases are in `jdbc.py`.
 import hashlib
 import importlib
 import json
+import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lakeshare_pipelines.contracts import SetContract, Table
-from lakeshare_pipelines.contracts.model import FilesSource, PythonSource
+from lakeshare_pipelines.contracts.model import FilesSource, PythonSource, ShareSource
 from lakeshare_pipelines.errors import PipelineError, SourceError
 from lakeshare_pipelines.ingest.frame import DeliveredTable, make_raw_rows
 from lakeshare_pipelines.settings import LakeSettings
@@ -28,11 +30,13 @@ from lakeshare_server.tables.iceberg.metadata import read_metadata_text
 from lakeshare_server.versions.metadata_sources import is_delta, make_source, normalise_followed_location
 
 if TYPE_CHECKING:
+    import delta_sharing
     import deltalake
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql import functions as F
 else:
-    deltalake, F = LazyModule("deltalake"), LazyModule("pyspark.sql.functions")
+    deltalake, delta_sharing = LazyModule("deltalake"), LazyModule("delta_sharing")
+    F = LazyModule("pyspark.sql.functions")
 
 Position = Mapping[str, Any]
 """Where a source was read up to: values of JSON, without secrets; equal while there is nothing new to read."""
@@ -86,6 +90,8 @@ def open_source(context: SourceContext) -> Source:
         return JdbcTable(context, entry.jdbc)
     if entry.files is not None:
         return Files(context, entry.files)
+    if entry.share is not None:
+        return SharedTable(context, entry.share)
     if entry.python is not None:
         return _make_source(context, entry.python)
     return LakeTable(context, str(entry.table))
@@ -243,6 +249,66 @@ class Files:
         if not found:
             raise self.context.fail("there is no such file", "Correct files.path, or put the files there.")
         return found
+
+
+@dataclass(frozen=True)
+class SharedTable:
+    """A table of a foreign share at its newest version, read into memory by the client of Delta Sharing."""
+
+    context: SourceContext
+    entry: ShareSource
+    is_repeatable = True
+
+    def find_position(self, since: Position | None) -> Position:
+        with self._hide_urls():
+            metadata = delta_sharing.get_table_metadata(self._url)
+            return {"id": metadata.id, "version": int(delta_sharing.get_table_version(self._url))}
+
+    def read(self, since: Position | None, until: Position) -> "DataFrame":
+        import pyarrow as pa
+        from pyspark.sql.pandas.types import to_arrow_schema
+        from pyspark.sql.types import StructType
+
+        with self._hide_urls():
+            schema = StructType.fromJson(
+                json.loads(delta_sharing.get_table_metadata(self._url).schema_string)
+            )
+            rows = delta_sharing.load_as_pandas(self._url)
+        # Not every server has earlier versions: the newest one is read, and must still be the one to read.
+        if self.find_position(since) != until:
+            raise self.context.fail("a new version was shared while it was read", "Run again.")
+        arrow = pa.Table.from_pandas(rows, to_arrow_schema(schema), preserve_index=False)
+        return self.context.spark.createDataFrame(arrow, schema)
+
+    @property
+    def _url(self) -> str:
+        variable = self.entry.profile
+        path = os.environ.get(variable)
+        if path is None:
+            fix = "Set it where runs start, to the path of the profile file of the share."
+            raise self.context.fail(f"the environment variable {variable} is not set", fix)
+        if not Path(path).is_file():
+            raise self.context.fail(
+                f"{path}, of {variable}, is no file", "Give the path of the profile file."
+            )
+        return f"{path}#{self.entry.table}"
+
+    @contextmanager
+    def _hide_urls(self) -> Iterator[None]:
+        """Reports errors without their text: it has signed URLs, with which anyone could read files."""
+        reason = ""
+        try:
+            yield
+        except ImportError as error:
+            raise self.context.fail("delta-sharing is not installed", "Install delta-sharing.") from error
+        except PipelineError:
+            raise
+        except Exception as error:
+            status = getattr(getattr(error, "response", None), "status_code", None)
+            reason = type(error).__name__ + ("" if status is None else f", status {status}")
+        if reason:
+            fix = "Check the profile, its expiry, and the name of the table."
+            raise self.context.fail(f"its server refused it or does not respond ({reason})", fix)
 
 
 def _make_source(context: SourceContext, entry: PythonSource) -> Source:

@@ -23,6 +23,7 @@ from lakeshare_pipelines.wap.staged import Lake, Staged, read_quarantine
 from lakeshare_server.catalog import Catalog, Ledger, Publication
 from tests.builders.main_state import rows_at_each_step
 from tests.builders.sets import green
+from tests.builders.sharing import a_provider, a_server
 from tests.builders.source_sets import EVENTS, ORDERS, Shop, a_source_set, a_table
 
 PASSWORD = "s3cret-of-the-shop"
@@ -95,6 +96,22 @@ def test_a_database_is_merged_from_where_the_last_publication_ended(shop, read):
     assert staged.tables[0].rows == 3
     publish(reader.lake, reader.catalog, reader.contract, staged, green(reader.contract, staged))
     assert reader.amounts() == [(1, "10.00"), *((number, f"{number}.50") for number in range(3, 8))]
+
+
+def test_rows_that_are_younger_than_the_lag_are_left_to_the_next_run(shop, read):
+    shop.execute(
+        "create table late as select 1::bigint as number, 'a'::text as note, timestamptz '2020-01-01' as at"
+    )
+    shop.execute("insert into late values (2, 'b', now())")
+    columns = (*EVENTS, {"name": "at", "logicalType": "timestamp"})
+    jdbc = shop.jdbc(table="late", incremental="at", lagS=3600)
+    reader = read(a_table("events", jdbc, columns, "append"))
+    reader.run()
+    assert [row[:2] for row in reader.rows("events")] == [(1, "a")]
+    assert reader.is_unchanged()
+    # No row is old enough now: the watermark stays.
+    shop.execute("delete from late where number = 1")
+    assert reader.is_unchanged()
 
 
 def test_only_a_publication_advances_the_position(shop, read, monkeypatch):
@@ -209,6 +226,35 @@ def test_a_table_of_others_is_read_at_its_newest_version(read, tmp_path):
     iceberg = read(a_table("events", {"table": published.metadata_location}))
     iceberg.run()
     assert iceberg.rows("events") == [(1, "a"), (2, "b")]
+
+
+def test_a_table_of_a_foreign_share_is_read_by_its_profile(read, tmp_path, monkeypatch):
+    location = str(tmp_path / "shared")
+    rows = pa.table({"number": [1, 2], "note": ["a", "b"]})
+    write_deltalake(location, rows)
+    provider = a_provider(tmp_path)
+    provider.publish_delta("lake.events", location)
+    provider.share("lake.events", share="theirs")
+    reader = read(a_table("events", {"share": {"profile": "THEIR_PROFILE", "table": "theirs.lake.events"}}))
+    with pytest.raises(SourceError, match="the environment variable THEIR_PROFILE is not set"):
+        reader.stage()
+    with a_server(provider) as server:
+        monkeypatch.setenv("THEIR_PROFILE", str(server.profile(provider.recipient(shares=("theirs",)))))
+        reader.run()
+        assert reader.rows("events") == [(1, "a"), (2, "b")]
+        assert reader.is_unchanged()
+        # In pandas a column of integers with a null is one of floats.
+        unknown = pa.table({"number": pa.array([None], pa.int64()), "note": ["c"]})
+        write_deltalake(location, unknown, mode="append")
+        provider.publish_delta("lake.events", location)
+        staged = reader.stage()
+        assert (staged.tables[0].rows, staged.tables[0].problems) == (3, ())
+        drop_staging_location(reader.lake, reader.contract, staged.ref)
+        monkeypatch.setenv("THEIR_PROFILE", str(server.profile("x" * 40)))
+        with pytest.raises(
+            SourceError, match=r"its server refused it or does not respond \(HTTPError, status 401\)"
+        ):
+            reader.stage()
 
 
 def test_files_and_a_class_of_the_user_are_read(read, lake, tmp_path):

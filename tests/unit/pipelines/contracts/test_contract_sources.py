@@ -1,9 +1,11 @@
 """Sources of contracts other than landing: what they describe, what is refused, and the schedule they start by."""
 
+import dagster as dg
 import pytest
 
+from lakeshare_pipelines.contracts.difference import compare_contracts
 from lakeshare_pipelines.contracts.model import describe
-from lakeshare_pipelines.defs.wap import source_schedule
+from lakeshare_pipelines.defs.wap import source_schedule, wap_set
 from lakeshare_pipelines.errors import ContractError
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.session import list_session_jars
@@ -54,6 +56,10 @@ REFUSED = {
         LANDED + a_table("t", {"table": "/a"}),
         "has files in landing and other sources. Put landed",
     ),
+    "an asset of landing": (
+        a_table("t", {"landing": "t", "asset": "raw/t"}),
+        "written by no other asset. Remove it",
+    ),
     "an unknown field": (
         a_table("t", {"files": {"path": "/a", "format": "orc", "option": {}}}),
         "Did you mean 'options'",
@@ -76,6 +82,13 @@ def test_daily_sets_and_schedules_of_delivered_sets_are_refused(tmp_path):
         a_source_set(tmp_path, "shop", LANDED, schedule="* * * * *")
 
 
+def test_a_changed_source_is_a_minor_change(tmp_path):
+    sources = [{"table": "/theirs/orders"}, {"share": {"profile": "THEIRS", "table": "a.b.c"}}]
+    old, new = (a_source_set(tmp_path / str(n), "shop", a_table("t", each)) for n, each in enumerate(sources))
+    [change] = compare_contracts(old, new)
+    assert (change.what, change.level) == ("read from shared table a.b.c, or in another way", "minor")
+
+
 def test_a_set_with_sources_has_a_schedule_and_the_driver(tmp_path):
     settings = LakeSettings(
         _env_file=None, state_dir=tmp_path / "state", contracts_dir=tmp_path / "contracts"
@@ -87,7 +100,9 @@ def test_a_set_with_sources_has_a_schedule_and_the_driver(tmp_path):
         a_table("t", {"jdbc": {"url": f"{URL}?ssl=true", "table": "t"}}),
         a_table("same", {"landing": "x"}),
     )
-    contract = a_source_set(settings.contracts_dir, "shop", tables[0], schedule="*/15 * * * *")
+    written = a_table("u", {"table": "/theirs/orders", "asset": "raw/orders"})
+    contract = a_source_set(settings.contracts_dir, "shop", tables[0], written, schedule="*/15 * * * *")
+    assert dg.AssetKey(["raw", "orders"]) in wap_set(contract).dependency_keys
     assert "postgresql" in list_session_jars(settings)
     assert not contract.takes_deliveries
     assert "read from t of postgresql://db/shop)" in describe(contract)
