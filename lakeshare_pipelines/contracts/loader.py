@@ -114,6 +114,13 @@ def _connect_inputs(contract: SetContract, owners: Mapping[str, SetContract]) ->
         table = owner.table(read.table)
         if not owner.is_by_partition(table) or not contract.partitioning.can_map(owner.partitioning):
             return read
+        zones = owner.partitioning.time_zone, contract.partitioning.time_zone
+        if zones[0] != zones[1]:
+            # Dagster maps times of one zone only.
+            problem = f"{read.table} has partitions in {zones[0]}, the set has them in {zones[1]}"
+            line = odcs.find_line(contract, "customProperties", "partitioning")
+            hint = "Give both sets the same timeZone."
+            raise ContractError(contract.path, "customProperties", problem, hint, line=line)
         column = table.partition_column
         return Input(read.table, column.name, column.type, owner.partitioning)
 

@@ -392,11 +392,9 @@ def _list_upstream(contract: SetContract) -> dict[str, dg.AssetIn]:
             name = f"source__{asset.replace('/', '__')}"
             upstream[name] = dg.AssetIn(dg.AssetKey(asset.split("/")), dagster_type=dg.Nothing)
     for read in contract.inputs:
-        # Without a mapping Dagster maps partitions of time to those of the same time, and all else to all partitions.
-        has_names = read.column is not None and not read.partitioning.is_time
-        mapping = dg.IdentityPartitionMapping() if has_names else None
         name = read.table.replace(".", "__")
-        upstream[name] = dg.AssetIn(table_key(read.table), dagster_type=dg.Nothing, partition_mapping=mapping)
+        # Without a mapping Dagster maps partitions of time to those of the same time, and all else to all partitions.
+        upstream[name] = dg.AssetIn(table_key(read.table), dagster_type=dg.Nothing)
     return upstream
 
 

@@ -83,8 +83,9 @@ def find_stale_partitions(ledger: Ledger, contract: SetContract) -> dict[str, di
     """The partitions of a set that a run would make of newer inputs, with the newest numbers of all inputs.
 
     Partitions of an input are compared with those of the set that have a time or a name in common. If other inputs have
-    newer numbers, only the last partition of the set is stale: the earlier ones stay as they were published, until they
-    are run again. A set without deliveries also has the partitions that its inputs have and it has not.
+    newer numbers, all names are stale, but only the last partition of time: the earlier ones stay as they were
+    published, until they are run again. A set without deliveries also has the partitions that its inputs have and it
+    lacks.
     """
     latest = {read.table: ledger.latest(read.table) for read in contract.inputs}
     versions = {name: found.version for name, found in latest.items() if found is not None}
@@ -93,6 +94,7 @@ def find_stale_partitions(ledger: Ledger, contract: SetContract) -> dict[str, di
     history = cache(ledger.history)
     published = sorted(set.intersection(*(_list_written(history(table.name)) for table in contract.tables)))
     published = [partition for partition in published if contract.is_partition(partition)]
+    followed = published if contract.partitioning.kind in ("static", "dynamic") else published[-1:]
     in_force = {table.name: find_in_force(ledger, table, published) for table in contract.tables}
 
     def is_stale(partition: str) -> bool:
@@ -103,7 +105,7 @@ def find_stale_partitions(ledger: Ledger, contract: SetContract) -> dict[str, di
             reads = get_reads(publication)
             for read in table.inputs:
                 before = reads.get(read.table)
-                is_followed = partition == published[-1] or (
+                is_followed = partition in followed or (
                     read.column is not None and before and not before.is_whole
                 )
                 if is_followed and (

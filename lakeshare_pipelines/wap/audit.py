@@ -181,6 +181,14 @@ class TableAudit:
             # A view may have no rows for a day, which counts as 0; for a table, `not_empty` reports it.
             empty = dict.fromkeys(self.staged.partitions, 0) if self.table.view is not None else {}
             of_run = {**empty, **self._count_by_partition(rows)}
+            if not self.contract.partitioning.is_time:
+                # Other names are no earlier states of a partition.
+                main = (
+                    {}
+                    if self._main is None
+                    else checks.count_rows_by_partition(self._main, self.contract, self.table)
+                )
+                return checks.check_drift(self.table.drift, of_run, {name: main.get(name) for name in of_run})
             of_all = checks.count_rows_by_partition(self._after, self.contract, self.table)
             return checks.check_drift(self.table.drift, of_run, checks.compute_usual_rows(of_all, of_run))
         usual = {"table": None if self._main is None else self._main.count()}

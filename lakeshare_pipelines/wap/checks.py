@@ -138,11 +138,10 @@ def _describe_drift(contract: SetContract, table: Table) -> str:
         limits.append(f"shrinks by at most {table.drift.max_shrink_fraction:.0%}")
     if table.drift.max_growth_fraction is not None:
         limits.append(f"grows by at most {table.drift.max_growth_fraction:.0%}")
-    against = (
-        f"the mean of recent {contract.partitioning.noun}s"
-        if contract.is_by_partition(table)
-        else "the table on main"
-    )
+    against = "the table on main"
+    if contract.is_by_partition(table):
+        is_time, noun = contract.partitioning.is_time, contract.partitioning.noun
+        against = f"the mean of recent {noun}s" if is_time else "the same partition on main"
     return f"The row count {' and '.join(limits)} against {against}."
 
 

@@ -10,6 +10,7 @@ import dagster as dg
 import pytest
 
 from lakeshare_pipelines.contracts import SetContract, load_contracts
+from lakeshare_pipelines.contracts.model import Input
 from lakeshare_pipelines.contracts.partitioning import Kind, Partitioning
 from lakeshare_pipelines.defs.wap import (
     LakeResource,
@@ -66,6 +67,36 @@ def test_static_and_dynamic_partitions() -> None:
         add_dynamic_partitions(instance, dynamic, ["eu"])
         add_dynamic_partitions(instance, a_set(Partitioning("daily", "2024-01-01")), ["2024-01-01"])
         assert instance.get_dynamic_partitions("partitions_flights") == ["eu"]
+
+
+@pytest.mark.parametrize("kind", ["hourly", "daily", "weekly", "monthly"])
+def test_sets_of_other_periods_follow_each_other(kind: Kind) -> None:
+    partitioning = Partitioning(kind, "2024-01-08-00" if kind == "hourly" else "2024-01-08")
+    if kind == "monthly":
+        partitioning = replace(partitioning, first="2024-02-01")
+    days = Partitioning("daily", "2024-01-03")
+    read = Input("flights.departures", "flight_date", "date", days)
+    columns = tuple(replace(column, lineage=()) for column in FLIGHTS.tables[1].columns)
+    delays = replace(
+        FLIGHTS.tables[1],
+        name="sums.t",
+        columns=columns,
+        depends_on=(),
+        inputs=(read,),
+        rules=(),
+        references=(),
+    )
+    sums = replace(a_set(partitioning), name="sums", tables=(delays,), shares=())
+    made = wap_set(sums)
+    definitions = dg.Definitions(
+        assets=[wap_set(a_set(days)), made, landing_asset(a_set(days))],
+        resources={"lake": LakeResource(spark=SparkResource())},
+    )
+    dg.Definitions.validate_loadable(definitions)
+    graph = definitions.get_repository_def().asset_graph
+    ours, theirs = dg.AssetKey(["sums", "t"]), dg.AssetKey(["flights", "departures"])
+    assert graph.get(ours).parent_keys == {theirs}
+    assert isinstance(graph.get_partition_mapping(ours, theirs), dg.TimeWindowPartitionMapping)
 
 
 def test_the_sensor_adds_dynamic_partitions_and_starts_no_late_ones(

@@ -8,6 +8,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from lakeshare_pipelines.contracts import Column, SetContract, Table
+from lakeshare_pipelines.contracts.model import Drift
 from lakeshare_pipelines.contracts.partitioning import Partitioning
 from lakeshare_pipelines.ingest import find_deliveries_of_run
 from lakeshare_pipelines.ingest.frame import read_delivery
@@ -82,7 +83,6 @@ LABELLED_HOURS = Case(
         (MONTHS, "iceberg"),
         (MONTHS, "delta"),
         (REGIONS, "iceberg"),
-        (REGIONS, "delta"),
         (HOURS, "iceberg"),
         (LABELLED_HOURS, "delta"),
     ],
@@ -90,7 +90,6 @@ LABELLED_HOURS = Case(
         "months-iceberg",
         "months-delta",
         "regions-iceberg",
-        "regions-delta",
         "hours-iceberg",
         "hours-delta",
     ],
@@ -133,6 +132,22 @@ def _publish(
 def _make_sql(values: list[tuple[str, int]], case: Case) -> str:
     rows = ", ".join(f"('{value}', {number})" for value, number in values)
     return f"SELECT cast(col1 AS {case.column.type}) AS {case.column.name}, col2 AS id FROM VALUES {rows}"
+
+
+def test_the_rows_of_a_name_are_compared_with_the_same_name_on_main(lake: Lake, catalog: Catalog) -> None:
+    contract = REGIONS.make_set("delta")
+    limited = replace(contract.tables[0], drift=Drift(max_shrink_fraction=0.5))
+    contract = replace(contract, tables=(limited,))
+    values = [("eu", number) for number in range(4)] + [("us-1", 9)]
+    _publish(lake, catalog, contract, REGIONS.keys, values, REGIONS)
+    staged = stage_rows(
+        lake, contract, partitions=("eu",), run_id="fewer", t=_make_sql([("eu", 100)], REGIONS)
+    )
+    verdicts = {verdict.check: verdict for verdict in audit(lake, contract, staged).verdicts}
+    assert [name for name, verdict in verdicts.items() if not verdict.passed] == ["drift"]
+    assert verdicts["drift"].observed["usual_rows"] == 4
+    publish(lake, catalog, contract, replace(staged, deliveries={"eu": "new"}), green(contract, staged))
+    assert read_main(lake, contract, "t") == [("eu", 100), ("us-1", 9)]
 
 
 def test_an_audit_counts_rows_by_partition_and_finds_strays(lake: Lake) -> None:

@@ -83,6 +83,38 @@ def test_days_follow_the_same_days_and_rollbacks(ledger):
     assert list(find_stale_partitions(ledger, gold)) == [MONDAY, TUESDAY]
 
 
+def test_a_month_follows_its_days_and_names_the_same_names(ledger):
+    days = Input("shop.t", "day", "date", Partitioning("daily", "2024-01-01"))
+    months = replace(a_set("none", days), partitioning=Partitioning("monthly", "2024-01-01"))
+    for day in ("2024-01-30", "2024-01-31", "2024-02-01"):
+        publish(ledger, "shop.t", day)
+    assert list(find_stale_partitions(ledger, months)) == ["2024-01-01", "2024-02-01"]
+    publish(ledger, "gold.t", "2024-01-01", inputs={"shop.t": (2,)})
+    assert list(find_stale_partitions(ledger, months)) == ["2024-02-01"]
+    publish(ledger, "gold.t", "2024-02-01", inputs={"shop.t": (2,)})
+    assert find_stale_partitions(ledger, months) == {}
+    publish(ledger, "shop.t", "2024-01-15")
+    assert list(find_stale_partitions(ledger, months)) == ["2024-01-01"]
+
+
+def test_all_names_follow_an_input_without_names(ledger):
+    regions = Input("shop.t", "region", "string", Partitioning("dynamic"))
+    named = replace(
+        a_set("none", regions, Input("rates.t")), partitioning=Partitioning("static", values=("eu", "us"))
+    )
+    publish(ledger, "rates.t", "all")
+    for name in ("asia", "eu", "us"):
+        publish(ledger, "shop.t", name)
+    assert list(find_stale_partitions(ledger, named)) == ["eu", "us"]
+    publish(ledger, "gold.t", "eu", "us", inputs={"shop.t": (2,), "rates.t": 0})
+    assert find_stale_partitions(ledger, named) == {}
+    publish(ledger, "shop.t", "us")
+    assert list(find_stale_partitions(ledger, named)) == ["us"]
+    publish(ledger, "gold.t", "us", inputs={"shop.t": (3,), "rates.t": 0})
+    publish(ledger, "rates.t", "all")
+    assert list(find_stale_partitions(ledger, named)) == ["eu", "us"]
+
+
 def test_a_set_with_deliveries_is_not_begun_by_its_inputs(ledger):
     publish(ledger, "shop.t", MONDAY)
     assert find_stale_partitions(ledger, a_set("daily", Input("shop.t", "day"), source="t")) == {}
