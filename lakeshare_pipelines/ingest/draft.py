@@ -35,7 +35,7 @@ PARTITION_ROWS = 100_000
 VALUES_REPEAT = 5
 """A set of values is guessed if each value occurs this often on average."""
 KEY_ROWS = 100
-"""Below this number of rows only a column whose name says so is a key."""
+"""Below this number of rows only a column with a name like `id` is a key."""
 
 
 @dataclass(frozen=True)
@@ -265,7 +265,7 @@ PII_FRACTION = 0.8
 
 
 def guess_pii(column: ColumnProfile) -> str | None:
-    """Returns why a column may hold personal data; None if nothing says so."""
+    """Returns why a column may hold personal data; None if nothing indicates it."""
     words = to_words(column.name)
     if PII_NAMES.search(words):
         return "its name"

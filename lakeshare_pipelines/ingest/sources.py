@@ -1,6 +1,6 @@
 """Sources other than landing: their interface, their rows as those of a delivery; tables, files, shares, classes.
 
-A source says first what it would read, as a position that the publication records, and then reads up to that position.
+A source first returns what it would read, as a position that the publication records, and then reads up to it.
 Databases are in `jdbc.py`.
 """
 

@@ -83,7 +83,7 @@ def _describe_properties(values: Mapping[str, Any], texts: Mapping[str, str]) ->
 
 
 def _read_descriptions(heading: str) -> Iterator[tuple[str, str]]:
-    """What the reference says of each field under a heading, without its default and its links."""
+    """The text of the reference about each field under a heading, without its default and its links."""
     page = (REFERENCE / "contract.md").read_text()
     section = page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     for names, rest in ROW.findall(section):

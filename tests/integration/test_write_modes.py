@@ -1,4 +1,4 @@
-"""Deliveries in every write mode: tables, changes and ledger are as a model in plain Python says, in both formats."""
+"""Deliveries in every write mode: tables, changes and ledger equal a model in plain Python, in both formats."""
 
 import random
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""What a transform may read, and how its function is found; frames are opaque here, Spark reads them elsewhere."""
+"""What a transform may read, and how its function is found; frames are opaque, tests/integration has real ones."""
 
 from pathlib import Path
 
