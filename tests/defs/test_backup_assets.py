@@ -53,7 +53,7 @@ def definitions(backup: Backup, tmp_path: Path) -> dg.Definitions:
     contract = a_contract(tmp_path / "contracts", "sales", "delta")
     return dg.Definitions.merge(
         dg.Definitions(
-            resources={"lake": LakeResource(spark=SparkResource())}, executor=dg.in_process_executor
+            resources={"lakeshare": LakeResource(spark=SparkResource())}, executor=dg.in_process_executor
         ),
         backup_definitions(backup, (contract,), is_declared=True),
         backup_maintenance(backup, is_declared=True),

@@ -63,7 +63,8 @@ def test_the_checks_warn_and_hold_nothing_up(catalog: Catalog) -> None:
     checks = usage_checks()
     defs = dg.Definitions.merge(
         dg.Definitions(
-            assets=[dg.AssetSpec("share_catalog")], resources={"lake": LakeResource(spark=SparkResource())}
+            assets=[dg.AssetSpec("share_catalog")],
+            resources={"lakeshare": LakeResource(spark=SparkResource())},
         ),
         checks,
     )
