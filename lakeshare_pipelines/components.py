@@ -129,7 +129,7 @@ class PublishedSet(dg.Component, dg.Model, dg.Resolvable):
         str | None, Field(description="Dagster's pool that limits runs, lakeshare_<set> by default.")
     ] = None
     has_sensors: Annotated[
-        bool, Field(description="Whether sensors watch for deliveries and newer inputs.")
+        bool, Field(description="Whether sensors and the schedule of sources start runs.")
     ] = True
     has_maintenance: Annotated[
         bool, Field(description="Whether the tables have maintenance assets and a schedule.")

@@ -33,6 +33,7 @@ def defs() -> dg.Definitions:
                 *(wap.inputs_sensor(contract) for contract in contracts if contract.inputs),
                 share.automation_sensor(),
             ],
+            schedules=[wap.source_schedule(contract) for contract in contracts if contract.schedule],
             resources={"lakeshare": wap.LakeResource(spark=wap.SparkResource()), **store},
             # One run is one Spark driver: docs/adr/0002.
             executor=dg.in_process_executor,

@@ -5,6 +5,7 @@ LakeshareError (lakeshare_server.errors)
     ├── ContractError      path, line, field, problem, hint, also
     ├── DeliveryError      delivery, reason, fix
     │   └── StoreError     delivery, reason, fix
+    ├── SourceError        source, reason, fix
     ├── InputError         subject, table, reason, fix
     ├── TransformError     path, table, function, reason, fix
     ├── SampleError        sample, reason, fix
@@ -71,6 +72,14 @@ class DeliveryError(PipelineError):
 
 class StoreError(DeliveryError):
     """The store of the landing area refused a request or did not respond."""
+
+
+class SourceError(PipelineError):
+    """A source that cannot be read, or whose rows cannot be continued where the last publication ended."""
+
+    def __init__(self, source: str, reason: str, fix: str) -> None:
+        super().__init__(f"source {source}: {reason}. {fix}")
+        self.source, self.reason, self.fix = source, reason, fix
 
 
 class InputError(PipelineError):

@@ -70,8 +70,16 @@ def pytest_configure(config: pytest.Config) -> None:
 def _leave_memory(config: pytest.Config, folder: Path) -> None:
     """Remove the folders of tests, or move them to the disk if a test failed."""
     if config.stash.get(FAILED, False):
-        print(f"The folders of the tests: {shutil.move(folder, tempfile.gettempdir())}")
+        kept = Path(tempfile.gettempdir(), folder.name)
+        shutil.copytree(folder, kept, symlinks=True, ignore=_list_special_files)
+        print(f"The folders of the tests: {kept}")
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _list_special_files(folder: str, names: list[str]) -> list[str]:
+    """Pipes and sockets, which cannot be copied."""
+    paths = [Path(folder, name) for name in names]
+    return [path.name for path in paths if not (path.is_symlink() or path.is_file() or path.is_dir())]
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

@@ -234,8 +234,9 @@ def run_test(
     from lakeshare_server.errors import BadRequest
 
     loaded, settings = load_contract(contract), load_settings()
-    if loaded.partitioning == "daily" and partition is None:
-        hint = f"Set {loaded.name} arrives by day: give the day of the files, as 2013-01-01."
+    if not loaded.partitioning.is_whole and partition is None:
+        parts, one = loaded.partitioning.noun, loaded.partitioning.example
+        hint = f"Set {loaded.name} arrives by {parts}: give the {parts} of the files, as {one}."
         raise BadRequest("--partition", "not given", hint)
     if settings.spark_mode != "local":
         # Executors on other hosts do not see a temporary folder.

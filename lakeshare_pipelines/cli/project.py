@@ -103,8 +103,11 @@ def publish(
         typer.Option("--on", help="A file to deliver first; repeat for more. They replace the delivery."),
     ] = None,
     partition: Annotated[
-        str | None, typer.Option(help="The day to publish, for a set that arrives by day.")
+        str | None, typer.Option(help="The partition to publish, as the day of a set that arrives by day.")
     ] = None,
+    allow_late: Annotated[
+        bool, typer.Option("--allow-late", help="Publish it though its lateness window is over.")
+    ] = False,
 ) -> None:
     """Stage, audit and publish a delivery in one Dagster run, and apply the shares that the contracts declare.
 
@@ -113,32 +116,44 @@ def publish(
     Example: lakeshare publish orders --on orders.csv
     """
     from lakeshare_pipelines.ingest import find_delivery
-    from lakeshare_pipelines.ingest.delivery import name_files
+    from lakeshare_pipelines.ingest.delivery import name_files, require_in_time
     from lakeshare_pipelines.ingest.landing import open_landing
     from lakeshare_server.errors import BadRequest
 
     settings, contract = load_settings(), find_contract(set_name)
-    if contract.partitioning == "daily" and partition is None:
-        hint = f"Set {contract.name} arrives by day: give it, as 2013-01-01."
+    if not contract.partitioning.is_whole and partition is None:
+        parts, one = contract.partitioning.noun, contract.partitioning.example
+        hint = f"Set {contract.name} arrives by {parts}: give it, as {one}."
         raise BadRequest("--partition", "not given", hint)
     wanted = partition or "all"
+    if not allow_late and contract.is_partition(wanted):
+        require_in_time(contract, [wanted])
     if on and contract.is_partition(wanted):
         open_landing(settings).replace(contract.name, wanted, name_files(contract, on))
     find_delivery(settings, contract, wanted)
-    raise typer.Exit(0 if _publish_delivery(settings, contract, wanted) else 1)
+    raise typer.Exit(0 if _publish_delivery(settings, contract, wanted, allow_late=allow_late) else 1)
 
 
-def _publish_delivery(settings: "LakeSettings", contract: "SetContract", partition: str) -> bool:
+def _publish_delivery(
+    settings: "LakeSettings", contract: "SetContract", partition: str, *, allow_late: bool
+) -> bool:
     """Runs the set's job in this process; prints verdicts and numbers, and returns whether it was published."""
+    from lakeshare_pipelines.defs.wap import ALLOW, LATE_TAG, add_dynamic_partitions
     from lakeshare_pipelines.demo import processes
     from lakeshare_server.catalog import Ledger, open_catalog
 
     processes.use_dagster_home(settings.state_dir)
-    partitions = [partition] if contract.partitioning == "daily" else []
+    partitions = [] if contract.partitioning.is_whole else [partition]
     with processes.open_instance() as instance:
         reporter = processes.ProgressReporter()
+        add_dynamic_partitions(instance, contract, partitions)
         ran = processes.launch_run(
-            reporter, instance, f"publish_{contract.name}", f"{contract.name} {partition}", partitions
+            reporter,
+            instance,
+            f"publish_{contract.name}",
+            f"{contract.name} {partition}",
+            partitions,
+            {LATE_TAG: ALLOW} if allow_late else {},
         )
     catalog = open_catalog(settings.catalog_url)
     if not ran.succeeded:

@@ -4,13 +4,15 @@ Classes are those of semantic versioning. A change is breaking if a reader of th
 passed, has to change something. What a change does to published tables is not decided here.
 """
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, TypeVar
 
 from lakeshare_pipelines.contracts.model import (
     UNIQUENESS,
+    Assertion,
     Column,
     Reference,
     Rule,
@@ -20,9 +22,11 @@ from lakeshare_pipelines.contracts.model import (
     Table,
     can_widen,
 )
+from lakeshare_pipelines.contracts.partitioning import Partitioning
 from lakeshare_pipelines.errors import ContractError
 
 Level = Literal["breaking", "minor", "patch"]
+Named = TypeVar("Named", Assertion, Reference)
 LEVELS: tuple[Level, ...] = ("breaking", "minor", "patch")
 
 NOT_NULL = "expect_column_values_to_not_be_null"
@@ -100,22 +104,47 @@ def _compare_sets(old: SetContract, new: SetContract) -> Iterator[Change]:
     if old.name != new.name:
         reason = "deliveries, tables and assets are found by it"
         yield Change("set", f"name {old.name} → {new.name}", "breaking", reason)
-    if old.partitioning != new.partitioning:
-        what = f"partitioning {old.partitioning} → {new.partitioning}"
-        yield Change("set", what, "breaking", "deliveries arrive and replace rows in another way")
-    elif old.first_partition != new.first_partition:
-        is_later = str(new.first_partition) > str(old.first_partition)
-        what = f"first partition {old.first_partition} → {new.first_partition}"
-        reason = "earlier deliveries are refused" if is_later else "more days are accepted"
-        yield Change("set", what, "breaking" if is_later else "minor", reason)
+    yield from _compare_partitionings(old.partitioning, new.partitioning)
     if (old.warehouse, old.endpoint) != (new.warehouse, new.endpoint):
         what = f"warehouse {old.warehouse or 'of the settings'} → {new.warehouse or 'of the settings'}"
         yield Change("set", what, "breaking", "published tables are not found at another location")
     yield from _compare_entries("share entry", old.shares, new.shares)
     yield from _compare_entries("table of Snowflake", old.snowflake, new.snowflake)
-    for field in ("description", "owners", "domain", "maintenance_schedule"):
+    for field in ("description", "owners", "domain", "maintenance_schedule", "schedule"):
         if getattr(old, field) != getattr(new, field):
             yield _describe_patch("set", field)
+
+
+def _compare_partitionings(old: Partitioning, new: Partitioning) -> Iterator[Change]:
+    if (old.kind, old.time_zone) != (new.kind, new.time_zone):
+        before, after = (
+            each.kind if old.time_zone == new.time_zone else f"{each.kind} in {each.time_zone}"
+            for each in (old, new)
+        )
+        what = f"partitioning {before} → {after}"
+        yield Change("set", what, "breaking", "deliveries arrive and replace rows in another way")
+    elif old.first != new.first:
+        is_later = str(new.first) > str(old.first)
+        what = f"first partition {old.first} → {new.first}"
+        parts = "days" if new.kind == "daily" else "partitions"
+        reason = "earlier deliveries are refused" if is_later else f"more {parts} are accepted"
+        yield Change("set", what, "breaking" if is_later else "minor", reason)
+    for name in sorted({*old.values} ^ {*new.values}) if old.kind == new.kind else ():
+        is_gone = name in old.values
+        what = f"partition {name} is gone" if is_gone else f"new partition {name}"
+        reason = "its deliveries are refused" if is_gone else "nothing that exists changes"
+        yield Change("set", what, "breaking" if is_gone else "minor", reason)
+    if old.lateness_hours != new.lateness_hours:
+        limits = [math.inf if each.lateness_hours is None else each.lateness_hours for each in (old, new)]
+        is_stricter = limits[1] < limits[0]
+        what = f"latenessHours {old.lateness_hours} → {new.lateness_hours}"
+        reason = "late deliveries are refused" if is_stricter else "later deliveries are accepted"
+        yield Change("set", what, "breaking" if is_stricter else "minor", reason)
+    if old.end_offset != new.end_offset:
+        is_fewer = new.end_offset < old.end_offset
+        what = f"end offset {old.end_offset} → {new.end_offset}"
+        reason = "early deliveries are refused" if is_fewer else "earlier deliveries are accepted"
+        yield Change("set", what, "breaking" if is_fewer else "minor", reason)
 
 
 def _compare_entries(
@@ -169,6 +198,7 @@ def _compare_tables(old: Table, new: Table) -> Iterator[Change]:
         reason = "files are laid out in another way, and rules of grants are decided by partitions"
         yield Change(name, f"partitioned by {layouts[0]} → {layouts[1]}", "breaking", reason)
     yield from _compare_rules(old, new)
+    yield from _compare_assertions(old, new)
     yield from _compare_references(old, new)
     yield from _compare_limits(old, new)
     for field in ("description", "maintenance", "allow_schema_changes"):
@@ -184,6 +214,9 @@ def _compare_origins(old: Table, new: Table) -> Iterator[Change]:
     if old.source != new.source:
         what = f"source {old.source} → {new.source}"
         yield Change(old.name, what, "breaking", "deliveries have to name their files otherwise")
+    if old.reads != new.reads:
+        reason = "the columns stay, their values may differ"
+        yield Change(old.name, f"read from {new.reads or 'landing'}, or in another way", "minor", reason)
     if (old.view is None) != (new.view is None) or (
         old.view is not None and new.view is not None and old.view.digest != new.view.digest
     ):
@@ -303,7 +336,7 @@ def _compare_rules(old: Table, new: Table) -> Iterator[Change]:
             yield from _compare_rule(where, was, will)
 
 
-def _describe_stricter(where: str, what: str, rule: Rule | Reference) -> Change:
+def _describe_stricter(where: str, what: str, rule: Rule | Assertion | Reference) -> Change:
     if rule.severity == "warning":
         return Change(where, f"{what} of severity warning", "minor", "a warning stops no delivery")
     return Change(where, what, "breaking", SENDERS)
@@ -357,16 +390,28 @@ def _is_at_most(low: Any, high: Any) -> bool:
 
 
 def _compare_references(old: Table, new: Table) -> Iterator[Change]:
-    before = {reference.name: reference for reference in old.references}
-    after = {reference.name: reference for reference in new.references}
+    leads_to = "the reference leads to other columns"
+    yield from _compare_named("reference", leads_to, old.name, old.references, new.references)
+
+
+def _compare_assertions(old: Table, new: Table) -> Iterator[Change]:
+    asserts = "it asserts something else"
+    yield from _compare_named("rule in SQL", asserts, old.name, old.assertions, new.assertions)
+
+
+def _compare_named(
+    kind: str, differs: str, table: str, old: Sequence[Named], new: Sequence[Named]
+) -> Iterator[Change]:
+    before: Mapping[str, Named] = {each.name: each for each in old}
+    after: Mapping[str, Named] = {each.name: each for each in new}
     for name in dict.fromkeys([*before, *after]):
-        where, was, will = f"{old.name}: {name}", before.get(name), after.get(name)
+        where, was, will = f"{table}: {name}", before.get(name), after.get(name)
         if will is None:
-            yield Change(where, "the reference is gone", "minor", LOOSER)
+            yield Change(where, f"the {kind} is gone", "minor", LOOSER)
         elif was is None:
-            yield _describe_stricter(where, "new reference", will)
-        elif (was.columns, was.to_table, was.to_columns) != (will.columns, will.to_table, will.to_columns):
-            yield _describe_stricter(where, "the reference leads to other columns", will)
+            yield _describe_stricter(where, f"new {kind}", will)
+        elif replace(was, severity=will.severity, description=will.description) != will:
+            yield _describe_stricter(where, differs, will)
         elif was.severity != will.severity:
             is_error = will.severity == "error"
             what = f"severity {was.severity} → {will.severity}"

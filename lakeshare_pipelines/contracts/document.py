@@ -21,6 +21,7 @@ from lakeshare_pipelines.contracts.model import (
     Reading,
     SetContract,
     Severity,
+    SourceEntry,
     View,
     Write,
     WriteMode,
@@ -75,6 +76,15 @@ class Quality(Described):
     type: str
     engine: str | None = None
     implementation: Implementation | None = None
+    query: Annotated[str, Field(min_length=1)] | None = None
+    must_be: float | None = None
+    must_not_be: float | None = None
+    must_be_greater_than: float | None = None
+    must_be_greater_or_equal_to: float | None = None
+    must_be_less_than: float | None = None
+    must_be_less_or_equal_to: float | None = None
+    must_be_between: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None
+    must_not_be_between: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None
     severity: Severity = "error"
     dimension: Unused = None
     business_impact: Unused = None
@@ -256,19 +266,36 @@ class MaintenanceExtras(Part):
     )
 
 
+Cron = Annotated[str, Field(pattern=r"^\S+( \S+){4}$")]
+
+
 class SetMaintenanceExtras(MaintenanceExtras):
-    schedule: Annotated[str, Field(pattern=r"^\S+( \S+){4}$")] = "0 4 * * 0"
+    schedule: Cron = "0 4 * * 0"
+
+
+NamedKind = Literal["hourly", "daily", "weekly", "monthly", "dynamic", "none"]
+
+
+class PartitioningExtras(Part):
+    kind: NamedKind = "none"
+    static: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = None
+    time_zone: str = "UTC"
+    end_offset: Annotated[int, Field(ge=0, le=100_000, strict=True)] = 0
+    lateness_hours: Annotated[int, Field(ge=0, le=1_000_000, strict=True)] | None = None
 
 
 class SetExtras(Part):
-    partitioning: Literal["daily", "none"] = "none"
+    partitioning: Annotated[PartitioningExtras, wrap("kind", str, PartitioningExtras | NamedKind)] = (
+        PartitioningExtras()
+    )
     first_partition: Annotated[
-        Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")] | None,
+        Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}(-\d{2})?$")] | None,
         BeforeValidator(lambda value: value.isoformat() if isinstance(value, dt.date) else value),
     ] = None
     shares: list[SharedSchema] = []
     snowflake: list[SnowflakeSchema] = []
     maintenance: SetMaintenanceExtras = SetMaintenanceExtras()
+    schedule: Cron | None = None
 
 
 Clients = Annotated[list[str], Field(min_length=1)]
@@ -281,7 +308,10 @@ class PromiseExtras(Part):
 
 
 class TableExtras(Part):
-    source: Annotated[str, Field(min_length=1, pattern=r"^[^/\\]+$")] | None = None
+    source: Annotated[
+        SourceEntry | None,
+        wrap("landing", str, SourceEntry | Annotated[str, Field(min_length=1, pattern=r"^[^/\\]+$")] | None),
+    ] = None
     derive: str | None = None
     transform: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")] | None = None
     inputs: list[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]] = []

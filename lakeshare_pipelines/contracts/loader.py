@@ -13,9 +13,18 @@ from pydantic import ValidationError
 
 from lakeshare_pipelines.contracts import document as odcs
 from lakeshare_pipelines.contracts import model
+from lakeshare_pipelines.contracts.assertions import build_assertions, check_assertions
 from lakeshare_pipelines.contracts.document import Faults, read_extras
 from lakeshare_pipelines.contracts.model import Column, Input, Reference, Rule, SetContract, Table, View
-from lakeshare_pipelines.contracts.write_modes import build_write, check_write, make_history_columns
+from lakeshare_pipelines.contracts.sources import check_jdbc, check_sources
+from lakeshare_pipelines.contracts.write_modes import (
+    build_partitioning,
+    build_write,
+    check_partition_column,
+    check_partitioning,
+    check_write,
+    make_history_columns,
+)
 from lakeshare_pipelines.errors import ContractError
 from lakeshare_server.errors import BadRequest, suggest
 from lakeshare_server.locations import AZURE, GCS, LOCAL, S3, parse_location
@@ -102,23 +111,35 @@ def _connect_sets(contracts: Sequence[SetContract]) -> tuple[SetContract, ...]:
         problem = f"sets read each other in a circle: {' → '.join(path)}"
         hint = "Remove one of these inputs, or put the tables into one set."
         raise ContractError(paths[path[0]], "inputs", problem, hint) from None
-    return tuple(_find_days_of_inputs(contract, owners) for contract in contracts)
+    return tuple(_connect_inputs(contract, owners) for contract in contracts)
 
 
-def _find_days_of_inputs(contract: SetContract, owners: Mapping[str, SetContract]) -> SetContract:
-    if contract.partitioning != "daily":
+def _connect_inputs(contract: SetContract, owners: Mapping[str, SetContract]) -> SetContract:
+    if contract.partitioning.is_whole:
         return contract
 
-    def find_day(read: Input) -> Input:
+    def find_column(read: Input) -> Input:
         owner = owners[read.table]
         table = owner.table(read.table)
-        return replace(read, day=table.partition_by[0][0] if owner.is_daily(table) else None)
+        if not owner.is_by_partition(table) or not contract.partitioning.can_map(owner.partitioning):
+            return read
+        zones = owner.partitioning.time_zone, contract.partitioning.time_zone
+        if zones[0] != zones[1]:
+            # Dagster maps times of one zone only.
+            problem = f"{read.table} has partitions in {zones[0]}, the set has them in {zones[1]}"
+            line = odcs.find_line(contract, "customProperties", "partitioning")
+            hint = "Give both sets the same timeZone."
+            raise ContractError(contract.path, "customProperties", problem, hint, line=line)
+        column = table.partition_column
+        return Input(read.table, column.name, column.type, owner.partitioning)
 
-    tables = [replace(table, inputs=tuple(map(find_day, table.inputs))) for table in contract.tables]
+    tables = [replace(table, inputs=tuple(map(find_column, table.inputs))) for table in contract.tables]
     connected = replace(contract, tables=tuple(tables))
-    if not connected.takes_deliveries and not any(read.day for read in connected.inputs):
-        problem = "a daily set without deliveries has the days of its inputs, and none of them is daily"
-        hint = "Add a table of a daily set to the inputs, or give partitioning: none."
+    if not connected.takes_deliveries and not any(read.column for read in connected.inputs):
+        kind = contract.partitioning.kind
+        parts, like = ("days", "daily") if kind == "daily" else ("partitions", "partitioned alike")
+        problem = f"a {kind} set without deliveries has the {parts} of its inputs, and none of them is {like}"
+        hint = f"Add a table of a {kind} set to the inputs, or give partitioning: none."
         line = odcs.find_line(contract, "customProperties", "partitioning")
         raise ContractError(contract.path, "customProperties", problem, hint, line=line)
     return connected
@@ -146,8 +167,7 @@ def _build_set(document: odcs.Document, digest: str, path: Path, faults: Faults)
         owners=_owners(document, faults),
         domain=document.domain,
         tables=tables,
-        partitioning=extras.partitioning,
-        first_partition=extras.first_partition,
+        partitioning=build_partitioning(extras, faults),
         shares=tuple(
             model.ShareEntry(entry.share, entry.schema_name, name, table)
             for entry, name, table in _named_tables("shares", extras.shares, names, faults, document)
@@ -155,6 +175,7 @@ def _build_set(document: odcs.Document, digest: str, path: Path, faults: Faults)
         digest=digest,
         path=path,
         maintenance_schedule=extras.maintenance.schedule,
+        schedule=extras.schedule,
         warehouse=warehouse,
         endpoint=server.endpoint_url,
         snowflake=tuple(
@@ -231,7 +252,8 @@ def _build_table(
         format=table_format,
         columns=columns,
         partition_by=partition_by,
-        source=extras.source,
+        source=None if extras.source is None else extras.source.landing,
+        reads=_get_source(extras.source, faults),
         derive=derive,
         transform=extras.transform,
         inputs=tuple(Input(read) for read in dict.fromkeys(extras.inputs)),
@@ -239,6 +261,7 @@ def _build_table(
         depends_on=_placeholders(derive, faults) if view is None else (view.of,),
         # The rules that a table's columns imply hold for any selection of its rows.
         rules=tuple(_build_rules(name, table, columns, faults, implies=view is None)),
+        assertions=tuple(build_assertions(name, table, faults)),
         references=tuple(_build_references(name, table, faults)),
         location=extras.location,
         description=" ".join(table.description.split()),
@@ -252,6 +275,23 @@ def _build_table(
         if promise
         else model.Promise(),
     )
+
+
+def _get_source(entry: model.SourceEntry | None, faults: Faults) -> model.SourceEntry | None:
+    """Returns the source of a table that is not landing."""
+    if entry is None:
+        return None
+    source = faults.at("customProperties")
+    if len(entry.kinds) != 1:
+        given = " and ".join(entry.kinds) or "nothing"
+        hint = "Give one of landing (or the name of the files alone), table, jdbc, files, share, python."
+        source.add(f"a source has one kind, this one has {given}", hint, near=("source",))
+    elif entry.landing is not None and entry.asset is not None:
+        hint = "Remove it: deliveries have an asset of their own."
+        source.add("files in landing are written by no other asset", hint, near=("source",))
+    elif entry.jdbc is not None:
+        check_jdbc(entry.jdbc, source)
+    return None if entry.landing is not None else entry
 
 
 def _split_inputs(table: Table, names: Mapping[str, str]) -> Table:
@@ -561,7 +601,7 @@ def _build_rules(
             place = faults.at("properties", number, "quality", index)
             qualities.append((place, quality, entry.name))
     for place, quality, column in qualities:
-        rule = None if quality.type == "text" else _build_rule(table_name, quality, column, place)
+        rule = None if quality.type in ("text", "sql") else _build_rule(table_name, quality, column, place)
         if rule is None or not _is_sound_rule(rule, names, place):
             continue
         if rule.name in origins:
@@ -593,7 +633,7 @@ def _implied_rules(table_name: str, columns: Sequence[Column]) -> Iterator[Rule]
 
 def _build_rule(table_name: str, quality: odcs.Quality, column: str | None, faults: Faults) -> Rule | None:
     if quality.type != "custom" or quality.engine != ENGINE or quality.implementation is None:
-        problem = "only rules of type custom, engine greatExpectations, with an implementation are run"
+        problem = "only rules of type custom, engine greatExpectations, with an implementation are run, and of type sql"
         hint = f"Write type: custom, engine: {ENGINE}, implementation: {{type: expect_…, kwargs: {{…}}}}."
         faults.add(problem, hint)
         return None
@@ -656,16 +696,12 @@ def _check_set(contract: SetContract, faults: Faults) -> SetContract:
     for index, table in enumerate(contract.tables):
         _check_table(contract, table, faults.at("schema", index))
     has_transform = any(table.transform is not None for table in contract.tables)
-    if has_transform and not contract.takes_deliveries and not contract.inputs:
+    check_sources(contract, faults)
+    if has_transform and not (contract.takes_deliveries or contract.has_sources or contract.inputs):
         problem = f"set {contract.name} has neither deliveries nor inputs: nothing would start it"
         faults.at("schema").add(problem, "Give a table a source, or name tables of other sets as inputs.")
-    properties, day = faults.at("customProperties"), contract.first_partition
-    if contract.partitioning == "daily" and day is None and properties.has_none():
-        hint = "Give the first day, as 2013-01-01."
-        properties.add("a daily set needs firstPartition", hint, near=("partitioning",))
-    elif day is not None and not contract.is_partition(day) and properties.has_none():
-        hint = "Give a day as 2013-01-01 and partitioning: daily, or leave it out."
-        properties.add(f"firstPartition cannot be {day!r}", hint, near=("firstPartition",))
+    properties = faults.at("customProperties")
+    check_partitioning(contract.partitioning, properties)
     for name, entries, kind in (
         ("shares", contract.shares, "share entry"),
         ("snowflake", contract.snowflake, "table of Snowflake"),
@@ -681,6 +717,7 @@ def _check_set(contract: SetContract, faults: Faults) -> SetContract:
 def _check_table(contract: SetContract, table: Table, faults: Faults) -> None:
     _check_unique([column.name for column in table.columns], "column", faults.at("properties"))
     _check_origin(contract, table, faults)
+    check_assertions(contract, table, faults)
     written = faults.at("customProperties", "write")
     check_write(contract, table, written)
     if table.write.delete_when is not None:
@@ -701,7 +738,8 @@ def _check_table(contract: SetContract, table: Table, faults: Faults) -> None:
 
 def _check_origin(contract: SetContract, table: Table, faults: Faults) -> None:
     origins = ("source", "derive", "view", "transform")
-    given = [name for name in origins if getattr(table, name) is not None]
+    is_given = {name: getattr(table, name) is not None for name in origins} | {"source": table.has_source}
+    given = [name for name in origins if is_given[name]]
     properties = faults.at("customProperties")
     # A property with a fault may be the one that is missing.
     if len(given) > 1 or (not given and properties.has_none()):
@@ -789,17 +827,7 @@ def _check_partitions(contract: SetContract, table: Table, faults: Faults) -> No
         elif kind not in known[transform]:
             hint = f"{transform} takes: {', '.join(sorted(known[transform]))}."
             place.add(f"a column of type {kind} cannot be partitioned by {transform}", hint)
-    is_by_day = bool(table.partition_by) and (
-        table.column(table.partition_by[0][0]).type == "date"
-        and table.partition_by[0][1] in ("identity", "day")
-    )
-    is_replaced_by_day = contract.partitioning == "daily" and table.write.mode == "replace_partitions"
-    if is_replaced_by_day and not is_by_day:
-        hint = "Mark a column of type date as partitioned, with partitionKeyPosition 1."
-        if table.view is not None:
-            hint = f"Put the day of {table.view.of} into the columns of the view."
-        problem = f"the set is daily, but {table.short_name} is not partitioned by its day first"
-        faults.at("properties").add(problem, hint)
+    check_partition_column(contract, table, faults)
 
 
 def _check_reference(contract: SetContract, table: Table, reference: Reference, faults: Faults) -> None:

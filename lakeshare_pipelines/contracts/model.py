@@ -1,17 +1,18 @@
 """A contract as the pipelines use it: sets, tables, columns, rules, references, shares; types and expectations."""
 
-import datetime as dt
 import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StrictBool, TypeAdapter
 from pydantic.alias_generators import to_camel
+
+from lakeshare_pipelines.contracts.partitioning import Partitioning
 
 Severity = Literal["error", "warning"]
 Scope = Literal["delta", "table"]
@@ -83,6 +84,53 @@ class Rule:
     severity: Severity = "error"
     scope: Scope = "delta"
     description: str = ""
+
+
+@dataclass(frozen=True)
+class Assertion:
+    """A rule in Spark SQL over the tables of the set as they will be after the run, and the inputs of its table.
+
+    `reads` are the tables that it names, by short name. Its query returns no row; with a `bound`, the operator of the
+    standard and its values, it returns one number within it.
+    """
+
+    name: str
+    table: str
+    query: str
+    reads: tuple[str, ...]
+    bound: tuple[str, tuple[float, ...]] | None = None
+    severity: Severity = "error"
+    description: str = ""
+
+    def holds(self, number: float) -> bool:
+        """Whether a number is within the bound."""
+        if self.bound is None:
+            return False
+        operator, values = self.bound
+        return OPERATORS[operator](number, *values)
+
+    def describe_bound(self) -> str:
+        """What its query returns, like `no row` and `a number that must be between 1 and 5`."""
+        if self.bound is None:
+            return "no row"
+        operator, values = self.bound
+        words = re.sub(r"([A-Z])", r" \1", operator).lower()
+        return f"a number that {words} {' and '.join(f'{value:g}' for value in values)}"
+
+
+OPERATORS: Mapping[str, Callable[..., bool]] = MappingProxyType(
+    {
+        "mustBe": lambda number, value: number == value,
+        "mustNotBe": lambda number, value: number != value,
+        "mustBeGreaterThan": lambda number, value: number > value,
+        "mustBeGreaterOrEqualTo": lambda number, value: number >= value,
+        "mustBeLessThan": lambda number, value: number < value,
+        "mustBeLessOrEqualTo": lambda number, value: number <= value,
+        "mustBeBetween": lambda number, low, high: low <= number <= high,
+        "mustNotBeBetween": lambda number, low, high: not low <= number <= high,
+    }
+)
+"""The operators of the standard for the number that a query returns."""
 
 
 @dataclass(frozen=True)
@@ -207,22 +255,131 @@ class View:
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
+_DAILY = Partitioning("daily")
+
+
 @dataclass(frozen=True)
 class Input:
-    """A published table of another set; `day` is its column of days if a run over days reads those days of it."""
+    """A published table of another set.
+
+    `column` is its partition column if a run reads only the rows of its own partitions; `partitioning` is that of the
+    other set.
+    """
 
     table: str
-    day: str | None = None
+    column: str | None = None
+    column_type: str = "date"
+    partitioning: Partitioning = _DAILY
 
     @property
     def short_name(self) -> str:
         return self.table.rsplit(".", 1)[-1]
 
 
+Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+Text = Annotated[str, Field(min_length=1)]
+
+
+@declared
+@dataclass(frozen=True)
+class JdbcSource:
+    """A table or query of a PostgreSQL database; `user` and `password` are names of environment variables.
+
+    With `incremental` a run reads the rows with larger values of that column than the runs before it, and none that
+    are younger than `lag_s` seconds. With `partition_by` it reads by `partitions` connections, each a range of values.
+    """
+
+    url: Annotated[str, Field(pattern=r"^jdbc:postgresql://[^\s?]+(\?\S*)?$")]
+    table: Text | None = None
+    query: Sql | None = None
+    incremental: Text | None = None
+    lag_s: Annotated[int, Field(ge=0, strict=True)] = 0
+    partition_by: Text | None = None
+    partitions: Annotated[int, Field(ge=1, le=256, strict=True)] = 1
+    fetch_rows: Annotated[int, Field(ge=1, strict=True)] = 10_000
+    user: Variable | None = None
+    password: Variable | None = None
+
+
+@declared
+@dataclass(frozen=True)
+class FilesSource:
+    """Files that match `path`, a location with `*` and `?`; `options` are those of Spark's reader of the format."""
+
+    path: Text
+    format: Literal["parquet", "orc", "csv", "json", "xml"]
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+@declared
+@dataclass(frozen=True)
+class ShareSource:
+    """A table of a foreign share, as `share.schema.table`; `profile` names an environment variable with the path."""
+
+    profile: Variable
+    table: Annotated[str, Field(pattern=r"^[^.#]+\.[^.#]+\.[^.#]+$")]
+
+
+@declared
+@dataclass(frozen=True)
+class PythonSource:
+    """A class of the user's, as `package.module:Class`, with its options."""
+
+    source: Annotated[str, Field(alias="class", pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@declared
+@dataclass(frozen=True)
+class SourceEntry:
+    """Where the rows of a table come from: files in landing, by the stem of their names, or one of the others.
+
+    `table` is the location of a Delta or Iceberg table, or an Iceberg table in a catalog as
+    `iceberg:CATALOG/NAMESPACE.TABLE`. `asset` is the key of the Dagster asset that writes the source, as `raw/orders`.
+    """
+
+    landing: Annotated[str, Field(min_length=1, pattern=r"^[^/\\]+$")] | None = None
+    table: Text | None = None
+    jdbc: JdbcSource | None = None
+    files: FilesSource | None = None
+    share: ShareSource | None = None
+    python: PythonSource | None = None
+    asset: Annotated[str, Field(pattern=r"^\w+(/\w+)*$")] | None = None
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of source that are given; a valid entry has one."""
+        return [name for name, value in vars(self).items() if value is not None and name != "asset"]
+
+    @property
+    def location(self) -> str | None:
+        """The location that is read, if the source is in a store or a folder."""
+        if self.files is not None:
+            return self.files.path
+        is_in_catalog = self.table is None or self.table.startswith(("iceberg:", "nessie:"))
+        return None if is_in_catalog else self.table
+
+    @property
+    def has_positions(self) -> bool:
+        """Whether a run can read only what is new since the run before it."""
+        return self.python is not None or (self.jdbc is not None and self.jdbc.incremental is not None)
+
+    def __str__(self) -> str:
+        if self.jdbc is not None:
+            place = self.jdbc.url.removeprefix("jdbc:").partition("?")[0]
+            return f"{self.jdbc.table or 'a query'} of {place}"
+        if self.files is not None:
+            return f"{self.files.format} files {self.files.path}"
+        if self.share is not None:
+            return f"shared table {self.share.table}"
+        return str(self.table) if self.python is None else self.python.source
+
+
 @dataclass(frozen=True)
 class Table:
-    """A table with a `source` (file stem or glob in the delivery), a `derive` (Spark SQL), a `transform` or a `view`.
+    """A table with a source, a `derive` (Spark SQL), a `transform` or a `view`.
 
+    The source is `source` (file stem or glob in the delivery), or `reads` for all others than files in landing.
     `transform` is a Python function, as `package.module:function`. `depends_on` are the tables of the set that a
     derivation, transform or view reads, `inputs` those of other sets.
     """
@@ -232,12 +389,14 @@ class Table:
     columns: tuple[Column, ...]
     partition_by: tuple[tuple[str, str], ...] = ()
     source: str | None = None
+    reads: SourceEntry | None = None
     derive: str | None = None
     transform: str | None = None
     view: View | None = None
     depends_on: tuple[str, ...] = ()
     inputs: tuple[Input, ...] = ()
     rules: tuple[Rule, ...] = ()
+    assertions: tuple[Assertion, ...] = ()
     references: tuple[Reference, ...] = ()
     location: str | None = None
     warehouse: str | None = None
@@ -257,12 +416,26 @@ class Table:
         return self.name.rsplit(".", 1)[-1]
 
     @property
+    def has_source(self) -> bool:
+        """Whether its rows come from outside of the lake: files in landing, or another source."""
+        return self.source is not None or self.reads is not None
+
+    @property
     def namespace(self) -> str:
         return self.name.rsplit(".", 1)[0]
 
     @property
     def primary_key(self) -> tuple[str, ...]:
         return tuple(column.name for column in self.columns if column.primary_key)
+
+    @property
+    def partition_column(self) -> Column:
+        """The first column that the table is partitioned by.
+
+        Raises:
+            KeyError: the table is not partitioned.
+        """
+        return self.column(self.partition_by[0][0] if self.partition_by else "")
 
     @property
     def merge_key(self) -> tuple[str, ...]:
@@ -321,21 +494,27 @@ class SetContract:
     owners: tuple[str, ...]
     domain: str
     tables: tuple[Table, ...]
-    partitioning: Literal["daily", "none"]
-    first_partition: str | None
+    partitioning: Partitioning
     shares: tuple[ShareEntry, ...]
     digest: str
     path: Path
     snowflake: tuple[SnowflakeEntry, ...] = ()
     maintenance_schedule: str = "0 4 * * 0"
+    schedule: str | None = None
+    """When a run of a set with sources starts, as cron."""
     warehouse: str | None = None
     endpoint: str | None = None
     """URL of the store of `warehouse`, if the contract requires one."""
 
     @property
     def takes_deliveries(self) -> bool:
-        """Whether files are delivered for the set; otherwise it is made of published tables of other sets."""
+        """Whether files are delivered for the set; otherwise it is made of other sources, or tables of other sets."""
         return any(table.source is not None for table in self.tables)
+
+    @property
+    def has_sources(self) -> bool:
+        """Whether a table is read from a source other than landing."""
+        return any(table.reads is not None for table in self.tables)
 
     @property
     def inputs(self) -> tuple[Input, ...]:
@@ -353,25 +532,18 @@ class SetContract:
                 return table
         raise KeyError(name)
 
-    def is_daily(self, table: Table) -> bool:
-        """Whether a run replaces days of the table."""
-        is_by_day = self.partitioning == "daily" and bool(table.partition_by)
-        return is_by_day and table.write.mode == "replace_partitions"
+    def is_by_partition(self, table: Table) -> bool:
+        """Whether a run replaces the rows of its partitions in the table."""
+        has_partitions = not self.partitioning.is_whole and bool(table.partition_by)
+        return has_partitions and table.write.mode == "replace_partitions"
 
     def is_replaced(self, table: Table) -> bool:
         """Whether a run replaces the whole table."""
-        return not table.write.is_incremental and not self.is_daily(table)
+        return not table.write.is_incremental and not self.is_by_partition(table)
 
     def is_partition(self, key: str) -> bool:
-        """Whether `key` names a partition of the set: `all`, or a day from `first_partition` on."""
-        if self.partitioning == "none":
-            return key == "all"
-        try:
-            day = dt.date.fromisoformat(key)
-        except ValueError:
-            return False
-        # fromisoformat also takes 20130101 and 2013-W01-1, which would be second names of a day.
-        return day.isoformat() == key and (self.first_partition is None or key >= self.first_partition)
+        """Whether `key` names a partition of the set."""
+        return self.partitioning.is_key(key)
 
 
 @dataclass(frozen=True)
@@ -585,13 +757,12 @@ def describe(contract: SetContract) -> str:
 
 
 def _describe_set(contract: SetContract) -> Iterator[str]:
-    is_daily = contract.partitioning == "daily"
     yield f"set {contract.name} {contract.version}: {contract.description}"
     yield f"  file     {contract.path}"
     yield f"  digest   {contract.digest}"
     yield f"  owners   {', '.join(contract.owners) or 'none'}"
-    verb = "arrives" if contract.takes_deliveries else "is made"
-    yield f"  {verb}  {f'daily, from {contract.first_partition}' if is_daily else 'one partition, all'}"
+    verb = "arrives" if contract.takes_deliveries else "is read" if contract.has_sources else "is made"
+    yield f"  {verb}  {contract.partitioning.describe()}"
     for table in contract.tables:
         yield ""
         yield from _describe_table(table)
@@ -602,15 +773,20 @@ def _describe_set(contract: SetContract) -> Iterator[str]:
         yield f"in Snowflake as {follower.database}.{follower.schema}.{follower.name}: {follower.table}"
 
 
-def _describe_table(table: Table) -> Iterator[str]:
+def _describe_origin(table: Table) -> str:
     read = ", ".join([*table.depends_on, *(each.table for each in table.inputs)])
-    origin = f"files {table.source}*" if table.source else f"derived from {read}"
-    if table.transform is not None:
-        origin = f"made by {table.transform}" + (f" from {read}" if read else "")
     if table.view is not None:
-        origin = f"view of {table.view.of}"
+        return f"view of {table.view.of}"
+    if table.transform is not None:
+        return f"made by {table.transform}" + (f" from {read}" if read else "")
+    if table.reads is not None:
+        return f"read from {table.reads}"
+    return f"files {table.source}*" if table.source else f"derived from {read}"
+
+
+def _describe_table(table: Table) -> Iterator[str]:
     by = ", ".join(c if t == "identity" else f"{t}({c})" for c, t in table.partition_by)
-    yield f"table {table.name} ({table.format}, {origin}{', partitioned by ' + by if by else ''})"
+    yield f"table {table.name} ({table.format}, {_describe_origin(table)}{', partitioned by ' + by if by else ''})"
     if table.description:
         yield f"  {table.description}"
     if table.write != Write():
@@ -623,21 +799,28 @@ def _describe_table(table: Table) -> Iterator[str]:
     width = max(len(column.name) for column in table.columns)
     for column in table.columns:
         yield f"  {column.name:{width}}  {column.type:10} {_describe_column(column)}".rstrip()
-    if table.rules or table.references:
-        yield "  rules"
-    for rule in table.rules:
-        kwargs = {name: value for name, value in rule.kwargs.items() if name not in ("column", "column_list")}
-        shown = f" ({', '.join(f'{name}={value!r}' for name, value in kwargs.items())})" if kwargs else ""
-        yield f"    {rule.severity:7} on the {rule.scope}: {rule.name}{shown}"
-    for reference in table.references:
-        target = f"{reference.to_table}({', '.join(reference.to_columns)})"
-        yield f"    {reference.severity:7} on the table: {', '.join(reference.columns)} exists in {target}"
+    yield from _describe_rules(table)
     if table.serveable_to.clients:
         promise = table.serveable_to
         is_rewritten = promise.rewrite and table.format == "iceberg"
         rewritten = ", rewritten for them where needed" if is_rewritten else ""
         yield f"  can be read by {', '.join(promise.clients)}{rewritten} ({promise.severity})"
     yield f"  at most {table.max_quarantined_fraction:.1%} of rows in quarantine{_describe_drift(table.drift)}"
+
+
+def _describe_rules(table: Table) -> Iterator[str]:
+    if table.rules or table.assertions or table.references:
+        yield "  rules"
+    for rule in table.rules:
+        kwargs = {name: value for name, value in rule.kwargs.items() if name not in ("column", "column_list")}
+        shown = f" ({', '.join(f'{name}={value!r}' for name, value in kwargs.items())})" if kwargs else ""
+        yield f"    {rule.severity:7} on the {rule.scope}: {rule.name}{shown}"
+    for assertion in table.assertions:
+        shown = assertion.describe_bound()
+        yield f"    {assertion.severity:7} on the set: {assertion.name}: a query returns {shown}"
+    for reference in table.references:
+        target = f"{reference.to_table}({', '.join(reference.to_columns)})"
+        yield f"    {reference.severity:7} on the table: {', '.join(reference.columns)} exists in {target}"
 
 
 def _describe_view(view: View | None) -> Iterator[str]:

@@ -1,12 +1,95 @@
-"""How deliveries change a table, as its contract has it: the mode, the columns of versions, what is refused."""
+"""How deliveries change tables, as a contract has it: partitions, modes, columns of versions, what is refused."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from zoneinfo import available_timezones
+
+from pydantic.alias_generators import to_camel
 
 from lakeshare_pipelines.contracts import document as odcs
 from lakeshare_pipelines.contracts import model
 from lakeshare_pipelines.contracts.document import Faults
 from lakeshare_pipelines.contracts.model import Column, SetContract, Table
+from lakeshare_pipelines.contracts.partitioning import (
+    TIME_KINDS,
+    Kind,
+    Partitioning,
+    has_whole_hours,
+    is_label,
+)
 from lakeshare_server.errors import suggest
+
+
+def build_partitioning(extras: odcs.SetExtras, faults: Faults) -> Partitioning:
+    """Returns the partitions of a set; one with static keys if the time zone is not known."""
+    given, place = extras.partitioning, faults.at("customProperties", "partitioning")
+    kind: Kind = "static" if given.static is not None else given.kind
+    if given.static is not None and "kind" in given.model_fields_set:
+        place.add("it has both kind and static", "Keep one of them.")
+    is_time = kind in TIME_KINDS
+    for field in ("time_zone", "end_offset", "lateness_hours"):
+        if field in given.model_fields_set and not is_time:
+            problem = f"{kind} partitions have no {to_camel(field)}"
+            place.add(problem, f"Leave it out, or set kind to {', '.join(TIME_KINDS)}.")
+    zone = given.time_zone
+    if zone not in available_timezones():
+        hint = suggest(zone, available_timezones(), "Give a name of the IANA database, as Europe/Berlin.")
+        place.add(f"timeZone {zone!r} is not known", hint)
+        zone = "UTC"
+    elif kind == "hourly" and not has_whole_hours(zone):
+        hint = "Give UTC, or a zone whose hours begin at those of UTC."
+        place.add(f"timeZone {zone!r} has hours that begin within hours of UTC", hint)
+    values = tuple(given.static or ())
+    for value in values:
+        if not is_label(value):
+            hint = (
+                "Use letters, digits, '_', '-' and single '.', at most 100 characters, and not the name all."
+            )
+            place.add(f"static cannot have {value!r}", hint)
+    # Folders of a landing area may ignore case.
+    for name, count in Counter(value.lower() for value in values).items():
+        if count > 1:
+            place.add(f"static has {name!r} {count} times", "Keys must differ in more than case.")
+    return Partitioning(kind, extras.first_partition, zone, given.end_offset, given.lateness_hours, values)
+
+
+def check_partitioning(partitioning: Partitioning, faults: Faults) -> None:
+    """Checks the first partition; `faults` are of the customProperties of the set."""
+    first = partitioning.first
+    if not faults.has_none():
+        return
+    if partitioning.is_time and first is None:
+        part = "day" if partitioning.kind != "hourly" else "hour"
+        kind = f"{'an' if partitioning.kind == 'hourly' else 'a'} {partitioning.kind}"
+        hint = f"Give the first {part}, as {partitioning.example}."
+        faults.add(f"{kind} set needs firstPartition", hint, near=("partitioning",))
+    elif first is not None and not (partitioning.is_time and partitioning.is_key(first)):
+        hint = "Give a day as 2013-01-01 and partitioning: daily, or leave it out."
+        if partitioning.is_time and partitioning.kind != "daily":
+            hint = f"{partitioning.expected_first}, or change partitioning."
+        faults.add(f"firstPartition cannot be {first!r}", hint, near=("firstPartition",))
+
+
+def check_partition_column(contract: SetContract, table: Table, faults: Faults) -> None:
+    """Checks that a run can replace the rows of its partitions in a table."""
+    partitioning = contract.partitioning
+    if partitioning.is_whole or table.write.mode != "replace_partitions":
+        return
+    if table.partition_by:
+        column, transform = table.partition_column, table.partition_by[0][1]
+        if partitioning.can_divide(column.type, transform):
+            return
+    noun, types = partitioning.noun, " or ".join(partitioning.column_types)
+    if partitioning.kind == "daily":
+        types = "date"
+    hint = f"Mark a column of type {types} as partitioned, with partitionKeyPosition 1."
+    if table.view is not None:
+        hint = f"Put the {noun} of {table.view.of} into the columns of the view."
+    elif table.partition_by and table.partition_column.type == "timestamp" and partitioning.is_time:
+        zone = "" if partitioning.time_zone == "UTC" else f", in {partitioning.time_zone}"
+        hint = f"Give the column partitionTransform: hour, so that no file has rows of two partitions{zone}."
+    problem = f"the set is {partitioning.kind}, but {table.short_name} is not partitioned by its {noun} first"
+    faults.at("properties").add(problem, hint)
 
 
 def build_write(extras: odcs.TableExtras, base: Table | None, faults: Faults) -> model.Write:
@@ -35,12 +118,12 @@ def make_history_columns(write: model.Write, columns: Sequence[Column]) -> Itera
 
 def check_write(contract: SetContract, table: Table, faults: Faults) -> None:
     write, names = table.write, [column.name for column in table.columns]
-    if write.is_incremental and table.source is None:
+    if write.is_incremental and not table.has_source:
         hint = "Give it a source, or write it with replace."
         faults.add(f"{write.mode} needs deliveries, and {table.short_name} is computed", hint)
     computed_from = [contract.table(name) for name in table.depends_on if _has_table(contract, name)]
     grown = [base.short_name for base in computed_from if base.write.mode != "replace_partitions"]
-    if table.derive is not None and contract.is_daily(table) and grown:
+    if table.derive is not None and contract.is_by_partition(table) and grown:
         hint = "Give it write: replace; it is then computed from whole tables."
         faults.add(f"{table.short_name} replaces days, and {', '.join(grown)} is not written by days", hint)
     if write.has_key and not table.merge_key:

@@ -23,6 +23,7 @@ from lakeshare_pipelines.defs.wap import (
     landing_sensor,
     list_upstream,
     publish_job,
+    source_schedule,
     wap_set,
 )
 
@@ -134,6 +135,7 @@ def set_definitions(
         assets=[asset, *([landing_asset(loaded)] if loaded.takes_deliveries else [])],
         jobs=[job],
         sensors=sensors,
+        schedules=[source_schedule(loaded)] if has_sensors and loaded.schedule else [],
         resources=lakeshare_resources(),
     )
     return dg.Definitions.merge(own, maintenance_definitions(loaded)) if has_maintenance else own

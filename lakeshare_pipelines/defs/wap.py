@@ -4,7 +4,8 @@ The tables are the state of main and the ledger; staged state is never an asset.
 """
 
 import base64
-from collections.abc import Iterator, Mapping, Sequence
+import datetime as dt
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from pydantic import PrivateAttr
 from lakeshare_pipelines.contracts import Column, SetContract, Table
 from lakeshare_pipelines.errors import BranchMoved, Conflict, NotAudited
 from lakeshare_pipelines.ingest import Delivery, find_deliveries
+from lakeshare_pipelines.ingest.delivery import require_in_time
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.share.lineage import find_stale_partitions, get_reads
 from lakeshare_pipelines.share.publication import (
@@ -307,11 +309,33 @@ def _list_sources(contract: SetContract, table: Table, column: Column) -> list[d
     ]
 
 
-def make_partitions(contract: SetContract) -> dg.DailyPartitionsDefinition | None:
+def make_partitions(contract: SetContract) -> dg.PartitionsDefinition[str] | None:
     """Returns the partitions of a set's tables; None if the set is replaced as a whole."""
-    if contract.partitioning == "none":
+    partitioning = contract.partitioning
+    if partitioning.is_whole:
         return None
-    return dg.DailyPartitionsDefinition(start_date=str(contract.first_partition))
+    if partitioning.kind == "static":
+        return dg.StaticPartitionsDefinition(list(partitioning.values))
+    if partitioning.kind == "dynamic":
+        return dg.DynamicPartitionsDefinition(name=f"partitions_{contract.name}")
+    first, zone, offset = str(partitioning.first), partitioning.time_zone, partitioning.end_offset
+    if partitioning.kind == "hourly":
+        # Hadoop's paths allow no colon, which Dagster's own format has.
+        return dg.HourlyPartitionsDefinition(
+            start_date=first, fmt="%Y-%m-%d-%H", timezone=zone, end_offset=offset
+        )
+    if partitioning.kind == "weekly":
+        return dg.WeeklyPartitionsDefinition(start_date=first, day_offset=1, timezone=zone, end_offset=offset)
+    if partitioning.kind == "monthly":
+        return dg.MonthlyPartitionsDefinition(start_date=first, timezone=zone, end_offset=offset)
+    return dg.DailyPartitionsDefinition(start_date=first, timezone=zone, end_offset=offset)
+
+
+def add_dynamic_partitions(instance: dg.DagsterInstance, contract: SetContract, keys: Sequence[str]) -> None:
+    """Adds keys of a set with dynamic partitions, as its sensor does, before a run is started without the sensor."""
+    partitions = make_partitions(contract)
+    if isinstance(partitions, dg.DynamicPartitionsDefinition):
+        instance.add_dynamic_partitions(str(partitions.name), list(keys))
 
 
 def make_delivery_partitions(contract: SetContract) -> dg.DynamicPartitionsDefinition:
@@ -324,10 +348,12 @@ def make_delivery_key(partition: str, digest: str) -> str:
 
 
 def get_partitions_of_run(context: dg.OpExecutionContext) -> tuple[str, ...]:
-    """Returns the partitions a run writes: one day, every day of a range, or the whole set."""
+    """Returns the partitions a run writes: one, every one of a range, or the whole set."""
     return tuple(context.partition_keys) if context.has_partitions else WHOLE
 
 
+LATE_TAG, ALLOW = "lakeshare/late", "allow"
+"""Tag of a run, with the value `allow`, that publishes partitions whose lateness window is over."""
 JUDGED = "judged"
 UNCHANGED = "unchanged"
 """Key of the record of a run whose deliveries are in force already: nothing is written, audited or published."""
@@ -397,7 +423,7 @@ def wap_set(
         outs=outputs,
         check_specs=checks,
         partitions_def=make_partitions(contract),
-        backfill_policy=None if contract.partitioning == "none" else dg.BackfillPolicy.single_run(),
+        backfill_policy=None if contract.partitioning.is_whole else dg.BackfillPolicy.single_run(),
         group_name=contract.name,
         can_subset=False,
     )
@@ -413,13 +439,18 @@ def wap_set(
 
 
 def list_upstream(contract: SetContract) -> dict[str, dg.AssetIn]:
-    """Returns the deliveries of a set and the published tables that it reads, by the names of the op's inputs."""
+    """Returns deliveries, assets of sources and published tables that a set reads, by the names of the op's inputs."""
     upstream: dict[str, dg.AssetIn] = {}
     if contract.takes_deliveries:
         upstream["delivery"] = dg.AssetIn(landing_key(contract), dagster_type=dg.Nothing)
+    for table in contract.tables:
+        asset = None if table.reads is None else table.reads.asset
+        if asset is not None:
+            name = f"source__{asset.replace('/', '__')}"
+            upstream[name] = dg.AssetIn(dg.AssetKey(asset.split("/")), dagster_type=dg.Nothing)
     for read in contract.inputs:
-        # Without a mapping Dagster maps days to the same days, and all else to all partitions.
         name = read.table.replace(".", "__")
+        # Without a mapping Dagster maps partitions of time to those of the same time, and all else to all partitions.
         upstream[name] = dg.AssetIn(table_key(read.table), dagster_type=dg.Nothing)
     return upstream
 
@@ -436,6 +467,17 @@ def publish_job(contract: SetContract) -> "UnresolvedAssetJobDefinition":
     )
 
 
+def source_schedule(contract: SetContract) -> dg.ScheduleDefinition:
+    """Returns the schedule of a set with sources other than landing; a run without anything new publishes nothing."""
+    return dg.ScheduleDefinition(
+        name=f"read_{contract.name}",
+        job=publish_job(contract),
+        cron_schedule=str(contract.schedule),
+        default_status=dg.DefaultScheduleStatus.RUNNING,
+        description=f"Read the sources of {contract.name}.",
+    )
+
+
 def _write(
     contract: SetContract, upstream: Mapping[str, dg.AssetIn], pool: str, io_manager_key: str
 ) -> dg.OpDefinition:
@@ -449,6 +491,8 @@ def _write(
     def write(context: dg.OpExecutionContext, lakeshare: LakeResource) -> dict[str, Any]:
         partitions = get_partitions_of_run(context)
         pins = parse_pins(context.get_tag(INPUTS_TAG) or "")
+        if contract.takes_deliveries and context.get_tag(LATE_TAG) != ALLOW:
+            require_in_time(contract, partitions)
         with retry_on_outage():
             unchanged = unchanged_run(lakeshare.lake(), lakeshare.catalog(), contract, partitions, pins)
         if unchanged is not None:
@@ -631,7 +675,10 @@ def landing_sensor(
                 )
                 for key, delivery in fresh.items()
             ],
-            dynamic_partitions_requests=[partitions.build_add_request(list(fresh))],
+            dynamic_partitions_requests=[
+                partitions.build_add_request(list(fresh)),
+                *_request_dynamic_partitions(contract, arrived),
+            ],
             run_requests=[
                 request
                 for key, delivery in fresh.items()
@@ -685,7 +732,9 @@ def inputs_sensor(
             for partition in stale
         ]
         return dg.SensorResult(
-            run_requests=[request for request in requests if request is not None], cursor=evaluated
+            run_requests=[request for request in requests if request is not None],
+            dynamic_partitions_requests=_request_dynamic_partitions(contract, stale),
+            cursor=evaluated,
         )
 
     return inputs
@@ -694,6 +743,12 @@ def inputs_sensor(
 def _make_delivery_request(
     context: dg.SensorEvaluationContext, contract: SetContract, key: str, delivery: Delivery
 ) -> dg.RunRequest | None:
+    if contract.partitioning.is_late(delivery.partition, dt.datetime.now(dt.UTC)):
+        context.log.error(
+            f"delivery {delivery.title} is later than the {contract.partitioning.lateness_hours} latenessHours of its "
+            f"set; run it with the tag {LATE_TAG}: {ALLOW}, or `lakeshare publish {contract.name} --allow-late`."
+        )
+        return None
     run_key = f"{contract.name}:{delivery.partition}:{delivery.digest}"
     return _make_run_request(context, contract, delivery.partition, run_key, {"lakeshare/delivery": key})
 
@@ -705,13 +760,29 @@ def _make_run_request(
     run_key: str,
     tags: Mapping[str, str] | None = None,
 ) -> dg.RunRequest | None:
-    days = make_partitions(contract)
-    if days is not None and not days.has_partition_key(partition):
+    keys, partitioning = make_partitions(contract), contract.partitioning
+    # A dynamic key is added with the request of its run.
+    if partitioning.is_time and keys is not None and not keys.has_partition_key(partition):
+        last = (
+            "yesterday"
+            if (partitioning.kind, partitioning.end_offset) == ("daily", 0)
+            else "the last ended one"
+        )
+        ahead = "" if not partitioning.end_offset else f" and {partitioning.end_offset} after it"
         context.log.error(
-            f"delivery {contract.name}/{partition} is no day from {contract.first_partition} to "
-            "yesterday; rename its folder, or move the contract's first partition."
+            f"delivery {contract.name}/{partition} is no {partitioning.noun} from {partitioning.first} to "
+            f"{last}{ahead}; rename its folder, or move the contract's first partition."
         )
         return None
     return dg.RunRequest(
-        run_key=run_key, partition_key=None if days is None else partition, tags=dict(tags or {})
+        run_key=run_key, partition_key=None if keys is None else partition, tags=dict(tags or {})
     )
+
+
+def _request_dynamic_partitions(
+    contract: SetContract, keys: Iterable[str]
+) -> list[dg.AddDynamicPartitionsRequest]:
+    partitions = make_partitions(contract)
+    if not isinstance(partitions, dg.DynamicPartitionsDefinition):
+        return []
+    return [partitions.build_add_request(sorted(keys))]

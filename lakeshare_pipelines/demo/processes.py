@@ -29,6 +29,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 import dagster as dg
@@ -555,12 +556,17 @@ def run_job(name: str) -> dg.JobDefinition:
 
 
 def launch_run(
-    reporter: ProgressReporter, on: dg.DagsterInstance, job: str, title: str, partitions: Sequence[str] = ()
+    reporter: ProgressReporter,
+    on: dg.DagsterInstance,
+    job: str,
+    title: str,
+    partitions: Sequence[str] = (),
+    more_tags: Mapping[str, str] = MappingProxyType({}),
 ) -> RunResult:
     """Runs a job for one partition, a range, or none, and reports its steps as they end."""
     mark = str(uuid.uuid4())
     target = dg.build_reconstructable_job(__name__, run_job.__name__, reconstructable_args=(job,))
-    tags = {RUN_TAG: mark}
+    tags = {RUN_TAG: mark, **more_tags}
     if len(partitions) == 1:
         tags[PARTITION] = partitions[0]
     elif partitions:

@@ -250,10 +250,25 @@ def find_deliveries_of_run(
 def require_partition(contract: SetContract, partition: str) -> None:
     """Raises `DeliveryError` if a set has no such partition."""
     if not contract.is_partition(partition):
-        days = f"Give a day from {contract.first_partition} on, as 2013-01-01."
-        fix = days if contract.partitioning == "daily" else "The set has one partition: all."
         title = f"{contract.name}/{partition}"
-        raise DeliveryError(title, f"{partition!r} is no partition of set {contract.name}", fix)
+        problem = f"{partition!r} is no partition of set {contract.name}"
+        raise DeliveryError(title, problem, contract.partitioning.expected)
+
+
+def require_in_time(contract: SetContract, partitions: Sequence[str], now: dt.datetime | None = None) -> None:
+    """Raises `DeliveryError` if the lateness window of a partition is over; `now` is the current time by default."""
+    now = now or dt.datetime.now(dt.UTC)
+    for partition in partitions:
+        require_partition(contract, partition)
+        if contract.partitioning.is_late(partition, now):
+            end = contract.partitioning.get_window(partition)[1]
+            raise DeliveryError(
+                f"{contract.name}/{partition}",
+                f"the partition ended at {end:%Y-%m-%d %H:%M} UTC, and takes deliveries for "
+                f"{contract.partitioning.lateness_hours} hours after that (latenessHours)",
+                f"Raise latenessHours of its partitioning in {contract.path.name}, or run it with the tag "
+                "lakeshare/late: allow (`lakeshare publish --allow-late`).",
+            )
 
 
 def require_unchanged(delivery: Delivery) -> None:

@@ -24,6 +24,8 @@ from lakeshare_pipelines.contracts.model import Reading, get_base_type
 from lakeshare_pipelines.errors import ContractError, DeliveryError
 from lakeshare_pipelines.ingest.delivery import Delivery, LandingFile, assign_files, blame_changed_delivery
 from lakeshare_pipelines.settings import MAX_LINE_MB, MAX_UNPACKED_MB
+from lakeshare_pipelines.spark.partitions import make_key_column
+from lakeshare_pipelines.spark.rows import column_by_name
 from lakeshare_pipelines.spark.session import escape_glob
 from lakeshare_server.lazy import LazyModule
 from lakeshare_server.storage import parse_location
@@ -178,6 +180,40 @@ class RawRows:
     columns: tuple[str, ...]
     values: "Mapping[str, SparkColumn]"
     types: "Mapping[str, DataType] | None" = None
+
+
+def make_raw_rows(
+    frame: "DataFrame", label: str, reading: Reading, *, is_held: bool, is_text: bool
+) -> RawRows:
+    """The rows of a source other than landing; `label` stands for their file, and they have no line.
+
+    With `is_text`, columns are read as texts where all of them are, nested ones as JSON. Held rows are read once.
+    """
+    from pyspark.sql import types as T
+
+    types = {each.name: each.dataType for each in frame.schema.fields}
+    nested = (T.StructType, T.ArrayType, T.MapType)
+    simple = [kind for kind in types.values() if not isinstance(kind, nested)]
+    is_text = is_text and all(isinstance(kind, T.StringType) for kind in simple)
+    given = []
+    for i, (name, kind) in enumerate(types.items()):
+        column = F.col(_quoted(name))
+        if isinstance(kind, nested):
+            column, types[name] = F.to_json(column), T.StringType()
+        elif is_text and reading.null_values:
+            column = F.when(~F.trim(column).isin(list(reading.null_values)), column)
+        given.append(column.alias(f"_{i}"))
+    rows = frame.select(
+        *given,
+        F.lit(label).alias(FILE),
+        F.lit(None).cast("bigint").alias(LINE),
+        F.lit(label.partition("/")[0]).alias(PARTITION),
+        F.substring(F.to_json(F.struct("*")), 1, RAW_CHARACTERS).alias(RAW),
+        F.lit(None).cast("string").alias(BAD),
+    )
+    held = rows.persist() if is_held else rows
+    values = {name: F.col(f"_{i}") for i, name in enumerate(types)}
+    return RawRows((), held, held.count(), tuple(types), values, None if is_text else types)
 
 
 def read_raw(spark: "SparkSession", files: Sequence[ReadableFile], names: Sequence[str]) -> list[RawRows]:
@@ -564,16 +600,20 @@ def _compute_columns(contract: SetContract, table: Table, frame: "DataFrame") ->
 
 
 def _add_reasons(contract: SetContract, table: Table, frame: "DataFrame") -> "DataFrame":
-    """Adds the final reasons; where days are replaced, rows of other days than their delivery are rejected too."""
+    """Adds the final reasons; where partitions are replaced, rows of others than their delivery are rejected too."""
     reason = F.col(REASON)
-    if contract.is_daily(table):
-        name = table.partition_by[0][0]
-        day = F.col(name).cast("string")
-        strays = F.concat(F.lit(f"{name} is '"), day, F.lit("', the delivery is of "), F.col(PARTITION))
+    if contract.is_by_partition(table):
+        column, noun = table.partition_column, contract.partitioning.noun
+        key = make_key_column(contract.partitioning, column.name, column.type)
+        value = column_by_name(column.name).cast("string")
+        shown = F.lit("(hidden)") if column.pii else value
+        strays = F.concat(
+            F.lit(f"{column.name} is '"), shown, F.lit("', the delivery is of "), F.col(PARTITION)
+        )
         reason = F.coalesce(
             reason,
-            F.when(day.isNull(), F.lit(f"{name} is empty: the row belongs to no day")),
-            F.when(day != F.col(PARTITION), strays),
+            F.when(key.isNull(), F.lit(f"{column.name} is empty: the row belongs to no {noun}")),
+            F.when(key != F.col(PARTITION), strays),
         )
     # Exploded, so that a filter on the reason is not pushed down together with its computation.
     others = [name for name in frame.columns if name != REASON]
@@ -608,7 +648,7 @@ def find_column_problems(table: Table, rows: RawRows) -> list[ColumnProblem]:
         close = difflib.get_close_matches(name.lower(), [e.lower() for e in extra], n=1, cutoff=0.6)
         hint = f" (the file has {close[0]!r})" if close else ""
         found.append(ColumnProblem(name, f"is missing{hint}", rows.files))
-    if len(missing) == len(expected) and extra and rows.files[0].format == "csv":
+    if len(missing) == len(expected) and extra and rows.files and rows.files[0].format == "csv":
         # The names may be values of the first row, which may be personal data.
         what = f"none of the {len(extra)} columns is in the contract, the first line may not be a header,"
         return [*found, ColumnProblem("", what, rows.files)]
@@ -695,6 +735,11 @@ class DeliveredTable:
             problems=merge_problems(problems),
             rejected_rows=rejected_rows,
         )
+
+    def release(self) -> None:
+        """Releases rows that were held to be read once."""
+        for group in self.groups:
+            group.frame.unpersist()
 
     def _select_valid(self, judged: "DataFrame") -> "DataFrame":
         return judged.where(F.col(REASON).isNull()).select(*(column.name for column in self.table.columns))

@@ -11,8 +11,7 @@ from typing import Any
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.contracts.model import Input
 from lakeshare_pipelines.errors import NoSuchPublication
-from lakeshare_pipelines.wap.inputs import digest_code
-from lakeshare_pipelines.wap.stage import list_in_force
+from lakeshare_pipelines.wap.inputs import digest_code, list_in_force
 from lakeshare_pipelines.wap.staged import WHOLE, ReadTable
 from lakeshare_server.catalog import Ledger, Publication
 
@@ -36,7 +35,12 @@ def get_reads(publication: Publication) -> dict[str, ReadTable]:
 
 
 def has_same_inputs(
-    ledger: Ledger, publication: Publication, partition: str, table: Table, versions: Mapping[str, int]
+    ledger: Ledger,
+    contract: SetContract,
+    publication: Publication,
+    partition: str,
+    table: Table,
+    versions: Mapping[str, int],
 ) -> bool:
     """Whether a partition would have the same inputs at these numbers as in its publication, row for row."""
     reads = get_reads(publication)
@@ -45,36 +49,43 @@ def has_same_inputs(
             return False
         first, last = sorted((reads[read.table].version or 0, versions[read.table]))
         between = ledger.between(read.table, first + 1, last)
-        if _differ(between, read, reads[read.table], versions[read.table], partition):
+        keys = _map_partition(contract, read, partition)
+        if _differ(between, reads[read.table], versions[read.table], keys):
             return False
     return True
 
 
+def _map_partition(contract: SetContract, read: Input, partition: str) -> Collection[str] | None:
+    """The partitions of an input that a partition of the set is made of; None: all of its rows."""
+    return None if read.column is None else contract.partitioning.map_key(partition, read.partitioning)
+
+
 def _differ(
-    publications: Iterable[Publication], read: Input, before: ReadTable, version: int, partition: str
+    publications: Iterable[Publication], before: ReadTable, version: int, keys: Collection[str] | None
 ) -> bool:
     """Whether the rows that were read at a number are not those at another one, by the publications of the table."""
     first, last = sorted((before.version or 0, version))
-    days = None if before.is_whole or read.day is None else partition
-    return any(first < row.version <= last and _changes_rows(row, days) for row in publications)
+    read = None if before.is_whole else keys
+    return any(first < row.version <= last and _changes_rows(row, read) for row in publications)
 
 
-def _changes_rows(publication: Publication, partition: str | None) -> bool:
-    """Whether a publication may have changed rows of a partition, or of the table if it is None."""
+def _changes_rows(publication: Publication, partitions: Collection[str] | None) -> bool:
+    """Whether a publication may have changed rows of these partitions, or of the table if it is None."""
     if publication.maintenance_of is not None:
         return False
-    if partition is None or publication.rollback_of is not None:
+    if partitions is None or publication.rollback_of is not None:
         return True
     written = publication.verdicts.get("deliveries", {})
-    return partition in written or WHOLE[0] in written
+    return WHOLE[0] in written or any(key in written for key in partitions)
 
 
 def find_stale_partitions(ledger: Ledger, contract: SetContract) -> dict[str, dict[str, int]]:
     """The partitions of a set that a run would make of newer inputs, with the newest numbers of all inputs.
 
-    Days of a daily input are compared with the same days. If other inputs have newer numbers, only the last day of a
-    daily set is stale: the earlier ones stay as they were published, until they are run again. A set without deliveries
-    also has the days that its daily inputs have and it has not.
+    Partitions of an input are compared with those of the set that have a time or a name in common. If other inputs have
+    newer numbers, all names are stale, but only the last partition of time: the earlier ones stay as they were
+    published, until they are run again. A set without deliveries also has the partitions that its inputs have and it
+    lacks.
     """
     latest = {read.table: ledger.latest(read.table) for read in contract.inputs}
     versions = {name: found.version for name, found in latest.items() if found is not None}
@@ -83,6 +94,7 @@ def find_stale_partitions(ledger: Ledger, contract: SetContract) -> dict[str, di
     history = cache(ledger.history)
     published = sorted(set.intersection(*(_list_written(history(table.name)) for table in contract.tables)))
     published = [partition for partition in published if contract.is_partition(partition)]
+    followed = published if contract.partitioning.kind in ("static", "dynamic") else published[-1:]
     in_force = {table.name: find_in_force(ledger, table, published) for table in contract.tables}
 
     def is_stale(partition: str) -> bool:
@@ -93,20 +105,34 @@ def find_stale_partitions(ledger: Ledger, contract: SetContract) -> dict[str, di
             reads = get_reads(publication)
             for read in table.inputs:
                 before = reads.get(read.table)
-                is_followed = partition == published[-1] or (
-                    read.day is not None and before and not before.is_whole
+                is_followed = partition in followed or (
+                    read.column is not None and before and not before.is_whole
                 )
                 if is_followed and (
                     before is None
-                    or _differ(history(read.table), read, before, versions[read.table], partition)
+                    or _differ(
+                        history(read.table),
+                        before,
+                        versions[read.table],
+                        _map_partition(contract, read, partition),
+                    )
                 ):
                     return True
         return False
 
     stale = list(filter(is_stale, published))
     if not contract.takes_deliveries:
-        days = [_list_written(history(read.table)) for read in contract.inputs if read.day is not None]
-        found = set.intersection(*days) if contract.partitioning == "daily" else set(WHOLE)
+        written = [
+            {
+                mapped
+                for key in _list_written(history(read.table))
+                if read.partitioning.is_key(key)
+                for mapped in read.partitioning.map_key(key, contract.partitioning)
+            }
+            for read in contract.inputs
+            if read.column is not None
+        ]
+        found = set(WHOLE) if contract.partitioning.is_whole else set.intersection(*written)
         stale += [partition for partition in found.difference(published) if contract.is_partition(partition)]
     return dict.fromkeys(sorted(stale), versions)
 

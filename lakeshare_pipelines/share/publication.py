@@ -15,7 +15,6 @@ from typing import Any, Literal, Self, get_args
 
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.errors import Conflict, NoSuchPublication, NotAudited
-from lakeshare_pipelines.ingest import find_deliveries_of_run
 from lakeshare_pipelines.share.changes import (
     ensure_changes,
     find_changes,
@@ -32,7 +31,7 @@ from lakeshare_pipelines.wap.audit import audit_and_save, publish_with_replay
 from lakeshare_pipelines.wap.checks import list_checks
 from lakeshare_pipelines.wap.delta import DeltaStaging, table_location
 from lakeshare_pipelines.wap.iceberg import iceberg_tables
-from lakeshare_pipelines.wap.inputs import find_inputs
+from lakeshare_pipelines.wap.inputs import find_digests, find_inputs, find_position
 from lakeshare_pipelines.wap.stage import (
     PROPERTY,
     Landed,
@@ -236,14 +235,12 @@ def unchanged_run(
 
     Raises:
         DeliveryError: a delivery is missing or incomplete.
+        SourceError: another source cannot be read, or not from where the latest publication ended.
         InputError: a table of another set has no publication, or not the pinned one.
         CatalogConflict: another run held the set's lock for too long.
     """
-    digests = dict.fromkeys(partitions, "")
-    digests |= {
-        found.partition: found.digest for found in find_deliveries_of_run(lake.settings, contract, partitions)
-    }
     ledger = Ledger(catalog)
+    digests = find_digests(lake, ledger, contract, partitions)
     inputs = {name: found.version for name, found in find_inputs(ledger, contract, pins).items()}
     made_of = digests, inputs, find_code(contract)
     if not _are_in_force(ledger, contract, *made_of):
@@ -336,7 +333,7 @@ def _are_in_force(
         return False
     return all(
         publication.verdicts.get("code", {}).get(table.name) == code.get(table.name)
-        and has_same_inputs(ledger, publication, partition, table, inputs)
+        and has_same_inputs(ledger, contract, publication, partition, table, inputs)
         for table in contract.tables
         if table.inputs or table.transform is not None
         for partition, publication in find_in_force(ledger, table, deliveries.keys()).items()
@@ -366,6 +363,10 @@ def _require_unapplied(ledger: Ledger, contract: SetContract, staged: Staged) ->
     for table in contract.tables:
         record = staged.find_table(table.name)
         if record is None or not table.write.is_incremental:
+            continue
+        if table.reads is not None:
+            if find_position(ledger, table.name) != record.since:
+                raise Conflict([table.name], staged.base, "a publication that read its source, or a rollback")
             continue
         twice = find_applied(ledger, table.name, staged.deliveries).difference(record.skipped)
         if twice:

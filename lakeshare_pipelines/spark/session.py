@@ -28,6 +28,7 @@ from lakeshare_pipelines.spark.catalogs import NamedCatalog
 from lakeshare_pipelines.spark.jars import SPARK_JARS, Java, ensure_jars, find_java, set_variable
 from lakeshare_pipelines.spark.stores import (
     FAILURES,
+    list_sources,
     list_store_jars,
     list_warehouses,
     make_catalog_io,
@@ -224,13 +225,15 @@ def list_session_jars(settings: LakeSettings) -> tuple[str, ...]:
     """The jars of a session for the stores and the Iceberg catalog of the settings."""
     catalog = NamedCatalog.load(settings)
     stores = list_store_jars(location for _, location in _list_locations(settings))
-    return tuple(dict.fromkeys((*SPARK_JARS, *stores, *(catalog.jars if catalog else ()))))
+    driver = ("postgresql",) if any(source.jdbc is not None for source in list_sources(settings)) else ()
+    return tuple(dict.fromkeys((*SPARK_JARS, *stores, *(catalog.jars if catalog else ()), *driver)))
 
 
 def _list_locations(settings: LakeSettings) -> list[tuple[Stores, str]]:
     """The locations of tables and deliveries, each with the stores that reach it."""
     catalog, stores = NamedCatalog.load(settings), Stores(settings)
-    tables = [*list_warehouses(settings), *(catalog.locations if catalog else ())]
+    sources = [source.location for source in list_sources(settings) if source.location is not None]
+    tables = [*list_warehouses(settings), *(catalog.locations if catalog else ()), *sources]
     landing = Stores(settings.landing_stores), settings.landing_root
     return [*((stores, location) for location in tables), landing]
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 from lakeshare_pipelines.contracts import SetContract, load_contract
 from lakeshare_pipelines.contracts.loader import list_contract_files
+from lakeshare_pipelines.contracts.model import SourceEntry
 from lakeshare_pipelines.errors import StoreError, WarehouseError
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.jars import AZURE_JARS, GCS_JARS, S3_JARS
@@ -62,15 +63,24 @@ def list_warehouses(settings: LakeSettings) -> tuple[str, ...]:
     Raises:
         ContractError: a contract is invalid.
     """
+    named = [contract.warehouse for contract in _read_contracts(settings) if contract.warehouse is not None]
+    return tuple(dict.fromkeys((settings.lake_root, *named)))
+
+
+def list_sources(settings: LakeSettings) -> tuple[SourceEntry, ...]:
+    """The sources other than landing that contracts name. Raises `ContractError`: a contract is invalid."""
+    tables = (table for contract in _read_contracts(settings) for table in contract.tables)
+    return tuple(table.reads for table in tables if table.reads is not None)
+
+
+def _read_contracts(settings: LakeSettings) -> tuple[SetContract, ...]:
     paths = list_contract_files(settings.contracts_dir)
-    files = tuple((path, path.stat().st_mtime_ns) for path in paths)
-    return tuple(dict.fromkeys((settings.lake_root, *_read_warehouses(files))))
+    return _load_contracts(tuple((path, path.stat().st_mtime_ns) for path in paths))
 
 
 @lru_cache(maxsize=4)
-def _read_warehouses(files: tuple[tuple[Path, int], ...]) -> tuple[str, ...]:
-    contracts = [load_contract(path) for path, _ in files]
-    return tuple(contract.warehouse for contract in contracts if contract.warehouse is not None)
+def _load_contracts(files: tuple[tuple[Path, int], ...]) -> tuple[SetContract, ...]:
+    return tuple(load_contract(path) for path, _ in files)
 
 
 def require_reachable(stores: Stores, contract: SetContract) -> None:

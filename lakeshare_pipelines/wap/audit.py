@@ -12,9 +12,10 @@ from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lakeshare_pipelines.contracts import Reference, Rule, SetContract, Table
+from lakeshare_pipelines.contracts.model import Assertion
 from lakeshare_pipelines.errors import BranchMoved, Conflict, NotAudited, PipelineError
 from lakeshare_pipelines.ingest.delivery import name_files
 from lakeshare_pipelines.ingest.landing import open_landing
@@ -23,11 +24,13 @@ from lakeshare_pipelines.settings import NESSIE, LakeSettings
 from lakeshare_pipelines.spark.session import translate_errors
 from lakeshare_pipelines.wap import checks
 from lakeshare_pipelines.wap.checks import CheckSpec, NotEvaluated, RuleOutcome, Types
+from lakeshare_pipelines.wap.inputs import read_publication
 from lakeshare_pipelines.wap.serveable import check_serveable
 from lakeshare_pipelines.wap.stage import (
     Staging,
     check_selection,
     drop_staging_location,
+    open_ledger,
     select_view_rows,
     stage,
     staging_for,
@@ -72,7 +75,7 @@ class TableAudit:
         self.staged, self.table = staged, table
         self.record = staged.find_table(table.name)
         self.is_whole = self.record is not None and self.record.is_whole
-        self.is_daily = contract.is_daily(table)
+        self.is_by_partition = contract.is_by_partition(table)
         self._counts: Mapping[str, int] | None = None
         self._rows: DataFrame | None = None
 
@@ -109,6 +112,7 @@ class TableAudit:
             checks.SERVEABLE: self._check_serveable,
             checks.SELECTION: partial(self._check_selection, rows),
             **{rule.name: partial(self._check_rule, rule, outcomes[rule.name]) for rule in self.table.rules},
+            **{each.name: partial(self._check_assertion, each) for each in self.table.assertions},
             **{ref.name: partial(self._check_reference, ref, rows, types) for ref in self.table.references},
         }
 
@@ -152,15 +156,15 @@ class TableAudit:
             # Rows that change nothing, or only delete others, are none of the run's.
             is_new = set(self.staged.partitions) > set(self.record.skipped)
             return checks.check_not_empty({WHOLE_TABLE: self.record.rows}, (WHOLE_TABLE,) if is_new else ())
-        partitions = self.staged.partitions if self.is_daily else (WHOLE_TABLE,)
+        partitions = self.staged.partitions if self.is_by_partition else (WHOLE_TABLE,)
         return checks.check_not_empty(self._count_by_partition(rows), partitions)
 
     def _check_within_partitions(self, rows: "DataFrame") -> Finding:
-        by_day = self._count_by_partition(rows)
-        written = sum(by_day.values()) if self.record is None else self.record.rows
+        by_partition = self._count_by_partition(rows)
+        written = sum(by_partition.values()) if self.record is None else self.record.rows
         # A new view has all days that its table has.
-        expected = by_day if self.is_whole else self.staged.partitions
-        return checks.check_within_partitions(by_day, expected, written)
+        expected = by_partition if self.is_whole else self.staged.partitions
+        return checks.check_within_partitions(by_partition, expected, written)
 
     def _check_selection(self, rows: "DataFrame") -> Finding:
         view = self.table.view
@@ -173,12 +177,20 @@ class TableAudit:
         return check_selection(view, expected, rows.select(*expected.columns), published_as)
 
     def _check_drift(self, rows: "DataFrame") -> Finding:
-        if self.is_daily:
+        if self.is_by_partition:
             # A view may have no rows for a day, which counts as 0; for a table, `not_empty` reports it.
             empty = dict.fromkeys(self.staged.partitions, 0) if self.table.view is not None else {}
             of_run = {**empty, **self._count_by_partition(rows)}
-            all_days = checks.count_rows_by_day(self._after, self.table)
-            return checks.check_drift(self.table.drift, of_run, checks.compute_usual_rows(all_days, of_run))
+            if not self.contract.partitioning.is_time:
+                # Other names are no earlier states of a partition.
+                main = (
+                    {}
+                    if self._main is None
+                    else checks.count_rows_by_partition(self._main, self.contract, self.table)
+                )
+                return checks.check_drift(self.table.drift, of_run, {name: main.get(name) for name in of_run})
+            of_all = checks.count_rows_by_partition(self._after, self.contract, self.table)
+            return checks.check_drift(self.table.drift, of_run, checks.compute_usual_rows(of_all, of_run))
         usual = {"table": None if self._main is None else self._main.count()}
         is_whole = self.contract.is_replaced(self.table)
         counts = {"table": self._count_by_partition(rows)[WHOLE_TABLE] if is_whole else self._after.count()}
@@ -190,8 +202,8 @@ class TableAudit:
 
     def _count_by_partition(self, rows: "DataFrame") -> Mapping[str, int]:
         if self._counts is None:
-            if self.is_daily:
-                self._counts = checks.count_rows_by_day(rows, self.table)
+            if self.is_by_partition:
+                self._counts = checks.count_rows_by_partition(rows, self.contract, self.table)
             else:
                 self._counts = {WHOLE_TABLE: rows.count()}
         return self._counts
@@ -207,6 +219,24 @@ class TableAudit:
         checks.require_columns(reference.to_columns, checks.get_types(target.schema))
         is_whole = self.contract.is_replaced(self.table)
         return checks.check_reference(self.table, reference, rows if is_whole else self._after, target)
+
+    def _check_assertion(self, assertion: Assertion) -> Finding:
+        frames: dict[str, Any] = {name: self._read_by_name(name) for name in assertion.reads}
+        return checks.check_assertion(self.table, assertion, self.lake.spark.sql(assertion.query, **frames))
+
+    def _read_by_name(self, name: str) -> "DataFrame":
+        """A table of the set as it will be, or an input at the number that the run read, by its short name."""
+        if name == self.table.short_name:
+            return self._after
+        own = next((table for table in self.contract.tables if table.short_name == name), None)
+        if own is not None:
+            return self.staging.table_after(self.staged, own)
+        read = next(read.table for read in self.table.inputs if read.short_name == name)
+        with open_ledger(self.lake.settings) as ledger:
+            publication = ledger.at(read, self.staged.inputs[read])
+        if publication is None:
+            raise NotEvaluated(f"publication {self.staged.inputs[read]} of {read} is gone")
+        return read_publication(self.lake, publication)
 
     def _evaluate_rules(self, rows: "DataFrame", types: Types) -> dict[str, RuleOutcome | NotEvaluated]:
         outcomes: dict[str, RuleOutcome | NotEvaluated] = {}
@@ -311,7 +341,17 @@ def audit_files(
     Raises:
         DeliveryError: the files are no delivery of the set.
     """
-    tables = tuple(replace(table, warehouse=None, location=None) for table in contract.tables)
+    tables = tuple(
+        replace(
+            table,
+            warehouse=None,
+            location=None,
+            # Files stand for the rows of other sources.
+            source=table.source if table.reads is None else table.short_name,
+            reads=None,
+        )
+        for table in contract.tables
+    )
     here = replace(contract, tables=tables, warehouse=None, endpoint=None)
     open_landing(lake.settings).replace(here.name, partition, name_files(here, files))
     staged = stage(lake, here, [partition], "trial")

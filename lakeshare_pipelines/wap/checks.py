@@ -5,15 +5,23 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cache, wraps
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from lakeshare_pipelines.contracts import Reference, Rule, SetContract, Table
 from lakeshare_pipelines.contracts.document import find_line
-from lakeshare_pipelines.contracts.model import EXPECTATIONS, UNIQUENESS, Drift, list_rule_columns
+from lakeshare_pipelines.contracts.model import EXPECTATIONS, UNIQUENESS, Assertion, Drift, list_rule_columns
 from lakeshare_pipelines.errors import ContractError
-from lakeshare_pipelines.wap.staged import Finding, Severity, StagedTable, format_percentage
+from lakeshare_pipelines.spark.partitions import make_key_column
+from lakeshare_pipelines.wap.staged import (
+    Finding,
+    Severity,
+    StagedTable,
+    format_percentage,
+    to_json_value,
+)
 from lakeshare_server.lazy import LazyModule
 
 if TYPE_CHECKING:
@@ -72,17 +80,16 @@ def get_rule_columns(rule: Rule) -> tuple[str, ...]:
 
 def needs_whole_table(contract: SetContract, table: Table, rule: Rule) -> bool:
     """Whether a rule cannot be evaluated on the rows of the run alone."""
-    if rule.scope != "table" or not contract.is_daily(table):
+    if rule.scope != "table" or not contract.is_by_partition(table):
         return rule.scope == "table" and table.write.is_incremental
-    # Rows of other days cannot repeat a key that holds the day itself.
-    day = table.partition_by[0][0]
-    return not (rule.expectation in UNIQUENESS and day in get_rule_columns(rule))
+    # Rows of other partitions cannot repeat a key that holds the partition itself.
+    return not (rule.expectation in UNIQUENESS and table.partition_by[0][0] in get_rule_columns(rule))
 
 
 def _table_checks(contract: SetContract, table: Table) -> Iterator[CheckSpec]:
     structure = "The columns are the contract's, and readers of main lose none."
     yield CheckSpec(table.name, STRUCTURE, "error", structure)
-    if table.source is not None:
+    if table.has_source:
         parsed = "Every delivered row was understood; none went to quarantine."
         if table.max_quarantined_fraction:
             parsed = f"At most {table.max_quarantined_fraction:.2%} of the delivered rows went to quarantine."
@@ -96,20 +103,28 @@ def _table_checks(contract: SetContract, table: Table) -> Iterator[CheckSpec]:
     else:
         rows = f"Its rows are those that its definition selects of {table.view.of}, no more and no fewer."
         yield CheckSpec(table.name, SELECTION, "error", rows)
-    if contract.is_daily(table):
+    if contract.is_by_partition(table):
         within = "Every row belongs to a partition of the run."
         yield CheckSpec(table.name, WITHIN_PARTITIONS, "error", within)
-    for rule in table.rules:
-        yield CheckSpec(table.name, rule.name, rule.severity, rule.description or _describe_rule(rule))
-    for ref in table.references:
-        text = f"Every {', '.join(ref.columns)} exists as {', '.join(ref.to_columns)} in {ref.to_table}."
-        yield CheckSpec(table.name, ref.name, ref.severity, ref.description or text)
+    yield from _written_checks(table)
     if table.drift.max_shrink_fraction is not None or table.drift.max_growth_fraction is not None:
         yield CheckSpec(table.name, DRIFT, table.drift.severity, _describe_drift(contract, table))
     serveable = "Reports which clients can read it, and why others cannot."
     if table.serveable_to.clients:
         serveable = f"{', '.join(table.serveable_to.clients)} can read it as it will be published."
     yield CheckSpec(table.name, SERVEABLE, table.serveable_to.severity, serveable)
+
+
+def _written_checks(table: Table) -> Iterator[CheckSpec]:
+    """The checks that the contract writes out: rules, and references to other tables."""
+    for rule in table.rules:
+        yield CheckSpec(table.name, rule.name, rule.severity, rule.description or _describe_rule(rule))
+    for assertion in table.assertions:
+        text = f"Its query returns {assertion.describe_bound()}."
+        yield CheckSpec(table.name, assertion.name, assertion.severity, assertion.description or text)
+    for ref in table.references:
+        text = f"Every {', '.join(ref.columns)} exists as {', '.join(ref.to_columns)} in {ref.to_table}."
+        yield CheckSpec(table.name, ref.name, ref.severity, ref.description or text)
 
 
 def _describe_rule(rule: Rule) -> str:
@@ -123,7 +138,10 @@ def _describe_drift(contract: SetContract, table: Table) -> str:
         limits.append(f"shrinks by at most {table.drift.max_shrink_fraction:.0%}")
     if table.drift.max_growth_fraction is not None:
         limits.append(f"grows by at most {table.drift.max_growth_fraction:.0%}")
-    against = "the mean of recent days" if contract.is_daily(table) else "the table on main"
+    against = "the table on main"
+    if contract.is_by_partition(table):
+        is_time, noun = contract.partitioning.is_time, contract.partitioning.noun
+        against = f"the mean of recent {noun}s" if is_time else "the same partition on main"
     return f"The row count {' and '.join(limits)} against {against}."
 
 
@@ -240,12 +258,12 @@ def compute_usual_rows(counts: Mapping[str, int], of_run: Iterable[str]) -> dict
     return usual
 
 
-def count_rows_by_day(frame: "DataFrame", table: Table) -> dict[str, int]:
-    """Rows of the frame by day, named as the partitions of a daily set."""
-
-    day = F.col(f"`{table.partition_by[0][0]}`").cast("date").cast("string")
-    counted = frame.groupBy(day.alias("day")).count().collect()
-    return {str(row["day"]): int(row["count"]) for row in counted}
+def count_rows_by_partition(frame: "DataFrame", contract: SetContract, table: Table) -> dict[str, int]:
+    """Rows of the frame by the key of their partition of the set."""
+    column = table.partition_column
+    key = make_key_column(contract.partitioning, column.name, column.type)
+    counted = frame.groupBy(key.alias("key")).count().collect()
+    return {str(row["key"]): int(row["count"]) for row in counted}
 
 
 def _describe_movement(limits: Drift, name: str, count: int, before: float) -> str:
@@ -321,6 +339,35 @@ def check_reference(table: Table, reference: Reference, rows: "DataFrame", targe
         f"that is no {', '.join(reference.to_columns)} of {reference.to_table}"
     )
     return Finding.of(observed, reason, mask_rows(table, samples, columns))
+
+
+def check_assertion(table: Table, assertion: Assertion, result: "DataFrame") -> Finding:
+    """Whether the result of an assertion's query has no row, or is a number within its bound."""
+    observed: dict[str, Any] = {"query": assertion.query, "expected": assertion.describe_bound()}
+    if assertion.bound is None:
+        failed = result.count()
+        if not failed:
+            return Finding(True, observed | {"failed_rows": 0})
+        samples = [row.asDict() for row in result.limit(SAMPLE_ROWS).collect()]
+        masked = mask_rows(table, samples, result.columns)
+        return Finding.of(observed | {"failed_rows": failed}, f"the query returned {failed} rows", masked)
+    rows = result.limit(2).collect()
+    if len(rows) != 1 or len(result.columns) != 1:
+        raise NotEvaluated(
+            f"the query returned no single number but {len(rows)} rows of {len(result.columns)}"
+        )
+    number = rows[0][0]
+    if number is None or isinstance(number, bool) or not isinstance(number, int | float | Decimal):
+        raise NotEvaluated(
+            f"the query returned {'null' if number is None else type(number).__name__}, no number"
+        )
+    found = {"found": to_json_value(number if isinstance(number, int) else float(number))}
+    reason = (
+        ""
+        if assertion.holds(float(number))
+        else f"the query returned {number}, not {assertion.describe_bound()}"
+    )
+    return Finding.of(observed | found, reason)
 
 
 def _quote(columns: "tuple[str, ...] | list[str]") -> list[str]:

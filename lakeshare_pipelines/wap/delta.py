@@ -168,7 +168,7 @@ class DeltaStaging:
             self.location(table.name),
             None if version == ABSENT else version,
             get_replaced_column(staged, table),
-            staged.partitions,
+            self._list_replaced_values(staged, table),
             self._list_replaced(table, staged.ref) if table.write.is_incremental else None,
         )
 
@@ -226,7 +226,8 @@ class DeltaStaging:
         column = get_replaced_column(staged, table)
         if before is None or column is None:
             return rows
-        unchanged = before.where(~F.col(column).cast("string").isin(list(staged.partitions)))
+        values = self._list_replaced_values(staged, table)
+        unchanged = before.where(~F.col(column).cast("string").isin(values))
         return unchanged.unionByName(rows, allowMissingColumns=True)
 
     def on_main(self, staged: Staged, table: Table) -> "DataFrame | None":
@@ -419,7 +420,7 @@ class DeltaStaging:
         schema = self._require(self.staged_location(table.name, staged.ref)).schema()
         adds = list(self._add_actions(table.name, staged.ref))
         columns = [column for column, _ in table.partition_by]
-        replaced = get_replaced_column(staged, table)
+        replaced, values = get_replaced_column(staged, table), self._list_replaced_values(staged, table)
         try:
             if base == ABSENT:
                 create_table_with_add_actions(
@@ -442,7 +443,7 @@ class DeltaStaging:
                 "overwrite",
                 schema,
                 columns,
-                partition_filters=None if replaced is None else [(replaced, "in", list(staged.partitions))],
+                partition_filters=None if replaced is None else [(replaced, "in", values)],
                 commit_properties=properties(ordinal),
             )
         except CommitFailedError as error:
@@ -452,6 +453,14 @@ class DeltaStaging:
                 raise Conflict([table.name], "no table", str(self._version(table.name))) from error
             raise
         return base + 1
+
+    def _list_replaced_values(self, staged: Staged, table: Table) -> list[str]:
+        """The values of the partition column, as in the log, that the partitions of the run have."""
+        partitioning = self.contract.partitioning
+        if get_replaced_column(staged, table) is None or partitioning.has_one_value_each:
+            return list(staged.partitions)
+        days = (day for key in staged.partitions for day in partitioning.list_days(key))
+        return [day.isoformat() for day in days]
 
     def _commit_changes(self, table: Table, staged: Staged, evidence: Mapping[str, object], base: int) -> int:
         """Write the commit of appended or merged rows, which also removes the files that were rewritten."""

@@ -19,6 +19,7 @@ from lakeshare_pipelines.errors import (
     NessieError,
     NoSuchPublication,
 )
+from lakeshare_pipelines.spark.partitions import filter_partitions
 from lakeshare_pipelines.spark.rows import column_by_name
 from lakeshare_pipelines.spark.session import set_conf
 from lakeshare_pipelines.wap import stage
@@ -249,14 +250,14 @@ class IcebergStaging:
         for name, value in stage.run_properties(self.contract, run_id).items():
             writer = writer.option(f"snapshot-property.{name}", value)
         is_local = self.lake.settings.spark_mode == "local"
-        is_by_day = self.contract.is_daily(table)
-        if self.is_large and is_local and is_by_day and _has_one_partition_each(table, partitions):
+        has_one_each = self.contract.is_by_partition(table) and self.contract.partitioning.has_one_value_each
+        if self.is_large and is_local and has_one_each and _has_one_partition_each(table, partitions):
             # Otherwise one task writes each day (a cluster's adaptive execution divides such days).
             writer = writer.option("distribution-mode", "none").option("fanout-enabled", "true")
         if table.write.mode == "append":
             writer.append()
         else:
-            writer.overwrite(replaced_rows_filter(table, partitions))
+            writer.overwrite(replaced_rows_filter(self.contract, table, partitions))
         state = get_state(self.lake, table.name, ref)
         _, snapshot = open_metadata(self.lake.stores, state.metadata_location, state.snapshot_id)
         # Left out if none were added (Iceberg spec, "Optional Snapshot Summary Fields").
@@ -308,12 +309,12 @@ class IcebergStaging:
     def rows_of_run(self, staged: Staged, table: Table) -> "DataFrame":
         if table.write.is_incremental:
             return _find_new_rows(self.on_main(staged, table), self.table_after(staged, table))
-        replaced = replaced_rows_filter(table, staged.partitions_of(table.name))
+        replaced = replaced_rows_filter(self.contract, table, staged.partitions_of(table.name))
         return self.table_after(staged, table).where(replaced)
 
     def count_written(self, staged: Staged, table: Table) -> int:
         before = self.on_main(staged, table)
-        replaces = replaced_rows_filter(table, staged.partitions_of(table.name))
+        replaces = replaced_rows_filter(self.contract, table, staged.partitions_of(table.name))
         kept = before if before is None or table.write.is_incremental else before.where(~replaces)
         unchanged = 0 if kept is None else kept.count()
         return self.table_after(staged, table).count() - unchanged
@@ -328,7 +329,9 @@ class IcebergStaging:
         if not table.partition_by or partitions == WHOLE or table.write.mode == "replace":
             return rows
         # Iceberg skips the files of the run by this filter; rows without the value would be dropped by its first half.
-        others = ~replaced_rows_filter(table, partitions) | F.col(table.partition_by[0][0]).isNull()
+        others = (
+            ~replaced_rows_filter(self.contract, table, partitions) | F.col(table.partition_by[0][0]).isNull()
+        )
         return self.table_after(staged, table).where(others).unionByName(rows)
 
     def on_main(self, staged: Staged, table: Table) -> "DataFrame | None":
@@ -463,10 +466,9 @@ def _has_one_partition_each(table: Table, partitions: Sequence[str]) -> bool:
     return transforms == ["identity"] and partitions != WHOLE and len(partitions) <= MAX_OPEN_FILES
 
 
-def replaced_rows_filter(table: Table, partitions: Sequence[str]) -> "Column":
-    """The rows of the table that a run over `partitions` replaces: those days, or all rows."""
+def replaced_rows_filter(contract: SetContract, table: Table, partitions: Sequence[str]) -> "Column":
+    """The rows of the table that a run over `partitions` replaces: those, or all rows."""
     if not table.partition_by or tuple(partitions) == WHOLE or table.write.mode == "replace":
         return F.lit(True)
-    column = table.partition_by[0][0]
-    kind = next(c.type for c in table.columns if c.name == column)
-    return F.col(column).isin([F.lit(key).cast(kind) for key in partitions])
+    column = table.partition_column
+    return filter_partitions(contract.partitioning, column.name, column.type, partitions)

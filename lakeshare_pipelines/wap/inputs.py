@@ -1,6 +1,7 @@
-"""What a set is made of: published tables of other sets at their numbers, and the transforms that read them.
+"""What a set is made of: published tables of other sets at their numbers, sources at their positions, and transforms.
 
-A number is pinned before anything is staged, and recorded with each table. Staging is beside this file.
+Numbers and positions are fixed before anything is staged, and recorded with each publication. A red audit or a crash
+advances no position, and a rollback takes it back. Staging is beside this file.
 """
 
 import importlib
@@ -10,7 +11,7 @@ import re
 import threading
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,9 +22,18 @@ from uuid import uuid4
 
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.errors import ContractError, InputError, PipelineError, TransformError
+from lakeshare_pipelines.ingest import find_deliveries_of_run
+from lakeshare_pipelines.ingest.sources import (
+    Position,
+    SourceContext,
+    SourceRead,
+    digest_positions,
+    find_source_read,
+)
+from lakeshare_pipelines.spark.partitions import filter_partitions
 from lakeshare_pipelines.spark.rows import column_by_name
 from lakeshare_pipelines.spark.session import is_connect, translate_errors
-from lakeshare_pipelines.wap.staged import Lake, ReadTable, read_snapshot
+from lakeshare_pipelines.wap.staged import WHOLE, Lake, ReadTable, read_snapshot
 from lakeshare_server.catalog import Ledger, Publication
 from lakeshare_server.errors import suggest
 from lakeshare_server.lazy import LazyModule
@@ -169,7 +179,7 @@ class Inputs:
         self._read_whole, self._publications = read_whole, publications
         self._read: dict[str, bool] = {}
         self.partitions = tuple(partitions)
-        """The days of the run, as `2013-01-01`, or `all`."""
+        """The keys of the run's partitions, as `2013-01-01`, or `all`."""
 
     @property
     def spark(self) -> "SparkSession":
@@ -182,7 +192,7 @@ class Inputs:
         Raises:
             InputError: the set has no such table, or the transform does not declare it.
         """
-        sources = {table.short_name: table for table in self._contract.tables if table.source is not None}
+        sources = {table.short_name: table for table in self._contract.tables if table.has_source}
         by_name = sources | {table.name: table for table in sources.values()}
         if name not in by_name:
             fix = suggest(name, sources, "Its tables with a source are the ones to name.") if sources else ""
@@ -200,8 +210,8 @@ class Inputs:
 
         Of a table of the set, the rows that this run staged; with `whole`, or if deliveries are added to the table, the
         table as it will be after publication.
-        Of a table of another set, its rows at the pinned number; if both sets are daily the days of the run, all rows
-        with `whole`.
+        Of a table of another set, its rows at the pinned number; if the partitions of both sets correspond, those that
+        have a time or a name in common with the run's, all rows with `whole`.
 
         Raises:
             InputError: the transform does not declare the table.
@@ -218,11 +228,19 @@ class Inputs:
             fix = f"Add it to the inputs of {self._table.short_name} in {self._contract.path.name}; of other sets only "
             fix += "published tables can be read."
             raise self._refuse(name, f"is no declared input of {self._table.short_name}", fix)
-        self._note(name, is_whole=whole or read.day is None)
+        self._note(name, is_whole=whole or read.column is None)
         frame = read_publication(self._lake, self._publications[name])
-        if whole or read.day is None:
+        if whole or read.column is None:
             return frame
-        return frame.where(F.col(read.day).isin([F.lit(day).cast("date") for day in self.partitions]))
+        partitioning = self._contract.partitioning
+        keys = list(
+            dict.fromkeys(
+                found for key in self.partitions for found in partitioning.map_key(key, read.partitioning)
+            )
+        )
+        if not keys:
+            return frame.where(F.lit(False))
+        return frame.where(filter_partitions(read.partitioning, read.column, read.column_type, keys))
 
     def list_read(self) -> dict[str, ReadTable]:
         """The declared tables with their numbers, and how much of each was read."""
@@ -502,3 +520,59 @@ def _locate(error: BaseException, function: Callable[..., Any] | None) -> str:
 def _locate_function(function: Callable[..., Any]) -> str:
     code = inspect.unwrap(function).__code__
     return f" ({code.co_filename}, line {code.co_firstlineno})"
+
+
+POSITIONS = "positions"
+"""The evidence of a publication with the positions of its set, by table."""
+
+
+def list_in_force(ledger: Ledger, table: str, partitions: Collection[str]) -> Iterator[Publication]:
+    """The publications of these partitions that the latest one contains, newest first; no rollbacks and maintenance."""
+    below: int | None = None
+    for publication in ledger.of_partitions(table, partitions):
+        if below is not None and publication.version > below:
+            continue
+        if publication.repeats is not None:
+            below = publication.repeats
+            continue
+        yield publication
+
+
+def find_position(ledger: Ledger, table: str) -> Position | None:
+    """Where the source of a table was read up to by the publication that the latest one contains."""
+    for publication in list_in_force(ledger, table, WHOLE):
+        found: Position | None = publication.verdicts.get(POSITIONS, {}).get(table)
+        return found
+    return None
+
+
+def find_source_reads(lake: Lake, ledger: Ledger, contract: SetContract) -> dict[str, SourceRead]:
+    """Fixes what a run reads of the sources of a set, by table; Spark starts for databases only.
+
+    Raises:
+        SourceError: a source cannot be read, or cannot be continued.
+    """
+    return {
+        table.name: find_source_read(
+            SourceContext(contract, table, lake.settings, lake.stores, lambda: lake.spark),
+            find_position(ledger, table.name),
+        )
+        for table in contract.tables
+        if table.reads is not None
+    }
+
+
+def find_digests(
+    lake: Lake, ledger: Ledger, contract: SetContract, partitions: Sequence[str]
+) -> dict[str, str]:
+    """The identity of what a run would read, by partition: its deliveries or positions; empty for a set without both.
+
+    Raises:
+        DeliveryError: a delivery is missing or incomplete.
+        SourceError: a source cannot be read, or cannot be continued.
+    """
+    deliveries = find_deliveries_of_run(lake.settings, contract, partitions)
+    digests = dict.fromkeys(partitions, "") | {found.partition: found.digest for found in deliveries}
+    if contract.has_sources:
+        digests = dict.fromkeys(partitions, digest_positions(find_source_reads(lake, ledger, contract)))
+    return digests

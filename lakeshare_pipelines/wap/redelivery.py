@@ -153,6 +153,9 @@ def redeliver(
 def _find_rejected(
     settings: LakeSettings, catalog: Catalog, contract: SetContract, run_id: str
 ) -> list[RejectedLines]:
+    if contract.has_sources:
+        fix = "Correct the rows in the source, and run the set again."
+        raise BadRequest("SET", contract.name, f"Its rejected rows are not lines of deliveries. {fix}")
     rows = read_quarantine(settings, contract.name, run_id, limit=MAX_LINES)
     if not rows:
         fix = f"`lakeshare quarantine list {contract.name}` shows the runs that have some."

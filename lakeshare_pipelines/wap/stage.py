@@ -21,6 +21,7 @@ from lakeshare_pipelines.ingest import (
     require_unchanged,
 )
 from lakeshare_pipelines.ingest.frame import DeliveredTable, ReadingLimits, TableFrame, read_delivery
+from lakeshare_pipelines.ingest.sources import SourceRead, digest_positions
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.rows import digest_rows
 from lakeshare_pipelines.spark.session import translate_errors
@@ -31,6 +32,8 @@ from lakeshare_pipelines.wap.inputs import (
     Transform,
     derive_table,
     find_inputs,
+    find_source_reads,
+    list_in_force,
     load_transforms,
     run_transform,
 )
@@ -242,7 +245,8 @@ def select_view_rows(contract: SetContract, table: Table, view: View, rows: "Dat
 
 
 @contextmanager
-def _open_ledger(settings: LakeSettings) -> "Iterator[Ledger]":
+def open_ledger(settings: LakeSettings) -> "Iterator[Ledger]":
+    """The ledger of the settings."""
     from lakeshare_server.catalog import Ledger, open_catalog
 
     catalog = open_catalog(settings.catalog_url)
@@ -254,7 +258,7 @@ def _open_ledger(settings: LakeSettings) -> "Iterator[Ledger]":
 
 def _is_in_sync(settings: LakeSettings, table: Table, view: View) -> bool:
     """Whether the newest publications of a view and of its table are of the same run, repeated ones left out."""
-    with _open_ledger(settings) as ledger:
+    with open_ledger(settings) as ledger:
 
         def find_latest_run(name: str) -> str | None:
             publication = ledger.latest(name)
@@ -272,7 +276,7 @@ def _open_staging(lake: Lake, staging: Staging, contract: SetContract, ref: str)
     Raises `WarehouseError` if a published table is not on main, or older there: a run would begin a new table, and
     recipients would lose the rows of all other partitions.
     """
-    with _open_ledger(lake.settings) as ledger:
+    with open_ledger(lake.settings) as ledger:
         # Before the state of main is read: another run may publish a first time meanwhile.
         published = [latest for table in contract.tables if (latest := ledger.latest(table.name)) is not None]
     base = staging.open(ref)
@@ -337,11 +341,22 @@ def _assign_recipients(frame: "DataFrame", view: View) -> "DataFrame":
 
 @dataclass(frozen=True)
 class RunInputs:
-    """What a run is made of, found before it writes anything: deliveries, pinned publications, transforms by table."""
+    """What a run is made of, found before it writes anything: deliveries, pinned publications, transforms by table.
+
+    `sources` are those other than landing, by table, each with the positions that the run reads after and up to.
+    """
 
     deliveries: Sequence[Delivery]
+    sources: Mapping[str, SourceRead]
     publications: "Mapping[str, Publication]"
     transforms: Mapping[str, Transform]
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """The identity of what is read from outside of the lake, by partition."""
+        if self.sources:
+            return dict.fromkeys(WHOLE, digest_positions(self.sources))
+        return {delivery.partition: delivery.digest for delivery in self.deliveries}
 
     @property
     def size_bytes(self) -> int:
@@ -363,6 +378,7 @@ def stage(
 
     Raises:
         DeliveryError: a delivery is missing, incomplete, unreadable, or changed while it was read.
+        SourceError: another source cannot be read, or not from where the latest publication ended.
         InputError: a table of another set has no publication, or not the pinned one.
         TransformError: a transform cannot be called, failed, or returned other columns than the contract's.
         SparkError: Spark died, or the disk is full.
@@ -371,9 +387,10 @@ def stage(
     partitions = tuple(partitions)
     require_reachable(lake.stores, contract)
     deliveries = find_deliveries_of_run(lake.settings, contract, partitions)
-    with _open_ledger(lake.settings) as ledger:
+    with open_ledger(lake.settings) as ledger:
         publications = find_inputs(ledger, contract, pins)
-    made_of = RunInputs(deliveries, publications, load_transforms(contract))
+        sources = find_source_reads(lake, ledger, contract)
+    made_of = RunInputs(deliveries, sources, publications, load_transforms(contract))
     ref = make_staging_name(contract.name, partitions, run_id, attempt)
     files = {file.location: file.size_bytes for delivery in deliveries for file in delivery.files}
     staging = staging_for(lake, contract, made_of.size_bytes)
@@ -391,8 +408,7 @@ def stage(
             base=_open_staging(lake, staging, contract, ref),
             head="",
             tables=(),
-            deliveries=dict.fromkeys(partitions, "")
-            | {delivery.partition: delivery.digest for delivery in deliveries},
+            deliveries=dict.fromkeys(partitions, "") | made_of.digests,
             contract_digest=contract.digest,
             attempt=attempt,
             pins=dict(pins),
@@ -411,26 +427,20 @@ def stage(
 def _write_all(
     lake: Lake, staging: Staging, contract: SetContract, draft: Staged, made_of: RunInputs
 ) -> list[StagedTable]:
-    limits = ReadingLimits(lake.settings.max_line_mb, lake.settings.max_unpacked_mb)
-    read = read_delivery(lake.spark, contract, made_of.deliveries, limits)
+    read = _read_deliveries(lake, contract, made_of.deliveries)
     frames: dict[str, DataFrame] = {}
     delivered: dict[str, DataFrame] = {}  # of tables that deliveries are added to
     reused = {name for table in contract.tables for name in table.depends_on}
     written = []
     try:
         for table in contract.tables:
-            arrived = read.get(table.name)
-            if arrived is not None and table.write.is_incremental:
-                skipped = _list_applied(lake.settings, table, draft)
-                if skipped:
-                    others = [each for each in made_of.deliveries if each.partition not in skipped]
-                    arrived = (
-                        read_delivery(lake.spark, contract, others, limits)[table.name] if others else None
-                    )
+            of_source = made_of.sources.get(table.name)
+            arrived, skipped = _find_arrived(lake, contract, draft, table, made_of, read)
+            if table.has_source and table.write.is_incremental:
                 record, delivered[table.name] = _add_delivery(
                     lake, staging, contract, draft, table, arrived, skipped
                 )
-                written.append(record)
+                written.append(_add_positions(record, of_source))
                 continue
             # A view that is new, not in sync, or of a table that keeps other rows, selects from its whole table.
             is_whole = table.view is not None and not (
@@ -476,7 +486,7 @@ def _write_all(
             record = _make_record(lake, contract, draft, table, rows, found)
             written.append(
                 replace(
-                    record,
+                    _add_positions(record, of_source),
                     view=None if table.view is None else table.view.digest,
                     is_whole=is_whole,
                     inputs=inputs.list_read()
@@ -488,7 +498,44 @@ def _write_all(
     finally:
         for frame in frames.values():
             frame.unpersist()
+        for name in made_of.sources.keys() & read.keys():
+            read[name].release()
     return written
+
+
+def _read_deliveries(
+    lake: Lake, contract: SetContract, deliveries: Sequence[Delivery]
+) -> dict[str, DeliveredTable]:
+    limits = ReadingLimits(lake.settings.max_line_mb, lake.settings.max_unpacked_mb)
+    return read_delivery(lake.spark, contract, deliveries, limits)
+
+
+def _find_arrived(
+    lake: Lake,
+    contract: SetContract,
+    draft: Staged,
+    table: Table,
+    made_of: RunInputs,
+    read: dict[str, DeliveredTable],
+) -> tuple[DeliveredTable | None, Collection[str]]:
+    """What a run brings for a table, if it has a source, and the partitions of which the table has everything already.
+
+    What is read of a source other than landing is added to `read`.
+    """
+    is_added = table.has_source and table.write.is_incremental
+    of_source = made_of.sources.get(table.name)
+    if of_source is not None:
+        if is_added and of_source.has_nothing_new:
+            return None, WHOLE
+        read[table.name] = of_source.read()
+    elif is_added and (skipped := _list_applied(lake.settings, table, draft)):
+        others = [each for each in made_of.deliveries if each.partition not in skipped]
+        return _read_deliveries(lake, contract, others)[table.name] if others else None, skipped
+    return read.get(table.name), ()
+
+
+def _add_positions(record: StagedTable, read: SourceRead | None) -> StagedTable:
+    return record if read is None else replace(record, since=read.since, position=read.until)
 
 
 def _add_delivery(
@@ -539,18 +586,6 @@ def _make_record(
     return StagedTable(table.name, rows, rejected, tuple(problem.detail for problem in found.problems))
 
 
-def list_in_force(ledger: "Ledger", table: str, partitions: Collection[str]) -> "Iterator[Publication]":
-    """The publications of these partitions that the latest one contains, newest first; no rollbacks and maintenance."""
-    below: int | None = None
-    for publication in ledger.of_partitions(table, partitions):
-        if below is not None and publication.version > below:
-            continue
-        if publication.repeats is not None:
-            below = publication.repeats
-            continue
-        yield publication
-
-
 def find_applied(ledger: "Ledger", table: str, deliveries: Mapping[str, str]) -> set[str]:
     """The partitions whose deliveries, by their digests, are in the latest publication of a table."""
     applied = set[str]()
@@ -563,7 +598,7 @@ def find_applied(ledger: "Ledger", table: str, deliveries: Mapping[str, str]) ->
 
 
 def _list_applied(settings: LakeSettings, table: Table, draft: Staged) -> set[str]:
-    with _open_ledger(settings) as ledger:
+    with open_ledger(settings) as ledger:
         return find_applied(ledger, table.name, draft.deliveries)
 
 

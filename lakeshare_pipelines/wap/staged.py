@@ -60,6 +60,7 @@ class StagedTable:
     `view` is the digest of its definition; `is_whole`: the run selected it from the whole table, not only its own rows.
     `inputs` are the tables that it was made of, `code` is the SHA-256 of the file with its transform.
     `skipped` are the partitions whose deliveries the table has already; `key_problems` say why rows cannot be merged.
+    A source other than landing was read after the position `since` of the publication before, up to `position`.
     """
 
     table: str
@@ -73,6 +74,8 @@ class StagedTable:
     code: str | None = None
     skipped: tuple[str, ...] = ()
     key_problems: tuple[str, ...] = ()
+    since: Mapping[str, Any] | None = None
+    position: Mapping[str, Any] | None = None
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
@@ -129,7 +132,9 @@ class Staged:
             for table in self.tables
             if table.inputs
         }
-        return {name: found for name, found in (("inputs", inputs), ("code", self.code)) if found}
+        positions = {table.table: table.position for table in self.tables if table.position is not None}
+        parts = ("inputs", inputs), ("code", self.code), ("positions", positions)
+        return {name: found for name, found in parts if found}
 
     def find_table(self, table: str) -> StagedTable | None:
         return next((staged for staged in self.tables if staged.table == table), None)

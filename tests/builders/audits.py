@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lakeshare_pipelines.contracts import Column, Reference, Rule, SetContract, Table
+from lakeshare_pipelines.contracts.partitioning import Partitioning
 from lakeshare_pipelines.wap.stage import staging_for
 from lakeshare_pipelines.wap.staged import (
     Lake,
@@ -65,8 +66,7 @@ def a_set(
         owners=("ops",),
         domain="",
         tables=tuple(_of_set(name, table) for table in tables),
-        partitioning=partitioning,
-        first_partition=DAY if partitioning == "daily" else None,
+        partitioning=Partitioning(partitioning, DAY if partitioning == "daily" else None),
         shares=(),
         digest="c0ffee",
         path=Path("air.yaml"),
@@ -85,6 +85,7 @@ def _of_set(name: str, table: Table) -> Table:
         table,
         name=own,
         rules=tuple(replace(rule, table=own) for rule in table.rules),
+        assertions=tuple(replace(assertion, table=own) for assertion in table.assertions),
         references=tuple(replace(r, table=own, to_table=f"{name}.{r.to_table}") for r in table.references),
     )
 

@@ -108,7 +108,7 @@ def test_a_set_reads_the_contracts_beside_it_or_those_that_are_named(gold, tmp_p
     asset = lakeshare.published_set(gold, deps=[dg.AssetDep(key, partition_mapping=latest)])
     assert asset.get_partition_mapping(key) == latest
     assert len(asset.dependency_keys) == 3
-    days = {read.table: read.day for read in load_set(gold).inputs}
+    days = {read.table: read.column for read in load_set(gold).inputs}
     assert days["shop.orders"] == "day"
 
     alone = tmp_path / "alone" / "contract.yaml"
@@ -117,7 +117,7 @@ def test_a_set_reads_the_contracts_beside_it_or_those_that_are_named(gold, tmp_p
     with pytest.raises(ContractError, match="no contract has the table"):
         load_set(alone)
     files = [gold.parent / "shop.yaml", str(gold.parent / "other.yaml")]
-    assert {read.table: read.day for read in load_set(alone, files).inputs} == days
+    assert {read.table: read.column for read in load_set(alone, files).inputs} == days
     with pytest.raises(ContractError, match=r"absent\.yaml"):
         lakeshare.published_set(tmp_path / "absent.yaml")
 

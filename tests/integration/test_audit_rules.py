@@ -3,6 +3,7 @@
 import pytest
 
 from lakeshare_pipelines.contracts import Column
+from lakeshare_pipelines.contracts.model import Assertion
 from lakeshare_pipelines.wap.audit import audit
 from tests.builders.audits import (
     BETWEEN,
@@ -106,6 +107,60 @@ def test_the_table_after_a_correction_is_without_the_rows_it_replaces(lake, tabl
 
     assert of(verdicts, "in_table").passed
     assert of(verdicts, "in_table").observed["rows"] == 10
+
+
+def an_assertion(name, query, reads, bound=None, **more):
+    return Assertion(name, "flights", query, reads, bound, **more)
+
+
+@pytest.mark.parametrize("table_format", ["iceberg", "delta"])
+def test_rules_in_sql_read_the_tables_of_the_set_as_they_will_be(lake, table_format):
+    """Over several tables, days of main included; rows that break a rule are shown with personal data masked."""
+    late = "SELECT id, passenger, delay FROM {flights} WHERE delay > 30"
+    unknown = "SELECT f.carrier FROM {flights} f LEFT ANTI JOIN {carriers} c ON f.carrier = c.code"
+    count, days = "SELECT count(*) FROM {flights}", "SELECT count(DISTINCT day) / 2 FROM {flights}"
+    contract = a_set(
+        carriers(format=table_format),
+        flights(
+            format=table_format,
+            assertions=(
+                an_assertion("late", late, ("flights",)),
+                an_assertion("unknown_carrier", unknown, ("flights", "carriers"), severity="warning"),
+                an_assertion(
+                    "known_carrier",
+                    unknown.replace("ANTI", "SEMI") + " WHERE id < 0",
+                    ("flights", "carriers"),
+                ),
+                an_assertion("rows", count, ("flights",), ("mustBeBetween", (60, 90))),
+                an_assertion("few", count, ("flights",), ("mustBeLessThan", (60.0,))),
+                an_assertion("whole_days", days, ("flights",), ("mustBe", (1,))),
+                an_assertion("two", "SELECT id FROM {flights}", ("flights",), ("mustBe", (1,))),
+                an_assertion(
+                    "no_number", "SELECT max(carrier) FROM {flights}", ("flights",), ("mustBe", (1,))
+                ),
+                an_assertion("no_column", "SELECT nothing FROM {flights}", ("flights",)),
+            ),
+        ),
+    )
+    publish_rows(lake, contract, carriers=carrier_rows("AA"), flights=flight_rows(30))
+    staged = stage_rows(
+        lake, contract, carriers=carrier_rows("AA"), flights=flight_rows(40, NEXT_DAY), partitions=[NEXT_DAY]
+    )
+
+    verdicts = audit(lake, contract, staged)
+
+    late = of(verdicts, "late")
+    assert (late.passed, late.blocks, late.observed["failed_rows"]) == (False, True, 9)
+    assert {row["passenger"] for row in late.samples} == {"***"}
+    assert all(row["delay"] > 30 for row in late.samples)
+    assert (of(verdicts, "unknown_carrier").passed, of(verdicts, "unknown_carrier").blocks) == (False, False)
+    assert of(verdicts, "known_carrier").passed
+    assert (of(verdicts, "rows").passed, of(verdicts, "rows").observed["found"]) == (True, 70)
+    assert of(verdicts, "few").reason == "the query returned 70, not a number that must be less than 60"
+    assert of(verdicts, "whole_days").passed
+    for check in ("two", "no_number", "no_column"):
+        assert of(verdicts, check).reason.startswith("not evaluated because "), check
+        assert of(verdicts, check).blocks
 
 
 def test_every_expectation_a_contract_may_use_can_be_judged_on_spark(lake):

@@ -132,7 +132,7 @@ def repaired_by_command(walk: Walk, monkeypatch: pytest.MonkeyPatch) -> str:
     with monkeypatch.context() as patched:
         patched.setattr(main, "_open_lake_with_spark", lambda: nullcontext(walk.lake))
         patched.setattr(main, "_open_catalog", lambda: walk.catalog)
-        patched.setattr(main, "_contracts", lambda: (walk.contract,))
+        patched.setattr(main, "list_contracts", lambda: (walk.contract,))
         ended = CliRunner().invoke(main.app, ["repair"])
     assert ended.exit_code == 0, ended.output
     return ended.stdout

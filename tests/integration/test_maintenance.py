@@ -463,7 +463,9 @@ def restored_days(subject: Orders, restore: PointRestore, folder: Path) -> list[
 
 def the_command_shows_the_same_plan(subject: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = subject.published_set.lake.settings
-    monkeypatch.setattr("lakeshare_pipelines.cli.main._contracts", lambda: (subject.published_set.contract,))
+    monkeypatch.setattr(
+        "lakeshare_pipelines.cli.main.list_contracts", lambda: (subject.published_set.contract,)
+    )
     environment = {
         "STATE_DIR": str(settings.state_dir),
         "WAREHOUSE": settings.warehouse,

@@ -304,7 +304,7 @@ def a_red_set_is_discarded_by_command(published_set: PublishedSet, monkeypatch: 
     seen = published_set.seen()
     [(ref, state)] = published_set.places()
     assert state == "red"
-    monkeypatch.setattr("lakeshare_pipelines.cli.main._contracts", lambda: (published_set.contract,))
+    monkeypatch.setattr("lakeshare_pipelines.cli.main.list_contracts", lambda: (published_set.contract,))
     settings = published_set.lake.settings
     environment = {"LAKESHARE_STATE_DIR": settings.state_dir, "LAKESHARE_WAREHOUSE": settings.lake_root}
     runner = CliRunner(env={name: str(folder) for name, folder in environment.items()})

@@ -245,7 +245,7 @@ DOCUMENTS: dict[str, tuple[str, str, str]] = {
     ),
     "contract: an unknown partitioning": (
         "contract",
-        contract(customProperties=custom("partitioning", "hourly")),
+        contract(customProperties=custom("partitioning", "yearly")),
         "customProperties[0].value",
     ),
     "contract: an unknown format": (

@@ -65,6 +65,25 @@ def test_a_set_that_arrives_by_day_needs_the_day(tmp_path: Path, monkeypatch: py
     assert not (tmp_path / "state").exists()
 
 
+def test_a_late_delivery_is_refused_before_anything_is_delivered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAKESHARE_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("LAKESHARE_CONTRACTS_DIR", str(tmp_path))
+    flights = Path(contracts.__file__).with_name("flights.yaml").read_text()
+    daily = "{property: partitioning, value: daily}"
+    assert daily in flights
+    late = daily.replace("daily", "{kind: daily, latenessHours: 48}")
+    (tmp_path / "flights.yaml").write_text(flights.replace(daily, late))
+    command = ["publish", "flights", "--partition", "2013-01-01"]
+    ended = CliRunner().invoke(app, [*command, "--on", str(tmp_path / "flights.yaml")])
+    assert ended.exit_code == 1
+    assert "takes deliveries for 48 hours after that (latenessHours)" in str(ended.exception)
+    assert not (tmp_path / "state").exists()
+    ended = CliRunner().invoke(app, [*command, "--allow-late"])
+    assert "delivery flights/2013-01-01: has not arrived" in str(ended.exception)
+
+
 def test_a_draft_replaces_no_contract(tmp_path: Path) -> None:
     from lakeshare_pipelines.cli.contract import write_contract
     from lakeshare_pipelines.errors import ContractError

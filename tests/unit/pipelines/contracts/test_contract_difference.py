@@ -1,6 +1,7 @@
 """Each change of a contract has its class; breaking ones need a new major version."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from lakeshare_pipelines.contracts.difference import (
     is_looser,
     next_version,
 )
+from lakeshare_pipelines.contracts.partitioning import Partitioning
 from lakeshare_pipelines.errors import ContractError
 from tests.builders.sets import CONTRACT
 
@@ -188,6 +190,44 @@ def test_arguments_and_severities_of_a_rule_are_looser_or_stricter(
     assert not is_looser("expect_column_distinct_values_to_equal_set", fewer, values)
     assert not is_looser("expect_column_values_to_match_regex", {"regex": "a"}, {"regex": "b"})
     assert is_looser(in_set, values, {**values, "mostly": 0.9})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "found"),
+    [
+        (
+            Partitioning("daily", "2024-01-01"),
+            Partitioning("daily", "2024-01-01", "Europe/Berlin"),
+            [("breaking", "partitioning daily in UTC → daily in Europe/Berlin")],
+        ),
+        (
+            Partitioning("static", values=("eu", "us")),
+            Partitioning("static", values=("eu", "asia")),
+            [("breaking", "partition us is gone"), ("minor", "new partition asia")],
+        ),
+        (
+            Partitioning("hourly", "2024-01-01-00", end_offset=1),
+            Partitioning("hourly", "2024-01-01-00", lateness_hours=0),
+            [("breaking", "latenessHours None → 0"), ("breaking", "end offset 1 → 0")],
+        ),
+        (
+            Partitioning("hourly", "2024-01-01-00", lateness_hours=2),
+            Partitioning("hourly", "2023-01-01-00", lateness_hours=3),
+            [
+                ("minor", "first partition 2024-01-01-00 → 2023-01-01-00"),
+                ("minor", "latenessHours 2 → 3"),
+            ],
+        ),
+    ],
+)
+def test_changes_of_partitioning(
+    tmp_path: Path, old: Partitioning, new: Partitioning, found: list[tuple[str, str]]
+) -> None:
+    path = tmp_path / "shop.yaml"
+    path.write_text(TEXT)
+    contract = load_contract(path)
+    changes = compare_contracts(replace(contract, partitioning=old), replace(contract, partitioning=new))
+    assert [(change.level, change.what) for change in changes] == found
 
 
 def test_the_version_follows_from_the_class(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ FAULTS: dict[str, tuple[Spoil, str, str, str]] = {
     ),
     "wrong value of a property": (
         lambda c: c["customProperties"][0].update(value="dayly"),
-        "customProperties[0].value", "cannot be 'dayly'", "Did you mean 'daily'?",
+        "customProperties[0].value.kind", "cannot be 'dayly'", "Did you mean 'daily'?",
     ),
     "text for a number": (
         lambda c: c["schema"][0]["customProperties"].append({"property": "maxQuarantinedFraction", "value": "some"}),
@@ -206,8 +206,36 @@ FAULTS: dict[str, tuple[Spoil, str, str, str]] = {
         "Did you mean 'amount'?",
     ),
     "rule of another engine": (
-        of_orders({"type": "sql", "name": "r", "severity": "error"}), "schema[0].quality[0]",
+        of_orders({"type": "library", "name": "r", "severity": "error"}), "schema[0].quality[0]",
         "only rules of type custom", "greatExpectations",
+    ),
+    "rule in SQL without a name": (
+        of_orders({"type": "sql", "query": "SELECT id FROM {orders}"}), "schema[0].quality[0]",
+        "needs a name", "name of its check",
+    ),
+    "rule in SQL that changes a table": (
+        of_orders({"type": "sql", "name": "r", "query": "DROP TABLE {orders}"}), "schema[0].quality[0].query",
+        "needs a query", "begins with SELECT or WITH",
+    ),
+    "rule in SQL over an unknown table": (
+        of_orders({"type": "sql", "name": "r", "query": "SELECT id FROM {ordres}"}), "schema[0].quality.r",
+        "names an unknown table {ordres}", "Did you mean 'orders'?",
+    ),
+    "rule in SQL over no table": (
+        of_orders({"type": "sql", "name": "r", "query": "SELECT 1"}), "schema[0].quality.r",
+        "names no table of the set", "{name}",
+    ),
+    "rule in SQL with two bounds": (
+        of_orders({"type": "sql", "name": "r", "query": "SELECT 1 FROM {orders}", "mustBe": 1, "mustNotBe": 2}),
+        "schema[0].quality[0]", "it has mustBe and mustNotBe", "Keep one of them",
+    ),
+    "a column of no column": (
+        of_orders({"type": "sql", "name": "r", "query": "SELECT {property} FROM {object}"}),
+        "schema[0].quality[0].query", "the rule is one of a table", "Move the rule to the column",
+    ),
+    "bound of a rule of another type": (
+        of_orders({"type": "text", "name": "r", "mustBe": 1}), "schema[0].quality[0].mustBe",
+        "a rule of type text has no mustBe", "Write type: sql",
     ),
     "rule that is implied already": (
         of_orders(rule("expect_column_values_to_not_be_null", column="id")),
@@ -489,5 +517,5 @@ def test_a_table_with_versions_has_their_columns_and_a_key_of_its_own(tmp_path: 
     assert [column.type for column in orders.columns[3:]] == ["date", "date", "boolean"]
     assert (orders.merge_key, orders.primary_key) == (("id",), ("id", "valid_from"))
     assert "expect_compound_columns_to_be_unique__id_valid_from" in {rule.name for rule in orders.rules}
-    assert not contract.is_daily(orders)
+    assert not contract.is_by_partition(orders)
     assert [contract.is_replaced(table) for table in contract.tables] == [False, True]

@@ -58,7 +58,7 @@ def test_inputs_of_the_set_order_its_tables_and_others_have_their_days(tmp_path)
 
     sets = load(tmp_path)
 
-    assert sets["gold"].inputs == (Input("raw.t", "day"), Input("names.t"))
+    assert sets["gold"].inputs == (Input("raw.t", "day", "date", sets["raw"].partitioning), Input("names.t"))
     assert not sets["gold"].takes_deliveries
     assert "  is made  daily, from 2024-01-01\n" in describe(sets["gold"])
     with pytest.raises(DeliveryError, match=r"set takes no deliveries\. Deliver what it is made of: raw\.t"):
@@ -122,3 +122,17 @@ def test_the_column_lineage_of_a_derived_column_may_name_an_input(tmp_path):
     path.write_text(yaml.safe_dump(document))
 
     assert load_contract(path).tables[0].column("n").lineage == ("bronze.raw.n",)
+
+
+def test_times_of_another_zone_are_refused(tmp_path):
+    write(tmp_path, "raw", daily=True, source="raw")
+    path = write(tmp_path, "gold", daily=True, transform="lake.gold:make", inputs=["raw.t"])
+    document = yaml.safe_load(path.read_text())
+    for entry in document["customProperties"]:
+        if entry["property"] == "partitioning":
+            entry["value"] = {"kind": "daily", "timeZone": "Europe/Berlin"}
+    path.write_text(yaml.safe_dump(document))
+    with pytest.raises(
+        ContractError, match=r"raw\.t has partitions in UTC, the set has them in Europe/Berlin"
+    ):
+        load(tmp_path)

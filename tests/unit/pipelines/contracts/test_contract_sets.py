@@ -16,7 +16,7 @@ FLIGHTS, REFERENCE = load_contracts()
 
 
 def test_two_sets_ship_with_the_package() -> None:
-    assert [(contract.name, contract.partitioning) for contract in load_contracts()] == [
+    assert [(contract.name, contract.partitioning.kind) for contract in load_contracts()] == [
         ("flights", "daily"),
         ("reference", "none"),
     ]
@@ -28,7 +28,7 @@ def test_flights_are_iceberg_by_day_with_the_delays_after_what_they_derive_from(
     assert {table.format for table in FLIGHTS.tables} == {"iceberg"}
     assert departures.partition_by == delays.partition_by == (("flight_date", "identity"),)
     assert delays.depends_on == ("flights.departures",)
-    assert FLIGHTS.first_partition == "2013-01-01"
+    assert FLIGHTS.partitioning.first == "2013-01-01"
 
 
 def test_reference_tables_are_delta_and_weather_is_partitioned_by_month() -> None:

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from lakeshare_pipelines.cli.main import app
 from lakeshare_pipelines.contracts.model import Input, SetContract, Table
+from lakeshare_pipelines.contracts.partitioning import Partitioning
 from lakeshare_pipelines.errors import NoSuchPublication
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.share.lineage import find_stale_partitions, format_lineage, trace_lineage
@@ -46,10 +47,9 @@ def publish(ledger: Ledger, table: str, *days: str, **fields: object) -> int:
 
 def a_set(partitioning: str, *inputs: Input, source: str | None = None) -> SetContract:
     table = Table("gold.t", "iceberg", (), source=source, transform=None if source else "a:b", inputs=inputs)
-    daily = partitioning == "daily"
     return SetContract(
-        *("gold", "1", "", (), "", (table,), partitioning),
-        first_partition=MONDAY if daily else None,
+        *("gold", "1", "", (), "", (table,)),
+        partitioning=Partitioning("daily", MONDAY) if partitioning == "daily" else Partitioning(),
         shares=(),
         digest="d",
         path=Path("gold.yaml"),
@@ -81,6 +81,38 @@ def test_days_follow_the_same_days_and_rollbacks(ledger):
     publish(ledger, "gold.t", MONDAY, inputs={"shop.t": (2,)})
     publish(ledger, "shop.t", MONDAY, rollback_of=0)
     assert list(find_stale_partitions(ledger, gold)) == [MONDAY, TUESDAY]
+
+
+def test_a_month_follows_its_days_and_names_the_same_names(ledger):
+    days = Input("shop.t", "day", "date", Partitioning("daily", "2024-01-01"))
+    months = replace(a_set("none", days), partitioning=Partitioning("monthly", "2024-01-01"))
+    for day in ("2024-01-30", "2024-01-31", "2024-02-01"):
+        publish(ledger, "shop.t", day)
+    assert list(find_stale_partitions(ledger, months)) == ["2024-01-01", "2024-02-01"]
+    publish(ledger, "gold.t", "2024-01-01", inputs={"shop.t": (2,)})
+    assert list(find_stale_partitions(ledger, months)) == ["2024-02-01"]
+    publish(ledger, "gold.t", "2024-02-01", inputs={"shop.t": (2,)})
+    assert find_stale_partitions(ledger, months) == {}
+    publish(ledger, "shop.t", "2024-01-15")
+    assert list(find_stale_partitions(ledger, months)) == ["2024-01-01"]
+
+
+def test_all_names_follow_an_input_without_names(ledger):
+    regions = Input("shop.t", "region", "string", Partitioning("dynamic"))
+    named = replace(
+        a_set("none", regions, Input("rates.t")), partitioning=Partitioning("static", values=("eu", "us"))
+    )
+    publish(ledger, "rates.t", "all")
+    for name in ("asia", "eu", "us"):
+        publish(ledger, "shop.t", name)
+    assert list(find_stale_partitions(ledger, named)) == ["eu", "us"]
+    publish(ledger, "gold.t", "eu", "us", inputs={"shop.t": (2,), "rates.t": 0})
+    assert find_stale_partitions(ledger, named) == {}
+    publish(ledger, "shop.t", "us")
+    assert list(find_stale_partitions(ledger, named)) == ["us"]
+    publish(ledger, "gold.t", "us", inputs={"shop.t": (3,), "rates.t": 0})
+    publish(ledger, "rates.t", "all")
+    assert list(find_stale_partitions(ledger, named)) == ["eu", "us"]
 
 
 def test_a_set_with_deliveries_is_not_begun_by_its_inputs(ledger):

@@ -9,6 +9,7 @@ import pytest
 
 from lakeshare_pipelines.contracts import load_contracts
 from lakeshare_pipelines.contracts.model import Drift, Promise
+from lakeshare_pipelines.contracts.partitioning import Partitioning
 from lakeshare_pipelines.errors import ContractError
 from lakeshare_pipelines.wap.checks import list_checks, needs_whole_table
 from tests.builders.audits import (
@@ -100,4 +101,4 @@ def test_the_whole_table_is_read_only_for_rules_that_need_it(rule, whole):
     table = contract.tables[0]
 
     assert needs_whole_table(contract, table, rule) is whole
-    assert needs_whole_table(replace(contract, partitioning="none"), table, rule) is False
+    assert needs_whole_table(replace(contract, partitioning=Partitioning()), table, rule) is False

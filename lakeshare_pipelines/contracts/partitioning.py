@@ -1,0 +1,304 @@
+"""Partitions of a set: their keys, the values of the partition column that belong to each, and other sets' keys.
+
+Here is the arithmetic only; Spark's expressions for it are in `spark/partitions.py`, Dagster's in `defs/wap.py`.
+"""
+
+import datetime as dt
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+from zoneinfo import ZoneInfo
+
+Kind = Literal["none", "hourly", "daily", "weekly", "monthly", "static", "dynamic"]
+TIME_KINDS = ("hourly", "daily", "weekly", "monthly")
+WHOLE_KEY = "all"
+"""The one partition of a set without partitions."""
+LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*")
+"""Keys of static and dynamic partitions: they are names of folders, and `...` is between the ends of a range."""
+MAX_LABEL = 100
+HOUR = dt.timedelta(hours=1)
+
+_EXAMPLES = {
+    "hourly": "2013-01-01-13",
+    "daily": "2013-01-01",
+    "weekly": "2013-01-07",
+    "monthly": "2013-01-01",
+}
+_NOUNS = {
+    "hourly": "an hour",
+    "daily": "a day",
+    "weekly": "the Monday of a week",
+    "monthly": "the first day of a month",
+}
+_COLUMN_TYPES = {
+    "hourly": ("timestamp", "string"),
+    "daily": ("date", "timestamp"),
+    "weekly": ("date", "timestamp"),
+    "monthly": ("date", "timestamp"),
+    "static": ("string",),
+    "dynamic": ("string",),
+}
+_TRANSFORMS = {
+    "date": {
+        "daily": ("identity", "day"),
+        "weekly": ("identity", "day"),
+        "monthly": ("identity", "day", "month"),
+    },
+    "timestamp": {
+        "hourly": ("hour",),
+        "daily": ("hour", "day"),
+        "weekly": ("hour", "day"),
+        "monthly": ("hour", "day", "month"),
+    },
+}
+
+
+@dataclass(frozen=True)
+class Partitioning:
+    """How a set is divided. `values` are the keys of static partitions.
+
+    The partition of a time is the hour, day, week (from Monday) or month in `time_zone` that begins at its key:
+    `2024-01-01-13` for an hour, otherwise its first day, `2024-01-01`. The second of two hours of the same name, when
+    clocks are set back, has its offset at the end: `2024-10-27-02+0100`.
+    """
+
+    kind: Kind = "none"
+    first: str | None = None
+    time_zone: str = "UTC"
+    end_offset: int = 0
+    """How many partitions that have not ended yet can be published."""
+    lateness_hours: int | None = None
+    """How long after its end a partition takes deliveries; None: always."""
+    values: tuple[str, ...] = ()
+
+    @property
+    def is_time(self) -> bool:
+        return self.kind in TIME_KINDS
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the set has one partition, `all`."""
+        return self.kind == "none"
+
+    @property
+    def has_one_value_each(self) -> bool:
+        """Whether the rows of a partition have the same value in a column of dates or strings."""
+        return self.kind not in ("weekly", "monthly")
+
+    @property
+    def noun(self) -> str:
+        """What one partition is: `day`."""
+        return {"hourly": "hour", "daily": "day", "weekly": "week", "monthly": "month"}.get(
+            self.kind, "partition"
+        )
+
+    @property
+    def example(self) -> str:
+        return _EXAMPLES.get(self.kind) or (self.values[0] if self.values else WHOLE_KEY)
+
+    @property
+    def expected(self) -> str:
+        """What to give as a key, as an imperative sentence."""
+        if self.is_whole:
+            return "The set has one partition: all."
+        if self.kind == "static":
+            return f"Give one of: {', '.join(self.values)}."
+        if self.kind == "dynamic":
+            return (
+                f"Give a name of letters, digits, '_', '-' and single '.', of at most {MAX_LABEL} characters."
+            )
+        zone = "" if self.time_zone == "UTC" else f", in {self.time_zone}"
+        return f"Give {_NOUNS[self.kind]} from {self.first} on, as {self.example}{zone}."
+
+    @property
+    def expected_first(self) -> str:
+        """What to give as the first partition, without a final point."""
+        return f"Give {_NOUNS[self.kind]}, as {self.example}"
+
+    @property
+    def column_types(self) -> tuple[str, ...]:
+        """The types that the first partition column of a table may have."""
+        return _COLUMN_TYPES.get(self.kind, ())
+
+    def can_divide(self, column_type: str, transform: str) -> bool:
+        """Whether no file of a table, partitioned so, has rows of two partitions.
+
+        Formats cut days and months of timestamps in UTC.
+        """
+        if column_type not in self.column_types:
+            return False
+        if column_type == "string":
+            return transform == "identity"
+        allowed = _TRANSFORMS[column_type][self.kind]
+        is_shifted = column_type == "timestamp" and self.time_zone != "UTC"
+        return transform in (("hour",) if is_shifted else allowed)
+
+    def is_key(self, key: str) -> bool:
+        """Whether `key` names a partition, in its one spelling."""
+        if self.is_whole:
+            return key == WHOLE_KEY
+        if self.kind == "static":
+            return key in self.values
+        if self.kind == "dynamic":
+            return is_label(key)
+        try:
+            start = self._parse(key)
+        except ValueError:
+            return False
+        # Days within a week and hours that clocks skip are parsed as well; each would be a second name of a partition.
+        return self.find_key(start) == key and (self.first is None or start >= self._first_start)
+
+    def get_window(self, key: str) -> tuple[dt.datetime, dt.datetime]:
+        """Returns start and end (exclusive) of a partition of time, in UTC.
+
+        Raises:
+            ValueError: `key` is none.
+        """
+        start = self._parse(key)
+        return start, self._find_next(start)
+
+    def find_key(self, value: dt.datetime | dt.date | str) -> str:
+        """Returns the key of the partition that a value of the partition column belongs to.
+
+        A date is a day of `time_zone`; a time has an offset.
+        """
+        if isinstance(value, str):
+            return value
+        if isinstance(value, dt.datetime):
+            return self._format(self._find_start(value.astimezone(self._zone)))
+        return self._format(self._find_start(dt.datetime.combine(value, dt.time(), self._zone)))
+
+    def list_keys(self, first: str, last: str) -> tuple[str, ...]:
+        """Returns the keys from `first` to `last`, both included.
+
+        Raises:
+            ValueError: they are no keys of times or of static partitions, or in the wrong order.
+        """
+        if not self.is_key(first) or not self.is_key(last):
+            raise ValueError(f"{first}...{last} has an end that is no partition")
+        keys: tuple[str, ...] = ()
+        if self.is_time:
+            keys = tuple(self._walk(self._parse(first), self.get_window(last)[1]))
+        elif self.kind == "static":
+            keys = self.values[self.values.index(first) : self.values.index(last) + 1]
+        if not keys:
+            raise ValueError(f"{first}...{last} is empty")
+        return keys
+
+    def list_days(self, key: str) -> list[dt.date]:
+        """Returns the days of a daily, weekly or monthly partition."""
+        start, end = (at.astimezone(self._zone).date() for at in self.get_window(key))
+        return [start + dt.timedelta(days=number) for number in range((end - start).days)]
+
+    def can_map(self, other: "Partitioning") -> bool:
+        """Whether keys correspond to those of another set: by time, or as equal names."""
+        labels = ("static", "dynamic")
+        return (self.is_time and other.is_time) or (self.kind in labels and other.kind in labels)
+
+    def map_key(self, key: str, other: "Partitioning") -> tuple[str, ...]:
+        """Returns the partitions of `other` that have a time in common with the partition `key`, or the same name."""
+        if not self.is_time or not other.is_time:
+            return (key,) if self.can_map(other) and other.is_key(key) else ()
+        start, end = self.get_window(key)
+        begin = other._find_start(start.astimezone(other._zone))
+        return tuple(found for found in other._walk(begin, end) if other.is_key(found))
+
+    def merge_windows(self, keys: Sequence[str]) -> list[tuple[dt.datetime, dt.datetime]]:
+        """Returns the windows of keys in order, those that touch as one."""
+        merged: list[tuple[dt.datetime, dt.datetime]] = []
+        for start, end in sorted(self.get_window(key) for key in keys):
+            if merged and merged[-1][1] >= start:
+                merged[-1] = merged[-1][0], max(end, merged[-1][1])
+            else:
+                merged.append((start, end))
+        return merged
+
+    def to_day(self, at: dt.datetime) -> dt.date:
+        """Returns the day in `time_zone` of the start or end of a window."""
+        return at.astimezone(self._zone).date()
+
+    def is_late(self, key: str, now: dt.datetime) -> bool:
+        """Whether the time has passed in which the partition takes deliveries."""
+        if self.lateness_hours is None or not self.is_time:
+            return False
+        return now >= self.get_window(key)[1] + self.lateness_hours * HOUR
+
+    def describe(self) -> str:
+        """Returns kind and settings: `daily, from 2013-01-01`."""
+        if self.is_whole:
+            return "one partition, all"
+        if self.kind == "static":
+            return f"static: {', '.join(self.values)}"
+        if self.kind == "dynamic":
+            return "dynamic"
+        zone = "" if self.time_zone == "UTC" else f" in {self.time_zone}"
+        late = "" if self.lateness_hours is None else f", at most {self.lateness_hours} hours late"
+        return f"{self.kind}, from {self.first}{zone}{late}"
+
+    @cached_property
+    def _zone(self) -> ZoneInfo:
+        return ZoneInfo(self.time_zone)
+
+    @cached_property
+    def _first_start(self) -> dt.datetime:
+        return self._parse(self.first or "")
+
+    def _parse(self, key: str) -> dt.datetime:
+        """Returns the instant, in UTC, that a key names."""
+        pattern = (
+            r"(\d{4}-\d{2}-\d{2})-(\d{2})([+-]\d{4})?" if self.kind == "hourly" else r"(\d{4}-\d{2}-\d{2})"
+        )
+        found = re.fullmatch(pattern, key, re.ASCII)
+        if found is None or not self.is_time:
+            raise ValueError(f"{key!r} is no key of {self.kind} partitions")
+        hour = int(found[2]) if self.kind == "hourly" else 0
+        fold = 1 if self.kind == "hourly" and found[3] else 0
+        local = dt.datetime.combine(dt.date.fromisoformat(found[1]), dt.time(hour, fold=fold), self._zone)
+        return local.astimezone(dt.UTC)
+
+    def _format(self, start: dt.datetime) -> str:
+        local = start.astimezone(self._zone)
+        if self.kind != "hourly":
+            # A day that begins at 01:00, because clocks are set forward at midnight, has its own name too.
+            return local.date().isoformat()
+        suffix = local.strftime("%z") if local.fold else ""
+        return f"{local:%Y-%m-%d-%H}{suffix}"
+
+    def _find_start(self, local: dt.datetime) -> dt.datetime:
+        """Returns the instant, in UTC, at which the partition of a local time begins."""
+        if self.kind == "hourly":
+            return local.replace(minute=0, second=0, microsecond=0).astimezone(dt.UTC)
+        day = local.date()
+        if self.kind == "weekly":
+            day -= dt.timedelta(days=day.weekday())
+        elif self.kind == "monthly":
+            day = day.replace(day=1)
+        return dt.datetime.combine(day, dt.time(), self._zone).astimezone(dt.UTC)
+
+    def _find_next(self, start: dt.datetime) -> dt.datetime:
+        """Returns the start of the partition after the one that begins at `start`."""
+        if self.kind == "hourly":
+            return start + HOUR
+        day = start.astimezone(self._zone).date()
+        days = {"daily": 1, "weekly": 7, "monthly": 32}[self.kind]
+        later = dt.datetime.combine(day + dt.timedelta(days=days), dt.time(), self._zone)
+        return self._find_start(later)
+
+    def _walk(self, start: dt.datetime, end: dt.datetime) -> Iterator[str]:
+        while start < end:
+            yield self._format(start)
+            start = self._find_next(start)
+
+
+def is_label(key: str) -> bool:
+    """Whether `key` can be a key of static and dynamic partitions."""
+    return LABEL.fullmatch(key) is not None and len(key) <= MAX_LABEL and key != WHOLE_KEY
+
+
+def has_whole_hours(time_zone: str) -> bool:
+    """Whether hours begin at full hours of UTC in this zone, at least since 1990."""
+    zone = ZoneInfo(time_zone)
+    days = (dt.datetime(year, month, 1, tzinfo=zone) for year in range(1990, 2038) for month in (1, 4, 7, 10))
+    return all((day.utcoffset() or dt.timedelta()) % HOUR == dt.timedelta() for day in days)

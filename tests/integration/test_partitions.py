@@ -1,0 +1,218 @@
+"""Partitions of every kind: a run replaces the rows of its own in both formats, and rows of others are found."""
+
+import datetime as dt
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from pyspark.sql import functions as F
+
+from lakeshare_pipelines.contracts import Column, SetContract, Table
+from lakeshare_pipelines.contracts.model import Drift
+from lakeshare_pipelines.contracts.partitioning import Partitioning
+from lakeshare_pipelines.ingest import find_deliveries_of_run
+from lakeshare_pipelines.ingest.frame import read_delivery
+from lakeshare_pipelines.share.publication import publish
+from lakeshare_pipelines.spark.partitions import filter_partitions, make_key_column
+from lakeshare_pipelines.wap.audit import audit
+from lakeshare_pipelines.wap.staged import Lake
+from lakeshare_server.catalog import Catalog
+from tests.builders.audits import a_set, stage_rows
+from tests.builders.sets import green
+from tests.builders.write_modes import read_main
+
+BERLIN = "Europe/Berlin"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A set with one table; `before` are values of its two partitions, `changed` one of the first."""
+
+    partitioning: Partitioning
+    column: Column
+    transform: str
+    keys: tuple[str, str]
+    before: tuple[str, ...]
+    changed: str
+
+    def make_set(self, table_format: str) -> SetContract:
+        transform = self.transform if table_format == "iceberg" else "identity"
+        columns = (self.column, Column("id", "int"))
+        table = Table("t", table_format, columns, ((self.column.name, transform),), source="t")  # type: ignore[arg-type]
+        return replace(a_set(table), partitioning=self.partitioning)
+
+
+MONTHS = Case(
+    Partitioning("monthly", "2024-01-01"),
+    Column("day", "date"),
+    "month",
+    ("2024-01-01", "2024-02-01"),
+    ("2024-01-01", "2024-01-31", "2024-02-01", "2024-02-29"),
+    "2024-01-15",
+)
+REGIONS = Case(
+    Partitioning("static", values=("eu", "us-1")),
+    Column("region", "string"),
+    "identity",
+    ("eu", "us-1"),
+    ("eu", "us-1"),
+    "eu",
+)
+HOURS = Case(
+    # 02:00 is twice on this day.
+    Partitioning("hourly", "2024-01-01-00", BERLIN),
+    Column("at", "timestamp"),
+    "hour",
+    ("2024-10-27-02", "2024-10-27-02+0100"),
+    ("2024-10-27 00:00:00", "2024-10-27 00:59:59", "2024-10-27 01:00:00"),
+    "2024-10-27 00:30:00",
+)
+LABELLED_HOURS = Case(
+    Partitioning("hourly", "2024-01-01-00"),
+    Column("hour", "string"),
+    "identity",
+    ("2024-01-01-00", "2024-01-01-01"),
+    ("2024-01-01-00", "2024-01-01-01"),
+    "2024-01-01-00",
+)
+
+
+@pytest.mark.parametrize(
+    ("case", "table_format"),
+    [
+        (MONTHS, "iceberg"),
+        (MONTHS, "delta"),
+        (REGIONS, "iceberg"),
+        (HOURS, "iceberg"),
+        (LABELLED_HOURS, "delta"),
+    ],
+    ids=[
+        "months-iceberg",
+        "months-delta",
+        "regions-iceberg",
+        "hours-iceberg",
+        "hours-delta",
+    ],
+)
+def test_a_run_replaces_its_partitions_and_no_others(
+    lake: Lake, catalog: Catalog, case: Case, table_format: str
+) -> None:
+    contract = case.make_set(table_format)
+    values = [(value, number) for number, value in enumerate(case.before)]
+    _publish(lake, catalog, contract, case.keys, values, case)
+    first = [(value, number) for value, number in values if _key(case, value) == case.keys[0]]
+    changed = [(case.changed, 100)]
+    _publish(lake, catalog, contract, case.keys[:1], changed, case)
+    expected = sorted({*values} - {*first} | {*changed})
+    assert [(str(row[0])[:19], row[1]) for row in read_main(lake, contract, "t")] == expected
+
+
+def _key(case: Case, value: str) -> str:
+    if case.column.type == "string":
+        return value
+    at = dt.datetime.fromisoformat(value)
+    return case.partitioning.find_key(
+        at.replace(tzinfo=dt.UTC) if case.column.type == "timestamp" else at.date()
+    )
+
+
+def _publish(
+    lake: Lake,
+    catalog: Catalog,
+    contract: SetContract,
+    keys: tuple[str, ...],
+    values: list[tuple[str, int]],
+    case: Case,
+) -> None:
+    staged = stage_rows(lake, contract, partitions=keys, run_id=f"run{len(keys)}", t=_make_sql(values, case))
+    staged = replace(staged, deliveries=dict.fromkeys(keys, str(values)))
+    publish(lake, catalog, contract, staged, green(contract, staged))
+
+
+def _make_sql(values: list[tuple[str, int]], case: Case) -> str:
+    rows = ", ".join(f"('{value}', {number})" for value, number in values)
+    return f"SELECT cast(col1 AS {case.column.type}) AS {case.column.name}, col2 AS id FROM VALUES {rows}"
+
+
+def test_the_rows_of_a_name_are_compared_with_the_same_name_on_main(lake: Lake, catalog: Catalog) -> None:
+    contract = REGIONS.make_set("delta")
+    limited = replace(contract.tables[0], drift=Drift(max_shrink_fraction=0.5))
+    contract = replace(contract, tables=(limited,))
+    values = [("eu", number) for number in range(4)] + [("us-1", 9)]
+    _publish(lake, catalog, contract, REGIONS.keys, values, REGIONS)
+    staged = stage_rows(
+        lake, contract, partitions=("eu",), run_id="fewer", t=_make_sql([("eu", 100)], REGIONS)
+    )
+    verdicts = {verdict.check: verdict for verdict in audit(lake, contract, staged).verdicts}
+    assert [name for name, verdict in verdicts.items() if not verdict.passed] == ["drift"]
+    assert verdicts["drift"].observed["usual_rows"] == 4
+    publish(lake, catalog, contract, replace(staged, deliveries={"eu": "new"}), green(contract, staged))
+    assert read_main(lake, contract, "t") == [("eu", 100), ("us-1", 9)]
+
+
+def test_an_audit_counts_rows_by_partition_and_finds_strays(lake: Lake) -> None:
+    contract = HOURS.make_set("iceberg")
+    # The third hour is none of the run.
+    rows = [*((value, 1) for value in HOURS.before), ("2024-10-27 02:00:00", 2)]
+    staged = stage_rows(lake, contract, partitions=HOURS.keys, t=_make_sql(rows, HOURS))
+    verdicts = {verdict.check: verdict for verdict in audit(lake, contract, staged).verdicts}
+    assert verdicts["not_empty"].passed
+    within = verdicts["within_partitions"]
+    assert not within.passed
+    assert within.observed["rows_outside"] == 1
+
+
+def test_delivered_rows_of_other_partitions_are_rejected(lake: Lake, tmp_path: Path) -> None:
+    contract = HOURS.make_set("iceberg")
+    for key, times in zip(HOURS.keys, (("2024-10-27T00:59:59Z", ""), ("2024-10-27T00:59:59Z",)), strict=True):
+        folder = Path(lake.settings.landing_root) / contract.name / key
+        folder.mkdir(parents=True)
+        (folder / "t.csv").write_text("at,id\n" + "".join(f"{time},1\n" for time in times))
+        (folder / "_SUCCESS").touch()
+    read = read_delivery(lake.spark, contract, find_deliveries_of_run(lake.settings, contract, HOURS.keys))
+    found = read[contract.tables[0].name].read()
+    assert found.rows == 1
+    assert found.rejected is not None
+    reasons = sorted(row["reason"] for row in found.rejected.collect())
+    assert reasons == [
+        "at is '2024-10-27 00:59:59', the delivery is of 2024-10-27-02+0100",
+        "at is empty: the row belongs to no hour",
+    ]
+
+
+def test_spark_finds_the_same_partitions_as_python(lake: Lake) -> None:
+    # From the 10th of March and the 25th of October on.
+    numbers = lake.spark.range(1656, 2208).union(lake.spark.range(7152, 7488))
+    hours = numbers.select((F.lit(1704067200) + F.col("id") * 3600 + 1799).cast("timestamp").alias("at"))
+    days = hours.select("at", F.col("at").cast("date").alias("day")).cache()
+    cases = [
+        (Partitioning(kind, "2024-01-01-00" if kind == "hourly" else "2024-01-01", zone), column)
+        for kind in ("hourly", "daily", "weekly", "monthly")
+        for zone, column in (("UTC", "at"), (BERLIN, "at"), ("America/New_York", "at"), ("UTC", "day"))
+        if kind != "hourly" or column == "at"
+    ]
+    types = {"at": "timestamp", "day": "date"}
+    keys = [
+        make_key_column(each, column, types[column]).alias(f"k{n}") for n, (each, column) in enumerate(cases)
+    ]
+    chosen = [_choose(partitioning) for partitioning, _ in cases]
+    inside = [
+        filter_partitions(each, column, types[column], chosen[n]).alias(f"in{n}")
+        for n, (each, column) in enumerate(cases)
+    ]
+    for row in days.select("*", F.col("at").cast("long").alias("s"), *keys, *inside).collect():
+        at = dt.datetime.fromtimestamp(row["s"], dt.UTC)
+        for n, (partitioning, column) in enumerate(cases):
+            key = partitioning.find_key(at if column == "at" else row["day"])
+            assert row[f"k{n}"] == key, (partitioning, at)
+            assert row[f"in{n}"] is (key in chosen[n]), (partitioning, at)
+
+
+def _choose(partitioning: Partitioning) -> list[str]:
+    """Keys of a few days around both changes of the clocks, with gaps."""
+    times = [
+        dt.datetime(2024, month, day, hour, tzinfo=dt.UTC)
+        for month, day in ((3, 31), (10, 27))
+        for hour in (0, 1, 5)
+    ]
+    return list(dict.fromkeys(map(partitioning.find_key, times)))
