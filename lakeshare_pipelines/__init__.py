@@ -1,9 +1,47 @@
 """The Dagster package: deliveries become audited, numbered publications."""
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from lakeshare_pipelines.defs.published_set import (
+        catalog_definitions,
+        lakeshare_resources,
+        published_set,
+        set_definitions,
+    )
+    from lakeshare_pipelines.defs.wap import LakeResource, table_key
+    from lakeshare_pipelines.wap.inputs import LakeshareTable
+
+__all__ = [
+    "LakeResource",
+    "LakeshareTable",
+    "catalog_definitions",
+    "lakeshare_resources",
+    "published_set",
+    "set_definitions",
+    "sql",
+    "table_key",
+]
+# Importing the package must import neither Dagster nor Spark.
+_MODULES = {
+    "LakeResource": "lakeshare_pipelines.defs.wap",
+    "LakeshareTable": "lakeshare_pipelines.wap.inputs",
+    "catalog_definitions": "lakeshare_pipelines.defs.published_set",
+    "lakeshare_resources": "lakeshare_pipelines.defs.published_set",
+    "published_set": "lakeshare_pipelines.defs.published_set",
+    "set_definitions": "lakeshare_pipelines.defs.published_set",
+    "table_key": "lakeshare_pipelines.defs.wap",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports the API for Dagster when it is first used."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def sql(

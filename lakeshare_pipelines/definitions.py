@@ -34,7 +34,7 @@ def defs() -> dg.Definitions:
                 share.automation_sensor(),
             ],
             schedules=[wap.source_schedule(contract) for contract in contracts if contract.schedule],
-            resources={"lake": wap.LakeResource(spark=wap.SparkResource()), **store},
+            resources={"lakeshare": wap.LakeResource(spark=wap.SparkResource()), **store},
             # One run is one Spark driver: docs/adr/0002.
             executor=dg.in_process_executor,
         ),

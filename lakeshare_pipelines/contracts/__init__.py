@@ -3,7 +3,16 @@
 `flights.yaml` and `reference.yaml` are the sets that ship with the package.
 """
 
-from lakeshare_pipelines.contracts.loader import load_contract, load_contracts
+from lakeshare_pipelines.contracts.loader import load_connected, load_contract, load_contracts
 from lakeshare_pipelines.contracts.model import Column, Reference, Rule, SetContract, Table
 
-__all__ = ["Column", "Reference", "Rule", "SetContract", "Table", "load_contract", "load_contracts"]
+__all__ = [
+    "Column",
+    "Reference",
+    "Rule",
+    "SetContract",
+    "Table",
+    "load_connected",
+    "load_contract",
+    "load_contracts",
+]

@@ -62,6 +62,15 @@ def load_contracts(folder: Path | None = None) -> tuple[SetContract, ...]:
         hint = "Put contract YAML files there, or set LAKESHARE_CONTRACTS_DIR to where they are."
         problem = "holds no contract" if folder.is_dir() else "does not exist"
         raise ContractError(folder, "the folder", problem, hint)
+    return _load_files(paths)
+
+
+def load_connected(path: Path, upstream: Sequence[Path] = ()) -> SetContract:
+    """Loads one contract, with the contracts of the sets that it reads."""
+    return _load_files([path, *(other for other in upstream if other != path)])[0]
+
+
+def _load_files(paths: Sequence[Path]) -> tuple[SetContract, ...]:
     contracts = tuple(load_contract(path) for path in paths)
     taken: dict[tuple[str, str], SetContract] = {}
     for contract in contracts:

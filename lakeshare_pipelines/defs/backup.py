@@ -87,9 +87,9 @@ def backup_definitions(
         f"The objects of {backup.source}, listed by {backup.listing.kind}.",
         kinds={"s3" if backup.source.kind == "s3" else "file"},
     )
-    def listing(context: dg.AssetExecutionContext, lake: LakeResource) -> dg.MaterializeResult[None]:
+    def listing(context: dg.AssetExecutionContext, lakeshare: LakeResource) -> dg.MaterializeResult[None]:
         with fail_without_retry():
-            found = run.ensure_listing(_make_backup_run(context, lake, backup), datetime.now(UTC))
+            found = run.ensure_listing(_make_backup_run(context, lakeshare, backup), datetime.now(UTC))
         if found is None:
             raise dg.Failure(
                 f"{backup.listing.location} has no report for {context.partition_key} yet. The sensor "
@@ -107,9 +107,11 @@ def backup_definitions(
         )
 
     @step("plan", "The objects of the day's point, which of them to copy, and the cost.", "listing")
-    def plan(context: dg.AssetExecutionContext, lake: LakeResource) -> Iterator[dg.MaterializeResult[None]]:
+    def plan(
+        context: dg.AssetExecutionContext, lakeshare: LakeResource
+    ) -> Iterator[dg.MaterializeResult[None]]:
         with fail_without_retry():
-            found = run.ensure_plan(_make_backup_run(context, lake, backup))
+            found = run.ensure_plan(_make_backup_run(context, lakeshare, backup))
         yield dg.MaterializeResult(
             metadata={
                 "lakeshare/tables": len(found.tables),
@@ -131,9 +133,11 @@ def backup_definitions(
         )
 
     @step("copies", f"The day's copies, made by the engine `{backup.engine}`.", "plan")
-    def copies(context: dg.AssetExecutionContext, lake: LakeResource) -> Iterator[dg.MaterializeResult[None]]:
+    def copies(
+        context: dg.AssetExecutionContext, lakeshare: LakeResource
+    ) -> Iterator[dg.MaterializeResult[None]]:
         with fail_without_retry():
-            found = run.ensure_copies(_make_backup_run(context, lake, backup), _log_progress(context))
+            found = run.ensure_copies(_make_backup_run(context, lakeshare, backup), _log_progress(context))
         yield dg.MaterializeResult(
             metadata={
                 **_select(found, "succeeded", "failed", "size_bytes", "seconds"),
@@ -157,9 +161,11 @@ def backup_definitions(
         "copies",
         {"deltalake", "iceberg"},
     )
-    def tables(context: dg.AssetExecutionContext, lake: LakeResource) -> Iterator[dg.MaterializeResult[None]]:
+    def tables(
+        context: dg.AssetExecutionContext, lakeshare: LakeResource
+    ) -> Iterator[dg.MaterializeResult[None]]:
         with fail_without_retry():
-            found = run.ensure_verification(_make_backup_run(context, lake, backup))
+            found = run.ensure_verification(_make_backup_run(context, lakeshare, backup))
         yield dg.MaterializeResult(
             metadata={
                 **_select(found, "status", "objects", "size_bytes"),
@@ -171,9 +177,9 @@ def backup_definitions(
         )
 
     @step("point", f"The backup point of the day in {backup.target}, with a dump of the catalog.", "tables")
-    def point(context: dg.AssetExecutionContext, lake: LakeResource) -> dg.MaterializeResult[None]:
+    def point(context: dg.AssetExecutionContext, lakeshare: LakeResource) -> dg.MaterializeResult[None]:
         with fail_without_retry():
-            written = run.finish_point(_make_backup_run(context, lake, backup), datetime.now(UTC))
+            written = run.finish_point(_make_backup_run(context, lakeshare, backup), datetime.now(UTC))
         for proof in written.verification.tables:
             table = _find_published_table(proof.table.root.removeprefix(backup.source.prefix), contracts)
             if table is not None:
@@ -216,10 +222,14 @@ def _sensor(backup: Backup, job: "UnresolvedAssetJobDefinition", *, is_declared:
     return days_due
 
 
-def _make_backup_run(context: dg.AssetExecutionContext, lake: LakeResource, backup: Backup) -> run.BackupRun:
+def _make_backup_run(
+    context: dg.AssetExecutionContext, lakeshare: LakeResource, backup: Backup
+) -> run.BackupRun:
     # A run that resumes after a failure has another id and the same root.
     owner = context.run.root_run_id or context.run.run_id
-    return run.BackupRun(lake.settings(), backup, context.partition_key, owner, lambda: lake.lake().spark)
+    return run.BackupRun(
+        lakeshare.settings(), backup, context.partition_key, owner, lambda: lakeshare.lake().spark
+    )
 
 
 @contextmanager
@@ -345,8 +355,8 @@ def _drill(backup: Backup) -> dg.AssetChecksDefinition:
         name="drill",
         description="A random table of the newest good point is restored to scratch, opened and compared.",
     )
-    def drill(context: dg.AssetCheckExecutionContext, lake: LakeResource) -> dg.AssetCheckResult:
-        settings, run_id = lake.settings(), context.run.run_id
+    def drill(context: dg.AssetCheckExecutionContext, lakeshare: LakeResource) -> dg.AssetCheckResult:
+        settings, run_id = lakeshare.settings(), context.run.run_id
         try:
             ran = run.run_drill(backup, Points(backup), settings, seed=run_id)
         except LakeshareError as error:
@@ -371,11 +381,11 @@ def _scrub(backup: Backup) -> dg.AssetChecksDefinition:
         description="Copies of all points are read again and compared; damaged ones are copied again, or reported.",
     )
     def scrub(
-        context: dg.AssetCheckExecutionContext, config: ScrubConfig, lake: LakeResource
+        context: dg.AssetCheckExecutionContext, config: ScrubConfig, lakeshare: LakeResource
     ) -> dg.AssetCheckResult:
         from lakeshare_pipelines.backup import scrub as scrubs
 
-        settings, run_id = lake.settings(), context.run.run_id
+        settings, run_id = lakeshare.settings(), context.run.run_id
         try:
             ran = scrubs.scrub(
                 backup,
@@ -418,7 +428,7 @@ def _recent(backup: Backup) -> dg.AssetChecksDefinition:
         name="recent",
         description="The newest good point is no older than the reports' lag, their wait, and a day.",
     )
-    def recent(context: dg.AssetCheckExecutionContext, lake: LakeResource) -> dg.AssetCheckResult:
+    def recent(context: dg.AssetCheckExecutionContext, lakeshare: LakeResource) -> dg.AssetCheckResult:
         allowed = timedelta(days=backup.listing.lag_days + 1, hours=backup.listing.wait_hours) + MAX_RUN_TIME
         with fail_without_retry():
             newest = Points(backup).latest_good()
@@ -427,7 +437,7 @@ def _recent(backup: Backup) -> dg.AssetChecksDefinition:
             return dg.AssetCheckResult(passed=True, metadata={"lakeshare/age_s": age.total_seconds()})
         found = "there is none" if newest is None else f"it is of {newest.day}"
         text = f"The newest good point of backup {backup.name} is older than {allowed}: {found}."
-        send_alert(context, lake.settings(), text, context.run.run_id)
+        send_alert(context, lakeshare.settings(), text, context.run.run_id)
         return dg.AssetCheckResult(passed=False, description=text)
 
     return recent

@@ -40,6 +40,7 @@ def maintenance_definitions(contract: SetContract) -> dg.Definitions:
         f"maintain_{contract.name}",
         selection=dg.AssetSelection.assets(*(spec.key for spec in specs)),
         description=f"Maintain the tables of {contract.name}.",
+        executor_def=dg.in_process_executor,
     )
     schedule = dg.ScheduleDefinition(
         name=f"maintain_{contract.name}",
@@ -59,18 +60,18 @@ def _maintain_tables(contract: SetContract, specs: Sequence[dg.AssetSpec]) -> dg
         description="Expire publications, compact files, remove files that nothing uses; no row changes.",
     )
     def maintain_tables(
-        context: dg.AssetExecutionContext, lake: LakeResource
+        context: dg.AssetExecutionContext, lakeshare: LakeResource
     ) -> Iterator[dg.MaterializeResult[None]]:
         failed: dict[str, MaintenanceError] = {}
         for table in contract.tables:
             if maintenance_key(table) not in context.selected_asset_keys:
                 continue
-            if Ledger(lake.catalog()).latest(table.name) is None:
+            if Ledger(lakeshare.catalog()).latest(table.name) is None:
                 context.log.info(f"{table.name} has no publication yet")
                 continue
             try:
                 with retry_on_outage():
-                    result = maintain(lake.lake(), lake.catalog(), contract, table)
+                    result = maintain(lakeshare.lake(), lakeshare.catalog(), contract, table)
             except MaintenanceError as error:
                 # The other tables are maintained all the same.
                 failed[table.name] = error
@@ -114,12 +115,12 @@ def _format_figures(when: str, figures: TableFigures) -> Mapping[str, int]:
 @dg.op(
     description="Remove audit events older than LAKESHARE_AUDIT_RETENTION_DAYS; the chain stays verifiable."
 )
-def prune_audit_log(context: dg.OpExecutionContext, repaired: int, lake: LakeResource) -> None:
-    days = lake.settings().audit_retention_days
+def prune_audit_log(context: dg.OpExecutionContext, repaired: int, lakeshare: LakeResource) -> None:
+    days = lakeshare.settings().audit_retention_days
     if days is None:
         context.log.info("audit events are kept: LAKESHARE_AUDIT_RETENTION_DAYS is not set")
         return
-    pruned = prune(lake.catalog(), datetime.now(UTC) - timedelta(days=days), "janitor")
+    pruned = prune(lakeshare.catalog(), datetime.now(UTC) - timedelta(days=days), "janitor")
     context.log.info(f"removed {pruned.events} audit events of more than {days} days ago")
 
 
@@ -129,28 +130,34 @@ def janitor_definitions(contracts: Sequence[SetContract]) -> dg.Definitions:
     @dg.op(
         description="Complete publications that crashed runs left unfinished, and record lost changes again."
     )
-    def repair_ledger(context: dg.OpExecutionContext, lake: LakeResource) -> int:
+    def repair_ledger(context: dg.OpExecutionContext, lakeshare: LakeResource) -> int:
         repaired = 0
         for contract in contracts:
-            repaired += len(repair(lake.lake(), lake.catalog(), contract, lake.settings().lock_wait_s))
-            for row in restore_changes(lake.lake(), lake.catalog(), contract, lake.settings().lock_wait_s):
+            repaired += len(
+                repair(lakeshare.lake(), lakeshare.catalog(), contract, lakeshare.settings().lock_wait_s)
+            )
+            for row in restore_changes(
+                lakeshare.lake(), lakeshare.catalog(), contract, lakeshare.settings().lock_wait_s
+            ):
                 context.log.info(f"recorded the changes of {row.table} in publication {row.version} again")
         context.log.info(f"completed {repaired} unfinished publications")
         return repaired
 
     @dg.op(description="Drop staging locations older than LAKESHARE_BRANCH_DAYS.")
-    def drop_abandoned_places(context: dg.OpExecutionContext, repaired: int, lake: LakeResource) -> None:
-        dropped = drop_abandoned(lake.lake(), contracts)
+    def drop_abandoned_places(context: dg.OpExecutionContext, repaired: int, lakeshare: LakeResource) -> None:
+        dropped = drop_abandoned(lakeshare.lake(), contracts)
         refs = ", ".join(location.ref for location in dropped) or "none"
         context.log.info(
             f"dropped {len(dropped)} staging locations: {refs} ({repaired} publications repaired before)"
         )
 
     @dg.op(description="Remove change files older than LAKESHARE_BRANCH_DAYS that no publication names.")
-    def drop_abandoned_changes(context: dg.OpExecutionContext, repaired: int, lake: LakeResource) -> None:
+    def drop_abandoned_changes(
+        context: dg.OpExecutionContext, repaired: int, lakeshare: LakeResource
+    ) -> None:
         for contract in contracts:
             folders = publication.drop_abandoned(
-                lake.lake(), lake.catalog(), contract, lake.settings().lock_wait_s
+                lakeshare.lake(), lakeshare.catalog(), contract, lakeshare.settings().lock_wait_s
             )
             message = f"removed {len(folders)} folders of change files: {', '.join(folders) or 'none'}"
             context.log.info(message)

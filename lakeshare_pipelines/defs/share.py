@@ -29,8 +29,8 @@ def share_catalog(contracts: Sequence[SetContract]) -> dg.AssetsDefinition:
         automation_condition=dg.AutomationCondition.eager()
         & dg.AutomationCondition.all_deps_blocking_checks_passed(),
     )
-    def catalog(lake: LakeResource) -> dg.MaterializeResult[None]:
-        difference = apply_declared_shares(lake.catalog(), contracts)
+    def catalog(lakeshare: LakeResource) -> dg.MaterializeResult[None]:
+        difference = apply_declared_shares(lakeshare.catalog(), contracts)
         return dg.MaterializeResult(
             metadata={
                 "lakeshare/added": list(difference.added),
@@ -62,9 +62,9 @@ def usage_checks() -> dg.Definitions:
     @dg.asset_check(
         asset=CATALOG, description="Every active recipient was served within LAKESHARE_SILENT_DAYS."
     )
-    def silent_recipients(lake: LakeResource) -> dg.AssetCheckResult:
-        days = lake.settings().silent_days
-        silent = shares.find_silent_recipients(lake.catalog(), days, datetime.now(UTC))
+    def silent_recipients(lakeshare: LakeResource) -> dg.AssetCheckResult:
+        days = lakeshare.settings().silent_days
+        silent = shares.find_silent_recipients(lakeshare.catalog(), days, datetime.now(UTC))
         last = {
             usage.recipient: f"{usage.last_seen:%Y-%m-%d}" if usage.last_seen else "never" for usage in silent
         }
@@ -79,9 +79,9 @@ def usage_checks() -> dg.Definitions:
         asset=CATALOG,
         description="No recipient exceeded LAKESHARE_USAGE_SPIKE times its usual usage yesterday.",
     )
-    def usage_spikes(lake: LakeResource) -> dg.AssetCheckResult:
+    def usage_spikes(lakeshare: LakeResource) -> dg.AssetCheckResult:
         yesterday = datetime.now(UTC).date() - timedelta(days=1)
-        spikes = shares.find_usage_spikes(lake.catalog(), lake.settings().usage_spike, yesterday)
+        spikes = shares.find_usage_spikes(lakeshare.catalog(), lakeshare.settings().usage_spike, yesterday)
         sentences = [
             f"{spike.recipient}: {spike.value} {spike.measure}, usually {spike.usual:g}" for spike in spikes
         ]
@@ -128,10 +128,10 @@ def _table(contract: SetContract, entry: SnowflakeEntry) -> dg.AssetsDefinition:
             ~dg.AutomationCondition.any_deps_missing()
         ),
     )
-    def table(lake: LakeResource) -> dg.MaterializeResult[None]:
+    def table(lakeshare: LakeResource) -> dg.MaterializeResult[None]:
         try:
             target = TableName(entry.name, entry.schema, entry.database)
-            synced = sync_table(lake.catalog(), entry.table, target, lake.settings())
+            synced = sync_table(lakeshare.catalog(), entry.table, target, lakeshare.settings())
         except LakeshareError as refusal:
             passing = isinstance(refusal, Unavailable) or (
                 isinstance(refusal, SnowflakeError) and refusal.passing

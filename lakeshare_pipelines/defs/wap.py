@@ -28,7 +28,7 @@ from lakeshare_pipelines.share.publication import (
 from lakeshare_pipelines.spark.session import open_session, stop_session
 from lakeshare_pipelines.wap.audit import ReplayFailedAudit, audit_and_save
 from lakeshare_pipelines.wap.checks import list_checks
-from lakeshare_pipelines.wap.inputs import parse_pins
+from lakeshare_pipelines.wap.inputs import LakeshareTable, open_table, parse_pins
 from lakeshare_pipelines.wap.stage import reseal, stage
 from lakeshare_pipelines.wap.staged import WHOLE, Lake, Staged, Verdict, Verdicts
 from lakeshare_server.catalog import Catalog, Ledger, Publication, open_catalog
@@ -38,6 +38,11 @@ if TYPE_CHECKING:
     from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
     from dagster_aws.s3 import S3Resource
     from pyspark.sql import SparkSession
+
+
+INPUTS_TAG = "lakeshare/inputs"
+"""Tag of a run that pins publications of its inputs, as `reference.airports@3, flights.departures@12`."""
+PUBLICATION = "lakeshare/publication"
 
 
 class SparkResource:
@@ -108,6 +113,41 @@ class LakeResource(dg.ConfigurableResource[Any]):
         if self._catalog is None:
             self._catalog = open_catalog(self.settings().catalog_url)
         return self._catalog
+
+    def table(
+        self,
+        name: str,
+        context: dg.AssetExecutionContext | None = None,
+        *,
+        version: int | None = None,
+        is_materialized: bool = False,
+    ) -> LakeshareTable:
+        """Returns a published table at `version`, at the number of the run's tag `lakeshare/inputs`, or at the newest.
+
+        `is_materialized` takes the number of the newest materialization of the table's asset instead of the newest one.
+        With `context` the number is recorded as metadata `lakeshare/input/<table>` of the assets of the step.
+
+        Raises:
+            InputError: the table has no such publication, or it has expired.
+        """
+        if context is not None:
+            if version is None:
+                version = parse_pins(context.run.tags.get(INPUTS_TAG, "")).get(name)
+            if version is None and is_materialized:
+                version = _find_materialized_number(context, name)
+        table = open_table(self.lake(), Ledger(self.catalog()), name, version)
+        if context is not None:
+            for key in context.selected_asset_keys:
+                context.add_asset_metadata({f"lakeshare/input/{name}": table.version}, asset_key=key)
+        return table
+
+
+def _find_materialized_number(context: dg.AssetExecutionContext, name: str) -> int | None:
+    """The publication number of the newest materialization of a table's asset; None without one."""
+    event = context.instance.get_latest_materialization_event(table_key(name))
+    materialization = None if event is None else event.asset_materialization
+    number = None if materialization is None else materialization.metadata.get(PUBLICATION)
+    return number.value if isinstance(number, dg.IntMetadataValue) else None
 
 
 def alert_failed_audit(
@@ -214,7 +254,7 @@ def publication_metadata(catalog: Catalog, publication: Publication, run_id: str
     shown: dict[str, Any] = {
         "dagster/row_count": publication.rows,
         "dagster/uri": publication.location,
-        "lakeshare/publication": publication.version,
+        PUBLICATION: publication.version,
         "lakeshare/files": publication.files,
         "lakeshare/size_bytes": publication.size_bytes,
         "lakeshare/index": publication.index_digest,
@@ -312,8 +352,6 @@ def get_partitions_of_run(context: dg.OpExecutionContext) -> tuple[str, ...]:
     return tuple(context.partition_keys) if context.has_partitions else WHOLE
 
 
-INPUTS_TAG = "lakeshare/inputs"
-"""Tag of a run that pins publications of its inputs, as `reference.airports@3, flights.departures@12`."""
 LATE_TAG, ALLOW = "lakeshare/late", "allow"
 """Tag of a run, with the value `allow`, that publishes partitions whose lateness window is over."""
 JUDGED = "judged"
@@ -333,16 +371,35 @@ def landing_key(contract: SetContract) -> dg.AssetKey:
     return dg.AssetKey(["landing", contract.name])
 
 
-def wap_set(contract: SetContract) -> dg.AssetsDefinition:
-    """Returns the set's asset; its tables cannot be selected, published or left unaudited individually."""
+def wap_set(
+    contract: SetContract,
+    *,
+    pool: str | None = None,
+    retry_policy: dg.RetryPolicy | None = None,
+    upstream: dict[str, dg.AssetIn] | None = None,
+    io_manager_key: str = "io_manager",
+) -> dg.AssetsDefinition:
+    """Returns the set's asset; its tables cannot be selected, published or left unaudited individually.
+
+    `upstream` holds more assets that it depends on, by names of op inputs; they replace those of the same name.
+    The steps pass each other a small record through `io_manager_key`.
+    """
     checks = [
         dg.AssetCheckSpec(
             check.name, asset=table_key(check.table), blocking=True, description=check.description
         )
         for check in list_checks(contract)
     ]
-    read = _list_upstream(contract)
-    write, audit, publish = _write(contract, read), _audit(contract, checks), _publish(contract)
+    read = list_upstream(contract) | (upstream or {})
+    pool = pool or f"lakeshare_{contract.name}"
+    steps = (
+        _write(contract, read, pool, io_manager_key),
+        _audit(contract, checks, pool, io_manager_key),
+        _publish(contract, pool),
+    )
+    write, audit, publish = (
+        step if retry_policy is None else step.with_retry_policy(retry_policy) for step in steps
+    )
     outputs = {
         _output(table): dg.AssetOut(
             key=table_key(table.name),
@@ -381,7 +438,7 @@ def wap_set(contract: SetContract) -> dg.AssetsDefinition:
     return wap_graph
 
 
-def _list_upstream(contract: SetContract) -> dict[str, dg.AssetIn]:
+def list_upstream(contract: SetContract) -> dict[str, dg.AssetIn]:
     """Returns deliveries, assets of sources and published tables that a set reads, by the names of the op's inputs."""
     upstream: dict[str, dg.AssetIn] = {}
     if contract.takes_deliveries:
@@ -405,6 +462,8 @@ def publish_job(contract: SetContract) -> "UnresolvedAssetJobDefinition":
         f"publish_{contract.name}",
         selection=dg.AssetSelection.assets(*keys),
         description=f"Stage, audit and publish deliveries of {contract.name}.",
+        # One run is one Spark driver: docs/adr/0002. A project may have another executor.
+        executor_def=dg.in_process_executor,
     )
 
 
@@ -419,42 +478,48 @@ def source_schedule(contract: SetContract) -> dg.ScheduleDefinition:
     )
 
 
-def _write(contract: SetContract, upstream: Mapping[str, dg.AssetIn]) -> dg.OpDefinition:
+def _write(
+    contract: SetContract, upstream: Mapping[str, dg.AssetIn], pool: str, io_manager_key: str
+) -> dg.OpDefinition:
     @dg.op(
         name=f"{contract.name}_write",
         description="Read the deliveries into the set's tables on their own branch, readable by the promised clients.",
         ins={name: dg.In(dg.Nothing) for name in upstream},
-        out=dg.Out(dict),
-        pool=_pool(contract),
+        out=dg.Out(dict, io_manager_key=io_manager_key),
+        pool=pool,
     )
-    def write(context: dg.OpExecutionContext, lake: LakeResource) -> dict[str, Any]:
+    def write(context: dg.OpExecutionContext, lakeshare: LakeResource) -> dict[str, Any]:
         partitions = get_partitions_of_run(context)
         pins = parse_pins(context.get_tag(INPUTS_TAG) or "")
         if contract.takes_deliveries and context.get_tag(LATE_TAG) != ALLOW:
             require_in_time(contract, partitions)
         with retry_on_outage():
-            unchanged = unchanged_run(lake.lake(), lake.catalog(), contract, partitions, pins)
+            unchanged = unchanged_run(lakeshare.lake(), lakeshare.catalog(), contract, partitions, pins)
         if unchanged is not None:
             message = f"{contract.name} {', '.join(partitions)}: these deliveries are in force already"
             context.log.info(message)
             context.add_output_metadata({"lakeshare/unchanged": UNCHANGED_TEXT})
             return {UNCHANGED: unchanged.as_record()}
-        staged = stage(lake.lake(), contract, partitions, context.run_id, pins=pins)
+        staged = stage(lakeshare.lake(), contract, partitions, context.run_id, pins=pins)
         context.add_output_metadata(staged_metadata(staged))
         return staged.as_record()
 
     return write
 
 
-def _audit(contract: SetContract, specs: list[dg.AssetCheckSpec]) -> dg.OpDefinition:
+def _audit(
+    contract: SetContract, specs: list[dg.AssetCheckSpec], pool: str, io_manager_key: str
+) -> dg.OpDefinition:
     @dg.op(
         name=f"{contract.name}_audit",
         description="Audit the staged tables; one verdict per rule, a red one stops the run.",
-        out={JUDGED: dg.Out(dict, is_required=False)}
+        out={JUDGED: dg.Out(dict, is_required=False, io_manager_key=io_manager_key)}
         | {spec.get_python_identifier(): dg.Out(is_required=False) for spec in specs},
-        pool=_pool(contract),
+        pool=pool,
     )
-    def audit(context: dg.OpExecutionContext, written: dict[str, Any], lake: LakeResource) -> Iterator[Any]:
+    def audit(
+        context: dg.OpExecutionContext, written: dict[str, Any], lakeshare: LakeResource
+    ) -> Iterator[Any]:
         if UNCHANGED in written:
             unchanged = UnchangedRun.from_record(written[UNCHANGED])
             for check in list_checks(contract):
@@ -470,10 +535,10 @@ def _audit(contract: SetContract, specs: list[dg.AssetCheckSpec]) -> dg.OpDefini
                 )
             yield dg.Output(written, JUDGED)
             return
-        staged = reseal(lake.lake(), contract, Staged.from_record(written))
-        verdicts = audit_and_save(lake.lake(), contract, staged)
+        staged = reseal(lakeshare.lake(), contract, Staged.from_record(written))
+        verdicts = audit_and_save(lakeshare.lake(), contract, staged)
         if not verdicts.green:
-            alert_failed_audit(context, lake.settings(), staged, verdicts)
+            alert_failed_audit(context, lakeshare.settings(), staged, verdicts)
         # Bare: wrapped in an Output, Dagster records no check at all and lets publish run.
         for verdict in verdicts.verdicts:
             yield dg.AssetCheckResult(
@@ -490,26 +555,26 @@ def _audit(contract: SetContract, specs: list[dg.AssetCheckSpec]) -> dg.OpDefini
     return audit
 
 
-def _publish(contract: SetContract) -> dg.OpDefinition:
+def _publish(contract: SetContract, pool: str) -> dg.OpDefinition:
     @dg.op(
         name=f"{contract.name}_publish",
         description="Merge exactly what was audited, index its files, write the ledger.",
         ins={"judgement": dg.In(dict), "gate": dg.In(dg.Nothing)},
         out={_output(table): dg.Out(dg.Nothing) for table in contract.tables},
-        pool=_pool(contract),
+        pool=pool,
     )
     def publish(
-        context: dg.OpExecutionContext, judgement: dict[str, Any], lake: LakeResource
+        context: dg.OpExecutionContext, judgement: dict[str, Any], lakeshare: LakeResource
     ) -> Iterator[dg.Output[None]]:
         with retry_on_outage():
             if UNCHANGED in judgement:
-                publications = latest_publications(lake.catalog(), contract)
+                publications = latest_publications(lakeshare.catalog(), contract)
             else:
                 staged = Staged.from_record(judgement["staged"])
                 verdicts = Verdicts.from_record(judgement["verdicts"])
-                publications = _publish_and_report(context, lake, contract, staged, verdicts)
+                publications = _publish_and_report(context, lakeshare, contract, staged, verdicts)
             metadata = {
-                publication.table: publication_metadata(lake.catalog(), publication, context.run_id)
+                publication.table: publication_metadata(lakeshare.catalog(), publication, context.run_id)
                 for publication in publications
             }
         for table in contract.tables:
@@ -529,17 +594,17 @@ def retry_on_outage() -> Iterator[None]:
 
 def _publish_and_report(
     context: dg.OpExecutionContext,
-    lake: LakeResource,
+    lakeshare: LakeResource,
     contract: SetContract,
     staged: Staged,
     verdicts: Verdicts,
 ) -> list[Publication]:
     try:
-        return publish_or_replay(lake.lake(), lake.catalog(), contract, staged, verdicts)
+        return publish_or_replay(lakeshare.lake(), lakeshare.catalog(), contract, staged, verdicts)
     except (NotAudited, BranchMoved, Conflict) as refusal:
         if isinstance(refusal, ReplayFailedAudit):
             staged = refusal.replayed  # the staging location that is kept; the first one was removed
-            alert_failed_audit(context, lake.settings(), staged, refusal.verdicts)
+            alert_failed_audit(context, lakeshare.settings(), staged, refusal.verdicts)
         # A retry would be refused again.
         raise dg.Failure(str(refusal), metadata=staged_metadata(staged), allow_retries=False) from refusal
 
@@ -548,11 +613,13 @@ def _output(table: Table) -> str:
     return table.name.replace(".", "__")
 
 
-def _pool(contract: SetContract) -> str:
-    return f"lakeshare_{contract.name}"
-
-
 INTERVAL_S = 30
+
+
+def _list_targets(contract: SetContract, job: "UnresolvedAssetJobDefinition | None") -> dict[str, Any]:
+    if job is not None:
+        return {"job": job}
+    return {"asset_selection": [table_key(table.name) for table in contract.tables]}
 
 
 def landing_asset(contract: SetContract) -> dg.AssetSpec:
@@ -566,17 +633,19 @@ def landing_asset(contract: SetContract) -> dg.AssetSpec:
     )
 
 
-def landing_sensor(contract: SetContract, *, from_s3: bool = False) -> dg.SensorDefinition:
+def landing_sensor(
+    contract: SetContract, *, from_s3: bool = False, job: "UnresolvedAssetJobDefinition | None" = None
+) -> dg.SensorDefinition:
     """Returns the sensor that reports complete deliveries in order and requests a run for each new content.
 
-    With `from_s3` it lists them by the resource `s3`.
+    With `from_s3` it lists them by the resource `s3`. The runs are of `job`, or of the set's assets.
     """
     partitions = make_delivery_partitions(contract)
 
     @dg.sensor(
         name=f"landing_{contract.name}",
         description=f"Watches the deliveries of {contract.name}.",
-        asset_selection=[table_key(table.name) for table in contract.tables],
+        **_list_targets(contract, job),
         minimum_interval_seconds=INTERVAL_S,
         default_status=dg.DefaultSensorStatus.RUNNING,
         required_resource_keys={"s3"} if from_s3 else None,
@@ -621,7 +690,9 @@ def landing_sensor(contract: SetContract, *, from_s3: bool = False) -> dg.Sensor
     return landing
 
 
-def inputs_sensor(contract: SetContract) -> dg.SensorDefinition:
+def inputs_sensor(
+    contract: SetContract, *, job: "UnresolvedAssetJobDefinition | None" = None
+) -> dg.SensorDefinition:
     """Returns the sensor that requests a run where a table that the set reads has a newer number than the set used.
 
     Days of daily inputs start the same days; other inputs the last published day, or the set. The sensor's cursor has
@@ -631,7 +702,7 @@ def inputs_sensor(contract: SetContract) -> dg.SensorDefinition:
     @dg.sensor(
         name=f"inputs_{contract.name}",
         description=f"Watches the published tables that {contract.name} is made of.",
-        asset_selection=[table_key(table.name) for table in contract.tables],
+        **_list_targets(contract, job),
         minimum_interval_seconds=INTERVAL_S,
         default_status=dg.DefaultSensorStatus.RUNNING,
     )

@@ -39,6 +39,7 @@ from lakeshare_server.errors import suggest
 from lakeshare_server.lazy import LazyModule
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql import functions as F
 else:
@@ -110,6 +111,50 @@ def read_publication(lake: Lake, publication: Publication) -> "DataFrame":
     if publication.metadata_location is None or publication.snapshot_id is None:
         raise ValueError(f"publication {publication.version} of {publication.table} pins no snapshot")
     return read_snapshot(lake.spark, lake.stores, publication.metadata_location, publication.snapshot_id)
+
+
+@dataclass(frozen=True)
+class LakeshareTable:
+    """A published table at one publication number, for code outside of sets."""
+
+    lake: Lake
+    publication: Publication
+
+    @property
+    def name(self) -> str:
+        return self.publication.table
+
+    @property
+    def version(self) -> int:
+        """The publication number."""
+        return self.publication.version
+
+    @property
+    def location(self) -> str:
+        """The folder or URL of the table; its files hold other numbers, too."""
+        return self.publication.location
+
+    def to_spark(self) -> "DataFrame":
+        return read_publication(self.lake, self.publication)
+
+    def to_arrow(self) -> "pa.Table":
+        """All rows, in memory; read by Spark, as every format and every row-level delete is."""
+        return self.to_spark().toArrow()
+
+
+def open_table(lake: Lake, ledger: Ledger, name: str, version: int | None = None) -> LakeshareTable:
+    """A published table at a number, or at its newest one.
+
+    Raises:
+        InputError: it is not published, or the number does not exist or has expired.
+    """
+    latest = ledger.latest(name)
+    if latest is None:
+        raise InputError(
+            "the table", name, "has no publication", "Publish its set, or correct the name: set.table."
+        )
+    publication = latest if version is None else _find_pinned(ledger, "the table", latest, version)
+    return LakeshareTable(lake, publication)
 
 
 class Inputs:

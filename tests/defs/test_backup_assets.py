@@ -18,8 +18,7 @@ from lakeshare_pipelines.settings import LakeSettings
 from tests.builders.sets import a_contract
 from tests.builders.slack import SlackStandIn, slack_stand_in
 
-TODAY = dt.datetime.now(dt.UTC).date()
-DAY = (TODAY - dt.timedelta(days=1)).isoformat()
+DAY = (dt.datetime.now(dt.UTC).date() - dt.timedelta(days=1)).isoformat()
 
 
 @pytest.fixture
@@ -53,7 +52,7 @@ def definitions(backup: Backup, tmp_path: Path) -> dg.Definitions:
     contract = a_contract(tmp_path / "contracts", "sales", "delta")
     return dg.Definitions.merge(
         dg.Definitions(
-            resources={"lake": LakeResource(spark=SparkResource())}, executor=dg.in_process_executor
+            resources={"lakeshare": LakeResource(spark=SparkResource())}, executor=dg.in_process_executor
         ),
         backup_definitions(backup, (contract,), is_declared=True),
         backup_maintenance(backup, is_declared=True),
@@ -81,7 +80,8 @@ def test_the_sensor_starts_a_due_day_once_and_its_run_makes_the_point_that_is_ne
 
         due = requests()
         assert DAY in {request.partition_key for request in due}
-        assert TODAY.isoformat() not in {request.partition_key for request in due}
+        today = dt.datetime.now(dt.UTC).date().isoformat()
+        assert today not in {request.partition_key for request in due}
         assert len({request.run_key for request in due}) == len(due)
         made = make_the_day(definitions)
         require_assets_with_green_checks(made, backup)

@@ -144,7 +144,7 @@ def test_a_run_with_pinned_inputs_is_compared_with_them_and_refused_without_spar
             selection=[asset],
             partition_key=MONDAY,
             tags={INPUTS_TAG: pins},
-            resources={"lake": LakeResource(spark=NoSpark())},
+            resources={"lakeshare": LakeResource(spark=NoSpark())},
             raise_on_error=False,
         )
 

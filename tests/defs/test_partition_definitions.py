@@ -90,7 +90,7 @@ def test_sets_of_other_periods_follow_each_other(kind: Kind) -> None:
     made = wap_set(sums)
     definitions = dg.Definitions(
         assets=[wap_set(a_set(days)), made, landing_asset(a_set(days))],
-        resources={"lake": LakeResource(spark=SparkResource())},
+        resources={"lakeshare": LakeResource(spark=SparkResource())},
     )
     dg.Definitions.validate_loadable(definitions)
     graph = definitions.get_repository_def().asset_graph
@@ -117,7 +117,7 @@ def test_the_sensor_adds_dynamic_partitions_and_starts_no_late_ones(
                 assets=[landing_asset(contract), wap_set(contract)],
                 jobs=[publish_job(contract)],
                 sensors=[sensor],
-                resources={"lake": LakeResource(spark=SparkResource())},
+                resources={"lakeshare": LakeResource(spark=SparkResource())},
             )
             found = sensor.evaluate_tick(
                 dg.build_sensor_context(definitions=definitions, instance_ref=instance.get_ref())

@@ -23,12 +23,12 @@ def test_what_a_run_opened_is_stopped_at_its_end_and_the_next_run_begins_anew(fa
     lakes: list[Lake] = []
 
     @dg.op
-    def work(lake: LakeResource) -> None:
-        assert lake.spark._session is None
+    def work(lakeshare: LakeResource) -> None:
+        assert lakeshare.spark._session is None
         sessions.append(Session())
-        lake.spark._session = sessions[-1]
-        lakes.append(lake.lake())
-        assert lake.lake().spark is sessions[-1]
+        lakeshare.spark._session = sessions[-1]
+        lakes.append(lakeshare.lake())
+        assert lakeshare.lake().spark is sessions[-1]
         if fails:
             raise RuntimeError("the run fails")
 
@@ -36,7 +36,7 @@ def test_what_a_run_opened_is_stopped_at_its_end_and_the_next_run_begins_anew(fa
     def one_run() -> None:
         work()
 
-    resources = {"lake": LakeResource(spark=SparkResource())}
+    resources = {"lakeshare": LakeResource(spark=SparkResource())}
     for _ in range(2):
         ended = one_run.execute_in_process(resources=resources, raise_on_error=False)
         assert ended.success is not fails

@@ -64,7 +64,7 @@ def test_the_asset_is_there_behind_its_table_only_where_an_account_is_set(config
 def test_one_published_day_of_many_sets_it_going_once(configured, contract):
     [table] = snowflake_tables([contract], LakeSettings())
     definitions = dg.Definitions(
-        assets=[wap_set(contract), table], resources={"lake": LakeResource(spark=SparkResource())}
+        assets=[wap_set(contract), table], resources={"lakeshare": LakeResource(spark=SparkResource())}
     )
     instance = dg.DagsterInstance.ephemeral()
 
@@ -100,7 +100,7 @@ def exchanges() -> list[Exchange]:
 
 
 def run(contract: SetContract, **options) -> dg.ExecuteInProcessResult:
-    resources = {"lake": LakeResource(spark=SparkResource())}
+    resources = {"lakeshare": LakeResource(spark=SparkResource())}
     return dg.materialize(snowflake_tables([contract], LakeSettings()), resources=resources, **options)
 
 

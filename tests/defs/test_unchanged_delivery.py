@@ -80,7 +80,7 @@ def publish(
 
 
 def run(contract: SetContract, day: str, lake: LakeResource | None = None) -> dg.ExecuteInProcessResult:
-    resources = {"lake": lake or LakeResource(spark=NoSpark())}
+    resources = {"lakeshare": lake or LakeResource(spark=NoSpark())}
     assets = [wap_set(contract), landing_asset(contract)]
     return dg.materialize(
         assets, selection=[assets[0]], partition_key=day, resources=resources, raise_on_error=False

@@ -303,7 +303,7 @@ def maintain_in_dagster(subject: Orders) -> Mapping[str, object]:
 
     key = maintenance_key(subject.table)
     [assets] = maintenance_definitions(at.contract).assets or ()
-    resources = {"lake": TestsLake(spark=SparkResource())}
+    resources = {"lakeshare": TestsLake(spark=SparkResource())}
     done = dg.materialize([assets], selection=[key], resources=resources)
     [event] = done.get_asset_materialization_events()
     assert event.asset_key == key

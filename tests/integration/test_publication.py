@@ -326,7 +326,7 @@ def publish_in_dagster(published_set: PublishedSet, staged: Staged, verdicts: Ve
     judgement = {"staged": staged.as_record(), "verdicts": verdicts.as_record()}
     ops = wap_set(published_set.contract).node_def.node_defs
     publish_op = next(op for op in ops if op.name.endswith("_publish"))
-    with dg.build_op_context(resources={"lake": TestsLake(spark=SparkResource())}) as context:
+    with dg.build_op_context(resources={"lakeshare": TestsLake(spark=SparkResource())}) as context:
         list(publish_op(context, judgement))
 
 

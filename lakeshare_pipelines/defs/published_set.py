@@ -1,0 +1,189 @@
+"""The API for projects of Dagster: one contract as an assets definition, or as definitions with all that belongs to it.
+
+`lakeshare_pipelines` exports these functions; `lakeshare_pipelines.components` makes them a component.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeAlias, TypedDict, Unpack
+
+import dagster as dg
+
+from lakeshare_pipelines.contracts import SetContract, load_connected, load_contract
+from lakeshare_pipelines.contracts.loader import list_contract_files
+from lakeshare_pipelines.defs.maintenance import janitor_definitions, maintenance_definitions
+from lakeshare_pipelines.defs.share import share_catalog
+from lakeshare_pipelines.defs.wap import (
+    LakeResource,
+    SparkResource,
+    inputs_sensor,
+    landing_asset,
+    landing_sensor,
+    list_upstream,
+    publish_job,
+    source_schedule,
+    wap_set,
+)
+
+AnyContract: TypeAlias = SetContract | Path | str
+Dependency: TypeAlias = dg.AssetDep | dg.AssetKey | dg.AssetSpec | dg.AssetsDefinition | Sequence[str] | str
+RESOURCE = "lakeshare"
+"""Key of the `LakeResource` that the assets need."""
+RECORDS = "lakeshare_records"
+"""Key of the IO manager of the steps: the default one of a project may take frames only."""
+COMPONENT_FILES = ("defs.yaml", "defs.yml")
+
+
+class SetOptions(TypedDict, total=False):
+    """What a project may set for the assets of a set; the parameters of `published_set`."""
+
+    upstream_contracts: Sequence[Path | str] | None
+    deps: Iterable[Dependency]
+    group_name: str | None
+    owners: Sequence[str] | None
+    tags: Mapping[str, str] | None
+    automation_condition: dg.AutomationCondition[Any] | None
+    freshness_policy: dg.FreshnessPolicy | None
+    retry_policy: dg.RetryPolicy | None
+    pool: str | None
+
+
+def published_set(
+    contract: AnyContract,
+    *,
+    upstream_contracts: Sequence[Path | str] | None = None,
+    deps: Iterable[Dependency] = (),
+    group_name: str | None = None,
+    owners: Sequence[str] | None = None,
+    tags: Mapping[str, str] | None = None,
+    automation_condition: dg.AutomationCondition[Any] | None = None,
+    freshness_policy: dg.FreshnessPolicy | None = None,
+    retry_policy: dg.RetryPolicy | None = None,
+    pool: str | None = None,
+) -> dg.AssetsDefinition:
+    """Returns the tables of a contract as one assets definition: write, audit with blocking checks, publish.
+
+    It needs `resources=lakeshare_resources()`. `set_definitions` also has the landing asset,
+    the job, the sensors and the maintenance.
+
+    Args:
+        contract: A loaded contract, or its file.
+        upstream_contracts: Files of the contracts whose tables it reads (`inputs`); those beside it by default.
+        deps: Further assets to run after. For a table of `inputs`, an `AssetDep` with a partition mapping replaces the
+            default one: days to the same days, all else to all partitions.
+        group_name: The name of the set by default.
+        owners: Those of the contract by default.
+        tags: In addition to those of the contract.
+        automation_condition: When Dagster starts a run, beside the sensors of `set_definitions`.
+        freshness_policy: How old the newest publication may be.
+        retry_policy: Of each of the three steps; a failed audit and a refused publication are not retried.
+        pool: Dagster's pool that limits runs of the set, `lakeshare_<set>` by default.
+
+    Raises:
+        ContractError: the contract is not valid, or reads a table that no upstream contract has.
+    """
+    loaded = load_set(contract, upstream_contracts)
+    further = {dep.asset_key: dep for dep in map(_make_dep, deps)}
+    asset = wap_set(
+        loaded,
+        pool=pool,
+        retry_policy=retry_policy,
+        upstream=_list_inputs(loaded, further),
+        io_manager_key=RECORDS,
+    )
+    given = {
+        "group_name": group_name,
+        "owners": None if owners is None else list(owners),
+        "automation_condition": automation_condition,
+        "freshness_policy": freshness_policy,
+    }
+    changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+
+    def change(spec: dg.AssetSpec) -> dg.AssetSpec:
+        # A graph of assets drops the partition mappings of its inputs.
+        mapped = [further.get(dep.asset_key, dep) for dep in spec.deps]
+        return spec.replace_attributes(deps=mapped, **changed).merge_attributes(tags=tags or {})
+
+    return asset.map_asset_specs(change)
+
+
+def set_definitions(
+    contract: AnyContract,
+    *,
+    has_sensors: bool = True,
+    has_maintenance: bool = True,
+    **options: Unpack[SetOptions],
+) -> dg.Definitions:
+    """Returns `published_set(contract, …)` with landing asset, job, sensors, maintenance and the resources.
+
+    Definitions of several sets can be merged: they share the resource. Runs of the job and of the sensors execute in
+    one process; for other runs set `executor=dg.in_process_executor`, or each step starts a Spark of its own.
+
+    Raises:
+        ContractError: as `published_set`.
+    """
+    loaded = load_set(contract, options.get("upstream_contracts"))
+    asset, job = published_set(loaded, **options), publish_job(loaded)
+    sensors = []
+    if has_sensors and loaded.takes_deliveries:
+        sensors.append(landing_sensor(loaded, job=job))
+    if has_sensors and loaded.inputs:
+        sensors.append(inputs_sensor(loaded, job=job))
+    own = dg.Definitions(
+        assets=[asset, *([landing_asset(loaded)] if loaded.takes_deliveries else [])],
+        jobs=[job],
+        sensors=sensors,
+        schedules=[source_schedule(loaded)] if has_sensors and loaded.schedule else [],
+        resources=lakeshare_resources(),
+    )
+    return dg.Definitions.merge(own, maintenance_definitions(loaded)) if has_maintenance else own
+
+
+def catalog_definitions(contracts: Sequence[AnyContract]) -> dg.Definitions:
+    """Returns what a lake has once: the asset `share_catalog`, which applies the shares of contracts, and the janitor.
+
+    Give the contracts of all sets of the lake: declared shares that these contracts lack are removed.
+    """
+    named = [contract for contract in contracts if isinstance(contract, SetContract)]
+    files = [Path(contract) for contract in contracts if not isinstance(contract, SetContract)]
+    loaded = [*named, *(load_connected(file, files) for file in files)]
+    return dg.Definitions.merge(
+        dg.Definitions(assets=[share_catalog(loaded)], resources=lakeshare_resources()),
+        janitor_definitions(loaded),
+    )
+
+
+@cache
+def lakeshare_resources() -> dict[str, Any]:
+    """Returns the resources of sets, always the same objects: definitions with others for a key cannot be merged."""
+    return {RESOURCE: LakeResource(spark=SparkResource()), RECORDS: dg.FilesystemIOManager()}
+
+
+def load_set(contract: AnyContract, upstream: Sequence[Path | str] | None = None) -> SetContract:
+    """Loads a contract that is not loaded yet, and the contracts that it reads; raises `ContractError`."""
+    if isinstance(contract, SetContract):
+        return contract
+    path = Path(contract)
+    if not load_contract(path).inputs:
+        return load_connected(path)
+    if upstream is None:
+        beside = list_contract_files(path.parent)
+        return load_connected(path, [other for other in beside if other.name not in COMPONENT_FILES])
+    return load_connected(path, [Path(other) for other in upstream])
+
+
+def _make_dep(dependency: Dependency) -> dg.AssetDep:
+    return dependency if isinstance(dependency, dg.AssetDep) else dg.AssetDep(dependency)
+
+
+def _list_inputs(contract: SetContract, deps: Iterable[dg.AssetKey]) -> dict[str, dg.AssetIn]:
+    """Returns dependencies by the names of op inputs; one on an asset that the set depends on anyway has its name."""
+    known = {read.key: name for name, read in list_upstream(contract).items()}
+    return {
+        known.get(key) or re.sub(r"\W", "_", "__".join(["after", *key.path])): dg.AssetIn(
+            key, dagster_type=dg.Nothing
+        )
+        for key in deps
+    }

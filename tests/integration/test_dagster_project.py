@@ -1,0 +1,183 @@
+"""A project made by Dagster's own tool takes a set as a component: found, scaffolded, checked, materialised."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from uuid import uuid4
+
+import dagster as dg
+import pytest
+import yaml
+
+from lakeshare_pipelines.defs import published_set
+from lakeshare_pipelines.defs.wap import INPUTS_TAG, LakeResource, SparkResource, table_key
+from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_pipelines.wap.staged import Lake
+from lakeshare_server.catalog import Catalog
+
+COMPONENT = "lakeshare_pipelines.components.PublishedSet"
+OWN_ASSETS = '''\
+"""Assets of the project: one writes the delivery, one reads the published table."""
+
+import os
+from pathlib import Path
+
+import dagster as dg
+import lakeshare_pipelines as lakeshare
+
+
+@dg.asset(deps=["rows"])
+def delivery() -> None:
+    folder = Path(os.environ["LAKESHARE_STATE_DIR"]) / "landing" / "dgshop" / "all"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "dgshop.csv").write_text("id,description\\n" + "".join(f"{n},row {n}\\n" for n in range(3)))
+    (folder / "_SUCCESS").touch()
+
+
+@dg.asset(deps=[lakeshare.table_key("dgshop.dgshop")])
+def report(context: dg.AssetExecutionContext, lakeshare: lakeshare.LakeResource) -> dg.MaterializeResult:
+    table = lakeshare.table("dgshop.dgshop", context, is_materialized=True)
+    rows = table.to_arrow()
+    return dg.MaterializeResult(metadata={"rows": rows.num_rows, "number": table.version})
+
+'''
+OWN_RESOURCES = '''\
+"""Resources of the project, with keys that a package should leave to it."""
+
+import dagster as dg
+
+
+class FramesOnly(dg.IOManager):
+    def handle_output(self, context, frame):
+        raise TypeError(f"not a frame: {frame!r}")
+
+    def load_input(self, context):
+        raise TypeError("no frame")
+
+
+@dg.definitions
+def resources():
+    return dg.Definitions(resources={"io_manager": FramesOnly(), "lake": "of the project"})
+'''
+
+
+def run_tool(*command: str, folder: Path, **more: str) -> str:
+    """What a tool of the environment prints, in a folder, without a network or a home of Dagster."""
+    tools = Path(sys.executable).parent
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("LAKESHARE_", "DAGSTER_"))
+    }
+    environment |= {"PATH": f"{tools}:{os.environ['PATH']}", "VIRTUAL_ENV": str(tools.parent), **more}
+    ended = subprocess.run(
+        [tools / command[0], *command[1:]],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with a scaffolded component and assets of its own, which `dg check defs` accepts."""
+    folder, name = tmp_path_factory.mktemp("projects"), f"project_{uuid4().hex[:8]}"
+    (folder / "home").mkdir()
+    (folder / "home" / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
+    run_tool(
+        "create-dagster", "project", name, "--no-uv-sync", folder=folder, DAGSTER_HOME=str(folder / "home")
+    )
+    root = folder / name
+    with (root / "pyproject.toml").open("a") as file:
+        file.write('\n[tool.dg.cli]\nsuppress_warnings = ["create_dagster_outdated"]\n')
+    variables = {
+        "DAGSTER_HOME": str(folder / "home"),
+        "PYTHONPATH": str(root / "src"),
+        "LAKESHARE_STATE_DIR": str(folder / "state"),
+    }
+    listed = run_tool(
+        "dg", "list", "components", "--package", "lakeshare_pipelines", "--json", folder=root, **variables
+    )
+    assert {entry["key"] for entry in json.loads(listed)["items"]} == {
+        COMPONENT,
+        COMPONENT.replace("PublishedSet", "ShareCatalog"),
+    }
+    arguments = ["scaffold", "defs", COMPONENT, "orders", "--name", "dgshop", "--table-format", "delta"]
+    run_tool("dg", *arguments, folder=root, **variables)
+    defs = root / "src" / name / "defs"
+    written = yaml.safe_load((defs / "orders" / "defs.yaml").read_text())
+    assert written == {"type": COMPONENT, "attributes": {"contract": "contract.yaml"}}
+    written["attributes"] |= {
+        "deps": ["delivery"],
+        "group_name": "sales",
+        "automation_condition": "{{ automation_condition.eager() }}",
+        "freshness": {"fail_hours": 30},
+        "retries": {"max_retries": 1},
+    }
+    (defs / "orders" / "defs.yaml").write_text(yaml.safe_dump(written))
+    (defs / "catalog").mkdir()
+    catalog = {
+        "type": COMPONENT.replace("PublishedSet", "ShareCatalog"),
+        "attributes": {"contracts": ["../*/contract.yaml"]},
+    }
+    (defs / "catalog" / "defs.yaml").write_text(yaml.safe_dump(catalog))
+    (defs / "own_assets.py").write_text(OWN_ASSETS)
+    (defs / "own_resources.py").write_text(OWN_RESOURCES)
+    assert "All definitions loaded successfully" in run_tool("dg", "check", "defs", folder=root, **variables)
+    return root
+
+
+@pytest.fixture
+def definitions(
+    project: Path, lake: Lake, catalog: Catalog, settings: LakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> dg.Definitions:
+    """The project's definitions, on the tests' own lake."""
+
+    class TestsLake(LakeResource):
+        def lake(self) -> Lake:
+            return lake
+
+        def catalog(self) -> Catalog:
+            return catalog
+
+    resources = {**published_set.lakeshare_resources(), "lakeshare": TestsLake(spark=SparkResource())}
+    monkeypatch.setattr(published_set, "lakeshare_resources", lambda: resources)
+    monkeypatch.setenv("LAKESHARE_STATE_DIR", str(settings.state_dir))
+    monkeypatch.syspath_prepend(str(project / "src"))
+    return import_module(f"{project.name}.definitions").defs()
+
+
+def test_the_component_publishes_between_assets_of_the_project(definitions: dg.Definitions) -> None:
+    table = table_key("dgshop.dgshop")
+    node = definitions.resolve_asset_graph().get(table)
+    assert (node.group_name, node.parent_keys) == (
+        "sales",
+        {dg.AssetKey("delivery"), dg.AssetKey(["landing", "dgshop"])},
+    )
+    assert node.freshness_policy is not None
+    assert node.automation_condition is not None
+    assert {"landing_dgshop", "default_automation_condition_sensor"} <= {
+        sensor.name for sensor in definitions.get_repository_def().sensor_defs
+    }
+    job = definitions.resolve_implicit_global_asset_job_def()
+    report = dg.AssetKey("report")
+
+    def numbers(*selection: dg.AssetKey, instance: dg.DagsterInstance, **tags: str) -> dict[str, object]:
+        ran = job.execute_in_process(instance=instance, asset_selection=list(selection), tags=tags)
+        [event] = [each for each in ran.get_asset_materialization_events() if each.asset_key == report]
+        return {name: value.value for name, value in event.materialization.metadata.items()}
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        read = numbers(dg.AssetKey("delivery"), table, report, instance=instance)
+        assert read == {"rows": 3, "number": 0, "lakeshare/input/dgshop.dgshop": 0}
+        checks = definitions.resolve_asset_graph().get_check_keys_for_assets({table})
+        assert len(checks) == 6
+        for key in checks:
+            record = instance.get_latest_asset_check_evaluation_record(key)
+            assert record.event.asset_check_evaluation.passed, key
+        assert numbers(report, instance=instance, **{INPUTS_TAG: "dgshop.dgshop@0"}) == read
