@@ -1,10 +1,12 @@
 """Deliveries in every write mode: tables, changes and ledger equal a model in plain Python, in both formats."""
 
+import json
 import random
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import delta_sharing
@@ -298,7 +300,7 @@ class ComputedSet:
         return read_main(self.lake, self.contract, short_name)
 
 
-ONE, OTHER, THIRD = (f"2024-01-0{day}" for day in range(1, 4))
+ONE, OTHER, THIRD, FOURTH = (f"2024-01-0{day}" for day in range(1, 5))
 
 
 @pytest.mark.parametrize("table_format", ["iceberg", "delta"])
@@ -315,6 +317,7 @@ def test_deliveries_that_change_nothing_and_red_ones(
     a_red_delivery_is_reported_by_its_keys(computed)
     if table_format == "delta":
         a_repair_is_in_the_changes(computed)
+        rows_deleted_by_vectors_stay_deleted(computed)
     else:
         a_delivery_without_a_change_and_one_that_is_applied_have_a_number(computed)
 
@@ -368,6 +371,30 @@ def a_repair_is_in_the_changes(computed: ComputedSet) -> None:
         ("update_postimage", 1, "c"),
         ("update_preimage", 1, "a"),
     ]
+
+
+def rows_deleted_by_vectors_stay_deleted(computed: ComputedSet) -> None:
+    """Another writer deletes a row of main by a deletion vector; a merge then rewrites the file of that row."""
+    lake, table = computed.lake, computed.contract.table("merge_rows")
+    location = table_location(lake.settings, table)
+    # Several rows in the file of the deleted one; otherwise Delta would remove the file.
+    computed.publish(computed.stage(THIRD, *(Change(number, "e", 5.0, THIRD) for number in (4, 5, 6, 7, 8))))
+    lake.spark.sql(f"ALTER TABLE delta.`{location}` SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
+    lake.spark.sql(f"DELETE FROM delta.`{location}` WHERE id = 4")
+    [add] = read_actions(lake, location, "add")
+    computed.publish(computed.stage(FOURTH, *(Change(each, "g", 7.0, FOURTH) for each in (5, 8))))
+    [removed] = read_actions(lake, location, "remove")
+    assert (removed["path"], removed["deletionVector"]) == (add["path"], add["deletionVector"])
+    rows = lake.spark.read.format("delta").load(location).select("id", "name").collect()
+    assert sorted(map(tuple, rows)) == [(1, "c"), (5, "g"), (6, "e"), (7, "e"), (8, "g")]
+
+
+def read_actions(lake: Lake, location: str, name: str) -> list[dict[str, Any]]:
+    """The actions of this name in the latest commit of a Delta table."""
+    table = lake.open_delta(location)
+    assert table is not None
+    commit = lake.stores.read(f"{location}/_delta_log/{table.version():020d}.json")
+    return [action[name] for action in map(json.loads, commit.splitlines()) if name in action]
 
 
 def test_a_merge_without_a_sequence_needs_one_row_for_each_key(lake: Lake, tmp_path: Path) -> None:
