@@ -23,8 +23,9 @@ from lakeshare_pipelines.ingest.frame import DeliveredTable, make_raw_rows
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.session import escape_glob
 from lakeshare_pipelines.spark.stores import make_delta_options, make_hadoop_conf
-from lakeshare_server.errors import LakeshareError
+from lakeshare_server.errors import LakeshareError, Unavailable
 from lakeshare_server.lazy import LazyModule
+from lakeshare_server.outbound import Service
 from lakeshare_server.storage import Stores
 from lakeshare_server.tables.iceberg.metadata import read_metadata_text
 from lakeshare_server.versions.metadata_sources import is_delta, make_source, normalise_followed_location
@@ -41,6 +42,8 @@ else:
 Position = Mapping[str, Any]
 """Where a source was read up to: values of JSON, without secrets; equal while there is nothing new to read."""
 WILDCARDS = frozenset("*?[")
+RESPONSE_S, ROWS_S = 120, 3600
+"""How long the server of a share may take to describe a table, and to send all its rows."""
 
 
 @dataclass(frozen=True)
@@ -260,20 +263,18 @@ class SharedTable:
     is_repeatable = True
 
     def find_position(self, since: Position | None) -> Position:
-        with self._hide_urls():
-            metadata = delta_sharing.get_table_metadata(self._url)
-            return {"id": metadata.id, "version": int(delta_sharing.get_table_version(self._url))}
+        metadata = self._call(delta_sharing.get_table_metadata, RESPONSE_S)
+        return {"id": metadata.id, "version": int(self._call(delta_sharing.get_table_version, RESPONSE_S))}
 
     def read(self, since: Position | None, until: Position) -> "DataFrame":
         import pyarrow as pa
         from pyspark.sql.pandas.types import to_arrow_schema
         from pyspark.sql.types import StructType
 
-        with self._hide_urls():
-            schema = StructType.fromJson(
-                json.loads(delta_sharing.get_table_metadata(self._url).schema_string)
-            )
-            rows = delta_sharing.load_as_pandas(self._url)
+        schema = StructType.fromJson(
+            json.loads(self._call(delta_sharing.get_table_metadata, RESPONSE_S).schema_string)
+        )
+        rows = self._call(delta_sharing.load_as_pandas, ROWS_S)
         # Not every server has earlier versions: the newest one is read, and must still be the one to read.
         if self.find_position(since) != until:
             raise self.context.fail("a new version was shared while it was read", "Run again.")
@@ -293,22 +294,23 @@ class SharedTable:
             )
         return f"{path}#{self.entry.table}"
 
-    @contextmanager
-    def _hide_urls(self) -> Iterator[None]:
-        """Reports errors without their text: it has signed URLs, with which anyone could read files."""
-        reason = ""
+    def _call(self, ask: Callable[[str], Any], wait_s: float) -> Any:
+        """Calls a function of the client, which has no deadline of its own, with the table's URL.
+
+        Errors are reported without their text: it has signed URLs, with which anyone could read files.
+        """
+        url = self._url
         try:
-            yield
+            return Service(f"the server of {self.entry.table}", wait_s).call(lambda: ask(url))
         except ImportError as error:
             raise self.context.fail("delta-sharing is not installed", "Install delta-sharing.") from error
-        except PipelineError:
-            raise
+        except Unavailable:
+            reason = f"no response within {wait_s:g} seconds"
         except Exception as error:
             status = getattr(getattr(error, "response", None), "status_code", None)
             reason = type(error).__name__ + ("" if status is None else f", status {status}")
-        if reason:
-            fix = "Check the profile, its expiry, and the name of the table."
-            raise self.context.fail(f"its server refused it or does not respond ({reason})", fix)
+        fix = "Check the profile, its expiry, and the name of the table."
+        raise self.context.fail(f"its server refused it or does not respond ({reason})", fix)
 
 
 def _make_source(context: SourceContext, entry: PythonSource) -> Source:

@@ -1,6 +1,8 @@
 """Sets that read databases, tables, files and classes: each row once, from where the last publication ended."""
 
 import itertools
+import json
+import socket
 import sys
 import traceback
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ from deltalake import write_deltalake
 
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.errors import NotAudited, SourceError
+from lakeshare_pipelines.ingest import sources
 from lakeshare_pipelines.ingest.sources import Position
 from lakeshare_pipelines.share import publication
 from lakeshare_pipelines.share.publication import publish, publish_or_replay, rollback, unchanged_run
@@ -254,6 +257,16 @@ def test_a_table_of_a_foreign_share_is_read_by_its_profile(read, tmp_path, monke
         with pytest.raises(
             SourceError, match=r"its server refused it or does not respond \(HTTPError, status 401\)"
         ):
+            reader.stage()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setattr(sources, "RESPONSE_S", 0.2)
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        profile = tmp_path / "silent.share"
+        profile.write_text(
+            json.dumps({"shareCredentialsVersion": 1, "endpoint": endpoint, "bearerToken": "x" * 40})
+        )
+        monkeypatch.setenv("THEIR_PROFILE", str(profile))
+        with pytest.raises(SourceError, match=r"does not respond \(no response within 0\.2 seconds\)"):
             reader.stage()
 
 

@@ -379,7 +379,9 @@ def rows_deleted_by_vectors_stay_deleted(computed: ComputedSet) -> None:
     location = table_location(lake.settings, table)
     # Several rows in the file of the deleted one; otherwise Delta would remove the file.
     computed.publish(computed.stage(THIRD, *(Change(number, "e", 5.0, THIRD) for number in (4, 5, 6, 7, 8))))
-    lake.spark.sql(f"ALTER TABLE delta.`{location}` SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
+    lake.spark.sql(
+        f"ALTER TABLE delta.`{location}` SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
+    )
     lake.spark.sql(f"DELETE FROM delta.`{location}` WHERE id = 4")
     [add] = read_actions(lake, location, "add")
     computed.publish(computed.stage(FOURTH, *(Change(each, "g", 7.0, FOURTH) for each in (5, 8))))
