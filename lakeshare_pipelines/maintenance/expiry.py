@@ -20,9 +20,9 @@ from lakeshare_pipelines.backup.config import load_backups
 from lakeshare_pipelines.backup.points import Points
 from lakeshare_pipelines.contracts import Table
 from lakeshare_pipelines.errors import WarehouseError
-from lakeshare_pipelines.share.changes import CHANGES_FOLDER, TableState, find_changes, load_file_index
+from lakeshare_pipelines.share.changes import TableState, find_changes, load_file_index
 from lakeshare_pipelines.wap.delta import PUBLISHED, STAGED_FOLDER
-from lakeshare_pipelines.wap.iceberg import iceberg_tables
+from lakeshare_pipelines.wap.iceberg import CHANGES_FOLDER, iceberg_tables
 from lakeshare_pipelines.wap.staged import Lake
 from lakeshare_server.catalog import Ledger, Publication
 from lakeshare_server.errors import StoreError, StoreMissing, Unserveable

@@ -20,12 +20,12 @@ from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.errors import ChangesDoNotAddUp, NoSuchPublication, PipelineError
 from lakeshare_pipelines.spark.rows import column_by_name, to_comparable
 from lakeshare_pipelines.spark.session import set_conf, to_hadoop_path, translate_errors
-from lakeshare_pipelines.wap.iceberg import get_state
+from lakeshare_pipelines.wap.iceberg import PLANNED, get_changes_folder, get_planned_folder, get_state
+from lakeshare_pipelines.wap.merge import CHANGE_TYPE
 from lakeshare_pipelines.wap.staged import Lake, Staged, read_snapshot
 from lakeshare_server.catalog import Catalog, Ledger, Publication, lock_set
 from lakeshare_server.errors import StoreError, StoreMissing, Unavailable, Unserveable
 from lakeshare_server.lazy import LazyModule
-from lakeshare_server.locations import find_root
 from lakeshare_server.settings import make_private
 from lakeshare_server.tables import (
     FileIndex,
@@ -69,7 +69,6 @@ else:
 
 log = logging.getLogger(__name__)
 
-CHANGE_TYPE = "_change_type"
 INSERT_TYPES, DELETE_TYPES = ("insert", "update_postimage"), ("delete", "update_preimage")
 FIELD_ID = "parquet.field.id"
 ROW, KEY, TIMES = "row", "key", "times"
@@ -179,21 +178,6 @@ def _with_ids(kind: "DataType", iceberg: IcebergType) -> "DataType":
         key, value = _with_ids(kind.keyType, iceberg.key_type), _with_ids(kind.valueType, iceberg.value_type)
         return T.MapType(key, value, kind.valueContainsNull)
     return kind
-
-
-# The folder beside a table's own files with a folder of change files per publication.
-CHANGES_FOLDER = "_changes"
-
-
-def get_changes_folder(lake: Lake, table: str, location: str) -> str:
-    """The folder of a table's change files: in its own, or in the warehouse when the table is in another store.
-
-    Table buckets take no files but those of Iceberg.
-    """
-    shared = lake.settings.shared_root
-    if shared is None or find_root(location) == find_root(shared):
-        return f"{location.rstrip('/')}/{CHANGES_FOLDER}"
-    return f"{shared}/changes/{table}"
 
 
 @dataclass(frozen=True)
@@ -446,7 +430,9 @@ def write_change_files(
     key: Sequence[str],
     partition_columns: Sequence[str],
 ) -> pa.Table:
-    """Find the rows that differ between two states, comparing only files that differ, and write them to a new folder.
+    """Find the rows that differ between two states, and write them to a new folder.
+
+    The changes that a merge planned are taken if they add up; otherwise the rows of files that differ are compared.
 
     Returns a row for each change file: path, size (bytes), modification_time (ms), the struct partition, and
     more_rows, the number of added rows less that of removed rows.
@@ -454,24 +440,41 @@ def write_change_files(
     Raises:
         ChangesDoNotAddUp: the number of rows differs from the files' own counts.
     """
+    spark, after, more = lake.spark, states[1], 0
+    for changed in _find_changed_rows(lake, changes_folder, states, difference, key):
+        folder = f"{changes_folder}/{after.snapshot_id}-{uuid.uuid4().hex}"
+        rows = add_field_ids(changed, after.columns())
+        with set_conf(spark, PARQUET_CONF):
+            _write_parquet(rows, partition_columns, to_hadoop_path(folder))
+        written = spark.read.schema(rows.schema).parquet(to_hadoop_path(folder))
+        files = _describe_change_files(written, folder, partition_columns)
+        more = pc.sum(files.column("more_rows"), min_count=0).as_py()
+        adds_up = difference.more_rows in (None, more)
+        if not adds_up or not files.num_rows:
+            lake.stores.delete_folder(folder)
+        if adds_up:
+            log.info("%s has %s change files", folder, files.num_rows)
+            return files
+    raise ChangesDoNotAddUp(changes_folder, more, difference.more_rows)
+
+
+def _find_changed_rows(
+    lake: Lake,
+    changes_folder: str,
+    states: tuple[TableState, TableState],
+    difference: FileDifference,
+    key: Sequence[str],
+) -> "Iterator[DataFrame]":
+    """The changed rows between two states: as a merge planned them, if one did, and by comparing files that differ."""
     spark, (before, after) = lake.spark, states
+    planned = get_planned_folder(changes_folder, before.snapshot_id, after.snapshot_id)
+    if lake.stores.head(f"{planned}/{PLANNED}") is not None:
+        columns = [column_by_name(f.name).cast(f.dataType).alias(f.name) for f in after.frame(spark).schema]
+        yield spark.read.parquet(to_hadoop_path(planned)).select(*columns, CHANGE_TYPE)
     then, now = before.columns(), after.columns()
     old = select_files(before.frame(spark), difference.removed)
     new = select_files(after.frame(spark), difference.added)
-    rows = find_changed_rows(align_columns(old, then, new, now), new, _find_key_columns(key, now))
-    folder = f"{changes_folder}/{after.snapshot_id}-{uuid.uuid4().hex}"
-    rows = add_field_ids(rows, now)
-    with set_conf(spark, PARQUET_CONF):
-        _write_parquet(rows, partition_columns, to_hadoop_path(folder))
-    written = spark.read.schema(rows.schema).parquet(to_hadoop_path(folder))
-    files = _describe_change_files(written, folder, partition_columns)
-    more = pc.sum(files.column("more_rows"), min_count=0).as_py()
-    if difference.more_rows not in (None, more):
-        raise ChangesDoNotAddUp(changes_folder, more, difference.more_rows)
-    log.info("%s has %s change files", folder, files.num_rows)
-    if not files.num_rows:
-        lake.stores.delete_folder(folder)
-    return files
+    yield find_changed_rows(align_columns(old, then, new, now), new, _find_key_columns(key, now))
 
 
 def select_files(frame: "DataFrame", files: pa.Table) -> "DataFrame":

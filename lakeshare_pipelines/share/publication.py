@@ -18,7 +18,6 @@ from lakeshare_pipelines.errors import Conflict, NoSuchPublication, NotAudited
 from lakeshare_pipelines.share.changes import (
     ensure_changes,
     find_changes,
-    get_changes_folder,
     get_table_state,
     keep_index,
     record_changes,
@@ -30,7 +29,7 @@ from lakeshare_pipelines.spark.stores import translate_delta_errors
 from lakeshare_pipelines.wap.audit import audit_and_save, publish_with_replay
 from lakeshare_pipelines.wap.checks import list_checks
 from lakeshare_pipelines.wap.delta import DeltaStaging, table_location
-from lakeshare_pipelines.wap.iceberg import iceberg_tables
+from lakeshare_pipelines.wap.iceberg import get_changes_folder, iceberg_tables
 from lakeshare_pipelines.wap.inputs import find_digests, find_inputs, find_position
 from lakeshare_pipelines.wap.stage import (
     PROPERTY,

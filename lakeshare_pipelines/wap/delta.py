@@ -26,7 +26,17 @@ from lakeshare_pipelines.spark.rows import column_by_name
 from lakeshare_pipelines.spark.session import escape_glob, to_hadoop_path
 from lakeshare_pipelines.spark.stores import make_delta_options, translate_delta_errors
 from lakeshare_pipelines.wap import stage
-from lakeshare_pipelines.wap.merge import BEFORE, DELETED, align, compare_states, list_change_rows, match_rows
+from lakeshare_pipelines.wap.merge import (
+    BEFORE,
+    DELETED,
+    FILE,
+    FILES,
+    align,
+    compare_states,
+    list_change_rows,
+    match_rows,
+    plan_changes,
+)
 from lakeshare_pipelines.wap.serveable import ClientMatrix, compute_delta_matrix
 from lakeshare_pipelines.wap.stage import PROPERTY, Landed
 from lakeshare_pipelines.wap.staged import WHOLE, Lake, Staged
@@ -57,8 +67,10 @@ REPLACED = "_REPLACED"
 CHANGE_DATA = "_change_data"
 """The folder of a staging location with a Delta table of the changed rows, for readers of changes."""
 CHANGE_DATA_FEED = "delta.enableChangeDataFeed"
+FILE_PATH = "_metadata.file_path"
 COMMITS_PER_CHECKPOINT = 10
-FILE = "__lakeshare_file"
+MAX_SENT_ROWS = 1_000_000
+"""Of changed rows as many keys are sent to each task that writes a file again; more are sorted with the file's rows."""
 # Features of Delta's writers that a commit of adds and removes need not know of.
 FEATURES = frozenset(
     {"appendOnly", "invariants", "checkConstraints", "changeDataFeed", "generatedColumns", "timestampNtz"}
@@ -124,19 +136,26 @@ class DeltaStaging:
             writer = writer.partitionBy(*columns)
         writer.save(location)
 
-    def merge(self, staged: Staged, table: Table, before: "DataFrame | None", changes: "DataFrame") -> None:
+    def merge(self, staged: Staged, table: Table, rows: "DataFrame") -> None:
         version, location = json.loads(staged.base)[table.name], self.staged_location(table.name, staged.ref)
+        before = self.on_main(staged, table)
+        with_files = None if before is None else before.select("*", F.col(FILE_PATH).alias(FILE))
+        changes = plan_changes(self.contract, table, with_files, rows)
         columns = [column_by_name(column.name) for column in table.columns]
         frame = changes.where(~F.col(DELETED)).select(*columns)
         removed, records_changes = list[str](), False
         if before is not None:
             state = self._read_state(table, version)
             known = changes.where(F.col(BEFORE).isNotNull())
-            old = before.select("*", _file_name().alias(FILE))
-            found = match_rows(old, known, table.primary_key, "left_semi").select(FILE).distinct().collect()
-            names = {row[FILE] for row in found}
+            counted = known.select(F.explode(FILES).alias(FILE)).groupBy(FILE).count().collect()
+            paths = [row[FILE] for row in counted]
+            names = set(map(_get_name, paths))
             removed = [path for path in state.adds.column("path").to_pylist() if _get_name(path) in names]
-            others = match_rows(old.where(F.col(FILE).isin(names)), known, table.primary_key, "left_anti")
+            if sum(row["count"] for row in counted) <= MAX_SENT_ROWS:
+                known = F.broadcast(known)  # Spark does not know how few they are, and would sort the files
+            if len(removed) < state.adds.num_rows:
+                before = before.where(F.col(FILE_PATH).isin(paths))
+            others = match_rows(before, known, table.primary_key, "left_anti")
             frame = align(table, others).unionByName(frame)
             records_changes = _is_set(state.metadata, CHANGE_DATA_FEED)
         if table.partition_by:
@@ -664,7 +683,7 @@ def _is_set(metadata: Mapping[str, Any], name: str) -> bool:
 
 def _file_name() -> "Column":
     """The name of the file of a row of a Delta table."""
-    return F.element_at(F.split("_metadata.file_path", "/"), -1)
+    return F.element_at(F.split(FILE_PATH, "/"), -1)
 
 
 def _get_name(path: str) -> str:

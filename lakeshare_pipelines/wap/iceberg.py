@@ -21,10 +21,10 @@ from lakeshare_pipelines.errors import (
 )
 from lakeshare_pipelines.spark.partitions import filter_partitions
 from lakeshare_pipelines.spark.rows import column_by_name
-from lakeshare_pipelines.spark.session import set_conf
+from lakeshare_pipelines.spark.session import set_conf, to_hadoop_path
 from lakeshare_pipelines.wap import stage
 from lakeshare_pipelines.wap.checks import get_types
-from lakeshare_pipelines.wap.merge import DELETED
+from lakeshare_pipelines.wap.merge import DELETED, list_change_rows, plan_changes
 from lakeshare_pipelines.wap.serveable import (
     ClientMatrix,
     Rewrite,
@@ -36,6 +36,7 @@ from lakeshare_pipelines.wap.stage import Landed
 from lakeshare_pipelines.wap.staged import WHOLE, Lake, Staged, TablePointer, make_staging_prefix
 from lakeshare_server.catalog import Publication
 from lakeshare_server.lazy import LazyModule
+from lakeshare_server.locations import find_root
 from lakeshare_server.tables.iceberg.metadata import open_metadata
 from lakeshare_server.tables.serveability import Verdict
 
@@ -50,6 +51,10 @@ log = logging.getLogger(__name__)
 SOURCE_PREFIX = "__lakeshare_source_"
 FILE = "_file"
 """The metadata column of Iceberg with the file of a row."""
+CHANGES_FOLDER = "_changes"
+"""The folder beside a table's own files with a folder of change files per publication."""
+PLANNED = "_PLANNED"
+"""Marks a folder with all rows that a merge planned to change."""
 ATTEMPTS = 5
 MAX_OPEN_FILES = 31
 
@@ -113,6 +118,22 @@ def get_state(lake: Lake, table: str, ref: str) -> TablePointer:
         raise NessieError(404, "CONTENT_NOT_FOUND", f"{table} is not at {ref}")
     fix = "Its snapshot may have been expired; run the partition again"
     raise IcebergCatalogError(lake.named_catalog.name, f"{table} is not at {ref}", fix)
+
+
+def get_changes_folder(lake: Lake, table: str, location: str) -> str:
+    """The folder of a table's change files: in its own, or in the warehouse when the table is in another store.
+
+    Table buckets take no files but those of Iceberg.
+    """
+    shared = lake.settings.shared_root
+    if shared is None or find_root(location) == find_root(shared):
+        return f"{location.rstrip('/')}/{CHANGES_FOLDER}"
+    return f"{shared}/changes/{table}"
+
+
+def get_planned_folder(changes_folder: str, before: int, after: int) -> str:
+    """The folder of the rows by which a merge made a snapshot of another one; `drop_abandoned` removes it."""
+    return f"{changes_folder}/planned-{before}-{after}"
 
 
 class NessieTables:
@@ -263,8 +284,9 @@ class IcebergStaging:
         # Left out if none were added (Iceberg spec, "Optional Snapshot Summary Fields").
         return 0 if snapshot.summary is None else int(snapshot.summary.get("added-records") or 0)
 
-    def merge(self, staged: Staged, table: Table, before: "DataFrame | None", changes: "DataFrame") -> None:
+    def merge(self, staged: Staged, table: Table, rows: "DataFrame") -> None:
         self._prepare(staged.ref, table)
+        changes = plan_changes(self.contract, table, self.on_main(staged, table), rows)
         names = [column.name for column in table.columns]
         # Other names than the table's: the columns of both are in the conditions.
         renamed = [column_by_name(name).alias(SOURCE_PREFIX + name) for name in names]
@@ -281,6 +303,25 @@ class IcebergStaging:
         merge = merge.whenNotMatched(~F.col(DELETED)).insert(values)
         with set_conf(self.lake.spark, conf):
             merge.merge()
+        self._keep_planned(staged, table, changes)
+
+    def _keep_planned(self, staged: Staged, table: Table, changes: "DataFrame") -> None:
+        """Keep the rows of an applied plan, so that publication need not compare the files that the merge wrote again.
+
+        They are of no use, and compared, if other commits follow at the staging location.
+        """
+        before = iceberg_tables(self.lake).find(table.name, f"main@{staged.base}")
+        after = get_state(self.lake, table.name, staged.ref)
+        schema = self.lake.table(table.name, staged.ref).schema
+        has_more = {name.lower() for name in schema.names} > {column.name.lower() for column in table.columns}
+        if before is None or before.snapshot_id == after.snapshot_id or has_more:
+            return
+        stores = self.lake.stores
+        location = open_metadata(stores, after.metadata_location, after.snapshot_id)[0].location
+        changes_folder = get_changes_folder(self.lake, table.name, location)
+        folder = get_planned_folder(changes_folder, before.snapshot_id, after.snapshot_id)
+        list_change_rows(table, changes).write.mode("overwrite").parquet(to_hadoop_path(folder))
+        stores.write(f"{folder}/{PLANNED}", b"")
 
     def record_changes_again(self, staged: Staged, table: Table) -> None:
         # Changes of Iceberg tables are recorded with their publication.

@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 else:
     F = LazyModule("pyspark.sql.functions")
 
-DELETED, BEFORE = "__lakeshare_deleted", "__lakeshare_before"
-"""Columns of planned changes: whether the row is deleted, and main's row with its key, null if there is none."""
+DELETED, BEFORE, FILES = "__lakeshare_deleted", "__lakeshare_before", "__lakeshare_files"
+"""Columns of planned changes: whether the row is deleted; main's row with its key, null if there is none; and the names
+of the files that have rows with its key, where main was read with `FILE`."""
+FILE = "__lakeshare_file"
+"""The column with the name of a row's file."""
 CHANGE_TYPE = "_change_type"
 """The column of Delta's change files (Delta protocol, "Add CDC File")."""
 SHOWN_KEYS = 5
@@ -34,22 +37,29 @@ _NEW, _OLD, _ROW, _AT, _NEXT, _GONE, _DELIVERED, _RANK, _NULL, _REPEATED = (
 def plan_changes(
     contract: SetContract, table: Table, before: "DataFrame | None", rows: "DataFrame"
 ) -> "DataFrame":
-    """The rows to insert, update and delete: the table's columns, `DELETED` and `BEFORE`; one row for each primary key.
+    """The rows to insert, update and delete: the table's columns, `DELETED`, `BEFORE`; one row for each primary key.
 
-    `before` is the table on main, `rows` are the delivered ones. Rows that change nothing are left out. The frame is
-    computed at once, and is no longer a reading of the delivery, which a merge would refuse as not deterministic.
+    `before` is the table on main, and may have the column `FILE`: the changes then have `FILES`. `rows` are the
+    delivered ones. Rows that change nothing are left out. The frame is computed at once, and is no longer a reading of
+    the delivery, which a merge would refuse as not deterministic. Main is read once: its rows with delivered keys are
+    held.
 
     Raises:
         ContractError: the delete condition is not valid Spark SQL.
     """
     rows = rows.withColumn(DELETED, _is_deleted(contract, table, rows))
-    before = None if before is None else align(table, before)
     plan = _plan_versions if table.write.mode == "scd2" else _plan_merge
-    return plan(table, before, rows).localCheckpoint()
+    if before is None:
+        return plan(table, None, rows).localCheckpoint()
+    stored = match_rows(align(table, before), rows, table.merge_key, "left_semi").persist()
+    try:
+        return plan(table, stored, rows).localCheckpoint()
+    finally:
+        stored.unpersist()
 
 
 def align(table: Table, frame: "DataFrame") -> "DataFrame":
-    """A state of the table in the columns of its contract; new ones are null."""
+    """A state of the table in the columns of its contract, and `FILE` if it has it; new ones are null."""
     names = {name.lower(): name for name in frame.columns}
     columns = [
         (column_by_name(names[c.name.lower()]) if c.name.lower() in names else F.lit(None))
@@ -57,7 +67,7 @@ def align(table: Table, frame: "DataFrame") -> "DataFrame":
         .alias(c.name)
         for c in table.columns
     ]
-    return frame.select(*columns)
+    return frame.select(*columns, *_keep_files(frame))
 
 
 def match_rows(left: "DataFrame", right: "DataFrame", names: Iterable[str], how: str) -> "DataFrame":
@@ -71,12 +81,12 @@ def compare_states(table: Table, before: "DataFrame", after: "DataFrame") -> "Da
     """The changes between two states of the table, or of some of its rows, in the form of `plan_changes`."""
     joined = _join_states(table, after, before, "full_outer")
     changed = joined.where(~F.col(_NEW).eqNullSafe(F.col(_OLD))).withColumn(_ROW, F.coalesce(_NEW, _OLD))
-    changes = changed.select(f"{_ROW}.*", F.col(_NEW).isNull().alias(DELETED), F.col(_OLD).alias(BEFORE))
-    return changes.dropDuplicates(list(table.primary_key))
+    is_deleted, files = F.col(_NEW).isNull().alias(DELETED), _keep_files(before)
+    return _take_one(table, changed.select(f"{_ROW}.*", is_deleted, F.col(_OLD).alias(BEFORE), *files))
 
 
 def list_change_rows(table: Table, changes: "DataFrame") -> "DataFrame":
-    """The rows of Delta's change files for planned changes: images before and after, with `_change_type`."""
+    """The rows of change files for planned changes: images before and after, with `_change_type`."""
     is_deleted, is_known = F.col(DELETED), F.col(BEFORE).isNotNull()
     left = F.when(is_deleted, F.lit("delete")).otherwise(F.lit("update_preimage"))
     came = F.when(is_known, F.lit("update_postimage")).otherwise(F.lit("insert"))
@@ -152,9 +162,29 @@ def _plan_merge(table: Table, before: "DataFrame | None", rows: "DataFrame") -> 
     if sequence is not None:
         new, old = F.col(_NEW)[sequence], F.col(_OLD)[sequence]
         changes &= F.coalesce(new >= old, F.lit(True))
-    selected = joined.where(changes).select(f"{_NEW}.*", DELETED, F.col(_OLD).alias(BEFORE))
-    # Main may have several rows with a key, if it was written otherwise before; the audit finds them.
-    return selected.dropDuplicates(list(table.primary_key))
+    files = _keep_files(before)
+    return _take_one(
+        table, joined.where(changes).select(f"{_NEW}.*", DELETED, F.col(_OLD).alias(BEFORE), *files)
+    )
+
+
+def _keep_files(frame: "DataFrame") -> list[str]:
+    return [FILE] if FILE in frame.columns else []
+
+
+def _take_one(table: Table, changes: "DataFrame") -> "DataFrame":
+    """One change for each primary key, with the files of all.
+
+    Main may have several rows with a key, if it was written otherwise before; the audit finds them.
+    """
+    if not _keep_files(changes):
+        return changes.dropDuplicates(list(table.primary_key))
+    key = [column_by_name(name) for name in table.primary_key]
+    others = [column_by_name(name) for name in changes.columns if name not in (*table.primary_key, FILE)]
+    grouped = changes.groupBy(*key).agg(
+        F.first(F.struct(*others)).alias(_ROW), F.collect_set(FILE).alias(FILES)
+    )
+    return grouped.select(*key, f"{_ROW}.*", FILES)
 
 
 def _plan_versions(table: Table, before: "DataFrame | None", rows: "DataFrame") -> "DataFrame":
@@ -169,14 +199,12 @@ def _plan_versions(table: Table, before: "DataFrame | None", rows: "DataFrame") 
     row = F.struct(*(column_by_name(column.name) for column in table.columns)).alias(_ROW)
     at = column_by_name(VALID_FROM).alias(_AT)
     events = rows.select(*key, at, row, F.col(DELETED).alias(_GONE), F.lit(True).alias(_DELIVERED))
-    stored = None
     if before is not None:
-        stored = match_rows(before, rows, table.merge_key, "left_semi")
         follows = F.lead(VALID_FROM).over(Window.partitionBy(*key).orderBy(VALID_FROM))
-        begins = stored.withColumn(_NEXT, follows)
+        begins = before.withColumn(_NEXT, follows)
         ends = begins.where(F.col(VALID_TO).isNotNull() & ~F.col(VALID_TO).eqNullSafe(F.col(_NEXT)))
         of_main = F.lit(False).alias(_DELIVERED)
-        events = events.unionByName(stored.select(*key, at, row, F.lit(False).alias(_GONE), of_main))
+        events = events.unionByName(before.select(*key, at, row, F.lit(False).alias(_GONE), of_main))
         end = F.col(VALID_TO).alias(_AT)
         events = events.unionByName(ends.select(*key, end, row, F.lit(True).alias(_GONE), of_main))
     first = [F.col(_DELIVERED).desc(), F.col(_GONE), F.xxhash64(_ROW)]
@@ -186,9 +214,9 @@ def _plan_versions(table: Table, before: "DataFrame | None", rows: "DataFrame") 
     computed = {VALID_FROM: F.col(_AT), VALID_TO: F.col(_NEXT), IS_CURRENT: F.col(_NEXT).isNull()}
     values = [computed.get(c.name, F.col(_ROW)[c.name]).alias(c.name) for c in table.columns]
     versions = events.where(~F.col(_GONE)).select(*values)
-    if stored is None:
+    if before is None:
         return versions.select("*", F.lit(False).alias(DELETED), _no_row(table).alias(BEFORE))
-    return compare_states(table, stored, versions)
+    return compare_states(table, before, versions)
 
 
 def _no_row(table: Table) -> "Column":
@@ -211,7 +239,7 @@ def _join_states(table: Table, new: "DataFrame", old: "DataFrame", how: str) -> 
     """Rows of two states with the same primary key beside each other, as structs; null where a state has none."""
     row = F.struct(*(column_by_name(column.name) for column in table.columns))
     others = [name for name in (DELETED,) if name in new.columns]
-    left, right = new.select(row.alias(_NEW), *others), old.select(row.alias(_OLD))
+    left, right = new.select(row.alias(_NEW), *others), old.select(row.alias(_OLD), *_keep_files(old))
     same = [F.col(_NEW)[name].eqNullSafe(F.col(_OLD)[name]) for name in table.primary_key]
     return left.join(right, _all(same), how)
 

@@ -37,7 +37,7 @@ from lakeshare_pipelines.wap.inputs import (
     load_transforms,
     run_transform,
 )
-from lakeshare_pipelines.wap.merge import find_key_problems, plan_changes
+from lakeshare_pipelines.wap.merge import find_key_problems
 from lakeshare_pipelines.wap.serveable import ClientMatrix
 from lakeshare_pipelines.wap.staged import (
     WHOLE,
@@ -102,8 +102,8 @@ class Staging(Protocol):
         With the write mode `append`, the rows are added to those of main. Returns their number.
         """
 
-    def merge(self, staged: Staged, table: Table, before: "DataFrame | None", changes: "DataFrame") -> None:
-        """Apply changes, planned against `before` (see `plan_changes`), to the table at the staging location.
+    def merge(self, staged: Staged, table: Table, rows: "DataFrame") -> None:
+        """Apply what delivered rows change (see `plan_changes`) to the table at the staging location.
 
         Raises:
             WarehouseError: the table has features with which the changes cannot be published.
@@ -555,23 +555,23 @@ def _add_delivery(
     found = None if arrived is None else arrived.read()
     columns = [F.lit(None).cast(column.type).alias(column.name) for column in table.columns]
     rows = lake.spark.range(0).select(*columns) if found is None else found.frame
-    key_problems = add_rows(staging, contract, draft, table, rows)
+    key_problems = add_rows(staging, draft, table, rows)
     record = _make_record(lake, contract, draft, table, 0 if found is None else found.rows, found)
     log.info("staged %s delivered rows of %s at %s", record.rows, table.name, draft.ref)
     return replace(record, skipped=tuple(sorted(skipped)), key_problems=key_problems), rows
 
 
-def add_rows(
-    staging: Staging, contract: SetContract, draft: Staged, table: Table, rows: "DataFrame"
-) -> tuple[str, ...]:
+def add_rows(staging: Staging, draft: Staged, table: Table, rows: "DataFrame") -> tuple[str, ...]:
     """Append or merge delivered rows at the staging location; returns why they cannot be merged, as a rule nothing."""
     if not table.write.has_key:
         staging.write(draft.ref, table, rows, draft.partitions, draft.run_id)
         return ()
-    rows, before = rows.persist(), staging.on_main(draft, table)
+    rows = rows.persist()
     try:
-        staging.merge(draft, table, before, plan_changes(contract, table, before, rows))
-        return find_key_problems(table, rows)
+        # First: Spark then knows how small the rows are, and compares them with main without sorting that.
+        problems = find_key_problems(table, rows)
+        staging.merge(draft, table, rows)
+        return problems
     finally:
         rows.unpersist()
 

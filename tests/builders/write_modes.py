@@ -140,7 +140,7 @@ def stage_without_reading(
         if table.write.mode == "scd2":
             frame = rows.selectExpr("*", "at valid_from", "cast(null as date) valid_to", "true is_current")
         if table.write.is_incremental:
-            problems = add_rows(staging, contract, draft, table, frame)
+            problems = add_rows(staging, draft, table, frame)
         else:
             problems = ()
             staging.write(ref, table, frame, [day], run_id)

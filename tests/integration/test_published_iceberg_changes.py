@@ -13,9 +13,8 @@ from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.errors import SparkError
 from lakeshare_pipelines.share import publication
 from lakeshare_pipelines.share import publication as abandoned_changes
-from lakeshare_pipelines.share.changes import CHANGES_FOLDER
 from lakeshare_pipelines.share.publication import repair, rollback
-from lakeshare_pipelines.wap.iceberg import IcebergStaging
+from lakeshare_pipelines.wap.iceberg import CHANGES_FOLDER, IcebergStaging
 from lakeshare_pipelines.wap.staged import Lake, open_lake_without_spark
 from lakeshare_server.catalog import Catalog, DeclaredShare, Ledger, Publication, SharedTable, apply_shares
 from lakeshare_server.settings import ServerSettings

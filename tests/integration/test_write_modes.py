@@ -16,10 +16,12 @@ import pytest
 
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.errors import ContractError
+from lakeshare_pipelines.share import changes as recording
 from lakeshare_pipelines.share import publication
 from lakeshare_pipelines.share.publication import publish, publish_or_replay, rollback, unchanged_run
 from lakeshare_pipelines.wap.audit import audit
 from lakeshare_pipelines.wap.delta import DeltaStaging, table_location
+from lakeshare_pipelines.wap.iceberg import CHANGES_FOLDER
 from lakeshare_pipelines.wap.merge import find_key_problems, plan_changes
 from lakeshare_pipelines.wap.stage import (
     drop_staging_location,
@@ -305,7 +307,7 @@ ONE, OTHER, THIRD, FOURTH = (f"2024-01-0{day}" for day in range(1, 5))
 
 @pytest.mark.parametrize("table_format", ["iceberg", "delta"])
 def test_deliveries_that_change_nothing_and_red_ones(
-    lake: Lake, catalog: Catalog, tmp_path: Path, table_format: str
+    lake: Lake, catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table_format: str
 ) -> None:
     name = f"computed_of_{table_format}"
     contract = a_set_of_modes(
@@ -320,6 +322,11 @@ def test_deliveries_that_change_nothing_and_red_ones(
         rows_deleted_by_vectors_stay_deleted(computed)
     else:
         a_delivery_without_a_change_and_one_that_is_applied_have_a_number(computed)
+        # The files of the other tables are compared.
+        [table] = [table for table in contract.tables if table.short_name == "merge_rows"]
+        computed.contract = replace(contract, tables=(table,))
+        monkeypatch.setattr(recording, "find_changed_rows", not_called)
+        a_changed_row_is_recorded_as_planned(computed)
 
 
 def a_red_delivery_is_reported_by_its_keys(computed: ComputedSet) -> None:
@@ -350,6 +357,19 @@ def a_delivery_without_a_change_and_one_that_is_applied_have_a_number(computed: 
     publish(lake, catalog, edited, again, green(edited, again))
     assert computed.rows("merge_rows") == [(1, "a", 1.0, ONE, "U"), (2, "b", 2.0, ONE, "U")]
     assert [row.version for row in Ledger(catalog).history(table)] == [2, 1, 0]
+
+
+def not_called(*_: object) -> None:
+    pytest.fail("the rows of files were compared, though a merge planned its changes")
+
+
+def a_changed_row_is_recorded_as_planned(computed: ComputedSet) -> None:
+    lake, table = computed.lake, computed.contract.table("merge_rows")
+    computed.publish(computed.stage(FOURTH, Change(1, "c", 3.0, OTHER), Change(2, None, 0.0, FOURTH, "D")))
+    latest = Ledger(computed.catalog).latest(table.name)
+    assert latest is not None
+    folders = lake.stores.folders(f"{latest.location}/{CHANGES_FOLDER}")
+    assert [name for name in folders if name.startswith(str(latest.snapshot_id))]
 
 
 def a_repair_is_in_the_changes(computed: ComputedSet) -> None:
