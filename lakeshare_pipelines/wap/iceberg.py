@@ -41,7 +41,7 @@ from lakeshare_server.tables.iceberg.metadata import open_metadata
 from lakeshare_server.tables.serveability import Verdict
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, DataFrameWriterV2, SparkSession
     from pyspark.sql import functions as F
 else:
     F = LazyModule("pyspark.sql.functions")
@@ -267,9 +267,7 @@ class IcebergStaging:
         self, ref: str, table: Table, frame: "DataFrame", partitions: Sequence[str], run_id: str
     ) -> int:
         self._prepare(ref, table)
-        writer = frame.writeTo(self.lake.table_at(table.name, ref))
-        for name, value in stage.run_properties(self.contract, run_id).items():
-            writer = writer.option(f"snapshot-property.{name}", value)
+        writer = self._make_writer(ref, table, frame, run_id)
         is_local = self.lake.settings.spark_mode == "local"
         has_one_each = self.contract.is_by_partition(table) and self.contract.partitioning.has_one_value_each
         if self.is_large and is_local and has_one_each and _has_one_partition_each(table, partitions):
@@ -284,10 +282,21 @@ class IcebergStaging:
         # Left out if none were added (Iceberg spec, "Optional Snapshot Summary Fields").
         return 0 if snapshot.summary is None else int(snapshot.summary.get("added-records") or 0)
 
+    def _make_writer(self, ref: str, table: Table, frame: "DataFrame", run_id: str) -> "DataFrameWriterV2":
+        writer = frame.writeTo(self.lake.table_at(table.name, ref))
+        for name, value in stage.run_properties(self.contract, run_id).items():
+            writer = writer.option(f"snapshot-property.{name}", value)
+        return writer
+
     def merge(self, staged: Staged, table: Table, rows: "DataFrame") -> None:
         self._prepare(staged.ref, table)
-        changes = plan_changes(self.contract, table, self.on_main(staged, table), rows)
+        before = self.on_main(staged, table)
+        changes = plan_changes(self.contract, table, before, rows)
         names = [column.name for column in table.columns]
+        if before is None:
+            first = changes.select(*map(column_by_name, names))
+            self._make_writer(staged.ref, table, first, staged.run_id).append()
+            return
         # Other names than the table's: the columns of both are in the conditions.
         renamed = [column_by_name(name).alias(SOURCE_PREFIX + name) for name in names]
         source, values = (
