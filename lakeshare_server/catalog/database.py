@@ -34,7 +34,7 @@ from lakeshare_server.settings import make_private
 # The tables whose rows no recipient sees.
 UNCOUNTED_TABLES = frozenset({
     "admin_keys", "audit_log", "audit_chain", "audit_journals", "usage_days", "set_locks", "async_queries",
-    "token_uses", "allowances",
+    "token_uses", "allowances", "contracts",
 })  # fmt: skip
 NEXT_GENERATION = update(StateRow).values(generation=StateRow.generation + 1)
 CURRENT = "SELECT generation FROM catalog_state"
@@ -131,7 +131,7 @@ class QueriedGeneration:
             self._connection = None
 
 
-HEAD = "0009"
+HEAD = "0010"
 MIGRATIONS = Path(__file__).with_name("migrations")
 BUSY_TIMEOUT_S = 30
 WRITES = "lakeshare_writes"
