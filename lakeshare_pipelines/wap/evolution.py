@@ -8,6 +8,7 @@ import logging
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from lakeshare_pipelines.contracts import SetContract
@@ -139,7 +140,7 @@ def _list_continued(evolution: Evolution) -> Iterator[ContractError]:
 
 
 def _list_lost(evolution: Evolution) -> Iterator[ContractError]:
-    """Yields the shared tables that the contract has no longer, without a date until which they stay shared."""
+    """Yields the shared tables that the contract has no longer, and that would end at once."""
     for change in evolution.breaking:
         if _is_lost(evolution, change):
             problem = (
@@ -149,6 +150,16 @@ def _list_lost(evolution: Evolution) -> Iterator[ContractError]:
                 f"Add the day until which it stays shared: {_format_retirement(change.where)}. See {GUIDE}."
             )
             yield _make_error(evolution, "retire", f"{change.where}: {problem}", hint)
+    today = datetime.now(UTC).date()
+    published = {entry.table for entry in evolution.published.shares}
+    known = {each.table for each in evolution.published.retirements}
+    for each in evolution.contract.retirements:
+        if each.table in published - known and each.is_over(today):
+            problem = (
+                f"{each.table}: the table is published and shared, and its last day, {each.date}, is over"
+            )
+            hint = "Give a day that recipients can still use, today or later (UTC)."
+            yield _make_error(evolution, "retire", problem, hint)
 
 
 def _is_lost(evolution: Evolution, change: Change) -> bool:

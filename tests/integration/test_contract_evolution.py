@@ -140,8 +140,13 @@ def test_a_contract_that_breaks_what_is_published_changes_nothing(evolved: Evolv
 def test_a_new_major_version_is_a_new_table_beside_the_old_one_until_its_last_day(evolved: Evolved) -> None:
     catalog, second = evolved.catalog, evolved.second()
     old = Ledger(catalog).latest(f"{NAME}.orders")
+    a_delivery(evolved.lake.settings, second, TUESDAY, [{**orders(TUESDAY, 1)[0], "note": "late"}])
+    late = stage(evolved.lake, evolved.wider, [TUESDAY], str(uuid4()))
 
     published = evolved.run(second, MONDAY)
+    # A run that was staged before cannot publish the old version again.
+    with pytest.raises(ContractError, match=r"orders_v2: the table is gone"):
+        publish(evolved.lake, catalog, evolved.wider, late, green(evolved.wider, late))
     applied = apply_declared_shares(catalog, [second])
 
     assert {row.table: row.version for row in published} == {f"{NAME}.orders_v2": 0, f"{NAME}.totals": 2}

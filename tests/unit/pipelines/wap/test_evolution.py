@@ -135,6 +135,9 @@ def test_a_new_major_version_needs_a_new_table_and_a_last_day_of_the_old_one(
     assert "shop.orders: the table is published and shared" in no_date.problem
     assert "{property: retire, value: [{table: shop.orders, date: YYYY-MM-DD}]}" in no_date.hint
 
+    over = refuse(ledger, make(DROPPED | MAJOR | NEW_TABLE, RETIRE.replace("2999", "1999")))
+    assert over.problem.endswith("its last day, 1999-01-31, is over")
+
     second = make(DROPPED | MAJOR | NEW_TABLE, RETIRE)
     require_allowed_changes(ledger, second)
     publish(ledger, second)

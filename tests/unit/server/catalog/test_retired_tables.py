@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from datetime import date, timedelta
 from pathlib import Path
 
+import delta_sharing
 import pytest
 from sqlalchemy import select
 
@@ -120,6 +121,9 @@ def test_recipients_see_the_notice_in_the_portal_in_sql_and_in_properties(provid
             assert about.json()["notice"] == notice
             query = client.post(f"/shares/all/schemas/lake/tables/{table}/query", json={})
             assert ("lakeshare.notice" in query.text) == (notice is not None)
+        url = f"{server.profile(token)}#all.lake.flights"
+        read = [delta_sharing.load_as_pandas(url, use_delta_format=form) for form in (False, True)]
+        assert len(read[0]) == len(read[1]) > 0
     session = a_session(statements.Provider(provider.catalog, provider.settings))
     assert rows(session, "SHOW ALL IN SHARE all", "notice") == [(text,), (None,)]
     with provider.catalog.reading() as session:
