@@ -63,11 +63,35 @@ def check(
 
 
 @contract_app.command("show")
-def show(set_name: Annotated[str, typer.Argument(metavar="SET")]) -> None:
-    """Describe a set."""
+def show(
+    set_name: Annotated[str, typer.Argument(metavar="SET")],
+    published: Annotated[
+        bool, typer.Option("--published", help="Print the text of the contract that is published.")
+    ] = False,
+) -> None:
+    """Describe a set, or print the contract of its newest publication.
+
+    Example: lakeshare contract diff <(lakeshare contract show shop --published) contracts/shop.yaml
+    """
     from lakeshare_pipelines.contracts.model import describe
 
-    typer.echo(describe(find_contract(set_name)))
+    if published:
+        typer.echo(read_published_text(set_name), nl=False)
+    else:
+        typer.echo(describe(find_contract(set_name)))
+
+
+def read_published_text(set_name: str) -> str:
+    """Reads the contract of the newest publication of a set; raises `BadRequest` if there is no record of it."""
+    from lakeshare_pipelines.wap.stage import open_ledger
+    from lakeshare_server.errors import BadRequest
+
+    with open_ledger(load_settings()) as ledger:
+        recorded = ledger.published_contract(set_name)
+    if recorded is None:
+        hint = "The catalog has no contract of a publication of this set; run it once."
+        raise BadRequest("SET", set_name, hint)
+    return recorded.text
 
 
 @contract_app.command("diff")

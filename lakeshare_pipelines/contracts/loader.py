@@ -16,7 +16,7 @@ from lakeshare_pipelines.contracts import model
 from lakeshare_pipelines.contracts.assertions import build_assertions, check_assertions
 from lakeshare_pipelines.contracts.document import Faults, read_extras
 from lakeshare_pipelines.contracts.model import Column, Input, Reference, Rule, SetContract, Table, View
-from lakeshare_pipelines.contracts.retirement import build_retirements
+from lakeshare_pipelines.contracts.retirement import build_retirements, suggest_successor
 from lakeshare_pipelines.contracts.sources import check_jdbc, check_sources
 from lakeshare_pipelines.contracts.write_modes import (
     build_partitioning,
@@ -34,6 +34,7 @@ from lakeshare_server.yaml_documents import Parsed
 Partitioning = tuple[tuple[str, str], ...]
 TableFormat = Literal["iceberg", "delta"]
 PACKAGED = Path(__file__).parent
+OF_OTHERS = "Name a table of another contract, as set.table."
 
 
 def list_contract_files(folder: Path | None = None) -> list[Path]:
@@ -100,7 +101,7 @@ def _connect_sets(contracts: Sequence[SetContract]) -> tuple[SetContract, ...]:
         for table in contract.tables:
             for read in table.inputs:
                 if read.table not in owners:
-                    hint = suggest(read.table, owners, "Name a table of another contract, as set.table.")
+                    hint = suggest_successor(read.table, contracts) or suggest(read.table, owners, OF_OTHERS)
                     problem = f"no contract has the table {read.table!r}"
                     place = ("schema", table.short_name, "customProperties", "inputs")
                     line = odcs.find_line(contract, *place)

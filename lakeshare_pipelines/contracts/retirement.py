@@ -1,11 +1,11 @@
 """Tables of earlier versions that stay shared until a date, as a contract has them in its property `retire`."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from lakeshare_pipelines.contracts import document as odcs
 from lakeshare_pipelines.contracts.document import Faults
-from lakeshare_pipelines.contracts.model import Retirement
+from lakeshare_pipelines.contracts.model import Retirement, SetContract
 from lakeshare_server.errors import suggest
 
 
@@ -29,3 +29,13 @@ def build_retirements(
         if count > 1:
             place.add(f"{name} is given {count} times", "Keep one of them.")
     return tuple(found)
+
+
+def suggest_successor(table: str, contracts: Iterable[SetContract]) -> str | None:
+    """Returns what to read instead of a retired table of one of the contracts; None for other tables."""
+    for contract in contracts:
+        for each in contract.retirements:
+            if each.table == table:
+                instead = f"Read {each.successor} instead" if each.successor else "Nothing takes its place"
+                return f"Set {contract.name} {contract.version} retires it. {instead}."
+    return None

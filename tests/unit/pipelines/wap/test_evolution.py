@@ -202,6 +202,11 @@ def test_the_command_compares_with_what_is_published(
         assert ended.exit_code == 0, ended.output
         assert "1.0.0 is published; changes since: 1" in ended.output
         assert "minor     shop.orders.note: new column, string" in ended.output
+    show = ["contract", "show", "shop", "--published"]
+    assert CliRunner().invoke(app, show).output == contract.text
+    ended = CliRunner().invoke(app, ["contract", "show", "none", "--published"])
+    assert "SET" in str(ended.exception)
+    assert "run it once" in str(ended.exception)
     make({EMAIL: NOTE})
     ended = CliRunner().invoke(app, check)
     assert isinstance(ended.exception, ContractError)
