@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lakeshare_pipelines.cli.contract import find_contract, list_contracts, load_settings
+from lakeshare_pipelines.cli.contract import (
+    find_contract,
+    find_published_changes,
+    list_contracts,
+    load_settings,
+)
 
 if TYPE_CHECKING:
     from lakeshare_pipelines.contracts import SetContract
@@ -118,6 +123,7 @@ def publish(
     from lakeshare_pipelines.ingest import find_delivery
     from lakeshare_pipelines.ingest.delivery import name_files, require_in_time
     from lakeshare_pipelines.ingest.landing import open_landing
+    from lakeshare_pipelines.wap.evolution import list_refusals, raise_first
     from lakeshare_server.errors import BadRequest
 
     settings, contract = load_settings(), find_contract(set_name)
@@ -128,6 +134,9 @@ def publish(
     wanted = partition or "all"
     if not allow_late and contract.is_partition(wanted):
         require_in_time(contract, [wanted])
+    if (evolution := find_published_changes(contract)) is not None:
+        # Before the files of an earlier delivery are replaced.
+        raise_first(list_refusals(evolution))
     if on and contract.is_partition(wanted):
         open_landing(settings).replace(contract.name, wanted, name_files(contract, on))
     find_delivery(settings, contract, wanted)

@@ -211,3 +211,20 @@ def test_the_command_compares_with_what_is_published(
     ended = CliRunner().invoke(app, check)
     assert isinstance(ended.exception, ContractError)
     assert "Give it 1.1.0 or higher" in str(ended.exception)
+
+
+def test_a_delivery_is_not_taken_for_a_contract_that_is_refused(
+    make: Make, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(ledger, make())
+    monkeypatch.setenv("LAKESHARE_CONTRACTS_DIR", str(make(DROPPED).path.parent))
+    monkeypatch.setenv("LAKESHARE_STATE_DIR", str(tmp_path))
+    monkeypatch.setenv("LAKESHARE_LANDING", str(tmp_path / "landing"))
+    file = tmp_path / "orders.csv"
+    file.write_text("day,id\n")
+
+    ended = CliRunner().invoke(app, ["publish", "shop", "--on", str(file), "--partition", "2024-01-01"])
+
+    assert isinstance(ended.exception, ContractError)
+    assert "set shop: shop.orders.email: the column is gone" in str(ended.exception)
+    assert not (tmp_path / "landing").exists()
