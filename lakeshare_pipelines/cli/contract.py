@@ -83,11 +83,11 @@ def show(
 
 def read_published_text(set_name: str) -> str:
     """Reads the contract of the newest publication of a set; raises `BadRequest` if there is no record of it."""
-    from lakeshare_pipelines.wap.stage import open_ledger
+    from lakeshare_server.catalog import Ledger, open_existing_catalog
     from lakeshare_server.errors import BadRequest
 
-    with open_ledger(load_settings()) as ledger:
-        recorded = ledger.published_contract(set_name)
+    catalog = open_existing_catalog(load_settings().catalog_url)
+    recorded = None if catalog is None else Ledger(catalog).published_contract(set_name)
     if recorded is None:
         hint = "The catalog has no contract of a publication of this set; run it once."
         raise BadRequest("SET", set_name, hint)
@@ -304,18 +304,17 @@ def load_settings() -> "LakeSettings":
 
 
 def find_published_changes(contract: "SetContract") -> "Evolution | None":
-    """Compares a contract with the published one, if the settings have a catalog; creates none."""
-    from sqlalchemy.engine import make_url
-
+    """Compares a contract with the published one, if the settings have a catalog; neither creates nor migrates it."""
     from lakeshare_pipelines.wap.evolution import find_evolution
-    from lakeshare_pipelines.wap.stage import open_ledger
+    from lakeshare_server.catalog import Ledger, open_existing_catalog
 
-    settings = load_settings()
-    url = make_url(settings.catalog_url)
-    if url.get_backend_name() == "sqlite" and not Path(url.database or "").exists():
+    catalog = open_existing_catalog(load_settings().catalog_url)
+    if catalog is None:
         return None
-    with open_ledger(settings) as ledger:
-        return find_evolution(ledger, contract)
+    try:
+        return find_evolution(Ledger(catalog), contract)
+    finally:
+        catalog.close()
 
 
 def list_contracts() -> "tuple[SetContract, ...]":

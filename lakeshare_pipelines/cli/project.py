@@ -7,12 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lakeshare_pipelines.cli.contract import (
-    find_contract,
-    find_published_changes,
-    list_contracts,
-    load_settings,
-)
+from lakeshare_pipelines.cli.contract import find_contract, list_contracts, load_settings
 
 if TYPE_CHECKING:
     from lakeshare_pipelines.contracts import SetContract
@@ -123,7 +118,8 @@ def publish(
     from lakeshare_pipelines.ingest import find_delivery
     from lakeshare_pipelines.ingest.delivery import name_files, require_in_time
     from lakeshare_pipelines.ingest.landing import open_landing
-    from lakeshare_pipelines.wap.evolution import list_refusals, raise_first
+    from lakeshare_pipelines.wap.evolution import require_allowed_changes
+    from lakeshare_pipelines.wap.stage import open_ledger
     from lakeshare_server.errors import BadRequest
 
     settings, contract = load_settings(), find_contract(set_name)
@@ -134,10 +130,10 @@ def publish(
     wanted = partition or "all"
     if not allow_late and contract.is_partition(wanted):
         require_in_time(contract, [wanted])
-    if (evolution := find_published_changes(contract)) is not None:
-        # Before the files of an earlier delivery are replaced.
-        raise_first(list_refusals(evolution))
     if on and contract.is_partition(wanted):
+        with open_ledger(settings) as ledger:
+            # Before the files of an earlier delivery are replaced.
+            require_allowed_changes(ledger, contract)
         open_landing(settings).replace(contract.name, wanted, name_files(contract, on))
     find_delivery(settings, contract, wanted)
     raise typer.Exit(0 if _publish_delivery(settings, contract, wanted, allow_late=allow_late) else 1)

@@ -14,6 +14,7 @@ from lakeshare_server.catalog.credentials import TokenUses as TokenUses
 from lakeshare_server.catalog.database import Catalog as Catalog
 from lakeshare_server.catalog.database import GenerationCache as GenerationCache
 from lakeshare_server.catalog.database import open_catalog as open_catalog
+from lakeshare_server.catalog.database import open_existing_catalog as open_existing_catalog
 from lakeshare_server.catalog.declared.apply import DeclaredShare as DeclaredShare
 from lakeshare_server.catalog.declared.apply import RetiredTable as RetiredTable
 from lakeshare_server.catalog.declared.apply import ShareDiff as ShareDiff

@@ -254,6 +254,34 @@ def open_catalog(url: str) -> Catalog:
     return catalog
 
 
+def open_existing_catalog(url: str) -> Catalog | None:
+    """Opens the catalog at an SQLAlchemy URL as it is, None if there is none; creates and migrates nothing.
+
+    Raises:
+        BadRequest: the URL cannot be used.
+        CatalogConflict: another lakeshare has migrated the database, or this one has not migrated it yet.
+        Unavailable: the database cannot be reached.
+    """
+    file = database_file(url)
+    if file is not None and not file.exists():
+        return None
+    catalog = Catalog(_engine(url))
+    with (
+        _describing_failure(catalog.engine, "opened", USABLE_URL),
+        catalog.engine.connect() as connection,
+    ):
+        revision = _revision(connection)
+    if revision == HEAD:
+        return catalog
+    catalog.engine.dispose()
+    if revision is None:
+        return None
+    raise CatalogConflict(
+        f"the catalog is at revision {revision}, this lakeshare reads {HEAD}",
+        "Use the version of the server and the pipelines; a newer one migrates the catalog when they start.",
+    )
+
+
 def new_catalog(url: str, revision: str) -> Catalog:
     """Creates an empty catalog of the migration `revision` at an SQLAlchemy URL, to restore rows of that revision.
 

@@ -192,7 +192,7 @@ def test_the_command_compares_with_what_is_published(
     monkeypatch.setenv("LAKESHARE_STATE_DIR", str(tmp_path / "none"))
     check = ["contract", "check", str(contract.path)]
     assert CliRunner().invoke(app, check).output == "ok  shop 1.0.0 (shop.yaml): shop.orders, shop.totals\n"
-    assert not (tmp_path / "none" / "catalog.db").exists()
+    assert not (tmp_path / "none").exists()
 
     monkeypatch.setenv("LAKESHARE_STATE_DIR", str(tmp_path))
     publish(ledger, contract)
@@ -202,6 +202,11 @@ def test_the_command_compares_with_what_is_published(
         assert ended.exit_code == 0, ended.output
         assert "1.0.0 is published; changes since: 1" in ended.output
         assert "minor     shop.orders.note: new column, string" in ended.output
+    with monkeypatch.context() as patch:
+        # A check by another version changes nothing.
+        patch.setattr("lakeshare_server.catalog.database.HEAD", "9999")
+        ended = CliRunner().invoke(app, check)
+        assert "the catalog is at revision 00" in str(ended.exception)
     show = ["contract", "show", "shop", "--published"]
     assert CliRunner().invoke(app, show).output == contract.text
     ended = CliRunner().invoke(app, ["contract", "show", "none", "--published"])
