@@ -123,7 +123,7 @@ def _refuse_without_version(evolution: Evolution, change: Change) -> ContractErr
         hint += f" and the table another name: {_format_successor(evolution, change)}"
     elif _is_lost(evolution, change):
         hint += f" and the table a last day: {_format_retirement(change.where)}"
-    problem = f"{change.what}, and version {new.version} is no new major version of {old.version}, which is published"
+    problem = f"{change.what}, and {new.version} is no new major version of the published {old.version}"
     return _make_error(evolution, change.where, problem, f"{hint}. See {GUIDE}.")
 
 
@@ -176,7 +176,7 @@ def _find_low_version(evolution: Evolution) -> Iterator[ContractError]:
     needed = find_missing_version(old, new, find_level(evolution.changes))
     if needed is not None:
         what = "; ".join(f"{change.where}: {change.what}" for change in evolution.changes)
-        problem = f"{new.version} is too low for the changes of {old.version}, which is published"
+        problem = f"{new.version} is too low for what changed since {old.version}, which is published"
         yield _make_error(
             evolution, "version", f"{problem}{': ' if what else ''}{what}", f"Give it {needed} or higher."
         )
@@ -208,4 +208,5 @@ def _make_error(evolution: Evolution, field: str, problem: str, hint: str) -> Co
     if len(place) > 2 and place[0] == "schema":
         place = (*place[:2], "properties", *place[2:])
     line = find_line(contract, *(("version",) if field == "set" else place))
-    return ContractError(contract.path, f"set {name}: {field}", problem, hint, line=line)
+    shown = f"set {name}" if field == "set" else f"set {name}: {field}"
+    return ContractError(contract.path, shown, problem, hint, line=line)
