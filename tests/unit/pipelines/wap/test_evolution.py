@@ -155,6 +155,8 @@ def test_what_only_deliveries_feel_and_what_is_allowed_goes_on_in_the_same_table
     require_allowed_changes(
         ledger, make({EMAIL: EMAIL.replace("string,", "string, required: true,")} | MAJOR)
     )
+    # A table that stays can be taken out of a share at once.
+    require_allowed_changes(ledger, make({"tables: [orders, totals]": "tables: [totals]"} | MAJOR))
     allowed = {"{property: maxQ": "{property: allowSchemaChanges, value: true}\n      - {property: maxQ"}
     require_allowed_changes(ledger, make(DROPPED | MAJOR | allowed))
 
