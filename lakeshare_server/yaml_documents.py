@@ -61,10 +61,11 @@ class _Loader(yaml.CSafeLoader):
 
 @dataclass(frozen=True)
 class Parsed:
-    """The values of a text, and its nodes for their lines."""
+    """The values of a text, its nodes for their lines, and the text."""
 
     values: Any
     root: yaml.Node | None
+    text: str = ""
 
     def line(self, where: Sequence[str | int]) -> int:
         """The line of the value at a path, or of the innermost existing part around it."""
@@ -108,7 +109,7 @@ def parse(text: str) -> Parsed:
     except (yaml.YAMLError, ValueError) as error:
         # A character that YAML forbids, or a date like 2024-02-31.
         raise YamlFault(1, str(error).splitlines()[0], "Correct the YAML there.") from error
-    return Parsed(values, root)
+    return Parsed(values, root, text)
 
 
 def _require_sound(root: yaml.Node) -> None:

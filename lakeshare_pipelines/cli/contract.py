@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lakeshare_pipelines.contracts import SetContract
     from lakeshare_pipelines.ingest.profile import Sample
     from lakeshare_pipelines.settings import LakeSettings
+    from lakeshare_pipelines.wap.evolution import Evolution
     from lakeshare_pipelines.wap.staged import Lake
 
 contract_app = typer.Typer(help="Contracts: the YAML that describes a set.", no_args_is_help=True)
@@ -30,22 +31,67 @@ ContractFile = Annotated[Path, typer.Argument(metavar="CONTRACT", help="The YAML
 def check(
     paths: Annotated[list[Path] | None, typer.Argument(help="Files; the configured ones by default.")] = None,
 ) -> None:
-    """Load contracts, import their transforms, and report errors; inputs of other sets without PATHS only."""
+    """Load contracts, import their transforms, compare them with what is published, and report errors.
+
+    Breaking changes need a new major version, and changed tables another name; other changes a minor version or patch.
+    Inputs of other sets are checked without PATHS only.
+    """
     from lakeshare_pipelines.contracts import load_contract
+    from lakeshare_pipelines.errors import ContractError
+    from lakeshare_pipelines.wap.evolution import raise_first, require_version
     from lakeshare_pipelines.wap.inputs import load_transforms
 
+    refusals: list[ContractError] = []
     for contract in [load_contract(path) for path in paths] if paths else list_contracts():
         load_transforms(contract)
+        evolution = find_published_changes(contract)
+        try:
+            if evolution is not None:
+                require_version(evolution)
+        except ContractError as refusal:
+            refusals.append(refusal)
+            continue
         tables = ", ".join(table.name for table in contract.tables)
         typer.echo(f"ok  {contract.name} {contract.version} ({contract.path.name}): {tables}")
+        if evolution is not None:
+            typer.echo(
+                f"    {evolution.published.version} is published; changes since: {len(evolution.changes)}"
+            )
+            for change in evolution.changes:
+                typer.echo(f"    {change}")
+    raise_first(refusals)
 
 
 @contract_app.command("show")
-def show(set_name: Annotated[str, typer.Argument(metavar="SET")]) -> None:
-    """Describe a set."""
+def show(
+    set_name: Annotated[str, typer.Argument(metavar="SET")],
+    published: Annotated[
+        bool, typer.Option("--published", help="Print the text of the contract that is published.")
+    ] = False,
+) -> None:
+    """Describe a set, or print the contract of its newest publication.
+
+    Example: lakeshare contract diff <(lakeshare contract show shop --published) contracts/shop.yaml
+    """
     from lakeshare_pipelines.contracts.model import describe
 
-    typer.echo(describe(find_contract(set_name)))
+    if published:
+        typer.echo(read_published_text(set_name), nl=False)
+    else:
+        typer.echo(describe(find_contract(set_name)))
+
+
+def read_published_text(set_name: str) -> str:
+    """Reads the contract of the newest publication of a set; raises `BadRequest` if there is no record of it."""
+    from lakeshare_server.catalog import Ledger, open_existing_catalog
+    from lakeshare_server.errors import BadRequest
+
+    catalog = open_existing_catalog(load_settings().catalog_url)
+    recorded = None if catalog is None else Ledger(catalog).published_contract(set_name)
+    if recorded is None:
+        hint = "The catalog has no contract of a publication of this set; run it once."
+        raise BadRequest("SET", set_name, hint)
+    return recorded.text
 
 
 @contract_app.command("diff")
@@ -63,22 +109,20 @@ def diff(
     from lakeshare_pipelines.contracts.difference import (
         compare_contracts,
         find_level,
+        find_missing_version,
         has_new_major_version,
-        next_version,
-        parse_version,
     )
 
     before, after = load_contract(old), load_contract(new)
     changes = compare_contracts(before, after)
     level, is_new_major = find_level(changes), has_new_major_version(before, after)
-    needed = next_version(before, level)
+    needed = find_missing_version(before, after, level)
     for change in changes:
         typer.echo(str(change))
     counts = ", ".join(
         f"{sum(change.level == kind for change in changes)} {kind}" for kind in ("breaking", "minor", "patch")
     )
-    is_enough = parse_version(after) >= tuple(int(part) for part in needed.split("."))
-    remark = "" if is_enough else f": give it version {needed} or higher"
+    remark = "" if needed is None else f": give it version {needed} or higher"
     typer.echo(f"{counts} changes; version {before.version} → {after.version}{remark}")
     raise typer.Exit(1 if level == "breaking" and not is_new_major else 0)
 
@@ -257,6 +301,20 @@ def load_settings() -> "LakeSettings":
     from lakeshare_pipelines.settings import LakeSettings
 
     return LakeSettings()
+
+
+def find_published_changes(contract: "SetContract") -> "Evolution | None":
+    """Compares a contract with the published one, if the settings have a catalog; neither creates nor migrates it."""
+    from lakeshare_pipelines.wap.evolution import find_evolution
+    from lakeshare_server.catalog import Ledger, open_existing_catalog
+
+    catalog = open_existing_catalog(load_settings().catalog_url)
+    if catalog is None:
+        return None
+    try:
+        return find_evolution(Ledger(catalog), contract)
+    finally:
+        catalog.close()
 
 
 def list_contracts() -> "tuple[SetContract, ...]":

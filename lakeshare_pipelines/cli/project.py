@@ -118,6 +118,8 @@ def publish(
     from lakeshare_pipelines.ingest import find_delivery
     from lakeshare_pipelines.ingest.delivery import name_files, require_in_time
     from lakeshare_pipelines.ingest.landing import open_landing
+    from lakeshare_pipelines.wap.evolution import require_allowed_changes
+    from lakeshare_pipelines.wap.stage import open_ledger
     from lakeshare_server.errors import BadRequest
 
     settings, contract = load_settings(), find_contract(set_name)
@@ -129,6 +131,9 @@ def publish(
     if not allow_late and contract.is_partition(wanted):
         require_in_time(contract, [wanted])
     if on and contract.is_partition(wanted):
+        with open_ledger(settings) as ledger:
+            # Before the files of an earlier delivery are replaced.
+            require_allowed_changes(ledger, contract)
         open_landing(settings).replace(contract.name, wanted, name_files(contract, on))
     find_delivery(settings, contract, wanted)
     raise typer.Exit(0 if _publish_delivery(settings, contract, wanted, allow_late=allow_late) else 1)

@@ -1,9 +1,10 @@
 """The difference of two versions of a contract: each change with its class, and the version number that it needs.
 
 Classes are those of semantic versioning. A change is breaking if a reader of the tables, or a sender whose deliveries
-passed, has to change something. What a change does to published tables is not decided here.
+passed, has to change something. `lakeshare_pipelines.wap.evolution` compares contracts with what is published.
 """
 
+import datetime as dt
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from lakeshare_pipelines.contracts.model import (
     Assertion,
     Column,
     Reference,
+    Retirement,
     Rule,
     SetContract,
     ShareEntry,
@@ -37,20 +39,32 @@ READERS = "readers that use it fail, or get something else"
 
 @dataclass(frozen=True)
 class Change:
-    """A change at `where` (`set`, `orders`, `orders.amount`), its class and the reason for the class."""
+    """A change at `where` (`set`, `shop.orders`, `shop.orders.amount`), its class and the reason for the class.
+
+    `needs_new_table`: readers of the published table would fail, so that the table cannot be continued.
+    """
 
     where: str
     what: str
     level: Level
     reason: str
+    needs_new_table: bool = False
 
     def __str__(self) -> str:
         return f"{self.level:8}  {self.where}: {self.what} ({self.reason})"
 
 
-def compare_contracts(old: SetContract, new: SetContract) -> tuple[Change, ...]:
-    """Returns the changes from `old` to `new`, breaking ones first, each class in the order of the contract."""
-    changes = [*_compare_sets(old, new), *_compare_lists_of_tables(old, new)]
+def compare_contracts(old: SetContract, new: SetContract, today: dt.date | None = None) -> tuple[Change, ...]:
+    """Returns the changes from `old` to `new`, breaking ones first, each class in the order of the contract.
+
+    Tables whose retirement is over on `today`, by default the day in UTC, can be left out.
+    """
+    today = today or dt.datetime.now(dt.UTC).date()
+    changes = [
+        *_compare_sets(old, new),
+        *_compare_retirements(old, new, today),
+        *_compare_lists_of_tables(old, new),
+    ]
     return tuple(sorted(changes, key=lambda change: LEVELS.index(change.level)))
 
 
@@ -77,6 +91,16 @@ def next_version(old: SetContract, level: Level | None) -> str:
     return f"{major}.{minor}.{patch}"
 
 
+def find_missing_version(old: SetContract, new: SetContract, level: Level | None) -> str | None:
+    """Returns the version that changes of this class need; None if `new` has it or a higher one.
+
+    Raises:
+        ContractError: a version is not made of numbers.
+    """
+    needed = next_version(old, level)
+    return None if parse_version(new) >= tuple(int(part) for part in needed.split(".")) else needed
+
+
 def has_new_major_version(old: SetContract, new: SetContract) -> bool:
     """Whether the major version grew.
 
@@ -92,12 +116,15 @@ def parse_version(contract: SetContract) -> tuple[int, int, int]:
     Raises:
         ContractError: the version is not made of numbers.
     """
-    found = re.fullmatch(r"v?(\d+)(?:\.(\d+))?(?:\.(\d+))?", contract.version)
+    found = VERSION.fullmatch(contract.version)
     if found is None:
         problem = f"{contract.version!r} is not MAJOR.MINOR.PATCH, by which versions are compared"
         raise ContractError(contract.path, "version", problem, "Write it like 1.0.0.")
     major, minor, patch = (int(part or 0) for part in found.groups())
     return major, minor, patch
+
+
+VERSION = re.compile(r"v?(\d+)(?:\.(\d+))?(?:\.(\d+))?")
 
 
 def _compare_sets(old: SetContract, new: SetContract) -> Iterator[Change]:
@@ -108,7 +135,10 @@ def _compare_sets(old: SetContract, new: SetContract) -> Iterator[Change]:
     if (old.warehouse, old.endpoint) != (new.warehouse, new.endpoint):
         what = f"warehouse {old.warehouse or 'of the settings'} → {new.warehouse or 'of the settings'}"
         yield Change("set", what, "breaking", "published tables are not found at another location")
-    yield from _compare_entries("share entry", old.shares, new.shares)
+    retired = {each.table for each in new.retirements}
+    # They stay shared until their date.
+    kept = [entry for entry in old.shares if entry.table not in retired]
+    yield from _compare_entries("share entry", kept, new.shares)
     yield from _compare_entries("table of Snowflake", old.snowflake, new.snowflake)
     for field in ("description", "owners", "domain", "maintenance_schedule", "schedule"):
         if getattr(old, field) != getattr(new, field):
@@ -160,6 +190,29 @@ def _compare_entries(
             yield Change("set", f"{kind} {key}: {before[key]} → {after[key]}", "breaking", READERS)
 
 
+def _compare_retirements(old: SetContract, new: SetContract, today: dt.date) -> Iterator[Change]:
+    """Yields changes of dates; a table that is retired for the first time is a change of the list of tables."""
+    after = {each.table: each for each in new.retirements}
+    published_again = {table.name for table in new.tables}
+    for before in old.retirements:
+        if before.table in published_again or (before.is_over(today) and before.table not in after):
+            continue
+        yield from _compare_retirement(before, after.get(before.table))
+
+
+def _compare_retirement(old: Retirement, new: Retirement | None) -> Iterator[Change]:
+    if new is None:
+        what = f"it was to be shared until {old.date} and is not retired any more"
+        yield Change(old.table, what, "breaking", READERS)
+    elif new.date != old.date:
+        is_earlier = new.date < old.date
+        what = f"retired on {old.date} → {new.date}"
+        reason = "readers rely on the date that they were given" if is_earlier else "readers have more time"
+        yield Change(old.table, what, "breaking" if is_earlier else "minor", reason)
+    elif new.successor != old.successor:
+        yield _describe_patch(old.table, "successor")
+
+
 def _describe_patch(where: str, field: str) -> Change:
     return Change(where, f"{field.replace('_', ' ')} changed", "patch", "no row and no column changes")
 
@@ -167,17 +220,20 @@ def _describe_patch(where: str, field: str) -> Change:
 def _compare_lists_of_tables(old: SetContract, new: SetContract) -> Iterator[Change]:
     before = {table.name: table for table in old.tables}
     after = {table.name: table for table in new.tables}
+    retired = {each.table: each.date for each in new.retirements}
     for name, table in before.items():
-        if name not in after:
-            yield Change(name, "the table is gone", "breaking", READERS)
-        else:
+        if name in after:
             yield from _compare_tables(table, after[name])
+        elif name in retired:
+            yield Change(name, f"the table is retired on {retired[name]}", "breaking", READERS)
+        else:
+            yield Change(name, "the table is gone", "breaking", READERS)
     for name, table in after.items():
-        if name not in before and table.source is not None:
+        if name not in before:
             # All tables of a set arrive together.
-            yield Change(name, "new table with files of its own", "breaking", "deliveries need one more file")
-        elif name not in before:
-            yield Change(name, "new table", "minor", "nothing that exists changes")
+            is_delivered = table.source is not None
+            reason = "deliveries need one more file" if is_delivered else "nothing that exists changes"
+            yield Change(name, "new table", "minor", reason)
 
 
 def _compare_tables(old: Table, new: Table) -> Iterator[Change]:
@@ -186,17 +242,20 @@ def _compare_tables(old: Table, new: Table) -> Iterator[Change]:
         before, after = getattr(old, field), getattr(new, field)
         if before != after:
             reason = "the published table cannot be continued; a new one needs another physicalName"
-            yield Change(name, f"{field} {before} → {after}", "breaking", reason)
+            what = f"{field} {before} → {after}"
+            yield Change(name, what, "breaking", reason, needs_new_table=True)
     yield from _compare_origins(old, new)
     yield from _compare_columns(old, new)
     if old.primary_key != new.primary_key:
         keys = [", ".join(table.primary_key) or "none" for table in (old, new)]
         reason = "readers that join or merge by the key fail, and deliveries are checked by another one"
-        yield Change(name, f"primary key {keys[0]} → {keys[1]}", "breaking", reason)
+        what = f"primary key {keys[0]} → {keys[1]}"
+        yield Change(name, what, "breaking", reason, needs_new_table=True)
     if old.partition_by != new.partition_by:
         layouts = [_format_partitioning(table) for table in (old, new)]
         reason = "files are laid out in another way, and rules of grants are decided by partitions"
-        yield Change(name, f"partitioned by {layouts[0]} → {layouts[1]}", "breaking", reason)
+        what = f"partitioned by {layouts[0]} → {layouts[1]}"
+        yield Change(name, what, "breaking", reason, needs_new_table=True)
     yield from _compare_rules(old, new)
     yield from _compare_assertions(old, new)
     yield from _compare_references(old, new)
@@ -221,7 +280,8 @@ def _compare_origins(old: Table, new: Table) -> Iterator[Change]:
         old.view is not None and new.view is not None and old.view.digest != new.view.digest
     ):
         reason = "a published view keeps its definition; a changed one needs another physicalName"
-        yield Change(old.name, "the definition of the view changed", "breaking", reason)
+        what = "the definition of the view changed"
+        yield Change(old.name, what, "breaking", reason, needs_new_table=True)
     elif old.view != new.view:
         yield Change(old.name, "the rule per recipient changed", "breaking", READERS)
     for field in ("derive", "transform", "inputs"):
@@ -244,14 +304,15 @@ def _compare_columns(old: Table, new: Table) -> Iterator[Change]:
     for name, (_, column) in before.items():
         where = f"{old.name}.{name}"
         if name in after:
-            yield from _compare_column(where, column, after[name][1])
+            yield from _compare_column(where, column, after[name][1], new.format)
             continue
         heir = _find_new_name(column, [other for other in added if other.name not in renamed])
         if heir is None:
-            yield Change(where, "the column is gone", "breaking", READERS)
+            yield Change(where, "the column is gone", "breaking", READERS, needs_new_table=True)
         else:
             renamed.add(heir.name)
-            yield Change(where, f"the column is renamed to {heir.name}", "breaking", READERS)
+            what = f"the column is renamed to {heir.name}"
+            yield Change(where, what, "breaking", READERS, needs_new_table=True)
     for column in added:
         where = f"{old.name}.{column.name}"
         if column.name in renamed:
@@ -285,13 +346,21 @@ def is_widened(before: str, after: str) -> bool:
     return can_widen(before, after)
 
 
-def _compare_column(where: str, old: Column, new: Column) -> Iterator[Change]:
+def _compare_types(where: str, old: str, new: str, table_format: str) -> Iterator[Change]:
+    what = f"type {old} → {new}"
+    if not is_widened(old, new):
+        reason = "values may not fit, and readers expect the old type"
+        yield Change(where, what, "breaking", reason, needs_new_table=True)
+    elif table_format == "delta":
+        reason = "a published Delta table keeps the types of its columns"
+        yield Change(where, what, "breaking", reason, needs_new_table=True)
+    else:
+        yield Change(where, what, "minor", "every value still fits")
+
+
+def _compare_column(where: str, old: Column, new: Column, table_format: str) -> Iterator[Change]:
     if old.type != new.type:
-        is_wider = is_widened(old.type, new.type)
-        reason = (
-            "every value still fits" if is_wider else "values may not fit, and readers expect the old type"
-        )
-        yield Change(where, f"type {old.type} → {new.type}", "minor" if is_wider else "breaking", reason)
+        yield from _compare_types(where, old.type, new.type, table_format)
     for word, was, is_now in (("required", old.required, new.required), ("unique", old.unique, new.unique)):
         if is_now and not was:
             yield Change(where, f"the column is {word} now", "breaking", SENDERS)

@@ -284,6 +284,29 @@ class PartitioningExtras(Part):
     lateness_hours: Annotated[int, Field(ge=0, le=1_000_000, strict=True)] | None = None
 
 
+Date = Annotated[
+    dt.date,
+    BeforeValidator(
+        lambda value: parse_date(value) if isinstance(value, str) else value,
+        json_schema_input_type=Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")],
+    ),
+]
+
+
+def parse_date(text: str) -> dt.date | str:
+    """Returns a date that is written as a text; another text as it is."""
+    try:
+        return dt.date.fromisoformat(text)
+    except ValueError:
+        return text
+
+
+class RetireExtras(Part):
+    table: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]
+    date: Date
+    successor: Annotated[str, Field(min_length=1)] | None = None
+
+
 class SetExtras(Part):
     partitioning: Annotated[PartitioningExtras, wrap("kind", str, PartitioningExtras | NamedKind)] = (
         PartitioningExtras()
@@ -296,6 +319,7 @@ class SetExtras(Part):
     snowflake: list[SnowflakeSchema] = []
     maintenance: SetMaintenanceExtras = SetMaintenanceExtras()
     schedule: Cron | None = None
+    retire: list[RetireExtras] = []
 
 
 Clients = Annotated[list[str], Field(min_length=1)]

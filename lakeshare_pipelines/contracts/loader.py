@@ -16,6 +16,7 @@ from lakeshare_pipelines.contracts import model
 from lakeshare_pipelines.contracts.assertions import build_assertions, check_assertions
 from lakeshare_pipelines.contracts.document import Faults, read_extras
 from lakeshare_pipelines.contracts.model import Column, Input, Reference, Rule, SetContract, Table, View
+from lakeshare_pipelines.contracts.retirement import build_retirements, suggest_successor
 from lakeshare_pipelines.contracts.sources import check_jdbc, check_sources
 from lakeshare_pipelines.contracts.write_modes import (
     build_partitioning,
@@ -28,10 +29,12 @@ from lakeshare_pipelines.contracts.write_modes import (
 from lakeshare_pipelines.errors import ContractError
 from lakeshare_server.errors import BadRequest, suggest
 from lakeshare_server.locations import AZURE, GCS, LOCAL, S3, parse_location
+from lakeshare_server.yaml_documents import Parsed
 
 Partitioning = tuple[tuple[str, str], ...]
 TableFormat = Literal["iceberg", "delta"]
 PACKAGED = Path(__file__).parent
+OF_OTHERS = "Name a table of another contract, as set.table."
 
 
 def list_contract_files(folder: Path | None = None) -> list[Path]:
@@ -41,7 +44,11 @@ def list_contract_files(folder: Path | None = None) -> list[Path]:
 
 
 def load_contract(path: Path) -> SetContract:
-    parsed = odcs.read_yaml(path)
+    return build_contract(odcs.read_yaml(path), path)
+
+
+def build_contract(parsed: Parsed, path: Path) -> SetContract:
+    """Builds the contract of a parsed text; `path` is its file in errors."""
     faults = Faults(path, parsed)
     try:
         document = odcs.Document.model_validate(parsed.values)
@@ -51,7 +58,7 @@ def load_contract(path: Path) -> SetContract:
         raise
     contract = _check_set(_build_set(document, odcs.compute_digest(parsed.values), path, faults), faults)
     faults.require_none()
-    return contract
+    return replace(contract, text=parsed.text)
 
 
 def load_contracts(folder: Path | None = None) -> tuple[SetContract, ...]:
@@ -94,7 +101,7 @@ def _connect_sets(contracts: Sequence[SetContract]) -> tuple[SetContract, ...]:
         for table in contract.tables:
             for read in table.inputs:
                 if read.table not in owners:
-                    hint = suggest(read.table, owners, "Name a table of another contract, as set.table.")
+                    hint = suggest_successor(read.table, contracts) or suggest(read.table, owners, OF_OTHERS)
                     problem = f"no contract has the table {read.table!r}"
                     place = ("schema", table.short_name, "customProperties", "inputs")
                     line = odcs.find_line(contract, *place)
@@ -178,6 +185,7 @@ def _build_set(document: odcs.Document, digest: str, path: Path, faults: Faults)
         schedule=extras.schedule,
         warehouse=warehouse,
         endpoint=server.endpoint_url,
+        retirements=build_retirements(document.name, extras, names, faults),
         snowflake=tuple(
             model.SnowflakeEntry(entry.database, entry.schema_name, name, table)
             for entry, name, table in _named_tables("snowflake", extras.snowflake, names, faults, document)

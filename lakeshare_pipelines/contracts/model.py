@@ -1,5 +1,6 @@
 """A contract as the pipelines use it: sets, tables, columns, rules, references, shares; types and expectations."""
 
+import datetime as dt
 import hashlib
 import json
 import re
@@ -485,8 +486,26 @@ class SnowflakeEntry:
 
 
 @dataclass(frozen=True)
+class Retirement:
+    """A table that earlier versions of a contract published; it stays shared until the end of `date`, in UTC.
+
+    `successor` is the table of the set to read instead.
+    """
+
+    table: str
+    date: dt.date
+    successor: str | None = None
+
+    def is_over(self, today: dt.date) -> bool:
+        return self.date < today
+
+
+@dataclass(frozen=True)
 class SetContract:
-    """Tables that are published together, each after those that it depends on."""
+    """Tables that are published together, each after those that it depends on.
+
+    `text` is the file; empty for contracts that are made in code.
+    """
 
     name: str
     version: str
@@ -505,6 +524,8 @@ class SetContract:
     warehouse: str | None = None
     endpoint: str | None = None
     """URL of the store of `warehouse`, if the contract requires one."""
+    retirements: tuple[Retirement, ...] = ()
+    text: str = field(default="", repr=False, compare=False)
 
     @property
     def takes_deliveries(self) -> bool:
@@ -771,6 +792,9 @@ def _describe_set(contract: SetContract) -> Iterator[str]:
         yield f"shared as {entry.share}.{entry.schema}.{entry.name}: {entry.table}"
     for follower in contract.snowflake:
         yield f"in Snowflake as {follower.database}.{follower.schema}.{follower.name}: {follower.table}"
+    for retired in contract.retirements:
+        successor = f", then {retired.successor}" if retired.successor else ""
+        yield f"retires {retired.table}, shared until {retired.date}{successor}"
 
 
 def _describe_origin(table: Table) -> str:

@@ -19,6 +19,10 @@ from lakeshare_server.errors import LakeshareError, Unavailable
 def share_catalog(contracts: Sequence[SetContract]) -> dg.AssetsDefinition:
     """Returns the asset that applies the contracts' shares to the catalog."""
     shared = sorted({entry.table for contract in contracts for entry in contract.shares})
+    published = dg.AutomationCondition.eager() & dg.AutomationCondition.all_deps_blocking_checks_passed()
+    # The last day of a retired table ends without a publication.
+    daily = published | dg.AutomationCondition.cron_tick_passed("5 0 * * *")
+    is_daily = any(contract.retirements for contract in contracts)
 
     @dg.asset(
         name="share_catalog",
@@ -26,8 +30,7 @@ def share_catalog(contracts: Sequence[SetContract]) -> dg.AssetsDefinition:
         deps=[table_key(table) for table in shared],
         group_name="share",
         kinds={"deltasharing"},
-        automation_condition=dg.AutomationCondition.eager()
-        & dg.AutomationCondition.all_deps_blocking_checks_passed(),
+        automation_condition=daily if is_daily else published,
     )
     def catalog(lakeshare: LakeResource) -> dg.MaterializeResult[None]:
         difference = apply_declared_shares(lakeshare.catalog(), contracts)

@@ -29,6 +29,7 @@ from lakeshare_pipelines.spark.stores import translate_delta_errors
 from lakeshare_pipelines.wap.audit import audit_and_save, publish_with_replay
 from lakeshare_pipelines.wap.checks import list_checks
 from lakeshare_pipelines.wap.delta import DeltaStaging, table_location
+from lakeshare_pipelines.wap.evolution import require_allowed_changes
 from lakeshare_pipelines.wap.iceberg import get_changes_folder, iceberg_tables
 from lakeshare_pipelines.wap.inputs import find_digests, find_inputs, find_position
 from lakeshare_pipelines.wap.stage import (
@@ -281,6 +282,7 @@ def publish(
     Deliveries that are already published under the same contract get no new number.
 
     Raises:
+        ContractError: the contract breaks what is published by now.
         NotAudited: a verdict is missing, failed, or is of another state than `staged.head`.
         BranchMoved: the staging location was written to after its audit.
         Conflict: a table of the set changed on main since the staging location was created.
@@ -295,6 +297,8 @@ def publish(
         if not publications and _are_in_force(ledger, contract, *made_of):
             publications = latest_publications(catalog, contract)
         if not publications:
+            # Another version of the contract may have been published since the set was staged.
+            require_allowed_changes(ledger, contract)
             _require_unapplied(ledger, contract, staged)
             evidence = verdicts.as_evidence() | record_changes(lake, ledger, contract, staged)
             evidence |= {"deliveries": dict(staged.deliveries), "attempt": staged.attempt}

@@ -10,9 +10,12 @@ from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.contracts.document import find_line
 from lakeshare_pipelines.contracts.model import ShareEntry
 from lakeshare_pipelines.errors import ContractError
+from lakeshare_pipelines.wap.evolution import require_allowed_changes
 from lakeshare_server.catalog import (
     Catalog,
     DeclaredShare,
+    Ledger,
+    RetiredTable,
     ShareDiff,
     SharedTable,
     apply_shares,
@@ -36,9 +39,25 @@ HISTORY_DAYS = 28
 MIN_DAYS = 5
 
 
-def apply_declared_shares(catalog: Catalog, contracts: Sequence[SetContract]) -> ShareDiff:
-    """Make the catalog's declared shares equal to those of the contracts; raises as `declared_shares`."""
-    return apply_shares(catalog, declared_shares(contracts))
+def apply_declared_shares(
+    catalog: Catalog, contracts: Sequence[SetContract], today: date | None = None
+) -> ShareDiff:
+    """Make the catalog's declared shares equal to those of the contracts, and keep retired tables until their date.
+
+    `today` is by default the day in UTC.
+
+    Raises:
+        ContractError: two contracts share different tables under one name, or one breaks what is published.
+    """
+    ledger = Ledger(catalog)
+    for contract in contracts:
+        require_allowed_changes(ledger, contract)
+    retired = [
+        RetiredTable(each.table, each.date, each.successor)
+        for contract in contracts
+        for each in contract.retirements
+    ]
+    return apply_shares(catalog, declared_shares(contracts), retired, today)
 
 
 def declared_shares(contracts: Sequence[SetContract]) -> list[DeclaredShare]:

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from lakeshare_pipelines.contracts import Reference, Rule, SetContract, Table
 from lakeshare_pipelines.contracts.document import find_line
-from lakeshare_pipelines.contracts.model import EXPECTATIONS, UNIQUENESS, Assertion, Drift, list_rule_columns
+from lakeshare_pipelines.contracts.model import (
+    EXPECTATIONS,
+    UNIQUENESS,
+    Assertion,
+    Drift,
+    can_widen,
+    list_rule_columns,
+)
 from lakeshare_pipelines.errors import ContractError
 from lakeshare_pipelines.spark.partitions import make_key_column
 from lakeshare_pipelines.wap.staged import (
@@ -164,16 +171,19 @@ def find_structure_problems(table: Table, staged: Types, declared: Types, main: 
         if name not in declared and name not in published
     ]
     if not table.allow_schema_changes:
-        problems += _compare_with_main(staged, declared, published)
+        problems += _compare_with_main(table, staged, declared, published)
     return problems
 
 
-def _compare_with_main(staged: Types, declared: Types, published: Types) -> list[str]:
+def _compare_with_main(table: Table, staged: Types, declared: Types, published: Types) -> list[str]:
+    def is_widened(name: str) -> bool:
+        return table.format == "iceberg" and can_widen(published[name], staged[name])
+
     changes = []
     for name, kind in published.items():
         if name not in declared or name not in staged:
             changes.append(f"column {name} is on main and would be dropped")
-        elif staged[name] != kind:
+        elif staged[name] != kind and not is_widened(name):
             changes.append(f"column {name} is {kind} on main and would become {staged[name]}")
     if changes:
         changes.append("readers of main would break; allow it in the contract if it is meant")

@@ -27,6 +27,7 @@ from lakeshare_pipelines.spark.rows import digest_rows
 from lakeshare_pipelines.spark.session import translate_errors
 from lakeshare_pipelines.spark.stores import require_reachable
 from lakeshare_pipelines.wap.checks import SHOW_REJECTED
+from lakeshare_pipelines.wap.evolution import require_allowed_changes
 from lakeshare_pipelines.wap.inputs import (
     Inputs,
     Transform,
@@ -377,6 +378,7 @@ def stage(
     Published tables of other sets are read at the numbers in `pins`, or at their newest ones.
 
     Raises:
+        ContractError: the contract breaks what is published without a new major version, or without a new table.
         DeliveryError: a delivery is missing, incomplete, unreadable, or changed while it was read.
         SourceError: another source cannot be read, or not from where the latest publication ended.
         InputError: a table of another set has no publication, or not the pinned one.
@@ -388,8 +390,10 @@ def stage(
     require_reachable(lake.stores, contract)
     deliveries = find_deliveries_of_run(lake.settings, contract, partitions)
     with open_ledger(lake.settings) as ledger:
+        require_allowed_changes(ledger, contract)
         publications = find_inputs(ledger, contract, pins)
         sources = find_source_reads(lake, ledger, contract)
+        _record_contract(ledger, contract)
     made_of = RunInputs(deliveries, sources, publications, load_transforms(contract))
     ref = make_staging_name(contract.name, partitions, run_id, attempt)
     files = {file.location: file.size_bytes for delivery in deliveries for file in delivery.files}
@@ -422,6 +426,15 @@ def stage(
         staged = replace(draft, head=staging.seal(ref), tables=tables)
     save_attempt(lake, staged)
     return staged
+
+
+def _record_contract(ledger: "Ledger", contract: SetContract) -> None:
+    """Records the text of the contract, with which later ones are compared once the run is published."""
+    from lakeshare_server.catalog import RecordedContract
+
+    if contract.text:
+        recorded = RecordedContract(contract.digest, contract.name, contract.version, contract.text)
+        ledger.record_contract(recorded)
 
 
 def _write_all(

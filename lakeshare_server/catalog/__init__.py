@@ -14,7 +14,9 @@ from lakeshare_server.catalog.credentials import TokenUses as TokenUses
 from lakeshare_server.catalog.database import Catalog as Catalog
 from lakeshare_server.catalog.database import GenerationCache as GenerationCache
 from lakeshare_server.catalog.database import open_catalog as open_catalog
+from lakeshare_server.catalog.database import open_existing_catalog as open_existing_catalog
 from lakeshare_server.catalog.declared.apply import DeclaredShare as DeclaredShare
+from lakeshare_server.catalog.declared.apply import RetiredTable as RetiredTable
 from lakeshare_server.catalog.declared.apply import ShareDiff as ShareDiff
 from lakeshare_server.catalog.declared.apply import allow_directory_access as allow_directory_access
 from lakeshare_server.catalog.declared.apply import apply_shares as apply_shares
@@ -27,6 +29,7 @@ from lakeshare_server.catalog.ledger import Ledger as Ledger
 from lakeshare_server.catalog.ledger import NewPublication as NewPublication
 from lakeshare_server.catalog.ledger import NumberedSnapshot as NumberedSnapshot
 from lakeshare_server.catalog.ledger import Publication as Publication
+from lakeshare_server.catalog.ledger import RecordedContract as RecordedContract
 from lakeshare_server.catalog.ledger import lock_set as lock_set
 from lakeshare_server.catalog.listings import EffectiveGrant as EffectiveGrant
 from lakeshare_server.catalog.listings import GrantedTable as GrantedTable

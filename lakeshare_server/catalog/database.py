@@ -34,7 +34,7 @@ from lakeshare_server.settings import make_private
 # The tables whose rows no recipient sees.
 UNCOUNTED_TABLES = frozenset({
     "admin_keys", "audit_log", "audit_chain", "audit_journals", "usage_days", "set_locks", "async_queries",
-    "token_uses", "allowances",
+    "token_uses", "allowances", "contracts",
 })  # fmt: skip
 NEXT_GENERATION = update(StateRow).values(generation=StateRow.generation + 1)
 CURRENT = "SELECT generation FROM catalog_state"
@@ -131,7 +131,7 @@ class QueriedGeneration:
             self._connection = None
 
 
-HEAD = "0009"
+HEAD = "0010"
 MIGRATIONS = Path(__file__).with_name("migrations")
 BUSY_TIMEOUT_S = 30
 WRITES = "lakeshare_writes"
@@ -252,6 +252,34 @@ def open_catalog(url: str) -> Catalog:
         if is_old:
             _migrate(catalog, HEAD)
     return catalog
+
+
+def open_existing_catalog(url: str) -> Catalog | None:
+    """Opens the catalog at an SQLAlchemy URL as it is, None if there is none; creates and migrates nothing.
+
+    Raises:
+        BadRequest: the URL cannot be used.
+        CatalogConflict: another lakeshare has migrated the database, or this one has not migrated it yet.
+        Unavailable: the database cannot be reached.
+    """
+    file = database_file(url)
+    if file is not None and not file.exists():
+        return None
+    catalog = Catalog(_engine(url))
+    with (
+        _describing_failure(catalog.engine, "opened", USABLE_URL),
+        catalog.engine.connect() as connection,
+    ):
+        revision = _revision(connection)
+    if revision == HEAD:
+        return catalog
+    catalog.engine.dispose()
+    if revision is None:
+        return None
+    raise CatalogConflict(
+        f"the catalog is at revision {revision}, this lakeshare reads {HEAD}",
+        "Use the version of the server and the pipelines; a newer one migrates the catalog when they start.",
+    )
 
 
 def new_catalog(url: str, revision: str) -> Catalog:

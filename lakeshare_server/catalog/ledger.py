@@ -9,7 +9,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -23,6 +23,7 @@ from sqlalchemy.orm import Session
 from lakeshare_server.catalog.database import Catalog, heartbeat
 from lakeshare_server.catalog.models import (
     MAX_LONG,
+    ContractRow,
     ExpirationRow,
     FollowedTableRow,
     PublicationRow,
@@ -91,6 +92,16 @@ class NumberedSnapshot:
     table_id: str
     snapshot_id: int | None
     run_id: str
+
+
+@dataclass(frozen=True)
+class RecordedContract:
+    """The contract that a set was staged with, as its file was."""
+
+    digest: str
+    set_name: str
+    version: str
+    text: str
 
 
 CHECK_EVERY_S = 10.0
@@ -540,6 +551,27 @@ class Ledger:
                 )
             row = ExpirationRow(table_name=table, oldest_version=oldest, expired_at=datetime.now(UTC))
             session.add(row)
+
+    def record_contract(self, contract: RecordedContract) -> None:
+        """Records a contract for comparisons with later ones; one that is recorded stays as it is."""
+        same = select(ContractRow.key).where(ContractRow.digest == contract.digest)
+        with self.catalog.reading() as session:
+            if session.scalars(same).one_or_none() is not None:
+                return
+        with suppress(IntegrityError), self.catalog.writing(seen=False) as session:  # another run recorded it
+            session.add(ContractRow(**vars(contract), recorded_at=datetime.now(UTC)))
+
+    def published_contract(self, set_name: str) -> RecordedContract | None:
+        """The contract of the newest publication of a set that repeats no other; None if it is not recorded."""
+        row = PublicationRow
+        is_new = row.audited & row.rollback_of.is_(None) & row.maintenance_of.is_(None)
+        digests = select(row.contract_digest).where(row.set_name == set_name, is_new)
+        with self.catalog.reading() as session:
+            digest = session.scalars(digests.order_by(row.key.desc()).limit(1)).one_or_none()
+            found = session.scalars(select(ContractRow).where(ContractRow.digest == digest)).one_or_none()
+            if found is None:
+                return None
+            return RecordedContract(found.digest, found.set_name, found.version, found.text)
 
     def oldest_readable(self, table: str, at: datetime | None = None) -> int:
         """The number below which publications have expired, now or at a time; 0 if none has."""

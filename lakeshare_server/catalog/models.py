@@ -131,7 +131,7 @@ class PublicationRow(GrowingRow):
 
     table_name: Mapped[str] = mapped_column(ShortText(512))
     version: Mapped[Long]
-    set_name: Mapped[Name]
+    set_name: Mapped[Name] = mapped_column(index=True)
     table_format: Mapped[str] = mapped_column(ShortText(16))
     location: Mapped[str]
     table_id: Mapped[Word]
@@ -164,6 +164,18 @@ class ExpirationRow(GrowingRow):
     table_name: Mapped[str] = mapped_column(ShortText(512), index=True)
     oldest_version: Mapped[Long]
     expired_at: Mapped[datetime]
+
+
+class ContractRow(GrowingRow):
+    """The text of a contract that a set was staged with, by the digest in its publications; never updated."""
+
+    __tablename__ = "contracts"
+
+    digest: Mapped[str] = mapped_column(ShortText(128), unique=True)
+    set_name: Mapped[Name]
+    version: Mapped[Name]
+    text: Mapped[str]
+    recorded_at: Mapped[datetime]
 
 
 class SetLockRow(Base):
@@ -224,7 +236,10 @@ class SchemaRow(GrowingRow):
 
 
 class SharedTableRow(IdRow):
-    """A table or view of a share; `publication` is the number that is served instead of the latest."""
+    """A table or view of a share; `publication` is the number that is served instead of the latest.
+
+    `retire_date` is the last day on which a contract shares it, `successor` the table of the share to read instead.
+    """
 
     __tablename__ = "shared_tables"
     __table_args__ = (UniqueConstraint("schema_key", "name_key"), GROWING)
@@ -244,6 +259,8 @@ class SharedTableRow(IdRow):
     applied: Mapped[bool] = mapped_column(default=False)
     added_at: Mapped[datetime | None]
     added_by: Mapped[Name | None]
+    retire_date: Mapped[str | None] = mapped_column(ShortText(10))
+    successor: Mapped[str | None]
 
 
 class RecipientRow(Edited, IdRow):

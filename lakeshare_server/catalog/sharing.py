@@ -375,7 +375,9 @@ def usable(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # The fields of a declared table that only its contract can change.
-DECLARED = frozenset({"name", "schema", "lake_table", "comment", "history", "kind"})
+DECLARED = frozenset({
+    "name", "schema", "lake_table", "comment", "history", "kind", "retire_date", "successor",
+})  # fmt: skip
 COLUMNS = {"new_name": "name", "table": "lake_table"}
 # Every database takes this many names in one query.
 MAX_SINGLE_LOOKUPS = 500
@@ -461,9 +463,9 @@ def add_tables(
 
 
 def _new_row(edit: Edit, table: SharedTable, schema: SchemaRow) -> SharedTableRow:
-    given = ("name", "comment", "history", "start_version", "directory_access", "kind", "rule", "publication")
+    given = "name comment history start_version directory_access kind rule publication retire_date successor"
     row = SharedTableRow(
-        **{name: getattr(table, name) for name in given},
+        **{name: getattr(table, name) for name in given.split()},
         id=str(uuid.uuid4()),
         schema_key=schema.key,
         name_key=table.name.lower(),
@@ -490,6 +492,8 @@ class TableFields(TypedDict, total=False):
     rule: str | None
     publication: int | None
     directory_access: bool
+    retire_date: str | None
+    successor: str | None
 
 
 def alter_table(

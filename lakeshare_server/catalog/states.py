@@ -85,10 +85,11 @@ class SharedTable(JsonState):
     `history`: recipients may read earlier publications by number. `start_version`: the first version that they may
     read, None leaves it to the history. `rule` restricts every recipient, in addition to the grants. `publication`: the
     version that they read instead of the latest, and none after it. `directory_access`: the operator lets them read all
-    that lies under the prefix of the table.
+    that lies under the prefix of the table. `retire_date`: a contract shares the table until the end of that day (ISO,
+    UTC); `successor`: its successor in the same share, as `schema.table`.
 
-    Operations ignore the fields after `directory_access`. Contracts state those up to `rule`, where None leaves a rule
-    that was set by hand.
+    Operations ignore the fields after `successor`. Contracts state those up to `rule`, where None leaves a rule
+    that was set by hand, and the last two.
     """
 
     schema: str
@@ -101,6 +102,8 @@ class SharedTable(JsonState):
     start_version: int | None = None
     publication: int | None = None
     directory_access: bool = False
+    retire_date: str | None = None
+    successor: str | None = None
     share: str = ""
     id: str = ""
     added_at: datetime | None = None
@@ -119,6 +122,20 @@ class SharedTable(JsonState):
     def path(self) -> str:
         """`share.schema.table`, as recipients write it."""
         return f"{self.share}.{self.alias}"
+
+    @property
+    def notice(self) -> str | None:
+        """What recipients have to know about the end of the table; None for a table without one."""
+        if self.retire_date is None:
+            return None
+        text = f"This table gets no new data and is shared until {self.retire_date} (end of the day, UTC)."
+        return text if self.successor is None else f"{text} Read {self.share}.{self.successor} instead."
+
+    @property
+    def notice_properties(self) -> dict[str, str]:
+        """The notice as properties of the table for clients; empty without one."""
+        values = {"retire": self.retire_date, "successor": self.successor, "notice": self.notice}
+        return {f"lakeshare.{name}": value for name, value in values.items() if value is not None}
 
     def as_json(self) -> dict[str, Any]:
         """Its fields, without those for listings."""

@@ -64,7 +64,10 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Files = Annotated[list[Path], typer.Option("--file", "-f", help="YAML file, or folder of them; repeatable.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-SHOWN_FIELDS = ("comment", "start_version", "rule", "publication", "directory_access", "declared", "applied")
+SHOWN_FIELDS = (
+    *("comment", "start_version", "rule", "publication", "directory_access", "retire_date", "successor"),
+    *("declared", "applied"),
+)
 DIFFERS_EXIT_CODE = 2
 COLORS = {"+": typer.colors.GREEN, "~": typer.colors.YELLOW, "-": typer.colors.RED, "?": typer.colors.CYAN}
 REFUSED, NOT_SQL = 1, 2

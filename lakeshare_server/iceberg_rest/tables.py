@@ -207,6 +207,8 @@ class UniformTables:
 
 
 MAX_CACHED_TABLES = 512  # tables, counted once per kind of recipient
+# The snapshots, whether a rule restricts the recipient, and the properties that are added.
+LoadedKey = tuple[tuple[PinnedSnapshot, ...], bool, tuple[tuple[str, str], ...]]
 
 
 @dataclass(frozen=True)
@@ -239,7 +241,7 @@ class IcebergTables:
         self._stores, self._uniform = stores, UniformTables(stores)
         self._seen = GenerationCache[LoadedTable](catalog, MAX_CACHED_TABLES)
         self._folders = GenerationCache[TableFolder](catalog, MAX_CACHED_TABLES)
-        self._loaded: OrderedDict[tuple[tuple[PinnedSnapshot, ...], bool], LoadedTable] = OrderedDict()
+        self._loaded: OrderedDict[LoadedKey, LoadedTable] = OrderedDict()
         self._turn = Lock()
         # One lock per table, so that a slow store does not block tables of other stores.
         self._loading: dict[str, Lock] = {}
@@ -283,7 +285,7 @@ class IcebergTables:
 
     def _load(self, view: TableView) -> LoadedTable:
         pins = tuple(self._readable_snapshots(view))
-        key = pins, view.is_restricted
+        key = pins, view.is_restricted, tuple(view.entry.notice_properties.items())
         # One thread per table: large files are not parsed twice at once.
         with self._loading.setdefault(view.entry.table, Lock()):
             with self._turn:
@@ -296,7 +298,9 @@ class IcebergTables:
                         self._loaded.popitem(last=False)
         return table
 
-    def _rewrite(self, pins: Sequence[PinnedSnapshot], is_restricted: bool) -> LoadedTable:
+    def _rewrite(
+        self, pins: Sequence[PinnedSnapshot], is_restricted: bool, properties: Sequence[tuple[str, str]]
+    ) -> LoadedTable:
         newest, snapshot_ids = pins[-1], {pin.snapshot_id for pin in pins}
         what, fix = f"the Iceberg metadata {newest.metadata_location} cannot be used", LOG_NAMES_FILE
         with replace_errors(what, UNUSABLE_ERRORS, UNREADABLE, fix):
@@ -304,6 +308,7 @@ class IcebergTables:
                 pins, lambda location: self._read(location, snapshot_ids), self._specs
             )
             published = without_counts(published) if is_restricted else published
+            published["properties"] |= dict(properties)
         location = published["location"].rstrip("/")
         lists = {
             snapshot["snapshot-id"]: snapshot.get("manifest-list") for snapshot in published["snapshots"]

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -152,6 +152,8 @@ class HeadLines:
     access: DirectoryAccess = URLS_ONLY
     # Part of the protocol line if the client requested the protocol's history.
     protocol_version: int | None = None
+    # Added to the table's configuration.
+    properties: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, head: TableHead) -> bytes:
         return self.protocol_line() + self.metadata_line(head)
@@ -179,7 +181,7 @@ class HeadLines:
                 "format": {"provider": "parquet", "options": {}},
                 "schemaString": head.schema_string,
                 "partitionColumns": head.partition_columns,
-                "configuration": dict(head.configuration),
+                "configuration": {**head.configuration, **self.properties},
                 "createdTime": head.created_time_ms,
             }
             return json_line({"metaData": {"deltaMetadata": _without_none(fields), **around}})
@@ -189,7 +191,8 @@ class HeadLines:
             "format": {"provider": "parquet"},
             "schemaString": parquet_format_schema(head.schema_string),
             "partitionColumns": head.partition_columns,
-            "configuration": {"enableChangeDataFeed": "true"} if shows_changes else {},
+            "configuration": ({"enableChangeDataFeed": "true"} if shows_changes else {})
+            | {**self.properties},
         }
         return json_line({"metaData": {**_without_none(fields), **around}})
 

@@ -271,6 +271,7 @@ def respond_with_metadata(request: TableRequest) -> Response:
         files=header.files,
         shares_changes=view.entry.history,
         access=describe_directory_access(view, request.app_state.signers),
+        properties=view.entry.notice_properties,
     )
     # Spark accepts exactly two lines (protocol §1.6), so the closing line is neither sent nor announced.
     first = lines.of(header.head)
@@ -343,6 +344,7 @@ class OpenResponse:
             response_format=self.response_format,
             protocol=negotiate_protocol(self.request.capabilities, head),
             shares_changes=self.request.view.entry.history,
+            properties=self.request.view.entry.notice_properties,
             **fields,
         )
 

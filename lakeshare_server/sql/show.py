@@ -55,6 +55,7 @@ OBJECTS: Table = {
     "partitions": (str, "rule"),
     "history": (bool, "history"),
     **_integers("start_version", "publication"),
+    **_texts("notice"),
 }
 GRANTS_ON: Table = {
     "recipient": (str, lambda grant: grant.recipient or grant.group),
@@ -308,7 +309,7 @@ class ShowAllInShare(ReadStatement):
         return select_rows(OBJECTS, states.list_objects(session, self.share))
 
     def read_as(self, reader: RecipientSession) -> Result:
-        visible = "name", "type", "comment", "history", "start_version"
+        visible = "name", "type", "comment", "history", "start_version", "notice"
         return select_rows(OBJECTS, reader.tables(self.share), visible)
 
 

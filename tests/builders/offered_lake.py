@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 from deltalake import DeltaTable
 
+from lakeshare_server.catalog import DeclaredShare, RetiredTable, apply_shares
 from lakeshare_server.catalog.credentials import create_link, issue_token
 from lakeshare_server.catalog.sharing import add_table, create_recipient, create_share, editing, grant
 from lakeshare_server.catalog.states import SharedTable
@@ -69,6 +70,19 @@ class OfferedLake:
             create_share(edit, name, display_name=comment, comment=comment)
             add_table(edit, name, SharedTable(schema=name, name=name, table="lake.flights", comment=comment))
             create_recipient(edit, name, agreement=comment)
+            grant(edit, name, recipient=name)
+            token = issue_token(edit, name).secret
+        return Shown(self.link(name), token)
+
+    def retire(self, name: str, end: date) -> "Shown":
+        """A recipient, with link and token, of a share in which a contract retires the flights."""
+        catalog, old = self.provider.catalog, SharedTable("lake", "flights", "lake.flights")
+        apply_shares(catalog, [DeclaredShare(name, (old,))])
+        new = SharedTable("lake", "flights_v2", "lake.flights_v2")
+        retired = [RetiredTable(old.table, end, new.table)]
+        apply_shares(catalog, [DeclaredShare(name, (new,))], retired, today=end)
+        with editing(catalog, "steward") as edit:
+            create_recipient(edit, name)
             grant(edit, name, recipient=name)
             token = issue_token(edit, name).secret
         return Shown(self.link(name), token)

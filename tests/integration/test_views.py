@@ -78,10 +78,16 @@ VIEWS = f"""\
 """
 
 
-def a_set(folder: Path, name: str, table_format: str, views: str = VIEWS) -> SetContract:
+def a_set(
+    folder: Path, name: str, table_format: str, views: str = VIEWS, version: str = "1.0.0"
+) -> SetContract:
     """Orders by day with views of them, all of them shared."""
     tables = "orders, large, by_party" if views else "orders"
-    text = CONTRACT.replace("VIEWS\n", views).replace("TABLES", tables)
+    text = (
+        CONTRACT.replace("version: 1.0.0", f"version: {version}")
+        .replace("VIEWS\n", views)
+        .replace("TABLES", tables)
+    )
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.yaml"
     path.write_text(text.replace("SET", name).replace("FORMAT", table_format))
@@ -229,9 +235,10 @@ def test_a_view_is_shared_as_one_with_the_rule_of_its_recipients(catalog, viewed
 
 def test_what_is_not_the_selection_any_more_is_not_published(lake, catalog, ledger, viewed, tmp_path):
     contract, published = viewed
-    other = a_set(
-        tmp_path, contract.name, contract.tables[0].format, VIEWS.replace("amount > 3", "amount > 100")
+    views = VIEWS.replace("amount > 3", "amount > 100").replace(
+        "{property: drift", "{property: allowSchemaChanges, value: true}\n      - {property: drift"
     )
+    other = a_set(tmp_path, contract.name, contract.tables[0].format, views, version="2.0.0")
     a_delivery(lake.settings, other, TUESDAY, [an_order(TUESDAY, n) for n in (11, 12, 15)])
     staged = stage(lake, other, [TUESDAY], str(uuid4()))
     orders = other.table("orders")

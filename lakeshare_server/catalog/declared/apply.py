@@ -6,6 +6,7 @@ Also shares single tables by hand. Ids stay the same over every application.
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from itertools import groupby
 from typing import Any, cast
 
@@ -252,7 +253,7 @@ def _take_steps(edit: Edit, plan: Plan, check: Callable[[Edit], None]) -> None:
 
 
 CONTRACTS = "contracts"
-DECLARED_FIELDS = ("schema", "name", "table", "comment", "history", "kind")
+DECLARED_FIELDS = ("schema", "name", "table", "comment", "history", "kind", "retire_date", "successor")
 OTHER_REMEDIES = {
     "hand": "It was shared by hand; remove it there, or declare another name.",
     "files": "A file of `lakeshare apply` shares it; take it out of there, or declare another name.",
@@ -269,6 +270,18 @@ class DeclaredShare:
 
 
 @dataclass(frozen=True)
+class RetiredTable:
+    """A table of the lake that stays where contracts shared it until the end of `date` in UTC, with a notice.
+
+    `successor` is the table of the lake to read instead.
+    """
+
+    table: str
+    date: date
+    successor: str | None = None
+
+
+@dataclass(frozen=True)
 class ShareDiff:
     """The changes of an application, as `share.schema.table` names."""
 
@@ -279,14 +292,24 @@ class ShareDiff:
     closed: tuple[str, ...] = ()  # the changed tables whose directory access has ended
 
 
-def apply_shares(catalog: Catalog, declared: Sequence[DeclaredShare]) -> ShareDiff:
+def apply_shares(
+    catalog: Catalog,
+    declared: Sequence[DeclaredShare],
+    retired: Sequence[RetiredTable] = (),
+    today: date | None = None,
+) -> ShareDiff:
     """Makes the declared shares the declared part of the catalog, in one transaction; idempotent.
 
-    Raises BadRequest for a name that clients cannot read, that is declared twice, or that others have shared.
+    Tables that are `retired` stay where they are shared until their date; `today` is by default the day in UTC.
+
+    Raises BadRequest for a name that clients cannot read, that is declared twice, that others have shared, or that is
+    of a retired table until its date.
     """
     _require_unique_names(declared)
+    today = today or datetime.now(UTC).date()
+    kept = {each.table: each for each in retired if each.date >= today}
     with catalog.reading() as session:
-        diff, steps = _difference(session, declared)
+        diff, steps = _difference(session, declared, kept)
     for step in steps:
         # A new share has a step of its own: its tables' steps need no check of the share's name.
         if step.verb == "create":
@@ -295,7 +318,7 @@ def apply_shares(catalog: Catalog, declared: Sequence[DeclaredShare]) -> ShareDi
                 require_name(field, name)
     if steps:
         with editing(catalog, CONTRACTS, keeper="contracts") as edit:
-            diff, steps = _difference(edit.session, declared)
+            diff, steps = _difference(edit.session, declared, kept)
             apply_steps(edit, steps)
     return diff
 
@@ -318,9 +341,13 @@ def _require_unique_names(declared: Sequence[DeclaredShare]) -> None:
             require_unique("table", f"{share.name}/{table.schema}/{table.name}")
 
 
-def _difference(session: Session, declared: Sequence[DeclaredShare]) -> tuple[ShareDiff, tuple[Step, ...]]:
+def _difference(
+    session: Session, declared: Sequence[DeclaredShare], retired: Mapping[str, RetiredTable]
+) -> tuple[ShareDiff, tuple[Step, ...]]:
     current = read_current_shares(session)
     desired = {item.key: item for item in _list_desired(declared)}
+    for item in list(_list_retired(declared, retired, current, desired)):
+        desired.setdefault(item.key, item)
     for key in list(desired):
         other = current.get(key)
         if other is not None and not other.declared:
@@ -353,6 +380,34 @@ def _list_desired(declared: Sequence[DeclaredShare]) -> Iterator[DesiredObject]:
                 fields["rule"] = table.rule
             key = object_key("table", share.name, table.schema, table.name)
             yield DesiredObject(key, f"{share.name}.{table.schema}.{table.name}", fields)
+
+
+def _list_retired(
+    declared: Sequence[DeclaredShare],
+    retired: Mapping[str, RetiredTable],
+    current: Mapping[Key, CurrentObject],
+    desired: Mapping[Key, DesiredObject],
+) -> Iterator[DesiredObject]:
+    """The shared tables that stay until their date, and their shares; raises BadRequest if a name is taken."""
+    aliases = {
+        (share.name.lower(), table.table): f"{table.schema}.{table.name}"
+        for share in declared
+        for table in share.tables
+    }
+    for item in current.values():
+        end = retired.get(str(item.fields.get("table"))) if item.key[0] == "table" and item.declared else None
+        if end is None:
+            continue
+        taken = desired.get(item.key)
+        if taken is not None and taken.fields["table"] != end.table:
+            hint = f"It stands for {end.table} until {end.date}; share {taken.fields['table']} under another name."
+            raise BadRequest("table", item.name, hint)
+        share = current[object_key("share", item.key[1])]
+        yield DesiredObject(share.key, share.name, {name: share.fields[name] for name in ("name", "comment")})
+        fields = {name: item.fields[name] for name in DECLARED_FIELDS}
+        fields["retire_date"] = end.date.isoformat()
+        fields["successor"] = aliases.get((item.key[1], end.successor or ""))
+        yield DesiredObject(item.key, item.name, fields)
 
 
 def _list_removed(

@@ -38,7 +38,7 @@ from lakeshare_server.errors import (
 )
 from lakeshare_server.yaml_documents import Parsed, PathInDocument, explain_faults, format_path
 
-OF_CONTRACTS = frozenset({"table", "kind", "comment", "history"})
+OF_CONTRACTS = frozenset({"table", "kind", "comment", "history", "retire_date", "successor"})
 HAS_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_LABEL_CHARS, MAX_LAKE_TABLE_CHARS = 255, 512

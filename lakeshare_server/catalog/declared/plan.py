@@ -332,7 +332,10 @@ def _share(share: Share) -> CurrentObject:
 
 
 def _table(table: SharedTable) -> CurrentObject:
-    names = "schema name table kind comment history start_version rule publication directory_access"
+    names = (
+        "schema name table kind comment history start_version rule publication directory_access retire_date "
+    )
+    names += "successor"
     return CurrentObject(
         object_key("table", table.share, table.schema, table.name),
         table.path,

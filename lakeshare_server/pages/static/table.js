@@ -26,6 +26,9 @@ export async function showTable(place, client, table, isWanted) {
   const comment = parts.querySelector(".comment");
   comment.textContent = facts.comment ?? "";
   comment.hidden = !facts.comment;
+  const retired = parts.querySelector(".retired");
+  retired.textContent = facts.notice ?? "";
+  retired.hidden = !facts.notice;
   parts.querySelector(".restricted").hidden = !facts.restricted;
   parts.querySelector("dl").append(...factsOf(facts));
   addTabs(parts, (show) => show(client, table, facts));

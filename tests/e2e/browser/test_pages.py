@@ -6,7 +6,7 @@ profile, shows what its recipient may read, and forgets it when closed. One file
 
 import json
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import date, timedelta
 from pathlib import Path
 
 import httpx
@@ -280,3 +280,15 @@ def test_names_and_comments_are_texts_and_never_markup(page: Page, lake: Offered
     expect(page.get_by_role("heading", level=1, name=markup)).to_be_visible()
     assert page.locator("img").count() == 1
     assert page.title() == "Portal · Harbour Statistics"
+
+
+def test_the_end_of_a_table_is_on_both_pages(page: Page, lake: OfferedLake, tmp_path: Path) -> None:
+    shown = lake.retire("ending", date(2030, 1, 31))
+    notice = "shared until 2030-01-31 (end of the day, UTC). Read ending.lake.flights_v2 instead."
+    page.goto(shown.link)
+    expect(page.get_by_text(notice)).to_be_visible()
+    path = tmp_path / "ending.share"
+    write_profile(path, f"{lake.root}/delta-sharing", shown.token, None)
+    page.goto(lake.portal)
+    page.get_by_label("Profile file").set_input_files(path)
+    expect(page.locator(".notice", has_text=notice)).to_be_visible()

@@ -46,7 +46,7 @@ LATER = """
 import sqlalchemy as sa
 from alembic import op
 
-revision, down_revision, branch_labels, depends_on = "0010", "0009", None, None
+revision, down_revision, branch_labels, depends_on = "0011", "0010", None, None
 
 
 def upgrade() -> None:
@@ -202,7 +202,7 @@ def test_a_dump_of_an_older_lakeshare_is_migrated(
     _add_migration(tmp_path / "migrations", monkeypatch)
     restore_catalog(elsewhere, points, DAY)
     back = open_catalog(elsewhere.catalog_url)
-    assert back.revision() == "0010"
+    assert back.revision() == "0011"
     assert rows_of(back) == rows
     with back.reading() as session:
         assert session.execute(text("SELECT DISTINCT later FROM recipients")).scalars().all() == [7]
@@ -297,6 +297,6 @@ def _change_manifest(points: Points, **different: object) -> None:
 def _add_migration(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let this process be a newer lakeshare, whose catalog has one more column."""
     shutil.copytree(database_module.MIGRATIONS, folder)
-    (folder / "versions" / "0010_later.py").write_text(LATER)
+    (folder / "versions" / "0011_later.py").write_text(LATER)
     monkeypatch.setattr(database_module, "MIGRATIONS", folder)
-    monkeypatch.setattr(database_module, "HEAD", "0010")
+    monkeypatch.setattr(database_module, "HEAD", "0011")

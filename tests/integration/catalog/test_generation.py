@@ -34,6 +34,7 @@ from lakeshare_server.catalog.models import (
     AuditJournalRow,
     AuditRow,
     Base,
+    ContractRow,
     SetLockRow,
     TokenUseRow,
     UsageRow,
@@ -45,7 +46,7 @@ from tests.builders.sharing import unshare_table
 
 MODELS = sorted((mapper.class_ for mapper in Base.registry.mappers), key=lambda model: model.__tablename__)
 UNSEEN = {
-    *(AdminKeyRow, AllowanceRow, AuditRow, AuditChainRow, AuditJournalRow),
+    *(AdminKeyRow, AllowanceRow, AuditRow, AuditChainRow, AuditJournalRow, ContractRow),
     *(SetLockRow, AsyncQueryRow, TokenUseRow, UsageRow),
 }
 ORDERS = SharedTable("a", "orders", "lake.orders")

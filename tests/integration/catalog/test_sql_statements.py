@@ -189,7 +189,7 @@ CASES = [
     Case("SHOW SHARES LIKE 'S*|b'", [("b", ANY, "ann", None), ("sales", ANY, "ann", "What was sold")],
          f"{SALES} CREATE SHARE other; CREATE SHARE b; CREATE SHARE bb;"),
     Case("SHOW ALL IN SHARE sales",
-         [("lake.orders", "TABLE", "lake.orders", ANY, "ann", "Orders", None, True, None, None)], ORDERS),
+         [("lake.orders", "TABLE", "lake.orders", ANY, "ann", "Orders", None, True, None, None, None)], ORDERS),
     Case("SHOW RECIPIENTS 'b*'", [("bob", ANY, "ann", "Tests", "TOKEN", "invited")], f"{BOB}{OIDC}"),
     Case("SHOW GRANTS TO GROUP europe", [("sales", "SELECT", "europe", None, None, None)],
          f"{SALES}{EUROPE} GRANT SELECT ON SHARE sales TO GROUP europe;"),

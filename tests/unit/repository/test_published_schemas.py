@@ -36,6 +36,7 @@ FRAGMENT = re.compile(r"^( *)```yaml\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 CONTRACT_PAGES = (
     *("reference/contract.md", "reference/serveability.md"),
     *("how-to/maintain-tables.md", "how-to/follow-with-snowflake.md", "how-to/transform-tables.md"),
+    "how-to/evolve-a-contract.md",
 )
 
 

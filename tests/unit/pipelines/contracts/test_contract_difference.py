@@ -40,6 +40,9 @@ DERIVE = """\
       - property: derive
         value: SELECT day, count(*) AS orders, sum(amount) AS amount FROM {orders} GROUP BY day
 """
+SOURCE = "{property: source, value: items}, {property: write, value: replace}"
+ITEMS = f"  - {{name: items, customProperties: [{SOURCE}], properties: [{ID}]}}\n"
+RETIRED = "  - {property: retire, value: [{table: old, date: 2999-01-31}]}\n"
 TRANSFORM = "      - {property: transform, value: 'lake.totals:count'}\n"
 INPUTS = "      - {property: inputs, value: [reference.regions]}\n"
 
@@ -123,6 +126,16 @@ CHANGES: dict[str, tuple[tuple[str, str], str, str]] = {
         ),
         "breaking",
         "delimiter ',' → ';'",
+    ),
+    "a new table with files": (
+        ("  - name: totals\n", f"{ITEMS}  - name: totals\n"),
+        "minor",
+        "shop.items: new table (deliveries need one more file)",
+    ),
+    "a table that was not published is retired": (
+        ("customProperties:\n  - {property: part", f"customProperties:\n{RETIRED}  - {{property: part"),
+        "",
+        "",
     ),
     "nothing but a comment": (("schema:", "# the tables\nschema:"), "", ""),
 }  # fmt: skip

@@ -136,3 +136,16 @@ def test_times_of_another_zone_are_refused(tmp_path):
         ContractError, match=r"raw\.t has partitions in UTC, the set has them in Europe/Berlin"
     ):
         load(tmp_path)
+
+
+def test_a_retired_input_is_refused_with_its_successor(tmp_path):
+    path = write(tmp_path, "raw", daily=True, source="raw")
+    write(tmp_path, "gold", daily=True, transform="lake.gold:make", inputs=["raw.old"])
+    document = yaml.safe_load(path.read_text())
+    retired = {"table": "old", "date": "2999-01-31", "successor": "t"}
+    document["customProperties"].append({"property": "retire", "value": [retired]})
+    path.write_text(yaml.safe_dump(document))
+
+    with pytest.raises(ContractError, match=r"Set raw 1\.0\.0 retires it\. Read raw\.t instead\."):
+        load(tmp_path)
+    assert "retires raw.old, shared until 2999-01-31, then raw.t" in describe(load_contract(path))

@@ -33,10 +33,17 @@ def test_a_column_that_the_contract_drops_is_refused(staged):
     assert "allow it in the contract" in problems[-1]
 
 
-def test_a_type_that_changes_is_refused():
-    problems = find_structure_problems(flights(), DECLARED, DECLARED, {**DECLARED, "id": "int"})
+@pytest.mark.parametrize(("table_format", "before"), [("iceberg", "string"), ("delta", "int")])
+def test_a_type_that_changes_is_refused(table_format, before):
+    table, main = flights(format=table_format), {**DECLARED, "id": before}
 
-    assert problems[0] == "column id is int on main and would become bigint"
+    problems = find_structure_problems(table, DECLARED, DECLARED, main)
+
+    assert problems[0] == f"column id is {before} on main and would become bigint"
+
+
+def test_a_type_of_an_iceberg_table_may_become_wider():
+    assert find_structure_problems(flights(), DECLARED, DECLARED, {**DECLARED, "id": "int"}) == []
 
 
 @pytest.mark.parametrize("staged", [DECLARED, MAIN], ids=["gone", "still in the table"])
