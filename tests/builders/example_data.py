@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+BOOKS = {"Atlas": "39.00", "Birds": "18.50", "Cooking": "24.90", "Dogs": "12.00", "Etching": "31.25"}
 STATIONS = ("Harbour", "Market", "Museum", "Park", "Station")
 
 CARRIERS = {"AL": "Alpine Air", "BR": "Breeze", "CO": "Coastal", "DU": "Dune Lines", "FJ": "Fjord Air"}
@@ -36,6 +37,7 @@ def make_files() -> Mapping[str, str]:
         **delivered,
         "airline/data/in_seconds.csv": _format_departures(in_seconds),
         "airline/data/operations.sql": make_operations(),
+        "dagster_project/data/orders.csv": make_orders(),
     }
 
 
@@ -51,6 +53,19 @@ def make_trips(count: int = 240) -> str:
         rows.append((5001 + number, f"2024-06-{day:02}", start, end, minutes, fare, rider))
     names = ("Trip ID", "started_on", "from_station", "to_station", "minutes", "fare", "rider_email")
     return _format_csv(names, rows)
+
+
+def make_orders(count: int = 150) -> str:
+    """Returns orders of a bookshop; every tenth of them was changed later, and is in the file twice."""
+    draw = random.Random(3)
+    rows = []
+    for number in range(count):
+        book, copies = draw.choice(list(BOOKS)), draw.randint(1, 5)
+        at = f"2024-05-{1 + number // 10:02} {8 + number % 10:02}"
+        rows.append((100 + number, book, copies, BOOKS[book], f"{at}:00:00"))
+        if number % 10 == 0:
+            rows.append((100 + number, book, copies + 1, BOOKS[book], f"{at}:30:00"))
+    return _format_csv(("order_id", "book", "copies", "price", "changed_at"), rows)
 
 
 def make_departures(day: str, hour: str) -> list[tuple[object, ...]]:

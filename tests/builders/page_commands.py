@@ -93,13 +93,15 @@ class PageUser:
         elif words[:2] == ["python", "-c"]:
             self._code, printed = 0, self.process(run_python, words[2])
         elif words[0] == "export":
-            self._export(*words[1].split("=", 1))
+            name, value = words[1].split("=", 1)
+            self.export(name, value.replace("$PWD", str(self.folder)))
             printed = ""
         else:
             printed = self._run_in_shell(command)
         return printed
 
-    def _export(self, name: str, value: str) -> None:
+    def export(self, name: str, value: str) -> None:
+        """Sets a variable for the commands that follow."""
         self._variables[name] = value
         self.process(export, name, value)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 
+import dagster as dg
 import delta_sharing
 import duckdb
 import pytest
@@ -19,7 +20,10 @@ from tests.builders.page_commands import PageUser, is_shown, page_user
 from tests.integration.postgres_server import PostgresServer
 
 Rows = list[tuple[object, ...]]
-LEFT_OUT = shutil.ignore_patterns("__pycache__", ".lakeshare", "landing", "warehouse", "*.share")
+LEFT_OUT = shutil.ignore_patterns(
+    *("__pycache__", ".lakeshare", "landing", "warehouse", "reports", "*.share"),
+    *("history", "schedules", "storage", "logs", ".*.lock", "*.egg-info"),
+)
 
 
 def copy_example(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -196,3 +200,57 @@ def test_lineage_names_the_publications_and_deliveries_of_a_gold_table(airline: 
     assert pinned == first
     assert {number for number, _ in restated.values()} == {1}
     assert set(restated["bronze.departures"][1]) == hours | {key.replace("-01-", "-02-", 1) for key in hours}
+
+
+@pytest.fixture(scope="module")
+def bookshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageUser]:
+    """A user who followed the page of `dagster_project`."""
+    with page_user(copy_example("dagster_project", tmp_path_factory), tmp_path_factory) as user:
+        user.export("PYTHONPATH", "src")  # in place of `pip install -e .`
+        user.follow(read_page(user.folder))
+        yield user
+
+
+def test_recipients_of_the_bookshop_read_the_newest_state_of_each_order(bookshop: PageUser) -> None:
+    files, tables = EXAMPLES / "dagster_project" / "data" / "orders.csv", duckdb.connect()
+    tables.execute(
+        "CREATE TABLE orders AS SELECT order_id, book, copies, price::decimal(10, 2) AS price, changed_at "
+        f"FROM read_csv('{files}') QUALIFY row_number() OVER (PARTITION BY order_id ORDER BY changed_at DESC) = 1"
+    )
+    orders = tables.sql("FROM orders ORDER BY ALL").fetchall()
+    books = tables.sql("SELECT book, sum(copies), sum(copies * price) FROM orders GROUP BY ALL ORDER BY ALL")
+    assert len(orders) == 150
+    assert read_shared(bookshop, "agent.share", "publishers.sales.orders") == orders
+    earned = books.fetchall()
+    assert read_shared(bookshop, "agent.share", "publishers.sales.books") == earned
+    best = sorted(earned, key=lambda row: row[2], reverse=True)[:3]
+    with (bookshop.folder / "reports" / "bestsellers.csv").open() as file:
+        assert [tuple(row) for row in csv.reader(file)] == [
+            ("book", "copies", "revenue"),
+            *(tuple(map(str, row)) for row in best),
+        ]
+
+
+def test_dagster_shows_the_checks_of_the_bookshop_and_the_number_that_was_read(bookshop: PageUser) -> None:
+    number, checks = bookshop.process(read_instance)
+    assert number == 0
+    assert checks == {
+        "orders/orders": {"structure", "rows_parsed", "merge_keys", "not_empty", "serveable"},
+        "revenue/books": {"structure", "not_empty", "serveable"},
+    }
+
+
+def read_instance() -> tuple[object, dict[str, set[str]]]:
+    """The number that `bestsellers` read last; checks of each asset that passed, without those of columns."""
+    with dg.DagsterInstance.get() as instance:
+        event = instance.get_latest_materialization_event(dg.AssetKey("bestsellers"))
+        assert event is not None
+        passed: dict[str, set[str]] = {}
+        for record in instance.get_event_records(
+            dg.EventRecordsFilter(dg.DagsterEventType.ASSET_CHECK_EVALUATION), limit=100
+        ):
+            dagster_event = record.event_log_entry.dagster_event
+            check = dagster_event.asset_check_evaluation_data
+            if check.passed and not check.check_name.startswith("expect_"):
+                passed.setdefault(check.asset_key.to_user_string(), set()).add(check.check_name)
+        return event.asset_materialization.metadata["publication"].value, passed
