@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lakeshare_pipelines.cli.contract import find_contract, list_contracts, load_settings
+from lakeshare_server.errors import BadRequest
 
 if TYPE_CHECKING:
     from lakeshare_pipelines.contracts import SetContract
@@ -57,7 +58,6 @@ def write_project(folder: Path) -> list[str]:
     """
     from lakeshare_pipelines.ingest.draft import to_words
     from lakeshare_pipelines.settings import SHORT_RUNS
-    from lakeshare_server.errors import BadRequest
 
     if folder.exists() and not folder.is_dir():
         raise BadRequest("FOLDER", str(folder), "It is a file; give a folder.")
@@ -103,78 +103,125 @@ def publish(
         typer.Option("--on", help="A file to deliver first; repeat for more. They replace the delivery."),
     ] = None,
     partition: Annotated[
-        str | None, typer.Option(help="The partition to publish, as the day of a set that arrives by day.")
+        str | None,
+        typer.Option(
+            help="The partition to publish, as the day of a set that arrives by day; or FIRST...LAST."
+        ),
+    ] = None,
+    pin: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--pin",
+            metavar="TABLE@NUMBER",
+            help="Read an input at this publication, not at the newest; repeat.",
+        ),
     ] = None,
     allow_late: Annotated[
         bool, typer.Option("--allow-late", help="Publish it though its lateness window is over.")
     ] = False,
 ) -> None:
-    """Stage, audit and publish a delivery in one Dagster run, and apply the shares that the contracts declare.
+    """Stage, audit and publish a set in one Dagster run, and apply the shares that the contracts declare.
 
+    A set of files publishes its delivery. Others read their sources, or what they are made of.
     Exit code 1 if the audit stops it; `lakeshare wap show` shows why.
 
     Example: lakeshare publish orders --on orders.csv
     """
+    from lakeshare_pipelines.wap.inputs import parse_pins
+
+    settings, contract = load_settings(), find_contract(set_name)
+    keys, pinned = _list_keys(contract, partition), ", ".join(pin or ())
+    parse_pins(pinned)
+    if contract.takes_deliveries:
+        _deliver(settings, contract, keys, on or [], allow_late=allow_late)
+    elif on:
+        raise BadRequest("--on", str(on[0]), f"Set {contract.name} takes no deliveries: leave it out.")
+    is_published = _publish_partitions(settings, contract, keys, pinned=pinned, allow_late=allow_late)
+    raise typer.Exit(0 if is_published else 1)
+
+
+def _list_keys(contract: "SetContract", partition: str | None) -> list[str]:
+    """The keys of `partition`, which may be a range; raises `BadRequest` or `DeliveryError`."""
+    from lakeshare_pipelines.ingest.delivery import require_partition
+
+    kind = contract.partitioning
+    if partition is None:
+        if kind.is_whole:
+            return ["all"]
+        hint = f"Set {contract.name} arrives by {kind.noun}: give it, as {kind.example}."
+        raise BadRequest("--partition", "not given", hint)
+    first, dots, last = partition.partition("...")
+    for key in (first, last) if dots else (first,):
+        require_partition(contract, key)
+    if not dots:
+        return [first]
+    try:
+        return list(kind.list_keys(first, last))
+    except ValueError as error:
+        hint = f"Give the first and the last {kind.noun} of a range, in this order."
+        raise BadRequest("--partition", partition, hint) from error
+
+
+def _deliver(
+    settings: "LakeSettings", contract: "SetContract", keys: list[str], files: list[Path], *, allow_late: bool
+) -> None:
+    """Puts files into landing, and requires a delivery for each key."""
     from lakeshare_pipelines.ingest import find_delivery
     from lakeshare_pipelines.ingest.delivery import name_files, require_in_time
     from lakeshare_pipelines.ingest.landing import open_landing
     from lakeshare_pipelines.wap.evolution import require_allowed_changes
     from lakeshare_pipelines.wap.stage import open_ledger
-    from lakeshare_server.errors import BadRequest
 
-    settings, contract = load_settings(), find_contract(set_name)
-    if not contract.partitioning.is_whole and partition is None:
-        parts, one = contract.partitioning.noun, contract.partitioning.example
-        hint = f"Set {contract.name} arrives by {parts}: give it, as {one}."
-        raise BadRequest("--partition", "not given", hint)
-    wanted = partition or "all"
-    if not allow_late and contract.is_partition(wanted):
-        require_in_time(contract, [wanted])
-    if on and contract.is_partition(wanted):
+    if not allow_late:
+        require_in_time(contract, keys)
+    if files:
+        if len(keys) > 1:
+            raise BadRequest("--on", str(files[0]), "Files are the delivery of one partition: give one.")
         with open_ledger(settings) as ledger:
             # Before the files of an earlier delivery are replaced.
             require_allowed_changes(ledger, contract)
-        open_landing(settings).replace(contract.name, wanted, name_files(contract, on))
-    find_delivery(settings, contract, wanted)
-    raise typer.Exit(0 if _publish_delivery(settings, contract, wanted, allow_late=allow_late) else 1)
+        open_landing(settings).replace(contract.name, keys[0], name_files(contract, files))
+    for key in keys:
+        find_delivery(settings, contract, key)
 
 
-def _publish_delivery(
-    settings: "LakeSettings", contract: "SetContract", partition: str, *, allow_late: bool
+def _publish_partitions(
+    settings: "LakeSettings", contract: "SetContract", keys: list[str], *, pinned: str, allow_late: bool
 ) -> bool:
     """Runs the set's job in this process; prints verdicts and numbers, and returns whether it was published."""
-    from lakeshare_pipelines.defs.wap import ALLOW, LATE_TAG, add_dynamic_partitions
+    from lakeshare_pipelines.defs.wap import ALLOW, INPUTS_TAG, LATE_TAG, add_dynamic_partitions
     from lakeshare_pipelines.demo import processes
-    from lakeshare_server.catalog import Ledger, open_catalog
+    from lakeshare_server.catalog import open_catalog
 
     processes.use_dagster_home(settings.state_dir)
-    partitions = [] if contract.partitioning.is_whole else [partition]
+    partitions = [] if contract.partitioning.is_whole else keys
+    tags = ({LATE_TAG: ALLOW} if allow_late else {}) | ({INPUTS_TAG: pinned} if pinned else {})
+    title = f"{contract.name} {keys[0]}" + (f"...{keys[-1]}" if len(keys) > 1 else "")
     with processes.open_instance() as instance:
         reporter = processes.ProgressReporter()
         add_dynamic_partitions(instance, contract, partitions)
-        ran = processes.launch_run(
-            reporter,
-            instance,
-            f"publish_{contract.name}",
-            f"{contract.name} {partition}",
-            partitions,
-            {LATE_TAG: ALLOW} if allow_late else {},
-        )
-    catalog = open_catalog(settings.catalog_url)
+        ran = processes.launch_run(reporter, instance, f"publish_{contract.name}", title, partitions, tags)
     if not ran.succeeded:
         for line in _explain_failure(settings, ran):
             typer.echo(line)
         return False
+    catalog = open_catalog(settings.catalog_url)
+    _print_result(catalog, contract, ran)
+    _apply_shares(catalog)
+    return True
+
+
+def _print_result(catalog: "Catalog", contract: "SetContract", ran: "RunResult") -> None:
+    from lakeshare_server.catalog import Ledger
+
     for line in ran.checks:
         typer.echo(f"  {line}")
+    unchanged = "this delivery is in force already" if contract.takes_deliveries else "nothing is new"
     for table in contract.tables:
         publication = Ledger(catalog).latest(table.name)
         if publication is not None:
-            is_new = publication.run_id == ran.run_id
-            remark = "" if is_new else ", as before: this delivery is in force already"
+            remark = "" if publication.run_id == ran.run_id else f", as before: {unchanged}"
             typer.echo(f"{table.name} is publication {publication.version}: {publication.rows} rows{remark}")
-    _apply_shares(catalog)
-    return True
 
 
 def _explain_failure(settings: "LakeSettings", ran: "RunResult") -> list[str]:

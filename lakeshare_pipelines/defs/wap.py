@@ -471,7 +471,8 @@ def source_schedule(contract: SetContract) -> dg.ScheduleDefinition:
     """Returns the schedule of a set with sources other than landing; a run without anything new publishes nothing."""
     return dg.ScheduleDefinition(
         name=f"read_{contract.name}",
-        job=publish_job(contract),
+        # By name: a second object for the job is a duplicate to Dagster.
+        job_name=publish_job(contract).name,
         cron_schedule=str(contract.schedule),
         default_status=dg.DefaultScheduleStatus.RUNNING,
         description=f"Read the sources of {contract.name}.",

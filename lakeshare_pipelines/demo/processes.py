@@ -224,6 +224,8 @@ def watch_table(profile: Path, table: str) -> Iterator[Observation]:
 
 
 WriteLine = Callable[[str], None]
+STOPPED = ": stopped"
+"""End of the line of a step that failed."""
 
 
 class ProgressReporter:
@@ -238,11 +240,21 @@ class ProgressReporter:
 
     @contextmanager
     def working(self, title: str) -> Iterator[WriteLine]:
-        """Shows `title` while the block runs; yields a function that writes a step with the time."""
-        started = time.monotonic()
+        """Shows `title` while the block runs; yields a function that writes a step with the time.
+
+        The last line is `title: stopped` after a step that was stopped, otherwise `title: done`.
+        """
+        started, end = time.monotonic(), ": done"
+
+        def write_step(step: str) -> None:
+            nonlocal end
+            if step.endswith(STOPPED):
+                end = STOPPED
+            self.write_line(f"{time.monotonic() - started:5.1f} s  {step}")
+
         with self._console.status(f"{title} …"):
-            yield lambda step: self.write_line(f"{time.monotonic() - started:5.1f} s  {step}")
-        self.write_line(f"{time.monotonic() - started:5.1f} s  {title}: done")
+            yield write_step
+        write_step(f"{title}{end}")
 
 
 BUCKET, REGION = "lake", "us-east-1"
@@ -618,7 +630,7 @@ class EndedSteps:
         for record in events.records:
             event = record.event_log_entry.get_dagster_event()
             step = (event.step_key or "").rsplit(".", 1)[-1].replace("_", " ")
-            yield step if event.event_type is dg.DagsterEventType.STEP_SUCCESS else f"{step}: stopped"
+            yield step if event.event_type is dg.DagsterEventType.STEP_SUCCESS else f"{step}{STOPPED}"
 
 
 NULL_EVERY = 10

@@ -31,7 +31,7 @@ def find_in_force(ledger: Ledger, table: Table, partitions: Collection[str]) -> 
 def get_reads(publication: Publication) -> dict[str, ReadTable]:
     """The tables that a publication was made of; none for a table of delivered files."""
     recorded = publication.verdicts.get("inputs", {}).get(publication.table, {})
-    return {name: ReadTable(**read) for name, read in recorded.items()}
+    return {name: ReadTable.from_record(read) for name, read in recorded.items()}
 
 
 def has_same_inputs(
@@ -239,7 +239,8 @@ class _Tracer:
         for name, read in reads.items():
             made_of = run.get(name) if read.version is None else self.ledger.at(name, read.version)
             if made_of is not None and read.is_whole is not None:
-                inputs.append(self.trace(made_of, None if read.is_whole else partitions))
+                keys = None if read.is_whole else read.map_keys(partitions)
+                inputs.append(self.trace(made_of, keys))
         delivered = publication.verdicts.get("deliveries", {})
         deliveries = {name: delivered[name] for name in partitions if delivered.get(name) and not reads}
         return LineagePart(publication.version, publication.run_id, partitions, deliveries, tuple(inputs))

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from lakeshare_pipelines.contracts import SetContract, Table
+from lakeshare_pipelines.contracts.model import Input
+from lakeshare_pipelines.contracts.partitioning import Kind
 from lakeshare_pipelines.errors import ContractError, InputError, PipelineError, TransformError
 from lakeshare_pipelines.ingest import find_deliveries_of_run
 from lakeshare_pipelines.ingest.sources import (
@@ -246,7 +248,16 @@ class Inputs:
         """The declared tables with their numbers, and how much of each was read."""
         numbers: dict[str, int | None] = dict.fromkeys(self._table.depends_on)
         numbers |= {read.table: self._publications[read.table].version for read in self._table.inputs}
-        return {name: ReadTable(number, self._read.get(name)) for name, number in numbers.items()}
+        kinds = {read.table: self._find_kinds(read) for read in self._table.inputs}
+        return {
+            name: ReadTable(number, self._read.get(name), kinds.get(name)) for name, number in numbers.items()
+        }
+
+    def _find_kinds(self, read: Input) -> tuple[Kind, Kind, str] | None:
+        """Kinds of partitions of the set and of an input, and their time zone, if keys of one are none of the other."""
+        own = self._contract.partitioning
+        is_mapped = read.column is not None and own.is_time and own.kind != read.partitioning.kind
+        return (own.kind, read.partitioning.kind, own.time_zone) if is_mapped else None
 
     def _note(self, name: str, *, is_whole: bool) -> None:
         self._read[name] = is_whole or self._read.get(name, False)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from lakeshare_pipelines.contracts import SetContract, Table
+from lakeshare_pipelines.contracts.partitioning import Kind, Partitioning
 from lakeshare_pipelines.errors import SparkError
 from lakeshare_pipelines.file_lock import hold_lock
 from lakeshare_pipelines.nessie.client import Nessie, NessieEndpoint
@@ -46,10 +47,28 @@ class ReadTable:
     """A table that another one was made of: its publication, None for the same run's, and if all of its rows were read.
 
     `is_whole` is False if only the rows of the run were read, and None if a transform did not read it at all.
+    `kinds` are the kinds of partitions of both tables and their time zone, if those of the run were read by time.
     """
 
     version: int | None
     is_whole: bool | None
+    kinds: tuple[Kind, Kind, str] | None = None
+
+    def map_keys(self, keys: tuple[str, ...]) -> tuple[str, ...]:
+        """The partitions that were read for these partitions of the table that was made."""
+        if self.kinds is None:
+            return keys
+        own, read = (Partitioning(kind, time_zone=self.kinds[2]) for kind in self.kinds[:2])
+        return tuple(dict.fromkeys(found for key in keys for found in own.map_key(key, read)))
+
+    def as_record(self) -> dict[str, Any]:
+        record = asdict(self)
+        return record if self.kinds else {name: record[name] for name in ("version", "is_whole")}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Self:
+        kinds = record.get("kinds")
+        return cls(record["version"], record["is_whole"], None if kinds is None else tuple(kinds))
 
 
 @dataclass(frozen=True)
@@ -80,7 +99,7 @@ class StagedTable:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
         lists = ("problems", "rewritten", "skipped", "key_problems")
-        inputs = {name: ReadTable(**read) for name, read in record.get("inputs", {}).items()}
+        inputs = {name: ReadTable.from_record(read) for name, read in record.get("inputs", {}).items()}
         return cls(**{**record, **{name: tuple(record.get(name, ())) for name in lists}, "inputs": inputs})
 
 
@@ -128,7 +147,7 @@ class Staged:
     def describe_inputs(self) -> dict[str, Any]:
         """What each table was made of, as the evidence of its publication."""
         inputs = {
-            table.table: {name: asdict(read) for name, read in table.inputs.items()}
+            table.table: {name: read.as_record() for name, read in table.inputs.items()}
             for table in self.tables
             if table.inputs
         }

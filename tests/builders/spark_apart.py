@@ -50,7 +50,18 @@ def delete_on_branch(state_dir: Path, contract: SetContract, ref: str, where: st
             lake.spark.sql(f"DELETE FROM {lake.catalog(ref)}.{table.name} WHERE {where}")
 
 
-SCRIPTS: Mapping[str, Callable[[], object]] = {"lakeshare": main.main, "dagster": run_dagster}
+def run_dg() -> None:
+    """The command of `dagster-dg-cli`, which few processes need."""
+    from dagster_dg_cli.cli import main as run
+
+    run()
+
+
+SCRIPTS: Mapping[str, Callable[[], object]] = {
+    "lakeshare": main.main,
+    "dagster": run_dagster,
+    "dg": run_dg,
+}
 
 
 def run_command(script: str, *arguments: str) -> tuple[object, str]:

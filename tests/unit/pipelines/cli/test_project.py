@@ -11,6 +11,7 @@ from lakeshare_pipelines import contracts
 from lakeshare_pipelines.cli.main import app
 from lakeshare_pipelines.cli.project import TEMPLATES
 from lakeshare_pipelines.settings import SHORT_RUNS, LakeSettings
+from tests.builders.gold_sets import write_sums
 
 
 def test_the_settings_of_a_project_are_relative_to_its_folder(
@@ -82,6 +83,34 @@ def test_a_late_delivery_is_refused_before_anything_is_delivered(
     assert not (tmp_path / "state").exists()
     ended = CliRunner().invoke(app, [*command, "--allow-late"])
     assert "delivery flights/2013-01-01: has not arrived" in str(ended.exception)
+
+
+REFUSED = {
+    "flights --partition 2013-01-09...2013-01-02": "Give the first and the last day of a range, in this order",
+    "flights --partition 2013-01-01...soon": "'soon' is no partition of set flights",
+    "flights --partition 2013-01-01...2013-01-02 --on x.csv": "Files are the delivery of one partition",
+    "flights --partition 2013-01-01 --pin reference.airports": "Write each input as set.table@number",
+    "flights --partition 2013-01-01...2013-01-02": "delivery flights/2013-01-01: has not arrived",
+    "sums --on x.csv": "Set sums takes no deliveries: leave it out",
+}
+
+
+def test_what_cannot_be_published_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(contracts.__file__).parent
+    for name in ("flights", "reference"):
+        (tmp_path / f"{name}.yaml").write_bytes((folder / f"{name}.yaml").read_bytes())
+    write_sums(tmp_path, "sums", "flights", "delta")
+    sums = (tmp_path / "sums.yaml").read_text().replace("flights.days", "flights.daily_delays")
+    (tmp_path / "sums.yaml").write_text(sums.replace("{days}", "{daily_delays}"))
+    monkeypatch.setenv("LAKESHARE_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("LAKESHARE_CONTRACTS_DIR", str(tmp_path))
+    for arguments, message in REFUSED.items():
+        ended = CliRunner().invoke(app, ["publish", *arguments.split()])
+        assert ended.exit_code == 1, arguments
+        assert message in str(ended.exception), arguments
+    assert not (tmp_path / "state").exists()
 
 
 def test_a_draft_replaces_no_contract(tmp_path: Path) -> None:

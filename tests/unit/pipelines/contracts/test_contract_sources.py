@@ -5,7 +5,9 @@ import pytest
 
 from lakeshare_pipelines.contracts.difference import compare_contracts
 from lakeshare_pipelines.contracts.model import describe
-from lakeshare_pipelines.defs.wap import source_schedule, wap_set
+from lakeshare_pipelines.definitions import defs
+from lakeshare_pipelines.defs.published_set import set_definitions
+from lakeshare_pipelines.defs.wap import wap_set
 from lakeshare_pipelines.errors import ContractError
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.session import list_session_jars
@@ -106,6 +108,14 @@ def test_a_set_with_sources_has_a_schedule_and_the_driver(tmp_path):
     assert "postgresql" in list_session_jars(settings)
     assert not contract.takes_deliveries
     assert "read from t of postgresql://db/shop)" in describe(contract)
-    schedule = source_schedule(contract)
-    assert (schedule.name, schedule.cron_schedule) == ("read_shop", "*/15 * * * *")
     assert a_source_set(tmp_path, "same", tables[1]).tables[0].source == "x"
+
+
+def test_a_code_location_and_a_project_load_with_the_schedule_of_a_set(tmp_path, monkeypatch):
+    monkeypatch.setenv("LAKESHARE_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("LAKESHARE_CONTRACTS_DIR", str(tmp_path))
+    contract = a_source_set(tmp_path, "shop", a_table("t", {"table": "/a"}), schedule="*/15 * * * *")
+    for definitions in (defs(), set_definitions(contract)):
+        schedule = definitions.resolve_schedule_def("read_shop")
+        assert (schedule.cron_schedule, schedule.job_name) == ("*/15 * * * *", "publish_shop")
+        assert definitions.resolve_job_def("publish_shop").nodes

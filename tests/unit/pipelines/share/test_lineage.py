@@ -12,8 +12,14 @@ from lakeshare_pipelines.contracts.model import Input, SetContract, Table
 from lakeshare_pipelines.contracts.partitioning import Partitioning
 from lakeshare_pipelines.errors import NoSuchPublication
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.share.lineage import find_stale_partitions, format_lineage, trace_lineage
+from lakeshare_pipelines.share.lineage import (
+    LineageNode,
+    find_stale_partitions,
+    format_lineage,
+    trace_lineage,
+)
 from lakeshare_pipelines.wap.inputs import find_inputs
+from lakeshare_pipelines.wap.staged import ReadTable
 from lakeshare_server.catalog import Ledger, open_catalog
 from tests.builders.publications import a_publication
 
@@ -27,9 +33,12 @@ def ledger(tmp_path: Path) -> Ledger:
 
 
 def publish(ledger: Ledger, table: str, *days: str, **fields: object) -> int:
-    """A publication of one table; `inputs` are numbers by table, in a tuple if only rows of the run were read."""
+    """A publication of one table; `inputs` are numbers by table, in a tuple if only rows of the run were read.
+
+    The kinds of partitions of both tables follow in the tuple.
+    """
     inputs = {
-        name: {"version": number[0], "is_whole": False}
+        name: ReadTable(number[0], False, number[1:] or None).as_record()
         if isinstance(number, tuple)
         else {"version": number, "is_whole": True}
         for name, number in dict(fields.pop("inputs", {})).items()
@@ -152,6 +161,23 @@ def test_the_tree_names_deliveries_and_the_numbers_of_earlier_days(ledger):
     ]
     with pytest.raises(NoSuchPublication):
         trace_lineage(ledger, "gold.t", 7)
+
+
+def test_the_tree_has_the_hours_of_a_day_and_the_days_of_a_month(ledger):
+    publish(ledger, "shop.t", f"{MONDAY}-06", f"{MONDAY}-07")
+    publish(ledger, "shop.t", f"{TUESDAY}-06")
+    publish(ledger, "shop.t", f"{MONDAY}-07", f"{TUESDAY}-07")
+    publish(ledger, "gold.t", MONDAY, inputs={"shop.t": (2, "daily", "hourly", "UTC")})
+    publish(ledger, "gold.t", TUESDAY, inputs={"shop.t": (2, "daily", "hourly", "UTC")})
+    publish(ledger, "top.t", MONDAY, inputs={"gold.t": (0, "monthly", "daily", "UTC")})
+
+    def list_hours(node: LineageNode) -> list[tuple[int, tuple[str, ...]]]:
+        return [(part.version, tuple(part.deliveries)) for part in node.parts[0].inputs[0].parts]
+
+    assert list_hours(trace_lineage(ledger, "gold.t", 0)) == [(2, (f"{MONDAY}-07",)), (0, (f"{MONDAY}-06",))]
+    assert list_hours(trace_lineage(ledger, "gold.t")) == [(2, (f"{TUESDAY}-07",)), (1, (f"{TUESDAY}-06",))]
+    [days] = trace_lineage(ledger, "top.t").parts[0].inputs
+    assert days == trace_lineage(ledger, "gold.t", 0)
 
 
 def test_the_command_prints_the_tree_or_json(tmp_path, monkeypatch):

@@ -134,6 +134,7 @@ def test_pins_are_numbers_of_tables():
 
 def test_what_a_staged_table_was_made_of_survives_its_record():
     read = {"names.t": ReadTable(4, True), "shop.orders": ReadTable(None, False)}
+    read["hours.t"] = ReadTable(2, False, ("daily", "hourly", "UTC"))
     table = StagedTable("shop.t", 3, inputs=read, code="c0de")
     staged = Staged(
         "shop", "run", ("all",), "ref", "base", "head", (table,), {"all": ""}, "digest", 0, {"names.t": 4}
@@ -142,7 +143,7 @@ def test_what_a_staged_table_was_made_of_survives_its_record():
     again = Staged.from_record(staged.as_record())
 
     assert again == staged
-    assert (again.inputs, again.code) == ({"names.t": 4}, {"shop.t": "c0de"})
+    assert (again.inputs, again.code) == ({"names.t": 4, "hours.t": 2}, {"shop.t": "c0de"})
 
 
 def test_a_set_without_inputs_is_described_by_nothing_more():
