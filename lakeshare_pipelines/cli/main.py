@@ -4,6 +4,7 @@ import json
 import logging
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -153,6 +154,9 @@ def main() -> None:
     # (dagster._utils.interrupts), and so would every process that it starts.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # As Dagster does for a code location: transforms and sources may be modules of the project.
+    if (folder := str(Path.cwd())) not in sys.path:
+        sys.path.append(folder)
     try:
         app()
     except LakeshareError as error:

@@ -318,7 +318,7 @@ def _make_source(context: SourceContext, entry: PythonSource) -> Source:
     try:
         kind = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:
-        fix = "Correct the name, install its package, or put its folder on PYTHONPATH."
+        fix = "Correct the name, install its package, or start the run in its folder."
         raise context.fail(f"cannot be imported: {error}", fix) from error
     source: Source = kind(context, **entry.options)
     missing = [each for each in ("is_repeatable", "find_position", "read") if not hasattr(source, each)]

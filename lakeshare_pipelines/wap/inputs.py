@@ -329,7 +329,7 @@ def load_transform(contract: SetContract, table: Table) -> Transform:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         reason = f"cannot be imported: {type(error).__name__}: {_get_first_line(error)}{_locate(error, None)}"
-        fix = "Correct the module, install its package, or put its folder on PYTHONPATH."
+        fix = "Correct the module, install its package, or start the run in its folder."
         raise fail(reason, fix) from error
     function = getattr(module, name, None)
     if not inspect.isfunction(function):

@@ -66,7 +66,7 @@ def test_what_is_not_declared_is_refused_with_the_remedy(inputs, read, message):
 
 
 MODULES = {
-    "missing": (None, "ModuleNotFoundError: No module named 'code_missing'", "PYTHONPATH"),
+    "missing": (None, "ModuleNotFoundError: No module named 'code_missing'", "start the run in its folder"),
     "broken": ("def make(inputs:\n", "SyntaxError: '(' was never closed", "code_broken.py, line 1)"),
     "failing": (
         "import os\nRATES = os.environ['NO_SUCH_RATES']\n",
