@@ -138,7 +138,7 @@ def _publish_delivery(
     settings: "LakeSettings", contract: "SetContract", partition: str, *, allow_late: bool
 ) -> bool:
     """Runs the set's job in this process; prints verdicts and numbers, and returns whether it was published."""
-    from lakeshare_pipelines.defs.wap import ALLOW, LATE_TAG, add_dynamic_partitions
+    from lakeshare_pipelines.defs.wap import ALLOW, LATE_TAG, add_dynamic_partitions, make_partition_key
     from lakeshare_pipelines.demo import processes
     from lakeshare_server.catalog import Ledger, open_catalog
 
@@ -152,7 +152,7 @@ def _publish_delivery(
             instance,
             f"publish_{contract.name}",
             f"{contract.name} {partition}",
-            partitions,
+            [make_partition_key(contract, key) for key in partitions],
             {LATE_TAG: ALLOW} if allow_late else {},
         )
     catalog = open_catalog(settings.catalog_url)
