@@ -189,7 +189,13 @@ def _publish_partitions(
     settings: "LakeSettings", contract: "SetContract", keys: list[str], *, pinned: str, allow_late: bool
 ) -> bool:
     """Runs the set's job in this process; prints verdicts and numbers, and returns whether it was published."""
-    from lakeshare_pipelines.defs.wap import ALLOW, INPUTS_TAG, LATE_TAG, add_dynamic_partitions
+    from lakeshare_pipelines.defs.wap import (
+        ALLOW,
+        INPUTS_TAG,
+        LATE_TAG,
+        add_dynamic_partitions,
+        make_partition_key,
+    )
     from lakeshare_pipelines.demo import processes
     from lakeshare_server.catalog import open_catalog
 
@@ -200,7 +206,8 @@ def _publish_partitions(
     with processes.open_instance() as instance:
         reporter = processes.ProgressReporter()
         add_dynamic_partitions(instance, contract, partitions)
-        ran = processes.launch_run(reporter, instance, f"publish_{contract.name}", title, partitions, tags)
+        dagster_keys = [make_partition_key(contract, key) for key in partitions]
+        ran = processes.launch_run(reporter, instance, f"publish_{contract.name}", title, dagster_keys, tags)
     if not ran.succeeded:
         for line in _explain_failure(settings, ran):
             typer.echo(line)

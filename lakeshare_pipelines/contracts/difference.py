@@ -24,7 +24,7 @@ from lakeshare_pipelines.contracts.model import (
     Table,
     can_widen,
 )
-from lakeshare_pipelines.contracts.partitioning import Partitioning
+from lakeshare_pipelines.contracts.partitioning import Partitioning, SecondDimension
 from lakeshare_pipelines.errors import ContractError
 
 Level = Literal["breaking", "minor", "patch"]
@@ -145,6 +145,20 @@ def _compare_sets(old: SetContract, new: SetContract) -> Iterator[Change]:
             yield _describe_patch("set", field)
 
 
+def _compare_second(old: SecondDimension | None, new: SecondDimension | None) -> Iterator[Change]:
+    if old is None or new is None or old.column != new.column:
+        if old != new:
+            columns = [each.column if each is not None else "none" for each in (old, new)]
+            what = f"second dimension {columns[0]} → {columns[1]}"
+            yield Change("set", what, "breaking", "deliveries arrive and replace rows in another way")
+        return
+    if old.values != new.values:
+        is_stricter = new.values is not None and (old.values is None or not {*old.values} <= {*new.values})
+        reason = "deliveries of other names are refused" if is_stricter else "more names are accepted"
+        what = f"names of {old.describe()} → {new.describe()}"
+        yield Change("set", what, "breaking" if is_stricter else "minor", reason)
+
+
 def _compare_partitionings(old: Partitioning, new: Partitioning) -> Iterator[Change]:
     if (old.kind, old.time_zone) != (new.kind, new.time_zone):
         before, after = (
@@ -164,6 +178,7 @@ def _compare_partitionings(old: Partitioning, new: Partitioning) -> Iterator[Cha
         what = f"partition {name} is gone" if is_gone else f"new partition {name}"
         reason = "its deliveries are refused" if is_gone else "nothing that exists changes"
         yield Change("set", what, "breaking" if is_gone else "minor", reason)
+    yield from _compare_second(old.second, new.second)
     if old.lateness_hours != new.lateness_hours:
         limits = [math.inf if each.lateness_hours is None else each.lateness_hours for each in (old, new)]
         is_stricter = limits[1] < limits[0]

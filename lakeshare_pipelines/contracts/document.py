@@ -276,12 +276,19 @@ class SetMaintenanceExtras(MaintenanceExtras):
 NamedKind = Literal["hourly", "daily", "weekly", "monthly", "dynamic", "none"]
 
 
+class SecondExtras(Part):
+    column: Annotated[str, Field(min_length=1)]
+    kind: Literal["dynamic"] | None = None
+    static: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = None
+
+
 class PartitioningExtras(Part):
     kind: NamedKind = "none"
     static: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = None
     time_zone: str = "UTC"
     end_offset: Annotated[int, Field(ge=0, le=100_000, strict=True)] = 0
     lateness_hours: Annotated[int, Field(ge=0, le=1_000_000, strict=True)] | None = None
+    second: SecondExtras | None = None
 
 
 Date = Annotated[

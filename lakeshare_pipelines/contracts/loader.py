@@ -131,7 +131,7 @@ def _connect_inputs(contract: SetContract, owners: Mapping[str, SetContract]) ->
         if not owner.is_by_partition(table) or not contract.partitioning.can_map(owner.partitioning):
             return read
         zones = owner.partitioning.time_zone, contract.partitioning.time_zone
-        if zones[0] != zones[1]:
+        if owner.partitioning.is_time and zones[0] != zones[1]:
             # Dagster maps times of one zone only.
             problem = f"{read.table} has partitions in {zones[0]}, the set has them in {zones[1]}"
             line = odcs.find_line(contract, "customProperties", "partitioning")
@@ -142,7 +142,9 @@ def _connect_inputs(contract: SetContract, owners: Mapping[str, SetContract]) ->
 
     tables = [replace(table, inputs=tuple(map(find_column, table.inputs))) for table in contract.tables]
     connected = replace(contract, tables=tuple(tables))
-    if not connected.takes_deliveries and not any(read.column for read in connected.inputs):
+    is_time = contract.partitioning.is_time
+    alike = [read for read in connected.inputs if read.column and read.partitioning.is_time == is_time]
+    if not connected.takes_deliveries and not alike:
         kind = contract.partitioning.kind
         parts, like = ("days", "daily") if kind == "daily" else ("partitions", "partitioned alike")
         problem = f"a {kind} set without deliveries has the {parts} of its inputs, and none of them is {like}"

@@ -5,8 +5,8 @@ Here is the arithmetic only; Spark's expressions for it are in `spark/partitions
 
 import datetime as dt
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 from zoneinfo import ZoneInfo
@@ -14,6 +14,10 @@ from zoneinfo import ZoneInfo
 Kind = Literal["none", "hourly", "daily", "weekly", "monthly", "static", "dynamic"]
 TIME_KINDS = ("hourly", "daily", "weekly", "monthly")
 WHOLE_KEY = "all"
+SEPARATOR = "/"
+"""Between the keys of both dimensions: the partition `2024-01-01/eu` is a folder in the folder of its day."""
+EVERY_NAME = "*"
+"""Stands for all names of the second dimension in the partitions of an input."""
 """The one partition of a set without partitions."""
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*")
 """Keys of static and dynamic partitions: they are names of folders, and `...` is between the ends of a range."""
@@ -56,8 +60,32 @@ _TRANSFORMS = {
 
 
 @dataclass(frozen=True)
+class SecondDimension:
+    """Names by which each partition of time is divided: values of the second partition column of each table.
+
+    `values` are the only names; None: any label, which is added when it is first delivered.
+    """
+
+    column: str
+    values: tuple[str, ...] | None = None
+
+    def is_name(self, name: str) -> bool:
+        return is_label(name) if self.values is None else name in self.values
+
+    @property
+    def example(self) -> str:
+        return self.values[0] if self.values else "eu"
+
+    def describe(self) -> str:
+        """Returns column and names: `region (eu, us)`."""
+        return f"{self.column} ({'dynamic' if self.values is None else ', '.join(self.values)})"
+
+
+@dataclass(frozen=True)
 class Partitioning:
     """How a set is divided. `values` are the keys of static partitions.
+
+    With a `second` dimension a partition is a name of it within a partition of time: `2024-01-01/eu`.
 
     The partition of a time is the hour, day, week (from Monday) or month in `time_zone` that begins at its key:
     `2024-01-01-13` for an hour, otherwise its first day, `2024-01-01`. The second of two hours of the same name, when
@@ -72,6 +100,12 @@ class Partitioning:
     lateness_hours: int | None = None
     """How long after its end a partition takes deliveries; None: always."""
     values: tuple[str, ...] = ()
+    second: SecondDimension | None = None
+
+    @cached_property
+    def time_dimension(self) -> "Partitioning":
+        """The partitions without their second dimension."""
+        return replace(self, second=None)
 
     @property
     def is_time(self) -> bool:
@@ -96,6 +130,8 @@ class Partitioning:
 
     @property
     def example(self) -> str:
+        if self.second is not None:
+            return f"{self.time_dimension.example}{SEPARATOR}{self.second.example}"
         return _EXAMPLES.get(self.kind) or (self.values[0] if self.values else WHOLE_KEY)
 
     @property
@@ -103,6 +139,14 @@ class Partitioning:
         """What to give as a key, as an imperative sentence."""
         if self.is_whole:
             return "The set has one partition: all."
+        if self.second is not None:
+            names = (
+                "a name of letters, digits, '_', '-' and single '.'"
+                if self.second.values is None
+                else f"one of {', '.join(self.second.values)}, or add it to second.static of partitioning"
+            )
+            time = self.time_dimension.expected.removesuffix(".")
+            return f"{time}, then {SEPARATOR}, then for {self.second.column} {names}."
         if self.kind == "static":
             return f"Give one of: {', '.join(self.values)}."
         if self.kind == "dynamic":
@@ -137,6 +181,9 @@ class Partitioning:
 
     def is_key(self, key: str) -> bool:
         """Whether `key` names a partition, in its one spelling."""
+        if self.second is not None:
+            first, name = split_key(key)
+            return self.second.is_name(name) and self.time_dimension.is_key(first)
         if self.is_whole:
             return key == WHOLE_KEY
         if self.kind == "static":
@@ -178,6 +225,8 @@ class Partitioning:
         """
         if not self.is_key(first) or not self.is_key(last):
             raise ValueError(f"{first}...{last} has an end that is no partition")
+        if self.second is not None:
+            return self._list_cells(split_key(first), split_key(last))
         keys: tuple[str, ...] = ()
         if self.is_time:
             keys = tuple(self._walk(self._parse(first), self.get_window(last)[1]))
@@ -187,23 +236,53 @@ class Partitioning:
             raise ValueError(f"{first}...{last} is empty")
         return keys
 
+    def _list_cells(self, first: tuple[str, str], last: tuple[str, str]) -> tuple[str, ...]:
+        """Returns the keys of a range in each dimension, as Dagster has ranges of two dimensions."""
+        values = None if self.second is None else self.second.values
+        names: tuple[str, ...] = (first[1],) if first[1] == last[1] else ()
+        if values is not None:
+            names = values[values.index(first[1]) : values.index(last[1]) + 1]
+        if not names:
+            raise ValueError(f"{first[1]}...{last[1]} is no range of names")
+        times = self.time_dimension.list_keys(first[0], last[0])
+        return tuple(f"{time}{SEPARATOR}{name}" for time in times for name in names)
+
     def list_days(self, key: str) -> list[dt.date]:
         """Returns the days of a daily, weekly or monthly partition."""
         start, end = (at.astimezone(self._zone).date() for at in self.get_window(key))
         return [start + dt.timedelta(days=number) for number in range((end - start).days)]
 
     def can_map(self, other: "Partitioning") -> bool:
-        """Whether keys correspond to those of another set: by time, or as equal names."""
+        """Whether keys correspond to those of another set: by time, or as equal names, in one dimension or both."""
         labels = ("static", "dynamic")
+        if self.second is not None and other.kind in labels:
+            return True
         return (self.is_time and other.is_time) or (self.kind in labels and other.kind in labels)
 
     def map_key(self, key: str, other: "Partitioning") -> tuple[str, ...]:
-        """Returns the partitions of `other` that have a time in common with the partition `key`, or the same name."""
+        """Returns the partitions of `other` that have a time in common with the partition `key`, or the same name.
+
+        For a set with one dimension, `2024-01-01/*` are all partitions of a day of a set with two.
+        """
+        if self.second is not None or other.second is not None:
+            return self._map_cell(key, other)
         if not self.is_time or not other.is_time:
             return (key,) if self.can_map(other) and other.is_key(key) else ()
         start, end = self.get_window(key)
         begin = other._find_start(start.astimezone(other._zone))
         return tuple(found for found in other._walk(begin, end) if other.is_key(found))
+
+    def _map_cell(self, key: str, other: "Partitioning") -> tuple[str, ...]:
+        first, name = split_key(key)
+        if not other.is_time:
+            return (name,) if self.can_map(other) and other.is_key(name) else ()
+        times = self.time_dimension.map_key(first, other.time_dimension)
+        if other.second is None:
+            return times
+        name = EVERY_NAME if self.second is None else name
+        if name != EVERY_NAME and not other.second.is_name(name):
+            return ()
+        return tuple(f"{time}{SEPARATOR}{name}" for time in times)
 
     def merge_windows(self, keys: Sequence[str]) -> list[tuple[dt.datetime, dt.datetime]]:
         """Returns the windows of keys in order, those that touch as one."""
@@ -235,7 +314,8 @@ class Partitioning:
             return "dynamic"
         zone = "" if self.time_zone == "UTC" else f" in {self.time_zone}"
         late = "" if self.lateness_hours is None else f", at most {self.lateness_hours} hours late"
-        return f"{self.kind}, from {self.first}{zone}{late}"
+        by = "" if self.second is None else f", by {self.second.describe()}"
+        return f"{self.kind}, from {self.first}{zone}{late}{by}"
 
     @cached_property
     def _zone(self) -> ZoneInfo:
@@ -250,7 +330,7 @@ class Partitioning:
         pattern = (
             r"(\d{4}-\d{2}-\d{2})-(\d{2})([+-]\d{4})?" if self.kind == "hourly" else r"(\d{4}-\d{2}-\d{2})"
         )
-        found = re.fullmatch(pattern, key, re.ASCII)
+        found = re.fullmatch(pattern, key if self.second is None else split_key(key)[0], re.ASCII)
         if found is None or not self.is_time:
             raise ValueError(f"{key!r} is no key of {self.kind} partitions")
         hour = int(found[2]) if self.kind == "hourly" else 0
@@ -290,6 +370,20 @@ class Partitioning:
         while start < end:
             yield self._format(start)
             start = self._find_next(start)
+
+
+def split_key(key: str) -> tuple[str, str]:
+    """Returns the key of time and the name of the second dimension, which is empty without one."""
+    first, _, name = key.partition(SEPARATOR)
+    return first, name
+
+
+def has_written(keys: Collection[str], written: Collection[str]) -> bool:
+    """Whether one of `keys`, which may end in `/*`, is among the partitions that a publication wrote."""
+    if any(key in written for key in keys):
+        return True
+    every = {split_key(key)[0] for key in keys if key.endswith(f"{SEPARATOR}{EVERY_NAME}")}
+    return bool(every) and any(split_key(key)[0] in every for key in written)
 
 
 def is_label(key: str) -> bool:

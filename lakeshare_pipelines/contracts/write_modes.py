@@ -14,6 +14,7 @@ from lakeshare_pipelines.contracts.partitioning import (
     TIME_KINDS,
     Kind,
     Partitioning,
+    SecondDimension,
     has_whole_hours,
     is_label,
 )
@@ -40,6 +41,14 @@ def build_partitioning(extras: odcs.SetExtras, faults: Faults) -> Partitioning:
         hint = "Give UTC, or a zone whose hours begin at those of UTC."
         place.add(f"timeZone {zone!r} has hours that begin within hours of UTC", hint)
     values = tuple(given.static or ())
+    _check_labels(values, place)
+    second = None if given.second is None else _build_second(given.second, kind, place)
+    return Partitioning(
+        kind, extras.first_partition, zone, given.end_offset, given.lateness_hours, values, second
+    )
+
+
+def _check_labels(values: Sequence[str], place: Faults) -> None:
     for value in values:
         if not is_label(value):
             hint = (
@@ -50,7 +59,18 @@ def build_partitioning(extras: odcs.SetExtras, faults: Faults) -> Partitioning:
     for name, count in Counter(value.lower() for value in values).items():
         if count > 1:
             place.add(f"static has {name!r} {count} times", "Keys must differ in more than case.")
-    return Partitioning(kind, extras.first_partition, zone, given.end_offset, given.lateness_hours, values)
+
+
+def _build_second(given: odcs.SecondExtras, kind: Kind, place: Faults) -> SecondDimension | None:
+    if kind not in TIME_KINDS:
+        hint = f"Leave it out, or set kind to {', '.join(TIME_KINDS)}."
+        place.add(f"{kind} partitions have no second dimension", hint)
+        return None
+    if (given.kind is None) == (given.static is None):
+        hint = "Give static with all names, or kind: dynamic."
+        place.add("second needs either static or kind: dynamic", hint)
+    _check_labels(given.static or (), place)
+    return SecondDimension(given.column, None if given.static is None else tuple(given.static))
 
 
 def check_partitioning(partitioning: Partitioning, faults: Faults) -> None:
@@ -78,6 +98,7 @@ def check_partition_column(contract: SetContract, table: Table, faults: Faults) 
     if table.partition_by:
         column, transform = table.partition_column, table.partition_by[0][1]
         if partitioning.can_divide(column.type, transform):
+            _check_second_column(partitioning.second, table, faults)
             return
     noun, types = partitioning.noun, " or ".join(partitioning.column_types)
     if partitioning.kind == "daily":
@@ -90,6 +111,21 @@ def check_partition_column(contract: SetContract, table: Table, faults: Faults) 
         hint = f"Give the column partitionTransform: hour, so that no file has rows of two partitions{zone}."
     problem = f"the set is {partitioning.kind}, but {table.short_name} is not partitioned by its {noun} first"
     faults.at("properties").add(problem, hint)
+
+
+def _check_second_column(second: SecondDimension | None, table: Table, faults: Faults) -> None:
+    if second is None:
+        return
+    kinds = {column.name: column.type for column in table.columns}
+    is_second = len(table.partition_by) > 1 and table.partition_by[1] == (second.column, "identity")
+    if not is_second or kinds.get(second.column) != "string":
+        hint = f"Mark {second.column}, of type string, as partitioned, with partitionKeyPosition 2."
+        if table.view is not None:
+            hint = f"Put {second.column} of {table.view.of} into the columns of the view."
+        problem = (
+            f"the set is divided by {second.column}, but {table.short_name} is not partitioned by it second"
+        )
+        faults.at("properties").add(problem, hint)
 
 
 def build_write(extras: odcs.TableExtras, base: Table | None, faults: Faults) -> model.Write:

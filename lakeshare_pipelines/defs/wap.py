@@ -13,6 +13,7 @@ import dagster as dg
 from pydantic import PrivateAttr
 
 from lakeshare_pipelines.contracts import Column, SetContract, Table
+from lakeshare_pipelines.contracts.partitioning import SEPARATOR, split_key
 from lakeshare_pipelines.errors import BranchMoved, Conflict, NotAudited
 from lakeshare_pipelines.ingest import Delivery, find_deliveries
 from lakeshare_pipelines.ingest.delivery import require_in_time
@@ -314,10 +315,41 @@ def make_partitions(contract: SetContract) -> dg.PartitionsDefinition[str] | Non
     partitioning = contract.partitioning
     if partitioning.is_whole:
         return None
+    if partitioning.second is not None:
+        time, second = get_dimension_names(contract)
+        values = partitioning.second.values
+        names = (
+            make_dynamic_names(contract) if values is None else dg.StaticPartitionsDefinition(list(values))
+        )
+        return dg.MultiPartitionsDefinition({time: _make_first_dimension(contract), second: names})
+    return _make_first_dimension(contract)
+
+
+def make_dynamic_names(contract: SetContract) -> dg.DynamicPartitionsDefinition:
+    """Returns the dynamic partitions of a set, or of its second dimension."""
+    return dg.DynamicPartitionsDefinition(name=f"partitions_{contract.name}")
+
+
+def get_dimension_names(contract: SetContract) -> tuple[str, str]:
+    """Returns the names of both dimensions in Dagster: what a partition of time is, as `day`, and the column."""
+    second, noun = contract.partitioning.second, contract.partitioning.noun
+    column = "" if second is None else second.column
+    return (noun if noun != column else "time"), column
+
+
+def make_partition_key(contract: SetContract, key: str) -> str:
+    """Returns Dagster's form of a key: the same text, or a key of two dimensions."""
+    if contract.partitioning.second is None:
+        return key
+    return dg.MultiPartitionKey(dict(zip(get_dimension_names(contract), split_key(key), strict=True)))
+
+
+def _make_first_dimension(contract: SetContract) -> dg.PartitionsDefinition[str]:
+    partitioning = contract.partitioning
     if partitioning.kind == "static":
         return dg.StaticPartitionsDefinition(list(partitioning.values))
     if partitioning.kind == "dynamic":
-        return dg.DynamicPartitionsDefinition(name=f"partitions_{contract.name}")
+        return make_dynamic_names(contract)
     first, zone, offset = str(partitioning.first), partitioning.time_zone, partitioning.end_offset
     if partitioning.kind == "hourly":
         # Hadoop's paths allow no colon, which Dagster's own format has.
@@ -333,9 +365,17 @@ def make_partitions(contract: SetContract) -> dg.PartitionsDefinition[str] | Non
 
 def add_dynamic_partitions(instance: dg.DagsterInstance, contract: SetContract, keys: Sequence[str]) -> None:
     """Adds keys of a set with dynamic partitions, as its sensor does, before a run is started without the sensor."""
-    partitions = make_partitions(contract)
-    if isinstance(partitions, dg.DynamicPartitionsDefinition):
-        instance.add_dynamic_partitions(str(partitions.name), list(keys))
+    names = _list_dynamic_names(contract, keys)
+    if names:
+        instance.add_dynamic_partitions(str(make_dynamic_names(contract).name), names)
+
+
+def _list_dynamic_names(contract: SetContract, keys: Iterable[str]) -> list[str]:
+    """The parts of keys that Dagster adds as dynamic partitions; empty for a set without them."""
+    second = contract.partitioning.second
+    if second is not None and second.values is None:
+        return sorted({split_key(key)[1] for key in keys})
+    return sorted(keys) if contract.partitioning.kind == "dynamic" else []
 
 
 def make_delivery_partitions(contract: SetContract) -> dg.DynamicPartitionsDefinition:
@@ -347,9 +387,17 @@ def make_delivery_key(partition: str, digest: str) -> str:
     return f"{partition}@{digest[:12]}"
 
 
-def get_partitions_of_run(context: dg.OpExecutionContext) -> tuple[str, ...]:
+def get_partitions_of_run(context: dg.OpExecutionContext, contract: SetContract) -> tuple[str, ...]:
     """Returns the partitions a run writes: one, every one of a range, or the whole set."""
-    return tuple(context.partition_keys) if context.has_partitions else WHOLE
+    if not context.has_partitions:
+        return WHOLE
+    keys = [
+        SEPARATOR.join(key.keys_by_dimension[name] for name in get_dimension_names(contract))
+        if isinstance(key, dg.MultiPartitionKey)
+        else key
+        for key in context.partition_keys
+    ]
+    return tuple(keys if contract.partitioning.second is None else sorted(keys))
 
 
 LATE_TAG, ALLOW = "lakeshare/late", "allow"
@@ -490,7 +538,7 @@ def _write(
         pool=pool,
     )
     def write(context: dg.OpExecutionContext, lakeshare: LakeResource) -> dict[str, Any]:
-        partitions = get_partitions_of_run(context)
+        partitions = get_partitions_of_run(context, contract)
         pins = parse_pins(context.get_tag(INPUTS_TAG) or "")
         if contract.takes_deliveries and context.get_tag(LATE_TAG) != ALLOW:
             require_in_time(contract, partitions)
@@ -761,9 +809,11 @@ def _make_run_request(
     run_key: str,
     tags: Mapping[str, str] | None = None,
 ) -> dg.RunRequest | None:
-    keys, partitioning = make_partitions(contract), contract.partitioning
+    partitioning = contract.partitioning
     # A dynamic key is added with the request of its run.
-    if partitioning.is_time and keys is not None and not keys.has_partition_key(partition):
+    if partitioning.is_time and not _make_first_dimension(contract).has_partition_key(
+        split_key(partition)[0]
+    ):
         last = (
             "yesterday"
             if (partitioning.kind, partitioning.end_offset) == ("daily", 0)
@@ -776,14 +826,14 @@ def _make_run_request(
         )
         return None
     return dg.RunRequest(
-        run_key=run_key, partition_key=None if keys is None else partition, tags=dict(tags or {})
+        run_key=run_key,
+        partition_key=None if partitioning.is_whole else make_partition_key(contract, partition),
+        tags=dict(tags or {}),
     )
 
 
 def _request_dynamic_partitions(
     contract: SetContract, keys: Iterable[str]
 ) -> list[dg.AddDynamicPartitionsRequest]:
-    partitions = make_partitions(contract)
-    if not isinstance(partitions, dg.DynamicPartitionsDefinition):
-        return []
-    return [partitions.build_add_request(sorted(keys))]
+    names = _list_dynamic_names(contract, keys)
+    return [make_dynamic_names(contract).build_add_request(names)] if names else []

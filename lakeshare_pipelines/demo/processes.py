@@ -580,7 +580,10 @@ def launch_run(
     target = dg.build_reconstructable_job(__name__, run_job.__name__, reconstructable_args=(job,))
     tags = {RUN_TAG: mark, **more_tags}
     if len(partitions) == 1:
-        tags[PARTITION] = partitions[0]
+        tags[PARTITION] = str(partitions[0])
+        if isinstance(partitions[0], dg.MultiPartitionKey):
+            # Dagster finds the key of two dimensions by a tag of each.
+            tags |= {f"{PARTITION}/{name}": key for name, key in partitions[0].keys_by_dimension.items()}
     elif partitions:
         tags |= {RANGE_START: partitions[0], RANGE_END: partitions[-1]}
     with ThreadPoolExecutor(max_workers=1) as pool, reporter.working(title) as report_step:

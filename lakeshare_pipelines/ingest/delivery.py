@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from lakeshare_pipelines.contracts import SetContract, Table
+from lakeshare_pipelines.contracts.partitioning import split_key
 from lakeshare_pipelines.errors import DeliveryError, StoreError
 from lakeshare_pipelines.ingest.landing import (
     CACHE_SIZE,
@@ -175,10 +176,14 @@ def find_deliveries(
     """
     landing = open_landing(settings, stores)
     found = []
-    for partition, listing in sorted(landing.find_partitions(contract.name).items()):
+    depth = 1 if contract.partitioning.second is None else 2
+    for partition, listing in sorted(landing.find_partitions(contract.name, depth).items()):
         location = f"{landing.root}/{contract.name}/{partition}"
         if not contract.is_partition(partition):
-            log.warning("%s is no partition of set %s and is ignored", location, contract.name)
+            if depth == 1:
+                log.warning("%s is no partition of set %s and is ignored", location, contract.name)
+            else:
+                log.warning("%s is ignored: %s", location, make_partition_error(contract, partition))
             continue
         try:
             listing = listing or landing.list_partition(contract.name, partition)
@@ -240,6 +245,7 @@ def find_deliveries_of_run(
     settings: LakeSettings, contract: SetContract, partitions: Sequence[str]
 ) -> list[Delivery]:
     """Returns the complete deliveries of a run; none for a set that takes no deliveries. Raises as `find_delivery`."""
+    _require_range(contract, partitions)
     if contract.takes_deliveries:
         return [find_delivery(settings, contract, partition) for partition in partitions]
     for partition in partitions:
@@ -250,9 +256,40 @@ def find_deliveries_of_run(
 def require_partition(contract: SetContract, partition: str) -> None:
     """Raises `DeliveryError` if a set has no such partition."""
     if not contract.is_partition(partition):
-        title = f"{contract.name}/{partition}"
-        problem = f"{partition!r} is no partition of set {contract.name}"
-        raise DeliveryError(title, problem, contract.partitioning.expected)
+        raise make_partition_error(contract, partition)
+
+
+def make_partition_error(contract: SetContract, partition: str) -> DeliveryError:
+    """Returns the error of a key that is no partition; with a second dimension it names the contract's field."""
+    title, second = f"{contract.name}/{partition}", contract.partitioning.second
+    problem = f"{partition!r} is no partition of set {contract.name}"
+    if second is None:
+        return DeliveryError(title, problem, contract.partitioning.expected)
+    first, name = split_key(partition)
+    if contract.partitioning.time_dimension.is_key(first) and name:
+        problem = (
+            f"{name!r} is none of the names of {second.column}, the second dimension of its partitioning"
+        )
+        if second.values is not None:
+            fix = f"Add it to second.static in {contract.path.name}, or deliver as one of {', '.join(second.values)}."
+            return DeliveryError(title, problem, fix)
+    elif first and not name:
+        problem = (
+            f"it has no folder of {second.column} between the {contract.partitioning.noun} and the files"
+        )
+    fix = f"{contract.partitioning.expected.removesuffix('.')} ({contract.path.name})."
+    return DeliveryError(title, problem, fix)
+
+
+def _require_range(contract: SetContract, partitions: Sequence[str]) -> None:
+    """Raises `DeliveryError` if a run has not every name of its second dimension in every partition of time."""
+    times, names = (set(found) for found in zip(*map(split_key, partitions), strict=True))
+    if len(times) * len(names) != len(set(partitions)):
+        problem = (
+            f"the run has {len(set(partitions))} of the {len(times) * len(names)} partitions of its ranges"
+        )
+        fix = "Start a run for each day, or give a range of each dimension."
+        raise DeliveryError(contract.name, problem, fix)
 
 
 def require_in_time(contract: SetContract, partitions: Sequence[str], now: dt.datetime | None = None) -> None:

@@ -21,6 +21,7 @@ from urllib.parse import unquote
 from lakeshare_pipelines.contracts import Column, SetContract, Table
 from lakeshare_pipelines.contracts.document import find_line
 from lakeshare_pipelines.contracts.model import Reading, get_base_type
+from lakeshare_pipelines.contracts.partitioning import SEPARATOR
 from lakeshare_pipelines.errors import ContractError, DeliveryError
 from lakeshare_pipelines.ingest.delivery import Delivery, LandingFile, assign_files, blame_changed_delivery
 from lakeshare_pipelines.settings import MAX_LINE_MB, MAX_UNPACKED_MB
@@ -207,7 +208,7 @@ def make_raw_rows(
         *given,
         F.lit(label).alias(FILE),
         F.lit(None).cast("bigint").alias(LINE),
-        F.lit(label.partition("/")[0]).alias(PARTITION),
+        F.lit(label.rpartition("/")[0]).alias(PARTITION),
         F.substring(F.to_json(F.struct("*")), 1, RAW_CHARACTERS).alias(RAW),
         F.lit(None).cast("string").alias(BAD),
     )
@@ -603,18 +604,23 @@ def _add_reasons(contract: SetContract, table: Table, frame: "DataFrame") -> "Da
     """Adds the final reasons; where partitions are replaced, rows of others than their delivery are rejected too."""
     reason = F.col(REASON)
     if contract.is_by_partition(table):
-        column, noun = table.partition_column, contract.partitioning.noun
-        key = make_key_column(contract.partitioning, column.name, column.type)
-        value = column_by_name(column.name).cast("string")
-        shown = F.lit("(hidden)") if column.pii else value
-        strays = F.concat(
-            F.lit(f"{column.name} is '"), shown, F.lit("', the delivery is of "), F.col(PARTITION)
-        )
-        reason = F.coalesce(
-            reason,
-            F.when(key.isNull(), F.lit(f"{column.name} is empty: the row belongs to no {noun}")),
-            F.when(key != F.col(PARTITION), strays),
-        )
+        partitioning, first = contract.partitioning, table.partition_column
+        parts = [(first, make_key_column(partitioning.time_dimension, first.name, first.type), 1)]
+        if partitioning.second is not None:
+            second = table.column(partitioning.second.column)
+            parts.append((second, column_by_name(second.name), -1))
+        for column, key, position in parts:
+            shown = F.lit("(hidden)") if column.pii else column_by_name(column.name).cast("string")
+            strays = F.concat(
+                F.lit(f"{column.name} is '"), shown, F.lit("', the delivery is of "), F.col(PARTITION)
+            )
+            reason = F.coalesce(
+                reason,
+                F.when(
+                    key.isNull(), F.lit(f"{column.name} is empty: the row belongs to no {partitioning.noun}")
+                ),
+                F.when(key != F.substring_index(PARTITION, SEPARATOR, position), strays),
+            )
     # Exploded, so that a filter on the reason is not pushed down together with its computation.
     others = [name for name in frame.columns if name != REASON]
     return frame.select(*others, F.explode(F.array(reason)).alias(REASON))

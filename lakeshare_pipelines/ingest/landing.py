@@ -71,8 +71,11 @@ class Landing(Protocol):
 
     root: str
 
-    def find_partitions(self, set_name: str) -> Mapping[str, PartitionListing | None]:
-        """Returns the folders of a set by name; None for those that are to be listed by `list_partition`."""
+    def find_partitions(self, set_name: str, depth: int = 1) -> Mapping[str, PartitionListing | None]:
+        """Returns the folders of partitions by name, as `2024-01-01/eu` at depth 2.
+
+        None for those that are to be listed by `list_partition`. A folder with files above this depth is among them.
+        """
 
     def list_partition(self, set_name: str, partition: str) -> PartitionListing:
         """Lists one partition.
@@ -134,11 +137,19 @@ class FolderLanding:
     def __init__(self, root: str) -> None:
         self.root = root
 
-    def find_partitions(self, set_name: str) -> Mapping[str, PartitionListing | None]:
+    def find_partitions(self, set_name: str, depth: int = 1) -> Mapping[str, PartitionListing | None]:
         folder = self.find_set_folder(set_name)
-        if not folder.is_dir():
-            return {}
-        return {path.name: None for path in folder.iterdir() if is_data(path.name) and path.is_dir()}
+        return dict.fromkeys(self._walk(folder, "", depth)) if folder.is_dir() else {}
+
+    def _walk(self, folder: Path, above: str, depth: int) -> Iterator[str]:
+        for path in folder.iterdir():
+            if is_data(path.name) and path.is_dir():
+                name = f"{above}{path.name}"
+                # What a link outside leads to is not listed: `list_partition` refuses it.
+                if depth == 1 or not self._is_inside(path) or any(map(_is_data_file, path.iterdir())):
+                    yield name
+                else:
+                    yield from self._walk(path, f"{name}/", depth - 1)
 
     def list_partition(self, set_name: str, partition: str) -> PartitionListing:
         path = self.find_set_folder(set_name) / partition
@@ -193,9 +204,9 @@ class FolderLanding:
 
     def replace(self, set_name: str, partition: str, contents: Mapping[str, bytes | Path]) -> None:
         """Readers see the earlier delivery or the new one, or for a moment none."""
-        root = self.find_set_folder(set_name)
-        root.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix=f".{partition}-", dir=root) as scratch:
+        target = self.find_set_folder(set_name) / partition
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
             new, old = Path(scratch) / "new", Path(scratch) / "old"
             new.mkdir()
             for name, content in contents.items():
@@ -204,9 +215,9 @@ class FolderLanding:
                 else:
                     shutil.copyfile(content, new / name)
             (new / SUCCESS).touch()
-            if (root / partition).exists():
-                (root / partition).rename(old)
-            new.rename(root / partition)
+            if target.exists():
+                target.rename(old)
+            new.rename(target)
 
     def find_set_folder(self, set_name: str) -> Path:
         """Returns the folder of a set's deliveries.
@@ -231,6 +242,10 @@ class FolderLanding:
         return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(self.root))
 
 
+def _is_data_file(path: Path) -> bool:
+    return is_data(path.name) and path.is_file()
+
+
 def _key(path: Path, stat: os.stat_result) -> tuple[object, ...]:
     return str(path), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
 
@@ -250,20 +265,28 @@ class StoreLanding:
     def __init__(self, root: str, stores: Stores) -> None:
         self.root, self._stores = root, stores
 
-    def find_partitions(self, set_name: str) -> Mapping[str, PartitionListing | None]:
+    def find_partitions(self, set_name: str, depth: int = 1) -> Mapping[str, PartitionListing | None]:
         folder = f"{self.root}/{set_name}"
         with self._translate(folder):
             try:
                 found = list(self._stores.list(folder))
             except Unserveable:
                 # A key with an odd segment in one partition keeps no other from being listed.
-                return dict.fromkeys(self._stores.folders(folder))
+                return dict.fromkeys(self._list_folders(folder, depth))
         partitions: dict[str, list[StoredObject]] = {}
         for entry in found:
-            partition, slash, _ = entry.location.removeprefix(f"{folder}/").partition("/")
-            if slash and is_data(partition):
-                partitions.setdefault(partition, []).append(entry)
+            *folders, _ = entry.location.removeprefix(f"{folder}/").split("/")
+            if folders and all(map(is_data, folders[:depth])):
+                partitions.setdefault("/".join(folders[:depth]), []).append(entry)
         return {name: _list_objects(f"{folder}/{name}", objects) for name, objects in partitions.items()}
+
+    def _list_folders(self, folder: str, depth: int) -> list[str]:
+        names = list(self._stores.folders(folder))
+        if depth == 1:
+            return names
+        return [
+            f"{name}/{below}" for name in names for below in self._list_folders(f"{folder}/{name}", depth - 1)
+        ]
 
     def list_partition(self, set_name: str, partition: str) -> PartitionListing:
         folder = f"{self.root}/{set_name}/{partition}"

@@ -10,6 +10,7 @@ from typing import Any
 
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.contracts.model import Input
+from lakeshare_pipelines.contracts.partitioning import EVERY_NAME, SEPARATOR, has_written, split_key
 from lakeshare_pipelines.errors import NoSuchPublication
 from lakeshare_pipelines.wap.inputs import digest_code, list_in_force
 from lakeshare_pipelines.wap.staged import WHOLE, ReadTable
@@ -76,7 +77,7 @@ def _changes_rows(publication: Publication, partitions: Collection[str] | None) 
     if partitions is None or publication.rollback_of is not None:
         return True
     written = publication.verdicts.get("deliveries", {})
-    return WHOLE[0] in written or any(key in written for key in partitions)
+    return WHOLE[0] in written or has_written(partitions, written)
 
 
 def find_stale_partitions(ledger: Ledger, contract: SetContract) -> dict[str, dict[str, int]]:
@@ -94,7 +95,10 @@ def find_stale_partitions(ledger: Ledger, contract: SetContract) -> dict[str, di
     history = cache(ledger.history)
     published = sorted(set.intersection(*(_list_written(history(table.name)) for table in contract.tables)))
     published = [partition for partition in published if contract.is_partition(partition)]
-    followed = published if contract.partitioning.kind in ("static", "dynamic") else published[-1:]
+    # Of a set with two dimensions all partitions of the last day.
+    last = {split_key(key)[0] for key in published[-1:]}
+    is_named = contract.partitioning.kind in ("static", "dynamic")
+    followed = [key for key in published if is_named or split_key(key)[0] in last]
     in_force = {table.name: find_in_force(ledger, table, published) for table in contract.tables}
 
     def is_stale(partition: str) -> bool:
@@ -130,11 +134,28 @@ def find_stale_partitions(ledger: Ledger, contract: SetContract) -> dict[str, di
                 for mapped in read.partitioning.map_key(key, contract.partitioning)
             }
             for read in contract.inputs
-            if read.column is not None
+            if read.column is not None and read.partitioning.is_time == contract.partitioning.is_time
         ]
+        written = _expand_names(contract, written, published)
         found = set(WHOLE) if contract.partitioning.is_whole else set.intersection(*written)
         stale += [partition for partition in found.difference(published) if contract.is_partition(partition)]
     return dict.fromkeys(sorted(stale), versions)
+
+
+def _expand_names(contract: SetContract, written: list[set[str]], published: Iterable[str]) -> list[set[str]]:
+    """Replaces keys of all names, `2024-01-01/*`, by those of the names that the set has or its inputs have."""
+    second = contract.partitioning.second
+    if second is None:
+        return written
+    known = second.values or {split_key(key)[1] for keys in (*written, published) for key in keys}
+    return [
+        {
+            f"{split_key(key)[0]}{SEPARATOR}{name}"
+            for key in keys
+            for name in (known if split_key(key)[1] == EVERY_NAME else (split_key(key)[1],))
+        }
+        for keys in written
+    ]
 
 
 def _list_written(history: Iterable[Publication]) -> set[str]:

@@ -9,7 +9,7 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING
 
-from lakeshare_pipelines.contracts.partitioning import Partitioning
+from lakeshare_pipelines.contracts.partitioning import EVERY_NAME, SEPARATOR, Partitioning, split_key
 from lakeshare_pipelines.spark.rows import column_by_name
 from lakeshare_server.lazy import LazyModule
 
@@ -24,6 +24,9 @@ _UNITS = {"hourly": "hour", "daily": "day", "weekly": "week", "monthly": "month"
 
 def make_key_column(partitioning: Partitioning, name: str, column_type: str) -> "Column":
     """Returns the key of the partition that each row belongs to, as a string; null for an empty value."""
+    if partitioning.second is not None:
+        key = make_key_column(partitioning.time_dimension, name, column_type)
+        return F.concat(key, F.lit(SEPARATOR), column_by_name(partitioning.second.column).cast("string"))
     value = column_by_name(name)
     if column_type == "string" or (column_type == "date" and partitioning.kind == "daily"):
         return value.cast("string")
@@ -45,6 +48,8 @@ def filter_partitions(
     partitioning: Partitioning, name: str, column_type: str, keys: Sequence[str]
 ) -> "Column":
     """Returns the condition for rows of these partitions, of which formats can skip or replace whole files."""
+    if partitioning.second is not None:
+        return _filter_cells(partitioning, name, column_type, keys)
     value = column_by_name(name)
     if column_type == "string":
         return value.isin(list(keys))
@@ -57,6 +62,23 @@ def filter_partitions(
         for start, end in partitioning.merge_windows(keys)
     ]
     return reduce(or_, ranges)
+
+
+def _filter_cells(partitioning: Partitioning, name: str, column_type: str, keys: Sequence[str]) -> "Column":
+    """Returns one condition for all names with the same partitions of time."""
+    times: dict[str, list[str]] = {}
+    for first, second in map(split_key, keys):
+        times.setdefault(second, []).append(first)
+    names: dict[tuple[str, ...], list[str]] = {}
+    for second, found in times.items():
+        names.setdefault(tuple(dict.fromkeys(found)), []).append(second)
+    conditions = []
+    for first_keys, seconds in names.items():
+        condition = filter_partitions(partitioning.time_dimension, name, column_type, first_keys)
+        if EVERY_NAME not in seconds and partitioning.second is not None:
+            condition &= column_by_name(partitioning.second.column).isin(seconds)
+        conditions.append(condition)
+    return reduce(or_, conditions)
 
 
 def _make_bound(partitioning: Partitioning, at: dt.datetime, column_type: str) -> "Column":

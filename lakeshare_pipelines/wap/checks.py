@@ -20,6 +20,7 @@ from lakeshare_pipelines.contracts.model import (
     can_widen,
     list_rule_columns,
 )
+from lakeshare_pipelines.contracts.partitioning import split_key
 from lakeshare_pipelines.errors import ContractError
 from lakeshare_pipelines.spark.partitions import make_key_column
 from lakeshare_pipelines.wap.staged import (
@@ -257,13 +258,17 @@ def check_drift(limits: Drift, rows: Mapping[str, int], usual: Mapping[str, floa
 
 
 def compute_usual_rows(counts: Mapping[str, int], of_run: Iterable[str]) -> dict[str, float | None]:
-    """Per partition of a run, the mean of the partitions just before it on main, or of the first ones."""
+    """Per partition of a run, the mean of the partitions just before it on main, or of the first ones.
+
+    With a second dimension only partitions of the same name are compared.
+    """
     run = set(of_run)
     others = sorted(set(counts) - run)
     usual: dict[str, float | None] = {}
     for partition in run:
-        before = [name for name in others if name < partition]
-        near = before[-RECENT_DAYS:] or others[:RECENT_DAYS]
+        alike = [name for name in others if split_key(name)[1] == split_key(partition)[1]]
+        before = [name for name in alike if name < partition]
+        near = before[-RECENT_DAYS:] or alike[:RECENT_DAYS]
         usual[partition] = sum(counts[name] for name in near) / len(near) if near else None
     return usual
 

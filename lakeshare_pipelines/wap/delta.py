@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -20,6 +22,7 @@ import pyarrow.compute as pc
 
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.contracts.model import Write
+from lakeshare_pipelines.contracts.partitioning import split_key
 from lakeshare_pipelines.errors import BranchMoved, Conflict, NotAudited, WarehouseError
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.rows import column_by_name
@@ -186,7 +189,6 @@ class DeltaStaging:
             self.staged_location(table.name, staged.ref),
             self.location(table.name),
             None if version == ABSENT else version,
-            get_replaced_column(staged, table),
             self._list_replaced_values(staged, table),
             self._list_replaced(table, staged.ref) if table.write.is_incremental else None,
         )
@@ -242,11 +244,11 @@ class DeltaStaging:
             names = {_get_name(path) for path in self._list_replaced(table, staged.ref)}
             rows = self._read_staged_rows(staged, table)
             return before.where(~_file_name().isin(names)).unionByName(rows, allowMissingColumns=True)
-        column = get_replaced_column(staged, table)
-        if before is None or column is None:
-            return rows
         values = self._list_replaced_values(staged, table)
-        unchanged = before.where(~F.col(column).cast("string").isin(values))
+        if before is None or values is None:
+            return rows
+        others = [~F.col(column).cast("string").isin(found) for column, found in values.items()]
+        unchanged = before.where(reduce(or_, others))
         return unchanged.unionByName(rows, allowMissingColumns=True)
 
     def on_main(self, staged: Staged, table: Table) -> "DataFrame | None":
@@ -439,7 +441,8 @@ class DeltaStaging:
         schema = self._require(self.staged_location(table.name, staged.ref)).schema()
         adds = list(self._add_actions(table.name, staged.ref))
         columns = [column for column, _ in table.partition_by]
-        replaced, values = get_replaced_column(staged, table), self._list_replaced_values(staged, table)
+        values = self._list_replaced_values(staged, table)
+        replaced = None if values is None else [(column, "in", found) for column, found in values.items()]
         try:
             if base == ABSENT:
                 create_table_with_add_actions(
@@ -462,7 +465,7 @@ class DeltaStaging:
                 "overwrite",
                 schema,
                 columns,
-                partition_filters=None if replaced is None else [(replaced, "in", values)],
+                partition_filters=replaced,
                 commit_properties=properties(ordinal),
             )
         except CommitFailedError as error:
@@ -473,13 +476,23 @@ class DeltaStaging:
             raise
         return base + 1
 
-    def _list_replaced_values(self, staged: Staged, table: Table) -> list[str]:
-        """The values of the partition column, as in the log, that the partitions of the run have."""
+    def _list_replaced_values(self, staged: Staged, table: Table) -> dict[str, list[str]] | None:
+        """The values, as in the log, that the partitions of the run have, by column; None for the whole table.
+
+        Rows with one of the values in each column are replaced: the run's partitions are a range in each dimension.
+        """
+        column = get_replaced_column(staged, table)
+        if column is None:
+            return None
         partitioning = self.contract.partitioning
-        if get_replaced_column(staged, table) is None or partitioning.has_one_value_each:
-            return list(staged.partitions)
-        days = (day for key in staged.partitions for day in partitioning.list_days(key))
-        return [day.isoformat() for day in days]
+        keys, names = zip(*map(split_key, staged.partitions), strict=True)
+        second = (
+            {} if partitioning.second is None else {partitioning.second.column: list(dict.fromkeys(names))}
+        )
+        values = list(dict.fromkeys(keys))
+        if not partitioning.has_one_value_each:
+            values = [day.isoformat() for key in values for day in partitioning.list_days(key)]
+        return {column: values} | second
 
     def _commit_changes(self, table: Table, staged: Staged, evidence: Mapping[str, object], base: int) -> int:
         """Write the commit of appended or merged rows, which also removes the files that were rewritten."""

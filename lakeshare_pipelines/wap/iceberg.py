@@ -379,9 +379,9 @@ class IcebergStaging:
         if not table.partition_by or partitions == WHOLE or table.write.mode == "replace":
             return rows
         # Iceberg skips the files of the run by this filter; rows without the value would be dropped by its first half.
-        others = (
-            ~replaced_rows_filter(self.contract, table, partitions) | F.col(table.partition_by[0][0]).isNull()
-        )
+        others = ~replaced_rows_filter(self.contract, table, partitions)
+        for column in list_partition_columns(self.contract, table):
+            others |= F.col(column).isNull()
         return self.table_after(staged, table).where(others).unionByName(rows)
 
     def on_main(self, staged: Staged, table: Table) -> "DataFrame | None":
@@ -514,6 +514,12 @@ def _has_one_partition_each(table: Table, partitions: Sequence[str]) -> bool:
     """Whether the rows of each of a few days are one partition of the table: a task has few files open."""
     transforms = [transform for _, transform in table.partition_by]
     return transforms == ["identity"] and partitions != WHOLE and len(partitions) <= MAX_OPEN_FILES
+
+
+def list_partition_columns(contract: SetContract, table: Table) -> list[str]:
+    """The columns that decide to which partition of the set a row belongs."""
+    second = contract.partitioning.second
+    return [table.partition_by[0][0], *([] if second is None else [second.column])]
 
 
 def replaced_rows_filter(contract: SetContract, table: Table, partitions: Sequence[str]) -> "Column":

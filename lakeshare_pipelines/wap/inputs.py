@@ -34,7 +34,8 @@ from lakeshare_pipelines.ingest.sources import (
 )
 from lakeshare_pipelines.spark.partitions import filter_partitions
 from lakeshare_pipelines.spark.rows import column_by_name
-from lakeshare_pipelines.spark.session import is_connect, translate_errors
+from lakeshare_pipelines.spark.scans import Scan, list_scans
+from lakeshare_pipelines.spark.session import MAIN_CATALOG, is_connect, translate_errors
 from lakeshare_pipelines.wap.staged import WHOLE, Lake, ReadTable, read_snapshot
 from lakeshare_server.catalog import Ledger, Publication
 from lakeshare_server.errors import suggest
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 else:
     F = LazyModule("pyspark.sql.functions")
 
+BRANCH_CATALOGS = "wap_"
+"""How the names of Spark catalogs of branches begin; they are those of staging locations."""
 PIN = re.compile(r"([A-Za-z_][A-Za-z0-9_.]*)@(\d+)")
 
 
@@ -180,6 +183,7 @@ class Inputs:
         self._rows_of_run, self._delivered = rows_of_run, delivered
         self._read_whole, self._publications = read_whole, publications
         self._read: dict[str, bool] = {}
+        self._returned: list[DataFrame] = []
         self.partitions = tuple(partitions)
         """The keys of the run's partitions, as `2013-01-01`, or `all`."""
 
@@ -204,7 +208,7 @@ class Inputs:
         table = by_name[name]
         if table.name in self._table.depends_on and table.name in self._delivered:
             self._note(table.name, is_whole=False)
-            return self._delivered[table.name]
+            return self._permit(self._delivered[table.name])
         return self.table(table.name)
 
     def table(self, name: str, *, whole: bool = False) -> "DataFrame":
@@ -224,14 +228,14 @@ class Inputs:
             table = own[name]
             is_whole = whole or table.name not in self._rows_of_run
             self._note(table.name, is_whole=is_whole)
-            return self._read_whole(table) if is_whole else self._rows_of_run[table.name]
+            return self._permit(self._read_whole(table) if is_whole else self._rows_of_run[table.name])
         read = next((each for each in self._table.inputs if each.table == name), None)
         if read is None:
             fix = f"Add it to the inputs of {self._table.short_name} in {self._contract.path.name}; of other sets only "
             fix += "published tables can be read."
             raise self._refuse(name, f"is no declared input of {self._table.short_name}", fix)
         self._note(name, is_whole=whole or read.column is None)
-        frame = read_publication(self._lake, self._publications[name])
+        frame = self._permit(read_publication(self._lake, self._publications[name]))
         if whole or read.column is None:
             return frame
         partitioning = self._contract.partitioning
@@ -243,6 +247,30 @@ class Inputs:
         if not keys:
             return frame.where(F.lit(False))
         return frame.where(filter_partitions(read.partitioning, read.column, read.column_type, keys))
+
+    def find_undeclared(self, frame: "DataFrame") -> list[Scan]:
+        """Tables and files of the lake in a frame's plan that this object did not return; none on Spark Connect."""
+        if is_connect(self._lake.spark):
+            return []
+        states = {scan.state for each in self._returned for scan in list_scans(each)}
+        own = self._lake.named_catalog
+        catalog = MAIN_CATALOG if own is None else own.name
+        roots = {self._lake.settings.lake_root, *filter(None, (t.warehouse for t in self._contract.tables))}
+        return [
+            scan
+            for scan in list_scans(frame)
+            if scan.state not in states
+            and (
+                scan.catalog == catalog
+                or scan.catalog.startswith(BRANCH_CATALOGS)
+                or any(map(scan.is_below, roots))
+            )
+        ]
+
+    def _permit(self, frame: "DataFrame") -> "DataFrame":
+        """The frame, whose tables and files a transform may read."""
+        self._returned.append(frame)
+        return frame
 
     def list_read(self) -> dict[str, ReadTable]:
         """The declared tables with their numbers, and how much of each was read."""
@@ -377,8 +405,9 @@ def run_transform(
     with _limit_jobs(lake.spark, tag, wait_s) as is_late:
         try:
             with translate_errors(lake.settings, f"transform {transform.table.transform}"):
-                frame = _call(transform.function, inputs, tag, is_late)
-                return write(_check_result(transform, frame, lake.spark))
+                frame = _check_result(transform, _call(transform.function, inputs, tag, is_late), lake.spark)
+                _require_declared(transform, inputs, frame)
+                return write(frame)
         except (Exception, SystemExit) as error:
             if is_late.is_set():
                 reason = f"did not end within {wait_s} s{_locate_function(transform.function)}"
@@ -493,6 +522,19 @@ def _check_result(transform: Transform, result: Any, spark: "SparkSession") -> "
         wrong = [f"{column.name} {kinds[name]} to {column.type}" for name, column in expected.items()]
         raise transform.fail(reason, f"{fix} The casts: {', '.join(wrong)}.") from error
     return typed
+
+
+def _require_declared(transform: Transform, inputs: Inputs, frame: "DataFrame") -> None:
+    """Raises `TransformError` if a frame reads tables or files of the lake that `inputs` did not return."""
+    undeclared = list(dict.fromkeys(scan.name for scan in inputs.find_undeclared(frame)))
+    if undeclared:
+        table = transform.table.short_name
+        reason = f"reads {', '.join(undeclared[:3])} of the lake{_locate_function(transform.function)}"
+        fix = (
+            f"Add the table to the inputs of {table} in {transform.contract.path.name} and read it by "
+            "inputs.table: branches, staged files and other numbers than the pinned ones are not read"
+        )
+        raise transform.fail(reason, fix)
 
 
 def _is_same_session(found: "SparkSession", own: "SparkSession") -> bool:

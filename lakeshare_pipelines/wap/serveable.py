@@ -111,12 +111,12 @@ def compute_delta_matrix(
     staged: str,
     main: str,
     version: int | None,
-    column: str | None,
-    partitions: Sequence[str],
+    partitions: Mapping[str, Sequence[str]] | None,
     replaced: Collection[str] | None = None,
 ) -> ClientMatrix:
-    """The matrix of a Delta table when staged files replace `partitions` of `column`, or all files, of `version`.
+    """The matrix of a Delta table when staged files replace `partitions`, or all files, of `version`.
 
+    `partitions` are values by column; a file with one of them in each column is replaced.
     `replaced` are the paths of the only files that are replaced, as in the log.
     """
     log.info("checking which clients can read %s", main)
@@ -125,7 +125,7 @@ def compute_delta_matrix(
         if version is None:
             return ClientMatrix.of("delta", new.head)
         before = read_delta(main, version, stores)
-        head = _compute_head_after(before, new, _select_unchanged(before.files, column, partitions, replaced))
+        head = _compute_head_after(before, new, _select_unchanged(before.files, partitions, replaced))
     except Unserveable as refusal:
         return ClientMatrix.of_refused(refusal)
     return ClientMatrix.of("delta", head)
@@ -150,17 +150,20 @@ def check_serveable(promise: Promise, clients: ClientMatrix, rewritten: Iterable
 
 
 def _select_unchanged(
-    files: pa.Table, column: str | None, partitions: Sequence[str], replaced: Collection[str] | None
+    files: pa.Table, partitions: Mapping[str, Sequence[str]] | None, replaced: Collection[str] | None
 ) -> pa.Table:
     if replaced is not None:
         names = {path.rpartition("/")[2] for path in replaced}
         return files.filter(
             [path.rpartition("/")[2] not in names for path in files.column("path").to_pylist()]
         )
-    if column is None:
+    if partitions is None:
         return files.slice(0, 0)
-    values = pc.cast(pc.struct_field(files.column("partition"), column), pa.string())
-    return files.filter(pc.invert(pc.is_in(values, pa.array(partitions, pa.string()))))
+    is_replaced = pa.array([True] * files.num_rows)
+    for column, found in partitions.items():
+        values = pc.cast(pc.struct_field(files.column("partition"), column), pa.string())
+        is_replaced = pc.and_(is_replaced, pc.is_in(values, pa.array(found, pa.string())))
+    return files.filter(pc.invert(is_replaced))
 
 
 def _compute_head_after(before: TableSnapshot, new: TableSnapshot, unchanged: pa.Table) -> TableHead:

@@ -600,7 +600,7 @@ def _select_quarantine_columns(
     rejected: "DataFrame", contract: SetContract, table: Table, run_id: str
 ) -> "DataFrame":
     # Files are named `<partition>/<file>`.
-    partition = F.when(F.col("file").contains("/"), F.substring_index("file", "/", 1))
+    partition = F.when(F.col("file").contains("/"), F.regexp_extract("file", "^(.*)/", 1))
     constants = {"set": contract.name, "table": table.name, "run_id": run_id}
     types = {"file": "string", "line": "bigint", "reason": "string", "raw": "string"}
     return rejected.select(

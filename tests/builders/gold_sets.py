@@ -55,6 +55,38 @@ def read_branch(inputs):
     return inputs.table("SHOP.orders@wap-SHOP-1")
 
 
+# A branch, and paths in the lake and outside of it, which a test sets.
+BRANCH = STAGED = OUTSIDE = ""
+
+
+def read_by_name(inputs):
+    return inputs.spark.table(f"lake.OTHER.`orders@{BRANCH}`").selectExpr("day", "id", "amount AS paid", "amount AS of")
+
+
+def read_by_subquery(inputs):
+    rows = inputs.spark.table(f"lake.OTHER.`orders@{BRANCH}`")
+    rows.createOrReplaceTempView("staged_orders")
+    inputs.table("SHOP.orders").createOrReplaceTempView("permitted_orders")
+    return inputs.spark.sql(
+        "SELECT day, id, amount AS paid, (SELECT max(amount) FROM staged_orders) AS of FROM permitted_orders"
+    )
+
+
+def read_by_path(inputs):
+    rows = inputs.spark.read.parquet(STAGED)
+    return inputs.table("SHOP.orders").join(rows.select("id"), "id").selectExpr(
+        "day", "id", "amount AS paid", "amount AS of"
+    )
+
+
+def read_outside(inputs):
+    rates = inputs.spark.read.csv(OUTSIDE, header=True, schema="id int, rate double")
+    orders = inputs.table("SHOP.orders").join(rates, "id", "left")
+    return orders.join(inputs.table("SHOP.orders").select("id"), "id").selectExpr(
+        "day", "id", "amount AS paid", "coalesce(rate, 0) AS of"
+    )
+
+
 def use_another_session(inputs):
     rows = inputs.spark.newSession().sql("SELECT date'2024-01-01' AS day, 1 AS id, 1D AS paid, 1D AS of")
     return rows

@@ -11,17 +11,20 @@ import pytest
 
 from lakeshare_pipelines.contracts import SetContract, load_contracts
 from lakeshare_pipelines.contracts.model import Input
-from lakeshare_pipelines.contracts.partitioning import Kind, Partitioning
+from lakeshare_pipelines.contracts.partitioning import Kind, Partitioning, SecondDimension
 from lakeshare_pipelines.defs.wap import (
     LakeResource,
     SparkResource,
     add_dynamic_partitions,
+    get_partitions_of_run,
     landing_asset,
     landing_sensor,
+    make_partition_key,
     make_partitions,
     publish_job,
     wap_set,
 )
+from lakeshare_pipelines.demo.processes import RANGE_END, RANGE_START
 from lakeshare_pipelines.settings import LakeSettings
 
 FLIGHTS, _ = load_contracts()
@@ -69,6 +72,30 @@ def test_static_and_dynamic_partitions() -> None:
         assert instance.get_dynamic_partitions("partitions_flights") == ["eu"]
 
 
+@pytest.mark.parametrize("values", [("eu", "us", "apac"), None], ids=["static", "dynamic"])
+def test_two_dimensions_have_the_keys_of_both(values: tuple[str, ...] | None) -> None:
+    # In Dagster keys of dimensions are in the order of their names: `area` is before `day`.
+    cells = Partitioning("daily", "2024-01-01", second=SecondDimension("area", values))
+    contract = a_set(cells)
+    found: list[tuple[str, ...]] = []
+
+    @dg.asset(partitions_def=make_partitions(contract))
+    def cell(context: dg.AssetExecutionContext) -> None:
+        found.append(get_partitions_of_run(context.op_execution_context, contract))
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        add_dynamic_partitions(instance, contract, ["2024-01-31/eu", "2024-01-31/us", "2024-02-01/apac"])
+        key = make_partition_key(contract, "2024-01-31/us")
+        assert key == "us|2024-01-31"
+        assert dg.materialize([cell], instance=instance, partition_key=key).success
+        ends = [make_partition_key(contract, key) for key in ("2024-01-31/us", "2024-02-01/us")]
+        tags = dict(zip((RANGE_START, RANGE_END), ends, strict=True))
+        assert dg.materialize([cell], instance=instance, tags=tags).success
+        if values is None:
+            assert set(instance.get_dynamic_partitions("partitions_flights")) == {"eu", "us", "apac"}
+    assert found == [("2024-01-31/us",), ("2024-01-31/us", "2024-02-01/us")]
+
+
 @pytest.mark.parametrize("kind", ["hourly", "daily", "weekly", "monthly"])
 def test_sets_of_other_periods_follow_each_other(kind: Kind) -> None:
     partitioning = Partitioning(kind, "2024-01-08-00" if kind == "hourly" else "2024-01-08")
@@ -100,7 +127,7 @@ def test_sets_of_other_periods_follow_each_other(kind: Kind) -> None:
 
 
 def test_the_sensor_adds_dynamic_partitions_and_starts_no_late_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("LAKESHARE_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
@@ -138,3 +165,15 @@ def test_the_sensor_adds_dynamic_partitions_and_starts_no_late_ones(
     assert not tick(replace(hourly, lateness_hours=24), "2024-01-01-13").run_requests
     assert not tick(hourly, "2024-01-01-13:00").run_requests
     assert not tick(hourly, "2999-01-01-00").run_requests
+    cells = Partitioning("daily", "2024-01-01", second=SecondDimension("region"))
+    found = tick(cells, "2024-01-01/mars")
+    added = {
+        request.partitions_def_name: request.partition_keys for request in found.dynamic_partitions_requests
+    }
+    assert added["partitions_flights"] == ["mars"]
+    assert [request.partition_key for request in found.run_requests] == ["2024-01-01|mars"]
+    assert not tick(cells, "2999-01-01/mars").run_requests
+    static = replace(cells, second=SecondDimension("region", ("eu",)))
+    assert not tick(static, "2024-01-01/mars").run_requests
+    assert "'mars' is none of the names of region" in caplog.text
+    assert "second.static in flights" in caplog.text

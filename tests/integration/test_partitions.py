@@ -1,6 +1,7 @@
 """Partitions of every kind: a run replaces the rows of its own in both formats, and rows of others are found."""
 
 import datetime as dt
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,8 +10,9 @@ from pyspark.sql import functions as F
 
 from lakeshare_pipelines.contracts import Column, SetContract, Table
 from lakeshare_pipelines.contracts.model import Drift
-from lakeshare_pipelines.contracts.partitioning import Partitioning
-from lakeshare_pipelines.ingest import find_deliveries_of_run
+from lakeshare_pipelines.contracts.partitioning import Partitioning, SecondDimension
+from lakeshare_pipelines.errors import DeliveryError
+from lakeshare_pipelines.ingest import find_deliveries, find_deliveries_of_run
 from lakeshare_pipelines.ingest.frame import read_delivery
 from lakeshare_pipelines.share.publication import publish
 from lakeshare_pipelines.spark.partitions import filter_partitions, make_key_column
@@ -105,6 +107,87 @@ def test_a_run_replaces_its_partitions_and_no_others(
     _publish(lake, catalog, contract, case.keys[:1], changed, case)
     expected = sorted({*values} - {*first} | {*changed})
     assert [(str(row[0])[:19], row[1]) for row in read_main(lake, contract, "t")] == expected
+
+
+CELLS = ("2024-01-01/eu", "2024-01-01/us", "2024-01-02/eu", "2024-01-02/us")
+
+
+def _make_region_set(table_format: str) -> SetContract:
+    columns = (Column("day", "date"), Column("region", "string"), Column("id", "int"))
+    by = (("day", "identity"), ("region", "identity"))
+    table = Table("t", table_format, columns, by, source="t", drift=Drift(max_shrink_fraction=0.5))  # type: ignore[arg-type]
+    partitioning = Partitioning("daily", "2024-01-01", second=SecondDimension("region", ("eu", "us")))
+    return replace(a_set(table), partitioning=partitioning)
+
+
+def _publish_cells(lake: Lake, catalog: Catalog, contract: SetContract, run: str, **ids: int) -> None:
+    """Publishes a row with an id for each cell, named as `d1_eu`."""
+    cells = {f"2024-01-0{name[1]}/{name[3:]}": number for name, number in ids.items()}
+    staged = stage_rows(lake, contract, partitions=tuple(cells), run_id=run, t=_make_cells_sql(cells))
+    staged = replace(staged, deliveries=dict.fromkeys(cells, run))
+    publish(lake, catalog, contract, staged, green(contract, staged))
+
+
+def _make_cells_sql(cells: Mapping[str, int]) -> str:
+    rows = ", ".join("('{}', '{}', {})".format(*key.split("/"), number) for key, number in cells.items())
+    return f"SELECT cast(col1 AS date) AS day, col2 AS region, col3 AS id FROM VALUES {rows}"
+
+
+@pytest.mark.parametrize("table_format", ["iceberg", "delta"])
+def test_a_run_replaces_exactly_its_day_and_region(lake: Lake, catalog: Catalog, table_format: str) -> None:
+    contract = _make_region_set(table_format)
+    _publish_cells(lake, catalog, contract, "all", d1_eu=1, d1_us=2, d2_eu=3, d2_us=4)
+    _publish_cells(lake, catalog, contract, "cell", d1_us=20)
+    # A backfill of a range has every day of every region.
+    _publish_cells(lake, catalog, contract, "days", d1_eu=10, d2_eu=30)
+    # A name that no publication had.
+    second = SecondDimension("region")
+    dynamic = replace(contract, partitioning=replace(contract.partitioning, second=second))
+    _publish_cells(lake, catalog, dynamic, "new", d2_apac=5)
+    found = sorted((f"{row[0]}/{row[1]}", row[2]) for row in read_main(lake, contract, "t"))
+    assert found == [
+        ("2024-01-01/eu", 10),
+        ("2024-01-01/us", 20),
+        ("2024-01-02/apac", 5),
+        ("2024-01-02/eu", 30),
+        ("2024-01-02/us", 4),
+    ]
+    # The row of another region is neither counted nor published with the cell.
+    cells = {"2024-01-02/eu": 1, "2024-01-01/us": 2}
+    staged = stage_rows(
+        lake, contract, partitions=("2024-01-02/eu",), run_id="stray", t=_make_cells_sql(cells)
+    )
+    verdicts = {verdict.check: verdict for verdict in audit(lake, contract, staged).verdicts}
+    assert verdicts["within_partitions"].observed["rows_outside"] == 1
+    assert not verdicts["within_partitions"].passed
+
+
+def test_delivered_rows_of_another_region_are_rejected(lake: Lake) -> None:
+    contract = _make_region_set("iceberg")
+    contract = replace(contract, name="regional")
+    folder = Path(lake.settings.landing_root) / contract.name / "2024-01-01"
+    for region in ("eu", "us", "mars"):
+        (folder / region).mkdir(parents=True)
+        (folder / region / "t.csv").write_text("day,region,id\n2024-01-01,eu,1\n2024-01-02,us,2\n")
+        (folder / region / "_SUCCESS").touch()
+    assert [found.partition for found in find_deliveries(lake.settings, contract)] == list(CELLS[:2])
+    deliveries = find_deliveries_of_run(lake.settings, contract, CELLS[:2])
+    found = read_delivery(lake.spark, contract, deliveries)[contract.tables[0].name].read()
+    assert found.rows == 1
+    assert found.rejected is not None
+    reasons = {(row["file"], row["line"]): row["reason"] for row in found.rejected.collect()}
+    assert reasons == {
+        ("2024-01-01/eu/t.csv", 3): "day is '2024-01-02', the delivery is of 2024-01-01/eu",
+        ("2024-01-01/us/t.csv", 2): "region is 'eu', the delivery is of 2024-01-01/us",
+        ("2024-01-01/us/t.csv", 3): "day is '2024-01-02', the delivery is of 2024-01-01/us",
+    }
+    with pytest.raises(
+        DeliveryError, match=r"'mars' is none of the names of region.*second\.static in"
+    ) as refused:
+        find_deliveries_of_run(lake.settings, contract, ["2024-01-01/mars"])
+    assert contract.path.name in str(refused.value)
+    with pytest.raises(DeliveryError, match="3 of the 4 partitions of its ranges"):
+        find_deliveries_of_run(lake.settings, contract, CELLS[:3])
 
 
 def _key(case: Case, value: str) -> str:

@@ -231,3 +231,44 @@ def test_a_transform_that_fails_names_contract_field_file_and_remedy_and_stages_
     assert staging_for(gold.lake, gold.contract).list_unpublished() == []
     assert [row.version for row in gold.ledger.history(f"{gold.contract.name}.enriched")] == before
     assert not gold.lake.spark.sparkContext.statusTracker().getActiveJobsIds()
+
+
+def test_a_transform_reads_nothing_of_the_lake_but_its_inputs(gold, tmp_path):
+    if gold.ledger.latest(gold.orders) is None:
+        gold.deliver(gold.shop, MONDAY, 3)
+        gold.deliver(gold.other, MONDAY, 2)
+    unpublished = {
+        contract.name: staged_without_reading(gold.lake, contract, MONDAY, orders(MONDAY, 4))
+        for contract in (gold.shop, gold.other)
+    }
+    staged = unpublished[gold.shop.name]
+    gold.lake.catalog("main")  # runs add it to the session when they first read an Iceberg table
+    code = sys.modules[str(gold.contract.tables[0].transform).partition(":")[0]]
+    code.BRANCH = unpublished[gold.other.name].ref
+    delta = staging_for(gold.lake, gold.shop)
+    code.STAGED = delta.staged_location(gold.orders, staged.ref)
+    code.OUTSIDE = str(tmp_path / "rates.csv")
+    (tmp_path / "rates.csv").write_text("id,rate\n1,2.5\n")
+    before = [row.version for row in gold.ledger.history(f"{gold.contract.name}.enriched")]
+    try:
+        for name, read in {
+            "read_by_name": f"{gold.other.name}.orders",
+            "read_by_subquery": f"{gold.other.name}.orders",
+            "read_by_path": staged.ref,
+        }.items():
+            with pytest.raises(TransformError) as refused:
+                stage(gold.lake, gold.with_transform(name), [MONDAY], str(uuid4()))
+            text = str(refused.value)
+            assert text.startswith(f"{gold.contract.path}: enriched.transform: "), text
+            assert "of the lake" in text, text
+            assert read in text, text
+            assert f"Add the table to the inputs of enriched in {gold.contract.path.name}" in text
+        assert staging_for(gold.lake, gold.contract).list_unpublished() == []
+        assert [row.version for row in gold.ledger.history(f"{gold.contract.name}.enriched")] == before
+        # Declared inputs, also twice, and files outside of the lake.
+        found = stage(gold.lake, gold.with_transform("read_outside"), [MONDAY], str(uuid4()))
+        assert found.tables[0].rows >= 3
+        staging_for(gold.lake, gold.contract).discard(found.ref)
+    finally:
+        for contract in (gold.shop, gold.other):
+            staging_for(gold.lake, contract).discard(unpublished[contract.name].ref)

@@ -16,7 +16,7 @@ from lakeshare_pipelines.contracts.difference import (
     is_looser,
     next_version,
 )
-from lakeshare_pipelines.contracts.partitioning import Partitioning
+from lakeshare_pipelines.contracts.partitioning import Partitioning, SecondDimension
 from lakeshare_pipelines.errors import ContractError
 from tests.builders.sets import CONTRACT
 
@@ -212,6 +212,21 @@ def test_arguments_and_severities_of_a_rule_are_looser_or_stricter(
             Partitioning("daily", "2024-01-01"),
             Partitioning("daily", "2024-01-01", "Europe/Berlin"),
             [("breaking", "partitioning daily in UTC → daily in Europe/Berlin")],
+        ),
+        (
+            Partitioning("daily", "2024-01-01", second=SecondDimension("region", ("eu", "us"))),
+            Partitioning("daily", "2024-01-01", second=SecondDimension("region", ("eu", "asia"))),
+            [("breaking", "names of region (eu, us) → region (eu, asia)")],
+        ),
+        (
+            Partitioning("daily", "2024-01-01", second=SecondDimension("region", ("eu",))),
+            Partitioning("daily", "2024-01-01", second=SecondDimension("region")),
+            [("minor", "names of region (eu) → region (dynamic)")],
+        ),
+        (
+            Partitioning("daily", "2024-01-01"),
+            Partitioning("daily", "2024-01-01", second=SecondDimension("region")),
+            [("breaking", "second dimension none → region")],
         ),
         (
             Partitioning("static", values=("eu", "us")),

@@ -7,7 +7,14 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from lakeshare_pipelines.contracts import SetContract, load_contract
-from lakeshare_pipelines.contracts.partitioning import HOUR, Kind, Partitioning, has_whole_hours
+from lakeshare_pipelines.contracts.partitioning import (
+    HOUR,
+    Kind,
+    Partitioning,
+    SecondDimension,
+    has_whole_hours,
+    has_written,
+)
 from lakeshare_pipelines.errors import ContractError, DeliveryError
 from lakeshare_pipelines.ingest.delivery import require_in_time
 
@@ -17,6 +24,8 @@ WEEKLY = Partitioning("weekly", "2024-01-01")
 MONTHLY = Partitioning("monthly", "2024-01-01")
 STATIC = Partitioning("static", values=("eu", "us-east.1"))
 DYNAMIC = Partitioning("dynamic")
+CELLS = Partitioning("daily", "2024-01-01", second=SecondDimension("region", ("eu", "us", "apac")))
+OPEN_CELLS = Partitioning("weekly", "2024-01-01", second=SecondDimension("region"))
 
 
 @pytest.mark.parametrize(
@@ -56,6 +65,15 @@ DYNAMIC = Partitioning("dynamic")
         (DYNAMIC, "_hidden", False),
         (DYNAMIC, "", False),
         (DYNAMIC, "x" * 101, False),
+        (CELLS, "2024-02-29/us", True),
+        (CELLS, "2024-02-29/mars", False),
+        (CELLS, "2023-02-29/us", False),
+        (CELLS, "2024-02-29", False),
+        (CELLS, "2024-02-29/us/x", False),
+        (CELLS, "2024-02-29/*", False),
+        (OPEN_CELLS, "2024-01-08/mars", True),
+        (OPEN_CELLS, "2024-01-09/mars", False),
+        (OPEN_CELLS, "2024-01-08/", False),
         (Partitioning(), "all", True),
         (Partitioning(), "2024-01-01", False),
     ],
@@ -147,6 +165,26 @@ def test_files_have_rows_of_one_partition(
     assert partitioning.can_divide(column_type, transform) is can
 
 
+def test_partitions_of_two_dimensions_are_ranges_and_mapped_by_each() -> None:
+    cells = CELLS.list_keys("2024-01-31/us", "2024-02-01/apac")
+    assert cells == ("2024-01-31/us", "2024-01-31/apac", "2024-02-01/us", "2024-02-01/apac")
+    with pytest.raises(ValueError, match="no range of names"):
+        OPEN_CELLS.list_keys("2024-01-08/eu", "2024-01-08/us")
+    days = Partitioning("daily", "2024-01-01")
+    assert CELLS.get_window("2024-02-01/us") == days.get_window("2024-02-01")
+    assert CELLS.map_key("2024-02-01/us", days) == ("2024-02-01",)
+    assert CELLS.map_key("2024-02-01/eu", STATIC) == ("eu",)
+    assert CELLS.map_key("2024-02-01/apac", STATIC) == ()
+    assert CELLS.map_key("2024-01-10/eu", OPEN_CELLS) == ("2024-01-08/eu",)
+    assert OPEN_CELLS.map_key("2024-01-08/us", CELLS)[::6] == ("2024-01-08/us", "2024-01-14/us")
+    assert OPEN_CELLS.map_key("2024-01-08/mars", CELLS) == ()
+    assert days.map_key("2024-02-01", CELLS) == ("2024-02-01/*",)
+    assert not STATIC.can_map(CELLS)
+    assert has_written(["2024-02-01/*"], {"2024-02-01/eu"})
+    assert not has_written(["2024-02-01/*"], {"2024-02-02/eu"})
+    assert CELLS.describe() == "daily, from 2024-01-01, by region (eu, us, apac)"
+
+
 def test_zones_with_half_hours_have_no_full_hours() -> None:
     assert has_whole_hours("America/New_York")
     assert not has_whole_hours("Asia/Kolkata")
@@ -207,7 +245,17 @@ def load(
         (("{static: [eu], kind: daily}",), "it has both kind and static"),
         (("{static: [eu], timeZone: Europe/Berlin}",), "static partitions have no timeZone"),
         (("{kind: dynamic, latenessHours: 4}",), "dynamic partitions have no latenessHours"),
-        (("{kind: daily, second: {static: [eu]}}", "date", "day", "2024-01-01"), "unknown field 'second'"),
+        (("{kind: daily, second: {static: [eu]}}", "date", "day", "2024-01-01"), "second.column"),
+        (("{kind: daily, second: {column: region}}", "date", "day", "2024-01-01"), "either static or kind"),
+        (("{static: [eu], second: {column: region, kind: dynamic}}",), "static partitions have no second"),
+        (
+            ("{kind: daily, second: {column: region, static: [eu, eu/x]}}", "date", "day", "2024-01-01"),
+            "static cannot have 'eu/x'",
+        ),
+        (
+            ("{kind: daily, second: {column: region, static: [eu]}}", "date", "day", "2024-01-01"),
+            "the set is divided by region, but t is not partitioned by it second",
+        ),
         (
             ("weekly", "date", "day", "2024-01-02"),
             "firstPartition cannot be '2024-01-02'. Give the Monday of a week",

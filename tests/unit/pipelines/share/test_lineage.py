@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from lakeshare_pipelines.cli.main import app
 from lakeshare_pipelines.contracts.model import Input, SetContract, Table
-from lakeshare_pipelines.contracts.partitioning import Partitioning
+from lakeshare_pipelines.contracts.partitioning import Partitioning, SecondDimension
 from lakeshare_pipelines.errors import NoSuchPublication
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.share.lineage import (
@@ -104,6 +104,41 @@ def test_a_month_follows_its_days_and_names_the_same_names(ledger):
     assert find_stale_partitions(ledger, months) == {}
     publish(ledger, "shop.t", "2024-01-15")
     assert list(find_stale_partitions(ledger, months)) == ["2024-01-01"]
+
+
+def test_days_of_regions_follow_both_dimensions(ledger):
+    second = SecondDimension("region", ("eu", "us"))
+    cells = Partitioning("daily", MONDAY, second=second)
+    days, regions = Partitioning("daily", MONDAY), Partitioning("dynamic")
+    gold = replace(
+        a_set(
+            "none",
+            Input("shop.t", "day", "date", days),
+            Input("rates.t", "region", "string", regions),
+            Input("stock.t", "day", "date", cells),
+        ),
+        partitioning=cells,
+    )
+    publish(ledger, "rates.t", "eu", "us")
+    publish(ledger, "shop.t", MONDAY, TUESDAY)
+    publish(ledger, "stock.t", f"{MONDAY}/eu", f"{MONDAY}/us", f"{TUESDAY}/eu")
+    found = [f"{MONDAY}/eu", f"{MONDAY}/us", f"{TUESDAY}/eu"]
+    assert list(find_stale_partitions(ledger, gold)) == found
+    publish(ledger, "gold.t", *found, inputs={"shop.t": (0,), "rates.t": (0,), "stock.t": (0,)})
+    assert find_stale_partitions(ledger, gold) == {}
+    publish(ledger, "rates.t", "us")
+    assert list(find_stale_partitions(ledger, gold)) == [f"{MONDAY}/us"]
+    publish(ledger, "gold.t", f"{MONDAY}/us", inputs={"shop.t": (0,), "rates.t": (1,), "stock.t": (0,)})
+    publish(ledger, "shop.t", MONDAY)
+    assert list(find_stale_partitions(ledger, gold)) == [f"{MONDAY}/eu", f"{MONDAY}/us"]
+    # A day of a set with one dimension is made of all regions.
+    [table] = gold.tables
+    table = replace(table, name="sums.t", inputs=(Input("stock.t", "day", "date", cells),))
+    sums = replace(gold, name="sums", tables=(table,), partitioning=days)
+    assert list(find_stale_partitions(ledger, sums)) == [MONDAY, TUESDAY]
+    publish(ledger, "sums.t", MONDAY, TUESDAY, inputs={"stock.t": (0,)})
+    publish(ledger, "stock.t", f"{MONDAY}/us")
+    assert list(find_stale_partitions(ledger, sums)) == [MONDAY]
 
 
 def test_all_names_follow_an_input_without_names(ledger):

@@ -125,31 +125,32 @@ def codes(clients: ClientMatrix) -> dict[str, list[str | None]]:
 
 
 @pytest.mark.parametrize(
-    ("column", "partitions", "configuration", "in_the_way"),
+    ("partitions", "configuration", "in_the_way"),
     [
-        ("p", ["today"], {}, ["ROW_LEVEL_DELETES"]),
-        ("p", ["yesterday"], {}, []),
-        (None, ["all"], {}, []),
-        (None, ["all"], {"delta.enableDeletionVectors": "true"}, ["ROW_LEVEL_DELETES"]),
-        (None, ["all"], {"delta.columnMapping.mode": "name"}, ["RENAMED_COLUMNS"]),
+        ({"p": ["today"]}, {}, ["ROW_LEVEL_DELETES"]),
+        ({"p": ["yesterday"]}, {}, []),
+        (None, {}, []),
+        (None, {"delta.enableDeletionVectors": "true"}, ["ROW_LEVEL_DELETES"]),
+        (None, {"delta.columnMapping.mode": "name"}, ["RENAMED_COLUMNS"]),
     ],
     ids=["another day", "the day itself", "everything", "switched on", "mapped"],
 )
 def test_a_delta_table_is_judged_as_the_commit_will_leave_it(
     tmp_path: Path,
     staged: Path,
-    column: str | None,
-    partitions: list[str],
+    partitions: dict[str, list[str]] | None,
     configuration: dict[str, str],
     in_the_way: list[str],
 ) -> None:
     main = a_main_table(tmp_path, configuration, ("deletionVectors", "columnMapping"))
-    found = codes(compute_delta_matrix(STORES, str(staged), str(main), 0, column, partitions))
+    found = codes(compute_delta_matrix(STORES, str(staged), str(main), 0, partitions))
     assert (found["python-parquet"], found["python-delta"], found["spark"]) == (in_the_way, [], [])
 
 
 def test_a_delta_table_of_its_first_run_is_judged_by_what_is_staged(tmp_path: Path, staged: Path) -> None:
-    found = codes(compute_delta_matrix(STORES, str(staged), str(tmp_path / "nothing"), None, "p", ["today"]))
+    found = codes(
+        compute_delta_matrix(STORES, str(staged), str(tmp_path / "nothing"), None, {"p": ["today"]})
+    )
     assert (found["python-parquet"], found["iceberg-rest"]) == ([], [None])
 
 
@@ -161,7 +162,7 @@ def test_a_delta_table_gets_the_types_of_what_is_staged(tmp_path: Path, staged: 
         protocol(), metadata({}, schema={**SCHEMA, "fields": [*SCHEMA["fields"], more]}), add("o.parquet")
     )
     assert (
-        codes(compute_delta_matrix(STORES, str(staged), str(log.location), 0, "p", ["today"]))[
+        codes(compute_delta_matrix(STORES, str(staged), str(log.location), 0, {"p": ["today"]}))[
             "python-parquet"
         ]
         == []
@@ -172,6 +173,6 @@ def test_a_delta_table_that_the_server_does_not_know_is_refused(tmp_path: Path, 
     log = WrittenLog(tmp_path / "main")
     unknown = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": ["x"], "writerFeatures": ["x"]}
     log.commit({"protocol": unknown}, metadata({}))
-    clients = compute_delta_matrix(STORES, str(staged), str(log.location), 0, "p", ["today"])
+    clients = compute_delta_matrix(STORES, str(staged), str(log.location), 0, {"p": ["today"]})
     assert clients.is_refused
     assert "reader features x" in str(check_serveable(Promise(), clients, ()).observed["reason"])

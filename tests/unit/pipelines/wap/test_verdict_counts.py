@@ -82,6 +82,8 @@ def test_each_day_is_compared_with_the_seven_published_before_it():
 
 def test_a_day_before_all_others_is_compared_with_the_first_of_them():
     assert compute_usual_rows({"2013-01-01": 9, "2013-01-05": 100}, ["2013-01-01"]) == {"2013-01-01": 100}
+    regions = {"2013-01-01/eu": 100, "2013-01-01/us": 2, "2013-01-02/eu": 99, "2013-01-02/us": 3}
+    assert compute_usual_rows(regions, ["2013-01-02/us"]) == {"2013-01-02/us": 2}
 
 
 def test_many_days_are_named_in_part():
