@@ -36,13 +36,13 @@ log = logging.getLogger(__name__)
 
 MAX_MANIFEST_BYTES = 64 << 20
 
-FileFormat = Literal["csv", "jsonl", "parquet"]
+FileFormat = Literal["csv", "jsonl", "parquet", "orc"]
 
 FORMAT_BY_SUFFIX: dict[str, FileFormat] = {
     ".csv": "csv", ".csv.gz": "csv",
     ".jsonl": "jsonl", ".jsonl.gz": "jsonl", ".ndjson": "jsonl", ".ndjson.gz": "jsonl",
     ".json": "jsonl", ".json.gz": "jsonl",
-    ".parquet": "parquet",
+    ".parquet": "parquet", ".orc": "orc",
 }  # fmt: skip
 
 # Spark reads a path as a pattern and a URI: no character of a name may be special in either.
@@ -81,7 +81,7 @@ def assign_files(contract: SetContract, delivery: "Delivery") -> list[LandingFil
     assigned = [_assign(contract, delivery, sources, file) for file in delivery.files]
     for table in sources:
         if not any(file.table is table for file in assigned):
-            fix = f"Deliver it as {table.source}.csv, .csv.gz, .jsonl or .parquet; all tables of a set arrive together."
+            fix = f"Deliver it as {table.source}.csv, .csv.gz, .jsonl, .parquet or .orc; all tables arrive together."
             raise DeliveryError(delivery.title, f"holds no file for table {table.name}", fix)
     return assigned
 

@@ -55,7 +55,7 @@ class ReadingLimits:
 
 @dataclass(frozen=True)
 class ReadableFile:
-    """A checked file: the names in its header (CSV), or its columns' types (Parquet)."""
+    """A checked file: the names in its header (CSV), or its columns' types (Parquet, ORC)."""
 
     file: LandingFile
     limits: ReadingLimits
@@ -64,7 +64,7 @@ class ReadableFile:
 
 
 def require_readable(file: LandingFile, limits: ReadingLimits = ReadingLimits()) -> ReadableFile:
-    """Reads a file through, or the footer of a Parquet file."""
+    """Reads a file through, or the footer of a Parquet or ORC file."""
     if file.file.size_bytes == 0:
         fix = "Deliver the file again; a table without rows has a header"
         raise _error(file, "is empty (0 bytes)", fix)
@@ -72,6 +72,8 @@ def require_readable(file: LandingFile, limits: ReadingLimits = ReadingLimits())
         with file.landing.translate_errors(file.file):
             if file.format == "parquet":
                 return ReadableFile(file, limits, schema=_parquet_schema(file, limits))
+            if file.format == "orc":
+                return ReadableFile(file, limits, schema=_orc_schema(file))
             head = _decode_whole_file(file, limits)
     except OSError as error:
         reason = f"cannot be read: {error.strerror or error}"
@@ -147,6 +149,28 @@ def _parquet_schema(file: LandingFile, limits: ReadingLimits) -> "pa.Schema":
         raise _error(file, f"is no sound Parquet file: {first}", "Transfer the file again") from error
     groups = (footer.row_group(number) for number in range(footer.num_row_groups))
     _require_unpacked(file, sum(group.total_byte_size for group in groups), limits)
+    return schema
+
+
+def _orc_schema(file: LandingFile) -> "pa.Schema":
+    import pyarrow as pa
+    from pyarrow import orc
+
+    try:
+        with file.landing.open(file.file) as opened:
+            schema = orc.ORCFile(opened).schema
+    except (pa.ArrowException, ValueError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        first = str(error).splitlines()[0].rstrip(".")
+        raise _error(file, f"is no sound ORC file: {first}", "Transfer the file again") from error
+    zoned = [each.name for each in schema if pa.types.is_timestamp(each.type) and each.type.tz is not None]
+    if zoned:
+        # ORC's `timestamp with local time zone`: Spark 4 fails to parse this type.
+        fix = "Write them as timestamps without a zone, in UTC, or deliver Parquet"
+        raise _error(
+            file, f"has timestamps with a time zone, which Spark cannot read: {', '.join(zoned)}", fix
+        )
     return schema
 
 
@@ -228,6 +252,8 @@ def read_raw(spark: "SparkSession", files: Sequence[ReadableFile], names: Sequen
         landed = tuple(readable.file for readable in group)
         if landed[0].format == "parquet":
             rows.append(_read_parquet(spark, group))
+        elif landed[0].format == "orc":
+            rows.append(_read_orc(spark, landed))
         elif landed[0].format == "jsonl":
             rows.append(_read_json(spark, landed, names))
         elif landed[0].table.reading.multiline:
@@ -333,6 +359,18 @@ def _read_parquet(spark: "SparkSession", group: Sequence[ReadableFile]) -> RawRo
     frame = located.withColumn(LINE, F.col("_row")).withColumn(BAD, F.lit(None).cast("string"))
     values = {name: F.col(f"_{i}") for i, name in enumerate(types)}
     return RawRows(files, frame, number, tuple(types), values, types)
+
+
+def _read_orc(spark: "SparkSession", files: tuple[LandingFile, ...]) -> RawRows:
+    rows = _reader(spark).orc(_paths(files))
+    types = {field.name: field.dataType for field in rows.schema.fields}
+    given = [F.col(_quoted(name)).alias(f"_{i}") for i, name in enumerate(types)]
+    raw = F.substring(F.to_json(F.struct("*")), 1, RAW_CHARACTERS).alias(RAW)
+    located, number = _add_location(spark, files, rows.select(*given, raw, *_where()), F.col(RAW))
+    values = {name: F.col(f"_{i}") for i, name in enumerate(types)}
+    return RawRows(
+        files, located.withColumn(BAD, F.lit(None).cast("string")), number, tuple(types), values, types
+    )
 
 
 def _lines(

@@ -194,8 +194,9 @@ def _find_deliveries(
 
 
 def _require_lines(file: LandingFile) -> None:
-    if file.format == "parquet" or (file.format == "csv" and file.table.reading.multiline):
-        kind = "Parquet" if file.format == "parquet" else "records over several lines"
+    kinds = {"parquet": "Parquet", "orc": "ORC"}
+    if file.format in kinds or (file.format == "csv" and file.table.reading.multiline):
+        kind = kinds.get(file.format, "records over several lines")
         fix = "Correct them where the file comes from, and deliver it again."
         raise DeliveryError(file.title, f"its rows cannot be corrected as lines: it has {kind}", fix)
 

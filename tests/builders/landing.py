@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
+from pyarrow import orc
 
 from lakeshare_pipelines.contracts import SetContract, load_contract
 from lakeshare_pipelines.demo.processes import deliver
@@ -95,6 +96,14 @@ def parquet_bytes(columns: Mapping[str, Sequence[object]], **types: pa.DataType)
     arrays = {name: pa.array(values, types.get(name)) for name, values in columns.items()}
     out = io.BytesIO()
     pq.write_table(pa.table(arrays), out)
+    return out.getvalue()
+
+
+def orc_bytes(columns: Mapping[str, Sequence[object]], **types: pa.DataType) -> bytes:
+    """Columns as an ORC file, of these types where they are given."""
+    arrays = {name: pa.array(values, types.get(name)) for name, values in columns.items()}
+    out = io.BytesIO()
+    orc.write_table(pa.table(arrays), out)
     return out.getvalue()
 
 

@@ -16,6 +16,7 @@ from tests.builders.landing import (
     csv_text,
     json_lines,
     landed,
+    orc_bytes,
     parquet_bytes,
     zipped,
 )
@@ -73,14 +74,17 @@ def content(kind: str, number: int) -> bytes | str:
             text = json_lines([{**JSON, "id": number}, {"id": None} if kind.endswith(".gz") else EMPTY])
         case _:
             columns = {name: [value, None] for name, value in values.items()}
-            return parquet_bytes(columns, id=pa.int32(), price=pa.decimal128(9, 2))
+            types = {"id": pa.int32(), "price": pa.decimal128(9, 2)}
+            if kind == "orc":
+                return orc_bytes(columns, seen=pa.timestamp("us"), **types)
+            return parquet_bytes(columns, **types)
     return zipped(text) if kind.endswith(".gz") else text
 
 
 def test_every_type_is_read_from_files_of_every_format_and_column_order_into_one_frame(
     lake: Lake, tmp_path: Path
 ) -> None:
-    kinds = ["csv", "turned.csv", "csv.gz", "jsonl", "jsonl.gz", "parquet"]
+    kinds = ["csv", "turned.csv", "csv.gz", "jsonl", "jsonl.gz", "parquet", "orc"]
     files = {
         f"readings-{number}__{kind.removeprefix('turned.').replace('.', '__')}": content(kind, number)
         for number, kind in enumerate(kinds)
@@ -128,6 +132,18 @@ def test_parquet_written_by_pandas_is_read_with_its_nanoseconds_and_float_intege
     table = read(lake, tmp_path, a_readings_contract(tmp_path), readings__parquet=frame.to_parquet())
     assert values_of(table) == [VALUES]
     assert table.problems == ()
+
+
+def test_a_wrong_value_of_an_orc_file_is_rejected_with_its_row(lake: Lake, tmp_path: Path) -> None:
+    contract = a_readings_contract(tmp_path)
+    columns = {name: [value, value, None] for name, value in VALUES.items()} | {"id": [7, 1 << 40, None]}
+    found = read(lake, tmp_path, contract, readings__orc=orc_bytes(columns, seen=pa.timestamp("us")))
+    assert found.problems == ()
+    assert found.rejected is not None
+    [row] = found.rejected.collect()
+    assert (row["file"], row["line"]) == ("all/readings.orc", 2)
+    assert "id" in row["reason"]
+    assert str(1 << 40) in row["raw"]
 
 
 def test_a_header_alone_is_a_table_without_rows(lake: Lake, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A file that cannot be read at all, or changes while it is read, is named with reason and remedy."""
 
+import datetime as dt
 import gzip
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from lakeshare_pipelines.errors import DeliveryError
 from lakeshare_pipelines.ingest.frame import ReadingLimits, read_delivery
 from lakeshare_pipelines.spark.session import translate_errors
 from lakeshare_pipelines.wap.staged import Lake
-from tests.builders.landing import a_readings_contract, landed, parquet_bytes, zipped
+from tests.builders.landing import a_readings_contract, landed, orc_bytes, parquet_bytes, zipped
 
 TWO_COLUMNS = [{"name": "id", "physicalType": "int"}, {"name": "name", "logicalType": "string"}]
 GOOD = "id,name\n1,a\n"
@@ -22,6 +23,11 @@ UNREADABLE: dict[str, tuple[str, bytes, str, str]] = {
     "cut Parquet": (
         "readings-2.parquet", parquet_bytes({"id": [1], "name": ["a"]})[:-20], "is no sound Parquet file", "Transfer"),
     "no Parquet": ("readings-2.parquet", GOOD.encode(), "is no sound Parquet file", "Transfer the file again"),
+    "cut ORC": ("readings-2.orc", orc_bytes({"id": [1], "name": ["a"]})[:-20], "is no sound ORC file", "Transfer"),
+    "no ORC": ("readings-2.orc", GOOD.encode(), "is no sound ORC file", "Transfer the file again"),
+    "ORC with a zone": (
+        "readings-2.orc", orc_bytes({"id": [1], "name": [dt.datetime(2024, 1, 1, tzinfo=dt.UTC)]}),
+        "time zone", "in UTC"),
     "cut gzip": ("readings-2.csv.gz", LONG[: len(LONG) // 2], "is cut off", "Transfer the file again"),
     "spoilt gzip": ("readings-2.csv.gz", LONG[:400] + b"\x00" * 50 + LONG[450:], "is no sound gzip file", "Transfer"),
     "no gzip": ("readings-2.csv.gz", GOOD.encode(), "is no sound gzip file", "Transfer the file again"),

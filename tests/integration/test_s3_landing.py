@@ -5,7 +5,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from lakeshare_pipelines.cli.doctor import check_folders
 from lakeshare_pipelines.contracts import SetContract, load_contracts
+from lakeshare_pipelines.contracts.partitioning import SecondDimension
 from lakeshare_pipelines.demo.processes import deliver
 from lakeshare_pipelines.errors import DeliveryError, StoreError
 from lakeshare_pipelines.ingest import (
@@ -105,6 +106,18 @@ def source(s3: S3Server, tmp_path: Path) -> Source:
     bucket = next(BUCKETS)
     s3.client().create_bucket(Bucket=bucket)
     return Source(s3, bucket, settings_of(tmp_path, s3, f"s3a://{bucket}/in/"))
+
+
+def test_days_of_regions_are_folders_in_folders_of_days(source: Source) -> None:
+    second = SecondDimension("region", ("eu", "us"))
+    contract = replace(FLIGHTS, partitioning=replace(FLIGHTS.partitioning, second=second))
+    for partition in (f"{DAY}/eu", f"{DAY}/mars", f"{NEXT_DAY}/us", "_old/eu", DAY):
+        source.put(ONE, partition)
+    found = find_deliveries(source.settings, contract)
+    assert [(each.partition, len(each.files)) for each in found] == [(f"{DAY}/eu", 1), (f"{NEXT_DAY}/us", 1)]
+    landing = open_landing(source.settings)
+    landing.replace(contract.name, f"{DAY}/us", {"departures.csv": b"year\n2013\n"})
+    assert find_delivery(source.settings, contract, f"{DAY}/us").complete
 
 
 def test_a_delivery_is_found_without_reading_an_object(
