@@ -31,19 +31,21 @@ ContractFile = Annotated[Path, typer.Argument(metavar="CONTRACT", help="The YAML
 def check(
     paths: Annotated[list[Path] | None, typer.Argument(help="Files; the configured ones by default.")] = None,
 ) -> None:
-    """Load contracts, import their transforms, compare them with what is published, and report errors.
+    """Load contracts, import their transforms and expectations, compare them with what is published, and report errors.
 
     Breaking changes need a new major version, and changed tables another name; other changes a minor version or patch.
     Inputs of other sets are checked without PATHS only.
     """
     from lakeshare_pipelines.contracts import load_contract
     from lakeshare_pipelines.errors import ContractError
+    from lakeshare_pipelines.wap.checks import require_expectations
     from lakeshare_pipelines.wap.evolution import raise_first, require_version
     from lakeshare_pipelines.wap.inputs import load_transforms
 
     refusals: list[ContractError] = []
     for contract in [load_contract(path) for path in paths] if paths else list_contracts():
         load_transforms(contract)
+        require_expectations(contract)
         evolution = find_published_changes(contract)
         try:
             if evolution is not None:

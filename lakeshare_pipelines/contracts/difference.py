@@ -12,7 +12,6 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeVar
 
 from lakeshare_pipelines.contracts.model import (
-    UNIQUENESS,
     Assertion,
     Column,
     Reference,
@@ -25,6 +24,7 @@ from lakeshare_pipelines.contracts.model import (
     can_widen,
 )
 from lakeshare_pipelines.contracts.partitioning import Partitioning, SecondDimension
+from lakeshare_pipelines.contracts.rules import UNIQUENESS
 from lakeshare_pipelines.errors import ContractError
 
 Level = Literal["breaking", "minor", "patch"]

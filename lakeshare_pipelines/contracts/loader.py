@@ -7,16 +7,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import ValidationError
 
 from lakeshare_pipelines.contracts import document as odcs
 from lakeshare_pipelines.contracts import model
-from lakeshare_pipelines.contracts.assertions import build_assertions, check_assertions
 from lakeshare_pipelines.contracts.document import Faults, read_extras
-from lakeshare_pipelines.contracts.model import Column, Input, Reference, Rule, SetContract, Table, View
+from lakeshare_pipelines.contracts.model import Column, Input, Reference, SetContract, Table, View
 from lakeshare_pipelines.contracts.retirement import build_retirements, suggest_successor
+from lakeshare_pipelines.contracts.rules import build_assertions, build_rules, check_assertions
 from lakeshare_pipelines.contracts.sources import check_jdbc, check_sources
 from lakeshare_pipelines.contracts.write_modes import (
     build_partitioning,
@@ -270,7 +270,7 @@ def _build_table(
         view=view,
         depends_on=_placeholders(derive, faults) if view is None else (view.of,),
         # The rules that a table's columns imply hold for any selection of its rows.
-        rules=tuple(_build_rules(name, table, columns, faults, implies=view is None)),
+        rules=tuple(build_rules(name, table, columns, faults, implies=view is None)),
         assertions=tuple(build_assertions(name, table, faults)),
         references=tuple(_build_references(name, table, faults)),
         location=extras.location,
@@ -590,103 +590,6 @@ def _check_expression(name: str, text: str, base: Table, faults: Faults) -> None
             continue
         faults.add(f"{name} {problem}", hint, near=("value", name.partition(" ")[0]))
         return
-
-
-ENGINE = "greatExpectations"
-
-
-def _build_rules(
-    table_name: str, table: odcs.SchemaObject, columns: Sequence[Column], faults: Faults, *, implies: bool
-) -> Iterator[Rule]:
-    """Yields the rules of a table: those that its columns imply, if `implies`, and those that are written."""
-    implied = tuple(_implied_rules(table_name, columns)) if implies else ()
-    origins = {rule.name: "required, unique and primaryKey" for rule in implied}
-    yield from implied
-    names = {column.name for column in columns}
-    qualities: list[tuple[Faults, odcs.Quality, str | None]] = [
-        (faults.at("quality", index), quality, None) for index, quality in enumerate(table.quality)
-    ]
-    for number, entry in enumerate(table.properties):
-        for index, quality in enumerate(entry.quality):
-            place = faults.at("properties", number, "quality", index)
-            qualities.append((place, quality, entry.name))
-    for place, quality, column in qualities:
-        rule = None if quality.type in ("text", "sql") else _build_rule(table_name, quality, column, place)
-        if rule is None or not _is_sound_rule(rule, names, place):
-            continue
-        if rule.name in origins:
-            problem = f"rule {rule.name!r} of {table_name} is made by {origins[rule.name]} already"
-            place.add(problem, "Remove one of them, or give this one a `name` of its own.")
-            continue
-        origins[rule.name] = "an earlier rule"
-        yield rule
-
-
-def _implied_rules(table_name: str, columns: Sequence[Column]) -> Iterator[Rule]:
-    def rule(expectation: str, kwargs: Mapping[str, Any], scope: model.Scope) -> Rule:
-        return Rule(
-            model.make_rule_name(expectation, kwargs), table_name, expectation, kwargs, "error", scope
-        )
-
-    for column in columns:
-        if column.required:
-            yield rule("expect_column_values_to_not_be_null", {"column": column.name}, "delta")
-    key = [column.name for column in columns if column.primary_key]
-    singles = [column.name for column in columns if column.unique]
-    if len(key) == 1 and key[0] not in singles:
-        singles += key
-    for name in singles:
-        yield rule(model.UNIQUENESS[0], {"column": name}, "table")
-    if len(key) > 1:
-        yield rule(model.UNIQUENESS[1], {"column_list": key}, "table")
-
-
-def _build_rule(table_name: str, quality: odcs.Quality, column: str | None, faults: Faults) -> Rule | None:
-    if quality.type != "custom" or quality.engine != ENGINE or quality.implementation is None:
-        problem = "only rules of type custom, engine greatExpectations, with an implementation are run, and of type sql"
-        hint = f"Write type: custom, engine: {ENGINE}, implementation: {{type: expect_…, kwargs: {{…}}}}."
-        faults.add(problem, hint)
-        return None
-    expectation, kwargs = quality.implementation.type, dict(quality.implementation.arguments)
-    known = model.EXPECTATIONS.get(expectation)
-    if known is None:
-        hint = suggest(expectation, model.EXPECTATIONS)
-        faults.at("implementation", "type").add(f"unknown expectation {expectation!r}", hint)
-        return None
-    if column is not None and "column" in known.arguments:
-        kwargs.setdefault("column", column)
-    extras = read_extras(odcs.RuleExtras, quality.custom_properties, faults)
-    return Rule(
-        name=quality.name or model.make_rule_name(expectation, kwargs),
-        table=table_name,
-        expectation=expectation,
-        kwargs=kwargs,
-        severity=quality.severity,
-        scope=extras.scope or ("table" if expectation in model.UNIQUENESS else "delta"),
-        description=" ".join(quality.description.split()),
-    )
-
-
-def _is_sound_rule(rule: Rule, columns: set[str], faults: Faults) -> bool:
-    known = model.EXPECTATIONS[rule.expectation]
-    before = len(faults.found)
-    place = faults.at("implementation", "kwargs")
-    for name in rule.kwargs:
-        if name not in known.arguments:
-            hint = suggest(name, known.arguments)
-            place.at(name).add(f"{rule.expectation} takes no argument {name!r}", hint)
-    for name, argument in known.required.items():
-        if name not in rule.kwargs:
-            place.add(f"{rule.expectation} needs the argument {name!r}", f"Give {argument.expects}.")
-    for name, argument in known.arguments.items():
-        if name in rule.kwargs and not argument.accepts(rule.kwargs[name]):
-            place.at(name).add(f"cannot be {rule.kwargs[name]!r}", f"Give {argument.expects}.")
-    if known.one_of and not any(rule.kwargs.get(name) is not None for name in known.one_of):
-        place.add(f"{rule.expectation} needs {' or '.join(known.one_of)}", "Give at least one of them.")
-    for name, column in model.list_rule_columns(known, rule.kwargs):
-        if column not in columns:
-            place.at(name).add(f"{rule.table} has no column {column!r}", suggest(column, columns))
-    return len(faults.found) == before
 
 
 TRANSFORMS = {

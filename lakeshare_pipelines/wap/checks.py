@@ -7,20 +7,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache, wraps
+from importlib import import_module
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from lakeshare_pipelines.contracts import Reference, Rule, SetContract, Table
 from lakeshare_pipelines.contracts.document import find_line
-from lakeshare_pipelines.contracts.model import (
-    EXPECTATIONS,
-    UNIQUENESS,
-    Assertion,
-    Drift,
-    can_widen,
-    list_rule_columns,
-)
+from lakeshare_pipelines.contracts.model import Assertion, Drift, can_widen
 from lakeshare_pipelines.contracts.partitioning import split_key
+from lakeshare_pipelines.contracts.rules import UNIQUENESS, is_class, list_rule_columns
 from lakeshare_pipelines.errors import ContractError
 from lakeshare_pipelines.spark.partitions import make_key_column
 from lakeshare_pipelines.wap.staged import (
@@ -83,7 +78,7 @@ def list_checks(contract: SetContract) -> tuple[CheckSpec, ...]:
 
 
 def get_rule_columns(rule: Rule) -> tuple[str, ...]:
-    return tuple(column for _, column in list_rule_columns(EXPECTATIONS[rule.expectation], rule.kwargs))
+    return tuple(column for _, column in list_rule_columns(rule.expectation, rule.kwargs))
 
 
 def needs_whole_table(contract: SetContract, table: Table, rule: Rule) -> bool:
@@ -433,18 +428,13 @@ def _validate(
     batch: "Batch", rules: Sequence[Rule], result_format: Mapping[str, Any]
 ) -> Iterator[tuple[str, RuleOutcome | NotEvaluated]]:
     from great_expectations import ExpectationSuite
-    from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
 
     built: list[Expectation] = []
     for rule in rules:
         try:
-            configuration = ExpectationConfiguration(
-                type=rule.expectation, kwargs=dict(rule.kwargs), meta={"rule": rule.name}
-            )
-            built.append(configuration.to_domain_obj())
-        except Exception as error:  # pydantic v1 and each expectation raise their own types
-            refused = f"{rule.expectation} refuses its arguments: {_to_one_line(str(error))}"
-            yield rule.name, NotEvaluated(refused)
+            built.append(_make_expectation(rule))
+        except NotEvaluated as refused:
+            yield rule.name, refused
     if built:
         suite = ExpectationSuite(name="audit", expectations=built)
         for result in batch.validate(suite, result_format=dict(result_format)).results:
@@ -453,6 +443,54 @@ def _validate(
             if configured is None or configured.meta is None:
                 raise NotEvaluated("Great Expectations returned a result without its rule")
             yield str(configured.meta["rule"]), _make_outcome(result)
+
+
+def _make_expectation(rule: Rule) -> "Expectation":
+    """The expectation of a rule; raises `NotEvaluated` for a class that cannot be imported, or refused arguments."""
+    from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
+
+    kwargs, meta = dict(rule.kwargs), {"rule": rule.name}
+    kind = _import_class(rule.expectation) if is_class(rule.expectation) else None
+    try:
+        if kind is not None:
+            return kind(**kwargs, meta=meta)
+        return ExpectationConfiguration(type=rule.expectation, kwargs=kwargs, meta=meta).to_domain_obj()
+    except Exception as error:  # pydantic v1 and each expectation raise their own types
+        refused = f"{rule.expectation} refuses its arguments: {_to_one_line(str(error))}"
+        raise NotEvaluated(refused) from error
+
+
+def _import_class(place: str) -> "type[Expectation]":
+    from great_expectations.expectations.expectation import Expectation
+
+    module_name, _, name = place.partition(":")
+    try:
+        kind = getattr(import_module(module_name), name)
+    except (Exception, SystemExit) as error:
+        reason = f"{place} cannot be imported: {type(error).__name__}: {_to_one_line(str(error))}"
+        raise NotEvaluated(reason) from error
+    if not (isinstance(kind, type) and issubclass(kind, Expectation)):
+        raise NotEvaluated(f"{place} is no class of great_expectations.expectations.expectation.Expectation")
+    return kind
+
+
+def require_expectations(contract: SetContract) -> None:
+    """Imports the user's classes of expectations, and checks their arguments; raises `ContractError`."""
+    for table in contract.tables:
+        for rule in table.rules:
+            if not is_class(rule.expectation):
+                continue
+            prepare_great_expectations()
+            try:
+                _make_expectation(rule)
+            except NotEvaluated as error:
+                raise ContractError(
+                    contract.path,
+                    f"schema[{table.name}].quality",
+                    f"rule {rule.name}: {error}",
+                    "Correct the class or its kwargs, install its package, or start the run in its folder.",
+                    line=find_line(contract, "schema", table.short_name, "quality", rule.name),
+                ) from error
 
 
 def _make_outcome(result: "ExpectationValidationResult") -> RuleOutcome | NotEvaluated:
@@ -476,10 +514,14 @@ def _to_one_line(message: str) -> str:
     return " ".join(message.split("JVM stacktrace:")[0].split())
 
 
-def _make_batch(frame: "DataFrame") -> "Batch":
-    # Both are read at the first import of the package, which otherwise logs a hundred lines.
+def prepare_great_expectations() -> None:
+    """Sets what the package reads at its first import, which otherwise logs a hundred lines."""
     os.environ["GX_ANALYTICS_ENABLED"] = "false"
     logging.getLogger("great_expectations").setLevel(logging.WARNING)
+
+
+def _make_batch(frame: "DataFrame") -> "Batch":
+    prepare_great_expectations()
     from great_expectations import get_context
     from great_expectations.data_context.types.base import (
         DataContextConfig,

@@ -26,7 +26,7 @@ from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.rows import digest_rows
 from lakeshare_pipelines.spark.session import translate_errors
 from lakeshare_pipelines.spark.stores import require_reachable
-from lakeshare_pipelines.wap.checks import SHOW_REJECTED
+from lakeshare_pipelines.wap.checks import SHOW_REJECTED, require_expectations
 from lakeshare_pipelines.wap.evolution import require_allowed_changes
 from lakeshare_pipelines.wap.inputs import (
     Inputs,
@@ -394,6 +394,7 @@ def stage(
         publications = find_inputs(ledger, contract, pins)
         sources = find_source_reads(lake, ledger, contract)
         _record_contract(ledger, contract)
+    require_expectations(contract)
     made_of = RunInputs(deliveries, sources, publications, load_transforms(contract))
     ref = make_staging_name(contract.name, partitions, run_id, attempt)
     files = {file.location: file.size_bytes for delivery in deliveries for file in delivery.files}

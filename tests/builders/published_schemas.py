@@ -13,7 +13,7 @@ from pydantic.json_schema import models_json_schema
 
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.contracts import document
-from lakeshare_pipelines.contracts.model import EXPECTATIONS
+from lakeshare_pipelines.contracts.rules import CLASS, EXPECTATIONS
 
 REFERENCE = Path(__file__).parents[2] / "docs/reference"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -44,7 +44,9 @@ def contract_schema() -> dict[str, Any]:
         )
     for extras in set(EXTRAS.values()):
         del parts[extras.__name__]
-    parts["Implementation"]["properties"]["type"]["enum"] = sorted(EXPECTATIONS)
+    parts["Implementation"]["properties"]["type"] |= {
+        "anyOf": [{"enum": sorted(EXPECTATIONS)}, {"pattern": f"^{CLASS.pattern}$"}]
+    }
     root = parts.pop(document.Document.__name__)
     return {"$schema": DIALECT, "title": "Contract of lakeshare", **_untitled({**root, "$defs": parts})}
 

@@ -24,6 +24,8 @@ from tests.builders.audits import (
     stage_rows,
 )
 
+OWN = "tests.builders.own_expectations"
+
 
 def test_each_rule_is_judged_by_itself_on_the_rows_it_is_about(lake):
     """Good rules, bad ones and ones that cannot be judged, on one staged set: none changes the verdict of another."""
@@ -43,6 +45,9 @@ def test_each_rule_is_judged_by_itself_on_the_rows_it_is_about(lake):
             a_rule("named", "expect_column_values_to_match_regex", column="passenger", regex="^Captain"),
             a_rule("first", "expect_column_values_to_be_in_set", column="passenger", value_set=["Captain"]),
             a_rule("number", BETWEEN, column="passenger", min_value=1),
+            a_rule("own", f"{OWN}:ExpectMultiples", column="id", factor=2),
+            a_rule("own_that_holds", f"{OWN}:ExpectMultiples", column="id", factor=1),
+            a_rule("own_that_is_gone", f"{OWN}:ExpectMultiple", column="id", factor=1),
             columns=(*FLIGHT_COLUMNS, Column("gate", "string")),
         )
     )
@@ -63,6 +68,12 @@ def test_each_rule_is_judged_by_itself_on_the_rows_it_is_about(lake):
     # The same rule under two names is judged twice.
     twice = [of(verdicts, check) for check in ("carrier_known", "carrier_known_too")]
     assert [(v.severity, v.observed["failed_rows"]) for v in twice] == [("error", 1), ("warning", 1)]
+    assert of(verdicts, "own").observed["failed_rows"] == 30
+    assert {row["id"] % 2 for row in of(verdicts, "own").samples} == {1}
+    assert of(verdicts, "own_that_holds").passed
+    assert (
+        "AttributeError: module 'tests.builders.own_expectations'" in of(verdicts, "own_that_is_gone").reason
+    )
     assert of(verdicts, "only_nulls").observed["failed_rows"] == 60
     # Samples have no personal data.
     assert {row["passenger"] for row in of(verdicts, "named").samples} == {"***"}

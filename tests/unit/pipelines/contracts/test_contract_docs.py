@@ -13,7 +13,8 @@ from lakeshare_pipelines.contracts.document import (
     SetExtras,
     TableExtras,
 )
-from lakeshare_pipelines.contracts.model import EXPECTATIONS, Drift, PerRecipient, Reading, View, Write
+from lakeshare_pipelines.contracts.model import Drift, PerRecipient, Reading, View, Write
+from lakeshare_pipelines.contracts.rules import EXPECTATIONS
 from lakeshare_pipelines.ingest.delivery import FORMAT_BY_SUFFIX
 
 TEXT = (Path(__file__).parents[4] / "docs/reference/contract.md").read_text()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lakeshare_pipelines.contracts.model import EXPECTATIONS, make_rule_name
+from lakeshare_pipelines.contracts.rules import EXPECTATIONS, make_rule_name
 
 
 def class_of(expectation: str) -> type:
