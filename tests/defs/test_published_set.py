@@ -3,19 +3,22 @@
 import subprocess
 import sys
 from datetime import timedelta
+from importlib import import_module
 
 import dagster as dg
 import pytest
+import yaml
 
 import lakeshare_pipelines as lakeshare
 from lakeshare_pipelines.contracts import load_contract
 from lakeshare_pipelines.defs.published_set import load_set
-from lakeshare_pipelines.errors import ContractError, InputError
+from lakeshare_pipelines.errors import ContractError, InputError, TransformError
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.wap.inputs import open_table
+from lakeshare_pipelines.share.lineage import find_code
+from lakeshare_pipelines.wap.inputs import load_transform, open_table
 from lakeshare_pipelines.wap.staged import open_lake_without_spark
 from lakeshare_server.catalog import Ledger, open_catalog
-from tests.builders.gold_sets import write_gold, write_module
+from tests.builders.gold_sets import write_gold, write_module, write_sums
 from tests.builders.publications import a_publication
 from tests.builders.sets import a_contract
 
@@ -120,6 +123,135 @@ def test_a_set_reads_the_contracts_beside_it_or_those_that_are_named(gold, tmp_p
     assert {read.table: read.column for read in load_set(alone, files).inputs} == days
     with pytest.raises(ContractError, match=r"absent\.yaml"):
         lakeshare.published_set(tmp_path / "absent.yaml")
+
+
+CODE = """
+import functools
+import lakeshare_pipelines as lakeshare
+
+
+@lakeshare.transform(table="enriched")
+def enrich(inputs: lakeshare.Inputs):
+    return inputs.table("shop.orders")
+
+
+@lakeshare.transform
+def enriched(inputs):
+    return None
+
+
+@lakeshare.transform(table="enrichd")
+def misspelt(inputs):
+    return None
+
+
+@lakeshare.transform
+def days(inputs):
+    return None
+
+
+@lakeshare.transform(table="enriched")
+def take_two(inputs, more):
+    return None
+
+
+@lakeshare.transform(table="enriched")
+async def wait(inputs):
+    return None
+
+
+def without_a_table(inputs):
+    return None
+
+
+def make_local():
+    return lambda inputs: None
+
+
+LOCAL, PARTIAL = make_local(), functools.partial(enrich)
+"""
+
+
+@pytest.fixture
+def coded(gold, tmp_path, monkeypatch):
+    """The contract of the gold set without its transform, and a module with functions for it."""
+    document = yaml.safe_load(gold.read_text())
+    del document["schema"][0]["customProperties"][0]
+    gold.write_text(yaml.safe_dump(document, sort_keys=False))
+    (tmp_path / "code" / "transforms_of_project.py").write_text(CODE)
+    # The module of an earlier test is another file.
+    monkeypatch.delitem(sys.modules, "transforms_of_project", raising=False)
+    return gold, import_module("transforms_of_project")
+
+
+def test_functions_in_code_make_tables(coded):
+    contract, code = coded
+    asset = lakeshare.published_set(contract, transforms=[code.enrich])
+    specs = {spec.key: spec for spec in asset.specs}
+    assert specs[lakeshare.table_key("gold.enriched")].kinds == {"spark", "delta", "python"}
+
+    loaded = load_set(contract, transforms={"gold.enriched": code.enrich})
+    assert loaded.table("enriched").transform == "transforms_of_project:enrich"
+    assert load_transform(loaded, loaded.table("enriched")).function is code.enrich
+    assert find_code(loaded).keys() == {"gold.enriched"}
+    other = load_set(contract, transforms=[code.enriched])
+    assert len({loaded.digest, other.digest, load_set(contract, transforms=[code.enrich]).digest}) == 2
+    both = dg.Definitions.merge(
+        lakeshare.set_definitions(contract, transforms=[code.enrich]),
+        lakeshare.catalog_definitions(
+            [contract.parent / f"{name}.yaml" for name in ("shop", "other", "gold")]
+        ),
+    )
+    dg.Definitions.validate_loadable(both)
+    # Sets that read its tables need no functions.
+    write_sums(contract.parent, "sums", "gold", "delta")
+    assert [read.table for read in load_set(contract.parent / "sums.yaml").inputs] == ["gold.days"]
+
+
+@pytest.mark.parametrize(
+    ("select", "messages"),
+    [
+        (lambda code: [], ["table enriched has neither source nor derive", "transforms of published_set"]),
+        (lambda code: [code.misspelt], ["transforms_of_project:misspelt", "Did you mean 'enriched'?"]),
+        (
+            lambda code: [code.enrich, code.days],
+            [
+                "schema[1].customProperties",
+                "has derive, and the transform transforms_of_project:days",
+                "Remove",
+            ],
+        ),
+        (lambda code: [code.enrich, code.enriched], ["enriched.transform: ", "is a second one", "Keep one"]),
+        (
+            lambda code: {"enriched": code.enrich, "gold.enriched": code.enriched},
+            ["has two transforms in code", "Keep one"],
+        ),
+        (
+            lambda code: [code.take_two],
+            ["argument: 'more'", "transforms_of_project.py, line", "Define it as"],
+        ),
+        (lambda code: [code.wait], ["is a coroutine", "transforms_of_project.py, line", "plain function"]),
+        (
+            lambda code: [code.without_a_table],
+            ["without_a_table names no table", "@lakeshare_pipelines.transform"],
+        ),
+        (lambda code: {"enriched": code.LOCAL}, ["cannot be imported by its name", "at the top of a module"]),
+        (lambda code: {"enriched": code.PARTIAL}, ["is no function", "(inputs: Inputs) -> DataFrame"]),
+    ],
+)
+def test_functions_that_do_not_fit_the_contract_are_refused(coded, select, messages):
+    contract, code = coded
+    with pytest.raises((ContractError, TransformError)) as refused:
+        lakeshare.published_set(contract, transforms=select(code))
+    for message in (str(contract), *messages):
+        assert message in str(refused.value)
+
+
+def test_functions_are_given_with_the_file_of_the_contract(coded):
+    contract, code = coded
+    loaded = load_set(contract, transforms=[code.enrich])
+    with pytest.raises(ContractError, match="Give the contract's file"):
+        lakeshare.published_set(loaded, transforms=[code.enrich])
 
 
 def test_a_table_is_opened_at_its_newest_or_a_readable_number(contracts):
