@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         published_set,
         set_definitions,
     )
+    from lakeshare_pipelines.defs.table_inputs import table_input
     from lakeshare_pipelines.defs.transforms import transform
     from lakeshare_pipelines.defs.wap import LakeResource, table_key
     from lakeshare_pipelines.wap.inputs import Inputs, LakeshareTable
@@ -25,6 +26,7 @@ __all__ = [
     "published_set",
     "set_definitions",
     "sql",
+    "table_input",
     "table_key",
     "transform",
 ]
@@ -37,6 +39,7 @@ _MODULES = {
     "lakeshare_resources": "lakeshare_pipelines.defs.published_set",
     "published_set": "lakeshare_pipelines.defs.published_set",
     "set_definitions": "lakeshare_pipelines.defs.published_set",
+    "table_input": "lakeshare_pipelines.defs.table_inputs",
     "table_key": "lakeshare_pipelines.defs.wap",
     "transform": "lakeshare_pipelines.defs.transforms",
 }

@@ -15,6 +15,7 @@ from lakeshare_pipelines.contracts import SetContract, load_connected, load_cont
 from lakeshare_pipelines.contracts.loader import list_contract_files
 from lakeshare_pipelines.defs.maintenance import janitor_definitions, maintenance_definitions
 from lakeshare_pipelines.defs.share import share_catalog
+from lakeshare_pipelines.defs.table_inputs import TABLES, table_manager
 from lakeshare_pipelines.defs.transforms import Transforms, name_transforms, require_callable
 from lakeshare_pipelines.defs.wap import (
     LakeResource,
@@ -168,7 +169,11 @@ def catalog_definitions(contracts: Sequence[AnyContract]) -> dg.Definitions:
 @cache
 def lakeshare_resources() -> dict[str, Any]:
     """Returns the resources of sets, always the same objects: definitions with others for a key cannot be merged."""
-    return {RESOURCE: LakeResource(spark=SparkResource()), RECORDS: dg.FilesystemIOManager()}
+    return {
+        RESOURCE: LakeResource(spark=SparkResource()),
+        RECORDS: dg.FilesystemIOManager(),
+        TABLES: table_manager,
+    }
 
 
 def load_set(

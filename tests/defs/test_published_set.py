@@ -12,6 +12,7 @@ import yaml
 import lakeshare_pipelines as lakeshare
 from lakeshare_pipelines.contracts import load_contract
 from lakeshare_pipelines.defs.published_set import load_set
+from lakeshare_pipelines.defs.wap import INPUTS_TAG
 from lakeshare_pipelines.errors import ContractError, InputError, TransformError
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.share.lineage import find_code
@@ -254,20 +255,19 @@ def test_functions_are_given_with_the_file_of_the_contract(coded):
         lakeshare.published_set(loaded, transforms=[code.enrich])
 
 
+def publish_orders(ledger):
+    """Writes two publications of `shop.orders` into the ledger."""
+    for number in range(2):
+        options = {"table": "shop.orders", "set_name": "shop", "format": "delta", "delta_version": number}
+        ledger.append([a_publication(**options, run_id=f"{number}" * 32)])
+
+
 def test_a_table_is_opened_at_its_newest_or_a_readable_number(contracts):
     settings = LakeSettings(_env_file=None)
     ledger, lake = Ledger(open_catalog(settings.catalog_url)), open_lake_without_spark(settings)
     with pytest.raises(InputError, match=r"shop\.orders has no publication"):
         open_table(lake, ledger, "shop.orders")
-    for number in range(2):
-        run_id = f"{number}" * 32
-        ledger.append(
-            [
-                a_publication(
-                    table="shop.orders", set_name="shop", format="delta", delta_version=number, run_id=run_id
-                )
-            ]
-        )
+    publish_orders(ledger)
 
     opened = open_table(lake, ledger, "shop.orders")
     assert (opened.name, opened.version, open_table(lake, ledger, "shop.orders", 0).version) == (
@@ -277,3 +277,63 @@ def test_a_table_is_opened_at_its_newest_or_a_readable_number(contracts):
     )
     with pytest.raises(InputError, match="has no publication 7"):
         open_table(lake, ledger, "shop.orders", 7)
+
+
+ORDERS = lakeshare.table_input("shop.orders")
+
+
+@dg.asset(ins={"orders": ORDERS})
+def newest(orders: lakeshare.LakeshareTable) -> dg.MaterializeResult:
+    return dg.MaterializeResult(metadata={"number": orders.version})
+
+
+@dg.asset(ins={"orders": lakeshare.table_input("shop.orders", version=0)})
+def first(orders: lakeshare.LakeshareTable) -> dg.MaterializeResult:
+    return dg.MaterializeResult(metadata={"number": orders.version})
+
+
+@dg.asset(ins={"orders": lakeshare.table_input("shop.orders", version=7)})
+def absent(orders: lakeshare.LakeshareTable) -> None:
+    raise AssertionError("the number does not exist")
+
+
+@dg.asset(ins={"orders": ORDERS})
+def counted(orders: int) -> None:
+    raise AssertionError("a table is no number")
+
+
+@dg.asset(
+    ins={"orders": lakeshare.table_input("shop.orders", partition_mapping=dg.LastPartitionMapping())},
+)
+def of_last_day(orders: lakeshare.LakeshareTable) -> None:
+    assert orders.version == 1
+
+
+def test_assets_take_tables_as_parameters_at_numbers_that_are_recorded(contracts):
+    own = [newest, first, absent, counted, of_last_day]
+    defs = dg.Definitions.merge(
+        lakeshare.set_definitions(contracts / "shop.yaml"), dg.Definitions(assets=own)
+    )
+    dg.Definitions.validate_loadable(defs)
+    job = defs.resolve_implicit_global_asset_job_def()
+    publish_orders(Ledger(open_catalog(LakeSettings(_env_file=None).catalog_url)))
+
+    def read(asset, **tags):
+        with dg.DagsterInstance.ephemeral() as instance:
+            ran = job.execute_in_process(instance=instance, asset_selection=[asset.key], tags=tags)
+        [event] = ran.get_asset_materialization_events()
+        [loaded] = [each for each in ran.all_node_events if each.event_type_value == "LOADED_INPUT"]
+        recorded = {name: value.value for name, value in event.materialization.metadata.items()}
+        return recorded, {name: each.value for name, each in loaded.event_specific_data.metadata.items()}
+
+    number = "lakeshare/input/shop.orders"
+    assert read(newest)[0] == {"number": 1, number: 1}
+    assert read(newest, **{INPUTS_TAG: "shop.orders@0"})[0] == {"number": 0, number: 0}
+    assert read(first)[0] == {"number": 0, number: 0}
+    assert read(of_last_day) == ({number: 1}, {number: 1})
+    with pytest.raises(InputError, match="has no publication 7"):
+        read(absent)
+    with pytest.raises(
+        InputError, match=r"parameter orders of counted: .*read as Int\. Annotate .* pyarrow\.Table"
+    ):
+        read(counted)
