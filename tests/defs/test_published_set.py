@@ -8,8 +8,11 @@ from importlib import import_module
 import dagster as dg
 import pytest
 import yaml
+from dagster.components.testing.utils import component_defs
+from pydantic import ValidationError
 
 import lakeshare_pipelines as lakeshare
+from lakeshare_pipelines.components import PublishedSet
 from lakeshare_pipelines.contracts import load_contract
 from lakeshare_pipelines.defs.published_set import load_set
 from lakeshare_pipelines.defs.wap import INPUTS_TAG
@@ -79,6 +82,70 @@ def test_options_are_set_on_every_table_and_step(contracts):
     assert {step.pool for step in asset.node_def.node_defs} == {"one_at_a_time"}
     steps = asset.node_def.dependencies
     assert [step.retry_policy.max_retries for step in steps] == [2, 2, 2]
+
+
+def test_attributes_of_the_component_are_set_on_every_table_and_step(gold):
+    options = {
+        "contract": str(gold),
+        "owners": ["team:sales"],
+        "tags": {"tier": "1"},
+        "deps": ["raw/orders"],
+        "automation_condition": "{{ dg.AutomationCondition.eager() }}",
+        "freshness": {"fail_hours": 30, "warn_hours": 20},
+        "retries": {"max_retries": 2, "delay_s": 5},
+        "pool": "one_at_a_time",
+    }
+    defs = component_defs(component=PublishedSet.from_attributes_dict(attributes=options))
+    asset = defs.get_assets_def(lakeshare.table_key("gold.days"))
+    assert asset.keys == {lakeshare.table_key(f"gold.{name}") for name in ("enriched", "days")}
+    for spec in asset.specs:
+        assert (spec.group_name, spec.owners) == ("gold", ["team:sales"])
+        assert {"tier": "1"}.items() <= spec.tags.items()
+        assert spec.automation_condition == dg.AutomationCondition.eager()
+        assert spec.freshness_policy == dg.FreshnessPolicy.time_window(
+            timedelta(hours=30), timedelta(hours=20)
+        )
+    assert dg.AssetKey(["raw", "orders"]) in asset.dependency_keys
+    assert {step.pool for step in asset.node_def.node_defs} == {"one_at_a_time"}
+    assert {
+        (step.retry_policy.max_retries, step.retry_policy.delay) for step in asset.node_def.dependencies
+    } == {(2, 5)}
+    with pytest.raises(ValidationError, match="fail_hours"):
+        PublishedSet.from_attributes_dict(attributes=options | {"freshness": {"fail_hours": 0}})
+
+
+def test_without_options_assets_have_what_the_contract_has(gold):
+    document = yaml.safe_load(gold.read_text())
+    document["team"] = {"name": "lake"}
+    columns = document["schema"][1]["properties"]
+    columns[1]["transformSourceObjects"] = ["enriched.id"]
+    columns[2]["transformSourceObjects"] = ["shop.totals.orders"]
+    gold.write_text(yaml.safe_dump(document, sort_keys=False))
+    asset = component_defs(component=PublishedSet(contract=str(gold))).get_assets_def(
+        lakeshare.table_key("gold.days")
+    )
+
+    specs = {spec.key.path[-1]: spec for spec in asset.specs}
+    assert {name: spec.kinds for name, spec in specs.items()} == {
+        "enriched": {"spark", "delta", "python"},
+        "days": {"spark", "delta"},
+    }
+    for spec in specs.values():
+        assert (spec.group_name, spec.owners) == ("gold", ["team:lake"])
+        assert (spec.automation_condition, spec.freshness_policy) == (None, None)
+    lineage = specs["days"].metadata["dagster/column_lineage"].deps_by_column
+    assert lineage["n"] == [dg.TableColumnDep(lakeshare.table_key("gold.enriched"), "id")]
+    assert lineage["of"] == [dg.TableColumnDep(lakeshare.table_key("shop.totals"), "orders")]
+    assert {step.pool for step in asset.node_def.node_defs} == {"lakeshare_gold"}
+    assert {step.retry_policy for step in asset.node_def.dependencies} == {None}
+
+    graph = dg.Definitions.merge(
+        *(lakeshare.set_definitions(gold.parent / f"{name}.yaml") for name in ("shop", "other", "gold"))
+    ).resolve_asset_graph()
+    days = graph.get(lakeshare.table_key("gold.enriched"))
+    upstream = graph.get(lakeshare.table_key("shop.orders"))
+    mapping = graph.get_partition_mapping(days.key, upstream.key)
+    assert isinstance(mapping, dg.TimeWindowPartitionMapping)
 
 
 def test_several_sets_are_merged_with_a_project_that_has_a_lake_and_an_executor_of_its_own(contracts):

@@ -136,7 +136,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     written["attributes"] |= {
         "deps": ["delivery"],
         "group_name": "sales",
-        "automation_condition": "{{ automation_condition.eager() }}",
+        "automation_condition": "{{ dg.AutomationCondition.eager() }}",
         "freshness": {"fail_hours": 30},
         "retries": {"max_retries": 1},
     }
