@@ -12,10 +12,13 @@ if TYPE_CHECKING:
         published_set,
         set_definitions,
     )
+    from lakeshare_pipelines.defs.table_inputs import table_input
+    from lakeshare_pipelines.defs.transforms import transform
     from lakeshare_pipelines.defs.wap import LakeResource, table_key
-    from lakeshare_pipelines.wap.inputs import LakeshareTable
+    from lakeshare_pipelines.wap.inputs import Inputs, LakeshareTable
 
 __all__ = [
+    "Inputs",
     "LakeResource",
     "LakeshareTable",
     "catalog_definitions",
@@ -23,17 +26,22 @@ __all__ = [
     "published_set",
     "set_definitions",
     "sql",
+    "table_input",
     "table_key",
+    "transform",
 ]
 # Importing the package must import neither Dagster nor Spark.
 _MODULES = {
+    "Inputs": "lakeshare_pipelines.wap.inputs",
     "LakeResource": "lakeshare_pipelines.defs.wap",
     "LakeshareTable": "lakeshare_pipelines.wap.inputs",
     "catalog_definitions": "lakeshare_pipelines.defs.published_set",
     "lakeshare_resources": "lakeshare_pipelines.defs.published_set",
     "published_set": "lakeshare_pipelines.defs.published_set",
     "set_definitions": "lakeshare_pipelines.defs.published_set",
+    "table_input": "lakeshare_pipelines.defs.table_inputs",
     "table_key": "lakeshare_pipelines.defs.wap",
+    "transform": "lakeshare_pipelines.defs.transforms",
 }
 
 

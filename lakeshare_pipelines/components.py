@@ -96,7 +96,8 @@ class Retries(dg.Model, dg.Resolvable):
 class PublishedSet(dg.Component, dg.Model, dg.Resolvable):
     """Tables of one contract: delivered, audited by blocking checks, and published together with a number."""
 
-    model_config = ConfigDict(arbitrary_types_allowed=True)
+    # Dagster's templates make a number of a text like "1", for example as the value of a tag.
+    model_config = ConfigDict(arbitrary_types_allowed=True, coerce_numbers_to_str=True)
 
     contract: Annotated[
         str, Field(description="The contract file, relative to defs.yaml.", examples=[CONTRACT_FILE])
@@ -120,7 +121,7 @@ class PublishedSet(dg.Component, dg.Model, dg.Resolvable):
         dg.Resolver.default(
             model_field_type=str | None,
             description="When Dagster starts a run, beside the sensors.",
-            examples=["{{ automation_condition.eager }}"],
+            examples=["{{ dg.AutomationCondition.eager() }}"],
         ),
     ] = None
     freshness: Annotated[Freshness | None, Field(description="How old the newest publication may be.")] = None

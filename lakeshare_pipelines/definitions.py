@@ -4,7 +4,7 @@ import dagster as dg
 
 from lakeshare_pipelines.backup.config import load_backups
 from lakeshare_pipelines.contracts import load_contracts
-from lakeshare_pipelines.defs import maintenance, share, wap
+from lakeshare_pipelines.defs import maintenance, share, table_inputs, wap
 from lakeshare_pipelines.defs.backup import backup_definitions, backup_maintenance
 from lakeshare_pipelines.errors import UnknownSelection
 from lakeshare_pipelines.settings import LakeSettings
@@ -34,7 +34,11 @@ def defs() -> dg.Definitions:
                 share.automation_sensor(),
             ],
             schedules=[wap.source_schedule(contract) for contract in contracts if contract.schedule],
-            resources={"lakeshare": wap.LakeResource(spark=wap.SparkResource()), **store},
+            resources={
+                "lakeshare": wap.LakeResource(spark=wap.SparkResource()),
+                table_inputs.TABLES: table_inputs.table_manager,
+                **store,
+            },
             # One run is one Spark driver: docs/adr/0002.
             executor=dg.in_process_executor,
         ),

@@ -115,7 +115,7 @@ def diff(
         has_new_major_version,
     )
 
-    before, after = load_contract(old), load_contract(new)
+    before, after = load_contract(old, None), load_contract(new, None)
     changes = compare_contracts(before, after)
     level, is_new_major = find_level(changes), has_new_major_version(before, after)
     needed = find_missing_version(before, after, level)

@@ -17,7 +17,13 @@ from lakeshare_pipelines.contracts.document import Faults, read_extras
 from lakeshare_pipelines.contracts.model import Column, Input, Reference, SetContract, Table, View
 from lakeshare_pipelines.contracts.retirement import build_retirements, suggest_successor
 from lakeshare_pipelines.contracts.rules import build_assertions, build_rules, check_assertions
-from lakeshare_pipelines.contracts.sources import check_jdbc, check_sources
+from lakeshare_pipelines.contracts.sources import (
+    NO_TRANSFORMS,
+    check_jdbc,
+    check_origin,
+    check_sources,
+    connect_transforms,
+)
 from lakeshare_pipelines.contracts.write_modes import (
     build_partitioning,
     build_write,
@@ -43,12 +49,18 @@ def list_contract_files(folder: Path | None = None) -> list[Path]:
     return sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")], key=lambda path: path.name)
 
 
-def load_contract(path: Path) -> SetContract:
-    return build_contract(odcs.read_yaml(path), path)
+def load_contract(path: Path, transforms: Mapping[str, str] | None = NO_TRANSFORMS) -> SetContract:
+    """Loads a contract; `transforms` are functions of tables that are given in code, as `package.module:function`.
+
+    None is for a contract of which nothing is run: its tables may be without an origin.
+    """
+    return build_contract(odcs.read_yaml(path), path, transforms)
 
 
-def build_contract(parsed: Parsed, path: Path) -> SetContract:
-    """Builds the contract of a parsed text; `path` is its file in errors."""
+def build_contract(
+    parsed: Parsed, path: Path, transforms: Mapping[str, str] | None = NO_TRANSFORMS
+) -> SetContract:
+    """Builds the contract of a parsed text; `path` is its file in errors, `transforms` as in `load_contract`."""
     faults = Faults(path, parsed)
     try:
         document = odcs.Document.model_validate(parsed.values)
@@ -56,7 +68,9 @@ def build_contract(parsed: Parsed, path: Path) -> SetContract:
         faults.add_invalid(error)
         faults.require_none()
         raise
-    contract = _check_set(_build_set(document, odcs.compute_digest(parsed.values), path, faults), faults)
+    contract = _build_set(document, odcs.compute_digest(parsed.values), path, faults)
+    contract = connect_transforms(contract, transforms or NO_TRANSFORMS, faults)
+    contract = _check_set(contract, faults, is_run=transforms is not None)
     faults.require_none()
     return replace(contract, text=parsed.text)
 
@@ -69,16 +83,18 @@ def load_contracts(folder: Path | None = None) -> tuple[SetContract, ...]:
         hint = "Put contract YAML files there, or set LAKESHARE_CONTRACTS_DIR to where they are."
         problem = "holds no contract" if folder.is_dir() else "does not exist"
         raise ContractError(folder, "the folder", problem, hint)
-    return _load_files(paths)
+    return _connect_contracts([load_contract(path) for path in paths])
 
 
-def load_connected(path: Path, upstream: Sequence[Path] = ()) -> SetContract:
-    """Loads one contract, with the contracts of the sets that it reads."""
-    return _load_files([path, *(other for other in upstream if other != path)])[0]
+def load_connected(
+    path: Path, upstream: Sequence[Path] = (), transforms: Mapping[str, str] | None = NO_TRANSFORMS
+) -> SetContract:
+    """Loads one contract, with the contracts of the sets that it reads; `transforms` as in `load_contract`."""
+    others = [load_contract(other, None) for other in upstream if other != path]
+    return _connect_contracts([load_contract(path, transforms), *others])[0]
 
 
-def _load_files(paths: Sequence[Path]) -> tuple[SetContract, ...]:
-    contracts = tuple(load_contract(path) for path in paths)
+def _connect_contracts(contracts: Sequence[SetContract]) -> tuple[SetContract, ...]:
     taken: dict[tuple[str, str], SetContract] = {}
     for contract in contracts:
         names = [("set", contract.name.lower())]
@@ -603,11 +619,11 @@ TRANSFORMS = {
 }
 
 
-def _check_set(contract: SetContract, faults: Faults) -> SetContract:
+def _check_set(contract: SetContract, faults: Faults, *, is_run: bool) -> SetContract:
     """Checks the set as a whole; returns it with its tables in dependency order and full table names."""
     _check_unique([table.short_name for table in contract.tables], "table", faults.at("schema"))
     for index, table in enumerate(contract.tables):
-        _check_table(contract, table, faults.at("schema", index))
+        _check_table(contract, table, faults.at("schema", index), is_run=is_run)
     has_transform = any(table.transform is not None for table in contract.tables)
     check_sources(contract, faults)
     if has_transform and not (contract.takes_deliveries or contract.has_sources or contract.inputs):
@@ -627,9 +643,9 @@ def _check_set(contract: SetContract, faults: Faults) -> SetContract:
     return _sort_tables(contract, faults)
 
 
-def _check_table(contract: SetContract, table: Table, faults: Faults) -> None:
+def _check_table(contract: SetContract, table: Table, faults: Faults, *, is_run: bool) -> None:
     _check_unique([column.name for column in table.columns], "column", faults.at("properties"))
-    _check_origin(contract, table, faults)
+    check_origin(contract, table, faults, is_run=is_run)
     check_assertions(contract, table, faults)
     written = faults.at("customProperties", "write")
     check_write(contract, table, written)
@@ -647,50 +663,6 @@ def _check_table(contract: SetContract, table: Table, faults: Faults) -> None:
         faults.add("location is given for an Iceberg table", hint, near=("customProperties", "location"))
     if table.serveable_to.clients:
         _check_promise(table, faults)
-
-
-def _check_origin(contract: SetContract, table: Table, faults: Faults) -> None:
-    origins = ("source", "derive", "view", "transform")
-    is_given = {name: getattr(table, name) is not None for name in origins} | {"source": table.has_source}
-    given = [name for name in origins if is_given[name]]
-    properties = faults.at("customProperties")
-    # A property with a fault may be the one that is missing.
-    if len(given) > 1 or (not given and properties.has_none()):
-        none_given = f"neither {' nor '.join(origins)}"
-        problem = f"table {table.short_name} has {' and '.join(given) or none_given}"
-        hint = "Give the file stem of its deliveries as source, or Spark SQL as derive, or a view of another table, "
-        hint += "or a Python function as transform."
-        properties.add(problem, hint, near=tuple(given[1:2]))
-    if table.inputs and given and table.derive is None and table.transform is None:
-        problem = f"table {table.short_name} has inputs, which its {' and '.join(given)} cannot read"
-        properties.add(problem, "Remove inputs, or give derive or transform.", near=("inputs",))
-    if table.view is not None:
-        return
-    known = {other.short_name for other in contract.tables if other.view is None}
-    for name in table.depends_on:
-        if name not in known:
-            hint = suggest(name, known)
-            problem = f"derive names an unknown table {{{name}}}"
-            if table.transform is not None:
-                problem = f"inputs name the table {name!r}, which the transform cannot read"
-            near = "derive" if table.transform is None else "inputs"
-            properties.add(problem, hint, near=(near,))
-    if table.derive is not None:
-        _check_placeholders(contract, table, known, properties)
-
-
-def _check_placeholders(contract: SetContract, table: Table, known: Iterable[str], faults: Faults) -> None:
-    """Checks that each name in the SQL of a derived table is that of one table."""
-    names = [other.short_name for other in contract.tables]
-    counts = Counter([*names, *(read.short_name for read in table.inputs)])
-    for read in table.inputs:
-        if counts[read.short_name] > 1:
-            problem = f"{{{read.short_name}}} in derive is {read.table} and another table"
-            faults.add(problem, "Read them in a transform, by their full names.", near=("derive",))
-    if not table.depends_on and not table.inputs:
-        hint = f"Write a table of the set as {{name}}; there are: {', '.join(sorted(known))}. Those of other sets are "
-        hint += "named in inputs, as set.table."
-        faults.add("derive names no table of the set", hint, near=("derive",))
 
 
 def _check_promise(table: Table, faults: Faults) -> None:

@@ -1,9 +1,101 @@
-"""Sources other than landing, as contracts have them: what is refused before anything is read."""
+"""Origins of tables, as contracts have them: what is refused before anything is read, and transforms given in code."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from hashlib import sha256
+from types import MappingProxyType
 
 from lakeshare_pipelines.contracts.document import Faults
 from lakeshare_pipelines.contracts.model import JdbcSource, SetContract, Table
+from lakeshare_server.errors import suggest
 
 SECRETS = ("user", "password")
+NO_TRANSFORMS: Mapping[str, str] = MappingProxyType({})
+ORIGINS = ("source", "derive", "view", "transform")
+
+
+def connect_transforms(contract: SetContract, transforms: Mapping[str, str], faults: Faults) -> SetContract:
+    """Returns the contract with functions given in code, as `package.module:function` by name of their table.
+
+    They are part of its digest, as if the contract named them. `faults` is at the document.
+    """
+    if not transforms:
+        return contract
+    names = {name: table.name for table in contract.tables for name in (table.short_name, table.name)}
+    given: dict[str, str] = {}
+    for name, function in transforms.items():
+        full = names.get(name)
+        if full is None:
+            hint = suggest(name, [table.short_name for table in contract.tables])
+            faults.at("schema").add(f"the transform {function} is for an unknown table {name!r}", hint)
+            continue
+        index = [table.name for table in contract.tables].index(full)
+        properties = faults.at("schema", index, "customProperties")
+        origins = _list_origins(contract.tables[index])
+        if origins:
+            hint = f"Remove {' and '.join(origins)} from the contract, or the function from the transforms in code."
+            problem = f"table {name} has {' and '.join(origins)}, and the transform {function} in code"
+            properties.add(problem, hint, near=(origins[0],))
+        elif full in given:
+            problem = f"table {name} has two transforms in code, {given[full]} and {function}"
+            properties.add(problem, "Keep one of them.")
+        else:
+            given[full] = function
+    tables = [
+        replace(table, transform=given[table.name]) if table.name in given else table
+        for table in contract.tables
+    ]
+    digest = sha256(f"{contract.digest} {sorted(given.items())}".encode()).hexdigest()
+    return replace(contract, tables=tuple(tables), digest=digest)
+
+
+def _list_origins(table: Table) -> list[str]:
+    is_given = {name: getattr(table, name) is not None for name in ORIGINS} | {"source": table.has_source}
+    return [name for name in ORIGINS if is_given[name]]
+
+
+def check_origin(contract: SetContract, table: Table, faults: Faults, *, is_run: bool) -> None:
+    """Checks that a table has one origin; it may have none in a contract of which nothing is run."""
+    given = _list_origins(table)
+    properties = faults.at("customProperties")
+    # A property with a fault may be the one that is missing.
+    if len(given) > 1 or (is_run and not given and properties.has_none()):
+        none_given = f"neither {' nor '.join(ORIGINS)}"
+        problem = f"table {table.short_name} has {' and '.join(given) or none_given}"
+        hint = "Give the file stem of its deliveries as source, or Spark SQL as derive, or a view of another table, "
+        hint += "or a Python function as transform, in the contract or in transforms of published_set."
+        properties.add(problem, hint, near=tuple(given[1:2]))
+    if table.inputs and given and table.derive is None and table.transform is None:
+        problem = f"table {table.short_name} has inputs, which its {' and '.join(given)} cannot read"
+        properties.add(problem, "Remove inputs, or give derive or transform.", near=("inputs",))
+    if table.view is not None:
+        return
+    known = {other.short_name for other in contract.tables if other.view is None}
+    for name in table.depends_on:
+        if name not in known:
+            hint = suggest(name, known)
+            problem = f"derive names an unknown table {{{name}}}"
+            if table.transform is not None:
+                problem = f"inputs name the table {name!r}, which the transform cannot read"
+            near = "derive" if table.transform is None else "inputs"
+            properties.add(problem, hint, near=(near,))
+    if table.derive is not None:
+        _check_placeholders(contract, table, known, properties)
+
+
+def _check_placeholders(contract: SetContract, table: Table, known: Iterable[str], faults: Faults) -> None:
+    """Checks that each name in the SQL of a derived table is that of one table."""
+    names = [other.short_name for other in contract.tables]
+    counts = Counter([*names, *(read.short_name for read in table.inputs)])
+    for read in table.inputs:
+        if counts[read.short_name] > 1:
+            problem = f"{{{read.short_name}}} in derive is {read.table} and another table"
+            faults.add(problem, "Read them in a transform, by their full names.", near=("derive",))
+    if not table.depends_on and not table.inputs:
+        hint = f"Write a table of the set as {{name}}; there are: {', '.join(sorted(known))}. Those of other sets are "
+        hint += "named in inputs, as set.table."
+        faults.add("derive names no table of the set", hint, near=("derive",))
 
 
 def check_jdbc(jdbc: JdbcSource, faults: Faults) -> None:

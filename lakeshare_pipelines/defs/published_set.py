@@ -15,6 +15,8 @@ from lakeshare_pipelines.contracts import SetContract, load_connected, load_cont
 from lakeshare_pipelines.contracts.loader import list_contract_files
 from lakeshare_pipelines.defs.maintenance import janitor_definitions, maintenance_definitions
 from lakeshare_pipelines.defs.share import share_catalog
+from lakeshare_pipelines.defs.table_inputs import TABLES, table_manager
+from lakeshare_pipelines.defs.transforms import Transforms, name_transforms, require_callable
 from lakeshare_pipelines.defs.wap import (
     LakeResource,
     SparkResource,
@@ -26,6 +28,7 @@ from lakeshare_pipelines.defs.wap import (
     source_schedule,
     wap_set,
 )
+from lakeshare_pipelines.errors import ContractError
 
 AnyContract: TypeAlias = SetContract | Path | str
 Dependency: TypeAlias = dg.AssetDep | dg.AssetKey | dg.AssetSpec | dg.AssetsDefinition | Sequence[str] | str
@@ -39,6 +42,7 @@ COMPONENT_FILES = ("defs.yaml", "defs.yml")
 class SetOptions(TypedDict, total=False):
     """What a project may set for the assets of a set; the parameters of `published_set`."""
 
+    transforms: Transforms
     upstream_contracts: Sequence[Path | str] | None
     deps: Iterable[Dependency]
     group_name: str | None
@@ -53,6 +57,7 @@ class SetOptions(TypedDict, total=False):
 def published_set(
     contract: AnyContract,
     *,
+    transforms: Transforms = (),
     upstream_contracts: Sequence[Path | str] | None = None,
     deps: Iterable[Dependency] = (),
     group_name: str | None = None,
@@ -70,6 +75,8 @@ def published_set(
 
     Args:
         contract: A loaded contract, or its file.
+        transforms: Functions of tables that have no origin in the contract: by names of tables, or with the decorator
+            `transform`.
         upstream_contracts: Files of the contracts whose tables it reads (`inputs`); those beside it by default.
         deps: Further assets to run after. For a table of `inputs`, an `AssetDep` with a partition mapping replaces the
             default one: days to the same days, all else to all partitions.
@@ -82,9 +89,11 @@ def published_set(
         pool: Dagster's pool that limits runs of the set, `lakeshare_<set>` by default.
 
     Raises:
-        ContractError: the contract is not valid, or reads a table that no upstream contract has.
+        ContractError: the contract is not valid, reads a table that no upstream contract has, or a table of
+            `transforms` is not in it or has an origin.
+        TransformError: a function in `transforms` cannot be called with one argument, or not be imported by its name.
     """
-    loaded = load_set(contract, upstream_contracts)
+    loaded = load_set(contract, upstream_contracts, transforms)
     further = {dep.asset_key: dep for dep in map(_make_dep, deps)}
     asset = wap_set(
         loaded,
@@ -123,8 +132,10 @@ def set_definitions(
 
     Raises:
         ContractError: as `published_set`.
+        TransformError: as `published_set`.
     """
-    loaded = load_set(contract, options.get("upstream_contracts"))
+    transforms = options.pop("transforms", ())
+    loaded = load_set(contract, options.get("upstream_contracts"), transforms)
     asset, job = published_set(loaded, **options), publish_job(loaded)
     sensors = []
     if has_sensors and loaded.takes_deliveries:
@@ -148,7 +159,7 @@ def catalog_definitions(contracts: Sequence[AnyContract]) -> dg.Definitions:
     """
     named = [contract for contract in contracts if isinstance(contract, SetContract)]
     files = [Path(contract) for contract in contracts if not isinstance(contract, SetContract)]
-    loaded = [*named, *(load_connected(file, files) for file in files)]
+    loaded = [*named, *(load_connected(file, files, None) for file in files)]
     return dg.Definitions.merge(
         dg.Definitions(assets=[share_catalog(loaded)], resources=lakeshare_resources()),
         janitor_definitions(loaded),
@@ -158,20 +169,37 @@ def catalog_definitions(contracts: Sequence[AnyContract]) -> dg.Definitions:
 @cache
 def lakeshare_resources() -> dict[str, Any]:
     """Returns the resources of sets, always the same objects: definitions with others for a key cannot be merged."""
-    return {RESOURCE: LakeResource(spark=SparkResource()), RECORDS: dg.FilesystemIOManager()}
+    return {
+        RESOURCE: LakeResource(spark=SparkResource()),
+        RECORDS: dg.FilesystemIOManager(),
+        TABLES: table_manager,
+    }
 
 
-def load_set(contract: AnyContract, upstream: Sequence[Path | str] | None = None) -> SetContract:
-    """Loads a contract that is not loaded yet, and the contracts that it reads; raises `ContractError`."""
+def load_set(
+    contract: AnyContract, upstream: Sequence[Path | str] | None = None, transforms: Transforms = ()
+) -> SetContract:
+    """Loads a contract that is not loaded yet, and the contracts that it reads.
+
+    Raises:
+        ContractError: as `published_set`.
+        TransformError: as `published_set`.
+    """
     if isinstance(contract, SetContract):
+        if transforms:
+            hint = "Give the contract's file instead of the loaded contract."
+            raise ContractError(contract.path, "transforms", "the contract is loaded already", hint)
         return contract
     path = Path(contract)
-    if not load_contract(path).inputs:
-        return load_connected(path)
-    if upstream is None:
-        beside = list_contract_files(path.parent)
-        return load_connected(path, [other for other in beside if other.name not in COMPONENT_FILES])
-    return load_connected(path, [Path(other) for other in upstream])
+    names = name_transforms(path, transforms)
+    files: list[Path] = []
+    if load_contract(path, names).inputs:
+        beside = list_contract_files(path.parent) if upstream is None else []
+        files = [other for other in beside if other.name not in COMPONENT_FILES]
+        files += map(Path, upstream or ())
+    loaded = load_connected(path, files, names)
+    require_callable(loaded, names)
+    return loaded
 
 
 def _make_dep(dependency: Dependency) -> dg.AssetDep:

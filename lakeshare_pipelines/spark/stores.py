@@ -80,7 +80,7 @@ def _read_contracts(settings: LakeSettings) -> tuple[SetContract, ...]:
 
 @lru_cache(maxsize=4)
 def _load_contracts(files: tuple[tuple[Path, int], ...]) -> tuple[SetContract, ...]:
-    return tuple(load_contract(path) for path, _ in files)
+    return tuple(load_contract(path, None) for path, _ in files)
 
 
 def require_reachable(stores: Stores, contract: SetContract) -> None:

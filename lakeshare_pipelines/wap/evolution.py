@@ -75,7 +75,7 @@ def find_evolution(ledger: "Ledger", contract: SetContract) -> Evolution | None:
     try:
         # Both as their files alone have them: contracts that are loaded together are connected with each other.
         published, given = (
-            build_contract(parse(text), contract.path) for text in (recorded.text, contract.text)
+            build_contract(parse(text), contract.path, None) for text in (recorded.text, contract.text)
         )
     except (ContractError, YamlFault) as error:
         log.warning(

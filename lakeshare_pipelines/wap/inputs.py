@@ -42,6 +42,7 @@ from lakeshare_server.errors import suggest
 from lakeshare_server.lazy import LazyModule
 
 if TYPE_CHECKING:
+    import pandas as pd
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql import functions as F
@@ -145,6 +146,11 @@ class LakeshareTable:
     def to_arrow(self) -> "pa.Table":
         """All rows, in memory; read by Spark, as every format and every row-level delete is."""
         return self.to_spark().toArrow()
+
+    def to_pandas(self) -> "pd.DataFrame":
+        """All rows, in memory, as `to_arrow`."""
+        frame: pd.DataFrame = self.to_arrow().to_pandas()
+        return frame
 
 
 def open_table(lake: Lake, ledger: Ledger, name: str, version: int | None = None) -> LakeshareTable:

@@ -3,19 +3,26 @@
 import subprocess
 import sys
 from datetime import timedelta
+from importlib import import_module
 
 import dagster as dg
 import pytest
+import yaml
+from dagster.components.testing.utils import component_defs
+from pydantic import ValidationError
 
 import lakeshare_pipelines as lakeshare
+from lakeshare_pipelines.components import PublishedSet
 from lakeshare_pipelines.contracts import load_contract
 from lakeshare_pipelines.defs.published_set import load_set
-from lakeshare_pipelines.errors import ContractError, InputError
+from lakeshare_pipelines.defs.wap import INPUTS_TAG
+from lakeshare_pipelines.errors import ContractError, InputError, TransformError
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.wap.inputs import open_table
+from lakeshare_pipelines.share.lineage import find_code
+from lakeshare_pipelines.wap.inputs import load_transform, open_table
 from lakeshare_pipelines.wap.staged import open_lake_without_spark
 from lakeshare_server.catalog import Ledger, open_catalog
-from tests.builders.gold_sets import write_gold, write_module
+from tests.builders.gold_sets import write_gold, write_module, write_sums
 from tests.builders.publications import a_publication
 from tests.builders.sets import a_contract
 
@@ -77,6 +84,70 @@ def test_options_are_set_on_every_table_and_step(contracts):
     assert [step.retry_policy.max_retries for step in steps] == [2, 2, 2]
 
 
+def test_attributes_of_the_component_are_set_on_every_table_and_step(gold):
+    options = {
+        "contract": str(gold),
+        "owners": ["team:sales"],
+        "tags": {"tier": "1"},
+        "deps": ["raw/orders"],
+        "automation_condition": "{{ dg.AutomationCondition.eager() }}",
+        "freshness": {"fail_hours": 30, "warn_hours": 20},
+        "retries": {"max_retries": 2, "delay_s": 5},
+        "pool": "one_at_a_time",
+    }
+    defs = component_defs(component=PublishedSet.from_attributes_dict(attributes=options))
+    asset = defs.get_assets_def(lakeshare.table_key("gold.days"))
+    assert asset.keys == {lakeshare.table_key(f"gold.{name}") for name in ("enriched", "days")}
+    for spec in asset.specs:
+        assert (spec.group_name, spec.owners) == ("gold", ["team:sales"])
+        assert {"tier": "1"}.items() <= spec.tags.items()
+        assert spec.automation_condition == dg.AutomationCondition.eager()
+        assert spec.freshness_policy == dg.FreshnessPolicy.time_window(
+            timedelta(hours=30), timedelta(hours=20)
+        )
+    assert dg.AssetKey(["raw", "orders"]) in asset.dependency_keys
+    assert {step.pool for step in asset.node_def.node_defs} == {"one_at_a_time"}
+    assert {
+        (step.retry_policy.max_retries, step.retry_policy.delay) for step in asset.node_def.dependencies
+    } == {(2, 5)}
+    with pytest.raises(ValidationError, match="fail_hours"):
+        PublishedSet.from_attributes_dict(attributes=options | {"freshness": {"fail_hours": 0}})
+
+
+def test_without_options_assets_have_what_the_contract_has(gold):
+    document = yaml.safe_load(gold.read_text())
+    document["team"] = {"name": "lake"}
+    columns = document["schema"][1]["properties"]
+    columns[1]["transformSourceObjects"] = ["enriched.id"]
+    columns[2]["transformSourceObjects"] = ["shop.totals.orders"]
+    gold.write_text(yaml.safe_dump(document, sort_keys=False))
+    asset = component_defs(component=PublishedSet(contract=str(gold))).get_assets_def(
+        lakeshare.table_key("gold.days")
+    )
+
+    specs = {spec.key.path[-1]: spec for spec in asset.specs}
+    assert {name: spec.kinds for name, spec in specs.items()} == {
+        "enriched": {"spark", "delta", "python"},
+        "days": {"spark", "delta"},
+    }
+    for spec in specs.values():
+        assert (spec.group_name, spec.owners) == ("gold", ["team:lake"])
+        assert (spec.automation_condition, spec.freshness_policy) == (None, None)
+    lineage = specs["days"].metadata["dagster/column_lineage"].deps_by_column
+    assert lineage["n"] == [dg.TableColumnDep(lakeshare.table_key("gold.enriched"), "id")]
+    assert lineage["of"] == [dg.TableColumnDep(lakeshare.table_key("shop.totals"), "orders")]
+    assert {step.pool for step in asset.node_def.node_defs} == {"lakeshare_gold"}
+    assert {step.retry_policy for step in asset.node_def.dependencies} == {None}
+
+    graph = dg.Definitions.merge(
+        *(lakeshare.set_definitions(gold.parent / f"{name}.yaml") for name in ("shop", "other", "gold"))
+    ).resolve_asset_graph()
+    days = graph.get(lakeshare.table_key("gold.enriched"))
+    upstream = graph.get(lakeshare.table_key("shop.orders"))
+    mapping = graph.get_partition_mapping(days.key, upstream.key)
+    assert isinstance(mapping, dg.TimeWindowPartitionMapping)
+
+
 def test_several_sets_are_merged_with_a_project_that_has_a_lake_and_an_executor_of_its_own(contracts):
     files = [contracts / "shop.yaml", contracts / "other.yaml"]
     own = dg.Definitions(
@@ -122,20 +193,148 @@ def test_a_set_reads_the_contracts_beside_it_or_those_that_are_named(gold, tmp_p
         lakeshare.published_set(tmp_path / "absent.yaml")
 
 
+CODE = """
+import functools
+import lakeshare_pipelines as lakeshare
+
+
+@lakeshare.transform(table="enriched")
+def enrich(inputs: lakeshare.Inputs):
+    return inputs.table("shop.orders")
+
+
+@lakeshare.transform
+def enriched(inputs):
+    return None
+
+
+@lakeshare.transform(table="enrichd")
+def misspelt(inputs):
+    return None
+
+
+@lakeshare.transform
+def days(inputs):
+    return None
+
+
+@lakeshare.transform(table="enriched")
+def take_two(inputs, more):
+    return None
+
+
+@lakeshare.transform(table="enriched")
+async def wait(inputs):
+    return None
+
+
+def without_a_table(inputs):
+    return None
+
+
+def make_local():
+    return lambda inputs: None
+
+
+LOCAL, PARTIAL = make_local(), functools.partial(enrich)
+"""
+
+
+@pytest.fixture
+def coded(gold, tmp_path, monkeypatch):
+    """The contract of the gold set without its transform, and a module with functions for it."""
+    document = yaml.safe_load(gold.read_text())
+    del document["schema"][0]["customProperties"][0]
+    gold.write_text(yaml.safe_dump(document, sort_keys=False))
+    (tmp_path / "code" / "transforms_of_project.py").write_text(CODE)
+    # The module of an earlier test is another file.
+    monkeypatch.delitem(sys.modules, "transforms_of_project", raising=False)
+    return gold, import_module("transforms_of_project")
+
+
+def test_functions_in_code_make_tables(coded):
+    contract, code = coded
+    asset = lakeshare.published_set(contract, transforms=[code.enrich])
+    specs = {spec.key: spec for spec in asset.specs}
+    assert specs[lakeshare.table_key("gold.enriched")].kinds == {"spark", "delta", "python"}
+
+    loaded = load_set(contract, transforms={"gold.enriched": code.enrich})
+    assert loaded.table("enriched").transform == "transforms_of_project:enrich"
+    assert load_transform(loaded, loaded.table("enriched")).function is code.enrich
+    assert find_code(loaded).keys() == {"gold.enriched"}
+    other = load_set(contract, transforms=[code.enriched])
+    assert len({loaded.digest, other.digest, load_set(contract, transforms=[code.enrich]).digest}) == 2
+    both = dg.Definitions.merge(
+        lakeshare.set_definitions(contract, transforms=[code.enrich]),
+        lakeshare.catalog_definitions(
+            [contract.parent / f"{name}.yaml" for name in ("shop", "other", "gold")]
+        ),
+    )
+    dg.Definitions.validate_loadable(both)
+    # Sets that read its tables need no functions.
+    write_sums(contract.parent, "sums", "gold", "delta")
+    assert [read.table for read in load_set(contract.parent / "sums.yaml").inputs] == ["gold.days"]
+
+
+@pytest.mark.parametrize(
+    ("select", "messages"),
+    [
+        (lambda code: [], ["table enriched has neither source nor derive", "transforms of published_set"]),
+        (lambda code: [code.misspelt], ["transforms_of_project:misspelt", "Did you mean 'enriched'?"]),
+        (
+            lambda code: [code.enrich, code.days],
+            [
+                "schema[1].customProperties",
+                "has derive, and the transform transforms_of_project:days",
+                "Remove",
+            ],
+        ),
+        (lambda code: [code.enrich, code.enriched], ["enriched.transform: ", "is a second one", "Keep one"]),
+        (
+            lambda code: {"enriched": code.enrich, "gold.enriched": code.enriched},
+            ["has two transforms in code", "Keep one"],
+        ),
+        (
+            lambda code: [code.take_two],
+            ["argument: 'more'", "transforms_of_project.py, line", "Define it as"],
+        ),
+        (lambda code: [code.wait], ["is a coroutine", "transforms_of_project.py, line", "plain function"]),
+        (
+            lambda code: [code.without_a_table],
+            ["without_a_table names no table", "@lakeshare_pipelines.transform"],
+        ),
+        (lambda code: {"enriched": code.LOCAL}, ["cannot be imported by its name", "at the top of a module"]),
+        (lambda code: {"enriched": code.PARTIAL}, ["is no function", "(inputs: Inputs) -> DataFrame"]),
+    ],
+)
+def test_functions_that_do_not_fit_the_contract_are_refused(coded, select, messages):
+    contract, code = coded
+    with pytest.raises((ContractError, TransformError)) as refused:
+        lakeshare.published_set(contract, transforms=select(code))
+    for message in (str(contract), *messages):
+        assert message in str(refused.value)
+
+
+def test_functions_are_given_with_the_file_of_the_contract(coded):
+    contract, code = coded
+    loaded = load_set(contract, transforms=[code.enrich])
+    with pytest.raises(ContractError, match="Give the contract's file"):
+        lakeshare.published_set(loaded, transforms=[code.enrich])
+
+
+def publish_orders(ledger):
+    """Writes two publications of `shop.orders` into the ledger."""
+    for number in range(2):
+        options = {"table": "shop.orders", "set_name": "shop", "format": "delta", "delta_version": number}
+        ledger.append([a_publication(**options, run_id=f"{number}" * 32)])
+
+
 def test_a_table_is_opened_at_its_newest_or_a_readable_number(contracts):
     settings = LakeSettings(_env_file=None)
     ledger, lake = Ledger(open_catalog(settings.catalog_url)), open_lake_without_spark(settings)
     with pytest.raises(InputError, match=r"shop\.orders has no publication"):
         open_table(lake, ledger, "shop.orders")
-    for number in range(2):
-        run_id = f"{number}" * 32
-        ledger.append(
-            [
-                a_publication(
-                    table="shop.orders", set_name="shop", format="delta", delta_version=number, run_id=run_id
-                )
-            ]
-        )
+    publish_orders(ledger)
 
     opened = open_table(lake, ledger, "shop.orders")
     assert (opened.name, opened.version, open_table(lake, ledger, "shop.orders", 0).version) == (
@@ -145,3 +344,63 @@ def test_a_table_is_opened_at_its_newest_or_a_readable_number(contracts):
     )
     with pytest.raises(InputError, match="has no publication 7"):
         open_table(lake, ledger, "shop.orders", 7)
+
+
+ORDERS = lakeshare.table_input("shop.orders")
+
+
+@dg.asset(ins={"orders": ORDERS})
+def newest(orders: lakeshare.LakeshareTable) -> dg.MaterializeResult:
+    return dg.MaterializeResult(metadata={"number": orders.version})
+
+
+@dg.asset(ins={"orders": lakeshare.table_input("shop.orders", version=0)})
+def first(orders: lakeshare.LakeshareTable) -> dg.MaterializeResult:
+    return dg.MaterializeResult(metadata={"number": orders.version})
+
+
+@dg.asset(ins={"orders": lakeshare.table_input("shop.orders", version=7)})
+def absent(orders: lakeshare.LakeshareTable) -> None:
+    raise AssertionError("the number does not exist")
+
+
+@dg.asset(ins={"orders": ORDERS})
+def counted(orders: int) -> None:
+    raise AssertionError("a table is no number")
+
+
+@dg.asset(
+    ins={"orders": lakeshare.table_input("shop.orders", partition_mapping=dg.LastPartitionMapping())},
+)
+def of_last_day(orders: lakeshare.LakeshareTable) -> None:
+    assert orders.version == 1
+
+
+def test_assets_take_tables_as_parameters_at_numbers_that_are_recorded(contracts):
+    own = [newest, first, absent, counted, of_last_day]
+    defs = dg.Definitions.merge(
+        lakeshare.set_definitions(contracts / "shop.yaml"), dg.Definitions(assets=own)
+    )
+    dg.Definitions.validate_loadable(defs)
+    job = defs.resolve_implicit_global_asset_job_def()
+    publish_orders(Ledger(open_catalog(LakeSettings(_env_file=None).catalog_url)))
+
+    def read(asset, **tags):
+        with dg.DagsterInstance.ephemeral() as instance:
+            ran = job.execute_in_process(instance=instance, asset_selection=[asset.key], tags=tags)
+        [event] = ran.get_asset_materialization_events()
+        [loaded] = [each for each in ran.all_node_events if each.event_type_value == "LOADED_INPUT"]
+        recorded = {name: value.value for name, value in event.materialization.metadata.items()}
+        return recorded, {name: each.value for name, each in loaded.event_specific_data.metadata.items()}
+
+    number = "lakeshare/input/shop.orders"
+    assert read(newest)[0] == {"number": 1, number: 1}
+    assert read(newest, **{INPUTS_TAG: "shop.orders@0"})[0] == {"number": 0, number: 0}
+    assert read(first)[0] == {"number": 0, number: 0}
+    assert read(of_last_day) == ({number: 1}, {number: 1})
+    with pytest.raises(InputError, match="has no publication 7"):
+        read(absent)
+    with pytest.raises(
+        InputError, match=r"parameter orders of counted: .*read as Int\. Annotate .* pyarrow\.Table"
+    ):
+        read(counted)

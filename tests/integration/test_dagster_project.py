@@ -27,6 +27,10 @@ from pathlib import Path
 
 import dagster as dg
 import lakeshare_pipelines as lakeshare
+import pandas
+import pyarrow
+import pyarrow.compute as pc
+import pyspark.sql
 
 
 @dg.asset(deps=["rows"])
@@ -43,6 +47,23 @@ def report(context: dg.AssetExecutionContext, lakeshare: lakeshare.LakeResource)
     rows = table.to_arrow()
     return dg.MaterializeResult(metadata={"rows": rows.num_rows, "number": table.version})
 
+
+ROWS = {"rows": lakeshare.table_input("dgshop.dgshop")}
+
+
+@dg.asset(ins=ROWS)
+def from_pandas(rows: pandas.DataFrame) -> dg.MaterializeResult:
+    return dg.MaterializeResult(metadata={"sum": int(rows["id"].sum())})
+
+
+@dg.asset(ins=ROWS)
+def from_arrow(rows: pyarrow.Table) -> dg.MaterializeResult:
+    return dg.MaterializeResult(metadata={"sum": pc.sum(rows["id"]).as_py()})
+
+
+@dg.asset(ins=ROWS)
+def from_spark(rows: pyspark.sql.DataFrame) -> dg.MaterializeResult:
+    return dg.MaterializeResult(metadata={"sum": rows.selectExpr("sum(id)").first()[0]})
 '''
 OWN_RESOURCES = '''\
 """Resources of the project, with keys that a package should leave to it."""
@@ -115,7 +136,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     written["attributes"] |= {
         "deps": ["delivery"],
         "group_name": "sales",
-        "automation_condition": "{{ automation_condition.eager() }}",
+        "automation_condition": "{{ dg.AutomationCondition.eager() }}",
         "freshness": {"fail_hours": 30},
         "retries": {"max_retries": 1},
     }
@@ -169,7 +190,7 @@ def test_the_component_publishes_between_assets_of_the_project(definitions: dg.D
 
     def numbers(*selection: dg.AssetKey, instance: dg.DagsterInstance, **tags: str) -> dict[str, object]:
         ran = job.execute_in_process(instance=instance, asset_selection=list(selection), tags=tags)
-        [event] = [each for each in ran.get_asset_materialization_events() if each.asset_key == report]
+        [event] = [each for each in ran.get_asset_materialization_events() if each.asset_key == selection[-1]]
         return {name: value.value for name, value in event.materialization.metadata.items()}
 
     with dg.DagsterInstance.ephemeral() as instance:
@@ -181,3 +202,6 @@ def test_the_component_publishes_between_assets_of_the_project(definitions: dg.D
             record = instance.get_latest_asset_check_evaluation_record(key)
             assert record.event.asset_check_evaluation.passed, key
         assert numbers(report, instance=instance, **{INPUTS_TAG: "dgshop.dgshop@0"}) == read
+        for asset in ("from_pandas", "from_arrow", "from_spark"):
+            summed = numbers(dg.AssetKey(asset), instance=instance)
+            assert summed == {"sum": 3, "lakeshare/input/dgshop.dgshop": 0}, asset
