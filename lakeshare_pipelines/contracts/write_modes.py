@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import cache
 from zoneinfo import available_timezones
 
 from pydantic.alias_generators import to_camel
@@ -20,6 +21,14 @@ from lakeshare_pipelines.contracts.partitioning import (
 )
 from lakeshare_server.errors import suggest
 
+UTC = "UTC"
+
+
+@cache
+def list_time_zones() -> frozenset[str]:
+    """Lists the names of the IANA database; reading them takes 5 ms."""
+    return frozenset(available_timezones())
+
 
 def build_partitioning(extras: odcs.SetExtras, faults: Faults) -> Partitioning:
     """Returns the partitions of a set; one with static keys if the time zone is not known."""
@@ -33,10 +42,10 @@ def build_partitioning(extras: odcs.SetExtras, faults: Faults) -> Partitioning:
             problem = f"{kind} partitions have no {to_camel(field)}"
             place.add(problem, f"Leave it out, or set kind to {', '.join(TIME_KINDS)}.")
     zone = given.time_zone
-    if zone not in available_timezones():
-        hint = suggest(zone, available_timezones(), "Give a name of the IANA database, as Europe/Berlin.")
+    if zone != UTC and zone not in list_time_zones():
+        hint = suggest(zone, list_time_zones(), "Give a name of the IANA database, as Europe/Berlin.")
         place.add(f"timeZone {zone!r} is not known", hint)
-        zone = "UTC"
+        zone = UTC
     elif kind == "hourly" and not has_whole_hours(zone):
         hint = "Give UTC, or a zone whose hours begin at those of UTC."
         place.add(f"timeZone {zone!r} has hours that begin within hours of UTC", hint)

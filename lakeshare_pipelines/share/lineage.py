@@ -3,7 +3,7 @@
 Every publication records the numbers of its inputs in its evidence; nothing else is needed to follow them.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import Any
@@ -102,44 +102,65 @@ def find_stale_partitions(ledger: Ledger, contract: SetContract) -> dict[str, di
     in_force = {table.name: find_in_force(ledger, table, published) for table in contract.tables}
 
     def is_stale(partition: str) -> bool:
-        for table in contract.tables:
-            publication = in_force[table.name].get(partition)
-            if publication is None:
-                return False  # rolled back
-            reads = get_reads(publication)
-            for read in table.inputs:
-                before = reads.get(read.table)
-                is_followed = partition in followed or (
-                    read.column is not None and before and not before.is_whole
-                )
-                if is_followed and (
-                    before is None
-                    or _differ(
-                        history(read.table),
-                        before,
-                        versions[read.table],
-                        _map_partition(contract, read, partition),
-                    )
-                ):
-                    return True
-        return False
+        if any(partition not in found for found in in_force.values()):
+            return False  # rolled back
+        return any(
+            _is_behind(
+                contract,
+                read,
+                partition,
+                in_force[table.name][partition],
+                versions,
+                history,
+                is_followed=partition in followed,
+            )
+            for table in contract.tables
+            for read in table.inputs
+        )
 
     stale = list(filter(is_stale, published))
     if not contract.takes_deliveries:
-        written = [
-            {
-                mapped
-                for key in _list_written(history(read.table))
-                if read.partitioning.is_key(key)
-                for mapped in read.partitioning.map_key(key, contract.partitioning)
-            }
-            for read in contract.inputs
-            if read.column is not None and read.partitioning.is_time == contract.partitioning.is_time
-        ]
-        written = _expand_names(contract, written, published)
-        found = set(WHOLE) if contract.partitioning.is_whole else set.intersection(*written)
-        stale += [partition for partition in found.difference(published) if contract.is_partition(partition)]
+        stale += _list_missing(contract, published, history)
     return dict.fromkeys(sorted(stale), versions)
+
+
+def _is_behind(
+    contract: SetContract,
+    read: Input,
+    partition: str,
+    publication: Publication,
+    versions: Mapping[str, int],
+    history: Callable[[str], Sequence[Publication]],
+    *,
+    is_followed: bool,
+) -> bool:
+    """Whether an input has other rows for a partition than the publication was made of."""
+    before = get_reads(publication).get(read.table)
+    if before is None:
+        return is_followed
+    if not is_followed and (read.column is None or before.is_whole):
+        return False
+    keys = _map_partition(contract, read, partition)
+    return _differ(history(read.table), before, versions[read.table], keys)
+
+
+def _list_missing(
+    contract: SetContract, published: Sequence[str], history: Callable[[str], Sequence[Publication]]
+) -> list[str]:
+    """The partitions that the inputs of a set have, and the set does not."""
+    written = [
+        {
+            mapped
+            for key in _list_written(history(read.table))
+            if read.partitioning.is_key(key)
+            for mapped in read.partitioning.map_key(key, contract.partitioning)
+        }
+        for read in contract.inputs
+        if read.column is not None and read.partitioning.is_time == contract.partitioning.is_time
+    ]
+    written = _expand_names(contract, written, published)
+    found = set(WHOLE) if contract.partitioning.is_whole else set.intersection(*written)
+    return [partition for partition in found.difference(published) if contract.is_partition(partition)]
 
 
 def _expand_names(contract: SetContract, written: list[set[str]], published: Iterable[str]) -> list[set[str]]:

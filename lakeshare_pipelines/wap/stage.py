@@ -420,7 +420,7 @@ def stage(
         )
         tables = tuple(
             replace(table, rewritten=staging.make_serveable(ref, contract.table(table.table)))
-            for table in _write_all(lake, staging, contract, draft, made_of)
+            for table in _Writer(lake, staging, contract, draft, made_of).write_all()
         )
         for delivery in deliveries:
             require_unchanged(delivery)
@@ -438,141 +438,131 @@ def _record_contract(ledger: "Ledger", contract: SetContract) -> None:
         ledger.record_contract(recorded)
 
 
-def _write_all(
-    lake: Lake, staging: Staging, contract: SetContract, draft: Staged, made_of: RunInputs
-) -> list[StagedTable]:
-    read = _read_deliveries(lake, contract, made_of.deliveries)
-    frames: dict[str, DataFrame] = {}
-    delivered: dict[str, DataFrame] = {}  # of tables that deliveries are added to
-    reused = {name for table in contract.tables for name in table.depends_on}
-    written = []
-    try:
-        for table in contract.tables:
-            of_source = made_of.sources.get(table.name)
-            arrived, skipped = _find_arrived(lake, contract, draft, table, made_of, read)
-            if table.has_source and table.write.is_incremental:
-                record, delivered[table.name] = _add_delivery(
-                    lake, staging, contract, draft, table, arrived, skipped
-                )
-                written.append(_add_positions(record, of_source))
-                continue
-            # A view that is new, not in sync, or of a table that keeps other rows, selects from its whole table.
-            is_whole = table.view is not None and not (
-                table.write.mode == "replace_partitions"
-                and staging.on_main(draft, table) is not None
-                and _is_in_sync(lake.settings, table, table.view)
-            )
-            partitions = WHOLE if is_whole else draft.partitions
+@dataclass
+class _Writer:
+    """Writes the tables of a run to its staging location, in the order in which they depend on each other."""
 
-            def write(
-                frame: "DataFrame", table: Table = table, partitions: Sequence[str] = partitions
-            ) -> int:
-                if table.name in frames:
-                    frames[table.name].unpersist()
-                frames[table.name] = frame.cache() if table.name in reused else frame
-                rows = staging.write(draft.ref, table, frames[table.name], partitions, draft.run_id)
-                log.info("wrote %s rows of %s to %s", rows, table.name, draft.ref)
-                return rows
+    lake: Lake
+    staging: Staging
+    contract: SetContract
+    draft: Staged
+    made_of: RunInputs
+    _read: dict[str, DeliveredTable] = field(default_factory=dict)
+    """What was read of sources, by table."""
+    _frames: "dict[str, DataFrame]" = field(default_factory=dict)
+    """The rows of the run, by table; held if another table of the set reads them."""
+    _delivered: "dict[str, DataFrame]" = field(default_factory=dict)
+    """The delivered rows of tables that they are added to."""
 
-            found: TableFrame | None = None
-            transform = made_of.transforms.get(table.name)
-            inputs = Inputs(
-                lake,
-                contract,
-                table,
-                draft.partitions,
-                frames,
-                delivered,
-                partial(staging.table_after, draft),
-                made_of.publications,
-            )
-            if arrived is not None:
-                found = arrived.write(write)
-                rows = found.rows
-            elif transform is not None:
-                rows = run_transform(lake, transform, inputs, write)
-            elif table.view is None:
-                rows = write(derive_table(inputs, contract, table))
-            else:
-                base = contract.table(table.view.of)
-                of_base = staging.table_after(draft, base) if is_whole else frames[base.name]
-                rows = write(select_view_rows(contract, table, table.view, of_base))
-            record = _make_record(lake, contract, draft, table, rows, found)
-            written.append(
-                replace(
-                    _add_positions(record, of_source),
-                    view=None if table.view is None else table.view.digest,
-                    is_whole=is_whole,
-                    inputs=inputs.list_read()
-                    if table.view is None
-                    else {table.view.of: ReadTable(None, is_whole)},
-                    code=None if transform is None else transform.code,
-                )
-            )
-    finally:
-        for frame in frames.values():
-            frame.unpersist()
-        for name in made_of.sources.keys() & read.keys():
-            read[name].release()
-    return written
+    def write_all(self) -> list[StagedTable]:
+        self._read = self._read_deliveries(self.made_of.deliveries)
+        try:
+            return [self._write(table) for table in self.contract.tables]
+        finally:
+            for frame in self._frames.values():
+                frame.unpersist()
+            for name in self.made_of.sources.keys() & self._read.keys():
+                self._read[name].release()
 
+    def _write(self, table: Table) -> StagedTable:
+        arrived, skipped = self._find_arrived(table)
+        if table.has_source and table.write.is_incremental:
+            record = self._add_delivery(table, arrived, skipped)
+        elif arrived is not None:
+            found = arrived.write(partial(self._replace, table))
+            record = self._make_record(table, found.rows, found)
+        elif table.view is not None:
+            record = self._write_view(table, table.view)
+        else:
+            record = self._write_computed(table)
+        read = self.made_of.sources.get(table.name)
+        return record if read is None else replace(record, since=read.since, position=read.until)
 
-def _read_deliveries(
-    lake: Lake, contract: SetContract, deliveries: Sequence[Delivery]
-) -> dict[str, DeliveredTable]:
-    limits = ReadingLimits(lake.settings.max_line_mb, lake.settings.max_unpacked_mb)
-    return read_delivery(lake.spark, contract, deliveries, limits)
+    def _replace(self, table: Table, frame: "DataFrame", partitions: Sequence[str] | None = None) -> int:
+        """Replaces `partitions`, by default those of the run; a frame that replaces another one is held instead."""
+        if table.name in self._frames:
+            self._frames[table.name].unpersist()
+        is_reused = any(table.name in other.depends_on for other in self.contract.tables)
+        kept = self._frames[table.name] = frame.cache() if is_reused else frame
+        replaced = self.draft.partitions if partitions is None else partitions
+        rows = self.staging.write(self.draft.ref, table, kept, replaced, self.draft.run_id)
+        log.info("wrote %s rows of %s to %s", rows, table.name, self.draft.ref)
+        return rows
 
+    def _write_view(self, table: Table, view: View) -> StagedTable:
+        """Selects from the whole table for a view that is new, not in sync, or of a table that keeps other rows."""
+        is_whole = not (
+            table.write.mode == "replace_partitions"
+            and self.staging.on_main(self.draft, table) is not None
+            and _is_in_sync(self.lake.settings, table, view)
+        )
+        base = self.contract.table(view.of)
+        of_base = self.staging.table_after(self.draft, base) if is_whole else self._frames[base.name]
+        selected = select_view_rows(self.contract, table, view, of_base)
+        rows = self._replace(table, selected, WHOLE if is_whole else None)
+        inputs = {view.of: ReadTable(None, is_whole)}
+        return StagedTable(table.name, rows, view=view.digest, is_whole=is_whole, inputs=inputs)
 
-def _find_arrived(
-    lake: Lake,
-    contract: SetContract,
-    draft: Staged,
-    table: Table,
-    made_of: RunInputs,
-    read: dict[str, DeliveredTable],
-) -> tuple[DeliveredTable | None, Collection[str]]:
-    """What a run brings for a table, if it has a source, and the partitions of which the table has everything already.
+    def _write_computed(self, table: Table) -> StagedTable:
+        transform = self.made_of.transforms.get(table.name)
+        inputs = Inputs(
+            self.lake,
+            self.contract,
+            table,
+            self.draft.partitions,
+            self._frames,
+            self._delivered,
+            partial(self.staging.table_after, self.draft),
+            self.made_of.publications,
+        )
+        write = partial(self._replace, table)
+        if transform is None:
+            rows, code = write(derive_table(inputs, self.contract, table)), None
+        else:
+            rows, code = run_transform(self.lake, transform, inputs, write), transform.code
+        return StagedTable(table.name, rows, inputs=inputs.list_read(), code=code)
 
-    What is read of a source other than landing is added to `read`.
-    """
-    is_added = table.has_source and table.write.is_incremental
-    of_source = made_of.sources.get(table.name)
-    if of_source is not None:
-        if is_added and of_source.has_nothing_new:
-            return None, WHOLE
-        read[table.name] = of_source.read()
-    elif is_added and (skipped := _list_applied(lake.settings, table, draft)):
-        others = [each for each in made_of.deliveries if each.partition not in skipped]
-        return _read_deliveries(lake, contract, others)[table.name] if others else None, skipped
-    return read.get(table.name), ()
+    def _read_deliveries(self, deliveries: Sequence[Delivery]) -> dict[str, DeliveredTable]:
+        limits = ReadingLimits(self.lake.settings.max_line_mb, self.lake.settings.max_unpacked_mb)
+        return read_delivery(self.lake.spark, self.contract, deliveries, limits)
 
+    def _find_arrived(self, table: Table) -> tuple[DeliveredTable | None, Collection[str]]:
+        """What a run brings for a table with a source, and the partitions of which the table has everything already."""
+        is_added = table.has_source and table.write.is_incremental
+        of_source = self.made_of.sources.get(table.name)
+        if of_source is not None:
+            if is_added and of_source.has_nothing_new:
+                return None, WHOLE
+            self._read[table.name] = of_source.read()
+        elif is_added and (skipped := self._list_applied(table)):
+            others = [each for each in self.made_of.deliveries if each.partition not in skipped]
+            return self._read_deliveries(others)[table.name] if others else None, skipped
+        return self._read.get(table.name), ()
 
-def _add_positions(record: StagedTable, read: SourceRead | None) -> StagedTable:
-    return record if read is None else replace(record, since=read.since, position=read.until)
+    def _list_applied(self, table: Table) -> set[str]:
+        with open_ledger(self.lake.settings) as ledger:
+            return find_applied(ledger, table.name, self.draft.deliveries)
 
+    def _add_delivery(
+        self, table: Table, arrived: DeliveredTable | None, skipped: Collection[str]
+    ) -> StagedTable:
+        """Append or merge what arrived; None if all of it is in the table already, which then stays as it is."""
+        # The rows are written once: a second time they would be there twice.
+        found = None if arrived is None else arrived.read()
+        columns = [F.lit(None).cast(column.type).alias(column.name) for column in table.columns]
+        rows = self.lake.spark.range(0).select(*columns) if found is None else found.frame
+        self._delivered[table.name] = rows
+        key_problems = add_rows(self.staging, self.draft, table, rows)
+        record = self._make_record(table, 0 if found is None else found.rows, found)
+        log.info("staged %s delivered rows of %s at %s", record.rows, table.name, self.draft.ref)
+        return replace(record, skipped=tuple(sorted(skipped)), key_problems=key_problems)
 
-def _add_delivery(
-    lake: Lake,
-    staging: Staging,
-    contract: SetContract,
-    draft: Staged,
-    table: Table,
-    arrived: DeliveredTable | None,
-    skipped: Collection[str],
-) -> "tuple[StagedTable, DataFrame]":
-    """Append or merge what arrived; None if all of it is in the table already, which then stays as it is.
-
-    Returns its rows, too.
-    """
-    # The rows are written once: a second time they would be there twice.
-    found = None if arrived is None else arrived.read()
-    columns = [F.lit(None).cast(column.type).alias(column.name) for column in table.columns]
-    rows = lake.spark.range(0).select(*columns) if found is None else found.frame
-    key_problems = add_rows(staging, draft, table, rows)
-    record = _make_record(lake, contract, draft, table, 0 if found is None else found.rows, found)
-    log.info("staged %s delivered rows of %s at %s", record.rows, table.name, draft.ref)
-    return replace(record, skipped=tuple(sorted(skipped)), key_problems=key_problems), rows
+    def _make_record(self, table: Table, rows: int, found: TableFrame | None) -> StagedTable:
+        """The record of delivered rows, of which the rejected ones go to the quarantine."""
+        if found is None:
+            return StagedTable(table.name, rows)
+        rejected = write_quarantine(self.lake, self.contract, table, found, self.draft.run_id)
+        return StagedTable(table.name, rows, rejected, tuple(problem.detail for problem in found.problems))
 
 
 def add_rows(staging: Staging, draft: Staged, table: Table, rows: "DataFrame") -> tuple[str, ...]:
@@ -590,16 +580,6 @@ def add_rows(staging: Staging, draft: Staged, table: Table, rows: "DataFrame") -
         rows.unpersist()
 
 
-def _make_record(
-    lake: Lake, contract: SetContract, draft: Staged, table: Table, rows: int, found: TableFrame | None
-) -> StagedTable:
-    """The record of a written table, whose rejected rows go to the quarantine."""
-    if found is None:
-        return StagedTable(table.name, rows)
-    rejected = write_quarantine(lake, contract, table, found, draft.run_id)
-    return StagedTable(table.name, rows, rejected, tuple(problem.detail for problem in found.problems))
-
-
 def find_applied(ledger: "Ledger", table: str, deliveries: Mapping[str, str]) -> set[str]:
     """The partitions whose deliveries, by their digests, are in the latest publication of a table."""
     applied = set[str]()
@@ -609,11 +589,6 @@ def find_applied(ledger: "Ledger", table: str, deliveries: Mapping[str, str]) ->
         if len(applied) == len(deliveries):
             break
     return applied
-
-
-def _list_applied(settings: LakeSettings, table: Table, draft: Staged) -> set[str]:
-    with open_ledger(settings) as ledger:
-        return find_applied(ledger, table.name, draft.deliveries)
 
 
 def _rebuild_views(lake: Lake, staging: Staging, contract: SetContract, staged: Staged) -> None:
