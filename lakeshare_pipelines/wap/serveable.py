@@ -159,7 +159,7 @@ def _select_unchanged(
         )
     if partitions is None:
         return files.slice(0, 0)
-    is_replaced = pa.array([True] * files.num_rows)
+    is_replaced = pa.array([True] * files.num_rows, pa.bool_())
     for column, found in partitions.items():
         values = pc.cast(pc.struct_field(files.column("partition"), column), pa.string())
         is_replaced = pc.and_(is_replaced, pc.is_in(values, pa.array(found, pa.string())))

@@ -154,6 +154,14 @@ def test_a_delta_table_of_its_first_run_is_judged_by_what_is_staged(tmp_path: Pa
     assert (found["python-parquet"], found["iceberg-rest"]) == ([], [None])
 
 
+def test_a_delta_table_without_files_is_judged_by_what_is_staged(tmp_path: Path, staged: Path) -> None:
+    log = WrittenLog(tmp_path / "main")
+    log.commit(protocol(), metadata({}))
+    assert codes(compute_delta_matrix(STORES, str(staged), str(log.location), 0, {"p": ["today"]})) == codes(
+        compute_delta_matrix(STORES, str(staged), str(log.location), 0, None)
+    )
+
+
 def test_a_delta_table_gets_the_types_of_what_is_staged(tmp_path: Path, staged: Path) -> None:
     """The commit replaces the schema: a column that the contract dropped hinders nobody any more."""
     more = {"name": "at", "type": "timestamp_ntz", "nullable": True, "metadata": {}}
