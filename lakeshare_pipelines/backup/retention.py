@@ -602,7 +602,7 @@ def find_orphans(
     copies = pa.Table.from_batches(list(points.read_copies(point, ORPHAN_COLUMNS))).combine_chunks()
     locations = pc.binary_join_element_wise(backup.source.location(""), copies["key"], "")
     copies = copies.append_column("location", locations)
-    copies = copies.append_column("is_whole", pa.array([True] * copies.num_rows))
+    copies = copies.append_column("is_whole", pa.array([True] * copies.num_rows, pa.bool_()))
     store, named, unknown = open_store(backup.target_of(day)), [pa.array([], pa.string())], dict[str, str]()
     for table in point.plan.tables:
         report_message(f"reading what {table.root or 'the table'} names")

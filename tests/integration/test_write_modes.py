@@ -21,7 +21,7 @@ from lakeshare_pipelines.share import publication
 from lakeshare_pipelines.share.publication import publish, publish_or_replay, rollback, unchanged_run
 from lakeshare_pipelines.wap.audit import audit
 from lakeshare_pipelines.wap.delta import DeltaStaging, table_location
-from lakeshare_pipelines.wap.iceberg import CHANGES_FOLDER
+from lakeshare_pipelines.wap.iceberg import CHANGES_FOLDER, PLANNED, get_state
 from lakeshare_pipelines.wap.merge import find_key_problems, plan_changes
 from lakeshare_pipelines.wap.stage import (
     drop_staging_location,
@@ -302,7 +302,7 @@ class ComputedSet:
         return read_main(self.lake, self.contract, short_name)
 
 
-ONE, OTHER, THIRD, FOURTH = (f"2024-01-0{day}" for day in range(1, 5))
+ONE, OTHER, THIRD, FOURTH, FIFTH = (f"2024-01-0{day}" for day in range(1, 6))
 
 
 @pytest.mark.parametrize("table_format", ["iceberg", "delta"])
@@ -325,8 +325,10 @@ def test_deliveries_that_change_nothing_and_red_ones(
         # The files of the other tables are compared.
         [table] = [table for table in contract.tables if table.short_name == "merge_rows"]
         computed.contract = replace(contract, tables=(table,))
-        monkeypatch.setattr(recording, "find_changed_rows", not_called)
-        a_changed_row_is_recorded_as_planned(computed)
+        with monkeypatch.context() as patched:
+            patched.setattr(recording, "find_changed_rows", not_called)
+            a_changed_row_is_recorded_as_planned(computed)
+        a_plan_that_does_not_add_up_is_not_taken(computed, monkeypatch)
 
 
 def a_red_delivery_is_reported_by_its_keys(computed: ComputedSet) -> None:
@@ -370,6 +372,28 @@ def a_changed_row_is_recorded_as_planned(computed: ComputedSet) -> None:
     assert latest is not None
     folders = lake.stores.folders(f"{latest.location}/{CHANGES_FOLDER}")
     assert [name for name in folders if name.startswith(str(latest.snapshot_id))]
+
+
+def a_plan_that_does_not_add_up_is_not_taken(computed: ComputedSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part of the planned changes is lost: the files are compared, and their rows are recorded."""
+    lake, table = computed.lake, computed.contract.table("merge_rows")
+    staged = computed.stage(FIFTH, Change(1, "d", 4.0, FIFTH), Change(9, "e", 5.0, FIFTH))
+    [folder] = [
+        f"{folder}/{name}"
+        for folder in [f"{Ledger(computed.catalog).history(table.name)[0].location}/{CHANGES_FOLDER}"]
+        for name in lake.stores.folders(folder)
+        if name.endswith(f"-{get_state(lake, table.name, staged.ref).snapshot_id}")
+    ]
+    kept = lake.spark.read.parquet(folder).where("_change_type = 'update_preimage'").localCheckpoint()
+    kept.write.mode("overwrite").parquet(folder)
+    lake.stores.write(f"{folder}/{PLANNED}", b"")
+    compared, find_changed_rows = [], recording.find_changed_rows
+    monkeypatch.setattr(
+        recording, "find_changed_rows", lambda *given: compared.append(given) or find_changed_rows(*given)
+    )
+    computed.publish(staged)
+    assert len(compared) == 1
+    assert [row[:2] for row in computed.rows("merge_rows")] == [(1, "d"), (9, "e")]
 
 
 def a_repair_is_in_the_changes(computed: ComputedSet) -> None:
