@@ -148,7 +148,7 @@ def a_delivery_is_applied_once_whatever_the_contract_is_by_then(walk: Walk) -> N
     publish(walk.lake, walk.catalog, walk.contract, staged, green(walk.contract, staged))
     walk.applied(changes)
     assert unchanged_run(walk.lake, walk.catalog, walk.contract, [day]) is not None
-    edited = replace(walk.contract, digest="of another version of the contract")
+    edited = replace(walk.contract, digest=f"of another version of {walk.contract.name}")
     assert unchanged_run(walk.lake, walk.catalog, edited, [day]) is None
     again = stage(walk.lake, edited, [day], str(uuid4()))
     assert {record.table.rpartition(".")[2]: record.skipped for record in again.tables} == {
@@ -349,7 +349,7 @@ def a_delivery_without_a_change_and_one_that_is_applied_have_a_number(computed: 
     table = contract.table("merge_rows").name
     late = Change(1, "late", 9.0, "2023-12-31")
     computed.publish(computed.stage(THIRD, Change(2, "b", 2.0, ONE), late, Change(7, "x", 1.0, ONE, "D")))
-    edited = replace(contract, digest="of another version of the contract")
+    edited = replace(contract, digest=f"of another version of {contract.name}")
     assert unchanged_run(lake, catalog, contract, [ONE]) is not None
     assert unchanged_run(lake, catalog, edited, [ONE]) is None
     again = stage(lake, edited, [ONE], str(uuid4()))
