@@ -128,7 +128,9 @@ class LakeSettings(StateSettings):
         "in MiB; Spark holds some ten times as much in memory.",
     )
     max_unpacked_mb: int = Field(
-        MAX_UNPACKED_MB, ge=1, description="What one delivered gzip or Parquet file may unpack to, in MiB."
+        MAX_UNPACKED_MB,
+        ge=1,
+        description="What one delivered compressed, Parquet or Avro file may unpack to, in MiB.",
     )
     replay_attempts: int = Field(4, ge=1, description="How often a conflicting publication is replayed.")
     branch_days: int = Field(

@@ -302,11 +302,17 @@ def _compare_origins(old: Table, new: Table) -> Iterator[Change]:
     for field in ("derive", "transform", "inputs"):
         if getattr(old, field) != getattr(new, field):
             yield Change(old.name, f"{field} changed", "minor", "the columns stay, their values may differ")
-    if old.reading.delimiter != new.reading.delimiter:
-        what = f"delimiter {old.reading.delimiter!r} → {new.reading.delimiter!r}"
-        yield Change(old.name, what, "breaking", SENDERS)
+    yield from _compare_reading(old, new)
+
+
+def _compare_reading(old: Table, new: Table) -> Iterator[Change]:
+    before, after = old.reading, new.reading
+    if before.delimiter != after.delimiter:
+        yield Change(old.name, f"delimiter {before.delimiter!r} → {after.delimiter!r}", "breaking", SENDERS)
+    if before.row_tag not in (None, after.row_tag):
+        yield Change(old.name, f"rowTag {before.row_tag!r} → {after.row_tag!r}", "breaking", SENDERS)
     for field in ("null_values", "multiline"):
-        if getattr(old.reading, field) != getattr(new.reading, field):
+        if getattr(before, field) != getattr(after, field):
             what = f"{field.replace('_', ' ')} of its files changed"
             yield Change(old.name, what, "minor", "deliveries are still read")
 

@@ -187,6 +187,7 @@ class Reading:
     null_values: tuple[str, ...] = ("",)
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
     multiline: StrictBool = False
+    row_tag: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.-]*(:[A-Za-z_][\w.-]*)?$")] | None = None
 
 
 @dataclass(frozen=True)
@@ -308,7 +309,7 @@ class FilesSource:
     """Files that match `path`, a location with `*` and `?`; `options` are those of Spark's reader of the format."""
 
     path: Text
-    format: Literal["parquet", "orc", "csv", "json", "xml"]
+    format: Literal["parquet", "orc", "avro", "csv", "json", "xml"]
     options: Mapping[str, str] = field(default_factory=dict)
 
 

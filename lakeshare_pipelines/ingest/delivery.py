@@ -15,6 +15,7 @@ from typing import Any, Literal
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.contracts.partitioning import split_key
 from lakeshare_pipelines.errors import DeliveryError, StoreError
+from lakeshare_pipelines.ingest.compression import CODECS, REFUSED, Codec, find_codec, remove_codec_suffix
 from lakeshare_pipelines.ingest.landing import (
     CACHE_SIZE,
     MANIFEST,
@@ -36,14 +37,18 @@ log = logging.getLogger(__name__)
 
 MAX_MANIFEST_BYTES = 64 << 20
 
-FileFormat = Literal["csv", "jsonl", "parquet", "orc"]
+FileFormat = Literal["csv", "jsonl", "xml", "parquet", "orc", "avro"]
 
-FORMAT_BY_SUFFIX: dict[str, FileFormat] = {
-    ".csv": "csv", ".csv.gz": "csv",
-    ".jsonl": "jsonl", ".jsonl.gz": "jsonl", ".ndjson": "jsonl", ".ndjson.gz": "jsonl",
-    ".json": "jsonl", ".json.gz": "jsonl",
-    ".parquet": "parquet", ".orc": "orc",
+TEXT_SUFFIXES: dict[str, FileFormat] = {
+    ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".xml": "xml"
 }  # fmt: skip
+"""Those that may be followed by the suffix of a codec."""
+BINARY_SUFFIXES: dict[str, FileFormat] = {".parquet": "parquet", ".orc": "orc", ".avro": "avro"}
+FORMAT_BY_SUFFIX: dict[str, FileFormat] = {
+    **TEXT_SUFFIXES,
+    **{f"{suffix}{codec}": kind for suffix, kind in TEXT_SUFFIXES.items() for codec in CODECS},
+    **BINARY_SUFFIXES,
+}
 
 # Spark reads a path as a pattern and a URI: no character of a name may be special in either.
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._+=,@-]*")
@@ -71,8 +76,9 @@ class LandingFile:
         return f"{self.set_name}/{self.label}"
 
     @property
-    def is_compressed(self) -> bool:
-        return self.file.name.endswith(".gz")
+    def codec(self) -> Codec | None:
+        """What the file is compressed with; None also for formats that compress within the file."""
+        return find_codec(self.file.name)
 
 
 def assign_files(contract: SetContract, delivery: "Delivery") -> list[LandingFile]:
@@ -81,7 +87,8 @@ def assign_files(contract: SetContract, delivery: "Delivery") -> list[LandingFil
     assigned = [_assign(contract, delivery, sources, file) for file in delivery.files]
     for table in sources:
         if not any(file.table is table for file in assigned):
-            fix = f"Deliver it as {table.source}.csv, .csv.gz, .jsonl, .parquet or .orc; all tables arrive together."
+            endings = ", ".join(FORMATS)
+            fix = f"Deliver it with one of {endings} after {table.source}; all tables arrive together."
             raise DeliveryError(delivery.title, f"holds no file for table {table.name}", fix)
     return assigned
 
@@ -99,8 +106,7 @@ def _assign(
         raise DeliveryError(title, f"the file name {name!r} has unusual characters", fix)
     suffix = find_suffix(name)
     if suffix is None:
-        fix = f"Known are {', '.join(FORMAT_BY_SUFFIX)}; a name that begins with _ is left alone."
-        raise DeliveryError(title, f"{name} is of no known format", fix)
+        raise DeliveryError(title, f"{name} {explain_suffix(name)}", f"{KNOWN_SUFFIXES}; {LEFT_ALONE}")
     stem = name.removesuffix(suffix)
     fitting = [table for table in tables if _fits(stem, table)]
     if not fitting:
@@ -110,6 +116,9 @@ def _assign(
     # `departures_late` may be a table beside `departures*`: the longest source is the most specific.
     table = max(fitting, key=lambda t: len(t.source or ""))
     kind = FORMAT_BY_SUFFIX[suffix]
+    if kind == "xml" and table.reading.row_tag is None:
+        fix = f"Give rowTag in reading of {table.short_name} in {contract.path.name}: the name of the element of a row."
+        raise DeliveryError(title, f"{name} is XML, and table {table.name} has no rowTag", fix)
     return LandingFile(file, delivery.landing, contract.name, delivery.partition, table, kind)
 
 
@@ -141,6 +150,24 @@ def name_files(contract: SetContract, files: Sequence[Path]) -> dict[str, Path]:
 def find_suffix(name: str) -> str | None:
     suffixes = sorted(FORMAT_BY_SUFFIX, key=len, reverse=True)
     return next((suffix for suffix in suffixes if name.endswith(suffix)), None)
+
+
+FORMATS = (*TEXT_SUFFIXES, *BINARY_SUFFIXES)
+KNOWN_SUFFIXES = (
+    f"Known are {', '.join(FORMATS)}; {', '.join(TEXT_SUFFIXES)} may be followed by {', '.join(CODECS)}"
+)
+LEFT_ALONE = "a name that begins with _ is left alone."
+
+
+def explain_suffix(name: str) -> str:
+    """Returns why a file without a known suffix is not read."""
+    refused = next((codec for suffix, codec in REFUSED.items() if name.endswith(suffix)), None)
+    if refused is not None:
+        return f"is compressed with {refused}, which is not read"
+    inner = remove_codec_suffix(name)
+    if inner != name and inner.endswith(tuple(BINARY_SUFFIXES)):
+        return "is compressed as a whole, and its format compresses within the file"
+    return "is of no known format"
 
 
 def _fits(stem: str, table: Table) -> bool:

@@ -336,6 +336,8 @@ def _explain_table(
         yield f"delimiter: {sample.reading.delimiter!r} divides the lines into equally many fields"
     if sample.reading.multiline:
         yield "multiline: a field of the first rows goes over several lines"
+    if sample.reading.row_tag is not None:
+        yield f"rowTag: <{sample.reading.row_tag}> is the outermost element that is repeated"
     for name, kind in sample.skipped.items():
         yield f"left out: {name} is {kind}, which a contract cannot have; deliver the files without it"
 
@@ -348,6 +350,8 @@ def _make_reading(sample: Sample, profile: Profile) -> dict[str, Any]:
         reading["delimiter"] = sample.reading.delimiter
     if sample.reading.multiline:
         reading["multiline"] = True
+    if sample.reading.row_tag is not None:
+        reading["rowTag"] = sample.reading.row_tag
     return reading
 
 

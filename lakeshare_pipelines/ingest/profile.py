@@ -5,25 +5,39 @@ over the sample, after its first rows have shown what to look for; only uniquene
 """
 
 import csv
-import gzip
 import itertools
 import logging
 import re
-import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from xml.parsers import expat
 
 from lakeshare_pipelines.contracts.model import Reading
 from lakeshare_pipelines.errors import SampleError
-from lakeshare_pipelines.ingest.delivery import FORMAT_BY_SUFFIX, FileFormat, find_suffix
-from lakeshare_pipelines.ingest.frame import BOM, NANOS_AS_LONG
+from lakeshare_pipelines.ingest.compression import (
+    CutOff,
+    Damaged,
+    find_codec,
+    read_piece,
+    remove_codec_suffix,
+)
+from lakeshare_pipelines.ingest.delivery import (
+    FORMAT_BY_SUFFIX,
+    KNOWN_SUFFIXES,
+    FileFormat,
+    explain_suffix,
+    find_suffix,
+)
 from lakeshare_pipelines.ingest.landing import is_data
+from lakeshare_pipelines.ingest.raw_rows import NANOS_AS_LONG, SPARK_FORMATS
+from lakeshare_pipelines.ingest.readable import BOM, XmlRefused, XmlRows, guess_row_tag
 from lakeshare_pipelines.spark.session import escape_glob
 from lakeshare_server.lazy import LazyModule
+from lakeshare_server.tables.iceberg.avro import AvroError, check_container
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
@@ -99,8 +113,7 @@ def find_files(patterns: Sequence[str]) -> tuple[list[Path], FileFormat]:
 def get_format(path: Path) -> FileFormat:
     suffix = find_suffix(path.name)
     if suffix is None:
-        fix = f"Known endings are {', '.join(FORMAT_BY_SUFFIX)}."
-        raise SampleError(str(path), "its format is not known", fix)
+        raise SampleError(str(path), explain_suffix(path.name), f"{KNOWN_SUFFIXES}.")
     return FORMAT_BY_SUFFIX[suffix]
 
 
@@ -119,7 +132,11 @@ def read_files(spark: "SparkSession", patterns: Sequence[str], folder: Path | No
     if kind == "jsonl":
         parts, remark = take_parts(files, folder)
         return _read_json(spark, parts, title + remark, name, source)
-    return _read_parquet(spark, files, title, name, source)
+    if kind == "xml":
+        return _read_xml(spark, files, title, name, source)
+    if kind == "parquet":
+        return _read_parquet(spark, files, title, name, source)
+    return _read_typed(spark, files, title, name, source, kind)
 
 
 def _name_files(stems: Sequence[str], folder: str) -> tuple[str, str]:
@@ -141,10 +158,8 @@ def _common(one: str, other: str) -> list[str]:
 
 def _read_head(path: Path) -> str:
     try:
-        with path.open("rb") as opened:
-            stream = gzip.GzipFile(fileobj=opened) if path.name.endswith(".gz") else opened
-            head = stream.read(HEAD_BYTES)
-    except (OSError, EOFError, zlib.error) as error:
+        head = b"".join(itertools.islice(_read_pieces(path, HEAD_BYTES), 1))
+    except (OSError, CutOff, Damaged) as error:
         raise SampleError(str(path), f"cannot be read: {error}", "Transfer it again.") from error
     try:
         # A character may be cut off at the end.
@@ -155,6 +170,15 @@ def _read_head(path: Path) -> str:
     if not text.strip(BOM + " \r\n"):
         raise SampleError(str(path), "holds nothing", "Give a file with a header and rows.")
     return text.removeprefix(BOM)
+
+
+def _read_pieces(path: Path, size_bytes: int = HEAD_BYTES) -> Iterator[bytes]:
+    """Yields the content of a file in pieces, unpacked."""
+    codec = find_codec(path.name)
+    with path.open("rb") as opened:
+        stream = opened if codec is None else codec.open(opened)
+        while piece := stream.read(size_bytes) if codec is None else read_piece(codec, stream, size_bytes):
+            yield piece
 
 
 def sniff_delimiter(text: str) -> str:
@@ -173,18 +197,18 @@ def sniff_delimiter(text: str) -> str:
 
 SAMPLE_BYTES = 128 << 20
 PART_BYTES = 8 << 20
-GZIP_FACTOR = 4
-"""How much larger text is than its gzip file, about."""
+UNPACKED_FACTOR = 4
+"""How much larger text is than its compressed file, about."""
 
 
 def take_parts(files: Sequence[Path], folder: Path | None) -> tuple[list[Path], str]:
     """Returns the files, or copies of evenly spread parts of them if they are large; and a remark for titles."""
-    sizes = [path.stat().st_size * (GZIP_FACTOR if path.name.endswith(".gz") else 1) for path in files]
+    sizes = [path.stat().st_size * (UNPACKED_FACTOR if find_codec(path.name) else 1) for path in files]
     if folder is None or sum(sizes) <= SAMPLE_BYTES:
         return list(files), ""
     copies = []
     for number, (path, size) in enumerate(zip(files, sizes, strict=True)):
-        copy = folder / f"part-{number}{path.name.removesuffix('.gz')[-20:]}"
+        copy = folder / f"part-{number}{remove_codec_suffix(path.name)[-20:]}"
         _copy_lines(path, copy, max(PART_BYTES, SAMPLE_BYTES * size // sum(sizes)))
         copies.append(copy)
     taken = sum(copy.stat().st_size for copy in copies)
@@ -192,15 +216,12 @@ def take_parts(files: Sequence[Path], folder: Path | None) -> tuple[list[Path], 
 
 
 def _copy_lines(path: Path, copy: Path, size_bytes: int) -> None:
-    """Copies the first line and whole lines of evenly spread parts; of a gzip file those at its beginning."""
+    """Copies the first line and whole lines of evenly spread parts; of a compressed file those at its beginning."""
     size = path.stat().st_size
     with path.open("rb") as opened, copy.open("wb") as out:
-        if path.name.endswith(".gz"):
-            written = 0
-            for line in gzip.GzipFile(fileobj=opened):
-                written += out.write(line)
-                if written >= size_bytes:
-                    break
+        if find_codec(path.name) is not None:
+            pieces = itertools.islice(_read_pieces(path), -(-size_bytes // HEAD_BYTES))
+            out.write(b"".join(pieces).rpartition(b"\n")[0] + b"\n")
             return
         out.write(opened.readline())
         parts = 1 if size <= size_bytes else max(1, size_bytes // PART_BYTES)
@@ -296,6 +317,55 @@ def _read_json(spark: "SparkSession", files: Sequence[Path], title: str, name: s
         )
     )
     return Sample(title, name, source, frame, columns, is_text=True)
+
+
+def _read_xml(spark: "SparkSession", files: Sequence[Path], title: str, name: str, source: str) -> Sample:
+    """Opens XML files; their rows are the elements that are repeated most among the outermost ones."""
+    tag, columns = "", dict[str, None]()
+    for path in files:
+        try:
+            tag = tag or guess_row_tag(_read_pieces(path))
+            rows = XmlRows(tag)
+            for piece in _read_pieces(path):
+                rows.feed(piece)
+            rows.end()
+        except XmlRefused as error:
+            raise SampleError(str(path), error.reason, f"{error.fix}.") from error
+        except (expat.ExpatError, OSError, CutOff, Damaged) as error:
+            raise SampleError(str(path), f"is no sound XML: {error}", "Transfer it again.") from error
+        columns |= rows.names
+    if not columns:
+        fix = "Give a file with an element for each row, and its values in elements or attributes."
+        raise SampleError(str(files[0]), f"the elements <{tag}> have no values", fix)
+    fields = ", ".join(f"`{key.replace('`', '``')}` string" for key in columns)
+    paths = [escape_glob(str(path.absolute())) for path in files]
+    read = spark.read.format("xml").options(rowTag=tag).schema(fields).load(paths)
+    frame = read.select(
+        *(F.col(f"`{key.replace('`', '``')}`").alias(f"_{i}") for i, key in enumerate(columns)),
+        F.lit(None).cast("string").alias(_BROKEN),
+    )
+    return Sample(title, name, source, frame, tuple(columns), is_text=True, reading=Reading(row_tag=tag))
+
+
+def _read_typed(
+    spark: "SparkSession", files: Sequence[Path], title: str, name: str, source: str, kind: str
+) -> Sample:
+    import pyarrow as pa
+    from pyarrow import orc
+
+    check, label = (check_container, "Avro") if kind == "avro" else (orc.ORCFile, "ORC")
+    for path in files:
+        try:
+            with path.open("rb") as opened:
+                check(opened)
+        except (AvroError, pa.ArrowException, OSError) as error:
+            first = str(error).splitlines()[0].rstrip(".")
+            raise SampleError(
+                str(path), f"is no sound {label} file: {first}", "Transfer it again."
+            ) from error
+    paths = [escape_glob(str(path.absolute())) for path in files]
+    rows = spark.read.format(SPARK_FORMATS.get(kind, kind)).load(paths)
+    return from_frame(rows, title, name, source)
 
 
 def _read_parquet(spark: "SparkSession", files: Sequence[Path], title: str, name: str, source: str) -> Sample:

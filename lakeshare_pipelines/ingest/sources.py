@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.contracts.model import FilesSource, PythonSource, ShareSource
 from lakeshare_pipelines.errors import PipelineError, SourceError
-from lakeshare_pipelines.ingest.frame import DeliveredTable, make_raw_rows
+from lakeshare_pipelines.ingest.frame import DeliveredTable
+from lakeshare_pipelines.ingest.raw_rows import SPARK_FORMATS, make_raw_rows
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.session import escape_glob
 from lakeshare_pipelines.spark.stores import make_delta_options, make_hadoop_conf
@@ -231,7 +232,8 @@ class Files:
         _reach(self.context, self.entry.path)
         if self.find_position(since) != until:
             raise self.context.fail("its files changed while they were read", "Run again.")
-        entry, reader = self.entry, self.context.spark.read.format(self.entry.format)
+        entry = self.entry
+        reader = self.context.spark.read.format(SPARK_FORMATS.get(entry.format, entry.format))
         if entry.format in ("csv", "json", "xml"):
             reader = reader.options(mode="FAILFAST", inferSchema=False, primitivesAsString=True)
         if entry.format == "csv":

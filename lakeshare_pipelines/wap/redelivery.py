@@ -3,9 +3,7 @@
 A delivery is corrected in landing and published by a run as any other: nothing is added to a published table here.
 """
 
-import gzip
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ from pathlib import Path
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.errors import DeliveryError
 from lakeshare_pipelines.ingest import Delivery, find_delivery, require_unchanged
+from lakeshare_pipelines.ingest.compression import CutOff, Damaged, remove_codec_suffix, unpack
 from lakeshare_pipelines.ingest.delivery import LandingFile, assign_files
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.wap.staged import list_attempts, open_lake_without_spark, read_quarantine
@@ -55,8 +54,8 @@ class RejectedLines:
         with self.delivery.landing.translate_errors(landed), self.delivery.landing.open(landed) as opened:
             content = opened.read()
         try:
-            content = gzip.decompress(content) if self.file.is_compressed else content
-        except (OSError, EOFError, zlib.error) as error:
+            content = content if self.file.codec is None else unpack(self.file.codec, content)
+        except (CutOff, Damaged) as error:
             raise DeliveryError(
                 self.file.title, f"cannot be unpacked: {error}", "Deliver it again."
             ) from error
@@ -70,7 +69,7 @@ class RejectedLines:
 
     def path_in(self, folder: Path) -> Path:
         """The file of the rejected lines below a folder, not compressed."""
-        return folder / self.delivery.partition / self.file.file.name.removesuffix(".gz")
+        return folder / self.delivery.partition / remove_codec_suffix(self.file.file.name)
 
 
 @dataclass(frozen=True)
@@ -142,7 +141,7 @@ def redeliver(
             name = of_file.file.file.name
             kept = [line for at, line in enumerate(of_file.list_lines(), 1) if at not in of_file.reasons]
             content = b"".join(map(_end, (*kept, *lines)))
-            contents[name] = gzip.compress(content, mtime=0) if of_file.file.is_compressed else content
+            contents[name] = content if of_file.file.codec is None else of_file.file.codec.pack(content)
         require_unchanged(delivery)
         delivery.landing.replace(contract.name, partition, contents)
         removed = sum(len(of_file.reasons) for of_file, _ in files)
@@ -194,7 +193,7 @@ def _find_deliveries(
 
 
 def _require_lines(file: LandingFile) -> None:
-    kinds = {"parquet": "Parquet", "orc": "ORC"}
+    kinds = {"parquet": "Parquet", "orc": "ORC", "avro": "Avro", "xml": "XML"}
     if file.format in kinds or (file.format == "csv" and file.table.reading.multiline):
         kind = kinds.get(file.format, "records over several lines")
         fix = "Correct them where the file comes from, and deliver it again."

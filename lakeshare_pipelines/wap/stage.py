@@ -20,7 +20,8 @@ from lakeshare_pipelines.ingest import (
     find_deliveries_of_run,
     require_unchanged,
 )
-from lakeshare_pipelines.ingest.frame import DeliveredTable, ReadingLimits, TableFrame, read_delivery
+from lakeshare_pipelines.ingest.frame import DeliveredTable, TableFrame, read_delivery
+from lakeshare_pipelines.ingest.readable import ReadingLimits
 from lakeshare_pipelines.ingest.sources import SourceRead, digest_positions
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.rows import digest_rows

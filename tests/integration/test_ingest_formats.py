@@ -8,17 +8,19 @@ import pandas as pd
 import pyarrow as pa
 
 from lakeshare_pipelines.contracts import SetContract
+from lakeshare_pipelines.ingest.compression import find_codec, remove_codec_suffix
 from lakeshare_pipelines.ingest.frame import TableFrame, read_delivery
 from lakeshare_pipelines.wap.staged import Lake
 from tests.builders.landing import (
     COLUMNS,
     a_readings_contract,
+    avro_bytes,
     csv_text,
     json_lines,
     landed,
     orc_bytes,
     parquet_bytes,
-    zipped,
+    xml_text,
 )
 
 TEXTS = {
@@ -65,31 +67,37 @@ def values_of(table: TableFrame) -> list[dict[str, object]]:
 def content(kind: str, number: int) -> bytes | str:
     """A row with `number` as its id and an empty row, in a format."""
     texts, values = {**TEXTS, "id": str(number)}, {**VALUES, "id": number}
-    match kind.removesuffix(".gz"):
+    match remove_codec_suffix(kind):
         case "csv":
             text = csv_text([texts, EMPTY])
         case "turned.csv":
             text = csv_text([dict(reversed(texts.items())), EMPTY])
         case "jsonl":
             text = json_lines([{**JSON, "id": number}, {"id": None} if kind.endswith(".gz") else EMPTY])
+        case "xml":
+            text = xml_text([texts, EMPTY])
+        case "avro":
+            return avro_bytes([values, EMPTY])
         case _:
             columns = {name: [value, None] for name, value in values.items()}
             types = {"id": pa.int32(), "price": pa.decimal128(9, 2)}
             if kind == "orc":
                 return orc_bytes(columns, seen=pa.timestamp("us"), **types)
             return parquet_bytes(columns, **types)
-    return zipped(text) if kind.endswith(".gz") else text
+    codec = find_codec(kind)
+    return text if codec is None else codec.pack(text.encode())
 
 
 def test_every_type_is_read_from_files_of_every_format_and_column_order_into_one_frame(
     lake: Lake, tmp_path: Path
 ) -> None:
-    kinds = ["csv", "turned.csv", "csv.gz", "jsonl", "jsonl.gz", "parquet", "orc"]
+    kinds = ["csv", "turned.csv", "csv.gz", "csv.bz2", "csv.deflate", "jsonl", "jsonl.gz", "jsonl.zst"]
+    kinds += ["parquet", "orc", "avro", "xml", "xml.zst"]
     files = {
         f"readings-{number}__{kind.removeprefix('turned.').replace('.', '__')}": content(kind, number)
         for number, kind in enumerate(kinds)
     }
-    table = read(lake, tmp_path, a_readings_contract(tmp_path), **files)
+    table = read(lake, tmp_path, a_readings_contract(tmp_path, reading={"rowTag": "row"}), **files)
     assert {field.name: field.dataType.simpleString() for field in table.frame.schema} == COLUMNS
     filled = [{**VALUES, "id": number} for number in range(len(kinds))]
     assert values_of(table) == [*filled, *[EMPTY] * len(kinds)]

@@ -167,3 +167,30 @@ def test_a_personal_value_is_not_in_the_reason(lake: Lake, tmp_path: Path) -> No
     delivery = landed(tmp_path, contract, {"readings.csv": "id,name\n1,a\n555-1234,b\n"})
     table = read_delivery(lake.spark, contract, [delivery])["sensors.readings"].read()
     assert [reason for _, _, reason, _ in rejected_rows(table)] == ["id: '(hidden)' is not int"]
+
+
+def test_rows_of_xml_that_do_not_fit_are_set_aside_by_their_number(lake: Lake, tmp_path: Path) -> None:
+    columns = [
+        {**TWO_COLUMNS[0], "customProperties": [{"property": "source", "value": "_id"}]},
+        TWO_COLUMNS[1],
+    ]
+    contract = a_readings_contract(tmp_path, columns=columns, reading={"rowTag": "row"})
+    rows = [
+        '<row id="1"><name>a &amp; b</name></row><!-- <row id="9"/> -->',
+        '<row id="x"><name>c</name></row>',
+        '<row id="3"><name>d</name><name>e</name></row>',
+        '<row id="4"><name><![CDATA[<row>]]></name></row>',
+        '<row id="5"/><row><name><b>f</b></name></row>',
+    ]
+    files = {"readings.xml": f"<all><rows>{''.join(rows)}</rows></all>", "readings-2.xml": "<rows/>"}
+    table = read_delivery(lake.spark, contract, [landed(tmp_path, contract, files)])[
+        "sensors.readings"
+    ].read()
+    found = [(1, "a & b"), (4, "<row>"), (5, None), (None, "<b>f</b>")]
+    assert sorted(map(tuple, table.frame.collect()), key=str) == sorted(found, key=str)
+    assert [(file, line, reason) for file, line, reason, _ in rejected_rows(table)] == [
+        ("all/readings.xml", 2, "id: 'x' is not int"),
+        ("all/readings.xml", 3, "name is given 2 times"),
+    ]
+    assert '"d","e"' in rejected_rows(table)[1][3]
+    assert table.problems == ()

@@ -1,19 +1,24 @@
 """A file that cannot be read at all, or changes while it is read, is named with reason and remedy."""
 
+import bz2
 import datetime as dt
 import gzip
+import zlib
 from pathlib import Path
 
 import pytest
 
 from lakeshare_pipelines.errors import DeliveryError
-from lakeshare_pipelines.ingest.frame import ReadingLimits, read_delivery
+from lakeshare_pipelines.ingest.frame import read_delivery
+from lakeshare_pipelines.ingest.readable import ReadingLimits
 from lakeshare_pipelines.spark.session import translate_errors
 from lakeshare_pipelines.wap.staged import Lake
-from tests.builders.landing import a_readings_contract, landed, orc_bytes, parquet_bytes, zipped
+from tests.builders.landing import a_readings_contract, avro_bytes, landed, orc_bytes, parquet_bytes, zipped
 
 TWO_COLUMNS = [{"name": "id", "physicalType": "int"}, {"name": "name", "logicalType": "string"}]
 GOOD = "id,name\n1,a\n"
+AVRO = [{"id": number, "big": number} for number in range(100)]
+XML = "<rows>\n<row><id>1</id><name>a</name></row></rows>"
 LONG = zipped("id,name\n" + "".join(f"{number},name {number * 7919}\n" for number in range(5000)))
 
 UNREADABLE: dict[str, tuple[str, bytes, str, str]] = {
@@ -36,6 +41,29 @@ UNREADABLE: dict[str, tuple[str, bytes, str, str]] = {
     "latin-1 JSON": ("readings-2.jsonl", '{"name": "é"}\n'.encode("latin-1"), "byte 0xe9 in line 1", "iconv"),
     "UTF-16": ("readings-2.csv", GOOD.encode("utf-16"), "is not UTF-8", "iconv"),
     "UTF-16 without a mark": ("readings-2.csv", GOOD.encode("utf-16-le"), "is not UTF-8: a zero byte", "iconv"),
+    "cut Avro": ("readings-2.avro", avro_bytes(AVRO)[:-20], "is no sound Avro file: it is cut off", "Transfer"),
+    "no Avro": ("readings-2.avro", GOOD.encode(), "is no sound Avro file: it does not begin like", "Transfer"),
+    "damaged Avro": (
+        "readings-2.avro", avro_bytes(AVRO)[:-40] + bytes(40), "is no sound Avro file: a block", "Transfer the file"),
+    "Avro of a type within itself": (
+        "readings-2.avro", avro_bytes([{"id": {"id": None}}], {"id": "row"}), "the type 'row' within itself", "types"),
+    "cut bzip2": ("readings-2.csv.bz2", bz2.compress(GOOD.encode())[:-5], "bzip2 data ends too early", "Transfer"),
+    "no zstandard": ("readings-2.csv.zst", GOOD.encode(), "is no sound zstandard file", "Transfer the file again"),
+    "cut deflate": ("readings-2.csv.deflate", zlib.compress(GOOD.encode())[:-5], "ends too early", "Transfer"),
+    "no XML": ("readings-2.xml", GOOD.encode(), "is no sound XML: syntax error in line 1, column 1", "Correct"),
+    "cut XML": ("readings-2.xml", XML.encode()[:-8], "is no sound XML: unclosed token in line 2", "Correct the file"),
+    "broken XML": ("readings-2.xml", XML.replace("</name>", "").encode(), "mismatched tag in line 2", "Correct"),
+    "XML of other rows": ("readings-2.xml", XML.replace("row>", "r>").encode(), "no element <row>; its", "rowTag"),
+    "XML with rows in rows": (
+        "readings-2.xml", XML.replace("name>", "row>").encode(), "row 1 has another <row> within", "beside each other"),
+    "XML in Latin-1": (
+        "readings-2.xml", b'<?xml version="1.0" encoding="ISO-8859-1"?><rows/>', "declared as ISO-8859-1", "UTF-8"),
+    "XML with entities that grow": (
+        "readings-2.xml", f'<!DOCTYPE rows [<!ENTITY a "{"x" * 99}"><!ENTITY b "&a;&a;">]>{XML}'.encode(),
+        "has a document type", "entities replaced"),
+    "XML with an external entity": (
+        "readings-2.xml", b'<!DOCTYPE r [<!ENTITY f SYSTEM "file:///etc/hostname">]><rows><row>&f;</row></rows>',
+        "has a document type", "entities replaced"),
     "cut character": ("readings-2.csv", "id,name\n1,é".encode()[:-1], "cut off at the end", "iconv"),
 }  # fmt: skip
 
@@ -43,7 +71,7 @@ UNREADABLE: dict[str, tuple[str, bytes, str, str]] = {
 @pytest.mark.parametrize("name", UNREADABLE)
 def test_an_unreadable_file_is_named_with_reason_and_remedy(lake: Lake, tmp_path: Path, name: str) -> None:
     file, content, reason, fix = UNREADABLE[name]
-    contract = a_readings_contract(tmp_path, columns=TWO_COLUMNS)
+    contract = a_readings_contract(tmp_path, columns=TWO_COLUMNS, reading={"rowTag": "row"})
     delivery = landed(tmp_path, contract, {"readings-1.csv": GOOD, file: content})
     with pytest.raises(DeliveryError) as caught:
         read_delivery(lake.spark, contract, [delivery])

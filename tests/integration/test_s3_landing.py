@@ -26,8 +26,9 @@ from lakeshare_pipelines.ingest import (
     require_unchanged,
 )
 from lakeshare_pipelines.ingest.delivery import assign_files
-from lakeshare_pipelines.ingest.frame import ReadingLimits, read_delivery, require_readable
+from lakeshare_pipelines.ingest.frame import read_delivery
 from lakeshare_pipelines.ingest.landing import open_landing
+from lakeshare_pipelines.ingest.readable import ReadingLimits, require_readable
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.share.publication import publish, unchanged_run
 from lakeshare_pipelines.spark.stores import make_hadoop_conf

@@ -24,6 +24,7 @@ from lakeshare_pipelines.wap.inputs import find_position
 from lakeshare_pipelines.wap.stage import drop_staging_location, list_staging_locations, stage
 from lakeshare_pipelines.wap.staged import Lake, Staged, read_quarantine
 from lakeshare_server.catalog import Catalog, Ledger, Publication
+from tests.builders.landing import avro_bytes
 from tests.builders.main_state import rows_at_each_step
 from tests.builders.sets import green
 from tests.builders.sharing import a_provider, a_server
@@ -277,6 +278,9 @@ def test_files_and_a_class_of_the_user_are_read(read, lake, tmp_path):
     (folder / "one.txt").write_text("not read")
     (folder / "one.json").write_text('{"number": 2, "note": {"text": "b"}}\n')
     lake.spark.sql("select 3L as number, 'c' as note").write.orc(f"{folder}/orc")
+    (folder / "one.avro").write_bytes(
+        avro_bytes([{"number": 6, "note": "f"}], {"number": "bigint", "note": "string"})
+    )
     (folder / "one.xml").write_text("<rows><row><number>4</number><note>d</note></row></rows>")
     module = f"sources_{uuid4().hex[:8]}"
     (tmp_path / f"{module}.py").write_text(CLASS)
@@ -284,6 +288,7 @@ def test_files_and_a_class_of_the_user_are_read(read, lake, tmp_path):
         a_table("from_csv", {"files": {"path": f"{folder}/*.csv", "format": "csv"}}),
         a_table("from_json", {"files": {"path": f"{folder}/*.json", "format": "json"}}),
         a_table("from_orc", {"files": {"path": f"{folder}/orc/*.orc", "format": "orc"}}),
+        a_table("from_avro", {"files": {"path": f"{folder}/*.avro", "format": "avro"}}),
         a_table(
             "from_xml", {"files": {"path": f"{folder}/*.xml", "format": "xml", "options": {"rowTag": "row"}}}
         ),
@@ -306,6 +311,7 @@ def test_files_and_a_class_of_the_user_are_read(read, lake, tmp_path):
     assert reader.rows("from_csv") == [(1, "a")]
     assert reader.rows("from_json") == [(2, '{"text":"b"}')]
     assert reader.rows("from_orc") == [(3, "c")]
+    assert reader.rows("from_avro") == [(6, "f")]
     assert reader.rows("from_xml") == [(4, "d")]
     assert reader.rows("from_class") == [(0, "zero"), (1, "one")]
 

@@ -15,7 +15,8 @@ from lakeshare_pipelines.contracts.document import (
 )
 from lakeshare_pipelines.contracts.model import Drift, PerRecipient, Reading, View, Write
 from lakeshare_pipelines.contracts.rules import EXPECTATIONS
-from lakeshare_pipelines.ingest.delivery import FORMAT_BY_SUFFIX
+from lakeshare_pipelines.ingest.compression import CODECS
+from lakeshare_pipelines.ingest.delivery import BINARY_SUFFIXES, TEXT_SUFFIXES
 
 TEXT = (Path(__file__).parents[4] / "docs/reference/contract.md").read_text()
 EXTRAS: tuple[type, ...] = (
@@ -36,8 +37,6 @@ def test_every_expectation_is_listed(name: str) -> None:
     assert f"`{name}`" in TEXT
 
 
-@pytest.mark.parametrize(
-    "ending", sorted(ending for ending in FORMAT_BY_SUFFIX if not ending.endswith(".gz"))
-)
+@pytest.mark.parametrize("ending", sorted([*TEXT_SUFFIXES, *BINARY_SUFFIXES, *CODECS]))
 def test_every_file_ending_is_listed(ending: str) -> None:
     assert f"`{ending}`" in TEXT

@@ -142,6 +142,7 @@ WRONG_PROPERTIES: tuple[tuple[str, str, Any], ...] = (
     ("schema.0", "reading", {"nullValues": "NULL"}),
     ("schema.0", "reading", {"nullValues": ["NULL", 0]}),
     ("schema.0", "reading", {"delimiter": "||"}),
+    ("schema.0", "reading", {"rowTag": "<order>"}),
     ("schema.0", "reading", {"delimiter": ""}),
     ("schema.0", "reading", {"multiline": "true"}),
     ("schema.0", "reading", {"separator": ";"}),

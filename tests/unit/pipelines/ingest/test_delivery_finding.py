@@ -157,7 +157,10 @@ def test_all_tables_of_a_set_arrive_together(tmp_path: Path) -> None:
         "departures-0001.csv",
         "departures.jsonl",
         "departures.ndjson.gz",
+        "departures.jsonl.zst",
+        "departures.csv.bz2",
         "departures.parquet",
+        "departures.avro",
     ],
 )
 def test_files_are_matched_by_stem_in_every_format(tmp_path: Path, name: str) -> None:

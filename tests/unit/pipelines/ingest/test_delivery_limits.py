@@ -11,7 +11,7 @@ import pytest
 
 from lakeshare_pipelines.errors import DeliveryError
 from lakeshare_pipelines.ingest.delivery import assign_files
-from lakeshare_pipelines.ingest.frame import ReadingLimits, require_readable
+from lakeshare_pipelines.ingest.readable import ReadingLimits, require_readable
 from tests.builders.landing import a_readings_contract, landed
 
 MIB = 1 << 20
