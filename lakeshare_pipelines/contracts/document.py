@@ -109,7 +109,9 @@ class SchemaRelationship(Part):
 
 class Property(Described):
     name: Name
-    logical_type: Literal["string", "date", "timestamp", "number", "integer", "boolean"] | None = None
+    logical_type: (
+        Literal["string", "date", "timestamp", "number", "integer", "boolean", "object", "array"] | None
+    ) = None
     logical_type_options: Unused = None
     physical_type: str | None = None
     physical_name: Unused = None

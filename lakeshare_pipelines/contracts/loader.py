@@ -15,8 +15,9 @@ from lakeshare_pipelines.contracts import document as odcs
 from lakeshare_pipelines.contracts import model
 from lakeshare_pipelines.contracts.document import Faults, read_extras
 from lakeshare_pipelines.contracts.model import Column, Input, Reference, SetContract, Table, View
+from lakeshare_pipelines.contracts.nested import EXAMPLES, is_nested
 from lakeshare_pipelines.contracts.retirement import build_retirements, suggest_successor
-from lakeshare_pipelines.contracts.rules import build_assertions, build_rules, check_assertions
+from lakeshare_pipelines.contracts.rules import build_assertions, build_rules, check_assertions, check_nested
 from lakeshare_pipelines.contracts.sources import (
     NO_TRANSFORMS,
     check_jdbc,
@@ -388,7 +389,8 @@ def _type(entry: odcs.Property, table_format: str, faults: Faults) -> str:
     wrong = model.explain_wrong_type(kind, entry.logical_type, table_format)
     if wrong:
         field = "physicalType" if entry.physical_type else "logicalType"
-        faults.at(field).add(wrong, suggest(kind, model.TYPES_OF_FORMAT[table_format]))
+        hint = EXAMPLES if is_nested(kind) else suggest(kind, model.TYPES_OF_FORMAT[table_format])
+        faults.at(field).add(wrong, hint)
     return kind
 
 
@@ -647,6 +649,7 @@ def _check_table(contract: SetContract, table: Table, faults: Faults, *, is_run:
     _check_unique([column.name for column in table.columns], "column", faults.at("properties"))
     check_origin(contract, table, faults, is_run=is_run)
     check_assertions(contract, table, faults)
+    check_nested(table, faults)
     written = faults.at("customProperties", "write")
     check_write(contract, table, written)
     if table.write.delete_when is not None:

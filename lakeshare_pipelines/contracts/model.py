@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StrictBool, TypeAdapter
 from pydantic.alias_generators import to_camel
 
+from lakeshare_pipelines.contracts.nested import Nested, Type, is_nested, list_leaves, parse_type
 from lakeshare_pipelines.contracts.partitioning import Partitioning
 
 Severity = Literal["error", "warning"]
@@ -572,10 +573,14 @@ ALIASES = {"integer": "int", "long": "bigint", "real": "float", "byte": "tinyint
 
 _SAME_NAME = ("string", "date", "timestamp", "boolean")
 DEFAULTS = {**{kind: kind for kind in _SAME_NAME}, "number": "double", "integer": "bigint"}
+# Without fields, and so refused: these need a physicalType.
+DEFAULTS |= {"object": "struct<>", "array": "array<>"}
 PHYSICAL_TYPES = {
     **{kind: {kind} for kind in _SAME_NAME},
     "number": {"float", "double", "decimal"},
     "integer": {"tinyint", "smallint", "int", "bigint"},
+    "object": {"struct", "map"},
+    "array": {"array"},
 }
 
 _ICEBERG_TYPES = {"boolean", "int", "bigint", "float", "double", "decimal", "string", "date", "timestamp"}
@@ -587,7 +592,17 @@ MAX_PRECISION = 38
 
 
 def normalize_type(physical: str) -> str:
-    """Returns Spark's short spelling of a type: `int` for `INTEGER`, `decimal(10,2)` for `Decimal(10, 2)`."""
+    """Returns Spark's short spelling of a type: `int` for `INTEGER`, `decimal(10,2)` for `Decimal(10, 2)`.
+
+    A nested type that cannot be parsed stays as it is.
+    """
+    if is_nested(physical):
+        try:
+            parsed = parse_type(physical)
+        except ValueError:
+            return physical.strip()
+        if isinstance(parsed, Nested):
+            return str(_normalize_parts(parsed))
     text = re.sub(r"\s+", "", physical.lower())
     decimal = _DECIMAL.fullmatch(text)
     if decimal:
@@ -595,8 +610,14 @@ def normalize_type(physical: str) -> str:
     return ALIASES.get(text, text)
 
 
+def _normalize_parts(kind: Type) -> Type:
+    if isinstance(kind, str):
+        return normalize_type(kind)
+    return Nested(kind.kind, tuple((name, _normalize_parts(part)) for name, part in kind.parts))
+
+
 def get_base_type(spark_type: str) -> str:
-    return spark_type.split("(", 1)[0]
+    return re.split(r"[(<]", spark_type, maxsplit=1)[0]
 
 
 def can_widen(before: str, after: str) -> bool:
@@ -612,6 +633,11 @@ def can_widen(before: str, after: str) -> bool:
 def explain_wrong_type(spark_type: str, logical: str | None, table_format: str) -> str | None:
     """Returns why a column cannot have this type, None if it can."""
     base = get_base_type(spark_type)
+    if is_nested(spark_type):
+        wrong = _explain_wrong_parts(spark_type, table_format)
+        if wrong is None and logical is not None and base not in PHYSICAL_TYPES[logical]:
+            return f"type {spark_type!r} contradicts logicalType {logical!r}"
+        return wrong
     known = TYPES_OF_FORMAT[table_format]
     if base not in known:
         return f"type {spark_type!r} cannot be used in a table of format {table_format}"
@@ -625,6 +651,19 @@ def explain_wrong_type(spark_type: str, logical: str | None, table_format: str) 
             return f"type {spark_type!r} needs a precision of 1 to {MAX_PRECISION} and a scale up to it"
     if logical is not None and base not in PHYSICAL_TYPES[logical]:
         return f"type {spark_type!r} contradicts logicalType {logical!r}"
+    return None
+
+
+def _explain_wrong_parts(spark_type: str, table_format: str) -> str | None:
+    try:
+        kind = parse_type(spark_type)
+    except ValueError as error:
+        return f"type {spark_type!r} cannot be read: {error}"
+    if isinstance(kind, str):
+        return f"type {spark_type!r} has no types of its parts"
+    for path, leaf in list_leaves(kind):
+        if (wrong := explain_wrong_type(leaf, None, table_format)) is not None:
+            return f"{path} of type {spark_type!r}: {wrong}"
     return None
 
 

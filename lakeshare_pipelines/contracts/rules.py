@@ -19,6 +19,7 @@ from lakeshare_pipelines.contracts.model import (
     SetContract,
     Table,
 )
+from lakeshare_pipelines.contracts.nested import is_nested
 from lakeshare_server.errors import suggest
 
 ENGINE = "greatExpectations"
@@ -161,6 +162,17 @@ OF_CLASS = Expectation(
 )
 """The arguments of a class of the user that lakeshare knows: the columns that a rule reads."""
 UNIQUENESS = ("expect_column_values_to_be_unique", "expect_compound_columns_to_be_unique")
+
+
+FOR_NESTED = frozenset(
+    {
+        "expect_column_values_to_not_be_null",
+        "expect_column_values_to_be_null",
+        "expect_column_proportion_of_non_null_values_to_be_between",
+        "expect_table_columns_to_match_set",
+    }
+)
+"""The expectations that compare no values."""
 
 
 def is_class(expectation: str) -> bool:
@@ -363,3 +375,47 @@ def _fill_in(query: str, table: str, column: str | None) -> str:
 
 def _to_field(operator: str) -> str:
     return re.sub(r"([A-Z])", r"_\1", operator).lower()
+
+
+def check_nested(table: Table, faults: Faults) -> None:
+    """Checks what refers to the nested columns of a table; `faults` is at the table.
+
+    Values of nested types are not compared: they are no keys, sequences or references, and most expectations do not
+    apply to them.
+    """
+    nested = {column.name: column.type for column in table.columns if is_nested(column.type)}
+    if not nested:
+        return
+    names = [column.name for column in table.columns]
+    for column in table.columns:
+        if column.name in nested and (column.unique or column.primary_key):
+            problem = f"{column.name}, of type {column.type}, cannot be unique or a primary key"
+            faults.at("properties", names.index(column.name)).add(problem, "Mark a column of a simple type.")
+    if table.write.sequence in nested:
+        hint = "Name a column of a simple type."
+        faults.at("customProperties", "write").add(
+            f"rows cannot be ordered by {table.write.sequence!r}", hint
+        )
+    for name, kind in nested.items():
+        if "map<" in kind and table.write.is_incremental:
+            hint = "Make it an array of structs with key and value, or write the table with replace."
+            problem = f"{name} has a map, which {table.write.mode} cannot compare"
+            faults.at("properties", names.index(name)).add(problem, hint)
+    _check_rules(table, nested, faults)
+
+
+def _check_rules(table: Table, nested: Mapping[str, str], faults: Faults) -> None:
+    for rule in table.rules:
+        if rule.expectation in FOR_NESTED or is_class(rule.expectation):
+            continue
+        for _, name in list_rule_columns(rule.expectation, rule.kwargs):
+            if name in nested:
+                hint = "Write a rule in SQL (type sql) over its fields, or give one of them a column by transformLogic."
+                faults.add(f"{rule.expectation} does not apply to {name!r}, a column of a nested type", hint)
+    for reference in table.references:
+        for name in reference.columns:
+            if name in nested:
+                faults.add(
+                    f"{name!r}, a column of a nested type, cannot refer to another table",
+                    "Name other columns.",
+                )

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from lakeshare_pipelines.contracts import SetContract, Table
+from lakeshare_pipelines.contracts.nested import is_nested
 from lakeshare_pipelines.contracts.partitioning import split_key
 from lakeshare_pipelines.errors import DeliveryError, StoreError
 from lakeshare_pipelines.ingest.compression import CODECS, REFUSED, Codec, find_codec, remove_codec_suffix
@@ -76,6 +77,11 @@ class LandingFile:
         return f"{self.set_name}/{self.label}"
 
     @property
+    def is_json_document(self) -> bool:
+        """Whether the file is one object or array of JSON, not one object a line."""
+        return self.format == "jsonl" and self.table.reading.multiline
+
+    @property
     def codec(self) -> Codec | None:
         """What the file is compressed with; None also for formats that compress within the file."""
         return find_codec(self.file.name)
@@ -119,6 +125,13 @@ def _assign(
     if kind == "xml" and table.reading.row_tag is None:
         fix = f"Give rowTag in reading of {table.short_name} in {contract.path.name}: the name of the element of a row."
         raise DeliveryError(title, f"{name} is XML, and table {table.name} has no rowTag", fix)
+    nested = [column.name for column in table.columns if is_nested(column.type) and column.delivered_as]
+    if kind == "xml" and nested:
+        fix = "Deliver it as JSON, Avro or Parquet, or make the column a string, which has the XML within the element."
+        reason = (
+            f"{name} is XML, and column {nested[0]} of table {table.name} is {table.column(nested[0]).type}"
+        )
+        raise DeliveryError(title, reason, fix)
     return LandingFile(file, delivery.landing, contract.name, delivery.partition, table, kind)
 
 

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING
 
 from lakeshare_pipelines.contracts import Column, SetContract, Table
 from lakeshare_pipelines.contracts.document import find_line
-from lakeshare_pipelines.contracts.model import get_base_type
+from lakeshare_pipelines.contracts.model import Reading, get_base_type
+from lakeshare_pipelines.contracts.nested import Nested, Type, find_unknown_fields, is_nested, parse_type
 from lakeshare_pipelines.contracts.partitioning import SEPARATOR
 from lakeshare_pipelines.errors import ContractError
 from lakeshare_pipelines.ingest.delivery import Delivery, LandingFile, assign_files, blame_changed_delivery
 from lakeshare_pipelines.ingest.raw_rows import BAD, FILE, LINE, PARTITION, RAW, RawRows, read_raw
 from lakeshare_pipelines.ingest.readable import DEFAULT_LIMITS, ReadingLimits, require_readable
 from lakeshare_pipelines.spark.partitions import make_key_column
-from lakeshare_pipelines.spark.rows import column_by_name
+from lakeshare_pipelines.spark.rows import column_by_name, get_parts
 from lakeshare_server.lazy import LazyModule
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 else:
     F = LazyModule("pyspark.sql.functions")
 
+_CORRUPT = "_lakeshare_corrupt"
 # Files that are checked at once: a store answers slowly, each time.
 READERS = 4
 
@@ -78,9 +80,17 @@ def parse_text(text: "SparkColumn", kind: str) -> "SparkColumn":
     return text.try_cast(kind)
 
 
-def is_compatible(found: "DataType", kind: str) -> bool:
-    """Whether a Parquet column of type `found` can hold the contract's type."""
-    return get_base_type(found.simpleString()) in COMPATIBLE_TYPES[get_base_type(kind)]
+def is_compatible(found: "DataType", kind: Type) -> bool:
+    """Whether a column of type `found`, as in Parquet, can hold the contract's type; fields may be missing in it."""
+    base = get_base_type(found.simpleString())
+    if isinstance(kind, str) and is_nested(kind):
+        kind = parse_type(kind)
+    if isinstance(kind, str):
+        return base in COMPATIBLE_TYPES[get_base_type(kind)]
+    parts = get_parts(found)
+    return base == kind.kind and all(
+        is_compatible(parts[name], part) for name, part in kind.parts if name in parts
+    )
 
 
 def convert_typed(value: "SparkColumn", found: "DataType", kind: str) -> "SparkColumn":
@@ -93,6 +103,70 @@ def convert_typed(value: "SparkColumn", found: "DataType", kind: str) -> "SparkC
     if base == "decimal":
         return _exact(value, kind)
     return value.try_cast(kind)
+
+
+def convert_nested(
+    value: "SparkColumn", found: "DataType | None", kind: Type, reading: Reading
+) -> "tuple[SparkColumn, SparkColumn]":
+    """Converts a nested value, and returns whether a part of it is none of its type; texts if `found` is None.
+
+    A field that the value lacks is null.
+    """
+    if isinstance(kind, str):
+        if found is None and reading.null_values:
+            value = F.when(~F.trim(value).isin(list(reading.null_values)), value)
+        new = parse_text(value, kind) if found is None else convert_typed(value, found, kind)
+        return new.cast(kind), value.isNotNull() & new.isNull()
+    parts = None if found is None else get_parts(found)
+
+    def convert(part: "SparkColumn", name: str) -> "tuple[SparkColumn, SparkColumn]":
+        return convert_nested(part, None if parts is None else parts[name], dict(kind.parts)[name], reading)
+
+    def is_any(values: "SparkColumn", name: str) -> "SparkColumn":
+        return F.coalesce(F.exists(values, lambda item: convert(item, name)[1]), F.lit(False))
+
+    if kind.kind == "array":
+        return F.transform(value, lambda item: convert(item, "element")[0]), is_any(value, "element")
+    if kind.kind == "map":
+        new = F.transform_values(value, lambda _key, item: convert(item, "value")[0])
+        return new, is_any(F.map_values(value), "value")
+    fields, is_bad = [], F.lit(False)
+    for name, part in kind.parts:
+        if parts is not None and name not in parts:
+            fields.append(F.lit(None).cast(str(part)).alias(name))
+            continue
+        new, is_other = convert(value.getField(name), name)
+        fields.append(new.alias(name))
+        is_bad = is_bad | is_other
+    return F.when(value.isNotNull(), F.struct(*fields)), value.isNotNull() & is_bad
+
+
+def parse_nested(text: "SparkColumn", kind: Nested, reading: Reading) -> "SparkColumn":
+    """Parses a text of JSON as a nested type; null if it is none, or a part of it is not of its type."""
+    corrupt = {"columnNameOfCorruptRecord": _CORRUPT}
+    # Within an object, because at the outermost level another value becomes a struct of nulls.
+    whole = F.concat(F.lit('{"value":'), text, F.lit("}"))
+    parsed = F.from_json(whole, f"value {_to_text_type(kind)}, {_CORRUPT} string", corrupt)
+
+    def convert(record: "SparkColumn") -> "SparkColumn":
+        value, is_bad = convert_nested(record["value"], None, kind, reading)
+        return F.when(record[_CORRUPT].isNull() & ~is_bad, value)
+
+    # In an array of one, so that the optimizer does not parse the text again for each use.
+    return F.get(F.transform(F.array(parsed), convert), 0)
+
+
+def _to_text_type(kind: Type) -> str:
+    """The type in Spark's spelling, with texts in place of simple types."""
+    if isinstance(kind, str):
+        return "string"
+    return str(Nested(kind.kind, tuple((name, _to_text_type(part)) for name, part in kind.parts)))
+
+
+def convert_typed_nested(value: "SparkColumn", found: "DataType", kind: Nested) -> "SparkColumn":
+    """Converts a nested value with types of its own; null if a part of it does not fit without loss."""
+    new, is_bad = convert_nested(value, found, kind, Reading())
+    return F.when(~is_bad, new)
 
 
 def _exact(value: "SparkColumn", kind: str) -> "SparkColumn":
@@ -149,7 +223,7 @@ def _convert_rows(table: Table, rows: RawRows, index: int, without: Collection[s
     known = {c.name: _given(c, rows) for c in table.columns if c.name not in without}
     given = {name: value for name, value in known.items() if value is not None}
     values = [
-        (_convert(column, rows, given[column.name]) if column.name in given else F.lit(None))
+        (_convert(column, rows, given[column.name], table.reading) if column.name in given else F.lit(None))
         .cast(column.type)
         .alias(column.name)
         for column in table.columns
@@ -177,7 +251,12 @@ def _given(column: Column, rows: RawRows) -> "SparkColumn | None":
     return rows.values[name]
 
 
-def _convert(column: Column, rows: RawRows, given: "SparkColumn") -> "SparkColumn":
+def _convert(column: Column, rows: RawRows, given: "SparkColumn", reading: Reading) -> "SparkColumn":
+    kind = parse_type(column.type) if is_nested(column.type) else None
+    if isinstance(kind, Nested):
+        if rows.types is None:
+            return parse_nested(given, kind, reading)
+        return convert_typed_nested(given, rows.types[column.delivered_as or column.name], kind)
     if rows.types is None:
         return parse_text(given, column.type)
     return convert_typed(given, rows.types[column.delivered_as or column.name], column.type)
@@ -271,11 +350,34 @@ def find_column_problems(table: Table, rows: RawRows) -> list[ColumnProblem]:
         return [*found, ColumnProblem("", what, rows.files)]
     found += [ColumnProblem(name, "is not in the contract", rows.files) for name in extra]
     found += [ColumnProblem(name, "is given twice", rows.files) for name in repeated]
+    nested = rows.nested or _find_nested_types(table, rows)
     for name, column in expected.items():
         kind = rows.types.get(name) if rows.types else None
         if kind is not None and not is_compatible(kind, column.type):
             found.append(ColumnProblem(name, f"is {kind.simpleString()}, not {column.type},", rows.files))
+        elif is_nested(column.type) and name in nested:
+            unknown = find_unknown_fields(parse_type(column.type), nested[name], name)
+            found += [ColumnProblem(path, "is not in the contract", rows.files) for path in unknown]
     return found
+
+
+def _find_nested_types(table: Table, rows: RawRows) -> dict[str, Type]:
+    """The fields of nested values of JSON, found in a pass over those that fit: only there are kinds the same."""
+    columns = {
+        column.delivered_as: column
+        for column in table.columns
+        if column.delivered_as is not None and "struct<" in column.type
+    }
+    texts = {name: rows.values[name] for name in columns if name in rows.values}
+    if not texts:
+        return {}
+    fitting = {
+        name: F.when(_convert(columns[name], rows, text, table.reading).isNotNull(), text)
+        for name, text in texts.items()
+    }
+    documents = (F.schema_of_variant_agg(F.try_parse_json(text)) for text in fitting.values())
+    found = rows.frame.select(*documents).first() or ()
+    return {name: parse_type(kind) for name, kind in zip(fitting, found, strict=True) if is_nested(kind)}
 
 
 def merge_problems(problems: Iterable[ColumnProblem]) -> tuple[ColumnProblem, ...]:

@@ -5,14 +5,16 @@ the order within a file block, so that several tasks can read a file.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from lakeshare_pipelines.contracts.model import Reading
+from lakeshare_pipelines.contracts.model import Reading, Table
+from lakeshare_pipelines.contracts.nested import Type, is_nested
 from lakeshare_pipelines.errors import DeliveryError
 from lakeshare_pipelines.ingest.delivery import LandingFile
 from lakeshare_pipelines.ingest.readable import BOM, MIB, ReadableFile, ReadingLimits
+from lakeshare_pipelines.spark.rows import to_contract_type
 from lakeshare_pipelines.spark.session import escape_glob
 from lakeshare_server.lazy import LazyModule
 from lakeshare_server.storage import parse_location
@@ -43,7 +45,8 @@ class RawRows:
     """Rows of files with the same structure: a frame with FILE, LINE, PARTITION, RAW and BAD, their number, and values.
 
     `columns` are the delivered ones in the order of the file, `values` the values of the requested ones, `types` their
-    types if the file has types; otherwise values are text, null where the contract defines it.
+    types if the file has types; otherwise values are text, null where the contract defines it. `nested` are the types
+    of nested values, if the file or the source has types.
     """
 
     files: tuple[LandingFile, ...]
@@ -52,15 +55,16 @@ class RawRows:
     columns: tuple[str, ...]
     values: "Mapping[str, SparkColumn]"
     types: "Mapping[str, DataType] | None" = None
+    nested: Mapping[str, Type] = field(default_factory=dict)
 
 
-def make_raw_rows(
-    frame: "DataFrame", label: str, reading: Reading, *, is_held: bool, is_text: bool
-) -> RawRows:
+def make_raw_rows(frame: "DataFrame", label: str, table: Table, *, is_held: bool, is_text: bool) -> RawRows:
     """The rows of a source other than landing; `label` stands for their file, and they have no line.
 
-    With `is_text`, columns are read as texts where all of them are, nested ones as JSON. Held rows are read once.
+    With `is_text`, columns are read as texts where all of them are, nested ones as JSON. Otherwise only those are texts
+    of JSON that are not nested in the contract. Held rows are read once.
     """
+    kept = {column.delivered_as for column in table.columns if is_nested(column.type)}
     from pyspark.sql import types as T
 
     types = {each.name: each.dataType for each in frame.schema.fields}
@@ -70,10 +74,10 @@ def make_raw_rows(
     given = []
     for i, (name, kind) in enumerate(types.items()):
         column = F.col(_quoted(name))
-        if isinstance(kind, nested):
+        if isinstance(kind, nested) and (is_text or name not in kept):
             column, types[name] = F.to_json(column), T.StringType()
-        elif is_text and reading.null_values:
-            column = F.when(~F.trim(column).isin(list(reading.null_values)), column)
+        elif is_text and table.reading.null_values:
+            column = F.when(~F.trim(column).isin(list(table.reading.null_values)), column)
         given.append(column.alias(f"_{i}"))
     rows = frame.select(
         *given,
@@ -85,7 +89,8 @@ def make_raw_rows(
     )
     held = rows.persist() if is_held else rows
     values = {name: F.col(f"_{i}") for i, name in enumerate(types)}
-    return RawRows((), held, held.count(), tuple(types), values, None if is_text else types)
+    found = {each.name: to_contract_type(each.dataType) for each in frame.schema.fields}
+    return RawRows((), held, held.count(), tuple(types), values, None if is_text else types, found)
 
 
 def read_raw(spark: "SparkSession", files: Sequence[ReadableFile], names: Sequence[str]) -> list[RawRows]:
@@ -110,7 +115,7 @@ def read_raw(spark: "SparkSession", files: Sequence[ReadableFile], names: Sequen
         elif landed[0].format == "xml":
             rows.append(_read_xml(spark, group, names))
         elif landed[0].format == "jsonl":
-            rows.append(_read_json(spark, landed, names))
+            rows.append(_read_json(spark, group, names))
         elif landed[0].table.reading.multiline:
             rows.append(_read_multiline(spark, landed, group[0].header, group[0].limits))
         else:
@@ -157,8 +162,15 @@ def _read_multiline(
     return _select_texts(files, rows, number, header, reading)
 
 
-def _read_json(spark: "SparkSession", files: tuple[LandingFile, ...], names: Sequence[str]) -> RawRows:
-    lines, number = _lines(spark, files, has_header=False)
+def _read_json(spark: "SparkSession", group: Sequence[ReadableFile], names: Sequence[str]) -> RawRows:
+    files = tuple(readable.file for readable in group)
+    is_document = files[0].is_json_document
+    if is_document:
+        lines, number = _json_records(spark, files)
+        _require_counted(group, number)
+    else:
+        lines, number = _lines(spark, files, has_header=False)
+    unit = "record" if is_document else "line"
     keys = lines.select(F.explode(F.json_object_keys("value"))).distinct().collect()
     present = {row[0] for row in keys}
     fields = ", ".join(f"_{i} string" for i in range(len(names)))
@@ -168,10 +180,23 @@ def _read_json(spark: "SparkSession", files: tuple[LandingFile, ...], names: Seq
     rows = (
         lines.select("*", F.explode_outer(F.when(F.size(parsed) == 1, parsed)).alias(_PARSED))
         .withColumn(_PARSED, F.col(_PARSED).cast(f"struct<{fields}>"))
-        .withColumn(BAD, F.when(F.col(_PARSED).isNull(), F.lit("the line is not one JSON object")))
+        .withColumn(BAD, F.when(F.col(_PARSED).isNull(), F.lit(f"the {unit} is not one JSON object")))
         .withColumn(RAW, F.substring("value", 1, RAW_CHARACTERS))
     )
     return _keep_present(_select_texts(files, rows, number, names, files[0].table.reading), present)
+
+
+def _json_records(spark: "SparkSession", files: tuple[LandingFile, ...]) -> "tuple[DataFrame, int]":
+    """Returns the objects of JSON documents as texts, numbered from 1 in each file, and their number."""
+    documents = _reader(spark).text(_paths(files), wholetext=True)
+    text = F.trim(F.regexp_replace("value", f"^{BOM}", ""), F.lit(" \t\r\n"))
+    whole = F.when(text.startswith("["), text).otherwise(F.concat(F.lit("["), text, F.lit("]")))
+    records = documents.select(
+        F.posexplode(F.from_json(whole, "array<string>")).alias("_row", "value"), *_where()
+    )
+    located, number = _add_location(spark, files, records, F.col("value"), kept=F.lit(True))
+    text = F.coalesce("value", F.lit("null"))
+    return located.withColumn("value", text).withColumn(LINE, F.col("_row") + 1), number
 
 
 def _select_texts(
@@ -194,12 +219,12 @@ def _read_parquet(spark: "SparkSession", group: Sequence[ReadableFile]) -> RawRo
 
     files = tuple(readable.file for readable in group)
     schema = group[0].schema
-    nanos = {field.name for field in schema or () if str(field.type).startswith("timestamp[ns")}
+    nanos = {each.name for each in schema or () if str(each.type).startswith("timestamp[ns")}
     if nanos:
         # Pandas writes timestamps in nanoseconds, which Spark reads only as integers.
         spark.conf.set(NANOS_AS_LONG, "true")
     rows = _reader(spark).parquet(*_paths(files))
-    types: dict[str, T.DataType] = {field.name: field.dataType for field in rows.schema.fields}
+    types: dict[str, T.DataType] = {each.name: each.dataType for each in rows.schema.fields}
     given: list[SparkColumn] = []
     for i, name in enumerate(types):
         column = F.col(_quoted(name))
@@ -211,22 +236,23 @@ def _read_parquet(spark: "SparkSession", group: Sequence[ReadableFile]) -> RawRo
     located, number = _add_location(spark, files, rows.select(*given, raw, line, *_where()), None)
     frame = located.withColumn(LINE, F.col("_row")).withColumn(BAD, F.lit(None).cast("string"))
     values = {name: F.col(f"_{i}") for i, name in enumerate(types)}
-    return RawRows(files, frame, number, tuple(types), values, types)
+    nested = {name: to_contract_type(kind) for name, kind in types.items()}
+    return RawRows(files, frame, number, tuple(types), values, types, nested)
 
 
 def _read_typed(spark: "SparkSession", group: Sequence[ReadableFile], spark_format: str) -> RawRows:
     """Reads files with types of their own in a format without numbers of rows."""
     files = tuple(readable.file for readable in group)
     rows = _reader(spark).format(spark_format).load(_paths(files))
-    types = {field.name: field.dataType for field in rows.schema.fields}
+    types = {each.name: each.dataType for each in rows.schema.fields}
     given = [F.col(_quoted(name)).alias(f"_{i}") for i, name in enumerate(types)]
     raw = F.substring(F.to_json(F.struct("*")), 1, RAW_CHARACTERS).alias(RAW)
     located, number = _add_location(spark, files, rows.select(*given, raw, *_where()), F.col(RAW))
     _require_counted(group, number)
     values = {name: F.col(f"_{i}") for i, name in enumerate(types)}
-    return RawRows(
-        files, located.withColumn(BAD, F.lit(None).cast("string")), number, tuple(types), values, types
-    )
+    nested = {name: to_contract_type(kind) for name, kind in types.items()}
+    frame = located.withColumn(BAD, F.lit(None).cast("string"))
+    return RawRows(files, frame, number, tuple(types), values, types, nested)
 
 
 def _read_xml(spark: "SparkSession", group: Sequence[ReadableFile], names: Sequence[str]) -> RawRows:

@@ -6,6 +6,7 @@ A file that fails here is refused as a whole, with its name and the remedy. Rows
 import codecs
 import csv
 import itertools
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -72,6 +73,8 @@ def require_readable(file: LandingFile, limits: ReadingLimits = DEFAULT_LIMITS) 
                 return _check_avro(file, limits)
             if file.format == "xml":
                 return _check_xml(file, limits)
+            if file.is_json_document:
+                return _check_json(file, limits)
             head = _decode_whole_file(file, limits)
     except OSError as error:
         reason = f"cannot be read: {error.strerror or error}"
@@ -192,6 +195,30 @@ def _check_avro(file: LandingFile, limits: ReadingLimits) -> ReadableFile:
         fix = "Deliver it with types of a fixed depth"
         raise _error(file, f"has the type {recursive!r} within itself, which no table can have", fix)
     return ReadableFile(file, limits, avro_schema=summary.schema, rows=summary.rows)
+
+
+def _check_json(file: LandingFile, limits: ReadingLimits) -> ReadableFile:
+    """Reads a document of JSON, which Spark parses as one value: an object, or an array of them."""
+    fix = "Deliver one object a line, without multiline in reading of its table"
+    content = b""
+    for chunk in _chunks(file):
+        content += chunk
+        if len(content) > limits.max_line_mb * MIB:
+            larger = f"{fix}, or raise LAKESHARE_MAX_LINE_MB, and LAKESHARE_SPARK_DRIVER_MEMORY with it"
+            raise _error(file, f"is a JSON document of more than {limits.max_line_mb} MiB", larger)
+    try:
+        document = json.loads(content.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise _not_utf8(file, line, f"byte 0x{content[error.start]:02x}") from error
+    except json.JSONDecodeError as error:
+        reason = f"is no JSON document: {error.msg} in line {error.lineno}, column {error.colno}"
+        raise _error(file, reason, f"Correct it. {fix}, if it has several documents") from error
+    except RecursionError as error:
+        raise _error(file, "is no JSON document that is read: it is nested too deep", "Flatten it") from error
+    if not isinstance(document, dict | list):
+        raise _error(file, "is neither a JSON object nor an array of objects", fix)
+    return ReadableFile(file, limits, rows=len(document) if isinstance(document, list) else 1)
 
 
 def _find_recursive(kind: Any, within: tuple[str, ...] = (), namespace: str = "") -> str | None:

@@ -124,7 +124,7 @@ class SourceRead:
             rows = make_raw_rows(
                 frame,
                 f"all/{table.short_name}",
-                table.reading,
+                table,
                 is_held=not self.source.is_repeatable,
                 is_text=is_text,
             )

@@ -1,9 +1,10 @@
 """Rows of Spark frames: columns by name, values that can be compared, and digests that do not depend on the order."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast
 
+from lakeshare_pipelines.contracts.nested import Nested, Type, is_nested, parse_type
 from lakeshare_server.lazy import LazyModule
 
 if TYPE_CHECKING:
@@ -64,6 +65,49 @@ def to_comparable(value: "Column", kind: "DataType") -> "Column":
         )
         return F.array_sort(entries)
     return value.cast("string")
+
+
+def get_parts(kind: "DataType") -> "dict[str, DataType]":
+    """The parts of a nested type: the fields of a struct by name, `element`, or `key` and `value`; none of others."""
+    if isinstance(kind, T.StructType):
+        return {field.name: field.dataType for field in kind.fields}
+    if isinstance(kind, T.ArrayType):
+        return {"element": kind.elementType}
+    return {"key": kind.keyType, "value": kind.valueType} if isinstance(kind, T.MapType) else {}
+
+
+def to_contract_type(kind: "DataType") -> Type:
+    """A type of Spark as those of contracts are parsed."""
+    parts = get_parts(kind)
+    if not parts:
+        return kind.simpleString()
+    name = "struct" if isinstance(kind, T.StructType) else "array" if isinstance(kind, T.ArrayType) else "map"
+    return Nested(
+        cast("Literal['struct', 'array', 'map']", name),
+        tuple((part, to_contract_type(inner)) for part, inner in parts.items()),
+    )
+
+
+def find_other_fields(frame: "DataFrame", expected: Mapping[str, str]) -> list[str]:
+    """Names the nested columns whose fields have other names or another order than in the expected types.
+
+    A cast of structs goes by position.
+    """
+    found = {field.name.lower(): to_contract_type(field.dataType) for field in frame.schema.fields}
+    return [
+        f"{name} is {found[name.lower()]}, not {kind}"
+        for name, kind in expected.items()
+        if is_nested(kind) and not _has_names_of(found[name.lower()], parse_type(kind))
+    ]
+
+
+def _has_names_of(found: Type, expected: Type) -> bool:
+    if isinstance(found, str) or isinstance(expected, str):
+        return True
+    pairs = zip(found.parts, expected.parts, strict=False)
+    return len(found.parts) == len(expected.parts) and all(
+        name.lower() == other.lower() and _has_names_of(part, kind) for (name, part), (other, kind) in pairs
+    )
 
 
 def has_type(kind: "DataType", *wanted: type) -> bool:

@@ -33,7 +33,7 @@ from lakeshare_pipelines.ingest.sources import (
     find_source_read,
 )
 from lakeshare_pipelines.spark.partitions import filter_partitions
-from lakeshare_pipelines.spark.rows import column_by_name
+from lakeshare_pipelines.spark.rows import column_by_name, find_other_fields
 from lakeshare_pipelines.spark.scans import Scan, list_scans
 from lakeshare_pipelines.spark.session import MAIN_CATALOG, is_connect, translate_errors
 from lakeshare_pipelines.wap.staged import WHOLE, Lake, ReadTable, read_snapshot
@@ -316,12 +316,18 @@ def derive_table(inputs: Inputs, contract: SetContract, table: Table) -> "DataFr
         frame = inputs.spark.sql(table.derive, **frames)
         typed = frame.select(*(F.col(column.name).cast(column.type) for column in table.columns))
         _ = typed.schema  # Spark Connect analyses no earlier
+        other = find_other_fields(frame, {column.name: column.type for column in table.columns})
     except (AnalysisException, ParseException) as error:
         reads = ", ".join(f"{{{name}}}" for name in frames)
         fix = f"It is Spark SQL over {reads}, with the columns of {table.short_name}."
         raise ContractError(
             contract.path, f"{table.short_name}.derive", _get_first_line(error), fix
         ) from error
+    if other:
+        fix = "Give nested fields the names and the order of the contract, as with named_struct."
+        raise ContractError(
+            contract.path, f"{table.short_name}.derive", f"column {'; column '.join(other)}", fix
+        )
     return typed
 
 
@@ -527,6 +533,9 @@ def _check_result(transform: Transform, result: Any, spark: "SparkSession") -> "
         kinds = {field.name.lower(): field.dataType.simpleString() for field in result.schema}
         wrong = [f"{column.name} {kinds[name]} to {column.type}" for name, column in expected.items()]
         raise transform.fail(reason, f"{fix} The casts: {', '.join(wrong)}.") from error
+    if other := find_other_fields(result, {column.name: column.type for column in table.columns}):
+        fix = "Give nested fields the names and the order of the contract."
+        raise transform.fail(f"returned rows whose column {'; column '.join(other)}{where}", fix)
     return typed
 
 

@@ -194,7 +194,7 @@ def _find_deliveries(
 
 def _require_lines(file: LandingFile) -> None:
     kinds = {"parquet": "Parquet", "orc": "ORC", "avro": "Avro", "xml": "XML"}
-    if file.format in kinds or (file.format == "csv" and file.table.reading.multiline):
+    if file.format in kinds or (file.format in ("csv", "jsonl") and file.table.reading.multiline):
         kind = kinds.get(file.format, "records over several lines")
         fix = "Correct them where the file comes from, and deliver it again."
         raise DeliveryError(file.title, f"its rows cannot be corrected as lines: it has {kind}", fix)

@@ -38,14 +38,15 @@ def a_readings_contract(
     reading: Mapping[str, object] | None = None,
     columns: Sequence[Mapping[str, object]] | None = None,
     daily: bool = False,
+    extras: Sequence[Mapping[str, object]] = (),
 ) -> SetContract:
-    """The set `sensors` with the Delta table `sensors.readings`."""
+    """The set `sensors` with the Delta table `sensors.readings`; `extras` are custom properties of the table."""
     properties: list[Any] = (
         [{"name": n, "physicalType": t} for n, t in COLUMNS.items()] if columns is None else [*columns]
     )
-    extras: list[dict[str, object]] = [{"property": "source", "value": "readings"}]
+    given: list[Mapping[str, object]] = [{"property": "source", "value": "readings"}, *extras]
     if reading is not None:
-        extras.append({"property": "reading", "value": dict(reading)})
+        given.append({"property": "reading", "value": dict(reading)})
     document = {
         "apiVersion": "v3.1.0",
         "kind": "DataContract",
@@ -54,7 +55,7 @@ def a_readings_contract(
         "version": "1.0.0",
         "status": "active",
         "servers": [{"server": "lake", "type": "local", "path": "warehouse", "format": "delta"}],
-        "schema": [{"name": "readings", "properties": properties, "customProperties": extras}],
+        "schema": [{"name": "readings", "properties": properties, "customProperties": given}],
         "customProperties": [{"property": "partitioning", "value": "daily" if daily else "none"}],
     }
     if daily:

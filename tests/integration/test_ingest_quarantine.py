@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from lakeshare_pipelines.ingest.compression import CODECS
 from lakeshare_pipelines.ingest.frame import TableFrame, read_delivery
 from lakeshare_pipelines.wap.staged import Lake
 from tests.builders.landing import COLUMNS, a_readings_contract, csv_text, landed, parquet_bytes
@@ -194,3 +195,36 @@ def test_rows_of_xml_that_do_not_fit_are_set_aside_by_their_number(lake: Lake, t
     ]
     assert '"d","e"' in rejected_rows(table)[1][3]
     assert table.problems == ()
+
+
+def test_records_of_json_documents_are_numbered_and_set_aside_by_themselves(
+    lake: Lake, tmp_path: Path
+) -> None:
+    contract = a_readings_contract(tmp_path, reading={"multiline": True})
+    array = (
+        '\ufeff[\n {"id": 1,\n  "price": 1.10, "big": 9007199254740993,\n  "name": "[a]"},\n'
+        ' 7, {"id": "x"}, null,\n {"id": 2, "name": {"b": 1.50}} ]\n'
+    )
+    files: dict[str, str | bytes] = {
+        "readings.json": array,
+        "readings-2.json.zst": CODECS[".zst"].pack(b'{"id": 3,\n"colour": "red"}'),
+        "readings-3.json": "[]",
+    }
+    table = read_delivery(lake.spark, contract, [landed(tmp_path, contract, files)])[
+        "sensors.readings"
+    ].read()
+    found = sorted(
+        tuple(row) for row in table.frame.selectExpr("id", "string(price)", "big", "name").collect()
+    )
+    assert found == [
+        (1, "1.10", 9007199254740993, "[a]"),
+        (2, None, None, '{"b":1.5}'),
+        (3, None, None, None),
+    ]
+    assert rejected_rows(table) == [
+        ("all/readings.json", 2, "the record is not one JSON object", "7"),
+        ("all/readings.json", 3, "id: 'x' is not int", '{"id":"x"}'),
+        ("all/readings.json", 4, "the record is not one JSON object", "null"),
+    ]
+    [problem] = [each.detail for each in table.problems if "colour" in each.detail]
+    assert problem.startswith("column 'colour' is not in the contract in all/readings")

@@ -90,6 +90,24 @@ WRONG_VALUES: tuple[tuple[str, Any], ...] = (
     ("schema.0.properties.1.nullable", False),
     ("schema.0.properties.1", {"name": "id"}),
     ("schema.0.properties.1", {"name": "id", "logicalType": "string", "physicalType": "int"}),
+    *(
+        ("schema.0.properties.1", {"name": "id", "physicalType": kind})
+        for kind in (
+            *(
+                "struct<>",
+                "array",
+                "map<int,string>",
+                "struct<a:int,A:int>",
+                "array<smallint>",
+                "struct<a:blob>",
+            ),
+            *("array<int", "array<int>>", "struct<a>", "array<" * 11 + "int" + ">" * 11),
+        )
+    ),
+    ("schema.0.properties.1", {"name": "id", "logicalType": "object"}),
+    ("schema.0.properties.1", {"name": "id", "logicalType": "array", "physicalType": "struct<a:int>"}),
+    ("schema.0.properties.1", {"name": "id", "physicalType": "struct<a:int>", "unique": True}),
+    ("schema.0.properties.0", {"name": "day", "physicalType": "array<date>", "partitioned": True}),
     ("schema.1.properties.0.transformLogic", "day + 1"),
     ("customProperties.1.value", "soon"),
     ("customProperties.0.value", "hourly"),

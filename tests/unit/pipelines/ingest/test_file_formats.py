@@ -89,6 +89,28 @@ def test_large_rows_and_files_of_xml_and_avro_are_refused(tmp_path: Path) -> Non
         look_through(tmp_path / "d", "readings.avro", rows, max_unpacked_mb=2)
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b'[{"id": 1},\n {"id": 2}', "is no JSON document: Expecting ',' delimiter in line 2, column 11"),
+        (
+            b'{"id": 1}\n{"id": 2}\n',
+            r"Extra data in line 2, column 1\. Correct it\. Deliver one object a line",
+        ),
+        (b'[{"id": "\xe9"}]', "is not UTF-8: byte 0xe9 in line 1"),
+        (b'"text"', "is neither a JSON object nor an array of objects"),
+        (b"[" * 100_000, "it is nested too deep"),
+        (
+            b'[{"name": "' + b"x" * (2 << 20) + b'"}]',
+            "is a JSON document of more than 1 MiB.*LAKESHARE_MAX_LINE_MB",
+        ),
+    ],
+)
+def test_json_documents_that_are_not_read_are_refused(tmp_path: Path, content: bytes, reason: str) -> None:
+    with pytest.raises(DeliveryError, match=reason):
+        look_through(tmp_path, "readings.json", content, {"multiline": True}, max_line_mb=1)
+
+
 def test_avro_containers_with_any_codec_and_a_long_header_are_read_in_pieces() -> None:
     rows = [{"id": number, "name": os.urandom(5000).hex()} for number in range(200)]
     types = {"id": "int", "name": "string"}

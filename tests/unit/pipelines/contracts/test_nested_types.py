@@ -1,0 +1,60 @@
+"""Nested types of columns: their spelling, fields beyond those expected, and what cannot refer to them."""
+
+from pathlib import Path
+
+import pytest
+
+from lakeshare_pipelines.contracts.model import normalize_type
+from lakeshare_pipelines.contracts.nested import find_unknown_fields, parse_type
+from lakeshare_pipelines.errors import ContractError
+from tests.builders.landing import a_readings_contract
+
+ITEMS = "array<struct<skuId:string,qty:int>>"
+
+
+def test_a_nested_type_has_one_spelling_and_keeps_the_names_of_its_fields() -> None:
+    for text, expected in {
+        "ARRAY < STRUCT<skuId: String, qty INTEGER> >": ITEMS,
+        "struct<Price: DECIMAL(10, 2), tags: map<string, LONG>>": "struct<Price:decimal(10,2),tags:map<string,bigint>>",
+        "struct<a: array<int>": "struct<a: array<int>",
+    }.items():
+        assert normalize_type(text) == expected
+
+
+def test_unknown_fields_are_found_at_any_depth() -> None:
+    expected = parse_type("struct<l:array<struct<y:int>>,q:int,m:map<string,struct<a:int>>,s:struct<z:int>>")
+    found = parse_type(
+        "OBJECT<l: ARRAY<OBJECT<x: BIGINT>>, m: OBJECT<k: OBJECT<b: INT>, `j k`: OBJECT<b: INT, a: INT>>, "
+        "q: DECIMAL(21,1), s: VARIANT, `a key`: OBJECT<>>"
+    )
+    assert find_unknown_fields(expected, found, "c") == ["c.l.x", "c.m.b", "c.a key"]
+
+
+@pytest.mark.parametrize(
+    ("column", "reading", "reason"),
+    [
+        ({"unique": True}, {}, "items, of type array.*cannot be unique or a primary key"),
+        (
+            {"quality": [{"type": "custom", "engine": "greatExpectations", "implementation": {
+                "type": "expect_column_values_to_be_in_set", "kwargs": {"value_set": ["a"]}}}]},
+            {}, "in_set does not apply to 'items'.*transformLogic",
+        ),
+        ({"relationships": [{"to": "readings.id"}]}, {}, "'items', a column of a nested type, cannot refer"),
+        ({}, {"property": "write", "value": {"mode": "merge", "sequence": "items"}}, "cannot be ordered by 'items'"),
+        ({"physicalType": "map<string,int>"}, {"property": "write", "value": "append"}, "has a map, which append"),
+    ],
+)  # fmt: skip
+def test_what_compares_values_is_refused_for_nested_columns(
+    tmp_path: Path, column: dict[str, object], reading: dict[str, object], reason: str
+) -> None:
+    columns = [
+        {"name": "id", "physicalType": "int", "primaryKey": True},
+        {"name": "items", "physicalType": ITEMS, **column},
+    ]
+    with pytest.raises(ContractError, match=reason):
+        a_readings_contract(tmp_path, columns=columns, extras=[reading] if reading else [])
+
+
+def test_counting_nulls_applies_to_nested_columns(tmp_path: Path) -> None:
+    columns = [{"name": "items", "physicalType": ITEMS, "required": True}]
+    assert a_readings_contract(tmp_path, columns=columns).tables[0].column("items").type == ITEMS
