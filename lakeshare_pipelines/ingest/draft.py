@@ -86,7 +86,7 @@ def draft_contract(
 ) -> Draft:
     """Profiles a sample and guesses its contract."""
     profile = profile_sample(sample)
-    names = make_names(sample.columns)
+    names = make_names([*sample.columns, *sample.nested])
     typed = {one.name: guess_type(one) for one in profile.columns}
     complete = [one for one in profile.columns if one.filled == profile.rows and profile.rows > 0]
     key = _find_key(sample, profile, [one for one in complete if typed[one.name][0] in KEY_TYPES])
@@ -100,6 +100,12 @@ def draft_contract(
         columns.append(
             _guess_column(one, profile.rows, names[one.name], kind, reason, in_key, one.name == partition)
         )
+    for name, kind in sample.nested.items():
+        reasons = [f"type {kind}, as in the data; nested values have no profile"]
+        if names[name] != name:
+            reasons.append(f"source: {name!r} is no name that a contract can have")
+        source = None if names[name] == name else name
+        columns.append(ColumnGuess(names[name], source, kind, required=False, reasons=tuple(reasons)))
     table = make_names([sample.name])[sample.name]
     return Draft(
         set_name=set_name or table,
@@ -335,7 +341,7 @@ def _explain_table(
     if sample.reading.delimiter != ",":
         yield f"delimiter: {sample.reading.delimiter!r} divides the lines into equally many fields"
     if sample.reading.multiline:
-        yield "multiline: a field of the first rows goes over several lines"
+        yield "multiline: rows go over several lines"
     if sample.reading.row_tag is not None:
         yield f"rowTag: <{sample.reading.row_tag}> is the outermost element that is repeated"
     for name, kind in sample.skipped.items():
@@ -363,6 +369,8 @@ def _guess_quarantine(profile: Profile) -> float:
 
 
 LOGICAL_TYPES = {
+    "struct": "object",
+    "map": "object",
     "int": "integer",
     "bigint": "integer",
     "float": "number",

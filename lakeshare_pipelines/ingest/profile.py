@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.parsers import expat
 
-from lakeshare_pipelines.contracts.model import Reading
+from lakeshare_pipelines.contracts.model import Reading, explain_wrong_type
+from lakeshare_pipelines.contracts.nested import Nested, Type
 from lakeshare_pipelines.errors import SampleError
 from lakeshare_pipelines.ingest.compression import (
     CutOff,
@@ -33,8 +34,9 @@ from lakeshare_pipelines.ingest.delivery import (
     find_suffix,
 )
 from lakeshare_pipelines.ingest.landing import is_data
-from lakeshare_pipelines.ingest.raw_rows import NANOS_AS_LONG, SPARK_FORMATS
+from lakeshare_pipelines.ingest.raw_rows import NANOS_AS_LONG, SPARK_FORMATS, split_json_document
 from lakeshare_pipelines.ingest.readable import BOM, XmlRefused, XmlRows, guess_row_tag
+from lakeshare_pipelines.spark.rows import to_contract_type
 from lakeshare_pipelines.spark.session import escape_glob
 from lakeshare_server.lazy import LazyModule
 from lakeshare_server.tables.iceberg.avro import AvroError, check_container
@@ -67,7 +69,8 @@ _BROKEN = "__broken"
 class Sample:
     """Rows with the columns of the delivery, which of text files are all text.
 
-    `source` is what names its files in a contract; `skipped` are columns whose types a contract cannot have, `unclosed`
+    `source` is what names its files in a contract; `nested` are columns of nested types, of which there is no profile,
+    `skipped` those whose types a contract cannot have; `unclosed`
     counts lines with a quote that is not closed, which ingestion refuses.
     """
 
@@ -78,6 +81,7 @@ class Sample:
     columns: tuple[str, ...]
     is_text: bool = False
     reading: Reading = field(default_factory=Reading)
+    nested: Mapping[str, str] = field(default_factory=dict)
     skipped: Mapping[str, str] = field(default_factory=dict)
     without_broken: "DataFrame | None" = None
     unclosed: int = 0
@@ -130,8 +134,9 @@ def read_files(spark: "SparkSession", patterns: Sequence[str], folder: Path | No
             fix = "Write it with double quotes around fields with delimiters or line ends."
             raise SampleError(title, f"is no CSV: {error}", fix) from error
     if kind == "jsonl":
-        parts, remark = take_parts(files, folder)
-        return _read_json(spark, parts, title + remark, name, source)
+        is_document = _read_head(files[0]).lstrip().startswith(("[", "{\n", "{\r"))
+        parts, remark = (files, "") if is_document else take_parts(files, folder)
+        return _read_json(spark, parts, title + remark, name, source, is_document=is_document)
     if kind == "xml":
         return _read_xml(spark, files, title, name, source)
     if kind == "parquet":
@@ -289,11 +294,15 @@ def _require_header(file: str, header: Sequence[str]) -> None:
         raise SampleError(file, f"the column {repeated[0]!r} is given twice", fix)
 
 
-def _read_json(spark: "SparkSession", files: Sequence[Path], title: str, name: str, source: str) -> Sample:
+def _read_json(
+    spark: "SparkSession", files: Sequence[Path], title: str, name: str, source: str, *, is_document: bool
+) -> Sample:
     import json
 
     paths = [escape_glob(str(path.absolute())) for path in files]
-    lines = spark.read.text(paths)
+    lines = spark.read.text(paths, wholetext=is_document)
+    if is_document:
+        lines = lines.select(F.explode(split_json_document()).alias("value"))
     keys = lines.select(F.explode(F.json_object_keys("value"))).distinct().collect()
     present = {str(row[0]) for row in keys}
     first = next((line for line in _read_head(files[0]).splitlines() if line.strip()), "")
@@ -316,7 +325,8 @@ def _read_json(spark: "SparkSession", files: Sequence[Path], title: str, name: s
             F.when(F.col("_parsed").isNull(), F.lit("broken")).alias(_BROKEN),
         )
     )
-    return Sample(title, name, source, frame, columns, is_text=True)
+    reading = Reading(multiline=is_document)
+    return Sample(title, name, source, frame, columns, is_text=True, reading=reading)
 
 
 def _read_xml(spark: "SparkSession", files: Sequence[Path], title: str, name: str, source: str) -> Sample:
@@ -404,18 +414,28 @@ CONTRACT_TYPES = {
 
 def from_frame(frame: "DataFrame", title: str, name: str, source: str) -> Sample:
     """Returns a sample with the types of a frame."""
-    kept, skipped = [], {}
+    kept, nested, skipped = [], dict[str, str](), dict[str, str]()
     for column in frame.schema.fields:
         kind = column.dataType.simpleString()
+        found = _map_parts(to_contract_type(column.dataType))
         if kind in CONTRACT_TYPES or kind.startswith("decimal("):
             kept.append(column.name)
+        elif isinstance(found, Nested) and explain_wrong_type(str(found), None, "iceberg") is None:
+            nested[column.name] = str(found)
         else:
             skipped[column.name] = kind
     if not kept:
         raise SampleError(title, "has no column of a type that a contract can have", "Flatten its columns.")
     columns = [F.col(f"`{name.replace('`', '``')}`").alias(f"_{i}") for i, name in enumerate(kept)]
     shown = frame.select(*columns, F.lit(None).cast("string").alias(_BROKEN))
-    return Sample(title, name, source, shown, tuple(kept), skipped=skipped)
+    return Sample(title, name, source, shown, tuple(kept), nested=nested, skipped=skipped)
+
+
+def _map_parts(kind: Type) -> Type:
+    """The type of a contract for a type of Spark, with its parts."""
+    if isinstance(kind, str):
+        return CONTRACT_TYPES.get(kind, kind)
+    return Nested(kind.kind, tuple((name, _map_parts(part)) for name, part in kind.parts))
 
 
 def read_sql(read: "Callable[[], DataFrame]", title: str, name: str) -> Sample:

@@ -186,14 +186,17 @@ def _read_json(spark: "SparkSession", group: Sequence[ReadableFile], names: Sequ
     return _keep_present(_select_texts(files, rows, number, names, files[0].table.reading), present)
 
 
+def split_json_document() -> "SparkColumn":
+    """The records of the JSON document in the column `value`, as an array of texts; null if it is no JSON."""
+    text = F.trim(F.regexp_replace("value", f"^{BOM}", ""), F.lit(" \t\r\n"))
+    whole = F.when(text.startswith("["), text).otherwise(F.concat(F.lit("["), text, F.lit("]")))
+    return F.from_json(whole, "array<string>")
+
+
 def _json_records(spark: "SparkSession", files: tuple[LandingFile, ...]) -> "tuple[DataFrame, int]":
     """Returns the objects of JSON documents as texts, numbered from 1 in each file, and their number."""
     documents = _reader(spark).text(_paths(files), wholetext=True)
-    text = F.trim(F.regexp_replace("value", f"^{BOM}", ""), F.lit(" \t\r\n"))
-    whole = F.when(text.startswith("["), text).otherwise(F.concat(F.lit("["), text, F.lit("]")))
-    records = documents.select(
-        F.posexplode(F.from_json(whole, "array<string>")).alias("_row", "value"), *_where()
-    )
+    records = documents.select(F.posexplode(split_json_document()).alias("_row", "value"), *_where())
     located, number = _add_location(spark, files, records, F.col("value"), kept=F.lit(True))
     text = F.coalesce("value", F.lit("null"))
     return located.withColumn("value", text).withColumn(LINE, F.col("_row") + 1), number

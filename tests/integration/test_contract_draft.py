@@ -203,15 +203,36 @@ def test_each_guess_has_its_reason_in_a_comment(drafted: dict[str, tuple[Path, s
         assert reason in text, reason
 
 
-def test_a_key_of_two_columns_is_found_in_a_query_and_structures_are_left_out(lake: Lake) -> None:
+def test_a_key_of_two_columns_is_found_in_a_query_and_nested_columns_are_kept(
+    lake: Lake, tmp_path: Path
+) -> None:
     rows = lake.spark.range(200).selectExpr(
         "date_add(date'2024-01-01', cast(id % 2 as int)) AS day",
         "cast(id div 2 as int) AS station_id",
-        "struct(id) AS nested",
+        "named_struct('Id', id, 'at', array(timestamp_ntz'2024-01-01 00:00:00')) AS `my nested`",
+        "encode('a', 'utf-8') AS raw",
+        "map(id, 1) AS by_id",
     )
     drafted = draft_contract(from_frame(rows, "a query", "query", "query"))
     assert [column.name for column in drafted.columns if column.is_key] == ["day", "station_id"]
-    assert "# left out: nested is struct<id:bigint>, which a contract cannot have" in render(drafted)
+    text = render(drafted)
+    assert "# left out: raw is binary, which a contract cannot have" in text
+    assert "# left out: by_id is map<bigint,int>, which a contract cannot have" in text
+    (tmp_path / "query.yaml").write_text(text)
+    [table] = load_contract(tmp_path / "query.yaml").tables
+    assert table.columns[-1].type == "struct<Id:bigint,at:array<timestamp>>"
+    assert table.columns[-1].source == "my nested"
+
+
+def test_documents_of_json_are_found(lake: Lake, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('\ufeff[{"id": 1, "name": "a"},\n {"id": 2}]\n')
+    (tmp_path / "a-2.json").write_text('{\n  "id": 3,\n  "size": 5\n}')
+    for names, columns, rows in (
+        (["a.json", "a-2.json"], ("id", "name", "size"), 3),
+        (["a-2.json"], ("id", "size"), 1),
+    ):
+        sample = read_files(lake.spark, [str(tmp_path / name) for name in names])
+        assert (sample.columns, sample.frame.count(), sample.reading.multiline) == (columns, rows, True)
 
 
 def test_lines_with_an_unclosed_quote_are_allowed_for(lake: Lake, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from lakeshare_pipelines.ingest.compression import CODECS
 from lakeshare_pipelines.ingest.frame import TableFrame, read_delivery
 from lakeshare_pipelines.share.publication import publish_or_replay
 from lakeshare_pipelines.share.shares import apply_declared_shares
+from lakeshare_pipelines.spark.rows import find_other_fields
 from lakeshare_pipelines.wap.audit import audit_and_save
 from lakeshare_pipelines.wap.stage import stage
 from lakeshare_pipelines.wap.staged import Lake
@@ -139,6 +140,16 @@ def test_nested_values_that_do_not_fit_are_rejected_and_unknown_fields_are_probl
         f"column 'place' is string, not {TYPES['place']}, in all/readings-4.parquet",
     ):
         assert expected in details, details
+
+
+def test_fields_in_another_order_are_found_before_a_cast_by_position(lake: Lake) -> None:
+    place = "named_struct('at', named_struct('day', date'2024-01-01'), 'CITY', 'Ulm')"
+    frame = lake.spark.sql(
+        f"SELECT array(named_struct('SKUID', 'a', 'qty', 1L, 'price', 1)) AS items, {place} AS place"
+    )
+    assert find_other_fields(frame, {name: TYPES[name] for name in ("items", "place")}) == [
+        f"place is struct<at:struct<day:date>,CITY:string>, not {TYPES['place']}"
+    ]
 
 
 CONTRACT = """\
