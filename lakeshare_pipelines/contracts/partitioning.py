@@ -159,7 +159,7 @@ class Partitioning:
     @property
     def expected_first(self) -> str:
         """What to give as the first partition, without a final point."""
-        return f"Give {_NOUNS[self.kind]}, as {self.example}"
+        return f"Give {_NOUNS[self.kind]}, as {self.time_dimension.example}"
 
     @property
     def column_types(self) -> tuple[str, ...]:

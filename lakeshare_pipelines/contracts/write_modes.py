@@ -90,9 +90,9 @@ def check_partitioning(partitioning: Partitioning, faults: Faults) -> None:
     if partitioning.is_time and first is None:
         part = "day" if partitioning.kind != "hourly" else "hour"
         kind = f"{'an' if partitioning.kind == 'hourly' else 'a'} {partitioning.kind}"
-        hint = f"Give the first {part}, as {partitioning.example}."
+        hint = f"Give the first {part}, as {partitioning.time_dimension.example}."
         faults.add(f"{kind} set needs firstPartition", hint, near=("partitioning",))
-    elif first is not None and not (partitioning.is_time and partitioning.is_key(first)):
+    elif first is not None and not (partitioning.is_time and partitioning.time_dimension.is_key(first)):
         hint = "Give a day as 2013-01-01 and partitioning: daily, or leave it out."
         if partitioning.is_time and partitioning.kind != "daily":
             hint = f"{partitioning.expected_first}, or change partitioning."

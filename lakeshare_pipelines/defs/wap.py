@@ -122,21 +122,24 @@ class LakeResource(dg.ConfigurableResource[Any]):
         *,
         version: int | None = None,
         is_materialized: bool = False,
+        partitions: Sequence[str] | None = None,
     ) -> LakeshareTable:
         """Returns a published table at `version`, at the number of the run's tag `lakeshare/inputs`, or at the newest.
+
+        `partitions` are keys of its set, as `2024-01-01` or `2024-01-01/eu`, whose rows are read; all rows by default.
 
         `is_materialized` takes the number of the newest materialization of the table's asset instead of the newest one.
         With `context` the number is recorded as metadata `lakeshare/input/<table>` of the assets of the step.
 
         Raises:
-            InputError: the table has no such publication, or it has expired.
+            InputError: the table has no such publication or partition, or the publication has expired.
         """
         if context is not None:
             if version is None:
                 version = parse_pins(context.run.tags.get(INPUTS_TAG, "")).get(name)
             if version is None and is_materialized:
                 version = _find_materialized_number(context, name)
-        table = open_table(self.lake(), Ledger(self.catalog()), name, version)
+        table = open_table(self.lake(), Ledger(self.catalog()), name, version, partitions)
         if context is not None:
             for key in context.selected_asset_keys:
                 context.add_asset_metadata({f"lakeshare/input/{name}": table.version}, asset_key=key)
@@ -391,13 +394,18 @@ def get_partitions_of_run(context: dg.OpExecutionContext, contract: SetContract)
     """Returns the partitions a run writes: one, every one of a range, or the whole set."""
     if not context.has_partitions:
         return WHOLE
-    keys = [
+    return read_partition_keys(contract, context.partition_keys)
+
+
+def read_partition_keys(contract: SetContract, keys: Iterable[str]) -> tuple[str, ...]:
+    """Returns a set's own form of Dagster's keys, as `make_partition_key` makes these of it."""
+    own = [
         SEPARATOR.join(key.keys_by_dimension[name] for name in get_dimension_names(contract))
         if isinstance(key, dg.MultiPartitionKey)
         else key
-        for key in context.partition_keys
+        for key in keys
     ]
-    return tuple(keys if contract.partitioning.second is None else sorted(keys))
+    return tuple(own if contract.partitioning.second is None else sorted(own))
 
 
 LATE_TAG, ALLOW = "lakeshare/late", "allow"

@@ -568,6 +568,11 @@ class Ledger:
         digests = select(row.contract_digest).where(row.set_name == set_name, is_new)
         with self.catalog.reading() as session:
             digest = session.scalars(digests.order_by(row.key.desc()).limit(1)).one_or_none()
+        return None if digest is None else self.recorded_contract(digest)
+
+    def recorded_contract(self, digest: str) -> RecordedContract | None:
+        """The contract with a digest, which a publication names; None if it is not recorded."""
+        with self.catalog.reading() as session:
             found = session.scalars(select(ContractRow).where(ContractRow.digest == digest)).one_or_none()
             if found is None:
                 return None

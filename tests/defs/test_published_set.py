@@ -8,6 +8,7 @@ from importlib import import_module
 import dagster as dg
 import pytest
 import yaml
+from dagster.components.resolved.errors import ResolutionException
 from dagster.components.testing.utils import component_defs
 from pydantic import ValidationError
 
@@ -94,6 +95,7 @@ def test_attributes_of_the_component_are_set_on_every_table_and_step(gold):
         "freshness": {"fail_hours": 30, "warn_hours": 20},
         "retries": {"max_retries": 2, "delay_s": 5},
         "pool": "one_at_a_time",
+        "partition_mappings": {"shop.orders": {"type": "time_window", "start_offset": -1}},
     }
     defs = component_defs(component=PublishedSet.from_attributes_dict(attributes=options))
     asset = defs.get_assets_def(lakeshare.table_key("gold.days"))
@@ -106,12 +108,17 @@ def test_attributes_of_the_component_are_set_on_every_table_and_step(gold):
             timedelta(hours=30), timedelta(hours=20)
         )
     assert dg.AssetKey(["raw", "orders"]) in asset.dependency_keys
+    mapped = asset.get_partition_mapping(lakeshare.table_key("shop.orders"))
+    assert mapped == dg.TimeWindowPartitionMapping(start_offset=-1)
     assert {step.pool for step in asset.node_def.node_defs} == {"one_at_a_time"}
     assert {
         (step.retry_policy.max_retries, step.retry_policy.delay) for step in asset.node_def.dependencies
     } == {(2, 5)}
     with pytest.raises(ValidationError, match="fail_hours"):
         PublishedSet.from_attributes_dict(attributes=options | {"freshness": {"fail_hours": 0}})
+    mapped = {"shop.orders": {"type": "last", "start_offset": -1}}
+    with pytest.raises(ResolutionException, match="are of type time_window, not of last"):
+        PublishedSet.from_attributes_dict(attributes=options | {"partition_mappings": mapped})
 
 
 def test_without_options_assets_have_what_the_contract_has(gold):
