@@ -232,7 +232,7 @@ def list_fields(model: type[BaseModel], where: Sequence[str | int]) -> list[str]
     for step in where:
         # A step of pydantic that is not in the document, like the alternative of a union, leads nowhere.
         found = [inner for part in found for inner in _list_inner(part, step, schema)] or found
-    return sorted({name for part in found for name in part.get("properties", {})})
+    return sorted({name for part in found for name in part.get("properties", {}) if "." not in name})
 
 
 @cache

@@ -1,4 +1,8 @@
-"""A contract as the pipelines use it: sets, tables, columns, rules, references, shares; types and expectations."""
+"""A contract: sets, tables, columns, rules, references, shares, as YAML has them and as the pipelines use them.
+
+Each class is read from the document (`declared` in `document.py`); `loader.py` fills in what is `Computed`, which
+follows from other parts of the document.
+"""
 
 import datetime as dt
 import hashlib
@@ -8,40 +12,62 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StrictBool, TypeAdapter
-from pydantic.alias_generators import to_camel
+from pydantic import AfterValidator, BeforeValidator, Field, WrapValidator
 
-from lakeshare_pipelines.contracts.partitioning import Partitioning
+from lakeshare_pipelines.contracts.document import (
+    REQUIRED,
+    Computed,
+    Custom,
+    Listed,
+    Name,
+    NonEmpty,
+    ReadAs,
+    Text,
+    Written,
+    declared,
+    wrap,
+)
+from lakeshare_pipelines.contracts.partitioning import NamedKind, Partitioning
 
 Severity = Literal["error", "warning"]
 Scope = Literal["delta", "table"]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-Fraction = Annotated[float, Field(ge=0, strict=True)]
+LogicalType = Literal["string", "date", "timestamp", "number", "integer", "boolean"]
+TableFormat = Literal["iceberg", "delta"]
+Fraction = Annotated[float, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+Range = Annotated[Listed[float], Field(min_length=2, max_length=2)]
 Sql = Annotated[str, Field(min_length=1), AfterValidator(str.strip)]
+Cron = Annotated[str, Field(pattern=r"^\S+( \S+){4}$")]
+FullName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)+$")]
+FirstKey = Annotated[
+    Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}(-\d{2})?$")],
+    # YAML takes a day for a date.
+    BeforeValidator(lambda value: value.isoformat() if isinstance(value, dt.date) else value),
+]
+Dotted = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]
+Function = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")]
+Stem = Annotated[str, Field(min_length=1, pattern=r"^[^/\\]+$")]
+Date = Annotated[
+    dt.date,
+    BeforeValidator(
+        lambda value: parse_date(value) if isinstance(value, str) else value,
+        json_schema_input_type=Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")],
+    ),
+]
+OF_ALL = "id business_name authoritative_definitions"
+"""Fields of the standard for sets, tables, columns and rules that are not used here."""
+TAGS: tuple[Any, Any] = (list[str], [])
+FOREIGN_KEY = (Literal["foreignKey"], "foreignKey")
 
 
-def wrap(field: str, kind: type, accepted: Any) -> BeforeValidator:
-    """Accepts a value of `kind` in place of a mapping with this one `field`; `accepted` is both, for a JSON Schema."""
-    return BeforeValidator(
-        lambda value: {field: value} if isinstance(value, kind) else value, json_schema_input_type=accepted
-    )
-
-
-AnyClass = TypeVar("AnyClass", bound=type)
-
-
-def declared(kind: AnyClass) -> AnyClass:
-    """Lets pydantic read a dataclass from the document: camelCase names, no unknown fields.
-
-    Only the document is validated, not what the constructor gets.
-    """
-    part: Any = kind
-    part.__pydantic_config__ = ConfigDict(extra="forbid", alias_generator=to_camel)
-    # A JSON Schema shows a default by the document's names.
-    part.__pydantic_serializer__ = TypeAdapter(part).serializer
-    return kind
+def parse_date(text: str) -> dt.date | str:
+    """Returns a date that is written as a text; another text as it is."""
+    try:
+        return dt.date.fromisoformat(text)
+    except ValueError:
+        return text
 
 
 WriteMode = Literal["replace_partitions", "append", "merge", "replace", "scd2"]
@@ -49,29 +75,32 @@ VALID_FROM, VALID_TO, IS_CURRENT = "valid_from", "valid_to", "is_current"
 """The columns that a table with the write mode scd2 has besides those of its deliveries."""
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column; `type` is Spark's short spelling: `int`, `string`, `decimal(10,2)`.
-
-    `source` is the column's name in the delivered file if it differs; `expression` is Spark SQL over the other columns
-    for a computed column; `lineage` names the sources of a derived column, as `table.column`.
-    """
-
-    name: str
+@declared()
+class Implementation:
     type: str
-    required: bool = False
-    unique: bool = False
-    primary_key: bool = False
-    pii: bool = False
-    description: str = ""
-    source: str | None = None
-    expression: str | None = None
-    lineage: tuple[str, ...] = ()
+    arguments: Annotated[dict[str, Any], Field(alias="kwargs")] = field(default_factory=dict)
 
-    @property
-    def delivered_as(self) -> str | None:
-        """Name in the delivered file; None for a computed column."""
-        return None if self.expression else self.source or self.name
+
+@declared(f"{OF_ALL} dimension business_impact method schedule scheduler unit", tags=TAGS)
+class Quality:
+    """A rule: of type `custom` an expectation, of type `sql` a query; rules of type `text` are not executed."""
+
+    type: str
+    name: Name | None = None
+    engine: str | None = None
+    implementation: Implementation | None = None
+    query: NonEmpty | None = None
+    must_be: float | None = None
+    must_not_be: float | None = None
+    must_be_greater_than: float | None = None
+    must_be_greater_or_equal_to: float | None = None
+    must_be_less_than: float | None = None
+    must_be_less_or_equal_to: float | None = None
+    must_be_between: Range | None = None
+    must_not_be_between: Range | None = None
+    severity: Severity = "error"
+    description: Text = ""
+    scope: Custom[Scope | None] = None
 
 
 @dataclass(frozen=True)
@@ -134,21 +163,76 @@ OPERATORS: Mapping[str, Callable[..., bool]] = MappingProxyType(
 """The operators of the standard for the number that a query returns."""
 
 
-@dataclass(frozen=True)
+Names = ReadAs(str | list[str], lambda names: (names,) if isinstance(names, str) else tuple(names))
+
+
+@declared(type=FOREIGN_KEY)
 class Reference:
-    """A foreign key: non-null values of `columns` exist as `to_columns` in `to_table` after the run."""
+    """A foreign key: non-null values of `columns` exist as `to_columns` in `to_table` after the run.
 
-    name: str
-    table: str
-    columns: tuple[str, ...]
-    to_table: str
-    to_columns: tuple[str, ...]
-    severity: Severity = "error"
-    description: str = ""
+    In the document both columns have the names of their tables before them.
+    """
+
+    name: Computed[str] = ""
+    table: Computed[str] = ""
+    columns: Annotated[tuple[str, ...], Names, Field(alias="from"), REQUIRED] = ()
+    to_table: Computed[str] = ""
+    to_columns: Annotated[tuple[str, ...], Names, Field(alias="to"), REQUIRED] = ()
+    severity: Custom[Severity] = "error"
+    description: Custom[str] = ""
 
 
-@declared
-@dataclass(frozen=True)
+@declared(type=FOREIGN_KEY)
+class ColumnReference(Reference):
+    """A foreign key of one column, which has it in the document."""
+
+    columns: Computed[tuple[str, ...]] = ()
+    to_columns: Annotated[
+        tuple[str, ...], ReadAs(str, lambda name: (name,)), Field(alias="to"), REQUIRED
+    ] = ()
+
+
+@declared(
+    f"{OF_ALL} logical_type_options physical_name critical_data_element encrypted_name examples "
+    "transform_description",
+    tags=TAGS,
+    primary_key_position=(int, -1),
+)
+class Column:
+    """A column; `type` is Spark's short spelling: `int`, `string`, `decimal(10,2)`.
+
+    `source` is the column's name in the delivered file if it differs; `expression` is Spark SQL over the other columns
+    for a computed column; `lineage` names the sources of a derived column, as `table.column`.
+    """
+
+    name: Name
+    type: Annotated[str, ReadAs(str | None), Field(alias="physicalType")] = ""
+    required: bool = False
+    unique: bool = False
+    primary_key: bool = False
+    pii: Annotated[
+        bool,
+        ReadAs(str | None, lambda text: (text or "").lower() == "pii"),
+        Field(alias="classification"),
+    ] = False
+    description: Text = ""
+    source: Custom[NonEmpty | None] = None
+    expression: Annotated[str | None, Field(alias="transformLogic")] = None
+    lineage: Annotated[Listed[str], Field(alias="transformSourceObjects")] = ()
+    logical_type: Written[LogicalType | None] = None
+    partitioned: Written[bool] = False
+    partition_key_position: Written[int] = -1
+    partition_transform: Written[Custom[str]] = "identity"
+    relationships: Written[Listed[ColumnReference]] = ()
+    quality: Written[Listed[Quality]] = ()
+
+    @property
+    def delivered_as(self) -> str | None:
+        """Name in the delivered file; None for a computed column."""
+        return None if self.expression else self.source or self.name
+
+
+@declared()
 class Drift:
     """The largest change of a table's row count in one run, against main; None is unlimited."""
 
@@ -157,8 +241,7 @@ class Drift:
     severity: Severity = "warning"
 
 
-@declared
-@dataclass(frozen=True)
+@declared()
 class Write:
     """How a delivery changes the table.
 
@@ -181,43 +264,68 @@ class Write:
         return self.has_key or self.mode == "append"
 
 
-@declared
-@dataclass(frozen=True)
+@declared()
 class Reading:
-    null_values: tuple[str, ...] = ("",)
+    null_values: Listed[str] = ("",)
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
-    multiline: StrictBool = False
+    multiline: bool = False
 
 
-@dataclass(frozen=True)
-class Maintenance:
-    """How a table is maintained: compaction into files of `target_mb` MiB, and the publications that stay readable.
+@declared()
+class Compaction:
+    """Compaction into files of `target_mb` MiB; false in place of it for none."""
 
-    A publication expires when it is neither among the newest `keep_publications` nor published in the last `keep_days`;
-    none does if both are None.
+    target_mb: Positive = 128
+    sort_by: Listed[Name] = ()
+    is_wanted: Computed[bool] = True
+
+
+@declared()
+class Keep:
+    """A publication expires when it is neither among the newest `publications` nor published in the last `days`.
+
+    None does if both are None.
     """
 
-    compacts: bool = True
-    target_mb: int = 128
-    sort_by: tuple[str, ...] = ()
-    keep_publications: int | None = None
-    keep_days: int | None = None
+    publications: Positive | None = None
+    days: Positive | None = None
 
 
-@dataclass(frozen=True)
+@declared()
+class Maintenance:
+    """How a table is maintained; what it does not give is that of its set."""
+
+    compaction: Annotated[
+        Compaction,
+        WrapValidator(
+            lambda value, read: Compaction(is_wanted=False) if value is False else read(value),
+            json_schema_input_type=Compaction | Literal[False],
+        ),
+    ] = Compaction()
+    keep: Annotated[Keep, wrap("publications", int, Keep | Positive)] = Keep()
+
+
+@declared()
+class SetMaintenance(Maintenance):
+    schedule: Cron = "0 4 * * 0"
+
+
+Clients = Annotated[Listed[str], Field(min_length=1)]
+
+
+@declared()
 class Promise:
-    """Clients that must be able to read every publication, by their ids of `lakeshare_server.tables.serveability`.
+    """Clients that must be able to read every publication, by their ids in docs/reference/serveability.md.
 
     `severity` is that of the check; with `rewrite` the staged table is rewritten for clients that could not read it.
     """
 
-    clients: tuple[str, ...] = ()
+    clients: Annotated[Clients, AfterValidator(lambda names: tuple(dict.fromkeys(names))), REQUIRED] = ()
     severity: Severity = "error"
     rewrite: bool = True
 
 
-@declared
-@dataclass(frozen=True)
+@declared()
 class PerRecipient:
     """The partition column of a view that assigns rows to recipients; null assigns a row to none.
 
@@ -237,13 +345,12 @@ class PerRecipient:
         return None if name is None else f"{self.column} = current_recipient('{name}')"
 
 
-@declared
-@dataclass(frozen=True)
+@declared()
 class View:
     """Columns of one table of the set, and the rows that satisfy a Spark SQL predicate."""
 
     of: Name
-    columns: Annotated[tuple[Name, ...], Field(min_length=1)]
+    columns: Annotated[Listed[Name], Field(min_length=1)]
     where: Sql | None = None
     per_recipient: Annotated[PerRecipient | None, wrap("column", str, PerRecipient | str | None)] = None
 
@@ -277,12 +384,7 @@ class Input:
         return self.table.rsplit(".", 1)[-1]
 
 
-Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-Text = Annotated[str, Field(min_length=1)]
-
-
-@declared
-@dataclass(frozen=True)
+@declared()
 class JdbcSource:
     """A table or query of a PostgreSQL database; `user` and `password` are names of environment variables.
 
@@ -291,47 +393,43 @@ class JdbcSource:
     """
 
     url: Annotated[str, Field(pattern=r"^jdbc:postgresql://[^\s?]+(\?\S*)?$")]
-    table: Text | None = None
+    table: NonEmpty | None = None
     query: Sql | None = None
-    incremental: Text | None = None
-    lag_s: Annotated[int, Field(ge=0, strict=True)] = 0
-    partition_by: Text | None = None
-    partitions: Annotated[int, Field(ge=1, le=256, strict=True)] = 1
-    fetch_rows: Annotated[int, Field(ge=1, strict=True)] = 10_000
-    user: Variable | None = None
-    password: Variable | None = None
+    incremental: NonEmpty | None = None
+    lag_s: Annotated[int, Field(ge=0)] = 0
+    partition_by: NonEmpty | None = None
+    partitions: Annotated[int, Field(ge=1, le=256)] = 1
+    fetch_rows: Annotated[int, Field(ge=1)] = 10_000
+    user: Name | None = None
+    password: Name | None = None
 
 
-@declared
-@dataclass(frozen=True)
+@declared()
 class FilesSource:
     """Files that match `path`, a location with `*` and `?`; `options` are those of Spark's reader of the format."""
 
-    path: Text
+    path: NonEmpty
     format: Literal["parquet", "orc", "csv", "json", "xml"]
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: dict[str, str] = field(default_factory=dict)
 
 
-@declared
-@dataclass(frozen=True)
+@declared()
 class ShareSource:
     """A table of a foreign share, as `share.schema.table`; `profile` names an environment variable with the path."""
 
-    profile: Variable
+    profile: Name
     table: Annotated[str, Field(pattern=r"^[^.#]+\.[^.#]+\.[^.#]+$")]
 
 
-@declared
-@dataclass(frozen=True)
+@declared()
 class PythonSource:
     """A class of the user's, as `package.module:Class`, with its options."""
 
-    source: Annotated[str, Field(alias="class", pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")]
-    options: Mapping[str, Any] = field(default_factory=dict)
+    source: Annotated[Function, Field(alias="class")]
+    options: dict[str, Any] = field(default_factory=dict)
 
 
-@declared
-@dataclass(frozen=True)
+@declared()
 class SourceEntry:
     """Where the rows of a table come from: files in landing, by the stem of their names, or one of the others.
 
@@ -339,8 +437,8 @@ class SourceEntry:
     `iceberg:CATALOG/NAMESPACE.TABLE`. `asset` is the key of the Dagster asset that writes the source, as `raw/orders`.
     """
 
-    landing: Annotated[str, Field(min_length=1, pattern=r"^[^/\\]+$")] | None = None
-    table: Text | None = None
+    landing: Stem | None = None
+    table: NonEmpty | None = None
     jdbc: JdbcSource | None = None
     files: FilesSource | None = None
     share: ShareSource | None = None
@@ -376,7 +474,7 @@ class SourceEntry:
         return str(self.table) if self.python is None else self.python.source
 
 
-@dataclass(frozen=True)
+@declared(f"{OF_ALL} data_granularity_description", tags=TAGS, logical_type=(Literal["object"], "object"))
 class Table:
     """A table with a source, a `derive` (Spark SQL), a `transform` or a `view`.
 
@@ -385,31 +483,49 @@ class Table:
     derivation, transform or view reads, `inputs` those of other sets.
     """
 
-    name: str
-    format: Literal["iceberg", "delta"]
-    columns: tuple[Column, ...]
-    partition_by: tuple[tuple[str, str], ...] = ()
-    source: str | None = None
-    reads: SourceEntry | None = None
-    derive: str | None = None
-    transform: str | None = None
-    view: View | None = None
-    depends_on: tuple[str, ...] = ()
-    inputs: tuple[Input, ...] = ()
-    rules: tuple[Rule, ...] = ()
-    assertions: tuple[Assertion, ...] = ()
-    references: tuple[Reference, ...] = ()
-    location: str | None = None
-    warehouse: str | None = None
+    name: Name
+    """With the name of the set before it, or `physical_name`, when the set is loaded."""
+    format: Computed[TableFormat] = "iceberg"
+    columns: Annotated[Listed[Column], Field(alias="properties")] = ()
+    partition_by: Computed[tuple[tuple[str, str], ...]] = ()
+    source: Computed[str | None] = None
+    reads: Annotated[
+        Custom[SourceEntry | None], Field(alias="source"), wrap("landing", str, SourceEntry | Stem | None)
+    ] = None
+    derive: Custom[Annotated[str, AfterValidator(lambda text: text.strip() if text else None)] | None] = None
+    transform: Custom[Function | None] = None
+    view: Custom[View | None] = None
+    depends_on: Computed[tuple[str, ...]] = ()
+    inputs: Custom[
+        Annotated[
+            tuple[Input, ...], ReadAs(list[Dotted], lambda names: tuple(map(Input, dict.fromkeys(names))), [])
+        ]
+    ] = ()
+    rules: Computed[tuple[Rule, ...]] = ()
+    assertions: Computed[tuple[Assertion, ...]] = ()
+    references: Annotated[Listed[Reference], Field(alias="relationships")] = ()
+    location: Custom[str | None] = None
+    warehouse: Computed[str | None] = None
     """The location that the contract's server names; that of the settings by default."""
-    description: str = ""
-    allow_schema_changes: bool = False
-    max_quarantined_fraction: float = 0.0
-    write: Write = Write()
-    drift: Drift = Drift()
-    reading: Reading = Reading()
-    maintenance: Maintenance = Maintenance()
-    serveable_to: Promise = Promise()
+    description: Text = ""
+    allow_schema_changes: Custom[bool] = False
+    max_quarantined_fraction: Custom[Annotated[float, Field(ge=0, le=1)]] = 0.0
+    write: Custom[Annotated[Write, wrap("mode", str, Write | WriteMode)]] = Write()
+    drift: Custom[Drift] = Drift()
+    reading: Custom[Reading] = Reading()
+    maintenance: Custom[Maintenance] = Maintenance()
+    serveable_to: Custom[
+        Annotated[
+            Promise,
+            ReadAs(
+                Annotated[Promise | None, wrap("clients", list, Promise | Clients | None)],
+                lambda promise: promise or Promise(),
+            ),
+        ]
+    ] = Promise()
+    physical_name: Written[FullName | None] = None
+    physical_type: Written[Literal["table", "view"] | None] = None
+    quality: Written[Listed[Quality]] = ()
 
     @property
     def short_name(self) -> str:
@@ -455,14 +571,28 @@ class Table:
         raise KeyError(name)
 
 
-@dataclass(frozen=True)
-class ShareEntry:
-    """Recipients of `share` read `table` as `schema`.`name`."""
+@declared()
+class SharedTable:
+    """A table in a list of shared ones, and its name there, by default the one that it has."""
 
-    share: str
-    schema: str
-    name: str
     table: str
+    name: Name | None = None
+
+
+SharedTables = Annotated[
+    Listed[Annotated[SharedTable, wrap("table", str, SharedTable | str)]], Field(min_length=1), REQUIRED
+]
+
+
+@declared()
+class ShareEntry:
+    """Recipients of `share` read `table` as `schema`.`name`; the document has several `tables` of a schema."""
+
+    share: Name
+    schema: Name
+    name: Computed[str] = ""
+    table: Computed[str] = ""
+    tables: Written[SharedTables] = ()
 
     @property
     def key(self) -> str:
@@ -470,14 +600,15 @@ class ShareEntry:
         return f"{self.share}.{self.schema}.{self.name}".lower()
 
 
-@dataclass(frozen=True)
+@declared()
 class SnowflakeEntry:
-    """Snowflake's table `database`.`schema`.`name` follows `table`."""
+    """Snowflake's table `database`.`schema`.`name` follows `table`; the document has several `tables` of a schema."""
 
-    database: str
-    schema: str
-    name: str
-    table: str
+    database: Name
+    schema: Name
+    name: Computed[str] = ""
+    table: Computed[str] = ""
+    tables: Written[SharedTables] = ()
 
     @property
     def key(self) -> str:
@@ -485,47 +616,106 @@ class SnowflakeEntry:
         return f"{self.database}.{self.schema}.{self.name}".lower()
 
 
-@dataclass(frozen=True)
+@declared()
 class Retirement:
     """A table that earlier versions of a contract published; it stays shared until the end of `date`, in UTC.
 
     `successor` is the table of the set to read instead.
     """
 
-    table: str
-    date: dt.date
-    successor: str | None = None
+    table: Dotted
+    date: Date
+    successor: NonEmpty | None = None
 
     def is_over(self, today: dt.date) -> bool:
         return self.date < today
 
 
-@dataclass(frozen=True)
+@declared("path catalog description environment roles custom_properties id", server=(str, ...))
+class Server:
+    """The format of the tables and their `location`, on the store `endpoint_url` if the contract requires one."""
+
+    type: Annotated[str, REQUIRED] = "local"
+    format: Annotated[TableFormat, REQUIRED] = "iceberg"
+    location: str | None = None
+    endpoint_url: str | None = None
+
+
+Servers = Annotated[list[Server], Field(min_length=1, max_length=1)]
+OF_TEAM = "description id tags custom_properties authoritative_definitions"
+
+
+@declared(f"{OF_TEAM} name date_in date_out replaced_by_username")
+class Member:
+    username: NonEmpty
+    role: str | None = None
+
+
+@declared(OF_TEAM)
+class Team:
+    name: str | None = None
+    members: Listed[Member] = ()
+
+
+@declared("authoritative_definitions custom_properties", usage=(str, ""), limitations=(str, ""))
+class Description:
+    purpose: Text = ""
+
+
+@declared(
+    "tenant tags data_product support price roles sla_default_element sla_properties authoritative_definitions "
+    "contract_created_ts",
+    api_version=(Annotated[str, Field(pattern=r"^v3\.\d+\.\d+$")], ...),
+    kind=(Literal["DataContract"], ...),
+    id=(str, ...),
+    status=(str, ...),
+)
 class SetContract:
     """Tables that are published together, each after those that it depends on.
 
     `text` is the file; empty for contracts that are made in code.
     """
 
-    name: str
+    name: Name
     version: str
-    description: str
-    owners: tuple[str, ...]
-    domain: str
-    tables: tuple[Table, ...]
-    partitioning: Partitioning
-    shares: tuple[ShareEntry, ...]
-    digest: str
-    path: Path
-    snowflake: tuple[SnowflakeEntry, ...] = ()
-    maintenance_schedule: str = "0 4 * * 0"
-    schedule: str | None = None
+    description: Annotated[str, ReadAs(Description, lambda given: given.purpose, Description())] = ""
+    owners: Computed[tuple[str, ...]] = ()
+    """As Dagster takes them: addresses, or `team:name`."""
+    domain: str = ""
+    tables: Annotated[Listed[Table], Field(alias="schema", min_length=1), REQUIRED] = ()
+    partitioning: Custom[Annotated[Partitioning, wrap("kind", str, Partitioning | NamedKind)]] = (
+        Partitioning()
+    )
+    shares: Custom[Listed[ShareEntry]] = ()
+    digest: Computed[str] = ""
+    path: Computed[Path] = Path()
+    snowflake: Custom[Listed[SnowflakeEntry]] = ()
+    maintenance: Custom[SetMaintenance] = SetMaintenance()
+    schedule: Custom[Cron | None] = None
     """When a run of a set with sources starts, as cron."""
-    warehouse: str | None = None
-    endpoint: str | None = None
-    """URL of the store of `warehouse`, if the contract requires one."""
-    retirements: tuple[Retirement, ...] = ()
-    text: str = field(default="", repr=False, compare=False)
+    server: Annotated[
+        Server, ReadAs(Servers, lambda servers: servers[0]), Field(alias="servers"), REQUIRED
+    ] = Server()
+    retirements: Annotated[Custom[Listed[Retirement]], Field(alias="retire")] = ()
+    # Version 3.0 of the standard has a list of members.
+    team: Written[Annotated[Team, wrap("members", list, Team | list[Member])]] = Team()
+    first_partition: Written[Custom[FirstKey | None]] = None
+    text: Written[Computed[str]] = ""
+
+    @property
+    def maintenance_schedule(self) -> str:
+        """When the tables are maintained, as cron."""
+        return self.maintenance.schedule
+
+    @property
+    def warehouse(self) -> str | None:
+        """The location of the tables; None for that of the settings."""
+        return self.server.location
+
+    @property
+    def endpoint(self) -> str | None:
+        """URL of the store of `warehouse`, if the contract requires one."""
+        return self.server.endpoint_url
 
     @property
     def takes_deliveries(self) -> bool:

@@ -6,19 +6,24 @@ Here is the arithmetic only; Spark's expressions for it are in `spark/partitions
 import datetime as dt
 import re
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from typing import Literal
+from typing import Annotated, Literal
 from zoneinfo import ZoneInfo
 
-Kind = Literal["none", "hourly", "daily", "weekly", "monthly", "static", "dynamic"]
+from pydantic import Field
+
+from lakeshare_pipelines.contracts.document import Computed, NonEmpty, ReadAs, Written, declared
+
+NamedKind = Literal["hourly", "daily", "weekly", "monthly", "dynamic", "none"]
+Kind = NamedKind | Literal["static"]
+Keys = Annotated[list[NonEmpty], Field(min_length=1)] | None
 TIME_KINDS = ("hourly", "daily", "weekly", "monthly")
 WHOLE_KEY = "all"
 SEPARATOR = "/"
 """Between the keys of both dimensions: the partition `2024-01-01/eu` is a folder in the folder of its day."""
 EVERY_NAME = "*"
 """Stands for all names of the second dimension in the partitions of an input."""
-"""The one partition of a set without partitions."""
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*")
 """Keys of static and dynamic partitions: they are names of folders, and `...` is between the ends of a range."""
 MAX_LABEL = 100
@@ -59,15 +64,20 @@ _TRANSFORMS = {
 }
 
 
-@dataclass(frozen=True)
+@declared()
 class SecondDimension:
     """Names by which each partition of time is divided: values of the second partition column of each table.
 
     `values` are the only names; None: any label, which is added when it is first delivered.
     """
 
-    column: str
-    values: tuple[str, ...] | None = None
+    column: NonEmpty
+    values: Annotated[
+        tuple[str, ...] | None,
+        ReadAs(Keys, lambda keys: None if keys is None else tuple(keys)),
+        Field(alias="static"),
+    ] = None
+    kind: Written[Literal["dynamic"] | None] = None
 
     def is_name(self, name: str) -> bool:
         return is_label(name) if self.values is None else name in self.values
@@ -81,7 +91,7 @@ class SecondDimension:
         return f"{self.column} ({'dynamic' if self.values is None else ', '.join(self.values)})"
 
 
-@dataclass(frozen=True)
+@declared()
 class Partitioning:
     """How a set is divided. `values` are the keys of static partitions.
 
@@ -92,14 +102,16 @@ class Partitioning:
     clocks are set back, has its offset at the end: `2024-10-27-02+0100`.
     """
 
-    kind: Kind = "none"
-    first: str | None = None
+    kind: Annotated[Kind, ReadAs(NamedKind, default="none")] = "none"
+    first: Computed[str | None] = None
     time_zone: str = "UTC"
-    end_offset: int = 0
+    end_offset: Annotated[int, Field(ge=0, le=100_000)] = 0
     """How many partitions that have not ended yet can be published."""
-    lateness_hours: int | None = None
+    lateness_hours: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     """How long after its end a partition takes deliveries; None: always."""
-    values: tuple[str, ...] = ()
+    values: Annotated[
+        tuple[str, ...], ReadAs(Keys, lambda keys: tuple(keys or ())), Field(alias="static")
+    ] = ()
     second: SecondDimension | None = None
 
     @cached_property

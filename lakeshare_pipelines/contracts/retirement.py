@@ -2,21 +2,21 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
-from lakeshare_pipelines.contracts import document as odcs
 from lakeshare_pipelines.contracts.document import Faults
 from lakeshare_pipelines.contracts.model import Retirement, SetContract
 from lakeshare_server.errors import suggest
 
 
 def build_retirements(
-    set_name: str, extras: odcs.SetExtras, names: Mapping[str, str], faults: Faults
+    contract: SetContract, names: Mapping[str, str], faults: Faults
 ) -> tuple[Retirement, ...]:
     """Returns the retirements of a set with full names of tables; `names` are those of the set's tables."""
     place = faults.at("customProperties", "retire")
     found = []
-    for entry in extras.retire:
-        name = entry.table if "." in entry.table else f"{set_name}.{entry.table}"
+    for entry in contract.retirements:
+        name = entry.table if "." in entry.table else f"{contract.name}.{entry.table}"
         if name in names.values():
             hint = "Give the new version of the table another physicalName, or remove the entry."
             place.add(f"{name} is retired and a table of the set", hint)
@@ -24,7 +24,7 @@ def build_retirements(
         if successor is not None and successor not in names:
             hint = suggest(successor, names, "Name a table of the set, or leave the successor out.")
             place.add(f"the set has no table {successor!r} to read instead of {name}", hint)
-        found.append(Retirement(name, entry.date, names.get(successor or "")))
+        found.append(replace(entry, table=name, successor=names.get(successor or "")))
     for name, count in Counter(each.table for each in found).items():
         if count > 1:
             place.add(f"{name} is given {count} times", "Keep one of them.")

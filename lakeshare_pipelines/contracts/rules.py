@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from lakeshare_pipelines.contracts import document as odcs
-from lakeshare_pipelines.contracts.document import Faults, read_extras
+from lakeshare_pipelines.contracts.document import Faults
 from lakeshare_pipelines.contracts.model import (
     OPERATORS,
     Assertion,
     Column,
+    Quality,
     Rule,
     Scope,
     SetContract,
@@ -193,31 +193,34 @@ def make_rule_name(expectation: str, kwargs: Mapping[str, Any]) -> str:
     return "__".join([name, "_".join(columns)]) if columns else name
 
 
-def build_rules(
-    table_name: str, table: odcs.SchemaObject, columns: Sequence[Column], faults: Faults, *, implies: bool
-) -> Iterator[Rule]:
-    """Yields the rules of a table: those that its columns imply, if `implies`, and those that are written."""
-    implied = tuple(_implied_rules(table_name, columns)) if implies else ()
+def build_rules(table: Table, columns: Sequence[Column], faults: Faults) -> Iterator[Rule]:
+    """Yields the rules of a table with the columns `columns`: those that they imply, and those that are written.
+
+    A view has no implied rules: those of its table hold for any selection of its rows.
+    """
+    implied = tuple(_implied_rules(table.name, columns)) if table.view is None else ()
     origins = {rule.name: "required, unique and primaryKey" for rule in implied}
     yield from implied
     names = {column.name for column in columns}
-    qualities: list[tuple[Faults, odcs.Quality, str | None]] = [
-        (faults.at("quality", index), quality, None) for index, quality in enumerate(table.quality)
-    ]
-    for number, entry in enumerate(table.properties):
-        for index, quality in enumerate(entry.quality):
-            place = faults.at("properties", number, "quality", index)
-            qualities.append((place, quality, entry.name))
-    for place, quality, column in qualities:
-        rule = None if quality.type in ("text", "sql") else _build_rule(table_name, quality, column, place)
+    for place, quality, column in _list_qualities(table, faults):
+        rule = None if quality.type in ("text", "sql") else _build_rule(table.name, quality, column, place)
         if rule is None or not _is_sound_rule(rule, names, place):
             continue
         if rule.name in origins:
-            problem = f"rule {rule.name!r} of {table_name} is made by {origins[rule.name]} already"
+            problem = f"rule {rule.name!r} of {table.name} is made by {origins[rule.name]} already"
             place.add(problem, "Remove one of them, or give this one a `name` of its own.")
             continue
         origins[rule.name] = "an earlier rule"
         yield rule
+
+
+def _list_qualities(table: Table, faults: Faults) -> Iterator[tuple[Faults, Quality, str | None]]:
+    """Yields the entries of `quality` with their places: those of a table, then of its columns with their names."""
+    for index, quality in enumerate(table.quality):
+        yield faults.at("quality", index), quality, None
+    for number, column in enumerate(table.columns):
+        for index, quality in enumerate(column.quality):
+            yield faults.at("properties", number, "quality", index), quality, column.name
 
 
 def _implied_rules(table_name: str, columns: Sequence[Column]) -> Iterator[Rule]:
@@ -237,7 +240,7 @@ def _implied_rules(table_name: str, columns: Sequence[Column]) -> Iterator[Rule]
         yield rule(UNIQUENESS[1], {"column_list": key}, "table")
 
 
-def _build_rule(table_name: str, quality: odcs.Quality, column: str | None, faults: Faults) -> Rule | None:
+def _build_rule(table_name: str, quality: Quality, column: str | None, faults: Faults) -> Rule | None:
     if quality.type != "custom" or quality.engine != ENGINE or quality.implementation is None:
         problem = "only rules of type custom, engine greatExpectations, with an implementation are run, and of type sql"
         hint = f"Write type: custom, engine: {ENGINE}, implementation: {{type: expect_…, kwargs: {{…}}}}."
@@ -253,15 +256,15 @@ def _build_rule(table_name: str, quality: odcs.Quality, column: str | None, faul
         return None
     if column is not None and "column" in known.arguments:
         kwargs.setdefault("column", column)
-    extras = read_extras(odcs.RuleExtras, quality.custom_properties, faults)
+    faults.check_properties(Quality)
     return Rule(
         name=quality.name or make_rule_name(expectation, kwargs),
         table=table_name,
         expectation=expectation,
         kwargs=kwargs,
         severity=quality.severity,
-        scope=extras.scope or ("table" if expectation in UNIQUENESS else "delta"),
-        description=" ".join(quality.description.split()),
+        scope=quality.scope or ("table" if expectation in UNIQUENESS else "delta"),
+        description=quality.description,
     )
 
 
@@ -287,18 +290,14 @@ def _is_sound_rule(rule: Rule, columns: set[str], faults: Faults) -> bool:
     return len(faults.found) == before
 
 
-def build_assertions(table_name: str, table: odcs.SchemaObject, faults: Faults) -> Iterator[Assertion]:
+def build_assertions(table: Table, faults: Faults) -> Iterator[Assertion]:
     """Yields the rules of type `sql` of a table and its columns."""
-    for index, quality in enumerate(table.quality):
-        yield from _build_assertion(table_name, quality, None, faults.at("quality", index))
-    for number, entry in enumerate(table.properties):
-        for index, quality in enumerate(entry.quality):
-            place = faults.at("properties", number, "quality", index)
-            yield from _build_assertion(table_name, quality, entry.name, place)
+    for place, quality, column in _list_qualities(table, faults):
+        yield from _build_assertion(table.name, quality, column, place)
 
 
 def _build_assertion(
-    table_name: str, quality: odcs.Quality, column: str | None, faults: Faults
+    table_name: str, quality: Quality, column: str | None, faults: Faults
 ) -> Iterator[Assertion]:
     given = {name: value for name in OPERATORS if (value := getattr(quality, _to_field(name))) is not None}
     if quality.type != "sql":
@@ -327,7 +326,7 @@ def _build_assertion(
         hint = "Write a brace that is not a placeholder twice: {{ or }}."
         faults.at("query").add(str(error), hint)
         return
-    bounds = [(name, tuple(value) if isinstance(value, list) else (value,)) for name, value in given.items()]
+    bounds = [(name, value if isinstance(value, tuple) else (value,)) for name, value in given.items()]
     if quality.name is not None:
         yield Assertion(
             quality.name,
@@ -336,7 +335,7 @@ def _build_assertion(
             tuple(dict.fromkeys(names)),
             bounds[0] if bounds else None,
             quality.severity,
-            " ".join(quality.description.split()),
+            quality.description,
         )
 
 

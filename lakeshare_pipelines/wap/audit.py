@@ -352,7 +352,7 @@ def audit_files(
         )
         for table in contract.tables
     )
-    here = replace(contract, tables=tables, warehouse=None, endpoint=None)
+    here = replace(contract, tables=tables, server=replace(contract.server, location=None, endpoint_url=None))
     open_landing(lake.settings).replace(here.name, partition, name_files(here, files))
     staged = stage(lake, here, [partition], "trial")
     verdicts = audit(lake, here, staged)
