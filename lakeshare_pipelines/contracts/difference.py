@@ -12,11 +12,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeVar
 
 from lakeshare_pipelines.contracts.model import (
-    Assertion,
     Column,
     Reference,
     Retirement,
-    Rule,
     SetContract,
     ShareEntry,
     SnowflakeEntry,
@@ -24,7 +22,7 @@ from lakeshare_pipelines.contracts.model import (
     can_widen,
 )
 from lakeshare_pipelines.contracts.partitioning import Partitioning, SecondDimension
-from lakeshare_pipelines.contracts.rules import UNIQUENESS
+from lakeshare_pipelines.contracts.rules import UNIQUENESS, Assertion, Rule
 from lakeshare_pipelines.errors import ContractError
 
 Level = Literal["breaking", "minor", "patch"]

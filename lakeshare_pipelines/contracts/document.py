@@ -62,7 +62,12 @@ Written = Annotated[Item, WRITTEN]
 Listed = Annotated[tuple[Item, ...], Strict(False)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 NonEmpty = Annotated[str, Field(min_length=1)]
+Sql = Annotated[str, Field(min_length=1), AfterValidator(str.strip)]
+Function = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")]
 Text = Annotated[str, AfterValidator(lambda text: " ".join(text.split()))]
+OF_ALL = "id business_name authoritative_definitions"
+"""Fields of the standard for sets, tables, columns and rules that are not used here."""
+TAGS: tuple[Any, Any] = (list[str], [])
 
 
 @dataclass(frozen=True)
@@ -145,10 +150,13 @@ def declared(unused: str = "", **others: Any) -> Callable[[type[AnyClass]], type
             default = ... if REQUIRED in marks else form.default
             given[f"{name}_"] = Annotated[form.kind, Field(alias=aliases[name])], default
         document = _make_document(kind, text, given, aliases)
+        parts = [(name, f"{name}_", forms[name].convert if name in forms else None) for name in aliases]
 
         def make(values: BaseModel) -> AnyClass:
-            read = {name: getattr(values, f"{name}_") for name in aliases}
-            return kind(**read | {name: form.convert(read[name]) for name, form in forms.items()})
+            read = vars(values)
+            return kind(
+                **{name: convert(read[key]) if convert else read[key] for name, key, convert in parts}
+            )
 
         def get_schema(source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
             return core_schema.no_info_after_validator_function(make, handler(document))

@@ -30,7 +30,6 @@ from lakeshare_pipelines.contracts.model import (
     SetContract,
     ShareEntry,
     SnowflakeEntry,
-    SourceEntry,
     Table,
     TableFormat,
     View,
@@ -42,6 +41,7 @@ from lakeshare_pipelines.contracts.retirement import build_retirements, suggest_
 from lakeshare_pipelines.contracts.rules import build_assertions, build_rules, check_assertions
 from lakeshare_pipelines.contracts.sources import (
     NO_TRANSFORMS,
+    SourceEntry,
     check_jdbc,
     check_origin,
     check_sources,
@@ -173,8 +173,11 @@ def _connect_inputs(contract: SetContract, owners: Mapping[str, SetContract]) ->
         column = table.partition_column
         return Input(read.table, column.name, column.type, owner.partitioning)
 
-    tables = [replace(table, inputs=tuple(map(find_column, table.inputs))) for table in contract.tables]
-    connected = replace(contract, tables=tuple(tables))
+    tables = tuple(
+        replace(table, inputs=tuple(map(find_column, table.inputs))) if table.inputs else table
+        for table in contract.tables
+    )
+    connected = replace(contract, tables=tables)
     is_time = contract.partitioning.is_time
     alike = [read for read in connected.inputs if read.column and read.partitioning.is_time == is_time]
     if not connected.takes_deliveries and not alike:

@@ -8,37 +8,39 @@ import datetime as dt
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WrapValidator
 
 from lakeshare_pipelines.contracts.document import (
+    OF_ALL,
     REQUIRED,
+    TAGS,
     Computed,
     Custom,
+    Function,
     Listed,
     Name,
     NonEmpty,
     ReadAs,
+    Sql,
     Text,
     Written,
     declared,
     wrap,
 )
 from lakeshare_pipelines.contracts.partitioning import NamedKind, Partitioning
+from lakeshare_pipelines.contracts.rules import Assertion, Rule, Severity
+from lakeshare_pipelines.contracts.sources import SourceEntry, Stem
 
-Severity = Literal["error", "warning"]
-Scope = Literal["delta", "table"]
 LogicalType = Literal["string", "date", "timestamp", "number", "integer", "boolean"]
 TableFormat = Literal["iceberg", "delta"]
 Fraction = Annotated[float, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Range = Annotated[Listed[float], Field(min_length=2, max_length=2)]
-Sql = Annotated[str, Field(min_length=1), AfterValidator(str.strip)]
 Cron = Annotated[str, Field(pattern=r"^\S+( \S+){4}$")]
 FullName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)+$")]
 FirstKey = Annotated[
@@ -47,8 +49,7 @@ FirstKey = Annotated[
     BeforeValidator(lambda value: value.isoformat() if isinstance(value, dt.date) else value),
 ]
 Dotted = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]
-Function = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")]
-Stem = Annotated[str, Field(min_length=1, pattern=r"^[^/\\]+$")]
+
 Date = Annotated[
     dt.date,
     BeforeValidator(
@@ -56,9 +57,6 @@ Date = Annotated[
         json_schema_input_type=Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")],
     ),
 ]
-OF_ALL = "id business_name authoritative_definitions"
-"""Fields of the standard for sets, tables, columns and rules that are not used here."""
-TAGS: tuple[Any, Any] = (list[str], [])
 FOREIGN_KEY = (Literal["foreignKey"], "foreignKey")
 
 
@@ -73,94 +71,6 @@ def parse_date(text: str) -> dt.date | str:
 WriteMode = Literal["replace_partitions", "append", "merge", "replace", "scd2"]
 VALID_FROM, VALID_TO, IS_CURRENT = "valid_from", "valid_to", "is_current"
 """The columns that a table with the write mode scd2 has besides those of its deliveries."""
-
-
-@declared()
-class Implementation:
-    type: str
-    arguments: Annotated[dict[str, Any], Field(alias="kwargs")] = field(default_factory=dict)
-
-
-@declared(f"{OF_ALL} dimension business_impact method schedule scheduler unit", tags=TAGS)
-class Quality:
-    """A rule: of type `custom` an expectation, of type `sql` a query; rules of type `text` are not executed."""
-
-    type: str
-    name: Name | None = None
-    engine: str | None = None
-    implementation: Implementation | None = None
-    query: NonEmpty | None = None
-    must_be: float | None = None
-    must_not_be: float | None = None
-    must_be_greater_than: float | None = None
-    must_be_greater_or_equal_to: float | None = None
-    must_be_less_than: float | None = None
-    must_be_less_or_equal_to: float | None = None
-    must_be_between: Range | None = None
-    must_not_be_between: Range | None = None
-    severity: Severity = "error"
-    description: Text = ""
-    scope: Custom[Scope | None] = None
-
-
-@dataclass(frozen=True)
-class Rule:
-    """An expectation. Scope `delta` applies to the rows of a run, `table` to the whole table after the run."""
-
-    name: str
-    table: str
-    expectation: str
-    kwargs: Mapping[str, Any]
-    severity: Severity = "error"
-    scope: Scope = "delta"
-    description: str = ""
-
-
-@dataclass(frozen=True)
-class Assertion:
-    """A rule in Spark SQL over the tables of the set as they will be after the run, and the inputs of its table.
-
-    `reads` are the tables that it names, by short name. Its query returns no row; with a `bound`, the operator of the
-    standard and its values, it returns one number within it.
-    """
-
-    name: str
-    table: str
-    query: str
-    reads: tuple[str, ...]
-    bound: tuple[str, tuple[float, ...]] | None = None
-    severity: Severity = "error"
-    description: str = ""
-
-    def holds(self, number: float) -> bool:
-        """Whether a number is within the bound."""
-        if self.bound is None:
-            return False
-        operator, values = self.bound
-        return OPERATORS[operator](number, *values)
-
-    def describe_bound(self) -> str:
-        """What its query returns, like `no row` and `a number that must be between 1 and 5`."""
-        if self.bound is None:
-            return "no row"
-        operator, values = self.bound
-        words = re.sub(r"([A-Z])", r" \1", operator).lower()
-        return f"a number that {words} {' and '.join(f'{value:g}' for value in values)}"
-
-
-OPERATORS: Mapping[str, Callable[..., bool]] = MappingProxyType(
-    {
-        "mustBe": lambda number, value: number == value,
-        "mustNotBe": lambda number, value: number != value,
-        "mustBeGreaterThan": lambda number, value: number > value,
-        "mustBeGreaterOrEqualTo": lambda number, value: number >= value,
-        "mustBeLessThan": lambda number, value: number < value,
-        "mustBeLessOrEqualTo": lambda number, value: number <= value,
-        "mustBeBetween": lambda number, low, high: low <= number <= high,
-        "mustNotBeBetween": lambda number, low, high: not low <= number <= high,
-    }
-)
-"""The operators of the standard for the number that a query returns."""
 
 
 Names = ReadAs(str | list[str], lambda names: (names,) if isinstance(names, str) else tuple(names))
@@ -224,7 +134,7 @@ class Column:
     partition_key_position: Written[int] = -1
     partition_transform: Written[Custom[str]] = "identity"
     relationships: Written[Listed[ColumnReference]] = ()
-    quality: Written[Listed[Quality]] = ()
+    quality: Written[Listed[Rule]] = ()
 
     @property
     def delivered_as(self) -> str | None:
@@ -384,96 +294,6 @@ class Input:
         return self.table.rsplit(".", 1)[-1]
 
 
-@declared()
-class JdbcSource:
-    """A table or query of a PostgreSQL database; `user` and `password` are names of environment variables.
-
-    With `incremental` a run reads the rows with larger values of that column than the runs before it, and none that
-    are younger than `lag_s` seconds. With `partition_by` it reads by `partitions` connections, each a range of values.
-    """
-
-    url: Annotated[str, Field(pattern=r"^jdbc:postgresql://[^\s?]+(\?\S*)?$")]
-    table: NonEmpty | None = None
-    query: Sql | None = None
-    incremental: NonEmpty | None = None
-    lag_s: Annotated[int, Field(ge=0)] = 0
-    partition_by: NonEmpty | None = None
-    partitions: Annotated[int, Field(ge=1, le=256)] = 1
-    fetch_rows: Annotated[int, Field(ge=1)] = 10_000
-    user: Name | None = None
-    password: Name | None = None
-
-
-@declared()
-class FilesSource:
-    """Files that match `path`, a location with `*` and `?`; `options` are those of Spark's reader of the format."""
-
-    path: NonEmpty
-    format: Literal["parquet", "orc", "csv", "json", "xml"]
-    options: dict[str, str] = field(default_factory=dict)
-
-
-@declared()
-class ShareSource:
-    """A table of a foreign share, as `share.schema.table`; `profile` names an environment variable with the path."""
-
-    profile: Name
-    table: Annotated[str, Field(pattern=r"^[^.#]+\.[^.#]+\.[^.#]+$")]
-
-
-@declared()
-class PythonSource:
-    """A class of the user's, as `package.module:Class`, with its options."""
-
-    source: Annotated[Function, Field(alias="class")]
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-@declared()
-class SourceEntry:
-    """Where the rows of a table come from: files in landing, by the stem of their names, or one of the others.
-
-    `table` is the location of a Delta or Iceberg table, or an Iceberg table in a catalog as
-    `iceberg:CATALOG/NAMESPACE.TABLE`. `asset` is the key of the Dagster asset that writes the source, as `raw/orders`.
-    """
-
-    landing: Stem | None = None
-    table: NonEmpty | None = None
-    jdbc: JdbcSource | None = None
-    files: FilesSource | None = None
-    share: ShareSource | None = None
-    python: PythonSource | None = None
-    asset: Annotated[str, Field(pattern=r"^\w+(/\w+)*$")] | None = None
-
-    @property
-    def kinds(self) -> list[str]:
-        """The kinds of source that are given; a valid entry has one."""
-        return [name for name, value in vars(self).items() if value is not None and name != "asset"]
-
-    @property
-    def location(self) -> str | None:
-        """The location that is read, if the source is in a store or a folder."""
-        if self.files is not None:
-            return self.files.path
-        is_in_catalog = self.table is None or self.table.startswith(("iceberg:", "nessie:"))
-        return None if is_in_catalog else self.table
-
-    @property
-    def has_positions(self) -> bool:
-        """Whether a run can read only what is new since the run before it."""
-        return self.python is not None or (self.jdbc is not None and self.jdbc.incremental is not None)
-
-    def __str__(self) -> str:
-        if self.jdbc is not None:
-            place = self.jdbc.url.removeprefix("jdbc:").partition("?")[0]
-            return f"{self.jdbc.table or 'a query'} of {place}"
-        if self.files is not None:
-            return f"{self.files.format} files {self.files.path}"
-        if self.share is not None:
-            return f"shared table {self.share.table}"
-        return str(self.table) if self.python is None else self.python.source
-
-
 @declared(f"{OF_ALL} data_granularity_description", tags=TAGS, logical_type=(Literal["object"], "object"))
 class Table:
     """A table with a source, a `derive` (Spark SQL), a `transform` or a `view`.
@@ -501,7 +321,8 @@ class Table:
             tuple[Input, ...], ReadAs(list[Dotted], lambda names: tuple(map(Input, dict.fromkeys(names))), [])
         ]
     ] = ()
-    rules: Computed[tuple[Rule, ...]] = ()
+    rules: Annotated[Listed[Rule], Field(alias="quality")] = ()
+    """Also those of its columns, and those that its columns imply, when the set is loaded."""
     assertions: Computed[tuple[Assertion, ...]] = ()
     references: Annotated[Listed[Reference], Field(alias="relationships")] = ()
     location: Custom[str | None] = None
@@ -525,7 +346,6 @@ class Table:
     ] = Promise()
     physical_name: Written[FullName | None] = None
     physical_type: Written[Literal["table", "view"] | None] = None
-    quality: Written[Listed[Quality]] = ()
 
     @property
     def short_name(self) -> str:

@@ -10,7 +10,6 @@ from lakeshare_pipelines.contracts.model import (
     Drift,
     PerRecipient,
     Promise,
-    Quality,
     Reading,
     Reference,
     SetContract,
@@ -18,11 +17,11 @@ from lakeshare_pipelines.contracts.model import (
     View,
     Write,
 )
-from lakeshare_pipelines.contracts.rules import EXPECTATIONS
+from lakeshare_pipelines.contracts.rules import EXPECTATIONS, Rule
 from lakeshare_pipelines.ingest.delivery import FORMAT_BY_SUFFIX
 
 TEXT = (Path(__file__).parents[4] / "docs/reference/contract.md").read_text()
-ELEMENTS = (SetContract, Table, Column, Quality, Reference)
+ELEMENTS = (SetContract, Table, Column, Rule, Reference)
 VALUES = (Drift, Reading, Promise, View, PerRecipient, Write)
 NAMES = {
     *(name for kind in ELEMENTS for name in get_document(kind).known),
