@@ -192,7 +192,7 @@ def explain_faults(
 ) -> Iterator[tuple[PathInDocument, str, str]]:
     """Yields path, problem and remedy of each fault that pydantic found in a document; `reference` lists its fields."""
     faults = error.errors()
-    holders = {fault["loc"][:-1] for fault in faults}
+    holders = {fault["loc"][:depth] for fault in faults for depth in range(len(fault["loc"]))}
     for fault in faults:
         kind, where = fault["type"], tuple(step for step in fault["loc"] if step != "[key]")
         # Items with faults do not count for pydantic, which then finds their list too short.

@@ -110,14 +110,15 @@ class Element(Part):
     @classmethod
     def lift_properties(cls, given: Any) -> Any:
         """Returns the mapping with its properties as fields `customProperties.NAME`."""
-        if not isinstance(given, dict) or not isinstance(entries := given.get(PROPERTIES), list):
+        if not isinstance(given, dict):
             return given
         if found := [name for name in given if name.startswith(f"{PROPERTIES}.")]:
             raise ValueError(f"Give {found[0]} as an entry of {PROPERTIES}")
         lifted: dict[str, Any] = {}
-        for entry in entries:
+        entries = given.get(PROPERTIES)
+        for entry in entries if isinstance(entries, list) else ():
             name = entry.get("property") if isinstance(entry, dict) else None
-            if name in cls.known and "value" in entry:
+            if isinstance(name, str) and name in cls.known and "value" in entry:
                 lifted.setdefault(f"{PROPERTIES}.{name}", entry["value"])
         return {**given, **lifted}
 
@@ -296,6 +297,7 @@ class Faults:
         """Adds what is wrong with the customProperties of an element, which is read as `kind`."""
         known, taken = get_document(kind).known, set[str]()
         for index, name in enumerate(self.list_properties()):
+            name = name.removesuffix(FAULTY)
             place = self.at(PROPERTIES, index, "property")
             if "." in name:
                 continue
