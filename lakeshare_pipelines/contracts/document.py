@@ -23,6 +23,7 @@ from pydantic import (
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
+    PlainSerializer,
     Strict,
     TypeAdapter,
     ValidationError,
@@ -30,7 +31,6 @@ from pydantic import (
     model_validator,
 )
 from pydantic.alias_generators import to_camel
-from pydantic_core import SchemaSerializer, core_schema
 
 from lakeshare_pipelines.errors import ContractError
 from lakeshare_server.errors import suggest
@@ -159,8 +159,8 @@ def declared(unused: str = "", **others: Any) -> Callable[[type[AnyClass]], type
                 **{name: convert(read[key]) if convert else read[key] for name, key, convert in parts}
             )
 
-        def get_schema(source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
-            return core_schema.no_info_after_validator_function(make, handler(document))
+        def get_schema(source: Any, handler: GetCoreSchemaHandler) -> Any:
+            return handler(Annotated[document, AfterValidator(make)])
 
         def show(value: Any) -> dict[str, Any]:
             shown = {alias: getattr(value, name) for name, alias in aliases.items()}
@@ -170,8 +170,7 @@ def declared(unused: str = "", **others: Any) -> Callable[[type[AnyClass]], type
         part.__document__ = document
         part.__get_pydantic_core_schema__ = staticmethod(get_schema)
         # A JSON Schema shows a default by the document's names.
-        shown = core_schema.plain_serializer_function_ser_schema(show)
-        part.__pydantic_serializer__ = SchemaSerializer(core_schema.any_schema(serialization=shown))
+        part.__pydantic_serializer__ = TypeAdapter(Annotated[Any, PlainSerializer(show)]).serializer
         return kind
 
     return declare

@@ -455,7 +455,7 @@ def test_faults_of_a_property_and_of_the_element_with_it_are_found(tmp_path: Pat
     assert len({error.line for error in errors}) == 3
     column(1, requierd=True)(contract := copy.deepcopy(SOUND))
     promised("spark")(contract)
-    written("marge", table=1)(contract)
+    written("merged", table=1)(contract)
     spoil(contract)
     with pytest.raises(ContractError) as caught:
         load(tmp_path, lambda c: c.update(contract))
