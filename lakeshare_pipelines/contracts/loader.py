@@ -1,7 +1,6 @@
 """Loads contracts: builds a set from the document, checks it, and reports every error of a file at once."""
 
 import re
-import string
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,46 +17,40 @@ from lakeshare_pipelines.contracts.document import (
     read_yaml,
 )
 from lakeshare_pipelines.contracts.model import (
-    DEFAULTS,
-    TYPES_OF_FORMAT,
     Column,
     ColumnReference,
     Input,
-    Maintenance,
     PerRecipient,
     Reference,
-    Server,
     SetContract,
     ShareEntry,
     SnowflakeEntry,
     Table,
-    TableFormat,
     View,
-    explain_wrong_type,
     get_base_type,
-    normalize_type,
 )
 from lakeshare_pipelines.contracts.retirement import build_retirements, suggest_successor
-from lakeshare_pipelines.contracts.rules import build_assertions, build_rules, check_assertions
+from lakeshare_pipelines.contracts.rules import (
+    BRACES,
+    build_assertions,
+    build_rules,
+    check_assertions,
+    list_placeholders,
+)
 from lakeshare_pipelines.contracts.sources import (
     NO_TRANSFORMS,
-    SourceEntry,
-    check_jdbc,
     check_origin,
     check_sources,
     connect_transforms,
 )
 from lakeshare_pipelines.contracts.write_modes import (
-    build_partitioning,
     build_write,
     check_partition_column,
-    check_partitioning,
     check_write,
     make_history_columns,
 )
 from lakeshare_pipelines.errors import ContractError
-from lakeshare_server.errors import BadRequest, suggest
-from lakeshare_server.locations import AZURE, GCS, LOCAL, S3, parse_location
+from lakeshare_server.errors import suggest
 from lakeshare_server.yaml_documents import Parsed
 
 Partitioning = tuple[tuple[str, str], ...]
@@ -192,49 +185,22 @@ def _connect_inputs(contract: SetContract, owners: Mapping[str, SetContract]) ->
 
 Entry = TypeVar("Entry", ShareEntry, SnowflakeEntry)
 
-OWNER = re.compile(r"[A-Za-z0-9_]+|[^@\s]+@[^@\s]+\.[^@\s]+")
-
 
 def _build_set(contract: SetContract, faults: Faults) -> SetContract:
     """Returns the set with what follows from its parts."""
     faults.check_properties(SetContract)
-    contract = replace(contract, server=_check_server(contract.server, faults.at("servers", 0)))
+    contract = replace(contract, server=contract.server.complete(faults.at("servers", 0)))
     tables = _build_tables(contract, faults)
     names = {name: table.name for table in tables for name in (table.short_name, table.name)}
     return replace(
         contract,
         tables=tuple(_split_inputs(table, names) for table in tables),
-        owners=_list_owners(contract, faults),
-        partitioning=build_partitioning(contract, faults),
+        owners=contract.team.list_owners(faults.at("team")),
+        partitioning=contract.partitioning.complete(contract.first_partition, faults),
         shares=tuple(_list_shared("shares", contract.shares, names, faults)),
         retirements=build_retirements(contract, names, faults),
         snowflake=tuple(_list_shared("snowflake", contract.snowflake, names, faults)),
     )
-
-
-STORES = {"s3": (S3,), "azure": (AZURE,), "gcs": (GCS,), "custom": (S3, GCS, AZURE)}
-"""The kinds of stores by the type of a contract's server. The standard has no type for Google Cloud Storage."""
-
-
-def _check_server(server: Server, faults: Faults) -> Server:
-    """Returns a server with its location as it is used."""
-    if server.location is None:
-        if server.endpoint_url is not None:
-            hint = "Give the location, like s3://bucket/prefix, or remove endpointUrl."
-            faults.at("endpointUrl").add(f"{server.endpoint_url!r} has no location beside it", hint)
-        return server
-    try:
-        place = parse_location(server.location)
-    except BadRequest as error:
-        faults.at("location").add(f"{server.location!r} is not the location of a store", error.hint)
-        return server
-    if server.type not in STORES or place.kind == LOCAL:
-        hint = "Give a location in a store with type s3, azure, gcs or custom, or remove it: the tables are then in "
-        hint += "LAKESHARE_WAREHOUSE."
-        faults.at("location").add(f"{server.location!r} is not possible with type {server.type!r}", hint)
-    elif place.kind not in STORES[server.type]:
-        faults.at("type").add(f"{server.type!r} does not fit {server.location!r}", f"Give {place.kind!r}.")
-    return replace(server, location=place.location.rstrip("/"))
 
 
 def _build_tables(contract: SetContract, faults: Faults) -> tuple[Table, ...]:
@@ -259,7 +225,7 @@ def _build_table(contract: SetContract, given: Table, faults: Faults, bases: Map
         format=contract.server.format,
         warehouse=contract.warehouse,
         source=None if given.reads is None else given.reads.landing,
-        reads=_get_source(given.reads, faults),
+        reads=given.reads and given.reads.complete(faults.at(PROPERTIES)),
     )
     view, base = table.view, None if table.view is None else bases.get(table.view.of)
     if view is None:
@@ -273,31 +239,14 @@ def _build_table(contract: SetContract, given: Table, faults: Faults, bases: Map
         table,
         columns=columns,
         partition_by=partition_by,
-        depends_on=_placeholders(table.derive, faults) if view is None else (view.of,),
+        depends_on=_list_read(table, faults),
         rules=tuple(build_rules(table, columns, faults)),
         assertions=tuple(build_assertions(table, faults)),
         references=tuple(_build_references(table, faults)),
         allow_schema_changes=table.allow_schema_changes or (base is not None and base.allow_schema_changes),
         write=write,
-        maintenance=_build_maintenance(contract.maintenance, table.maintenance, columns, faults),
+        maintenance=table.maintenance.complete(contract.maintenance, columns, faults),
     )
-
-
-def _get_source(entry: SourceEntry | None, faults: Faults) -> SourceEntry | None:
-    """Returns the source of a table that is not landing."""
-    if entry is None:
-        return None
-    source = faults.at("customProperties")
-    if len(entry.kinds) != 1:
-        given = " and ".join(entry.kinds) or "nothing"
-        hint = "Give one of landing (or the name of the files alone), table, jdbc, files, share, python."
-        source.add(f"a source has one kind, this one has {given}", hint, near=("source",))
-    elif entry.landing is not None and entry.asset is not None:
-        hint = "Remove it: deliveries have an asset of their own."
-        source.add("files in landing are written by no other asset", hint, near=("source",))
-    elif entry.jdbc is not None:
-        check_jdbc(entry.jdbc, source)
-    return None if entry.landing is not None else entry
 
 
 def _split_inputs(table: Table, names: Mapping[str, str]) -> Table:
@@ -309,46 +258,16 @@ def _split_inputs(table: Table, names: Mapping[str, str]) -> Table:
     return replace(table, depends_on=tuple(depends_on), inputs=inputs)
 
 
-def _build_maintenance(
-    of_set: Maintenance, of_table: Maintenance, columns: Sequence[Column], faults: Faults
-) -> Maintenance:
-    """Returns the maintenance of a table; what it does not give is that of its set."""
-    place, names = faults.at(PROPERTIES, "maintenance"), [column.name for column in columns]
-    for name in of_table.compaction.sort_by:
-        if name not in names:
-            place.add(f"compaction sorts by {name!r}, which the table does not have", suggest(name, names))
-    given = place.get() or {}
-    compaction = of_table.compaction if "compaction" in given else of_set.compaction
-    sort_by = tuple(name for name in compaction.sort_by if name in names)
-    return Maintenance(
-        replace(compaction, sort_by=sort_by), of_table.keep if "keep" in given else of_set.keep
-    )
-
-
 def _build_columns(table: Table, faults: Faults) -> tuple[tuple[Column, ...], Partitioning]:
     columns: list[Column] = []
     for index, given in enumerate(table.columns):
         place = faults.at("properties", index)
         place.check_properties(Column)
-        kind = _find_type(given, table.format, place)
-        columns.append(replace(given, type=kind, required=given.required or given.primary_key))
+        columns.append(given.complete(table.format, place))
     by = sorted(
         (column for column in columns if column.partitioned), key=lambda column: column.partition_key_position
     )
     return tuple(columns), tuple((column.name, column.partition_transform) for column in by)
-
-
-def _find_type(column: Column, table_format: TableFormat, faults: Faults) -> str:
-    if not column.type and column.logical_type is None:
-        hint = "Give logicalType, and physicalType where it matters."
-        faults.add(f"column {column.name!r} has no type", hint)
-        return "string"
-    kind = normalize_type(column.type or DEFAULTS[column.logical_type or "string"])
-    wrong = explain_wrong_type(kind, column.logical_type, table_format)
-    if wrong:
-        field = "physicalType" if column.type else "logicalType"
-        faults.at(field).add(wrong, suggest(kind, TYPES_OF_FORMAT[table_format]))
-    return kind
 
 
 def _build_references(table: Table, faults: Faults) -> Iterator[Reference]:
@@ -359,51 +278,25 @@ def _build_references(table: Table, faults: Faults) -> Iterator[Reference]:
             continue
         place.check_properties(Reference)
         columns = tuple(name.rpartition(".")[2] for name in reference.columns)
-        yield _build_reference(table, reference, columns, place)
+        yield reference.complete(table.name, columns, place)
     for number, column in enumerate(table.columns):
         for index, of_column in enumerate(column.relationships):
             place = faults.at("properties", number, "relationships", index)
             place.check_properties(ColumnReference)
-            yield _build_reference(table, of_column, (column.name,), place)
+            yield of_column.complete(table.name, (column.name,), place)
 
 
-def _build_reference(table: Table, given: Reference, columns: tuple[str, ...], faults: Faults) -> Reference:
-    pairs = [name.rpartition(".") for name in given.to_columns]
-    targets = {target for target, _, _ in pairs}
-    if len(targets) != 1 or "" in targets or len(pairs) != len(columns):
-        hint = "Name as many columns as in `from`, of one table, each as table.column."
-        faults.add(f"`to` is {', '.join(given.to_columns)}", hint)
-    target = pairs[0][0]
-    name = "__".join(["references", target.rsplit(".", 1)[-1], "_".join(columns)])
-    to_columns = tuple(column for _, _, column in pairs)
-    return Reference(name, table.name, columns, target, to_columns, given.severity, given.description)
-
-
-def _placeholders(derive: str | None, faults: Faults) -> tuple[str, ...]:
-    if derive is None:
+def _list_read(table: Table, faults: Faults) -> tuple[str, ...]:
+    """Returns the tables that a view or a derivation reads, as they are named there."""
+    if table.view is not None:
+        return (table.view.of,)
+    if table.derive is None:
         return ()
     try:
-        fields = [name for _, name, _, _ in string.Formatter().parse(derive) if name is not None]
+        return list_placeholders(table.derive)
     except ValueError as error:
-        faults.add(
-            f"derive: {error}",
-            "Write a brace that is not a placeholder twice: {{ or }}.",
-            near=("customProperties", "derive"),
-        )
+        faults.add(f"derive: {error}", BRACES, near=(PROPERTIES, "derive"))
         return ()
-    return tuple(dict.fromkeys(fields))
-
-
-def _list_owners(contract: SetContract, faults: Faults) -> tuple[str, ...]:
-    team = contract.team
-    names = [(index, m.username) for index, m in enumerate(team.members) if (m.role or "").lower() == "owner"]
-    for index, name in names:
-        if not OWNER.fullmatch(name):
-            hint = "Give an e-mail address, or a team's name of letters, digits and _."
-            place = faults.at("team", "members", index, "username")
-            place.add(f"owner {name!r} is neither person nor team", hint)
-    owners = [name for _, name in names] or ([team.name] if team.name else [])
-    return tuple(name if "@" in name else f"team:{name}" for name in owners)
 
 
 def _list_shared(
@@ -574,7 +467,7 @@ def _check_set(contract: SetContract, faults: Faults, *, is_run: bool) -> SetCon
         problem = f"set {contract.name} has neither deliveries nor inputs: nothing would start it"
         faults.at("schema").add(problem, "Give a table a source, or name tables of other sets as inputs.")
     properties = faults.at("customProperties")
-    check_partitioning(contract.partitioning, properties)
+    contract.partitioning.check_first(properties)
     for name, entries, kind in (
         ("shares", contract.shares, "share entry"),
         ("snowflake", contract.snowflake, "table of Snowflake"),

@@ -8,8 +8,8 @@ import datetime as dt
 import hashlib
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,10 +17,12 @@ from pydantic import AfterValidator, BeforeValidator, Field, WrapValidator
 
 from lakeshare_pipelines.contracts.document import (
     OF_ALL,
+    PROPERTIES,
     REQUIRED,
     TAGS,
     Computed,
     Custom,
+    Faults,
     Function,
     Listed,
     Name,
@@ -35,6 +37,8 @@ from lakeshare_pipelines.contracts.document import (
 from lakeshare_pipelines.contracts.partitioning import NamedKind, Partitioning
 from lakeshare_pipelines.contracts.rules import Assertion, Rule, Severity
 from lakeshare_pipelines.contracts.sources import SourceEntry, Stem
+from lakeshare_server.errors import BadRequest, suggest
+from lakeshare_server.locations import AZURE, GCS, LOCAL, S3, parse_location
 
 LogicalType = Literal["string", "date", "timestamp", "number", "integer", "boolean"]
 TableFormat = Literal["iceberg", "delta"]
@@ -91,6 +95,17 @@ class Reference:
     severity: Custom[Severity] = "error"
     description: Custom[str] = ""
 
+    def complete(self, table: str, columns: tuple[str, ...], faults: Faults) -> "Reference":
+        """Returns the reference of columns of a table, with its name and what it refers to."""
+        pairs = [name.rpartition(".") for name in self.to_columns]
+        targets = {target for target, _, _ in pairs}
+        if len(targets) != 1 or "" in targets or len(pairs) != len(columns):
+            hint = "Name as many columns as in `from`, of one table, each as table.column."
+            faults.add(f"`to` is {', '.join(self.to_columns)}", hint)
+        to_table, to_columns = pairs[0][0], tuple(column for _, _, column in pairs)
+        name = "__".join(["references", to_table.rsplit(".", 1)[-1], "_".join(columns)])
+        return Reference(name, table, columns, to_table, to_columns, self.severity, self.description)
+
 
 @declared(type=FOREIGN_KEY)
 class ColumnReference(Reference):
@@ -140,6 +155,29 @@ class Column:
     def delivered_as(self) -> str | None:
         """Name in the delivered file; None for a computed column."""
         return None if self.expression else self.source or self.name
+
+    def complete(self, table_format: TableFormat, faults: Faults) -> "Column":
+        """Returns the column with its type, which can be that of its logical type."""
+        if not self.type and self.logical_type is None:
+            hint = "Give logicalType, and physicalType where it matters."
+            faults.add(f"column {self.name!r} has no type", hint)
+        kind = normalize_type(self.type or DEFAULTS[self.logical_type or "string"])
+        wrong = self._explain_wrong_type(kind, table_format)
+        if wrong:
+            field = "physicalType" if self.type else "logicalType"
+            faults.at(field).add(wrong, suggest(kind, TYPES_OF_FORMAT[table_format]))
+        return replace(self, type=kind, required=self.required or self.primary_key)
+
+    def _explain_wrong_type(self, kind: str, table_format: TableFormat) -> str | None:
+        base, decimal = get_base_type(kind), _DECIMAL.fullmatch(kind)
+        if base not in TYPES_OF_FORMAT[table_format]:
+            return f"type {kind!r} cannot be used in a table of format {table_format}"
+        precision, scale = (int(part or 0) for part in decimal.groups()) if decimal else (0, 0)
+        if base == "decimal" and not (1 <= precision <= MAX_PRECISION and scale <= precision):
+            return f"type {kind!r} needs a precision of 1 to {MAX_PRECISION} and a scale up to it"
+        if self.logical_type is not None and base not in PHYSICAL_TYPES[self.logical_type]:
+            return f"type {kind!r} contradicts logicalType {self.logical_type!r}"
+        return None
 
 
 @declared()
@@ -213,6 +251,19 @@ class Maintenance:
         ),
     ] = Compaction()
     keep: Annotated[Keep, wrap("publications", int, Keep | Positive)] = Keep()
+
+    def complete(self, of_set: "Maintenance", columns: Sequence[Column], faults: Faults) -> "Maintenance":
+        """Returns the maintenance of a table; what it does not give is that of its set."""
+        place, names = faults.at(PROPERTIES, "maintenance"), [column.name for column in columns]
+        for name in self.compaction.sort_by:
+            if name not in names:
+                place.add(
+                    f"compaction sorts by {name!r}, which the table does not have", suggest(name, names)
+                )
+        given = place.get() or {}
+        compaction = (self if "compaction" in given else of_set).compaction
+        sort_by = tuple(name for name in compaction.sort_by if name in names)
+        return Maintenance(replace(compaction, sort_by=sort_by), (self if "keep" in given else of_set).keep)
 
 
 @declared()
@@ -460,8 +511,31 @@ class Server:
     location: str | None = None
     endpoint_url: str | None = None
 
+    def complete(self, faults: Faults) -> "Server":
+        """Returns the server with its location as it is used."""
+        if self.location is None:
+            if self.endpoint_url is not None:
+                hint = "Give the location, like s3://bucket/prefix, or remove endpointUrl."
+                faults.at("endpointUrl").add(f"{self.endpoint_url!r} has no location beside it", hint)
+            return self
+        try:
+            place = parse_location(self.location)
+        except BadRequest as error:
+            faults.at("location").add(f"{self.location!r} is not the location of a store", error.hint)
+            return self
+        if self.type not in STORES or place.kind == LOCAL:
+            hint = "Give a location in a store with type s3, azure, gcs or custom, or remove it: the tables are then "
+            hint += "in LAKESHARE_WAREHOUSE."
+            faults.at("location").add(f"{self.location!r} is not possible with type {self.type!r}", hint)
+        elif place.kind not in STORES[self.type]:
+            faults.at("type").add(f"{self.type!r} does not fit {self.location!r}", f"Give {place.kind!r}.")
+        return replace(self, location=place.location.rstrip("/"))
 
+
+STORES = {"s3": (S3,), "azure": (AZURE,), "gcs": (GCS,), "custom": (S3, GCS, AZURE)}
+"""The kinds of stores by the type of a contract's server. The standard has no type for Google Cloud Storage."""
 Servers = Annotated[list[Server], Field(min_length=1, max_length=1)]
+OWNER = re.compile(r"[A-Za-z0-9_]+|[^@\s]+@[^@\s]+\.[^@\s]+")
 OF_TEAM = "description id tags custom_properties authoritative_definitions"
 
 
@@ -475,6 +549,19 @@ class Member:
 class Team:
     name: str | None = None
     members: Listed[Member] = ()
+
+    def list_owners(self, faults: Faults) -> tuple[str, ...]:
+        """Returns the members with the role of an owner, or the team, as Dagster takes them."""
+        names = [
+            (index, m.username) for index, m in enumerate(self.members) if (m.role or "").lower() == "owner"
+        ]
+        for index, name in names:
+            if not OWNER.fullmatch(name):
+                hint = "Give an e-mail address, or a team's name of letters, digits and _."
+                place = faults.at("members", index, "username")
+                place.add(f"owner {name!r} is neither person nor team", hint)
+        owners = [name for _, name in names] or ([self.name] if self.name else [])
+        return tuple(name if "@" in name else f"team:{name}" for name in owners)
 
 
 @declared("authoritative_definitions custom_properties", usage=(str, ""), limitations=(str, ""))
@@ -616,25 +703,6 @@ def can_widen(before: str, after: str) -> bool:
     if narrow is None or wide is None:
         return False
     return int(narrow[2] or 0) == int(wide[2] or 0) and int(narrow[1]) < int(wide[1])
-
-
-def explain_wrong_type(spark_type: str, logical: str | None, table_format: str) -> str | None:
-    """Returns why a column cannot have this type, None if it can."""
-    base = get_base_type(spark_type)
-    known = TYPES_OF_FORMAT[table_format]
-    if base not in known:
-        return f"type {spark_type!r} cannot be used in a table of format {table_format}"
-    if base == "decimal":
-        decimal = _DECIMAL.fullmatch(spark_type)
-        if (
-            decimal is None
-            or not 1 <= int(decimal[1]) <= MAX_PRECISION
-            or int(decimal[2] or 0) > int(decimal[1])
-        ):
-            return f"type {spark_type!r} needs a precision of 1 to {MAX_PRECISION} and a scale up to it"
-    if logical is not None and base not in PHYSICAL_TYPES[logical]:
-        return f"type {spark_type!r} contradicts logicalType {logical!r}"
-    return None
 
 
 def describe(contract: SetContract) -> str:

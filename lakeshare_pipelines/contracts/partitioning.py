@@ -5,15 +5,25 @@ Here is the arithmetic only; Spark's expressions for it are in `spark/partitions
 
 import datetime as dt
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Annotated, Literal
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfo, available_timezones
 
 from pydantic import Field
 
-from lakeshare_pipelines.contracts.document import Computed, NonEmpty, ReadAs, Written, declared
+from lakeshare_pipelines.contracts.document import (
+    PROPERTIES,
+    Computed,
+    Faults,
+    NonEmpty,
+    ReadAs,
+    Written,
+    declared,
+)
+from lakeshare_server.errors import suggest
 
 NamedKind = Literal["hourly", "daily", "weekly", "monthly", "dynamic", "none"]
 Kind = NamedKind | Literal["static"]
@@ -79,6 +89,18 @@ class SecondDimension:
     ] = None
     kind: Written[Literal["dynamic"] | None] = None
 
+    def complete(self, kind: Kind, place: Faults) -> "SecondDimension | None":
+        """Returns the dimension if a set with partitions of this kind can have it."""
+        if kind not in TIME_KINDS:
+            hint = f"Leave it out, or set kind to {', '.join(TIME_KINDS)}."
+            place.add(f"{kind} partitions have no second dimension", hint)
+            return None
+        if (self.kind is None) == (self.values is None):
+            hint = "Give static with all names, or kind: dynamic."
+            place.add("second needs either static or kind: dynamic", hint)
+        _check_labels(self.values or (), place)
+        return self
+
     def is_name(self, name: str) -> bool:
         return is_label(name) if self.values is None else name in self.values
 
@@ -113,6 +135,45 @@ class Partitioning:
         tuple[str, ...], ReadAs(Keys, lambda keys: tuple(keys or ())), Field(alias="static")
     ] = ()
     second: SecondDimension | None = None
+
+    def complete(self, first: str | None, faults: Faults) -> "Partitioning":
+        """Returns the partitions of a set from `first` on; with a time zone that is known."""
+        place = faults.at(PROPERTIES, "partitioning")
+        written = place.get() or {}
+        kind: Kind = "static" if self.values else self.kind
+        if self.values and "kind" in written:
+            place.add("it has both kind and static", "Keep one of them.")
+        for name in ("timeZone", "endOffset", "latenessHours"):
+            if name in written and kind not in TIME_KINDS:
+                hint = f"Leave it out, or set kind to {', '.join(TIME_KINDS)}."
+                place.add(f"{kind} partitions have no {name}", hint)
+        zone = self.time_zone
+        if zone != "UTC" and zone not in list_time_zones():
+            hint = suggest(zone, list_time_zones(), "Give a name of the IANA database, as Europe/Berlin.")
+            place.add(f"timeZone {zone!r} is not known", hint)
+            zone = "UTC"
+        elif kind == "hourly" and not has_whole_hours(zone):
+            hint = "Give UTC, or a zone whose hours begin at those of UTC."
+            place.add(f"timeZone {zone!r} has hours that begin within hours of UTC", hint)
+        _check_labels(self.values, place)
+        second = None if self.second is None else self.second.complete(kind, place)
+        return replace(self, kind=kind, first=first, time_zone=zone, second=second)
+
+    def check_first(self, faults: Faults) -> None:
+        """Checks the first partition; `faults` are of the customProperties of the set."""
+        first = self.first
+        if not faults.has_none():
+            return
+        if self.is_time and first is None:
+            part = "day" if self.kind != "hourly" else "hour"
+            kind = f"{'an' if self.kind == 'hourly' else 'a'} {self.kind}"
+            hint = f"Give the first {part}, as {self.example}."
+            faults.add(f"{kind} set needs firstPartition", hint, near=("partitioning",))
+        elif first is not None and not (self.is_time and self.is_key(first)):
+            hint = "Give a day as 2013-01-01 and partitioning: daily, or leave it out."
+            if self.is_time and self.kind != "daily":
+                hint = f"{self.expected_first}, or change partitioning."
+            faults.add(f"firstPartition cannot be {first!r}", hint, near=("firstPartition",))
 
     @cached_property
     def time_dimension(self) -> "Partitioning":
@@ -408,3 +469,22 @@ def has_whole_hours(time_zone: str) -> bool:
     zone = ZoneInfo(time_zone)
     days = (dt.datetime(year, month, 1, tzinfo=zone) for year in range(1990, 2038) for month in (1, 4, 7, 10))
     return all((day.utcoffset() or dt.timedelta()) % HOUR == dt.timedelta() for day in days)
+
+
+def _check_labels(values: Sequence[str], place: Faults) -> None:
+    for value in values:
+        if not is_label(value):
+            hint = (
+                "Use letters, digits, '_', '-' and single '.', at most 100 characters, and not the name all."
+            )
+            place.add(f"static cannot have {value!r}", hint)
+    # Folders of a landing area may ignore case.
+    for name, count in Counter(value.lower() for value in values).items():
+        if count > 1:
+            place.add(f"static has {name!r} {count} times", "Keys must differ in more than case.")
+
+
+@cache
+def list_time_zones() -> frozenset[str]:
+    """Lists the names of the IANA database; reading them takes 5 ms."""
+    return frozenset(available_timezones())

@@ -404,18 +404,29 @@ def _build_assertion(
         return
     query = _fill_in(query, table.short_name, column)
     try:
-        names = [name for _, name, _, _ in string.Formatter().parse(query) if name is not None]
+        reads = list_placeholders(query)
     except ValueError as error:
-        hint = "Write a brace that is not a placeholder twice: {{ or }}."
-        faults.at("query").add(str(error), hint)
+        faults.at("query").add(str(error), BRACES)
         return
     if rule.name:
         bound = next(
             ((name, tuple(value) if isinstance(value, list) else (value,)) for name, value in bounds.items()),
             None,
         )
-        reads = tuple(dict.fromkeys(names))
         yield Assertion(rule.name, table.name, query.strip(), reads, bound, rule.severity, rule.description)
+
+
+BRACES = "Write a brace that is not a placeholder twice: {{ or }}."
+
+
+def list_placeholders(text: str) -> tuple[str, ...]:
+    """Returns the names in braces, each once.
+
+    Raises:
+        ValueError: a brace has no counterpart.
+    """
+    names = [name for _, name, _, _ in string.Formatter().parse(text) if name is not None]
+    return tuple(dict.fromkeys(names))
 
 
 def check_assertions(contract: "SetContract", table: "Table", faults: Faults) -> None:

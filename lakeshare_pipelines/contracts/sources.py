@@ -40,6 +40,28 @@ class JdbcSource:
     user: Name | None = None
     password: Name | None = None
 
+    def check(self, faults: Faults) -> None:
+        """Checks the fields against each other; `faults` is at the customProperties of the table."""
+
+        def add(problem: str, hint: str) -> None:
+            faults.add(problem, hint, near=("source",))
+
+        if (self.table is None) == (self.query is None):
+            given = "neither" if self.table is None else "both"
+            add(f"jdbc reads a table or a query, {given} is given", "Give one of table and query.")
+        if (self.partitions > 1) != (self.partition_by is not None):
+            hint = "Give both, partitionBy with a column of numbers or times, or neither."
+            add("jdbc is read in partitions by partitionBy and partitions above 1", hint)
+        if self.lag_s and self.incremental is None:
+            add("jdbc has lagS and reads all rows", "Remove lagS, or name the incremental column.")
+        names = [part.partition("=")[0].lower() for part in self.url.partition("?")[2].split("&")]
+        if found := [name for name in SECRETS if name in names]:
+            hint = "Remove it; give the names of environment variables as user and password beside url."
+            add(f"jdbc.url has the {found[0]}", hint)
+        if "@" in self.url:
+            hint = "Remove them; give the names of environment variables as user and password beside url."
+            add("jdbc.url has user or password before @", hint)
+
 
 @declared()
 class FilesSource:
@@ -99,6 +121,19 @@ class SourceEntry:
     def has_positions(self) -> bool:
         """Whether a run can read only what is new since the run before it."""
         return self.python is not None or (self.jdbc is not None and self.jdbc.incremental is not None)
+
+    def complete(self, faults: Faults) -> "SourceEntry | None":
+        """Returns the source if it is not landing; `faults` is at the customProperties of the table."""
+        if len(self.kinds) != 1:
+            given = " and ".join(self.kinds) or "nothing"
+            hint = "Give one of landing (or the name of the files alone), table, jdbc, files, share, python."
+            faults.add(f"a source has one kind, this one has {given}", hint, near=("source",))
+        elif self.landing is not None and self.asset is not None:
+            hint = "Remove it: deliveries have an asset of their own."
+            faults.add("files in landing are written by no other asset", hint, near=("source",))
+        elif self.jdbc is not None:
+            self.jdbc.check(faults)
+        return None if self.landing is not None else self
 
     def __str__(self) -> str:
         if self.jdbc is not None:
@@ -196,29 +231,6 @@ def _check_placeholders(
         hint = f"Write a table of the set as {{name}}; there are: {', '.join(sorted(known))}. Those of other sets are "
         hint += "named in inputs, as set.table."
         faults.add("derive names no table of the set", hint, near=("derive",))
-
-
-def check_jdbc(jdbc: JdbcSource, faults: Faults) -> None:
-    """Checks the fields of a database against each other; `faults` is at the customProperties of the table."""
-
-    def add(problem: str, hint: str) -> None:
-        faults.add(problem, hint, near=("source",))
-
-    if (jdbc.table is None) == (jdbc.query is None):
-        given = "neither" if jdbc.table is None else "both"
-        add(f"jdbc reads a table or a query, {given} is given", "Give one of table and query.")
-    if (jdbc.partitions > 1) != (jdbc.partition_by is not None):
-        hint = "Give both, partitionBy with a column of numbers or times, or neither."
-        add("jdbc is read in partitions by partitionBy and partitions above 1", hint)
-    if jdbc.lag_s and jdbc.incremental is None:
-        add("jdbc has lagS and reads all rows", "Remove lagS, or name the incremental column.")
-    names = [part.partition("=")[0].lower() for part in jdbc.url.partition("?")[2].split("&")]
-    if found := [name for name in SECRETS if name in names]:
-        hint = "Remove it; give the names of environment variables as user and password beside url."
-        add(f"jdbc.url has the {found[0]}", hint)
-    if "@" in jdbc.url:
-        hint = "Remove them; give the names of environment variables as user and password beside url."
-        add("jdbc.url has user or password before @", hint)
 
 
 def check_sources(contract: "SetContract", faults: Faults) -> None:

@@ -1,10 +1,6 @@
 """How deliveries change tables, as a contract has it: partitions, modes, columns of versions, what is refused."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from functools import cache
-from zoneinfo import available_timezones
 
 from lakeshare_pipelines.contracts.document import PROPERTIES, Faults
 from lakeshare_pipelines.contracts.model import (
@@ -17,88 +13,9 @@ from lakeshare_pipelines.contracts.model import (
     Write,
 )
 from lakeshare_pipelines.contracts.partitioning import (
-    TIME_KINDS,
-    Kind,
-    Partitioning,
     SecondDimension,
-    has_whole_hours,
-    is_label,
 )
 from lakeshare_server.errors import suggest
-
-UTC = "UTC"
-
-
-@cache
-def list_time_zones() -> frozenset[str]:
-    """Lists the names of the IANA database; reading them takes 5 ms."""
-    return frozenset(available_timezones())
-
-
-def build_partitioning(contract: SetContract, faults: Faults) -> Partitioning:
-    """Returns the partitions of a set; one with static keys if the time zone is not known."""
-    given, place = contract.partitioning, faults.at(PROPERTIES, "partitioning")
-    written = place.get() or {}
-    kind: Kind = "static" if given.values else given.kind
-    if given.values and "kind" in written:
-        place.add("it has both kind and static", "Keep one of them.")
-    for name in ("timeZone", "endOffset", "latenessHours"):
-        if name in written and kind not in TIME_KINDS:
-            hint = f"Leave it out, or set kind to {', '.join(TIME_KINDS)}."
-            place.add(f"{kind} partitions have no {name}", hint)
-    zone = given.time_zone
-    if zone != UTC and zone not in list_time_zones():
-        hint = suggest(zone, list_time_zones(), "Give a name of the IANA database, as Europe/Berlin.")
-        place.add(f"timeZone {zone!r} is not known", hint)
-        zone = UTC
-    elif kind == "hourly" and not has_whole_hours(zone):
-        hint = "Give UTC, or a zone whose hours begin at those of UTC."
-        place.add(f"timeZone {zone!r} has hours that begin within hours of UTC", hint)
-    _check_labels(given.values, place)
-    second = None if given.second is None else _check_second(given.second, kind, place)
-    return replace(given, kind=kind, first=contract.first_partition, time_zone=zone, second=second)
-
-
-def _check_labels(values: Sequence[str], place: Faults) -> None:
-    for value in values:
-        if not is_label(value):
-            hint = (
-                "Use letters, digits, '_', '-' and single '.', at most 100 characters, and not the name all."
-            )
-            place.add(f"static cannot have {value!r}", hint)
-    # Folders of a landing area may ignore case.
-    for name, count in Counter(value.lower() for value in values).items():
-        if count > 1:
-            place.add(f"static has {name!r} {count} times", "Keys must differ in more than case.")
-
-
-def _check_second(second: SecondDimension, kind: Kind, place: Faults) -> SecondDimension | None:
-    if kind not in TIME_KINDS:
-        hint = f"Leave it out, or set kind to {', '.join(TIME_KINDS)}."
-        place.add(f"{kind} partitions have no second dimension", hint)
-        return None
-    if (second.kind is None) == (second.values is None):
-        hint = "Give static with all names, or kind: dynamic."
-        place.add("second needs either static or kind: dynamic", hint)
-    _check_labels(second.values or (), place)
-    return second
-
-
-def check_partitioning(partitioning: Partitioning, faults: Faults) -> None:
-    """Checks the first partition; `faults` are of the customProperties of the set."""
-    first = partitioning.first
-    if not faults.has_none():
-        return
-    if partitioning.is_time and first is None:
-        part = "day" if partitioning.kind != "hourly" else "hour"
-        kind = f"{'an' if partitioning.kind == 'hourly' else 'a'} {partitioning.kind}"
-        hint = f"Give the first {part}, as {partitioning.example}."
-        faults.add(f"{kind} set needs firstPartition", hint, near=("partitioning",))
-    elif first is not None and not (partitioning.is_time and partitioning.is_key(first)):
-        hint = "Give a day as 2013-01-01 and partitioning: daily, or leave it out."
-        if partitioning.is_time and partitioning.kind != "daily":
-            hint = f"{partitioning.expected_first}, or change partitioning."
-        faults.add(f"firstPartition cannot be {first!r}", hint, near=("firstPartition",))
 
 
 def check_partition_column(contract: SetContract, table: Table, faults: Faults) -> None:
