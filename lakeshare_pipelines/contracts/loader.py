@@ -22,6 +22,7 @@ from lakeshare_pipelines.contracts.model import (
     Input,
     PerRecipient,
     Reference,
+    Retirement,
     SetContract,
     ShareEntry,
     SnowflakeEntry,
@@ -29,7 +30,6 @@ from lakeshare_pipelines.contracts.model import (
     View,
     get_base_type,
 )
-from lakeshare_pipelines.contracts.retirement import build_retirements, suggest_successor
 from lakeshare_pipelines.contracts.rules import (
     BRACES,
     build_assertions,
@@ -127,7 +127,7 @@ def _connect_sets(contracts: Sequence[SetContract]) -> tuple[SetContract, ...]:
         for table in contract.tables:
             for read in table.inputs:
                 if read.table not in owners:
-                    hint = suggest_successor(read.table, contracts) or suggest(read.table, owners, OF_OTHERS)
+                    hint = _suggest_successor(read.table, contracts) or suggest(read.table, owners, OF_OTHERS)
                     problem = f"no contract has the table {read.table!r}"
                     place = ("schema", table.short_name, "customProperties", "inputs")
                     line = find_line(contract, *place)
@@ -145,6 +145,16 @@ def _connect_sets(contracts: Sequence[SetContract]) -> tuple[SetContract, ...]:
         hint = "Remove one of these inputs, or put the tables into one set."
         raise ContractError(paths[path[0]], "inputs", problem, hint) from None
     return tuple(_connect_inputs(contract, owners) for contract in contracts)
+
+
+def _suggest_successor(table: str, contracts: Iterable[SetContract]) -> str | None:
+    """Returns what to read instead of a retired table of one of the contracts; None for other tables."""
+    for contract in contracts:
+        for each in contract.retirements:
+            if each.table == table:
+                instead = f"Read {each.successor} instead" if each.successor else "Nothing takes its place"
+                return f"Set {contract.name} {contract.version} retires it. {instead}."
+    return None
 
 
 def _connect_inputs(contract: SetContract, owners: Mapping[str, SetContract]) -> SetContract:
@@ -198,7 +208,7 @@ def _build_set(contract: SetContract, faults: Faults) -> SetContract:
         owners=contract.team.list_owners(faults.at("team")),
         partitioning=contract.partitioning.complete(contract.first_partition, faults),
         shares=tuple(_list_shared("shares", contract.shares, names, faults)),
-        retirements=build_retirements(contract, names, faults),
+        retirements=_list_retirements(contract, names, faults.at(PROPERTIES, "retire")),
         snowflake=tuple(_list_shared("snowflake", contract.snowflake, names, faults)),
     )
 
@@ -251,6 +261,8 @@ def _build_table(contract: SetContract, given: Table, faults: Faults, bases: Map
 
 def _split_inputs(table: Table, names: Mapping[str, str]) -> Table:
     """Returns the table with declared inputs of its own set in `depends_on`, by short name, and others in `inputs`."""
+    if not table.inputs:
+        return table
     own = [names[read.table].rsplit(".", 1)[-1] for read in table.inputs if read.table in names]
     inputs = tuple(read for read in table.inputs if read.table not in names)
     read = {each.short_name for each in inputs if each.short_name not in names}
@@ -313,6 +325,16 @@ def _list_shared(
                 continue
             lake_name = names[named.table]
             yield replace(entry, name=named.name or lake_name.rsplit(".", 1)[-1], table=lake_name, tables=())
+
+
+def _list_retirements(
+    contract: SetContract, names: Mapping[str, str], faults: Faults
+) -> tuple[Retirement, ...]:
+    found = tuple(each.complete(contract.name, names, faults) for each in contract.retirements)
+    for name, count in Counter(each.table for each in found).items():
+        if count > 1:
+            faults.add(f"{name} is given {count} times", "Keep one of them.")
+    return found
 
 
 QUOTED = re.compile(r"'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.)*\"|`[^`]*`", re.DOTALL)

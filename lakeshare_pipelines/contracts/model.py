@@ -8,7 +8,7 @@ import datetime as dt
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -500,6 +500,17 @@ class Retirement:
 
     def is_over(self, today: dt.date) -> bool:
         return self.date < today
+
+    def complete(self, set_name: str, names: Mapping[str, str], faults: Faults) -> "Retirement":
+        """Returns the retirement with full names of tables; `names` are those of the set's tables."""
+        table = self.table if "." in self.table else f"{set_name}.{self.table}"
+        if table in names.values():
+            hint = "Give the new version of the table another physicalName, or remove the entry."
+            faults.add(f"{table} is retired and a table of the set", hint)
+        if self.successor is not None and self.successor not in names:
+            hint = suggest(self.successor, names, "Name a table of the set, or leave the successor out.")
+            faults.add(f"the set has no table {self.successor!r} to read instead of {table}", hint)
+        return replace(self, table=table, successor=names.get(self.successor or ""))
 
 
 @declared("path catalog description environment roles custom_properties id", server=(str, ...))
