@@ -44,7 +44,6 @@ LogicalType = Literal["string", "date", "timestamp", "number", "integer", "boole
 TableFormat = Literal["iceberg", "delta"]
 Fraction = Annotated[float, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
-Range = Annotated[Listed[float], Field(min_length=2, max_length=2)]
 Cron = Annotated[str, Field(pattern=r"^\S+( \S+){4}$")]
 FullName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)+$")]
 FirstKey = Annotated[
@@ -77,7 +76,9 @@ VALID_FROM, VALID_TO, IS_CURRENT = "valid_from", "valid_to", "is_current"
 """The columns that a table with the write mode scd2 has besides those of its deliveries."""
 
 
-Names = ReadAs(str | list[str], lambda names: (names,) if isinstance(names, str) else tuple(names))
+IS_PII = ReadAs(str | None, lambda text: (text or "").lower() == "pii")
+ONE_NAME = ReadAs(str, lambda name: (name,))
+NAMES = ReadAs(str | list[str], lambda names: (names,) if isinstance(names, str) else tuple(names))
 
 
 @declared(type=FOREIGN_KEY)
@@ -89,9 +90,9 @@ class Reference:
 
     name: Computed[str] = ""
     table: Computed[str] = ""
-    columns: Annotated[tuple[str, ...], Names, Field(alias="from"), REQUIRED] = ()
+    columns: Annotated[tuple[str, ...], NAMES, Field(alias="from"), REQUIRED] = ()
     to_table: Computed[str] = ""
-    to_columns: Annotated[tuple[str, ...], Names, Field(alias="to"), REQUIRED] = ()
+    to_columns: Annotated[tuple[str, ...], NAMES, Field(alias="to"), REQUIRED] = ()
     severity: Custom[Severity] = "error"
     description: Custom[str] = ""
 
@@ -112,9 +113,7 @@ class ColumnReference(Reference):
     """A foreign key of one column, which has it in the document."""
 
     columns: Computed[tuple[str, ...]] = ()
-    to_columns: Annotated[
-        tuple[str, ...], ReadAs(str, lambda name: (name,)), Field(alias="to"), REQUIRED
-    ] = ()
+    to_columns: Annotated[tuple[str, ...], ONE_NAME, Field(alias="to"), REQUIRED] = ()
 
 
 @declared(
@@ -135,11 +134,7 @@ class Column:
     required: bool = False
     unique: bool = False
     primary_key: bool = False
-    pii: Annotated[
-        bool,
-        ReadAs(str | None, lambda text: (text or "").lower() == "pii"),
-        Field(alias="classification"),
-    ] = False
+    pii: Annotated[bool, IS_PII, Field(alias="classification")] = False
     description: Text = ""
     source: Custom[NonEmpty | None] = None
     expression: Annotated[str | None, Field(alias="transformLogic")] = None
@@ -345,6 +340,13 @@ class Input:
         return self.table.rsplit(".", 1)[-1]
 
 
+INPUTS = ReadAs(list[Dotted], lambda names: tuple(map(Input, dict.fromkeys(names))), [])
+PROMISE = ReadAs(
+    Annotated[Promise | None, wrap("clients", list, Promise | Clients | None)],
+    lambda given: given or Promise(),
+)
+
+
 @declared(f"{OF_ALL} data_granularity_description", tags=TAGS, logical_type=(Literal["object"], "object"))
 class Table:
     """A table with a source, a `derive` (Spark SQL), a `transform` or a `view`.
@@ -367,11 +369,7 @@ class Table:
     transform: Custom[Function | None] = None
     view: Custom[View | None] = None
     depends_on: Computed[tuple[str, ...]] = ()
-    inputs: Custom[
-        Annotated[
-            tuple[Input, ...], ReadAs(list[Dotted], lambda names: tuple(map(Input, dict.fromkeys(names))), [])
-        ]
-    ] = ()
+    inputs: Custom[Annotated[tuple[Input, ...], INPUTS]] = ()
     rules: Annotated[Listed[Rule], Field(alias="quality")] = ()
     """Also those of its columns, and those that its columns imply, when the set is loaded."""
     assertions: Computed[tuple[Assertion, ...]] = ()
@@ -386,15 +384,7 @@ class Table:
     drift: Custom[Drift] = Drift()
     reading: Custom[Reading] = Reading()
     maintenance: Custom[Maintenance] = Maintenance()
-    serveable_to: Custom[
-        Annotated[
-            Promise,
-            ReadAs(
-                Annotated[Promise | None, wrap("clients", list, Promise | Clients | None)],
-                lambda promise: promise or Promise(),
-            ),
-        ]
-    ] = Promise()
+    serveable_to: Custom[Annotated[Promise, PROMISE]] = Promise()
     physical_name: Written[FullName | None] = None
     physical_type: Written[Literal["table", "view"] | None] = None
 

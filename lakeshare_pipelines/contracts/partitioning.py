@@ -53,22 +53,17 @@ _NOUNS = {
 }
 _COLUMN_TYPES = {
     "hourly": ("timestamp", "string"),
-    "daily": ("date", "timestamp"),
-    "weekly": ("date", "timestamp"),
-    "monthly": ("date", "timestamp"),
-    "static": ("string",),
-    "dynamic": ("string",),
+    **dict.fromkeys(("daily", "weekly", "monthly"), ("date", "timestamp")),
+    **dict.fromkeys(("static", "dynamic"), ("string",)),
 }
 _TRANSFORMS = {
     "date": {
-        "daily": ("identity", "day"),
-        "weekly": ("identity", "day"),
+        **dict.fromkeys(("daily", "weekly"), ("identity", "day")),
         "monthly": ("identity", "day", "month"),
     },
     "timestamp": {
         "hourly": ("hour",),
-        "daily": ("hour", "day"),
-        "weekly": ("hour", "day"),
+        **dict.fromkeys(("daily", "weekly"), ("hour", "day")),
         "monthly": ("hour", "day", "month"),
     },
 }

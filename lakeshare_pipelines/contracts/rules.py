@@ -288,7 +288,7 @@ def build_rules(table: "Table", columns: Sequence["Column"], faults: Faults) -> 
 
     A view has no implied rules: those of its table hold for any selection of its rows.
     """
-    implied = tuple(_implied_rules(table.name, columns)) if table.view is None else ()
+    implied = tuple(list_implied_rules(table.name, columns)) if table.view is None else ()
     origins = {rule.name: "required, unique and primaryKey" for rule in implied}
     yield from implied
     names = {column.name for column in columns}
@@ -313,7 +313,9 @@ def _list_written(table: "Table", faults: Faults) -> Iterator[tuple[Faults, Rule
             yield faults.at("properties", number, "quality", index), rule, column.name
 
 
-def _implied_rules(table_name: str, columns: Sequence["Column"]) -> Iterator[Rule]:
+def list_implied_rules(table_name: str, columns: Sequence["Column"]) -> Iterator[Rule]:
+    """Yields the rules that required, unique and primaryKey imply."""
+
     def rule(expectation: str, kwargs: Mapping[str, Any], scope: Scope) -> Rule:
         return Rule(make_rule_name(expectation, kwargs), table_name, expectation, kwargs, "error", scope)
 
