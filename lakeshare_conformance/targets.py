@@ -282,10 +282,14 @@ class Targets:
     tables: tuple[Table, ...]
     left_out: int = 0
 
-    def views(self, formats: tuple[str, ...]) -> Iterator[tuple[str, View]]:
-        """The tables in these formats, with names."""
-        for table in self.tables:
-            for format in formats:
+    def select(self, target: str, formats: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+        """The server, the tables, or the views in these formats, with the names that reports give them."""
+        if target == "server":
+            yield "", self.server
+        for table in self.tables if target != "server" else ():
+            if target == "table":
+                yield table.name, table
+            for format in formats if target == "view" else ():
                 view = table.view(format)
                 if view is not None:
                     yield f"{table.name} as {format}", view
