@@ -117,6 +117,20 @@ def expect(holds: object, where: str, expected: str, actual: object) -> None:
         raise ExpectationFailed(where, expected, actual)
 
 
+class Located:
+    """A part of an answer; `where` names it in the sentences of failed expectations."""
+
+    where: str
+
+    def expect(self, holds: object, expected: str, actual: object, part: str = "") -> None:
+        """Raise `ExpectationFailed`, about a part if one is named, unless the condition holds or the value is true."""
+        expect(holds, f"{self.where}, {part}" if part else self.where, expected, actual)
+
+    def expect_equal(self, actual: object, wanted: object, what: str = "", part: str = "") -> None:
+        """Expect a value; `what` comes before it in the sentence."""
+        self.expect(actual == wanted, f"{what} {wanted}".strip(), actual, part)
+
+
 def require(value: Required | None, lacking: str) -> Required:
     """Return the value if it is true, or the condition if it holds; else raise `NotApplicable`."""
     if not value:

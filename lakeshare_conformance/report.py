@@ -90,6 +90,14 @@ class Outcome:
     reason: str = ""
     elapsed_s: float = 0.0
 
+    def as_json(self) -> dict[str, Any]:
+        """The outcome for programs."""
+        of_case = {
+            name: getattr(self.case, name) for name in ("name", "group", "level", "sections", "promise")
+        }
+        result = {name: getattr(self, name) for name in ("verdict", "tried", "sentences", "reason")}
+        return {**of_case, **result, "elapsedS": self.elapsed_s}
+
     @property
     def fails_the_run(self) -> bool:
         """Whether a `must` failed."""
@@ -178,21 +186,7 @@ class Report:
             "tablesLeftOut": self.targets.left_out,
             "failed": self.failed,
             "counts": {level.value: self._count(level) for level in Level},
-            "cases": [
-                {
-                    "name": outcome.case.name,
-                    "group": outcome.case.group,
-                    "level": outcome.case.level.value,
-                    "sections": list(outcome.case.sections),
-                    "promise": outcome.case.promise,
-                    "verdict": outcome.verdict.value,
-                    "tried": outcome.tried,
-                    "sentences": list(outcome.sentences),
-                    "reason": outcome.reason,
-                    "elapsedS": outcome.elapsed_s,
-                }
-                for outcome in self.outcomes
-            ],
+            "cases": [outcome.as_json() for outcome in self.outcomes],
         }
 
     def as_junit(self) -> ET.Element:

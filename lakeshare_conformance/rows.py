@@ -5,8 +5,7 @@ import json
 import math
 import re
 import struct
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import reduce
@@ -98,12 +97,12 @@ class FileRows:
 
 def read_parquet(view: View, action: Action) -> pa.Table:
     """The table in a file as it is stored; fails if the URL serves no Parquet file."""
-    response = view.client.fetch(action.url).expect_status(200)
+    response = view.client.fetch_whole(action.url)
     try:
         return pq.ParquetFile(io.BytesIO(response.body)).read()
     except (pa.ArrowException, OSError) as error:
         actual = f"{len(response.body)} bytes ({error})"
-        raise ExpectationFailed(response.request, "a Parquet file", actual) from error
+        raise ExpectationFailed(response.where, "a Parquet file", actual) from error
 
 
 def get_physical_name(reply: Reply, column: str) -> str:
@@ -112,6 +111,11 @@ def get_physical_name(reply: Reply, column: str) -> str:
         if known.name == column:
             return str(known.metadata.get("delta.columnMapping.physicalName", column))
     return column
+
+
+def get_partition_columns(reply: Reply) -> set[str]:
+    """The physical names of the partition columns."""
+    return {get_physical_name(reply, name) for name in reply.metadata.partition_columns}
 
 
 def get_columns(reply: Reply) -> dict[str, tuple[str, str]]:
@@ -171,21 +175,13 @@ def cast_column(column: pa.ChunkedArray, kind: str) -> pa.ChunkedArray:
     return column.cast(TYPES[kind], safe=False)
 
 
-def count_rows(rows: pa.Table) -> Counter[tuple[object, ...]]:
-    """The rows of a table of comparable columns and how often each occurs, columns in the order of their names."""
-    if not rows.column_names:
-        return Counter({(): rows.num_rows})
-    columns = [_to_hashable(rows.column(name)).to_pylist() for name in sorted(rows.column_names)]
-    return Counter(zip(*columns, strict=True))
-
-
-def _to_hashable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Values that equal themselves (NaN does not) and that Python has (it has no dates before year 1)."""
-    if pa.types.is_floating(column.type):
-        return column.cast(pa.string())
-    if pa.types.is_timestamp(column.type):
-        return column.cast(pa.int64())
-    return column.cast(pa.int32()) if pa.types.is_date32(column.type) else column
+def count_differences(found: Iterable[pa.Table], wanted: Iterable[pa.Table]) -> tuple[int, int]:
+    """How many rows the tables found lack, and how many they have too many; all have the same columns."""
+    signed = [table.append_column("", pa.repeat(1, table.num_rows)) for table in found]
+    signed += [table.append_column("", pa.repeat(-1, table.num_rows)) for table in wanted]
+    rows = pa.concat_tables(signed)
+    sums = rows.group_by(rows.column_names[:-1]).aggregate([("", "sum")]).column("_sum").to_pylist()
+    return -sum(count for count in sums if count < 0), sum(count for count in sums if count > 0)
 
 
 def find_broken_bound(stats: Statistics, rows: pa.Table, reply: Reply) -> str | None:
@@ -251,10 +247,10 @@ OPERATORS = {
 
 @dataclass(frozen=True)
 class Hint:
-    """A predicate: its node in the protocol's JSON, and its result (true, false or null) for each row."""
+    """A predicate: its node in the protocol's JSON, and the same as an expression of pyarrow."""
 
     tree: dict[str, Any]
-    mask: Callable[[pa.Table], pa.ChunkedArray]
+    expression: pc.Expression
 
     @property
     def json(self) -> str:
@@ -262,7 +258,16 @@ class Hint:
         return json.dumps(self.tree)
 
     def count_matches(self, file: FileRows) -> int:
-        return int(pc.sum(self.mask(file.rows)).as_py() or 0)
+        return int(file.rows.filter(self.expression).num_rows)
+
+    def __invert__(self) -> "Hint":
+        return Hint({"op": "not", "children": [self.tree]}, ~self.expression)
+
+    def __and__(self, other: "Hint") -> "Hint":
+        return Hint({"op": "and", "children": [self.tree, other.tree]}, self.expression & other.expression)
+
+    def __or__(self, other: "Hint") -> "Hint":
+        return Hint({"op": "or", "children": [self.tree, other.tree]}, self.expression | other.expression)
 
 
 @dataclass(frozen=True)
@@ -285,34 +290,20 @@ def compare(column: str, kind: str, operator: str, value: Any, declared: str = "
     """A comparison; `declared` is the type in the JSON if it is not the column's."""
     value_type = declared or VALUE_TYPES[kind]
     literal = {"op": "literal", "value": to_literal(value), "valueType": value_type}
+    tree = {"op": operator, "children": [_column_node(column, value_type), literal]}
     is_time = isinstance(value, datetime)
     compared = value - timedelta(microseconds=value.microsecond % 1000) if is_time else value
-
-    def mask(rows: pa.Table) -> pa.ChunkedArray:
-        values = rows.column(column)
-        if kind in FLOATS:
-            # Engines compare NaN differently: such rows count as null.
-            values = pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
-        return OPERATORS[operator][2](values, pa.scalar(compared, values.type))
-
-    tree = {"op": operator, "children": [_column_node(column, value_type), literal]}
-    return Comparison(tree, mask, column, kind, operator, value)
+    values = pc.field(column)
+    if kind in FLOATS:
+        # Engines compare NaN differently: such rows count as null.
+        values = pc.if_else(pc.is_nan(values), pa.scalar(None, TYPES[kind]), values)
+    expression = OPERATORS[operator][2](values, pa.scalar(compared, TYPES[kind]))
+    return Comparison(tree, expression, column, kind, operator, value)
 
 
 def is_null(column: str, kind: str) -> Hint:
     tree = {"op": "isNull", "children": [_column_node(column, VALUE_TYPES[kind])]}
-    return Hint(tree, lambda rows: pc.is_null(rows.column(column)))
-
-
-def negate(part: Hint) -> Hint:
-    return Hint({"op": "not", "children": [part.tree]}, lambda rows: pc.invert(part.mask(rows)))
-
-
-def combine(operator: str, *parts: Hint) -> Hint:
-    """All of the parts (`and`), or any of them (`or`)."""
-    join = pc.and_kleene if operator == "and" else pc.or_kleene
-    tree = {"op": operator, "children": [part.tree for part in parts]}
-    return Hint(tree, lambda rows: reduce(join, (part.mask(rows) for part in parts)))
+    return Hint(tree, pc.field(column).is_null())
 
 
 def _column_node(name: str, value_type: str) -> dict[str, str]:
@@ -360,12 +351,12 @@ def list_combinations(reply: Reply, files: Sequence[FileRows]) -> Iterator[Hint]
     parts = [one for one in list_comparisons(reply, files) if one.operator in ("equal", "greaterThanOrEqual")]
     for left, right in zip(parts, reversed(parts), strict=True):
         no_left, no_right = (is_null(part.column, part.kind) for part in (left, right))
-        yield combine("and", negate(no_left), left)
-        yield combine("or", left, right)
-        yield combine("and", negate(left), right)
-        yield negate(combine("and", left, right))
-        yield negate(combine("or", no_left, right))
-        yield combine("or", combine("and", no_left, no_right), combine("and", left, right))
+        yield ~no_left & left
+        yield left | right
+        yield ~left & right
+        yield ~(left & right)
+        yield ~(no_left | right)
+        yield (no_left & no_right) | (left & right)
 
 
 MAGIC = struct.pack("<I", 1681511377)

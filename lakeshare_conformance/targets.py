@@ -11,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote
 
 from lakeshare_conformance import wire
-from lakeshare_conformance.case import DELTA, PARQUET, ExpectationFailed, NotApplicable, expect, require
+from lakeshare_conformance.case import DELTA, PARQUET, ExpectationFailed, NotApplicable, require
 from lakeshare_conformance.client import (
     CAPABILITIES,
     BadOption,
@@ -69,6 +69,10 @@ class Server:
     only_share: str | None = None
     foreign: Profile | None = None
     expired: Profile | None = None
+
+    def ask_as(self, authorization: str | None) -> Response:
+        """List the shares with other credentials."""
+        return self.client.ask("GET", "/shares", authorization=authorization)
 
     @once
     def items(self, path: str) -> list[dict[str, Any]]:
@@ -137,6 +141,11 @@ class Table:
         announced = make_capabilities_header(capabilities)
         return self.ask("POST", "/query", body=body, headers={**announced, **headers})
 
+    def refuse_times(self, *times: str) -> None:
+        """Expect 400 for a version call with each of these as startingTimestamp."""
+        for time in times:
+            self.version(startingTimestamp=time).refusal(400)
+
     @property
     @once
     def latest(self) -> int:
@@ -203,6 +212,21 @@ class View:
         announced = make_capabilities_header(self.announce(more))
         return self.table.ask("GET", "/changes", params=params, headers={**announced, **headers})
 
+    def refuse(self, *bodies: Body) -> None:
+        """Expect 400 for a query with each of these bodies."""
+        for body in bodies:
+            self.ask(body).refusal(400)
+
+    def refuse_changes(self, *ranges: Mapping[str, object]) -> None:
+        """Expect 400 for a request for each of these ranges of changes."""
+        for params in ranges:
+            self.ask_changes(params).refusal(400)
+
+    def expect_all_files(self, *bodies: Body, **headers: str) -> None:
+        """Expect the files of a plain query for each of these bodies."""
+        for body in bodies:
+            Reply(self.ask(body, **headers)).expect_ids(self.snapshot.ids, "all files")
+
     @once
     def query(self, /, **body: object) -> Reply:
         """The lines of a query, requested once for each body."""
@@ -231,6 +255,11 @@ class View:
     def feed(self) -> Reply:
         """All changes that can be read."""
         return self.changes(startingVersion=self.change_start)
+
+    @property
+    def feed_with_metadata(self) -> Reply:
+        """All changes that can be read, with the metaData lines between them."""
+        return self.changes(startingVersion=self.change_start, includeHistoricalMetadata="true")
 
     @property
     @once
@@ -270,7 +299,7 @@ class View:
             response = ask({"startingVersion": version})
             if response.status == 200:
                 return version
-            expect(response.status < 500, response.request, "200, or a refusal by 4xx", response.summary)
+            response.expect(response.status < 500, "200, or a refusal by 4xx", response.summary)
         raise NotApplicable(f"{self.table.name} does not serve {what}")
 
 
@@ -310,7 +339,7 @@ def discover_targets(
     """
     server = Server(client, profile, share, foreign, expired)
     try:
-        client.ask("GET", "/shares")
+        client.get("/shares")
     except ExpectationFailed as error:
         raise Unreachable(f"{error}. Check the profile's endpoint, and that the server runs.") from error
     try:
@@ -335,17 +364,17 @@ def list_pages(client: Client, path: str, **params: object) -> Iterator[list[dic
     tokens: set[str] = set()
     token = ""
     while not tokens or token:
-        response = client.ask("GET", path, params={**params, **({"pageToken": token} if token else {})})
+        response = client.get(path, **params, **({"pageToken": token} if token else {}))
         page = parse_page(response)
         yield page.items
         token = page.next_page_token
         is_new = token not in tokens and len(tokens) < MAX_PAGES
-        expect(is_new, response.request, "tokens that come to an end", token)
+        response.expect(is_new, "tokens that come to an end", token)
         tokens.add(token)
 
 
 def parse_page(response: Response) -> wire.Page:
-    return wire.parse(wire.Page, response.object(), response.request)
+    return wire.parse(wire.Page, response.object(), response.where)
 
 
 def make_path(share: str, schema: str | None = None, table: str | None = None) -> str:

@@ -1,7 +1,7 @@
 """Versions and metadata of tables, and the negotiation of the response format."""
 
 from lakeshare_conformance import wire
-from lakeshare_conformance.case import DELTA, PARQUET, Group, expect, must, optional, require, should
+from lakeshare_conformance.case import DELTA, PARQUET, Group, must, optional, require, should
 from lakeshare_conformance.client import CAPABILITIES, METADATA, PROTOCOL, Reply, Response
 from lakeshare_conformance.targets import ANNOUNCED, FEATURES, Table, View
 
@@ -37,13 +37,12 @@ class Metadata(Group):
     def a_query_begins_with_the_same_head(self, view: View) -> None:
         """A query's first two lines say what the metadata call says."""
         for line, other in zip(view.snapshot.head, view.metadata.head, strict=True):
-            expect(line.value == other.value, line.where, str(other.value), line.value)
+            line.expect_equal(line.value, other.value)
 
     @must("2.1", formats=(PARQUET,))
     def parquet_protocol_is_reader_version_1(self, view: View) -> None:
         """In parquet format the protocol is minReaderVersion 1."""
-        version = view.metadata.protocol.min_reader_version
-        expect(version == 1, view.metadata.where, "minReaderVersion 1", version)
+        view.metadata.expect_equal(view.metadata.protocol.min_reader_version, 1, "minReaderVersion")
 
     @must("2.1", "2.2")
     def metadata_has_the_documented_fields(self, view: View) -> None:
@@ -53,15 +52,14 @@ class Metadata(Group):
         wire.parse(wire.SharedMetadata, reply.head[1].value, f"{reply.where}, metaData")
         names = {column.name for column in reply.columns}
         unknown = sorted(set(reply.metadata.partition_columns) - names)
-        expect(not unknown, reply.where, "partitionColumns to be columns of the schema", unknown)
+        reply.expect(not unknown, "partitionColumns to be columns of the schema", unknown)
 
     @must("2.1", formats=(PARQUET,))
     def parquet_schemas_hold_what_old_clients_know(self, view: View) -> None:
         """A schema in parquet format is made of the first types only: no timestamp_ntz, no variant."""
         for column in view.metadata.columns:
             unknown = sorted(_find_unknown_types(column.type))
-            where = f"{view.metadata.where}, column {column.name}"
-            expect(not unknown, where, "a type every client knows", unknown)
+            view.metadata.expect(not unknown, "a type every client knows", unknown, f"column {column.name}")
 
     @must("0.4", "2.2", formats=(DELTA,))
     def delta_metadata_has_the_size(self, view: View) -> None:
@@ -77,13 +75,11 @@ class Metadata(Group):
     @must("2.1", "2.2")
     def size_and_number_of_files_are_true(self, view: View) -> None:
         """numFiles and size are the number and the bytes of the files that the query answers."""
-        shared, actions = view.snapshot.shared, view.snapshot.actions
-        size = sum(action.size for action in actions)
-        for name, actual, wanted in (
-            ("numFiles", shared.num_files, len(actions)),
-            ("size", shared.size, size),
-        ):
-            expect(actual in (None, wanted), f"{view.snapshot.where}, metaData.{name}", str(wanted), actual)
+        reply, sizes = view.snapshot, [action.size for action in view.snapshot.actions]
+        if reply.shared.num_files is not None:
+            reply.expect_equal(reply.shared.num_files, len(sizes), part="metaData.numFiles")
+        if reply.shared.size is not None:
+            reply.expect_equal(reply.shared.size, sum(sizes), part="metaData.size")
 
     @must("2.2", formats=(DELTA,))
     def the_delta_protocol_is_well_formed(self, view: View) -> None:
@@ -93,34 +89,33 @@ class Metadata(Group):
         is_fit = protocol.min_writer_version is not None and has_reader == (protocol.min_reader_version == 3)
         is_fit = is_fit and has_writer == (protocol.min_writer_version == 7)
         wanted = "both versions, and feature lists for reader version 3 and writer version 7"
-        expect(is_fit, view.metadata.where, wanted, protocol.model_dump(by_alias=True))
+        view.metadata.expect(is_fit, wanted, protocol.fields)
 
     @must("2.4", formats=(DELTA,))
     def features_of_the_log_are_left_out(self, view: View) -> None:
         """Features for who reads the log itself, like v2Checkpoint, are not sent: Spark would refuse the table."""
         found = LOG_FEATURES & set().union(*_get_features(view))
-        expect(not found, view.metadata.where, f"no feature of {sorted(LOG_FEATURES)}", sorted(found))
+        view.metadata.expect(not found, f"no feature of {sorted(LOG_FEATURES)}", sorted(found))
 
     @must("2.4", formats=(DELTA,))
     def reader_features_stand_in_both_lists(self, view: View) -> None:
         """Features for readers stand in both lists: delta-kernel refuses one that is in writerFeatures alone."""
         readers, writers = _get_features(view)
-        where = view.metadata.where
-        expect(
-            readers <= writers, where, "readerFeatures to be among writerFeatures", sorted(readers - writers)
-        )
+        extra = sorted(readers - writers)
+        view.metadata.expect(not extra, "readerFeatures to be among writerFeatures", extra)
         # Reader version 2 implies column mapping.
         implied = {"columnMapping"} if view.metadata.protocol.min_reader_version == 2 else set()
-        lost = (writers & READER_FEATURES) - readers - implied
-        expect(not lost, where, "features for readers to be among readerFeatures", sorted(lost))
+        lost = sorted((writers & READER_FEATURES) - readers - implied)
+        view.metadata.expect(not lost, "features for readers to be among readerFeatures", lost)
 
     @must("0.13", "1.8", formats=(DELTA,))
     def the_writer_protocol_fits_the_change_data_feed(self, view: View) -> None:
         """With delta.enableChangeDataFeed the writer version is 4 to 6, or 7 with changeDataFeed."""
-        protocol, is_on = view.metadata.protocol, view.metadata.is_change_data_feed_on
+        protocol, is_on = view.metadata.protocol, view.metadata.is_on("delta.enableChangeDataFeed")
         require(is_on, "no table in delta format has the change data feed on")
-        wanted, actual = "a writer protocol with the feed", protocol.model_dump(by_alias=True)
-        expect(protocol.allows_change_data_feed, view.metadata.where, wanted, actual)
+        view.metadata.expect(
+            protocol.allows_change_data_feed, "a writer protocol with the feed", protocol.fields
+        )
 
     @must("1.11", "6.1")
     def the_format_is_in_the_header(self, view: View) -> None:
@@ -128,9 +123,9 @@ class Metadata(Group):
         for reply in (view.metadata, view.snapshot):
             header = reply.response.headers.get(CAPABILITIES)
             is_fit = view.format == PARQUET if header is None else f"responseformat={view.format}" in header
-            expect(is_fit, reply.where, f"{CAPABILITIES} with responseformat={view.format}", header or "none")
+            reply.expect(is_fit, f"{CAPABILITIES} with responseformat={view.format}", header or "none")
             is_fit = ("deltaProtocol" in reply.head[0].value) == (view.format == DELTA)
-            expect(is_fit, reply.where, f"lines in {view.format} format", reply.head[0].value)
+            reply.expect(is_fit, f"lines in {view.format} format", reply.head[0].value)
 
     @must("1.6", "0.19")
     def metadata_of_a_version_is_returned(self, view: View) -> None:
@@ -138,27 +133,26 @@ class Metadata(Group):
         for version in {view.versions[0], view.versions[-1]}:
             reply = Reply(view.table.metadata(view.announced, version=version))
             reply.expect_version(version)
-            actual, wanted = reply.head[1].value, view.query(version=version).head[1].value
-            expect(actual == wanted, reply.where, f"the metaData of {version}: {wanted}", actual)
+            wanted = view.query(version=version).head[1].value
+            reply.expect_equal(reply.head[1].value, wanted, f"the metaData of {version}:")
 
     @must("1.6", "0.19")
     def metadata_of_no_version_is_400(self, view: View) -> None:
         """A version that is negative, no number or too high, and a version beside a timestamp, are 400."""
-        versions: tuple[object, ...] = (-1, "x", view.table.latest + 1000)
-        wrong: list[dict[str, object]] = [{"version": version} for version in versions]
-        wrong += [{"version": 0, "timestamp": "2022-01-01T00:00:00Z"}, {"timestamp": "not a time"}]
-        for params in wrong:
-            view.table.metadata(view.announced, **params).refusal(400)
+        for version in (-1, "x", view.table.latest + 1000):
+            view.table.metadata(view.announced, version=version).refusal(400)
+        view.table.metadata(view.announced, version=0, timestamp="2022-01-01T00:00:00Z").refusal(400)
+        view.table.metadata(view.announced, timestamp="not a time").refusal(400)
 
 
 def _expect_two_lines(reply: Reply) -> None:
     is_head = reply.kinds == [PROTOCOL, METADATA]
-    expect(is_head, reply.where, "two lines, protocol and metaData", reply.kinds)
+    reply.expect(is_head, "two lines, protocol and metaData", reply.kinds)
 
 
 def _expect_shared(reply: Reply, name: str) -> None:
-    fields = reply.shared.model_dump(by_alias=True)
-    expect(fields[name] is not None, f"{reply.where}, metaData", f"the field {name}", reply.head[1].value)
+    has_field = reply.shared.fields[name] is not None
+    reply.expect(has_field, f"the field {name}", reply.head[1].value, "metaData")
 
 
 def _get_features(view: View) -> tuple[set[str], set[str]]:
@@ -193,8 +187,8 @@ class Versions(Group):
         """The version call answers 200 with the header Delta-Table-Version, a whole number, and an empty body."""
         table.require_readable()
         response = table.version().expect_status(200)
-        expect(response.version >= 0, response.request, "a version from 0", response.version)
-        expect(response.body == b"", response.request, "an empty body", response.summary)
+        response.expect(response.version >= 0, "a version from 0", response.version)
+        response.expect(response.body == b"", "an empty body", response.summary)
 
     @optional("1.1", "1.5")
     def head_of_a_table_returns_its_version(self, table: Table) -> None:
@@ -213,22 +207,20 @@ class Versions(Group):
     @must("1.5")
     def the_first_version_since_a_time_is_found(self, view: View) -> None:
         """startingTimestamp gives the earliest version at or after it: the first one for a time before all of them."""
-        response = view.table.version(startingTimestamp=LONG_AGO)
-        first = view.versions[0]
+        response, first = view.table.version(startingTimestamp=LONG_AGO), view.versions[0]
         version = response.expect_status(200).version
-        expect(version <= first, response.request, f"at most {first}", version)
+        response.expect(version <= first, f"at most {first}", version)
 
     @must("1.5", "0.19")
     def a_time_after_all_versions_is_400(self, view: View) -> None:
         """startingTimestamp after the last commit is 400."""
         if view.versions:
-            view.table.version(startingTimestamp=FAR_AHEAD).refusal(400)
+            view.table.refuse_times(FAR_AHEAD)
 
     @must("1.0", "1.5")
     def a_time_that_is_none_is_400(self, table: Table) -> None:
         """A startingTimestamp that is not a time in ISO-8601 is 400."""
-        for text in ("yesterday", "2022-13-01T00:00:00Z", "1700000000000", "2022-01-01T25:00:00Z"):
-            table.version(startingTimestamp=text).refusal(400)
+        table.refuse_times("yesterday", "2022-13-01T00:00:00Z", "1700000000000", "2022-01-01T25:00:00Z")
 
     @should("1.0")
     def a_time_may_have_an_offset_and_fractions(self, view: View) -> None:
@@ -242,7 +234,7 @@ class Versions(Group):
     @should("1.0")
     def a_date_alone_is_400(self, table: Table) -> None:
         """A date without a time of day is 400, as the reference server answers."""
-        table.version(startingTimestamp="2022-01-01").refusal(400)
+        table.refuse_times("2022-01-01")
 
 
 PYTHON_FEATURES = "deletionvectors,columnmapping,timestampntz"
@@ -260,21 +252,19 @@ class Negotiation(Group):
         """Without the header, or with responseformat=parquet, the answer is in parquet format or a refusal by 400."""
         for announced in (None, "responseformat=parquet", "", "asyncquery=false"):
             for response in _ask_both(table, announced):
-                if response.status != 200:
-                    response.refusal(400)
-                else:
+                if response.is_answer_or_refusal(400):
                     response.expect_format(PARQUET)
 
     @must("1.11", "2.5")
     def the_order_of_formats_means_nothing(self, table: Table) -> None:
         """A list of formats is answered with one of them, the same in either order and for query and metadata."""
         table.require_readable()
-        orders = ("parquet,delta", "delta,parquet")
-        announced = [f"responseformat={formats};readerfeatures={FEATURES}" for formats in orders]
+        announced = [
+            f"responseformat={both};readerfeatures={FEATURES}" for both in ("parquet,delta", "delta,parquet")
+        ]
         responses = [response for text in announced for response in _ask_both(table, text)]
         formats = {response.expect_status(200).format for response in responses}
-        is_one = len(formats) == 1 and formats <= {PARQUET, DELTA}
-        expect(is_one, responses[0].request, "one format for all", sorted(formats))
+        responses[0].expect(formats in ({PARQUET}, {DELTA}), "one format for all", sorted(formats))
 
     @must("2.5", "6.1")
     def the_python_client_finds_its_format(self, table: Table) -> None:
@@ -299,19 +289,16 @@ class Negotiation(Group):
         """A malformed header is ignored or 400, never 5xx."""
         for text in MALFORMED:
             for response in _ask_both(table, text):
-                if response.status != 200:
-                    response.refusal(400, 413, 431)
+                response.is_answer_or_refusal(400, 413, 431)
 
     @must("2.5", "0.19", formats=(DELTA,))
     def features_the_client_lacks_are_refused(self, view: View) -> None:
         """Delta lines that need reader features go to no client that does not announce them: 400."""
         response = _query_without_features(view)
-        if response.status == 200:
+        if response.is_answer_or_refusal(400):
             # A server may omit features that this snapshot does not use.
             needed = _get_needed_features(Reply(response))
-            expect(not needed, response.request, "a refusal, or lines without reader features", needed)
-        else:
-            response.refusal(400)
+            response.expect(not needed, "a refusal, or lines without reader features", needed)
 
     @should("2.5", formats=(DELTA,))
     def features_the_client_lacks_are_named(self, view: View) -> None:
@@ -320,7 +307,7 @@ class Negotiation(Group):
         require(response.status != 200, "no snapshot makes use of its reader features")
         message = response.refusal(400).message.lower()
         for feature in _get_needed_features(view.metadata):
-            expect(feature.lower() in message, response.request, f"a refusal that names {feature}", message)
+            response.expect(feature.lower() in message, f"a refusal that names {feature}", message)
 
     @must("2.5", "0.19")
     def what_parquet_cannot_carry_is_refused(self, table: Table) -> None:

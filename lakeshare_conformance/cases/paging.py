@@ -9,7 +9,7 @@ from lakeshare_conformance import wire
 from lakeshare_conformance.case import Group, NotApplicable, expect, must, optional, require, should
 from lakeshare_conformance.cases.predicates import expect_no_row_lost
 from lakeshare_conformance.cases.snapshots import alter
-from lakeshare_conformance.client import CAPABILITIES, METADATA, Reply, Response
+from lakeshare_conformance.client import CAPABILITIES, END, METADATA, Reply, Response
 from lakeshare_conformance.rows import Comparison, list_comparisons, read_all
 from lakeshare_conformance.targets import Table, View, make_capabilities_header
 
@@ -25,8 +25,8 @@ class Paging(Group):
         """maxFiles splits an answer: no page has more files, and nextPageToken leads on."""
         _require_two_files(view)
         first = view.query(maxFiles=1)
-        expect(len(first.actions) == 1, first.where, "one file", len(first.actions))
-        expect(first.next_page_token, first.where, "an endStreamAction with nextPageToken", first.kinds[-1])
+        first.expect(len(first.actions) == 1, "one file", len(first.actions))
+        first.expect(first.end.next_page_token, "an endStreamAction with nextPageToken", first.kinds[-1])
 
     @must("1.7", "0.1")
     def every_page_has_an_end(self, view: View) -> None:
@@ -35,7 +35,7 @@ class Paging(Group):
         last = view.query(maxFiles=1_000_000)
         for reply in (*_get_pages(view, {}), last):
             reply.expect_end()
-        expect(not last.next_page_token, last.where, "no nextPageToken", last.next_page_token)
+        last.expect(not last.end.next_page_token, "no nextPageToken", last.end.next_page_token)
 
     @must("1.7")
     def pages_of_a_snapshot_are_the_snapshot(self, view: View) -> None:
@@ -43,7 +43,7 @@ class Paging(Group):
         _get_page_token(view)
         pages = _get_pages(view, {})
         for reply in pages:
-            expect(len(reply.actions) <= 1, reply.where, "at most one file", len(reply.actions))
+            reply.expect(len(reply.actions) <= 1, "at most one file", len(reply.actions))
         pages[0].expect_files(view.snapshot.actions, "the snapshot", pages)
 
     @must("0.10", "1.7")
@@ -55,7 +55,7 @@ class Paging(Group):
             _expect_same_head(reply, first)
             reply.expect_version(first.version)
             wanted, actual = (one.response.headers.get(CAPABILITIES) for one in (first, reply))
-            expect(actual == wanted, reply.where, f"{CAPABILITIES}: {wanted}", actual)
+            reply.expect(actual == wanted, f"{CAPABILITIES}: {wanted}", actual)
 
     @must("1.7")
     def pages_of_a_window_are_the_window(self, view: View) -> None:
@@ -67,16 +67,15 @@ class Paging(Group):
             sorted(line.raw for reply in replies for line in reply.later if line.kind == METADATA)
             for replies in ([view.window], pages)
         )
-        expect(found == wanted, pages[0].where, f"{len(wanted)} later metaData lines", len(found))
+        pages[0].expect(found == wanted, f"{len(wanted)} later metaData lines", len(found))
 
     @must("1.7", "1.14")
     def hints_count_over_all_pages(self, view: View) -> None:
         """limitHint and predicates hold over all pages together: they are the files of the same request
         without pages."""
         _get_page_token(view)
-        hints: list[dict[str, object]] = [{"limitHint": 1}, {"limitHint": 1_000_000}]
-        hints.append({"predicateHints": ["lakeshare_no_such_column = 1"]})
-        for hint in hints:
+        no_column = {"predicateHints": ["lakeshare_no_such_column = 1"]}
+        for hint in ({"limitHint": 1}, {"limitHint": 1_000_000}, no_column):
             pages = _get_pages(view, hint)
             pages[0].expect_files(view.query(**hint).actions, f"the query with {hint}", pages)
 
@@ -95,7 +94,7 @@ class Paging(Group):
         for hint in tried:
             pages = _get_pages(view, {"jsonPredicateHints": hint.json})
             ids = [action.id for reply in pages for action in reply.actions]
-            expect(len(ids) == len(set(ids)), pages[0].where, "each file on one page", sorted(ids))
+            pages[0].expect(len(ids) == len(set(ids)), "each file on one page", sorted(ids))
             expect_no_row_lost(files, hint, f"{len(pages)} pages of {pages[0].where}", frozenset(ids))
 
     @must("1.8")
@@ -107,14 +106,13 @@ class Paging(Group):
         pages[0].expect_files(view.feed.actions, "the changes", pages)
         for reply in pages:
             _expect_same_head(reply, pages[0])
-            expect(reply.end is not None, reply.where, "endStreamAction as last line", reply.kinds[-1])
+            reply.expect(reply.kinds[-1] == END, "endStreamAction as last line", reply.kinds[-1])
 
     @must("1.7", "0.19")
     def unknown_page_tokens_are_400(self, view: View) -> None:
         """A page token that the server did not give is 400."""
         _get_page_token(view)
-        for token in NO_TOKENS:
-            view.ask({"maxFiles": 1, "pageToken": token}).refusal(400)
+        view.refuse(*({"maxFiles": 1, "pageToken": token} for token in NO_TOKENS))
 
     @must("1.7")
     def a_page_token_belongs_to_its_request(self, view: View) -> None:
@@ -127,35 +125,33 @@ class Paging(Group):
             {"predicateHints": ["lakeshare = 1"]},
             {"pageToken": alter(token)},
         )
-        for other in others:
-            view.ask({"maxFiles": 1, "pageToken": token, **other}).refusal(400)
-        view.ask_changes({"startingVersion": 0, "maxFiles": 1, "pageToken": token}).refusal(400)
+        view.refuse(*({"maxFiles": 1, "pageToken": token, **other} for other in others))
+        view.refuse_changes({"startingVersion": 0, "maxFiles": 1, "pageToken": token})
 
     @must("1.7")
     def a_page_token_belongs_to_its_table(self, table: Table) -> None:
         """A page token is refused by every other table: 400."""
         token = _get_page_token(table.first_view)
         for other in table.other_views:
-            other.ask({"maxFiles": 1, "pageToken": token}).refusal(400)
+            other.refuse({"maxFiles": 1, "pageToken": token})
 
     @must("1.7", "0.19")
     def sizes_of_pages_are_positive(self, view: View) -> None:
         """maxFiles is a whole number above 0; anything else is 400."""
         _get_page_token(view)
-        for size in (0, -1, "x", 1.5, [1]):
-            view.ask({"maxFiles": size}).refusal(400)
+        view.refuse(*({"maxFiles": size} for size in (0, -1, "x", 1.5, [1])))
 
     @must("1.13", "2.7")
     def an_end_has_the_earliest_expiry(self, view: View) -> None:
         """minUrlExpirationTimestamp is no later than the expiry of any URL of the page."""
         _get_page_token(view)
         reply = view.query(maxFiles=1_000_000)
-        earliest = reply.end.min_url_expiration_timestamp if reply.end else None
-        require(earliest is not None, "the server does not send minUrlExpirationTimestamp")
-        for action in reply.actions:
-            end_ms = action.expiration_timestamp
-            is_fit = end_ms is None or (earliest or 0) <= end_ms
-            expect(is_fit, reply.where, f"minUrlExpirationTimestamp up to {end_ms}", earliest)
+        earliest = reply.end.min_url_expiration_timestamp
+        if earliest is None:
+            raise NotApplicable("the server does not send minUrlExpirationTimestamp")
+        for end_ms in (action.expiration_timestamp for action in reply.actions):
+            is_fit = end_ms is None or earliest <= end_ms
+            reply.expect(is_fit, f"minUrlExpirationTimestamp up to {end_ms}", earliest)
 
 
 def _require_two_files(view: View) -> None:
@@ -167,10 +163,10 @@ def _get_page_token(view: View) -> str:
     response = view.ask({"maxFiles": 1})
     require(not response.is_refusal, "the server does not answer in pages")
     first = Reply(response)
-    if not first.next_page_token:
+    if not first.end.next_page_token:
         missing = len(view.snapshot.actions) - len(first.actions)
-        expect(missing <= 0, first.where, "all files, or a nextPageToken", f"{missing} files fewer, no token")
-    return require(first.next_page_token, "no answer comes in two pages")
+        first.expect(missing <= 0, "all files, or a nextPageToken", f"{missing} files fewer, no token")
+    return require(first.end.next_page_token, "no answer comes in two pages")
 
 
 def _get_pages(view: View, body: Mapping[str, object], size: int = 1) -> list[Reply]:
@@ -179,15 +175,15 @@ def _get_pages(view: View, body: Mapping[str, object], size: int = 1) -> list[Re
 
 def _walk(ask: Callable[[Mapping[str, object]], Reply]) -> list[Reply]:
     pages = [ask({})]
-    while token := pages[-1].next_page_token:
+    while token := pages[-1].end.next_page_token:
         pages.append(ask({"pageToken": token}))
-        expect(len(pages) < MAX_PAGES, pages[0].where, f"fewer than {MAX_PAGES} pages", len(pages))
+        pages[0].expect(len(pages) < MAX_PAGES, f"fewer than {MAX_PAGES} pages", len(pages))
     return pages
 
 
 def _expect_same_head(reply: Reply, first: Reply) -> None:
     wanted, actual = ([line.raw.decode() for line in one.head] for one in (first, reply))
-    expect(actual == wanted, reply.where, f"the head {wanted}", actual)
+    reply.expect(actual == wanted, f"the head {wanted}", actual)
 
 
 class Refresh(Group):
@@ -197,7 +193,7 @@ class Refresh(Group):
     def a_refresh_token_is_given(self, view: View) -> None:
         """includeRefreshToken is answered with a refreshToken in the endStreamAction."""
         reply = view.query(includeRefreshToken=True)
-        expect(reply.refresh_token, reply.where, "a refreshToken", reply.kinds[-1])
+        reply.expect(reply.end.refresh_token, "a refreshToken", reply.kinds[-1])
 
     @must("0.1", "1.13")
     def an_end_comes_last_and_once(self, view: View) -> None:
@@ -211,34 +207,36 @@ class Refresh(Group):
         reply = first = view.query(includeRefreshToken=True)
         _get_refresh_token(view)
         for _ in range(2):
-            reply = Reply(view.ask({"refreshToken": reply.refresh_token, "includeRefreshToken": True}))
+            reply = Reply(view.ask({"refreshToken": reply.end.refresh_token, "includeRefreshToken": True}))
             reply.expect_version(first.version)
             reply.expect_ids(first.ids, "the same ids")
-            expect(reply.refresh_token, reply.where, "a refreshToken", reply.kinds[-1])
+            reply.expect(reply.end.refresh_token, "a refreshToken", reply.kinds[-1])
 
     @must("1.7", "0.19")
     def unknown_refresh_tokens_are_400(self, view: View) -> None:
         """A refresh token that the server did not give, or that was altered, is 400."""
-        for token in (alter(_get_refresh_token(view)), "nonsense", "é", 1):
-            view.ask({"refreshToken": token}).refusal(400)
+        tokens = (alter(_get_refresh_token(view)), "nonsense", "é", 1)
+        view.refuse(*({"refreshToken": token} for token in tokens))
 
     @must("1.7", "0.16")
     def a_refresh_token_stands_alone(self, view: View) -> None:
         """refreshToken beside a version, a time or a window is 400: it has its version in it."""
         token = _get_refresh_token(view)
         for more in ({"version": 0}, {"timestamp": "2022-01-01T00:00:00Z"}, {"startingVersion": 0}):
-            view.ask({"refreshToken": token, **more}).refusal(400)
+            view.refuse({"refreshToken": token, **more})
 
     @must("1.7")
     def a_refresh_token_belongs_to_its_table(self, table: Table) -> None:
         """A refresh token is refused by every other table: 400."""
         token = _get_refresh_token(table.first_view)
         for other in table.other_views:
-            other.ask({"refreshToken": token}).refusal(400)
+            other.refuse({"refreshToken": token})
 
 
 def _get_refresh_token(view: View) -> str:
-    return require(view.query(includeRefreshToken=True).refresh_token, "the server gives no refresh tokens")
+    return require(
+        view.query(includeRefreshToken=True).end.refresh_token, "the server gives no refresh tokens"
+    )
 
 
 END_ANNOUNCED = "includeendstreamaction=true"
@@ -267,13 +265,14 @@ class EndStream(Group):
         """endStreamAction has refreshToken, nextPageToken, minUrlExpirationTimestamp of their kinds, and no
         error here."""
         reply = Reply(view.ask({}, END_ANNOUNCED))
-        message = require(reply.end, "the server sends no endStreamAction").error_message
-        expect(message is None, reply.where, "a complete answer", message)
+        require(reply.kinds[-1] == END, "the server sends no endStreamAction")
+        message = reply.end.error_message
+        reply.expect(message is None, "a complete answer", message)
 
 
 def _expect_capability(reply: Reply, name: str) -> None:
     actual = reply.response.capabilities.get(name)
-    expect(actual == "true", reply.where, f"{name}=true in the answer's header", actual or "none")
+    reply.expect(actual == "true", f"{name}=true in the answer's header", actual or "none")
 
 
 ASYNC_ANNOUNCED = "asyncquery=true"
@@ -289,7 +288,7 @@ class AsyncQueries(Group):
     def queries_are_answered_later(self, view: View) -> None:
         """asyncquery=true with an idempotency key is answered by a pending queryStatus."""
         reply = _submit(view)
-        expect(_parse_status(reply) is not None, reply.where, "a queryStatus line", reply.kinds)
+        reply.expect(_parse_status(reply) is not None, "a queryStatus line", reply.kinds)
 
     @must("1.9", "0.9")
     def the_key_goes_by_both_names(self, view: View) -> None:
@@ -301,17 +300,17 @@ class AsyncQueries(Group):
     def pending_answers_have_the_version(self, view: View) -> None:
         """Every answer has Delta-Table-Version, pending ones too; those say asyncquery=true and have one line."""
         reply = _submit(view)
-        expect(reply.version >= 0, reply.where, "a version", reply.version)
+        reply.expect(reply.version >= 0, "a version", reply.version)
         _require_query_id(reply)
         _expect_capability(reply, "asyncquery")
-        expect(len(reply.lines) == 1, reply.where, "one line", len(reply.lines))
+        reply.expect(len(reply.lines) == 1, "one line", len(reply.lines))
 
     @must("1.9", "0.7")
     def the_answer_comes_as_if_at_once(self, view: View) -> None:
         """Asked for by its queryId, a query keeps its id while pending, and is answered at last like one
         without delay."""
         done = Reply(_wait(view, _require_query_id(_submit(view))))
-        expect(STATUS not in done.kinds, done.where, f"no {STATUS} in the answer", done.kinds)
+        done.expect(STATUS not in done.kinds, f"no {STATUS} in the answer", done.kinds)
         done.expect_ids(view.snapshot.ids, "the files of a query without delay")
         done.expect_version(view.snapshot.version)
 
@@ -389,8 +388,8 @@ def _wait(view: View, query_id: str, body: Mapping[str, object] | None = None) -
         status = _parse_status(Reply(response)) if response.status == 200 else None
         if status is None:
             return response
-        expect(response.version >= 0, response.request, "a version while pending", response.version)
-        expect(status.query_id == query_id, response.request, f"queryId {query_id}", status.query_id)
+        response.expect(response.version >= 0, "a version while pending", response.version)
+        response.expect(status.query_id == query_id, f"queryId {query_id}", status.query_id)
         is_early, wanted = time.monotonic() < until, f"an answer within {MAX_WAIT_S} s"
         expect(is_early, f"{view.table.path}/queries", wanted, "pending still")
         time.sleep(PAUSE_S)

@@ -43,13 +43,13 @@ class Predicates(Group):
     def negations_lose_no_rows(self, view: View) -> None:
         """not() of a comparison loses no row: that a file may match does not mean that its opposite may not."""
         files = rows.read_all(view)
-        _expect_nothing_lost(view, files, map(rows.negate, rows.list_comparisons(view.snapshot, files)))
+        _expect_nothing_lost(view, files, (~hint for hint in rows.list_comparisons(view.snapshot, files)))
 
     @must("1.14", "0.15")
     def tests_for_null_lose_no_rows(self, view: View) -> None:
         """isNull() and its negation lose no row: files with some nulls, with bounds, and without statistics."""
         tests = [rows.is_null(name, kind) for name, kind in rows.list_comparable_columns(view.snapshot)]
-        _expect_nothing_lost(view, rows.read_all(view), [*tests, *map(rows.negate, tests)])
+        _expect_nothing_lost(view, rows.read_all(view), [*tests, *(~test for test in tests)])
 
     @must("1.14", "0.15")
     def combinations_lose_no_rows(self, view: View) -> None:
@@ -72,10 +72,10 @@ class Predicates(Group):
             if hint.kind not in NOT_IN_SQL:
                 tried += [(hint, hint.sql()), (hint, hint.sql(is_mirrored=True))]
                 if hint.operator == "equal":
-                    tried.append((rows.negate(hint), hint.sql().replace(" = ", " <> ", 1)))
+                    tried.append((~hint, hint.sql().replace(" = ", " <> ", 1)))
         for name, kind in rows.list_comparable_columns(view.snapshot):
             test = rows.is_null(name, kind)
-            tried += [(test, f"{name} IS NULL"), (rows.negate(test), f"{name} IS NOT NULL")]
+            tried += [(test, f"{name} IS NULL"), (~test, f"{name} IS NOT NULL")]
         _expect_nothing_lost_by(view, files, [(hint, {"predicateHints": [text]}) for hint, text in tried])
 
     @must("1.14", "0.19")
@@ -91,8 +91,7 @@ class Predicates(Group):
     @must("1.14", "0.19")
     def sql_that_makes_no_sense_gets_all_files(self, view: View) -> None:
         """SQL that cannot be understood gets all files."""
-        for texts in STRANGE_SQL:
-            Reply(view.ask({"predicateHints": texts})).expect_ids(view.snapshot.ids, "all files")
+        view.expect_all_files(*({"predicateHints": texts} for texts in STRANGE_SQL))
 
     @optional("1.14")
     def partition_values_leave_files_out(self, view: View) -> None:
@@ -148,7 +147,7 @@ def _expect_files_left_out(
     require(not all(hint.count_matches(file) for file in files), "every file has a row that matches")
     reply = Reply(view.ask(body))
     found, total = len(reply.actions), len(view.snapshot.actions)
-    expect(found < total, reply.where, f"fewer than all {total} files", found)
+    reply.expect(found < total, f"fewer than all {total} files", found)
 
 
 class Limits(Group):
@@ -169,21 +168,20 @@ class Limits(Group):
         require(len(counts) >= 2 and min(counts.values()) >= 1, "no table has two files with rows")
         reply = view.query(limitHint=1)
         found = len(reply.actions)
-        expect(found < len(counts), reply.where, f"fewer than all {len(counts)} files", found)
+        reply.expect(found < len(counts), f"fewer than all {len(counts)} files", found)
 
     @must("1.7", "6.1")
     def a_limit_of_none_has_a_head(self, view: View) -> None:
         """limitHint 0 is answered with protocol and metaData: clients read the schema from it."""
         reply = view.query(limitHint=0)
         size, wanted = reply.shared.size, view.snapshot.shared.size
-        expect(size == wanted, reply.where, f"the head of a query, with size {wanted}", size)
+        reply.expect(size == wanted, f"the head of a query, with size {wanted}", size)
 
     @must("1.7", "1.14")
     def a_limit_counts_rows_that_match(self, view: View) -> None:
         """With a predicate and limitHint, the files left hold that many rows that match, if there are so many."""
         files = rows.read_all(view)
-        has_vectors = any(action.deletion_vector for action in view.snapshot.actions)
-        require(not has_vectors, "all tables have deletion vectors")
+        require(not view.snapshot.has_vectors, "all tables have deletion vectors")
         hints = rows.list_comparisons(view.snapshot, files)
         tried = [hint for hint in hints if hint.operator in ("equal", "lessThanOrEqual")]
         for hint in require(tried, "no table has a column to compare"):
@@ -192,8 +190,7 @@ class Limits(Group):
     @should("1.7", "0.19")
     def limits_that_are_none_are_400(self, view: View) -> None:
         """A limitHint that is negative, no whole number, or larger than 32 bits, is 400."""
-        for limit in (-1, "x", 1.5, 2**40, [1]):
-            view.ask({"limitHint": limit}).refusal(400)
+        view.refuse(*({"limitHint": limit} for limit in (-1, "x", 1.5, 2**40, [1])))
 
 
 def _expect_limits_kept(view: View, files: list[rows.FileRows], hint: rows.Hint) -> None:
@@ -206,7 +203,7 @@ def _expect_limits_kept(view: View, files: list[rows.FileRows], hint: rows.Hint)
 
 def _expect_rows(reply: Reply, counts: Mapping[str, int], wanted: int) -> None:
     found = sum(counts.get(action.id, 0) for action in reply.actions)
-    expect(found >= wanted, reply.where, f"files with {wanted} rows", found)
+    reply.expect(found >= wanted, f"files with {wanted} rows", found)
 
 
 def _get_row_counts(view: View) -> dict[str, int]:
@@ -239,7 +236,7 @@ class Fragments(Group):
             "reading table by version or timestamp is not supported because history sharing is not enabled"
         )
         wanted = f"{sentence} on table: {table.name.lower()}"
-        expect(wanted in message, response.request, f"a refusal with “{wanted}”", message)
+        response.expect(wanted in message, f"a refusal with “{wanted}”", message)
 
     @optional("2.5", "7.3")
     def features_that_parquet_lacks(self, table: Table) -> None:
@@ -250,7 +247,7 @@ class Fragments(Group):
     @optional("4", "7.3")
     def a_table_that_is_not_there(self, table: Table) -> None:
         """A refusal says “does not exist, please contact your share provider for further information.”"""
-        response = table.client.ask("GET", f"{table.path}_lakeshare/version")
+        response = table.client.get(f"{table.path}_lakeshare/version")
         sentence = "does not exist, please contact your share provider for further information."
         _expect_sentence(sentence, response, status=404)
 
@@ -269,12 +266,12 @@ def _read_changes(view: View, params: Body) -> Response:
 
 def _query_page(view: View, body: Body) -> Response:
     """The query of a second page; `NotApplicable` if the server does not page."""
-    token = require(view.query(maxFiles=1).next_page_token, "no answer comes in two pages")
+    token = require(view.query(maxFiles=1).end.next_page_token, "no answer comes in two pages")
     return view.ask({"maxFiles": 1, "pageToken": token, **body})
 
 
 def _refresh(view: View, body: Body) -> Response:
-    require(view.query(includeRefreshToken=True).refresh_token, "the server gives no refresh tokens")
+    require(view.query(includeRefreshToken=True).end.refresh_token, "the server gives no refresh tokens")
     return view.ask(body)
 
 
@@ -285,7 +282,7 @@ def _query_file_ids(view: View, body: Body) -> Response:
 def _expect_sentence(sentence: str, *refusals: Response, status: int = 400) -> None:
     for response in refusals:
         message = response.refusal(status).message
-        expect(sentence in message, response.request, f"a refusal with “{sentence}”", message)
+        response.expect(sentence in message, f"a refusal with “{sentence}”", message)
 
 
 def _make_sentence_case(name: str, ask: Callable[[View, Body], Response], body: Body, sentence: str) -> Case:

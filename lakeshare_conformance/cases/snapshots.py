@@ -5,6 +5,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -41,17 +42,17 @@ class Snapshots(Group):
     def delta_files_have_the_documented_fields(self, view: View) -> None:
         """A file in delta format has an id and an add with path (a URL), partitionValues, size, modificationTime."""
         for action in view.snapshot.actions:
-            expect(action.modification_time is not None, action.where, "the field modificationTime", "none")
-            expect(action.data_change is not None, action.where, "the field dataChange", "none")
+            action.expect(action.modification_time is not None, "the field modificationTime", "none")
+            action.expect(action.data_change is not None, "the field dataChange", "none")
 
     @must("2.1", "2.2")
     def partition_values_are_of_the_partition_columns(self, view: View) -> None:
         """partitionValues has exactly the partition columns, by their physical names where columns are mapped."""
         reply = view.snapshot
-        columns = {rows.get_physical_name(reply, name) for name in reply.metadata.partition_columns}
+        columns = rows.get_partition_columns(reply)
         for action in reply.actions:
             found = set(action.partition_values)
-            expect(found == columns, action.where, f"partition values of {sorted(columns)}", sorted(found))
+            action.expect(found == columns, f"partition values of {sorted(columns)}", sorted(found))
 
     @must("2.1")
     def partition_values_are_written_as_their_type_is(self, view: View) -> None:
@@ -61,8 +62,8 @@ class Snapshots(Group):
         require(reply.metadata.partition_columns, "no table is partitioned")
         for action in reply.actions:
             for name, value in action.partition_values.items():
-                kind, where = kinds.get(name), f"{action.where}, partition value {name}"
-                expect(rows.is_partition_value(value, kind), where, f"a {kind} as text", value)
+                is_fit = rows.is_partition_value(value, kinds.get(name))
+                action.expect(is_fit, f"a {kinds.get(name)} as text", value, f"partition value {name}")
 
     @must("2.1")
     def statistics_are_json(self, view: View) -> None:
@@ -72,14 +73,14 @@ class Snapshots(Group):
             unknown = {*stats.min_values, *stats.max_values, *stats.null_count} - names
             # Statistics of mapped columns may name columns that were dropped.
             is_fit = view.snapshot.is_mapped or not unknown
-            expect(is_fit, f"{action.where}, stats", "columns of the table only", sorted(unknown))
+            action.expect(is_fit, "columns of the table only", sorted(unknown), "stats")
 
     @must("2.6", "6.2")
     def ids_are_unique(self, view: View) -> None:
         """Ids are unique in a reply: Spark keys its URLs by them."""
         counts = Counter(action.id for action in view.snapshot.actions)
         repeated = sorted(id for id, count in counts.items() if count > 1)
-        expect(not repeated, view.snapshot.where, "ids that are unique", repeated)
+        view.snapshot.expect(not repeated, "ids that are unique", repeated)
 
     @must("2.6", "4")
     def ids_stay(self, view: View) -> None:
@@ -93,15 +94,13 @@ class Snapshots(Group):
         timed = [action for action in view.snapshot.actions if action.expiration_timestamp is not None]
         for action in require(timed, "no file has expirationTimestamp"):
             left_s = ((action.expiration_timestamp or 0) - now_ms) / 1000
-            expect(
-                left_s > MIN_LIFE_S, action.where, f"a URL valid for more than {MIN_LIFE_S} s", f"{left_s} s"
-            )
+            action.expect(left_s > MIN_LIFE_S, f"a URL valid for more than {MIN_LIFE_S} s", f"{left_s} s")
 
     @should("2.7")
     def urls_have_an_expiry(self, view: View) -> None:
         """Every file has expirationTimestamp."""
         for action in view.snapshot.actions:
-            expect(action.expiration_timestamp is not None, action.where, "expirationTimestamp", "none")
+            action.expect(action.expiration_timestamp is not None, "expirationTimestamp", "none")
 
     @should("1.0")
     def urls_do_not_hold_the_token(self, view: View) -> None:
@@ -109,34 +108,33 @@ class Snapshots(Group):
         token = view.client.token
         require(len(token) >= MIN_TOKEN, "the token is so short that it may be part of any text")
         for action in view.snapshot.actions:
-            expect(token not in action.url, action.where, "a URL without the bearer token", "one with it")
+            action.expect(token not in action.url, "a URL without the bearer token", "one with it")
 
     @should("2.1", formats=(PARQUET,))
     def a_plain_read_has_no_version_in_its_lines(self, view: View) -> None:
         """Without version or timestamp in the request, metaData and files have no version."""
         found = [line.where for line in view.snapshot.lines[1:] if line.value.get("version") is not None]
-        expect(not found, view.snapshot.where, "lines without version", found[:3])
+        view.snapshot.expect(not found, "lines without version", found[:3])
 
     @must("1.7")
     def an_empty_object_asks_for_all(self, view: View) -> None:
         """The body {} asks for everything, and so does one with fields that the server does not know."""
         unknown = {"lakeshareConformance": {"a": [1]}, "requested_columns": [], "queryDeltaLog": False}
-        for body in ({}, unknown):
-            Reply(view.ask(body)).expect_ids(view.snapshot.ids, "all files")
+        view.expect_all_files({}, unknown)
 
     @should("1.7")
     def the_content_type_of_a_request_is_optional(self, view: View) -> None:
         """A query is read with any content type and with none, and an empty body asks for everything."""
         for media_type in ("application/json", ""):
-            Reply(view.ask({}, **{"Content-Type": media_type})).expect_ids(view.snapshot.ids, "all files")
-        Reply(view.ask(b"")).expect_ids(view.snapshot.ids, "all files")
+            view.expect_all_files({}, **{"Content-Type": media_type})
+        view.expect_all_files(b"")
 
     @should("1.7", formats=(DELTA,))
     def both_formats_answer_the_same_files(self, view: View) -> None:
         """A table served in both formats has the same files in both."""
         other = _get_parquet_view(view)
         sizes, wanted = (sorted(action.size for action in one.snapshot.actions) for one in (view, other))
-        expect(sizes == wanted, view.snapshot.where, f"files of the sizes {wanted[:20]}", sizes[:20])
+        view.snapshot.expect(sizes == wanted, f"files of the sizes {wanted[:20]}", sizes[:20])
 
 
 def _get_parquet_view(view: View) -> View:
@@ -158,7 +156,7 @@ class DeltaFormat(Group):
             for url in (action.url, *more):
                 keys = {key.lower() for key, _ in parse_qsl(urlsplit(url).query, keep_blank_values=True)}
                 wanted = f"one of {sorted(SIGNATURE_KEYS)} in the URL"
-                expect(keys & SIGNATURE_KEYS, action.where, wanted, sorted(keys))
+                action.expect(keys & SIGNATURE_KEYS, wanted, sorted(keys))
 
     @must("2.2", formats=(DELTA,))
     def mapped_columns_keep_their_mapping(self, view: View) -> None:
@@ -170,11 +168,10 @@ class DeltaFormat(Group):
     @must("0.18", "2.2", formats=(DELTA,))
     def row_tracking_is_whole(self, view: View) -> None:
         """With delta.enableRowTracking every file has baseRowId and defaultRowCommitVersion; Spark fails otherwise."""
-        is_on = view.snapshot.metadata.configuration.get("delta.enableRowTracking") == "true"
-        require(is_on, "no table is sent with row tracking")
+        require(view.snapshot.is_on("delta.enableRowTracking"), "no table is sent with row tracking")
         for action in view.snapshot.actions:
             fields = (action.base_row_id, action.default_row_commit_version)
-            expect(None not in fields, action.where, "baseRowId and defaultRowCommitVersion", fields)
+            action.expect(None not in fields, "baseRowId and defaultRowCommitVersion", fields)
 
 
 MAX_VECTORS = 10
@@ -193,14 +190,14 @@ class DeletionVectors(Group):
         """Every vector that is not inline has a deletionVectorFileId of its own, the same when asked again."""
         stored = [action for action, vector in _list_vectors(view.snapshot) if vector.storage_type == "p"]
         for action in require(stored, "no deletion vector is stored in a file"):
-            expect(action.deletion_vector_file_id is not None, action.where, "deletionVectorFileId", "none")
+            action.expect(action.deletion_vector_file_id is not None, "deletionVectorFileId", "none")
         ids = {action.id: action.deletion_vector_file_id for action in stored}
         is_unique = len(set(ids.values())) == len(ids)
-        expect(is_unique, view.snapshot.where, "an id for each vector", sorted(map(str, ids.values())))
+        view.snapshot.expect(is_unique, "an id for each vector", sorted(map(str, ids.values())))
         for action, _ in _list_vectors(Reply(view.ask({}))):
             again, wanted = action.deletion_vector_file_id, ids.get(action.id)
             is_same = wanted is None or again == wanted
-            expect(is_same, action.where, f"deletionVectorFileId {wanted} again", again)
+            action.expect(is_same, f"deletionVectorFileId {wanted} again", again)
 
     @must("2.3", formats=(DELTA,))
     def vectors_can_be_read(self, view: View) -> None:
@@ -218,22 +215,17 @@ class DeletionVectors(Group):
         """A vector's cardinality is at most the number of rows of its file."""
         for action, vector in _list_vectors(view.snapshot):
             is_fit = action.rows is None or action.rows >= 0
-            expect(is_fit, action.where, "no more deleted rows than numRecords", vector.cardinality)
+            action.expect(is_fit, "no more deleted rows than numRecords", vector.cardinality)
 
     @should("0.14", "2.5", formats=(DELTA,))
     def tables_with_features_are_paged_and_streamed(self, view: View) -> None:
         """Tables with deletion vectors or mapped columns are answered in pages, and in windows where history
         is shared."""
-        has_features = view.snapshot.is_mapped or any(
-            action.deletion_vector for action in view.snapshot.actions
-        )
+        has_features = view.snapshot.is_mapped or view.snapshot.has_vectors
         require(has_features, "no table has deletion vectors or mapped columns")
         view.ask({"maxFiles": 1}).expect_status(200)
-        try:
-            versions = view.versions
-        except NotApplicable:
-            return
-        view.ask({"startingVersion": versions[-1]}).expect_status(200)
+        with suppress(NotApplicable):
+            view.ask({"startingVersion": view.versions[-1]}).expect_status(200)
 
 
 def _list_vectors(reply: Reply) -> list[tuple[wire.Action, wire.DeletionVector]]:
@@ -249,10 +241,10 @@ def _read_inline(where: str, vector: wire.DeletionVector) -> bytes:
 
 def _read_stored(view: View, where: str, vector: wire.DeletionVector) -> bytes:
     offset, size = vector.offset, vector.size_in_bytes
-    response = view.client.fetch(vector.path_or_inline_dv).expect_status(200)
-    expect(response.body[:1] == b"\x01", response.request, "format version 1", response.body[:1].hex())
+    response = view.client.fetch_whole(vector.path_or_inline_dv)
+    response.expect(response.body[:1] == b"\x01", "format version 1", response.body[:1].hex())
     framed = response.body[offset : offset + size + 8]
-    expect(len(framed) == size + 8, response.request, f"{size + 8} bytes from {offset}", len(framed))
+    response.expect(len(framed) == size + 8, f"{size + 8} bytes from {offset}", len(framed))
     length, content, checksum = framed[:4], framed[4:-4], framed[-4:]
     expect(length == struct.pack(">I", size), where, f"the length {size} at {offset}", length.hex())
     wanted = struct.pack(">I", zlib.crc32(content))
@@ -278,7 +270,7 @@ class DataFiles(Group):
     def a_range_is_206(self, view: View) -> None:
         """GET with Range is 206 with those bytes, Content-Range and Content-Length: first bytes, middle, open end."""
         for action in sample_files(view.snapshot):
-            whole = view.client.fetch(action.url).expect_status(200).body
+            whole = view.client.fetch_whole(action.url).body
             size = len(whole)
             for first, last in ((0, 3), (size // 2, size - 1), (size - 4, size - 1)):
                 _expect_part(view, action, f"{first}-{last}", whole, first, last)
@@ -288,7 +280,7 @@ class DataFiles(Group):
     def a_suffix_range_is_206(self, view: View) -> None:
         """GET with Range: bytes=-n is 206 with the last n bytes, where Parquet has its footer."""
         for action in sample_files(view.snapshot):
-            whole = view.client.fetch(action.url).expect_status(200).body
+            whole = view.client.fetch_whole(action.url).body
             _expect_part(view, action, "-8", whole, len(whole) - 8, len(whole) - 1)
 
     @should("10")
@@ -319,7 +311,7 @@ class DataFiles(Group):
         [action, *_] = sample_files(view.snapshot)
         for alter in alterations:
             response = view.client.fetch(alter(action.url))
-            where = f"{response.request} after {alter.__name__.strip('_').replace('_', ' ')}"
+            where = f"{response.where} after {alter.__name__.strip('_').replace('_', ' ')}"
             expect(response.is_refusal, where, "a refusal by 4xx", response.status)
 
     @must("2.7", "6.2")
@@ -341,7 +333,7 @@ class DataFiles(Group):
         """PUT, POST and DELETE of a URL are refused by 4xx (or 501), and the file stays as it is."""
         # A store that accepts the method finds the precondition false and changes nothing; PUT sends the same bytes.
         [action, *_] = sample_files(view.snapshot)
-        content = view.client.fetch(action.url).expect_status(200).body
+        content = view.client.fetch_whole(action.url).body
         for method, precondition, body in (
             ("PUT", {"If-None-Match": "*"}, content),
             ("POST", {"If-None-Match": "*"}, content),
@@ -350,30 +342,24 @@ class DataFiles(Group):
             response = view.client.fetch(action.url, method, precondition, body)
             is_refused = response.is_refusal and response.status != PRECONDITION_FAILED
             is_fit = is_refused or response.status == NOT_IMPLEMENTED
-            expect(is_fit, response.request, "a refusal of the method", response.status)
-        again = view.client.fetch(action.url).expect_status(200)
-        expect(again.body == content, again.request, "the same bytes as before", f"{len(again.body)} bytes")
+            response.expect(is_fit, "a refusal of the method", response.status)
+        again = view.client.fetch_whole(action.url)
+        again.expect(again.body == content, "the same bytes as before", f"{len(again.body)} bytes")
 
     @must("2.1", "2.2")
     def files_are_parquet_with_the_columns_of_the_schema(self, view: View) -> None:
         """Each file is Parquet; it has columns of the schema, of types that read as the schema's."""
         reply = view.snapshot
         columns = rows.get_columns(reply)
-        stored = set(columns) - {
-            rows.get_physical_name(reply, name) for name in reply.metadata.partition_columns
-        }
+        stored = set(columns) - rows.get_partition_columns(reply)
         for action in sample_files(reply):
             # Files may have further columns: of an older schema, or the writer's own.
             schema = rows.read_parquet(view, action).schema
             known = [name for name in schema.names if name in stored]
-            expect(
-                bool(known) or not stored, action.where, f"a file with some of {sorted(stored)}", schema.names
-            )
+            action.expect(known or not stored, f"a file with some of {sorted(stored)}", schema.names)
             for physical in known:
                 (name, kind), found = columns[physical], schema.field(physical).type
-                expect(
-                    rows.can_read_as(found, kind), f"{action.where}, column {name}", f"a {kind}", str(found)
-                )
+                action.expect(rows.can_read_as(found, kind), f"a {kind}", str(found), f"column {name}")
 
     @must("2.1", "1.7")
     def statistics_count_the_rows(self, view: View) -> None:
@@ -384,14 +370,14 @@ class DataFiles(Group):
                 action.stats and action.stats.num_records,
                 rows.read_parquet(view, action).num_rows,
             )
-            expect(actual == wanted, f"{action.where}, stats.numRecords", str(wanted), actual)
+            action.expect_equal(actual, wanted, part="stats.numRecords")
 
     @must("2.1", "0.15")
     def statistics_hold_the_rows(self, view: View) -> None:
         """No value of a file lies outside its minValues and maxValues, and nullCount is the number of nulls."""
         for action, stats in _list_statistics(sample_files(view.snapshot)):
             broken = rows.find_broken_bound(stats, rows.read_parquet(view, action), view.snapshot)
-            expect(broken is None, f"{action.where}, stats", "bounds around every value", broken)
+            action.expect(broken is None, "bounds around every value", broken, "stats")
 
 
 def _list_statistics(actions: Iterable[wire.Action]) -> list[tuple[wire.Action, wire.Statistics]]:
@@ -409,9 +395,9 @@ def sample_files(reply: Reply) -> list[wire.Action]:
 def fetch_whole(view: View, action: wire.Action) -> None:
     """Expect the URL to serve all bytes of a file, unless it is too large to fetch."""
     if action.size <= rows.MAX_BYTES:
-        response = view.client.fetch(action.url).expect_status(200)
+        response = view.client.fetch_whole(action.url)
         size = len(response.body)
-        expect(size == action.size, response.request, f"{action.size} bytes", size)
+        response.expect(size == action.size, f"{action.size} bytes", size)
 
 
 def _expect_part(view: View, action: wire.Action, range: str, whole: bytes, first: int, last: int) -> None:
@@ -419,7 +405,7 @@ def _expect_part(view: View, action: wire.Action, range: str, whole: bytes, firs
     wanted, actual = whole[first : last + 1], f"{len(response.body)} others"
     response.expect_header("content-range", f"bytes {first}-{last}/{len(whole)}")
     response.expect_header("content-length", str(len(wanted)))
-    expect(response.body == wanted, response.request, "the bytes of that range", actual)
+    response.expect(response.body == wanted, "the bytes of that range", actual)
 
 
 def _read_url_end_ms(url: str) -> int | None:
