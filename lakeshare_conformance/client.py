@@ -64,8 +64,28 @@ def read_profile(path: Path, option: str = "PROFILE") -> Profile:
 
 
 @dataclass(frozen=True)
+class Line(Located):
+    """A line of a response: its bytes, its one key, and the object under the key."""
+
+    where: str
+    raw: bytes
+    kind: str
+    value: dict[str, Any]
+
+    def inner(self, key: str, format: str = DELTA) -> dict[str, Any]:
+        """The object under a key of delta format; in parquet format the line's own."""
+        inner = self.value.get(key) if format == DELTA else self.value
+        if not isinstance(inner, dict):
+            raise ExpectationFailed(self.where, f"an object {key} under {self.kind}", self.value)
+        return inner
+
+
+@dataclass(frozen=True)
 class Response(Located):
-    """A response; `where` describes its request in sentences. All methods raise `ExpectationFailed`."""
+    """A response; `where` describes its request in sentences. All methods raise `ExpectationFailed`.
+
+    Its lines are the same in both response formats: `actions` has the files of either.
+    """
 
     where: str
     status: int
@@ -164,40 +184,19 @@ class Response(Located):
         self.expect(self.format == format, f"{format} format", self.format)
         return self
 
+    def read(self) -> Self:
+        """Return the response if it is a 200 whose lines can be parsed."""
+        self.expect_status(200).expect(self.lines, "lines", self.summary)
+        return self
 
-@dataclass(frozen=True)
-class Line(Located):
-    """A line of a response: its bytes, its one key, and the object under the key."""
-
-    where: str
-    raw: bytes
-    kind: str
-    value: dict[str, Any]
-
-    def inner(self, key: str, format: str = DELTA) -> dict[str, Any]:
-        """The object under a key of delta format; in parquet format the line's own."""
-        inner = self.value.get(key) if format == DELTA else self.value
-        if not isinstance(inner, dict):
-            raise ExpectationFailed(self.where, f"an object {key} under {self.kind}", self.value)
-        return inner
-
-
-class Reply(Located):
-    """The lines of a 200; its file actions in the same terms for both response formats."""
-
-    def __init__(self, response: Response) -> None:
-        """Parse the lines; raises ExpectationFailed unless the response is a 200 of JSON objects with one key each."""
-        self.response = response.expect_status(200)
-        self.where, self.format = response.where, response.format
-        self.lines = tuple(_parse_lines(response))
-        self.kinds = [line.kind for line in self.lines]
+    @cached_property
+    def lines(self) -> tuple[Line, ...]:
+        """The lines, JSON objects with one key each."""
+        return tuple(_parse_lines(self))
 
     @property
-    def version(self) -> int:
-        return self.response.version
-
-    def expect_version(self, version: int) -> None:
-        self.response.expect_version(version)
+    def kinds(self) -> list[str]:
+        return [line.kind for line in self.lines]
 
     @property
     def head(self) -> tuple[Line, Line]:
@@ -288,7 +287,7 @@ class Reply(Located):
         self.expect(self.ids == ids, what, sorted(self.ids ^ ids))
 
     def expect_files(
-        self, actions: Iterable[wire.Action], what: str, pages: Iterable["Reply"] | None = None
+        self, actions: Iterable[wire.Action], what: str, pages: Iterable["Response"] | None = None
     ) -> None:
         """Expect the same files with the same kinds and versions, in any order; `pages` together, if given."""
         in_pages = (action for reply in pages or (self,) for action in reply.actions)
@@ -356,9 +355,11 @@ class Client:
         params: Mapping[str, object] | None = None,
         headers: Mapping[str, str] | None = None,
         body: Mapping[str, object] | bytes | None = None,
+        capabilities: str | None = None,
         authorization: str | None = PROFILE_CREDENTIAL,
     ) -> Response:
-        """Send a request; `path` is appended to the endpoint as it is."""
+        """Send a request; `path` is appended to the endpoint as it is, `capabilities` are announced in the header."""
+        headers = {**({} if capabilities is None else {CAPABILITIES: capabilities}), **(headers or {})}
         query = "?" + urlencode(params, quote_via=quote) if params else ""
         content = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         sent = {} if body is None else {"Content-Type": "application/json; charset=utf-8"}
@@ -369,7 +370,7 @@ class Client:
         text = "" if content is None else " " + content.decode("utf-8", "replace")
         where = format_value(f"{method} {path}{'?' if shown else ''}{shown}{text}") + _show(headers)
         url = self._profile.endpoint + path + query
-        return self._send(where, url, method, headers={**sent, **(headers or {})}, content=content)
+        return self._send(where, url, method, headers={**sent, **headers}, content=content)
 
     def get(self, path: str, **params: object) -> Response:
         """Send a GET request."""

@@ -5,7 +5,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import reduce
@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pyroaring
 
 from lakeshare_conformance.case import ExpectationFailed, expect, require
-from lakeshare_conformance.client import Reply
+from lakeshare_conformance.client import Response
 from lakeshare_conformance.targets import View
 from lakeshare_conformance.wire import Action, Statistics
 
@@ -105,7 +105,7 @@ def read_parquet(view: View, action: Action) -> pa.Table:
         raise ExpectationFailed(response.where, "a Parquet file", actual) from error
 
 
-def get_physical_name(reply: Reply, column: str) -> str:
+def get_physical_name(reply: Response, column: str) -> str:
     """The name of a column in files, partition values and statistics."""
     for known in reply.columns if reply.is_mapped else ():
         if known.name == column:
@@ -113,12 +113,12 @@ def get_physical_name(reply: Reply, column: str) -> str:
     return column
 
 
-def get_partition_columns(reply: Reply) -> set[str]:
+def get_partition_columns(reply: Response) -> set[str]:
     """The physical names of the partition columns."""
     return {get_physical_name(reply, name) for name in reply.metadata.partition_columns}
 
 
-def get_columns(reply: Reply) -> dict[str, tuple[str, str]]:
+def get_columns(reply: Response) -> dict[str, tuple[str, str]]:
     """Name and type of each column by its physical name; the type is empty if values cannot be compared."""
     columns = ((column.name, column.type) for column in reply.columns)
     return {
@@ -144,19 +144,7 @@ def can_read_as(stored: pa.DataType, kind: str) -> bool:
     return kind not in checks or bool(checks[kind](stored))
 
 
-def read_all(view: View) -> list[FileRows]:
-    """Every file without a deletion vector, with its comparable columns; `NotApplicable` if too large or empty."""
-    reply, name = view.snapshot, view.table.name
-    size = sum(action.size for action in reply.actions)
-    is_fit, count = len(reply.actions) <= MAX_FILES and size <= MAX_BYTES, len(reply.actions)
-    require(is_fit, f"{name} is too large to read whole: {count} files, {size} bytes")
-    plain = [action for action in reply.actions if action.deletion_vector is None]
-    files = [FileRows(action, select_rows(reply, action, read_parquet(view, action))) for action in plain]
-    require(any(file.rows.num_rows for file in files), "no table has rows to compare with")
-    return files
-
-
-def select_rows(reply: Reply, action: Action, stored: pa.Table) -> pa.Table:
+def select_rows(reply: Response, action: Action, stored: pa.Table) -> pa.Table:
     """The comparable columns of a file under the names of the reply's schema; a missing column is null."""
     columns: dict[str, Any] = {}
     for physical, (name, kind) in get_columns(reply).items():
@@ -184,7 +172,7 @@ def count_differences(found: Iterable[pa.Table], wanted: Iterable[pa.Table]) -> 
     return -sum(count for count in sums if count < 0), sum(count for count in sums if count > 0)
 
 
-def find_broken_bound(stats: Statistics, rows: pa.Table, reply: Reply) -> str | None:
+def find_broken_bound(stats: Statistics, rows: pa.Table, reply: Response) -> str | None:
     """A sentence about the first column whose statistics exclude one of its values; None without."""
     for physical, (name, kind) in get_columns(reply).items():
         if physical not in rows.column_names:
@@ -257,9 +245,6 @@ class Hint:
         """The text of `jsonPredicateHints`."""
         return json.dumps(self.tree)
 
-    def count_matches(self, file: FileRows) -> int:
-        return int(file.rows.filter(self.expression).num_rows)
-
     def __invert__(self) -> "Hint":
         return Hint({"op": "not", "children": [self.tree]}, ~self.expression)
 
@@ -310,53 +295,82 @@ def _column_node(name: str, value_type: str) -> dict[str, str]:
     return {"op": "column", "name": name, "valueType": value_type}
 
 
-def list_comparable_columns(reply: Reply) -> list[tuple[str, str]]:
-    """The names and types of columns to compare, partition columns first."""
-    columns = [(name, kind) for name, kind in get_columns(reply).values() if kind and name.isidentifier()]
-    is_partitioned = reply.metadata.partition_columns
-    return sorted(columns, key=lambda column: column[0] not in is_partitioned)[:MAX_COLUMNS]
+class TableRows:
+    """The rows of a view, and the predicates that are tried on them."""
 
+    def __init__(self, view: View) -> None:
+        """Read every file without a deletion vector; raises `NotApplicable` if they are too large or have no rows."""
+        reply, name = view.snapshot, view.table.name
+        size, count = sum(action.size for action in reply.actions), len(reply.actions)
+        is_fit = count <= MAX_FILES and size <= MAX_BYTES
+        require(is_fit, f"{name} is too large to read whole: {count} files, {size} bytes")
+        plain = [action for action in reply.actions if action.deletion_vector is None]
+        self.files = [
+            FileRows(action, select_rows(reply, action, read_parquet(view, action))) for action in plain
+        ]
+        require(any(file.rows.num_rows for file in self.files), "no table has rows to compare with")
+        self.partition_columns = reply.metadata.partition_columns
+        columns = [(name, kind) for name, kind in get_columns(reply).values() if kind and name.isidentifier()]
+        columns.sort(key=lambda column: column[0] not in self.partition_columns)
+        # The names and types of columns to compare, partition columns first.
+        self.columns = columns[:MAX_COLUMNS]
 
-def list_comparisons(reply: Reply, files: Sequence[FileRows]) -> Iterator[Comparison]:
-    """Every comparison of each column with its least, its middle and its greatest value."""
-    for name, kind in list_comparable_columns(reply):
-        for value in sample_values(files, name):
-            for operator in OPERATORS:
-                yield compare(name, kind, operator, value)
+    def list_comparisons(self) -> Iterator[Comparison]:
+        """Every comparison of each column with its least, its middle and its greatest value."""
+        for name, kind in self.columns:
+            for value in self.sample_values(name):
+                for operator in OPERATORS:
+                    yield compare(name, kind, operator, value)
 
+    def sample_values(self, column: str) -> list[Any]:
+        """The least, the middle and the greatest value of a column."""
+        whole = pa.chunked_array([chunk for file in self.files for chunk in file.rows.column(column).chunks])
+        try:
+            values = sorted(value for value in whole.drop_null().unique().to_pylist() if is_ordinary(value))
+        except (OverflowError, ValueError):
+            # Python has no dates before year 1 and after 9999.
+            return []
+        return sorted({values[0], values[len(values) // 2], values[-1]}) if values else []
 
-def sample_values(files: Sequence[FileRows], column: str) -> list[Any]:
-    """The least, the middle and the greatest value of a column."""
-    whole = pa.chunked_array([chunk for file in files for chunk in file.rows.column(column).chunks])
-    try:
-        values = sorted(value for value in whole.drop_null().unique().to_pylist() if is_ordinary(value))
-    except (OverflowError, ValueError):
-        # Python has no dates before year 1 and after 9999.
-        return []
-    return sorted({values[0], values[len(values) // 2], values[-1]}) if values else []
+    def list_casts(self) -> Iterator[Comparison]:
+        """Comparisons under another type than the column has, as casts in a query make them."""
+        for name, kind in self.columns:
+            others = {"date": ("string",), **dict.fromkeys(INTEGERS, ("long", "double", "string"))}.get(
+                kind, ()
+            )
+            for value in self.sample_values(name):
+                for declared in others:
+                    for operator in ("equal",) if declared == "string" else OPERATORS:
+                        yield compare(name, kind, operator, value, declared)
 
+    def list_combinations(self) -> Iterator[Hint]:
+        """AND, OR and NOT over pairs of columns, as Spark writes IN, <=>, and its own null tests."""
+        parts = [one for one in self.list_comparisons() if one.operator in ("equal", "greaterThanOrEqual")]
+        for left, right in zip(parts, reversed(parts), strict=True):
+            no_left, no_right = (is_null(part.column, part.kind) for part in (left, right))
+            yield ~no_left & left
+            yield left | right
+            yield ~left & right
+            yield ~(left & right)
+            yield ~(no_left | right)
+            yield (no_left & no_right) | (left & right)
 
-def list_casts(reply: Reply, files: Sequence[FileRows]) -> Iterator[Comparison]:
-    """Comparisons under another type than the column has, as casts in a query make them."""
-    for name, kind in list_comparable_columns(reply):
-        others = {"date": ("string",), **dict.fromkeys(INTEGERS, ("long", "double", "string"))}.get(kind, ())
-        for value in sample_values(files, name):
-            for declared in others:
-                for operator in ("equal",) if declared == "string" else OPERATORS:
-                    yield compare(name, kind, operator, value, declared)
+    def count_matches(self, hint: Hint) -> list[int]:
+        """The number of rows in each file that match."""
+        return [file.rows.filter(hint.expression).num_rows for file in self.files]
 
+    def expect_no_row_lost(self, hint: Hint, where: str, ids: frozenset[str]) -> None:
+        """Expect every file with a row that matches among the files of the answer."""
+        for file in self.files:
+            if file.action.id not in ids:
+                count = file.rows.filter(hint.expression).num_rows
+                expect(
+                    count == 0, where, f"file {file.action.id} with {count} rows that match", "no such file"
+                )
 
-def list_combinations(reply: Reply, files: Sequence[FileRows]) -> Iterator[Hint]:
-    """AND, OR and NOT over pairs of columns, as Spark writes IN, <=>, and its own null tests."""
-    parts = [one for one in list_comparisons(reply, files) if one.operator in ("equal", "greaterThanOrEqual")]
-    for left, right in zip(parts, reversed(parts), strict=True):
-        no_left, no_right = (is_null(part.column, part.kind) for part in (left, right))
-        yield ~no_left & left
-        yield left | right
-        yield ~left & right
-        yield ~(left & right)
-        yield ~(no_left | right)
-        yield (no_left & no_right) | (left & right)
+    def list_null_tests(self) -> Iterator[Hint]:
+        """A test for null of each column."""
+        return (is_null(name, kind) for name, kind in self.columns)
 
 
 MAGIC = struct.pack("<I", 1681511377)

@@ -13,11 +13,9 @@ from urllib.parse import quote
 from lakeshare_conformance import wire
 from lakeshare_conformance.case import DELTA, PARQUET, ExpectationFailed, NotApplicable, require
 from lakeshare_conformance.client import (
-    CAPABILITIES,
     BadOption,
     Client,
     Profile,
-    Reply,
     Response,
     Unreachable,
 )
@@ -135,11 +133,10 @@ class Table:
         return self.ask("GET", "/version", params=params)
 
     def metadata(self, capabilities: str | None = None, **params: object) -> Response:
-        return self.ask("GET", "/metadata", params=params, headers=make_capabilities_header(capabilities))
+        return self.ask("GET", "/metadata", params=params, capabilities=capabilities)
 
     def query(self, body: Body, capabilities: str | None = None, **headers: str) -> Response:
-        announced = make_capabilities_header(capabilities)
-        return self.ask("POST", "/query", body=body, headers={**announced, **headers})
+        return self.ask("POST", "/query", body=body, capabilities=capabilities, headers=headers)
 
     def refuse_times(self, *times: str) -> None:
         """Expect 400 for a version call with each of these as startingTimestamp."""
@@ -209,8 +206,8 @@ class View:
 
     def ask_changes(self, params: Mapping[str, object], more: str | None = None, **headers: str) -> Response:
         """Send a request for changes."""
-        announced = make_capabilities_header(self.announce(more))
-        return self.table.ask("GET", "/changes", params=params, headers={**announced, **headers})
+        announced = self.announce(more)
+        return self.table.ask("GET", "/changes", params=params, capabilities=announced, headers=headers)
 
     def refuse(self, *bodies: Body) -> None:
         """Expect 400 for a query with each of these bodies."""
@@ -225,39 +222,39 @@ class View:
     def expect_all_files(self, *bodies: Body, **headers: str) -> None:
         """Expect the files of a plain query for each of these bodies."""
         for body in bodies:
-            Reply(self.ask(body, **headers)).expect_ids(self.snapshot.ids, "all files")
+            self.ask(body, **headers).read().expect_ids(self.snapshot.ids, "all files")
 
     @once
-    def query(self, /, **body: object) -> Reply:
+    def query(self, /, **body: object) -> Response:
         """The lines of a query, requested once for each body."""
-        return Reply(self.ask(body))
+        return self.ask(body).read()
 
     @once
-    def changes(self, /, **params: object) -> Reply:
+    def changes(self, /, **params: object) -> Response:
         """The lines of a range of changes, requested once for each range."""
-        return Reply(self.ask_changes(params))
+        return self.ask_changes(params).read()
 
     @property
-    def snapshot(self) -> Reply:
+    def snapshot(self) -> Response:
         return self.query()
 
     @property
     @once
-    def metadata(self) -> Reply:
-        return Reply(self.table.metadata(self.announced))
+    def metadata(self) -> Response:
+        return self.table.metadata(self.announced).read()
 
     @property
-    def window(self) -> Reply:
+    def window(self) -> Response:
         """All versions that a window can have."""
         return self.query(startingVersion=self.window_start)
 
     @property
-    def feed(self) -> Reply:
+    def feed(self) -> Response:
         """All changes that can be read."""
         return self.changes(startingVersion=self.change_start)
 
     @property
-    def feed_with_metadata(self) -> Reply:
+    def feed_with_metadata(self) -> Response:
         """All changes that can be read, with the metaData lines between them."""
         return self.changes(startingVersion=self.change_start, includeHistoricalMetadata="true")
 
@@ -383,10 +380,6 @@ def make_path(share: str, schema: str | None = None, table: str | None = None) -
     if schema is not None:
         path += f"/schemas/{quote(schema, safe='')}"
     return path if table is None else f"{path}/tables/{quote(table, safe='')}"
-
-
-def make_capabilities_header(capabilities: str | None) -> dict[str, str]:
-    return {} if capabilities is None else {CAPABILITIES: capabilities}
 
 
 def _is_same_name(name: str, wanted: str | None) -> bool:

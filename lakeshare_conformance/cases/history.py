@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from lakeshare_conformance.case import DELTA, PARQUET, Group, must, require, should
 from lakeshare_conformance.cases.snapshots import fetch_whole
-from lakeshare_conformance.client import METADATA, PROTOCOL, Reply
+from lakeshare_conformance.client import METADATA, PROTOCOL, Response
 from lakeshare_conformance.rows import MAX_BYTES, count_differences, read_parquet, select_rows
 from lakeshare_conformance.targets import Table, View
 from lakeshare_conformance.wire import Action
@@ -42,7 +42,7 @@ class TimeTravel(Group):
     def versions_are_read_from_text_too(self, view: View) -> None:
         """A version may be written as a text of digits, as some clients do."""
         version = view.versions[-1]
-        Reply(view.ask({"version": str(version)})).expect_version(version)
+        view.ask({"version": str(version)}).read().expect_version(version)
 
     @must("1.7", "1.5")
     def a_time_gives_the_version_of_that_time(self, view: View) -> None:
@@ -78,7 +78,7 @@ def format_time(at_ms: int) -> str:
     return f"{datetime.fromtimestamp(at_ms // 1000, UTC):%Y-%m-%dT%H:%M:%S}.{at_ms % 1000:03d}Z"
 
 
-def _expect_metadata_version(reply: Reply, version: int) -> None:
+def _expect_metadata_version(reply: Response, version: int) -> None:
     actual = reply.shared.version
     reply.expect(actual == version, f"metaData.version {version}", actual)
 
@@ -123,19 +123,19 @@ class Windows(Group):
     def a_window_keeps_its_bounds(self, view: View) -> None:
         """startingVersion and endingVersion are both inclusive: single versions together are the whole window."""
         start, end = view.window_start, view.table.latest
-        whole = Reply(view.ask({"startingVersion": start, "endingVersion": end}))
+        whole = view.ask({"startingVersion": start, "endingVersion": end}).read()
         for action in whole.actions:
             is_fit = start <= action.version <= end
             action.expect(is_fit, f"a version from {start} to {end}", action.version)
         for version in view.versions_from(start):
             for first in {start, version}:
-                part = Reply(view.ask({"startingVersion": first, "endingVersion": version}))
+                part = view.ask({"startingVersion": first, "endingVersion": version}).read()
                 part.expect_files(_select(whole, first, version), f"versions {first} to {version}")
 
     @must("1.7")
     def a_window_without_an_end_goes_to_the_latest(self, view: View) -> None:
         """Without endingVersion the window ends with the latest version."""
-        whole = Reply(view.ask({"startingVersion": view.window_start, "endingVersion": view.table.latest}))
+        whole = view.ask({"startingVersion": view.window_start, "endingVersion": view.table.latest}).read()
         view.window.expect_files(whole.actions, "the window until the latest version")
 
     @must("1.7", formats=(DELTA,))
@@ -206,13 +206,13 @@ class Windows(Group):
             view.window.expect(rows == wanted, f"{wanted} rows", found, f"version {version}")
 
 
-def _expect_dated(reply: Reply) -> None:
+def _expect_dated(reply: Response) -> None:
     for action in reply.actions:
         times = (action.version, action.timestamp)
         action.expect(min(times) >= 0, "version and timestamp", times)
 
 
-def _list_metadata_versions(reply: Reply) -> list[object]:
+def _list_metadata_versions(reply: Response) -> list[object]:
     return [line.value.get("version") for line in reply.later if line.kind == METADATA]
 
 
@@ -230,8 +230,8 @@ class Changes(Group):
         """Changes are protocol, metaData, then files; NDJSON; the header has the starting version."""
         view.feed.expect_head()
         view.feed.expect_version(view.change_start)
-        view.feed.response.expect_media_type("application/x-ndjson")
-        view.feed.response.expect_format(view.format)
+        view.feed.expect_media_type("application/x-ndjson")
+        view.feed.expect_format(view.format)
 
     @must("1.8", "0.1")
     def changes_are_added_removed_and_changed_files(self, view: View) -> None:
@@ -336,7 +336,7 @@ class Changes(Group):
         response.refusal(400)
 
 
-def _read_stored_files(view: View, replies: Iterable[Reply]) -> dict[str, pa.Table]:
+def _read_stored_files(view: View, replies: Iterable[Response]) -> dict[str, pa.Table]:
     """Every file of the replies by its id, read once; `NotApplicable` if large or with deletion vectors."""
     actions = {action.id: action for reply in replies for action in reply.actions}
     size = sum(action.size for action in actions.values())
@@ -349,7 +349,7 @@ def _read_stored_files(view: View, replies: Iterable[Reply]) -> dict[str, pa.Tab
 
 
 def _select_rows(
-    schema: Reply, actions: Iterable[Action], stored: Mapping[str, pa.Table], kind: str
+    schema: Response, actions: Iterable[Action], stored: Mapping[str, pa.Table], kind: str
 ) -> list[pa.Table]:
     """The rows that files add (`add`) or take away (`remove`), under the columns of a reply."""
     changes = pc.field("_change_type").isin(CHANGE_TYPES[kind])
@@ -397,7 +397,7 @@ class ChangeBounds(Group):
             start, end = format_time(times[first] + inset), format_time(times[last] - inset)
             bounds = {"startingTimestamp": start, "endingTimestamp": end}
             wanted = _select(view.feed, first + inset, last - inset)
-            Reply(view.ask_changes(bounds)).expect_files(wanted, f"the versions between {bounds}")
+            view.ask_changes(bounds).read().expect_files(wanted, f"the versions between {bounds}")
 
     @must("1.8", "0.19")
     def ranges_that_are_none_are_400(self, view: View) -> None:
@@ -424,5 +424,5 @@ class ChangeBounds(Group):
         view.feed.expect_end(False)
 
 
-def _select(reply: Reply, first: int, last: int) -> list[Action]:
+def _select(reply: Response, first: int, last: int) -> list[Action]:
     return [action for action in reply.actions if first <= action.version <= last]

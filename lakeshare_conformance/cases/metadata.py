@@ -2,7 +2,7 @@
 
 from lakeshare_conformance import wire
 from lakeshare_conformance.case import DELTA, PARQUET, Group, must, optional, require, should
-from lakeshare_conformance.client import CAPABILITIES, METADATA, PROTOCOL, Reply, Response
+from lakeshare_conformance.client import CAPABILITIES, METADATA, PROTOCOL, Response
 from lakeshare_conformance.targets import ANNOUNCED, FEATURES, Table, View
 
 # The types that every client knows.
@@ -25,13 +25,13 @@ class Metadata(Group):
     @must("1.6", "1.11")
     def metadata_is_two_lines_whatever_is_announced(self, view: View) -> None:
         """Two lines also for a client that announces includeendstreamaction: there is no stream here."""
-        _expect_two_lines(Reply(view.table.metadata(view.announce("includeendstreamaction=true"))))
+        _expect_two_lines(view.table.metadata(view.announce("includeendstreamaction=true")).read())
 
     @must("1.0")
     def table_answers_are_ndjson(self, view: View) -> None:
         """Metadata and query are application/x-ndjson with charset utf-8."""
         for reply in (view.metadata, view.snapshot):
-            reply.response.expect_media_type("application/x-ndjson")
+            reply.expect_media_type("application/x-ndjson")
 
     @should("1.7", "6.2")
     def a_query_begins_with_the_same_head(self, view: View) -> None:
@@ -121,7 +121,7 @@ class Metadata(Group):
     def the_format_is_in_the_header(self, view: View) -> None:
         """The header delta-sharing-capabilities has the format in lower case; without it the format is parquet."""
         for reply in (view.metadata, view.snapshot):
-            header = reply.response.headers.get(CAPABILITIES)
+            header = reply.headers.get(CAPABILITIES)
             is_fit = view.format == PARQUET if header is None else f"responseformat={view.format}" in header
             reply.expect(is_fit, f"{CAPABILITIES} with responseformat={view.format}", header or "none")
             is_fit = ("deltaProtocol" in reply.head[0].value) == (view.format == DELTA)
@@ -131,7 +131,7 @@ class Metadata(Group):
     def metadata_of_a_version_is_returned(self, view: View) -> None:
         """Metadata is asked for at a version, too: header and metaData are of that version."""
         for version in {view.versions[0], view.versions[-1]}:
-            reply = Reply(view.table.metadata(view.announced, version=version))
+            reply = view.table.metadata(view.announced, version=version).read()
             reply.expect_version(version)
             wanted = view.query(version=version).head[1].value
             reply.expect_equal(reply.head[1].value, wanted, f"the metaData of {version}:")
@@ -145,12 +145,12 @@ class Metadata(Group):
         view.table.metadata(view.announced, timestamp="not a time").refusal(400)
 
 
-def _expect_two_lines(reply: Reply) -> None:
+def _expect_two_lines(reply: Response) -> None:
     is_head = reply.kinds == [PROTOCOL, METADATA]
     reply.expect(is_head, "two lines, protocol and metaData", reply.kinds)
 
 
-def _expect_shared(reply: Reply, name: str) -> None:
+def _expect_shared(reply: Response, name: str) -> None:
     has_field = reply.shared.fields[name] is not None
     reply.expect(has_field, f"the field {name}", reply.head[1].value, "metaData")
 
@@ -297,7 +297,7 @@ class Negotiation(Group):
         response = _query_without_features(view)
         if response.is_answer_or_refusal(400):
             # A server may omit features that this snapshot does not use.
-            needed = _get_needed_features(Reply(response))
+            needed = _get_needed_features(response.read())
             response.expect(not needed, "a refusal, or lines without reader features", needed)
 
     @should("2.5", formats=(DELTA,))
@@ -322,7 +322,7 @@ def _ask_both(table: Table, announced: str | None) -> tuple[Response, Response]:
     return table.metadata(announced), table.query({"limitHint": 0}, announced)
 
 
-def _get_needed_features(reply: Reply) -> list[str]:
+def _get_needed_features(reply: Response) -> list[str]:
     """The reader features that the lines of a reply need."""
     is_second = reply.protocol.min_reader_version == 2
     return reply.protocol.reader_features or (["columnMapping"] if is_second and reply.is_mapped else [])

@@ -7,11 +7,10 @@ from contextlib import suppress
 
 from lakeshare_conformance import wire
 from lakeshare_conformance.case import Group, NotApplicable, expect, must, optional, require, should
-from lakeshare_conformance.cases.predicates import expect_no_row_lost
 from lakeshare_conformance.cases.snapshots import alter
-from lakeshare_conformance.client import CAPABILITIES, END, METADATA, Reply, Response
-from lakeshare_conformance.rows import Comparison, list_comparisons, read_all
-from lakeshare_conformance.targets import Table, View, make_capabilities_header
+from lakeshare_conformance.client import CAPABILITIES, END, METADATA, Response
+from lakeshare_conformance.rows import TableRows
+from lakeshare_conformance.targets import Table, View
 
 MAX_PAGES = 200
 NO_TOKENS = ("nonsense", "AAAA" * 1000, "é", 1)
@@ -54,7 +53,7 @@ class Paging(Group):
         for reply in others:
             _expect_same_head(reply, first)
             reply.expect_version(first.version)
-            wanted, actual = (one.response.headers.get(CAPABILITIES) for one in (first, reply))
+            wanted, actual = (one.headers.get(CAPABILITIES) for one in (first, reply))
             reply.expect(actual == wanted, f"{CAPABILITIES}: {wanted}", actual)
 
     @must("1.7")
@@ -84,25 +83,23 @@ class Paging(Group):
         """With a JSON predicate the pages together have every file with a matching row, each once: a page may
         be empty."""
         _get_page_token(view)
-        files = read_all(view)
+        table = TableRows(view)
         # For each column one comparison that few files match and one that many do.
-        hints: dict[tuple[str, str], Comparison] = {
-            (hint.column, hint.operator): hint for hint in list_comparisons(view.snapshot, files)
-        }
+        hints = {(hint.column, hint.operator): hint for hint in table.list_comparisons()}
         tried = [hint for hint in hints.values() if hint.operator in ("equal", "lessThanOrEqual")]
         require(tried, "no table has a column to compare")
         for hint in tried:
             pages = _get_pages(view, {"jsonPredicateHints": hint.json})
             ids = [action.id for reply in pages for action in reply.actions]
             pages[0].expect(len(ids) == len(set(ids)), "each file on one page", sorted(ids))
-            expect_no_row_lost(files, hint, f"{len(pages)} pages of {pages[0].where}", frozenset(ids))
+            table.expect_no_row_lost(hint, f"{len(pages)} pages of {pages[0].where}", frozenset(ids))
 
     @must("1.8")
     def pages_of_changes_are_the_changes(self, view: View) -> None:
         """Changes come in pages too: all together are the changes, each once, under the same head."""
         _get_page_token(view)
         request = {"startingVersion": view.change_start, "maxFiles": 2}
-        pages = _walk(lambda more: Reply(view.ask_changes({**request, **more})))
+        pages = _walk(lambda more: view.ask_changes({**request, **more}).read())
         pages[0].expect_files(view.feed.actions, "the changes", pages)
         for reply in pages:
             _expect_same_head(reply, pages[0])
@@ -162,18 +159,18 @@ def _get_page_token(view: View) -> str:
     """The token of a second page; `NotApplicable` if the server does not page."""
     response = view.ask({"maxFiles": 1})
     require(not response.is_refusal, "the server does not answer in pages")
-    first = Reply(response)
+    first = response.read()
     if not first.end.next_page_token:
         missing = len(view.snapshot.actions) - len(first.actions)
         first.expect(missing <= 0, "all files, or a nextPageToken", f"{missing} files fewer, no token")
     return require(first.end.next_page_token, "no answer comes in two pages")
 
 
-def _get_pages(view: View, body: Mapping[str, object], size: int = 1) -> list[Reply]:
+def _get_pages(view: View, body: Mapping[str, object], size: int = 1) -> list[Response]:
     return _walk(lambda more: view.query(**{**body, "maxFiles": size, **more}))
 
 
-def _walk(ask: Callable[[Mapping[str, object]], Reply]) -> list[Reply]:
+def _walk(ask: Callable[[Mapping[str, object]], Response]) -> list[Response]:
     pages = [ask({})]
     while token := pages[-1].end.next_page_token:
         pages.append(ask({"pageToken": token}))
@@ -181,7 +178,7 @@ def _walk(ask: Callable[[Mapping[str, object]], Reply]) -> list[Reply]:
     return pages
 
 
-def _expect_same_head(reply: Reply, first: Reply) -> None:
+def _expect_same_head(reply: Response, first: Response) -> None:
     wanted, actual = ([line.raw.decode() for line in one.head] for one in (first, reply))
     reply.expect(actual == wanted, f"the head {wanted}", actual)
 
@@ -207,7 +204,7 @@ class Refresh(Group):
         reply = first = view.query(includeRefreshToken=True)
         _get_refresh_token(view)
         for _ in range(2):
-            reply = Reply(view.ask({"refreshToken": reply.end.refresh_token, "includeRefreshToken": True}))
+            reply = view.ask({"refreshToken": reply.end.refresh_token, "includeRefreshToken": True}).read()
             reply.expect_version(first.version)
             reply.expect_ids(first.ids, "the same ids")
             reply.expect(reply.end.refresh_token, "a refreshToken", reply.kinds[-1])
@@ -248,30 +245,30 @@ class EndStream(Group):
     @optional("1.11", "1.13")
     def an_end_can_be_asked_for(self, view: View) -> None:
         """includeendstreamaction=true is honoured: echoed in the header, and the last line is endStreamAction."""
-        _expect_capability(Reply(view.ask({}, END_ANNOUNCED)), "includeendstreamaction")
+        _expect_capability(view.ask({}, END_ANNOUNCED).read(), "includeendstreamaction")
 
     @must("1.11", "0.1")
     def an_end_that_is_announced_comes(self, view: View) -> None:
         """The last line is endStreamAction just when the header of the answer says so, for a query and for changes."""
-        replies = [Reply(view.ask({}, END_ANNOUNCED)), Reply(view.ask({}, "includeendstreamaction=false"))]
+        replies = [view.ask({}, END_ANNOUNCED).read(), view.ask({}, "includeendstreamaction=false").read()]
         # Where changes are not served, the query alone is tried.
         with suppress(NotApplicable):
-            replies.append(Reply(view.ask_changes({"startingVersion": view.change_start}, END_ANNOUNCED)))
+            replies.append(view.ask_changes({"startingVersion": view.change_start}, END_ANNOUNCED).read())
         for reply in replies:
-            reply.expect_end(reply.response.capabilities.get("includeendstreamaction") == "true")
+            reply.expect_end(reply.capabilities.get("includeendstreamaction") == "true")
 
     @must("1.13")
     def an_end_has_the_documented_fields(self, view: View) -> None:
         """endStreamAction has refreshToken, nextPageToken, minUrlExpirationTimestamp of their kinds, and no
         error here."""
-        reply = Reply(view.ask({}, END_ANNOUNCED))
+        reply = view.ask({}, END_ANNOUNCED).read()
         require(reply.kinds[-1] == END, "the server sends no endStreamAction")
         message = reply.end.error_message
         reply.expect(message is None, "a complete answer", message)
 
 
-def _expect_capability(reply: Reply, name: str) -> None:
-    actual = reply.response.capabilities.get(name)
+def _expect_capability(reply: Response, name: str) -> None:
+    actual = reply.capabilities.get(name)
     reply.expect(actual == "true", f"{name}=true in the answer's header", actual or "none")
 
 
@@ -309,7 +306,7 @@ class AsyncQueries(Group):
     def the_answer_comes_as_if_at_once(self, view: View) -> None:
         """Asked for by its queryId, a query keeps its id while pending, and is answered at last like one
         without delay."""
-        done = Reply(_wait(view, _require_query_id(_submit(view))))
+        done = _wait(view, _require_query_id(_submit(view))).read()
         done.expect(STATUS not in done.kinds, f"no {STATUS} in the answer", done.kinds)
         done.expect_ids(view.snapshot.ids, "the files of a query without delay")
         done.expect_version(view.snapshot.version)
@@ -319,14 +316,14 @@ class AsyncQueries(Group):
         """A finished query is fetched in pages by its queryId."""
         _require_two_files(view)
         query_id = _require_query_id(_submit(view, {"maxFiles": 1}))
-        pages = _walk(lambda more: Reply(_wait(view, query_id, {"maxFiles": 1, **more})))
+        pages = _walk(lambda more: _wait(view, query_id, {"maxFiles": 1, **more}).read())
         pages[0].expect_files(view.snapshot.actions, "the snapshot", pages)
 
     @should("1.9")
     def a_query_sent_twice_is_one(self, view: View) -> None:
         """The same key with the same parameters is the same query: its queryId is the same, until it is answered."""
         key = {"idempotencyKey": str(uuid.uuid4())}
-        first, again = (_parse_status(Reply(view.ask(key, ASYNC_ANNOUNCED))) for _ in range(2))
+        first, again = (_parse_status(view.ask(key, ASYNC_ANNOUNCED).read()) for _ in range(2))
         wanted = require(first, "the server answers at once").query_id
         # Without a second status the query was finished by then.
         if again is not None:
@@ -357,7 +354,7 @@ class AsyncQueries(Group):
         _require_query_id(_submit(view))
         response = _submit_response(view, {"version": view.table.latest + 1000})
         if response.status == 200:
-            response = _wait(view, _require_query_id(Reply(response)))
+            response = _wait(view, _require_query_id(response.read()))
         response.refusal()
 
 
@@ -365,27 +362,27 @@ def _submit_response(view: View, more: Mapping[str, object] | None = None) -> Re
     return view.ask({"idempotencyKey": str(uuid.uuid4()), **(more or {})}, ASYNC_ANNOUNCED)
 
 
-def _submit(view: View, more: Mapping[str, object] | None = None) -> Reply:
-    return Reply(_submit_response(view, more))
+def _submit(view: View, more: Mapping[str, object] | None = None) -> Response:
+    return _submit_response(view, more).read()
 
 
-def _parse_status(reply: Reply) -> wire.QueryStatus | None:
+def _parse_status(reply: Response) -> wire.QueryStatus | None:
     if reply.kinds[0] != STATUS:
         return None
     return wire.parse(wire.QueryStatus, reply.lines[0].value, reply.where)
 
 
-def _require_query_id(reply: Reply) -> str:
+def _require_query_id(reply: Response) -> str:
     return require(_parse_status(reply), "the server answers at once").query_id
 
 
 def _wait(view: View, query_id: str, body: Mapping[str, object] | None = None) -> Response:
     """The first response of a query that is not pending."""
     until = time.monotonic() + MAX_WAIT_S
-    headers = make_capabilities_header(view.announce(ASYNC_ANNOUNCED))
+    announced = view.announce(ASYNC_ANNOUNCED)
     while True:
-        response = view.table.ask("POST", f"/queries/{query_id}", body=body or {}, headers=headers)
-        status = _parse_status(Reply(response)) if response.status == 200 else None
+        response = view.table.ask("POST", f"/queries/{query_id}", body=body or {}, capabilities=announced)
+        status = _parse_status(response.read()) if response.status == 200 else None
         if status is None:
             return response
         response.expect(response.version >= 0, "a version while pending", response.version)

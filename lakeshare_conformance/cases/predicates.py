@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from operator import invert
 
-from lakeshare_conformance import rows
-from lakeshare_conformance.case import Case, Group, NotApplicable, expect, must, optional, require, should
-from lakeshare_conformance.client import Reply, Response
+from lakeshare_conformance.case import Case, Group, NotApplicable, must, optional, require, should
+from lakeshare_conformance.client import Response
+from lakeshare_conformance.rows import Hint, TableRows
 from lakeshare_conformance.targets import Table, View
 
 # Types whose literals have no common form in SQL.
@@ -36,47 +37,45 @@ class Predicates(Group):
     @must("1.14", "1.7")
     def comparisons_lose_no_rows(self, view: View) -> None:
         """Every file with a row that matches a JSON comparison is answered: each operator, on columns of all kinds."""
-        files = rows.read_all(view)
-        _expect_nothing_lost(view, files, rows.list_comparisons(view.snapshot, files))
+        table = TableRows(view)
+        _expect_nothing_lost(view, table, table.list_comparisons())
 
     @must("1.14", "0.15")
     def negations_lose_no_rows(self, view: View) -> None:
         """not() of a comparison loses no row: that a file may match does not mean that its opposite may not."""
-        files = rows.read_all(view)
-        _expect_nothing_lost(view, files, (~hint for hint in rows.list_comparisons(view.snapshot, files)))
+        table = TableRows(view)
+        _expect_nothing_lost(view, table, map(invert, table.list_comparisons()))
 
     @must("1.14", "0.15")
     def tests_for_null_lose_no_rows(self, view: View) -> None:
         """isNull() and its negation lose no row: files with some nulls, with bounds, and without statistics."""
-        tests = [rows.is_null(name, kind) for name, kind in rows.list_comparable_columns(view.snapshot)]
-        _expect_nothing_lost(view, rows.read_all(view), [*tests, *(~test for test in tests)])
+        table = TableRows(view)
+        _expect_nothing_lost(view, table, [*table.list_null_tests(), *map(invert, table.list_null_tests())])
 
     @must("1.14", "0.15")
     def combinations_lose_no_rows(self, view: View) -> None:
         """AND, OR and NOT over several columns lose no row."""
-        files = rows.read_all(view)
-        _expect_nothing_lost(view, files, rows.list_combinations(view.snapshot, files))
+        table = TableRows(view)
+        _expect_nothing_lost(view, table, table.list_combinations())
 
     @must("1.14", "6.2")
     def other_declared_types_lose_no_rows(self, view: View) -> None:
         """A column declared with another type than it has, as Spark folds casts, loses no row."""
-        files = rows.read_all(view)
-        _expect_nothing_lost(view, files, rows.list_casts(view.snapshot, files))
+        table = TableRows(view)
+        _expect_nothing_lost(view, table, table.list_casts())
 
     @must("1.14", "1.7")
     def sql_comparisons_lose_no_rows(self, view: View) -> None:
         """predicateHints in SQL lose no row: =, <>, <, <=, >, >=, IS NULL, IS NOT NULL, the column first or last."""
-        files = rows.read_all(view)
-        tried: list[tuple[rows.Hint, str]] = []
-        for hint in rows.list_comparisons(view.snapshot, files):
+        table, tried = TableRows(view), list[tuple[Hint, str]]()
+        for hint in table.list_comparisons():
             if hint.kind not in NOT_IN_SQL:
                 tried += [(hint, hint.sql()), (hint, hint.sql(is_mirrored=True))]
                 if hint.operator == "equal":
                     tried.append((~hint, hint.sql().replace(" = ", " <> ", 1)))
-        for name, kind in rows.list_comparable_columns(view.snapshot):
-            test = rows.is_null(name, kind)
+        for (name, _), test in zip(table.columns, table.list_null_tests(), strict=True):
             tried += [(test, f"{name} IS NULL"), (~test, f"{name} IS NOT NULL")]
-        _expect_nothing_lost_by(view, files, [(hint, {"predicateHints": [text]}) for hint, text in tried])
+        _expect_nothing_lost_by(view, table, [(hint, {"predicateHints": [text]}) for hint, text in tried])
 
     @must("1.14", "0.19")
     def json_that_makes_no_sense_gets_all_files(self, view: View) -> None:
@@ -86,7 +85,7 @@ class Predicates(Group):
             response = view.ask({"jsonPredicateHints": text})
             # A server may bound the size of a body.
             if len(text) <= MAX_LENGTH or response.status not in (400, 413):
-                Reply(response).expect_ids(view.snapshot.ids, "all files")
+                response.read().expect_ids(view.snapshot.ids, "all files")
 
     @must("1.14", "0.19")
     def sql_that_makes_no_sense_gets_all_files(self, view: View) -> None:
@@ -96,56 +95,46 @@ class Predicates(Group):
     @optional("1.14")
     def partition_values_leave_files_out(self, view: View) -> None:
         """A comparison with one partition value leaves out the files of other partitions, in JSON and in SQL."""
-        files, partition_columns = rows.read_all(view), view.snapshot.metadata.partition_columns
-        for hint in rows.list_comparisons(view.snapshot, files):
-            if hint.column in partition_columns and hint.operator == "equal":
-                _expect_files_left_out(view, files, hint, {"jsonPredicateHints": hint.json})
+        table = TableRows(view)
+        for hint in table.list_comparisons():
+            if hint.column in table.partition_columns and hint.operator == "equal":
+                _expect_files_left_out(view, table, hint, {"jsonPredicateHints": hint.json})
                 if hint.kind not in (*NOT_IN_SQL, "boolean"):
-                    _expect_files_left_out(view, files, hint, {"predicateHints": [hint.sql()]})
+                    _expect_files_left_out(view, table, hint, {"predicateHints": [hint.sql()]})
                 return
         raise NotApplicable("no table is partitioned by a column to compare")
 
     @optional("1.14")
     def statistics_leave_files_out(self, view: View) -> None:
         """A comparison with the least value of a column leaves out files whose bounds exclude it."""
-        files, partition_columns = rows.read_all(view), view.snapshot.metadata.partition_columns
-        stats = [file.action.stats for file in files]
+        table = TableRows(view)
+        stats = [file.action.stats for file in table.files]
         bounded = set.intersection(*(set(one.min_values) if one else set() for one in stats))
-        for hint in rows.list_comparisons(view.snapshot, files):
+        for hint in table.list_comparisons():
             is_tried = hint.operator == "equal" and hint.kind in ("integer", "long", "date")
-            has_bounds = hint.column in bounded and hint.column not in partition_columns
-            if is_tried and has_bounds and not all(hint.count_matches(file) for file in files):
-                _expect_files_left_out(view, files, hint, {"jsonPredicateHints": hint.json})
+            has_bounds = hint.column in bounded and hint.column not in table.partition_columns
+            if is_tried and has_bounds and not all(table.count_matches(hint)):
+                _expect_files_left_out(view, table, hint, {"jsonPredicateHints": hint.json})
                 return
         raise NotApplicable("no table has statistics that distinguish its files")
 
 
-def _expect_nothing_lost(view: View, files: list[rows.FileRows], hints: Iterable[rows.Hint]) -> None:
+def _expect_nothing_lost(view: View, table: TableRows, hints: Iterable[Hint]) -> None:
     asked = [(hint, {"jsonPredicateHints": hint.json}) for hint in hints]
-    _expect_nothing_lost_by(view, files, require(asked, "no table has a column to compare"))
+    _expect_nothing_lost_by(view, table, require(asked, "no table has a column to compare"))
 
 
 def _expect_nothing_lost_by(
-    view: View, files: list[rows.FileRows], asked: Iterable[tuple[rows.Hint, Mapping[str, object]]]
+    view: View, table: TableRows, asked: Iterable[tuple[Hint, Mapping[str, object]]]
 ) -> None:
     for hint, body in asked:
-        reply = Reply(view.ask(body))
-        expect_no_row_lost(files, hint, reply.where, reply.ids)
+        reply = view.ask(body).read()
+        table.expect_no_row_lost(hint, reply.where, reply.ids)
 
 
-def expect_no_row_lost(files: list[rows.FileRows], hint: rows.Hint, where: str, ids: frozenset[str]) -> None:
-    """Expect every file with a row that matches among the files of the answer."""
-    for file in files:
-        if file.action.id not in ids:
-            count = hint.count_matches(file)
-            expect(count == 0, where, f"file {file.action.id} with {count} rows that match", "no such file")
-
-
-def _expect_files_left_out(
-    view: View, files: list[rows.FileRows], hint: rows.Hint, body: dict[str, object]
-) -> None:
-    require(not all(hint.count_matches(file) for file in files), "every file has a row that matches")
-    reply = Reply(view.ask(body))
+def _expect_files_left_out(view: View, table: TableRows, hint: Hint, body: dict[str, object]) -> None:
+    require(not all(table.count_matches(hint)), "every file has a row that matches")
+    reply = view.ask(body).read()
     found, total = len(reply.actions), len(view.snapshot.actions)
     reply.expect(found < total, f"fewer than all {total} files", found)
 
@@ -180,12 +169,11 @@ class Limits(Group):
     @must("1.7", "1.14")
     def a_limit_counts_rows_that_match(self, view: View) -> None:
         """With a predicate and limitHint, the files left hold that many rows that match, if there are so many."""
-        files = rows.read_all(view)
+        table = TableRows(view)
         require(not view.snapshot.has_vectors, "all tables have deletion vectors")
-        hints = rows.list_comparisons(view.snapshot, files)
-        tried = [hint for hint in hints if hint.operator in ("equal", "lessThanOrEqual")]
+        tried = [hint for hint in table.list_comparisons() if hint.operator in ("equal", "lessThanOrEqual")]
         for hint in require(tried, "no table has a column to compare"):
-            _expect_limits_kept(view, files, hint)
+            _expect_limits_kept(view, table, hint)
 
     @should("1.7", "0.19")
     def limits_that_are_none_are_400(self, view: View) -> None:
@@ -193,15 +181,17 @@ class Limits(Group):
         view.refuse(*({"limitHint": limit} for limit in (-1, "x", 1.5, 2**40, [1])))
 
 
-def _expect_limits_kept(view: View, files: list[rows.FileRows], hint: rows.Hint) -> None:
-    counts = {file.action.id: hint.count_matches(file) for file in files}
+def _expect_limits_kept(view: View, table: TableRows, hint: Hint) -> None:
+    counts = {
+        file.action.id: count for file, count in zip(table.files, table.count_matches(hint), strict=True)
+    }
     total = sum(counts.values())
     for limit in (1, max(1, total)):
-        reply = Reply(view.ask({"limitHint": limit, "jsonPredicateHints": hint.json}))
+        reply = view.ask({"limitHint": limit, "jsonPredicateHints": hint.json}).read()
         _expect_rows(reply, counts, min(limit, total))
 
 
-def _expect_rows(reply: Reply, counts: Mapping[str, int], wanted: int) -> None:
+def _expect_rows(reply: Response, counts: Mapping[str, int], wanted: int) -> None:
     found = sum(counts.get(action.id, 0) for action in reply.actions)
     reply.expect(found >= wanted, f"files with {wanted} rows", found)
 
