@@ -11,13 +11,11 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote
 
 from lakeshare_conformance import wire
-from lakeshare_conformance.case import DELTA, PARQUET, ExpectationFailed, NotApplicable, expect, require
+from lakeshare_conformance.case import DELTA, PARQUET, ExpectationFailed, NotApplicable, require
 from lakeshare_conformance.client import (
-    CAPABILITIES,
     BadOption,
     Client,
     Profile,
-    Reply,
     Response,
     Unreachable,
 )
@@ -69,6 +67,10 @@ class Server:
     only_share: str | None = None
     foreign: Profile | None = None
     expired: Profile | None = None
+
+    def ask_as(self, authorization: str | None) -> Response:
+        """List the shares with other credentials."""
+        return self.client.ask("GET", "/shares", authorization=authorization)
 
     @once
     def items(self, path: str) -> list[dict[str, Any]]:
@@ -131,11 +133,15 @@ class Table:
         return self.ask("GET", "/version", params=params)
 
     def metadata(self, capabilities: str | None = None, **params: object) -> Response:
-        return self.ask("GET", "/metadata", params=params, headers=make_capabilities_header(capabilities))
+        return self.ask("GET", "/metadata", params=params, capabilities=capabilities)
 
     def query(self, body: Body, capabilities: str | None = None, **headers: str) -> Response:
-        announced = make_capabilities_header(capabilities)
-        return self.ask("POST", "/query", body=body, headers={**announced, **headers})
+        return self.ask("POST", "/query", body=body, capabilities=capabilities, headers=headers)
+
+    def refuse_times(self, *times: str) -> None:
+        """Expect 400 for a version call with each of these as startingTimestamp."""
+        for time in times:
+            self.version(startingTimestamp=time).refusal(400)
 
     @property
     @once
@@ -200,37 +206,57 @@ class View:
 
     def ask_changes(self, params: Mapping[str, object], more: str | None = None, **headers: str) -> Response:
         """Send a request for changes."""
-        announced = make_capabilities_header(self.announce(more))
-        return self.table.ask("GET", "/changes", params=params, headers={**announced, **headers})
+        announced = self.announce(more)
+        return self.table.ask("GET", "/changes", params=params, capabilities=announced, headers=headers)
+
+    def refuse(self, *bodies: Body) -> None:
+        """Expect 400 for a query with each of these bodies."""
+        for body in bodies:
+            self.ask(body).refusal(400)
+
+    def refuse_changes(self, *ranges: Mapping[str, object]) -> None:
+        """Expect 400 for a request for each of these ranges of changes."""
+        for params in ranges:
+            self.ask_changes(params).refusal(400)
+
+    def expect_all_files(self, *bodies: Body, **headers: str) -> None:
+        """Expect the files of a plain query for each of these bodies."""
+        for body in bodies:
+            self.ask(body, **headers).read().expect_ids(self.snapshot.ids, "all files")
 
     @once
-    def query(self, /, **body: object) -> Reply:
+    def query(self, /, **body: object) -> Response:
         """The lines of a query, requested once for each body."""
-        return Reply(self.ask(body))
+        return self.ask(body).read()
 
     @once
-    def changes(self, /, **params: object) -> Reply:
+    def changes(self, /, **params: object) -> Response:
         """The lines of a range of changes, requested once for each range."""
-        return Reply(self.ask_changes(params))
+        return self.ask_changes(params).read()
 
     @property
-    def snapshot(self) -> Reply:
+    def snapshot(self) -> Response:
         return self.query()
 
     @property
     @once
-    def metadata(self) -> Reply:
-        return Reply(self.table.metadata(self.announced))
+    def metadata(self) -> Response:
+        return self.table.metadata(self.announced).read()
 
     @property
-    def window(self) -> Reply:
+    def window(self) -> Response:
         """All versions that a window can have."""
         return self.query(startingVersion=self.window_start)
 
     @property
-    def feed(self) -> Reply:
+    def feed(self) -> Response:
         """All changes that can be read."""
         return self.changes(startingVersion=self.change_start)
+
+    @property
+    def feed_with_metadata(self) -> Response:
+        """All changes that can be read, with the metaData lines between them."""
+        return self.changes(startingVersion=self.change_start, includeHistoricalMetadata="true")
 
     @property
     @once
@@ -270,7 +296,7 @@ class View:
             response = ask({"startingVersion": version})
             if response.status == 200:
                 return version
-            expect(response.status < 500, response.request, "200, or a refusal by 4xx", response.summary)
+            response.expect(response.status < 500, "200, or a refusal by 4xx", response.summary)
         raise NotApplicable(f"{self.table.name} does not serve {what}")
 
 
@@ -282,10 +308,14 @@ class Targets:
     tables: tuple[Table, ...]
     left_out: int = 0
 
-    def views(self, formats: tuple[str, ...]) -> Iterator[tuple[str, View]]:
-        """The tables in these formats, with names."""
-        for table in self.tables:
-            for format in formats:
+    def select(self, target: str, formats: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+        """The server, the tables, or the views in these formats, with the names that reports give them."""
+        if target == "server":
+            yield "", self.server
+        for table in self.tables if target != "server" else ():
+            if target == "table":
+                yield table.name, table
+            for format in formats if target == "view" else ():
                 view = table.view(format)
                 if view is not None:
                     yield f"{table.name} as {format}", view
@@ -306,7 +336,7 @@ def discover_targets(
     """
     server = Server(client, profile, share, foreign, expired)
     try:
-        client.ask("GET", "/shares")
+        client.get("/shares")
     except ExpectationFailed as error:
         raise Unreachable(f"{error}. Check the profile's endpoint, and that the server runs.") from error
     try:
@@ -331,17 +361,17 @@ def list_pages(client: Client, path: str, **params: object) -> Iterator[list[dic
     tokens: set[str] = set()
     token = ""
     while not tokens or token:
-        response = client.ask("GET", path, params={**params, **({"pageToken": token} if token else {})})
+        response = client.get(path, **params, **({"pageToken": token} if token else {}))
         page = parse_page(response)
         yield page.items
         token = page.next_page_token
         is_new = token not in tokens and len(tokens) < MAX_PAGES
-        expect(is_new, response.request, "tokens that come to an end", token)
+        response.expect(is_new, "tokens that come to an end", token)
         tokens.add(token)
 
 
 def parse_page(response: Response) -> wire.Page:
-    return wire.parse(wire.Page, response.object(), response.request)
+    return wire.parse(wire.Page, response.object(), response.where)
 
 
 def make_path(share: str, schema: str | None = None, table: str | None = None) -> str:
@@ -350,10 +380,6 @@ def make_path(share: str, schema: str | None = None, table: str | None = None) -
     if schema is not None:
         path += f"/schemas/{quote(schema, safe='')}"
     return path if table is None else f"{path}/tables/{quote(table, safe='')}"
-
-
-def make_capabilities_header(capabilities: str | None) -> dict[str, str]:
-    return {} if capabilities is None else {CAPABILITIES: capabilities}
 
 
 def _is_same_name(name: str, wanted: str | None) -> bool:
