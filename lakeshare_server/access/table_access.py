@@ -42,7 +42,7 @@ from lakeshare_server.tables.restrictions import (
     restrict_index,
 )
 from lakeshare_server.tables.snapshot import TableHead
-from lakeshare_server.versions import PinnedSnapshot, TableVersions, Version, Versions, VersionsUntil
+from lakeshare_server.versions import PinnedSnapshot, TableVersions, Version, Versions
 
 MAX_CACHED_VIEWS = 1 << 15
 
@@ -74,9 +74,8 @@ class TableViews:
         return self._view(Listings(self._catalog, reader.id).table_of_id(table_id))
 
     def _view(self, granted: GrantedTable) -> "TableView":
-        entry, versions = granted.entry, self._versions.of(granted.entry.table)
-        if entry.publication is not None:
-            versions = VersionsUntil(versions, entry.publication)
+        entry = granted.entry
+        versions = self._versions.of(entry.table, entry.publication)
         rule = combine_rules(entry.rule, granted.grant)
         return TableView(entry, versions, rule, granted.grant.valid_until, versions.services())
 

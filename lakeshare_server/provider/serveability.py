@@ -31,7 +31,7 @@ from lakeshare_server.tables.serveability import (
     refuse_all_clients,
     refuse_sharing_clients,
 )
-from lakeshare_server.versions import Version, Versions, VersionsUntil
+from lakeshare_server.versions import Version, Versions
 
 PREDICATE_FIELDS = ("predicateHints", "jsonPredicateHints")
 
@@ -126,9 +126,7 @@ class TableServeability:
 
 def provider_view(entry: SharedTable, versions: Versions) -> TableView:
     """A shared table for a recipient without restrictions."""
-    versions_of = versions.of(entry.table)
-    pinned = versions_of if entry.publication is None else VersionsUntil(versions_of, entry.publication)
-    return TableView(entry, pinned)
+    return TableView(entry, versions.of(entry.table, entry.publication))
 
 
 def make_unshared_entry(lake_table: str) -> SharedTable:
