@@ -191,13 +191,16 @@ class TableView:
         self._require_decided(undecided, version.number)
         return restrict_index(index, self.rule)
 
-    def changes(self, first: int, last: int) -> Sequence[VersionChanges]:
-        """The readable changes as windows have them. Raises Unserveable or TableFilesMissing."""
-        return self._restrict(self.versions.changes(first, last))
-
-    def feed(self, first: int, last: int, schema_at: int | None) -> Sequence[VersionChanges]:
-        """The same as a change data feed, under the head of version `schema_at`, by default each under its own."""
-        return self._restrict(self.versions.feed(first, last, schema_at))
+    def changes(
+        self, first: int, last: int, *, feed: bool = False, schema_at: int | None = None
+    ) -> Sequence[VersionChanges]:
+        """The readable changes of a window of versions or of a feed. Raises Unserveable or TableFilesMissing."""
+        changes = self.versions.changes(first, last, feed=feed, schema_at=schema_at)
+        if self.is_restricted:
+            for change in changes:
+                self._require_decided(self._renamed(change.head), change.version)
+            changes = restrict_changes(changes, self.rule)
+        return changes
 
     def snapshots(self) -> Sequence[PinnedSnapshot]:
         """The readable Iceberg snapshots, the newest last; none for a Delta table. Raises NotFound as `latest`."""
@@ -207,13 +210,6 @@ class TableView:
         latest = self.latest().number
         # The latest version is always readable, also below the start version.
         return min(self.entry.start_version or 0, latest) if self.entry.history else latest
-
-    def _restrict(self, changes: Sequence[VersionChanges]) -> Sequence[VersionChanges]:
-        if not self.is_restricted:
-            return changes
-        for change in changes:
-            self._require_decided(self._renamed(change.head), change.version)
-        return restrict_changes(changes, self.rule)
 
     def _renamed(self, head: TableHead) -> Undecided | None:
         return find_renamed_column(self.rule, head, self.versions.index(self.latest()).header.head)

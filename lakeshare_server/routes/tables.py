@@ -537,7 +537,8 @@ def table_changes(request: TableRequestDep) -> Response:
     else:
         first, last = view.changes_range(query)
         latest = view.latest().number
-    changes = view.feed(first, last, None if query.include_historical_metadata else latest)
+    schema_at = None if query.include_historical_metadata else latest
+    changes = view.changes(first, last, feed=True, schema_at=schema_at)
     require_recorded(changes)
     head, head_version = changes[0].head, changes[0].version
     if not query.include_historical_metadata:

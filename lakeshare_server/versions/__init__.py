@@ -56,8 +56,7 @@ class VersionsUntil:
         self._all, self._number = versions, last
         self._last: Version | None = None
         self.location, self.services, self.index = versions.location, versions.services, versions.index
-        self.changes, self.feed = versions.changes, versions.feed
-        self.unlike_columns = versions.unlike_columns
+        self.changes, self.unlike_columns = versions.changes, versions.unlike_columns
 
     def latest(self) -> Version:
         if self._last is None:

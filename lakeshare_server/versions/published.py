@@ -314,34 +314,26 @@ class LedgerVersions:
         row = self._required_row(version.number)
         return self._translated(lambda: self._index(row))
 
-    def changes(self, first: int, last: int) -> Sequence[VersionChanges]:
-        """The changes of the versions `first` to `last`, in order, for queries with a window of versions.
+    def changes(
+        self, first: int, last: int, *, feed: bool = False, schema_at: int | None = None
+    ) -> Sequence[VersionChanges]:
+        """The changes of the versions `first` to `last`, in order: of a window of versions, or of a change data feed.
 
-        They have the same partition columns: none, if those of the publications differ.
+        A feed is under the head of version `schema_at`, by default each version under its own. All have the same
+        partition columns: none, if those of the publications differ.
 
         Raises:
             TableFilesMissing: the files of a publication are lost; contains the first readable number.
         """
-
-        def read() -> list[VersionChanges]:
-            changes = _unify_heads(self._read_all(first, last, feed=False), [])
-            return self._require_columns(changes, feed=False)
-
-        return self._translated(read)
-
-    def feed(self, first: int, last: int, schema_at: int | None) -> Sequence[VersionChanges]:
-        """The same for the change data feed: under the head of version `schema_at`, or each under its own."""
         schema_row = None if schema_at is None else self._required_row(schema_at)
 
         def read() -> list[VersionChanges]:
-            changes = self._read_all(first, last, feed=True)
-            if schema_row is None:
-                changes = _unify_heads([_to_plain_head(change) for change in changes], [])
-            elif [change.version for change in changes] == [schema_row.version]:
+            changes, others = self._read_all(first, last, feed=feed), list[TableHead]()
+            if schema_row is not None and [change.version for change in changes] != [schema_row.version]:
+                others = [self._index(schema_row).header.head]
+            elif feed:
                 changes = [_to_plain_head(change) for change in changes]
-            else:
-                changes = _unify_heads(changes, [self._index(schema_row).header.head])
-            return self._require_columns(changes, feed=True)
+            return self._require_columns(_unify_heads(changes, others), feed=feed)
 
         return self._translated(read)
 
@@ -506,13 +498,12 @@ class PublishedVersions(LedgerVersions):
         self._oldest = self._oldest or self._ledger.oldest(self._table)
         return Version.of(self._oldest or self._newest())
 
-    def changes(self, first: int, last: int) -> Sequence[VersionChanges]:
-        is_iceberg = self._required_row(last).format == "iceberg"
-        return super().changes(first, last) if is_iceberg else self._read_log(first, last)
-
-    def feed(self, first: int, last: int, schema_at: int | None) -> Sequence[VersionChanges]:
-        is_iceberg = self._required_row(last).format == "iceberg"
-        return super().feed(first, last, schema_at) if is_iceberg else self._read_log(first, last)
+    def changes(
+        self, first: int, last: int, *, feed: bool = False, schema_at: int | None = None
+    ) -> Sequence[VersionChanges]:
+        if self._required_row(last).format == "iceberg":
+            return super().changes(first, last, feed=feed, schema_at=schema_at)
+        return self._read_log(first, last)
 
     def _index(self, row: Publication) -> FileIndex:
         """The files of a publication; read again from the pinned state if no host's index can be read."""
