@@ -6,10 +6,10 @@ Every request for a table passes through a view. A shared table without a public
 import json
 import logging
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
 from lakeshare_server.access.rules import combine_rules
 from lakeshare_server.catalog import (
@@ -33,7 +33,7 @@ from lakeshare_server.protocol.requests import (
 )
 from lakeshare_server.storage import Signers
 from lakeshare_server.tables.delta.changes import ADVICE, VersionChanges, restrict_changes
-from lakeshare_server.tables.index import FileIndex
+from lakeshare_server.tables.index import FileIndex, TableFolder
 from lakeshare_server.tables.predicates import EVERYTHING, Predicate
 from lakeshare_server.tables.restrictions import (
     Undecided,
@@ -303,19 +303,6 @@ def _after(at: TimePoint, latest: Version) -> str:
         f"The provided timestamp ({at.text}) is after the latest available version of the table "
         f"({format_iso(latest.timestamp_ms)}, version {latest.number})."
     )
-
-
-class TableFolder(Protocol):
-    """A table's folder, the stores of its files (`roots`), and the number of files outside of it (`elsewhere`)."""
-
-    @property
-    def location(self) -> str: ...
-
-    @property
-    def roots(self) -> Collection[str]: ...
-
-    @property
-    def elsewhere(self) -> int: ...
 
 
 def directory_refusal(entry: SharedTable, folder: TableFolder, signers: Signers) -> str | None:
