@@ -23,7 +23,6 @@ from lakeshare_server.catalog import (
     SharedTable,
 )
 from lakeshare_server.errors import BadRequest, LakeshareError, NotFound, Unavailable, Unserveable
-from lakeshare_server.protocol.lines import URLS_ONLY, DirectoryAccess
 from lakeshare_server.protocol.requests import (
     ChangesRequest,
     QueryRequest,
@@ -331,16 +330,15 @@ def folder_refusal(view: TableView, folder: TableFolder, signers: Signers) -> st
     return directory_refusal(view.entry, folder, signers)
 
 
-def describe_directory_access(view: TableView, signers: Signers) -> DirectoryAccess:
+def find_shared_folder(view: TableView, signers: Signers) -> str | None:
+    """The location of a folder that is shared; None if it is not, or if that cannot be decided now."""
     if not view.entry.directory_access or view.is_restricted:
-        return URLS_ONLY
+        return None
     try:
-        header = view.index(view.latest()).header
-        refusal = directory_refusal(view.entry, header, signers)
+        return require_directory_access(view, signers)
     except LakeshareError:
         # One table must not fail a listing; a request for credentials gets the error.
-        return URLS_ONLY
-    return URLS_ONLY if refusal else DirectoryAccess(header.location)
+        return None
 
 
 def require_directory_access(view: TableView, signers: Signers) -> str:
