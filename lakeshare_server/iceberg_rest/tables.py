@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 
 import orjson
 
-from lakeshare_server.access.table_access import TableFolder, TableView, folder_refusal
+from lakeshare_server.access.table_access import TableView, folder_refusal
 from lakeshare_server.catalog import Catalog, GenerationCache
 from lakeshare_server.errors import (
     BadRequest,
@@ -47,7 +47,7 @@ from lakeshare_server.tables.iceberg.deletes import deletion_vectors, targets_of
 from lakeshare_server.tables.iceberg.manifests import live_files
 from lakeshare_server.tables.iceberg.metadata import NO_SNAPSHOT, open_metadata, read_metadata_text
 from lakeshare_server.tables.iceberg.partitions import always_has_text
-from lakeshare_server.tables.index import FileIndex
+from lakeshare_server.tables.index import FileIndex, TableFolder
 from lakeshare_server.versions import PinnedSnapshot, Version
 
 VERSION = "delta-version"

@@ -55,22 +55,27 @@ MAX_CACHED_BYTES = 64 << 20
 MAX_PRUNED_BYTES = 256 << 20
 
 
-@dataclass(frozen=True)
-class IndexHeader:
-    """What applies to all files of an index.
+@dataclass(frozen=True, kw_only=True)
+class TableFolder:
+    """A table's location and what is outside of it.
 
-    `parquet_schema_string` is the schema for recipients of the parquet format. `roots` are the stores of files and
-    deletion vectors, or the folders of local ones outside of the table's location; `elsewhere` is the number of files
-    and deletion vectors outside of that location.
+    `roots` are the stores of files and deletion vectors, or the folders of local ones outside of the location;
+    `elsewhere` is the number of files and deletion vectors outside of the location.
     """
+
+    location: str
+    roots: tuple[str, ...]
+    elsewhere: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexHeader(TableFolder):
+    """What applies to all files of an index; `parquet_schema_string` is for recipients of the parquet format."""
 
     layout: int
     table_format: str
-    location: str
     head: TableHead
     parquet_schema_string: str
-    roots: tuple[str, ...]
-    elsewhere: int
     rows: int
     files: int
     size_bytes: int
