@@ -19,7 +19,7 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.engine import Dialect
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, declared_attr, mapped_column, relationship
 from sqlalchemy.types import JSON, TypeDecorator
 
 
@@ -284,6 +284,15 @@ class RecipientRow(Edited, IdRow):
     agreement_accepted_from: Mapped[Word | None]
     applied: Mapped[bool] = mapped_column(default=False)
     limits: Mapped[dict[str, Any] | None]
+    # Read only, in the order of creation, like the other relationships: operations write rows by their keys.
+    tokens: Mapped[list["TokenRow"]] = relationship(viewonly=True, order_by="TokenRow.key")
+    links: Mapped[list["ActivationRow"]] = relationship(viewonly=True, order_by="ActivationRow.key")
+    policies: Mapped[list["FederationPolicyRow"]] = relationship(
+        viewonly=True, order_by="FederationPolicyRow.key"
+    )
+    groups: Mapped[list["GroupRow"]] = relationship(
+        secondary="group_members", viewonly=True, order_by="GroupRow.key"
+    )
 
 
 class TokenRow(IdRow):
@@ -299,6 +308,9 @@ class TokenRow(IdRow):
     expires_at: Mapped[datetime | None]
     superseded_at: Mapped[datetime | None]
     revoked_at: Mapped[datetime | None]
+    use: Mapped["TokenUseRow | None"] = relationship(
+        primaryjoin="foreign(TokenRow.id) == TokenUseRow.token_id", viewonly=True, lazy="joined"
+    )
 
 
 class TokenUseRow(GrowingRow):
@@ -367,6 +379,9 @@ class GroupRow(Edited, IdRow):
     comment: Mapped[str | None]
     created_at: Mapped[datetime]
     applied: Mapped[bool] = mapped_column(default=False)
+    members: Mapped[list[RecipientRow]] = relationship(
+        secondary="group_members", viewonly=True, order_by=RecipientRow.key
+    )
 
 
 class GroupMemberRow(Base):
@@ -390,6 +405,10 @@ class GrantTerms:
     rule: Mapped[str | None]
     applied: Mapped[bool] = mapped_column(default=False)
 
+    @declared_attr
+    def share(cls) -> Mapped[ShareRow]:
+        return relationship(viewonly=True, lazy="joined", innerjoin=True)
+
 
 class GrantRow(GrantTerms, GrowingRow):
     """A recipient may read a share, within its time, where its rule is true."""
@@ -399,6 +418,7 @@ class GrantRow(GrantTerms, GrowingRow):
 
     recipient_key: Mapped[RecipientKey]
     share_key: Mapped[int] = mapped_column(ForeignKey("shares.key", ondelete="RESTRICT"), index=True)
+    reader: Mapped[RecipientRow] = relationship(viewonly=True, lazy="joined", innerjoin=True)
 
 
 class GroupGrantRow(GrantTerms, GrowingRow):
@@ -409,6 +429,7 @@ class GroupGrantRow(GrantTerms, GrowingRow):
 
     group_key: Mapped[int] = mapped_column(ForeignKey("groups.key", ondelete="CASCADE"))
     share_key: Mapped[int] = mapped_column(ForeignKey("shares.key", ondelete="RESTRICT"), index=True)
+    reader: Mapped[GroupRow] = relationship(viewonly=True, lazy="joined", innerjoin=True)
 
 
 class AdminKeyRow(IdRow):

@@ -104,7 +104,7 @@ def limit_recipient(
     """Set limits of a recipient in place of those of the settings; without an option, print them."""
 
     catalog = open_state_catalog()
-    limits: sharing.Limits = {
+    limits = {
         "requests_per_minute": requests_per_minute,
         "urls_per_day": urls_per_day,
         "bytes_per_day": bytes_per_day,

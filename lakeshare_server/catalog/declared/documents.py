@@ -27,6 +27,7 @@ from pydantic import (
 from lakeshare_server.catalog.ledger import CHECK_EVERY_S, is_location_pattern
 from lakeshare_server.catalog.models import MAX_LONG
 from lakeshare_server.catalog.sharing import NAME_HINT, NAME_PATTERN
+from lakeshare_server.catalog.states import FederationPolicy
 from lakeshare_server.errors import (
     BadRequest,
     CatalogConflict,
@@ -217,6 +218,12 @@ class PolicyPart(Part):
     subject_claim: Annotated[Label, Field(min_length=1)] = "sub"
     audiences: list[Text] = []
     comment: Text | None = None
+
+    @classmethod
+    def of(cls, policy: FederationPolicy) -> "PolicyPart":
+        """The part that states a policy of the catalog."""
+        fields = {name: getattr(policy, name) for name in cls.model_fields}
+        return cls.model_construct(**{**fields, "audiences": list(policy.audiences)})
 
 
 class RecipientPart(Part):
