@@ -154,6 +154,21 @@ class Grant(JsonState):
     created_by: str | None = None
     applied: bool = False
 
+    @property
+    def privileges(self) -> tuple[str, ...]:
+        """The only privilege."""
+        return ("SELECT",)
+
+    @property
+    def reader(self) -> str:
+        """The name of the recipient or of the group."""
+        return self.recipient or self.group or ""
+
+    @property
+    def principal(self) -> str:
+        """The recipient, or the group as `group:NAME`."""
+        return self.recipient or f"group:{self.group}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class TokenState(JsonState):
@@ -206,6 +221,16 @@ class FederationPolicy(JsonState):
     id: str = ""
     created_at: datetime | None = None
     updated_at: datetime | None = None
+
+    @property
+    def claims(self) -> "FederationPolicy":
+        """Itself, for bodies that nest the issuer and its claims."""
+        return self
+
+    @property
+    def edited_at(self) -> datetime | None:
+        """The last change, or the creation."""
+        return self.updated_at or self.created_at
 
 
 @dataclass(frozen=True, kw_only=True)
