@@ -743,3 +743,20 @@ def set_limits(edit: Edit, name: str, *, revision: int | None = None, **changes:
     touch_row(edit, row, revision)
     edit.update(row, {"limits": {name: most for name, most in columns.items() if most is not None} or None})
     return edit.changed("set_limits", row.name, before, get_recipient(edit.session, row.name))
+
+
+@dataclass(frozen=True)
+class NamedOperations:
+    """The operations on one kind of object with a name and a revision; `find` returns its row, or raises NotFound."""
+
+    find: Callable[[Session, str], NamedRow]
+    create: Callable[..., Any]
+    alter: Callable[..., Any]
+    drop: Callable[..., Any]
+
+
+NAMED: Mapping[str, NamedOperations] = {
+    "share": NamedOperations(find_share_row, create_share, alter_share, drop_share),
+    "recipient": NamedOperations(find_recipient_row, create_recipient, alter_recipient, drop_recipient),
+    "group": NamedOperations(find_group_row, create_group, alter_group, drop_group),
+}

@@ -20,7 +20,7 @@ from lakeshare_server.catalog import (
     share_table,
     states,
 )
-from lakeshare_server.catalog.declared.documents import describe_problem, describe_remedy, raise_all
+from lakeshare_server.catalog.declared.documents import explain_error, raise_all
 from lakeshare_server.catalog.declared.files import DesiredObject, FoundTable, Key, TableLocation
 from lakeshare_server.catalog.declared.plan import Step
 from lakeshare_server.catalog.ledger import CHECK_EVERY_S, is_location_pattern, require_table_name
@@ -275,8 +275,9 @@ class FollowPrefetch:
         read, faults = dict(wanted), []
         for table, outcome in zip(new, following.follow_all(requests), strict=True):
             if outcome.refusal is not None and table.origin is not None:
-                problem = f"{outcome.location} cannot be followed as {table.name}: {describe_problem(outcome.refusal)}"
-                faults.append(table.origin.fault(problem, describe_remedy(outcome.refusal)))
+                problem, remedy = explain_error(outcome.refusal)
+                what = f"{outcome.location} cannot be followed as {table.name}: {problem}"
+                faults.append(table.origin.fault(what, remedy))
             known = FollowedTables(catalog).get(table.name)
             if known is not None:
                 read[table.key] = replace(table, found=FoundTable(known.iceberg, outcome.clients))

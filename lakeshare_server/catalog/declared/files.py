@@ -20,8 +20,7 @@ from lakeshare_server.catalog.declared.documents import (
     SharePart,
     SourceFile,
     TablePart,
-    describe_problem,
-    describe_remedy,
+    explain_error,
     list_faults,
     raise_all,
 )
@@ -262,8 +261,8 @@ def _add_followed(
     }
     for entry, tables in located:
         if isinstance(tables, LakeshareError):
-            problem = f"{entry.part.location} cannot be followed: {describe_problem(tables)}"
-            yield entry.origin.fault(problem, describe_remedy(tables))
+            problem, remedy = explain_error(tables)
+            yield entry.origin.fault(f"{entry.part.location} cannot be followed: {problem}", remedy)
         elif not tables:
             problem = f"there is no table in {entry.part.location}"
             yield entry.origin.fault(problem, "Correct the location, or take it out of the file.")
