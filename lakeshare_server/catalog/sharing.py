@@ -693,7 +693,7 @@ def grant(
     parent = find_share_row(edit.session, share)
     touch_row(edit, parent, revision)
     row, new_row = _find_grant(edit, parent.key, recipient, group)
-    before = None if row is None else grant_from_row(row)
+    before = None if row is None else grant_from_row(row, parent.name, row.reader.name)
     if row is None:
         row = new_row(created_at=edit.at, created_by=edit.by, applied=False)
         edit.session.add(row)
@@ -701,7 +701,7 @@ def grant(
         require_not_revoked(find_recipient_row(edit.session, recipient))
     edit.keep(row)
     edit.update(row, terms)
-    return edit.changed("grant", parent.name, before, grant_from_row(row))
+    return edit.changed("grant", parent.name, before, grant_from_row(row, parent.name, row.reader.name))
 
 
 def revoke(
@@ -718,7 +718,7 @@ def revoke(
     row, _ = _find_grant(edit, parent.key, recipient, group)
     if row is None:
         raise NotFound("Grant", f"{parent.name} to {recipient or group}")
-    return edit.delete("revoke", parent.name, row, grant_from_row(row))
+    return edit.delete("revoke", parent.name, row, grant_from_row(row, parent.name, row.reader.name))
 
 
 def _find_grant(

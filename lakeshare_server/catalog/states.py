@@ -318,10 +318,10 @@ def policy_from_row(row: FederationPolicyRow) -> FederationPolicy:
     return state_from_row(FederationPolicy, row, audiences=tuple(row.audiences))
 
 
-def grant_from_row(row: GrantRow | GroupGrantRow) -> Grant:
+def grant_from_row(row: GrantRow | GroupGrantRow, share: str, reader: str) -> Grant:
+    """The state of a grant's row on the share to the recipient, or group, of these names."""
     kind = "recipient" if isinstance(row, GrantRow) else "group"
-    reader = {"recipient": None, "group": None, kind: row.reader.name}
-    return state_from_row(Grant, row, share=row.share.name, **reader)
+    return state_from_row(Grant, row, share=share, **{"recipient": None, "group": None, kind: reader})
 
 
 def group_from_row(row: GroupRow) -> Group:
@@ -452,19 +452,20 @@ def list_grants(session: Session, *, share: str | None = None, recipient: str | 
 
     Only those on a share, or to a recipient and its groups, if one is given; raises NotFound.
     """
-    own, of_groups = (
-        select(GrantRow).order_by(GrantRow.key),
-        select(GroupGrantRow).order_by(GroupGrantRow.key),
-    )
+    own = select(GrantRow, ShareRow.name, RecipientRow.name).select_from(GrantRow)
+    own = own.join(ShareRow).join(RecipientRow).order_by(GrantRow.key)
+    of_groups = select(GroupGrantRow, ShareRow.name, GroupRow.name).select_from(GroupGrantRow)
+    of_groups = of_groups.join(ShareRow).join(GroupRow).order_by(GroupGrantRow.key)
     if share is not None:
         share_key = find_share_row(session, share).key
-        own, of_groups = own.filter_by(share_key=share_key), of_groups.filter_by(share_key=share_key)
+        own = own.where(GrantRow.share_key == share_key)
+        of_groups = of_groups.where(GroupGrantRow.share_key == share_key)
     if recipient is not None:
         row = find_recipient_row(session, recipient)
-        own = own.filter_by(recipient_key=row.key)
+        own = own.where(GrantRow.recipient_key == row.key)
         of_recipient = select(GroupMemberRow.group_key).filter_by(recipient_key=row.key)
         of_groups = of_groups.where(GroupGrantRow.group_key.in_(of_recipient))
-    return [grant_from_row(row) for rows in (own, of_groups) for row in session.scalars(rows)]
+    return [grant_from_row(*found) for rows in (own, of_groups) for found in session.execute(rows)]
 
 
 def find_object_row(
