@@ -5,7 +5,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+)
 
 from lakeshare_server.catalog.states import Grant, LinkState, RecipientState, TokenState
 from lakeshare_server.errors import BadRequest
@@ -24,6 +32,7 @@ def from_ms(milliseconds: int | None) -> datetime | None:
 
 
 Milliseconds = Annotated[int, Field(ge=0, le=LAST_MS, description="Milliseconds since 1970 in UTC.")]
+Expiration = Annotated[Milliseconds | None, PlainSerializer(from_ms), Field(serialization_alias="expires_at")]
 Moment = Annotated[int | None, BeforeValidator(in_ms)]
 # The Databricks API of policies has times as texts.
 MomentText = Annotated[
@@ -42,9 +51,9 @@ class RequestBody(BaseModel):
     def has(self, name: str) -> bool:
         return name in self.model_fields_set
 
-    def sent(self, *names: str) -> dict[str, Any]:
-        """Those of the fields that were sent; null empties a field."""
-        return {name: getattr(self, name) for name in names if self.has(name)}
+    def fields(self, **options: Any) -> dict[str, Any]:
+        """The fields that were sent, as the catalog's operations take them; null empties a field."""
+        return self.model_dump(exclude_unset=True, by_alias=True, **options)
 
 
 class Reply(BaseModel):
@@ -175,14 +184,26 @@ class Properties(RequestBody):
     properties: dict[str, str] = Field(default_factory=dict)
 
 
+Addresses = Annotated[
+    IpAccessList | None,
+    PlainSerializer(lambda sent: sent and sent.allowed_ip_addresses),
+    Field(serialization_alias="ip_allow"),
+]
+PropertiesSent = Annotated[
+    Properties | None,
+    PlainSerializer(lambda sent: sent and sent.properties),
+    Field(serialization_alias="properties"),
+]
+
+
 class CreateRecipient(RequestBody):
     name: str
-    authentication_type: Authentication = "TOKEN"
+    authentication_type: Authentication = Field("TOKEN", serialization_alias="authentication")
     comment: str | None = None
     owner: str | None = None
-    expiration_time: Milliseconds | None = Field(None, description="When all access ends.")
-    ip_access_list: IpAccessList | None = None
-    properties_kvpairs: Properties | None = None
+    expiration_time: Expiration = Field(None, description="When all access ends.")
+    ip_access_list: Addresses = None
+    properties_kvpairs: PropertiesSent = None
     agreement: str | None = Field(None, description="lakeshare: text to accept at activation.")
 
 
@@ -190,9 +211,9 @@ class UpdateRecipient(RequestBody):
     new_name: str | None = None
     comment: str | None = None
     owner: str | None = None
-    expiration_time: Milliseconds | None = None
-    ip_access_list: IpAccessList | None = None
-    properties_kvpairs: Properties | None = None
+    expiration_time: Expiration = None
+    ip_access_list: Addresses = None
+    properties_kvpairs: PropertiesSent = None
     agreement: str | None = None
 
 
@@ -222,16 +243,16 @@ class CreateGroup(RequestBody):
 
 
 class UpdateGroup(RequestBody):
-    new_name: str | None = None
+    new_name: Annotated[str | None, OrNone] = None
     comment: str | None = None
-    add_members: list[str] = Field(default_factory=list)
-    remove_members: list[str] = Field(default_factory=list)
+    add_members: list[str] = Field(default_factory=list, serialization_alias="add")
+    remove_members: list[str] = Field(default_factory=list, serialization_alias="remove")
 
 
 class CreateAdminKey(RequestBody):
     name: str
     role: Annotated[Literal["owner", "steward", "auditor"], Field(description="The key's permissions.")]
-    expiration_time: Milliseconds | None = None
+    expiration_time: Expiration = None
 
 
 class TableLocation(RequestBody):

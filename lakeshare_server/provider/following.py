@@ -318,9 +318,6 @@ def _load_versions(versions: Versions, followed: Iterable[str]) -> None:
             versions.of(table).latest()
 
 
-SHARE_FIELDS = ("new_name", "comment", "owner", "display_name", "properties")
-
-
 def update_share(edit: Edit, name: str, wanted: UpdateShare, revision: int | None) -> states.Share:
     """Apply all fields and table updates of an UpdateShare request.
 
@@ -329,7 +326,7 @@ def update_share(edit: Edit, name: str, wanted: UpdateShare, revision: int | Non
         BadRequest: a value cannot be used, or does not identify one table.
         CatalogConflict: an alias or the new name is taken, the revision differs, or a contract declares the share.
     """
-    fields = wanted.sent(*SHARE_FIELDS)
+    fields = wanted.fields(exclude={"updates"})
     if fields.get("new_name", "") is None:
         raise BadRequest("new_name", None, "Give a name, or leave it out.")
     # The first operation compares the revision; later ones see the edits of those before.

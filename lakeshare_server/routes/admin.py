@@ -217,11 +217,8 @@ own = APIRouter(tags=["recipients"], route_class=AdminRoute)
 def create_recipient(request: ShareDep, given: bodies.CreateRecipient) -> Content:
     """Create a recipient. Only this reply has its activation link; OIDC federation needs no link."""
     with request.editing() as edit:
-        fields = _recipient_fields(given)
-        recipient = sharing.create_recipient(
-            edit, given.name, authentication=given.authentication_type, **fields
-        )
-        if given.authentication_type == "OIDC_FEDERATION":
+        recipient = sharing.create_recipient(edit, **given.fields())
+        if recipient.authentication == "OIDC_FEDERATION":
             return bodies.make_recipient_info(recipient)
         return _invite(request, edit, recipient.name, recipient.expires_at)
 
@@ -245,10 +242,7 @@ def look_at_recipient(request: LookDep, recipient: str) -> Content:
 def alter_recipient(request: ShareDep, recipient: str, given: bodies.UpdateRecipient) -> Content:
     """Change a recipient; its tokens and grants stay."""
     with request.editing() as edit:
-        fields = _recipient_fields(given) | (
-            {"new_name": given.new_name} if given.new_name is not None else {}
-        )
-        changed = sharing.alter_recipient(edit, recipient, **fields, revision=request.revision)
+        changed = sharing.alter_recipient(edit, recipient, **given.fields(), revision=request.revision)
     return bodies.make_recipient_info(changed)
 
 
@@ -289,20 +283,6 @@ def _invite(request: AdminRequest, edit: Edit, name: str, token_expires_at: date
     link, code = credentials.create_link(edit, name, token_expires_at=token_expires_at)
     recipient = states.get_recipient(edit.session, name)
     return bodies.make_recipient_info(recipient, (link.id, request.app_state.settings.activation_url(code)))
-
-
-def _recipient_fields(given: bodies.CreateRecipient | bodies.UpdateRecipient) -> dict[str, Any]:
-    """The fields that were sent, as the catalog's operations take them; null empties a field."""
-    fields = given.sent("comment", "owner", "agreement")
-    if given.has("expiration_time"):
-        fields["expires_at"] = bodies.from_ms(given.expiration_time)
-    if given.has("ip_access_list"):
-        addresses = given.ip_access_list
-        fields["ip_allow"] = None if addresses is None else addresses.allowed_ip_addresses
-    if given.has("properties_kvpairs"):
-        pairs = given.properties_kvpairs
-        fields["properties"] = None if pairs is None else pairs.properties
-    return fields
 
 
 activation_router = APIRouter(tags=["activation"], route_class=AdminRoute)
@@ -433,7 +413,7 @@ groups_router = APIRouter(tags=["groups"], route_class=AdminRoute)
 def create_group(request: ShareDep, given: bodies.CreateGroup) -> Content:
     """Create a group of recipients."""
     with request.editing() as edit:
-        return sharing.create_group(edit, given.name, comment=given.comment, members=given.members)
+        return sharing.create_group(edit, **given.fields())
 
 
 @groups_router.get("/groups", response_model=bodies.Groups)
@@ -454,14 +434,7 @@ def look_at_group(request: LookDep, group: str) -> Content:
 def alter_group(request: ShareDep, group: str, given: bodies.UpdateGroup) -> Content:
     """Change a group's name, comment or members."""
     with request.editing() as edit:
-        return sharing.alter_group(
-            edit,
-            group,
-            **given.sent("comment", *(["new_name"] if given.new_name else [])),
-            add=given.add_members,
-            remove=given.remove_members,
-            revision=request.revision,
-        )
+        return sharing.alter_group(edit, group, **given.fields(), revision=request.revision)
 
 
 @groups_router.delete("/groups/{group}", response_model=None)
@@ -481,9 +454,7 @@ me = APIRouter(tags=["administrators"], route_class=AdminRoute)
 def create_admin_key(request: OwnerDep, given: bodies.CreateAdminKey) -> Content:
     """Create a key; only this reply has it."""
     with request.editing() as edit:
-        key, secret = credentials.add_admin_key(
-            edit, given.name, given.role, expires_at=bodies.from_ms(given.expiration_time)
-        )
+        key, secret = credentials.add_admin_key(edit, **given.fields())
     return {**vars(key), "key": secret}
 
 
@@ -514,9 +485,8 @@ share_router = APIRouter(tags=["shares"], route_class=AdminRoute)
 @share_router.post("/shares", response_model=bodies.ShareInfo)
 def create_share(request: ShareDep, given: bodies.CreateShare) -> Content:
     """Create a share; tables are added by an update."""
-    fields = given.model_dump(include={"comment", "display_name", "properties", "owner"})
     with request.editing() as edit:
-        return sharing.create_share(edit, given.name, **fields)
+        return sharing.create_share(edit, **given.fields())
 
 
 @share_router.get("/shares", response_model=bodies.Shares)
@@ -608,12 +578,7 @@ def follow_tables(request: OwnerDep, given: bodies.FollowTables) -> Content:
     settings, versions = app_state.settings, app_state.versions
     serveability = TableServeability(app_state.iceberg_tables, app_state.signers, settings)
     following = Following(app_state.catalog, settings, Stores(settings), versions, serveability)
-    defaults = FollowRequest(
-        share=given.share,
-        check_every_s=given.check_every_s,
-        start_version=given.start_version,
-        history=given.history,
-    )
+    defaults = FollowRequest(**given.model_dump(exclude={"tables", "table_schema"}))
     locations = [(table.location, table.name) for table in given.tables]
     requests = following.requests(locations, defaults, given.table_schema)
     outcomes = following.follow_all(requests, request.administrator.name)
