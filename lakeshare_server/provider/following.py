@@ -363,30 +363,26 @@ class _TableUpdate:
             hint = "Name the table as `schema.table`, or give it an alias by shared_as."
             raise BadRequest(f"{self.field}.name", self.wanted.name, hint)
         schema, name = alias or (parts[-2], parts[-1])
-        return states.SharedTable(
-            schema=schema,
-            name=name,
-            table=self.wanted.name,
-            kind=self.wanted.data_object_type or "TABLE",
-            comment=self.wanted.comment or None,
-            history=self._history() or False,
-            start_version=self._start_version(self.wanted.name, begins=self._history() or False),
-            rule=self._rule(),
-            publication=self.wanted.publication,
-        )
+        fields = {"history": False} | self._fields(self.wanted.name, had_history=False)
+        return states.SharedTable(schema=schema, name=name, table=self.wanted.name, **fields)
 
     def _changes(self, shared: states.SharedTable) -> dict[str, Any]:
-        wanted = self.wanted
-        schema, name = self._alias() or (None, None)
-        history = self._history()
-        begins = history is True and not shared.history
-        start, rule = self._start_version(shared.table, begins=begins), self._rule()
-        given = {"new_schema": schema, "new_name": name, "kind": wanted.data_object_type, "history": history}
-        changes: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
-        changes |= {"comment": wanted.comment or None} if wanted.has("comment") else {}
-        changes |= {"start_version": start} if begins or wanted.has("start_version") else {}
-        changes |= {"rule": rule} if wanted.has("rule") or wanted.has("partitions") else {}
-        return changes | ({"publication": wanted.publication} if wanted.has("publication") else {})
+        alias, fields = self._alias(), self._fields(shared.table, had_history=shared.history)
+        return fields if alias is None else {"new_schema": alias[0], "new_name": alias[1], **fields}
+
+    def _fields(self, table: str, *, had_history: bool) -> dict[str, Any]:
+        """The fields that were sent; history that begins to be shared has a first version."""
+        wanted, history = self.wanted, self._history()
+        begins = history is True and not had_history
+        given = {"kind": wanted.data_object_type, "history": history}
+        fields: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        if wanted.has("comment"):
+            fields["comment"] = wanted.comment or None
+        if begins or wanted.has("start_version"):
+            fields["start_version"] = self._start_version(table, begins=begins)
+        if wanted.has("rule") or wanted.has("partitions"):
+            fields["rule"] = self._rule()
+        return fields | ({"publication": wanted.publication} if wanted.has("publication") else {})
 
     def _find_object(self, *, may_rename: bool) -> states.SharedTable:
         """The shared table with the given lake table, and with the given alias if there are several."""

@@ -418,7 +418,7 @@ class Grant(ChangeStatement):
         given = sharing.grant(edit, self.share, **self.to.reader, **self.terms)
         until = "" if given.ends_at is None else f" until {given.ends_at:%Y-%m-%d %H:%M} UTC"
         where = "" if given.rule is None else f" where {given.rule}"
-        return Result(message=f"{given.recipient or given.group} may read {given.share}{until}{where}")
+        return Result(message=f"{given.reader} may read {given.share}{until}{where}")
 
 
 class Revoke(ChangeStatement):
@@ -427,8 +427,8 @@ class Revoke(ChangeStatement):
 
     def execute(self, edit: Edit, _: Provider) -> Result:
         revoked = sharing.revoke(edit, self.share, **self.grantee.reader)
-        reader = revoked.recipient or revoked.group
-        return Result(message=f"{reader} may not read {revoked.share} any more by a grant of its own")
+        message = f"{revoked.reader} may not read {revoked.share} any more by a grant of its own"
+        return Result(message=message)
 
 
 class Publish(ChangeStatement):
