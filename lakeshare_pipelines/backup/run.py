@@ -113,9 +113,7 @@ def ensure_plan(backup_run: BackupRun) -> model.PlanRecord:
     plan = workspace.load("plan", model.PlanRecord)
     if plan is None:
         listing = _load_step(backup_run, "listing", model.ListingRecord)
-        plan = make_plan(
-            backup_run.backup, workspace, listing, backup_run.points, backup_run.day, backup_run.open_spark
-        )
+        plan = make_plan(backup_run.backup, workspace, listing, backup_run.points, backup_run.day)
         workspace.save("plan", plan)
     return plan
 

@@ -121,16 +121,12 @@ def list_prefixes(objects: pa.Table) -> list[str]:
 
 
 def list_copies(store: BackupStore, prefixes: Sequence[str]) -> pa.Table:
-    """The target's listing below these prefixes: `stored_key`, `listed_size`, `listed_etag`."""
-    return _make_listed_table(listed for prefix in prefixes for listed in store.list(prefix))
+    """The target's listing below these prefixes."""
+    return make_listed_table(listed for prefix in prefixes for listed in store.list(prefix))
 
 
-def head_copies(store: BackupStore, keys: Sequence[str]) -> pa.Table:
-    with ThreadPoolExecutor(READERS) as pool:
-        return _make_listed_table(head for head in pool.map(store.head, keys) if head is not None)
-
-
-def _make_listed_table(objects: Iterable[ListedObject | ObjectHead]) -> pa.Table:
+def make_listed_table(objects: Iterable[ListedObject | ObjectHead]) -> pa.Table:
+    """Objects of the target with the columns `stored_key`, `listed_size` and `listed_etag`."""
     keys, sizes, etags = list[str](), list[int | None](), list[str | None]()
     for listed in objects:
         keys.append(listed.key)
