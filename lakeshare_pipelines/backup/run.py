@@ -103,7 +103,7 @@ def ensure_listing(backup_run: BackupRun, now: dt.datetime) -> model.ListingReco
         raise BackupError(backup_run.title, "the point exists already, and a point is never replaced", fix)
     backup_run.points.claim(day, backup_run.owner)
     known = workspace.load("listing", model.ListingRecord)
-    return known or make_listing(backup_run.backup, workspace, day, now, backup_run.open_spark)
+    return known or make_listing(backup_run.backup, workspace, day, now)
 
 
 def ensure_plan(backup_run: BackupRun) -> model.PlanRecord:
