@@ -302,6 +302,29 @@ def _database_of_process(_pid: int) -> duckdb.DuckDBPyConnection:
     return duckdb.connect(config={"memory_limit": DUCKDB_MEMORY, "temp_directory": spilled})
 
 
+def load_copies(
+    on: duckdb.DuckDBPyConnection, points: Points, held: Iterable[model.Point], columns: Sequence[str]
+) -> dict[str, DamagedRecord]:
+    """Make the table `copies` with these columns of the copies that points hold, the `day` of the point and the `place`
+    of the copy, the URL of its store. Returns the errors of the points whose rows cannot be read, by their days."""
+    on.register("rows", pa.schema(map(model.POINT_COPIES.field, columns)).empty_table())
+    on.execute("CREATE TEMP TABLE copies AS SELECT NULL::VARCHAR AS day, NULL::VARCHAR AS place, * FROM rows")
+    damaged = {}
+    for point in held:
+        place = points.backup.target_of(point.day).url
+        on.execute("BEGIN")
+        try:
+            for batch in points.read_copies(point, list(columns)):
+                on.register("rows", pa.table({name: batch[name] for name in columns}))
+                on.execute("INSERT INTO copies SELECT ?, ?, * FROM rows", [point.day, place])
+        except DamagedRecord as error:
+            on.execute("ROLLBACK")
+            damaged[point.day] = error
+        else:
+            on.execute("COMMIT")
+    return damaged
+
+
 def read_copy(store: BackupStore, row: Row, known_sha256: str | None = None) -> tuple[str | None, str | None]:
     """Read a copy (a row of schema POINT_COPIES) completely and compare it with all that is known of its content.
 
