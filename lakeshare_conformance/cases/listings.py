@@ -12,7 +12,7 @@ from typing import Any
 from lakeshare_conformance import wire
 from lakeshare_conformance.case import Group, NotApplicable, expect, must, optional, require, should
 from lakeshare_conformance.client import Client, Response
-from lakeshare_conformance.targets import Server, Table, View, list_pages, make_path, parse_page
+from lakeshare_conformance.targets import NOON, Server, Table, View, list_pages, make_path, parse_page
 
 WRONG_TOKEN = "lakeshare-conformance-no-such-token"  # noqa: S105 - it is wrong on purpose
 WRONG = f"Bearer {WRONG_TOKEN}"
@@ -456,7 +456,7 @@ class BadRequests(Group):
     @must("1.7", "0.19")
     def only_one_of_version_time_and_window(self, view: View) -> None:
         """More than one of version, timestamp and startingVersion is 400."""
-        fields = {"version": 0, "timestamp": "2022-01-01T12:00:00Z", "startingVersion": 0}
+        fields = {"version": 0, "timestamp": NOON, "startingVersion": 0}
         view.refuse(*map(dict, combinations(fields.items(), 2)))
 
     @must("1.0", "0.19")

@@ -3,7 +3,7 @@
 from lakeshare_conformance import wire
 from lakeshare_conformance.case import DELTA, PARQUET, Group, must, optional, require, should
 from lakeshare_conformance.client import CAPABILITIES, METADATA, PROTOCOL, Response
-from lakeshare_conformance.targets import ANNOUNCED, FEATURES, Table, View
+from lakeshare_conformance.targets import ANNOUNCED, FAR_AHEAD, FEATURES, LONG_AGO, NOON, Table, View
 
 # The types that every client knows.
 PRIMITIVES = {"string", "long", "integer", "short", "byte", "float", "double", "boolean", "binary"}
@@ -141,7 +141,7 @@ class Metadata(Group):
         """A version that is negative, no number or too high, and a version beside a timestamp, are 400."""
         for version in (-1, "x", view.table.latest + 1000):
             view.table.metadata(view.announced, version=version).refusal(400)
-        view.table.metadata(view.announced, version=0, timestamp="2022-01-01T00:00:00Z").refusal(400)
+        view.table.metadata(view.announced, version=0, timestamp=NOON).refusal(400)
         view.table.metadata(view.announced, timestamp="not a time").refusal(400)
 
 
@@ -174,9 +174,6 @@ def _find_unknown_types(kind: object) -> set[str]:
     else:
         return {str(kind.get("type"))}
     return set().union(*map(_find_unknown_types, parts))
-
-
-LONG_AGO, FAR_AHEAD = "1970-01-02T00:00:00Z", "2999-01-01T00:00:00Z"
 
 
 class Versions(Group):
