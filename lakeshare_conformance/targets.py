@@ -99,6 +99,12 @@ class Server:
         schemas = [f"{make_path(share)}/schemas" for share in self.shares]
         return ["/shares", *schemas, *self.table_listings]
 
+    def ask_listings(self, **params: object) -> Iterator[tuple[str, Response, list[dict[str, Any]]]]:
+        """The path of every listing, its first page with these parameters, and the items of the page."""
+        for path in self.listings:
+            response = self.client.get(path, **params)
+            yield path, response, parse_page(response).items
+
     def tables(self) -> Iterator["Table"]:
         """The tables of all schemas."""
         for share in self.shares:

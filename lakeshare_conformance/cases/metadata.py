@@ -249,7 +249,7 @@ class Negotiation(Group):
         """Without the header, or with responseformat=parquet, the answer is in parquet format or a refusal by 400."""
         for announced in (None, "responseformat=parquet", "", "asyncquery=false"):
             for response in _ask_both(table, announced):
-                if response.is_answer_or_refusal(400):
+                if response.expect_answer_or_refusal(400):
                     response.expect_format(PARQUET)
 
     @must("1.11", "2.5")
@@ -286,13 +286,13 @@ class Negotiation(Group):
         """A malformed header is ignored or 400, never 5xx."""
         for text in MALFORMED:
             for response in _ask_both(table, text):
-                response.is_answer_or_refusal(400, 413, 431)
+                response.expect_answer_or_refusal(400, 413, 431)
 
     @must("2.5", "0.19", formats=(DELTA,))
     def features_the_client_lacks_are_refused(self, view: View) -> None:
         """Delta lines that need reader features go to no client that does not announce them: 400."""
         response = _query_without_features(view)
-        if response.is_answer_or_refusal(400):
+        if response.expect_answer_or_refusal(400):
             # A server may omit features that this snapshot does not use.
             needed = _get_needed_features(response.read())
             response.expect(not needed, "a refusal, or lines without reader features", needed)
