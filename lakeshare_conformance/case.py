@@ -63,6 +63,11 @@ class Case:
         return ", ".join(f"§{section}" for section in self.sections)
 
     @property
+    def short_name(self) -> str:
+        """The name without the group."""
+        return self.name.partition(".")[2]
+
+    @property
     def lacking(self) -> str:
         """The reason in reports if there is no target."""
         return (

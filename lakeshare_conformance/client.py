@@ -58,7 +58,7 @@ def read_profile(path: Path, option: str = "PROFILE") -> Profile:
         fields = json.loads(path.read_text(encoding="utf-8"))
         access = wire.parse(wire.Access, fields, "the profile", is_secret=True)
     except (OSError, ValueError, ExpectationFailed) as error:
-        hint = f"Give a profile file with endpoint and bearerToken ({type(error).__name__}: {error})."
+        hint = f"Give a profile file with endpoint and bearerToken ({error})."
         raise BadOption(option, str(path), hint) from error
     return Profile(access.endpoint.rstrip("/"), access.bearer_token, fields)
 
@@ -118,8 +118,8 @@ class Response(Located):
         fields = self.expect_refusal().json_object()
         return wire.parse(wire.Error, fields, f"{self.where}, body of the {self.status}")
 
-    def is_answer_or_refusal(self, *statuses: int) -> bool:
-        """Whether the status is 200; if not it must be one of these, with an error."""
+    def expect_answer_or_refusal(self, *statuses: int) -> bool:
+        """Return whether the status is 200; expect an error of one of these otherwise."""
         if self.status != 200:
             self.refusal(*statuses)
         return self.status == 200

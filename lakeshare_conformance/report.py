@@ -221,7 +221,7 @@ class Report:
 
 
 def _explain(outcome: Outcome) -> Iterator[str]:
-    name = outcome.case.name.partition(".")[2]
+    name = outcome.case.short_name
     if outcome.verdict == FAILED:
         yield f"  FAILED {outcome.case.level}: {name}: {outcome.case.promise}"
         yield from (f"      {sentence}" for sentence in outcome.sentences[:MAX_SENTENCES])
@@ -267,9 +267,8 @@ def with_tables(page: str) -> str:
         lines += ["", f"### {group.name}", "", f"{group.title}.", ""]
         lines += ["| case | level | sections | promise |", "|---|---|---|---|"]
         for case in group.cases:
-            name = case.name.partition(".")[2]
             promise = case.promise.replace("|", "\\|").replace("<", "&lt;")
-            lines.append(f"| `{name}` | {case.level} | {case.section} | {promise} |")
+            lines.append(f"| `{case.short_name}` | {case.level} | {case.section} | {promise} |")
     return "\n".join((before + BEGIN, *lines, "", END + after))
 
 

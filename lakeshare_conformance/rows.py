@@ -1,5 +1,6 @@
 """The rows behind a reply, and predicates over them: files read with pyarrow, columns named as in the schema."""
 
+import base64
 import io
 import json
 import math
@@ -7,8 +8,8 @@ import re
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
-from functools import reduce
+from datetime import UTC, datetime, timedelta
+from string import ascii_lowercase, ascii_uppercase, digits
 from typing import Any
 
 import pyarrow as pa
@@ -52,22 +53,14 @@ def is_partition_value(value: str | None, kind: object) -> bool:
     return form is None or re.fullmatch(form, value) is not None
 
 
-def to_value(text: str | None, kind: str) -> object:
+def to_value(text: str | None, kind: str) -> Any:
     """A partition value or a bound as a Python value; raises ValueError if the text is not of the type."""
     if text is None or text == "":
         return None
-    if kind in INTEGERS:
-        return int(text)
-    if kind in FLOATS:
-        return float(text)
-    if kind == "boolean":
-        return text == "true"
-    if kind == "date":
-        return date.fromisoformat(text)
     if kind == "timestamp":
         moment = datetime.fromisoformat(text)
         return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return text
+    return pa.scalar(text).cast(TYPES[kind]).as_py()
 
 
 def to_literal(value: object) -> str:
@@ -375,14 +368,14 @@ class TableRows:
 
 MAGIC = struct.pack("<I", 1681511377)
 Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+# The same signs in the alphabet of Python's base85.
+TO_B85 = str.maketrans(Z85, f"{digits}{ascii_uppercase}{ascii_lowercase}!#$%&()*+-;<=>?@^_`{{|}}~")
 
 
 def unpack_inline_vector(text: str, where: str) -> bytes:
     """The bytes of an inline deletion vector; fails if the text is not Z85."""
     expect(len(text) % 5 == 0 and set(text) <= set(Z85), where, "pathOrInlineDv in Z85", text)
-    groups = (text[start : start + 5] for start in range(0, len(text), 5))
-    numbers = (reduce(lambda number, sign: number * 85 + Z85.index(sign), group, 0) for group in groups)
-    return b"".join(struct.pack(">I", number & 0xFFFFFFFF) for number in numbers)
+    return base64.b85decode(text.translate(TO_B85))
 
 
 def count_marked_rows(content: bytes) -> int:

@@ -20,9 +20,11 @@ from lakeshare_conformance.client import (
     Unreachable,
 )
 
-MAX_PAGES = 2000
+MAX_PAGES, MAX_ANSWER_PAGES = 2000, 200
 MAX_TABLES = 25
 MAX_VERSIONS = 16
+# Times for requests: before and after all commits, and one between.
+LONG_AGO, NOON, FAR_AHEAD = "1970-01-02T00:00:00Z", "2022-01-01T12:00:00Z", "2999-01-01T00:00:00Z"
 FEATURES = (
     "deletionVectors,columnMapping,timestampNtz,typeWidening,typeWidening-preview,variantType,"
     "variantType-preview,variantShredding,variantShredding-preview,geospatial"
@@ -96,6 +98,12 @@ class Server:
         """The path of every listing: shares, schemas, tables."""
         schemas = [f"{make_path(share)}/schemas" for share in self.shares]
         return ["/shares", *schemas, *self.table_listings]
+
+    def ask_listings(self, **params: object) -> Iterator[tuple[str, Response, list[dict[str, Any]]]]:
+        """The path of every listing, its first page with these parameters, and the items of the page."""
+        for path in self.listings:
+            response = self.client.get(path, **params)
+            yield path, response, parse_page(response).items
 
     def tables(self) -> Iterator["Table"]:
         """The tables of all schemas."""
@@ -260,6 +268,33 @@ class View:
 
     @property
     @once
+    def page_token(self) -> str:
+        """The token of a second page; `NotApplicable` if the server does not page."""
+        response = self.ask({"maxFiles": 1})
+        require(not response.is_refusal, "the server does not answer in pages")
+        first = response.read()
+        if not first.end.next_page_token:
+            missing = len(self.snapshot.actions) - len(first.actions)
+            first.expect(missing <= 0, "all files, or a nextPageToken", f"{missing} files fewer, no token")
+        return require(first.end.next_page_token, "no answer comes in two pages")
+
+    def require_pages(self) -> None:
+        """Raise `NotApplicable` if no answer comes in two pages."""
+        require(self.page_token, "no answer comes in two pages")
+
+    def pages(self, size: int = 1, **body: object) -> list[Response]:
+        """The pages of a query; `NotApplicable` if the server does not page."""
+        self.require_pages()
+        return read_pages(lambda more: self.query(**{**body, "maxFiles": size, **more}))
+
+    @property
+    def refresh_token(self) -> str:
+        """A refresh token; `NotApplicable` if the server gives none."""
+        reply = self.query(includeRefreshToken=True)
+        return require(reply.end.refresh_token, "the server gives no refresh tokens")
+
+    @property
+    @once
     def versions(self) -> tuple[int, ...]:
         """The newest readable versions, the latest last; `NotApplicable` if the history is not shared."""
         latest = self.table.latest
@@ -368,6 +403,15 @@ def list_pages(client: Client, path: str, **params: object) -> Iterator[list[dic
         is_new = token not in tokens and len(tokens) < MAX_PAGES
         response.expect(is_new, "tokens that come to an end", token)
         tokens.add(token)
+
+
+def read_pages(ask: Callable[[Mapping[str, object]], Response]) -> list[Response]:
+    """The pages of an answer; `ask` sends the request with the token of the next page."""
+    pages = [ask({})]
+    while token := pages[-1].end.next_page_token:
+        pages.append(ask({"pageToken": token}))
+        pages[0].expect(len(pages) < MAX_ANSWER_PAGES, f"fewer than {MAX_ANSWER_PAGES} pages", len(pages))
+    return pages
 
 
 def parse_page(response: Response) -> wire.Page:

@@ -11,7 +11,7 @@ from lakeshare_conformance.case import DELTA, PARQUET, Group, must, require, sho
 from lakeshare_conformance.cases.snapshots import fetch_whole
 from lakeshare_conformance.client import METADATA, PROTOCOL, Response
 from lakeshare_conformance.rows import MAX_BYTES, count_differences, read_parquet, select_rows
-from lakeshare_conformance.targets import Table, View
+from lakeshare_conformance.targets import FAR_AHEAD, LONG_AGO, NOON, Table, View
 from lakeshare_conformance.wire import Action
 
 
@@ -64,7 +64,7 @@ class TimeTravel(Group):
     def a_time_out_of_reach_is_400(self, view: View) -> None:
         """A timestamp before the first or after the last commit is 400."""
         if view.versions:
-            view.refuse({"timestamp": "1970-01-02T00:00:00Z"}, {"timestamp": "2999-01-01T00:00:00Z"})
+            view.refuse({"timestamp": LONG_AGO}, {"timestamp": FAR_AHEAD})
 
     @must("1.7", "0.19")
     def a_version_out_of_reach_is_400(self, view: View) -> None:
@@ -169,14 +169,14 @@ class Windows(Group):
     @must("1.7", "0.19")
     def windows_that_are_none_are_400(self, view: View) -> None:
         """A window that ends before it begins or begins below 0 is 400, and so is one beside a version or a time."""
-        latest, noon = view.versions[-1], "2022-01-01T00:00:00Z"
+        latest = view.versions[-1]
         view.refuse(
             {"startingVersion": latest + 1, "endingVersion": latest},
             {"startingVersion": -1},
             {"startingVersion": "x"},
             {"startingVersion": latest, "version": latest},
-            {"startingVersion": latest, "timestamp": noon},
-            {"version": latest, "timestamp": noon},
+            {"startingVersion": latest, "timestamp": NOON},
+            {"version": latest, "timestamp": NOON},
         )
 
     @must("2.1", "6.2")
@@ -402,20 +402,20 @@ class ChangeBounds(Group):
     @must("1.8", "0.19")
     def ranges_that_are_none_are_400(self, view: View) -> None:
         """A range without a start, with two starts or two ends, ending before it begins, or out of reach, is 400."""
-        start, latest, noon = view.change_start, view.table.latest, "2022-01-01T12:00:00Z"
+        start, latest = view.change_start, view.table.latest
         view.refuse_changes(
             {},
             {"endingVersion": latest},
-            {"startingVersion": start, "startingTimestamp": noon},
-            {"startingVersion": start, "endingVersion": latest, "endingTimestamp": noon},
+            {"startingVersion": start, "startingTimestamp": NOON},
+            {"startingVersion": start, "endingVersion": latest, "endingTimestamp": NOON},
             {"startingVersion": latest, "endingVersion": latest - 1},
             {"startingVersion": latest + 1000},
             {"startingVersion": -1},
             {"startingVersion": "x"},
             {"startingVersion": start, "endingVersion": "x"},
-            {"startingTimestamp": "2999-01-01T00:00:00Z"},
+            {"startingTimestamp": FAR_AHEAD},
             {"startingTimestamp": "not a time"},
-            {"startingVersion": start, "endingTimestamp": "1970-01-02T00:00:00Z"},
+            {"startingVersion": start, "endingTimestamp": LONG_AGO},
         )
 
     @must("0.1", "1.13")

@@ -3,7 +3,7 @@
 from lakeshare_conformance import wire
 from lakeshare_conformance.case import DELTA, PARQUET, Group, must, optional, require, should
 from lakeshare_conformance.client import CAPABILITIES, METADATA, PROTOCOL, Response
-from lakeshare_conformance.targets import ANNOUNCED, FEATURES, Table, View
+from lakeshare_conformance.targets import ANNOUNCED, FAR_AHEAD, FEATURES, LONG_AGO, NOON, Table, View
 
 # The types that every client knows.
 PRIMITIVES = {"string", "long", "integer", "short", "byte", "float", "double", "boolean", "binary"}
@@ -141,7 +141,7 @@ class Metadata(Group):
         """A version that is negative, no number or too high, and a version beside a timestamp, are 400."""
         for version in (-1, "x", view.table.latest + 1000):
             view.table.metadata(view.announced, version=version).refusal(400)
-        view.table.metadata(view.announced, version=0, timestamp="2022-01-01T00:00:00Z").refusal(400)
+        view.table.metadata(view.announced, version=0, timestamp=NOON).refusal(400)
         view.table.metadata(view.announced, timestamp="not a time").refusal(400)
 
 
@@ -174,9 +174,6 @@ def _find_unknown_types(kind: object) -> set[str]:
     else:
         return {str(kind.get("type"))}
     return set().union(*map(_find_unknown_types, parts))
-
-
-LONG_AGO, FAR_AHEAD = "1970-01-02T00:00:00Z", "2999-01-01T00:00:00Z"
 
 
 class Versions(Group):
@@ -252,7 +249,7 @@ class Negotiation(Group):
         """Without the header, or with responseformat=parquet, the answer is in parquet format or a refusal by 400."""
         for announced in (None, "responseformat=parquet", "", "asyncquery=false"):
             for response in _ask_both(table, announced):
-                if response.is_answer_or_refusal(400):
+                if response.expect_answer_or_refusal(400):
                     response.expect_format(PARQUET)
 
     @must("1.11", "2.5")
@@ -289,13 +286,13 @@ class Negotiation(Group):
         """A malformed header is ignored or 400, never 5xx."""
         for text in MALFORMED:
             for response in _ask_both(table, text):
-                response.is_answer_or_refusal(400, 413, 431)
+                response.expect_answer_or_refusal(400, 413, 431)
 
     @must("2.5", "0.19", formats=(DELTA,))
     def features_the_client_lacks_are_refused(self, view: View) -> None:
         """Delta lines that need reader features go to no client that does not announce them: 400."""
         response = _query_without_features(view)
-        if response.is_answer_or_refusal(400):
+        if response.expect_answer_or_refusal(400):
             # A server may omit features that this snapshot does not use.
             needed = _get_needed_features(response.read())
             response.expect(not needed, "a refusal, or lines without reader features", needed)

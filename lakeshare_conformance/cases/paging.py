@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 
 from lakeshare_conformance import wire
@@ -10,9 +10,8 @@ from lakeshare_conformance.case import Group, NotApplicable, expect, must, optio
 from lakeshare_conformance.cases.snapshots import alter
 from lakeshare_conformance.client import CAPABILITIES, END, METADATA, Response
 from lakeshare_conformance.rows import TableRows
-from lakeshare_conformance.targets import Table, View
+from lakeshare_conformance.targets import NOON, Table, View, read_pages
 
-MAX_PAGES = 200
 NO_TOKENS = ("nonsense", "AAAA" * 1000, "é", 1)
 
 
@@ -30,17 +29,15 @@ class Paging(Group):
     @must("1.7", "0.1")
     def every_page_has_an_end(self, view: View) -> None:
         """With maxFiles every page ends with endStreamAction, the last one too, there without a token."""
-        _get_page_token(view)
-        last = view.query(maxFiles=1_000_000)
-        for reply in (*_get_pages(view, {}), last):
+        pages, last = view.pages(), view.query(maxFiles=1_000_000)
+        for reply in (*pages, last):
             reply.expect_end()
         last.expect(not last.end.next_page_token, "no nextPageToken", last.end.next_page_token)
 
     @must("1.7")
     def pages_of_a_snapshot_are_the_snapshot(self, view: View) -> None:
         """All pages together have each file of the unpaged answer once, and no page more than asked."""
-        _get_page_token(view)
-        pages = _get_pages(view, {})
+        pages = view.pages()
         for reply in pages:
             reply.expect(len(reply.actions) <= 1, "at most one file", len(reply.actions))
         pages[0].expect_files(view.snapshot.actions, "the snapshot", pages)
@@ -48,8 +45,7 @@ class Paging(Group):
     @must("0.10", "1.7")
     def heads_of_pages_are_the_same_bytes(self, view: View) -> None:
         """protocol and metaData are the same bytes on all pages, under the same version and format."""
-        _get_page_token(view)
-        first, *others = _get_pages(view, {})
+        first, *others = view.pages()
         for reply in others:
             _expect_same_head(reply, first)
             reply.expect_version(first.version)
@@ -59,8 +55,7 @@ class Paging(Group):
     @must("1.7")
     def pages_of_a_window_are_the_window(self, view: View) -> None:
         """A window of versions comes in pages too: all together are the window, later metaData lines included."""
-        _get_page_token(view)
-        pages = _get_pages(view, {"startingVersion": view.window_start}, size=2)
+        pages = view.pages(2, startingVersion=view.window_start)
         pages[0].expect_files(view.window.actions, "the window", pages)
         wanted, found = (
             sorted(line.raw for reply in replies for line in reply.later if line.kind == METADATA)
@@ -72,24 +67,23 @@ class Paging(Group):
     def hints_count_over_all_pages(self, view: View) -> None:
         """limitHint and predicates hold over all pages together: they are the files of the same request
         without pages."""
-        _get_page_token(view)
         no_column = {"predicateHints": ["lakeshare_no_such_column = 1"]}
         for hint in ({"limitHint": 1}, {"limitHint": 1_000_000}, no_column):
-            pages = _get_pages(view, hint)
+            pages = view.pages(**hint)
             pages[0].expect_files(view.query(**hint).actions, f"the query with {hint}", pages)
 
     @must("1.7", "1.14", "0.15")
     def predicates_lose_no_rows_over_pages(self, view: View) -> None:
         """With a JSON predicate the pages together have every file with a matching row, each once: a page may
         be empty."""
-        _get_page_token(view)
+        view.require_pages()
         table = TableRows(view)
         # For each column one comparison that few files match and one that many do.
         hints = {(hint.column, hint.operator): hint for hint in table.list_comparisons()}
         tried = [hint for hint in hints.values() if hint.operator in ("equal", "lessThanOrEqual")]
         require(tried, "no table has a column to compare")
         for hint in tried:
-            pages = _get_pages(view, {"jsonPredicateHints": hint.json})
+            pages = view.pages(jsonPredicateHints=hint.json)
             ids = [action.id for reply in pages for action in reply.actions]
             pages[0].expect(len(ids) == len(set(ids)), "each file on one page", sorted(ids))
             table.expect_no_row_lost(hint, f"{len(pages)} pages of {pages[0].where}", frozenset(ids))
@@ -97,9 +91,9 @@ class Paging(Group):
     @must("1.8")
     def pages_of_changes_are_the_changes(self, view: View) -> None:
         """Changes come in pages too: all together are the changes, each once, under the same head."""
-        _get_page_token(view)
+        view.require_pages()
         request = {"startingVersion": view.change_start, "maxFiles": 2}
-        pages = _walk(lambda more: view.ask_changes({**request, **more}).read())
+        pages = read_pages(lambda more: view.ask_changes({**request, **more}).read())
         pages[0].expect_files(view.feed.actions, "the changes", pages)
         for reply in pages:
             _expect_same_head(reply, pages[0])
@@ -108,40 +102,39 @@ class Paging(Group):
     @must("1.7", "0.19")
     def unknown_page_tokens_are_400(self, view: View) -> None:
         """A page token that the server did not give is 400."""
-        _get_page_token(view)
+        view.require_pages()
         view.refuse(*({"maxFiles": 1, "pageToken": token} for token in NO_TOKENS))
 
     @must("1.7")
     def a_page_token_belongs_to_its_request(self, view: View) -> None:
         """A page token with another request (a version, a predicate, a limit, changes) is 400, and altered it
         is 400."""
-        token = _get_page_token(view)
-        others: tuple[dict[str, object], ...] = (
-            {"version": view.snapshot.version},
-            {"limitHint": 1},
-            {"predicateHints": ["lakeshare = 1"]},
-            {"pageToken": alter(token)},
+        page: dict[str, object] = {"maxFiles": 1, "pageToken": view.page_token}
+        view.refuse(
+            {**page, "version": view.snapshot.version},
+            {**page, "limitHint": 1},
+            {**page, "predicateHints": ["lakeshare = 1"]},
+            {**page, "pageToken": alter(view.page_token)},
         )
-        view.refuse(*({"maxFiles": 1, "pageToken": token, **other} for other in others))
-        view.refuse_changes({"startingVersion": 0, "maxFiles": 1, "pageToken": token})
+        view.refuse_changes({"startingVersion": 0, **page})
 
     @must("1.7")
     def a_page_token_belongs_to_its_table(self, table: Table) -> None:
         """A page token is refused by every other table: 400."""
-        token = _get_page_token(table.first_view)
+        token = table.first_view.page_token
         for other in table.other_views:
             other.refuse({"maxFiles": 1, "pageToken": token})
 
     @must("1.7", "0.19")
     def sizes_of_pages_are_positive(self, view: View) -> None:
         """maxFiles is a whole number above 0; anything else is 400."""
-        _get_page_token(view)
+        view.require_pages()
         view.refuse(*({"maxFiles": size} for size in (0, -1, "x", 1.5, [1])))
 
     @must("1.13", "2.7")
     def an_end_has_the_earliest_expiry(self, view: View) -> None:
         """minUrlExpirationTimestamp is no later than the expiry of any URL of the page."""
-        _get_page_token(view)
+        view.require_pages()
         reply = view.query(maxFiles=1_000_000)
         earliest = reply.end.min_url_expiration_timestamp
         if earliest is None:
@@ -153,29 +146,6 @@ class Paging(Group):
 
 def _require_two_files(view: View) -> None:
     require(len(view.snapshot.actions) >= 2, "no table has two files")
-
-
-def _get_page_token(view: View) -> str:
-    """The token of a second page; `NotApplicable` if the server does not page."""
-    response = view.ask({"maxFiles": 1})
-    require(not response.is_refusal, "the server does not answer in pages")
-    first = response.read()
-    if not first.end.next_page_token:
-        missing = len(view.snapshot.actions) - len(first.actions)
-        first.expect(missing <= 0, "all files, or a nextPageToken", f"{missing} files fewer, no token")
-    return require(first.end.next_page_token, "no answer comes in two pages")
-
-
-def _get_pages(view: View, body: Mapping[str, object], size: int = 1) -> list[Response]:
-    return _walk(lambda more: view.query(**{**body, "maxFiles": size, **more}))
-
-
-def _walk(ask: Callable[[Mapping[str, object]], Response]) -> list[Response]:
-    pages = [ask({})]
-    while token := pages[-1].end.next_page_token:
-        pages.append(ask({"pageToken": token}))
-        pages[0].expect(len(pages) < MAX_PAGES, f"fewer than {MAX_PAGES} pages", len(pages))
-    return pages
 
 
 def _expect_same_head(reply: Response, first: Response) -> None:
@@ -201,39 +171,33 @@ class Refresh(Group):
     @must("0.16", "4")
     def a_refreshed_answer_has_the_same_files(self, view: View) -> None:
         """With refreshToken the same version is answered again: every id that was handed out, and a token to go on."""
-        reply = first = view.query(includeRefreshToken=True)
-        _get_refresh_token(view)
+        first, token = view.query(includeRefreshToken=True), view.refresh_token
         for _ in range(2):
-            reply = view.ask({"refreshToken": reply.end.refresh_token, "includeRefreshToken": True}).read()
+            reply = view.ask({"refreshToken": token, "includeRefreshToken": True}).read()
             reply.expect_version(first.version)
             reply.expect_ids(first.ids, "the same ids")
-            reply.expect(reply.end.refresh_token, "a refreshToken", reply.kinds[-1])
+            token = reply.end.refresh_token
+            reply.expect(token, "a refreshToken", reply.kinds[-1])
 
     @must("1.7", "0.19")
     def unknown_refresh_tokens_are_400(self, view: View) -> None:
         """A refresh token that the server did not give, or that was altered, is 400."""
-        tokens = (alter(_get_refresh_token(view)), "nonsense", "é", 1)
+        tokens = (alter(view.refresh_token), "nonsense", "é", 1)
         view.refuse(*({"refreshToken": token} for token in tokens))
 
     @must("1.7", "0.16")
     def a_refresh_token_stands_alone(self, view: View) -> None:
         """refreshToken beside a version, a time or a window is 400: it has its version in it."""
-        token = _get_refresh_token(view)
-        for more in ({"version": 0}, {"timestamp": "2022-01-01T00:00:00Z"}, {"startingVersion": 0}):
+        token = view.refresh_token
+        for more in ({"version": 0}, {"timestamp": NOON}, {"startingVersion": 0}):
             view.refuse({"refreshToken": token, **more})
 
     @must("1.7")
     def a_refresh_token_belongs_to_its_table(self, table: Table) -> None:
         """A refresh token is refused by every other table: 400."""
-        token = _get_refresh_token(table.first_view)
+        token = table.first_view.refresh_token
         for other in table.other_views:
             other.refuse({"refreshToken": token})
-
-
-def _get_refresh_token(view: View) -> str:
-    return require(
-        view.query(includeRefreshToken=True).end.refresh_token, "the server gives no refresh tokens"
-    )
 
 
 END_ANNOUNCED = "includeendstreamaction=true"
@@ -316,7 +280,7 @@ class AsyncQueries(Group):
         """A finished query is fetched in pages by its queryId."""
         _require_two_files(view)
         query_id = _require_query_id(_submit(view, {"maxFiles": 1}))
-        pages = _walk(lambda more: _wait(view, query_id, {"maxFiles": 1, **more}).read())
+        pages = read_pages(lambda more: _wait(view, query_id, {"maxFiles": 1, **more}).read())
         pages[0].expect_files(view.snapshot.actions, "the snapshot", pages)
 
     @should("1.9")
