@@ -70,7 +70,10 @@ class TableFolder:
 
 @dataclass(frozen=True, kw_only=True)
 class IndexHeader(TableFolder):
-    """What applies to all files of an index; `parquet_schema_string` is for recipients of the parquet format."""
+    """What applies to all files of an index; `parquet_schema_string` is for recipients of the parquet format.
+
+    `rows` excludes deleted rows and those of files with an unknown row count.
+    """
 
     layout: int
     table_format: str
@@ -223,6 +226,28 @@ LOCKS = 1024
 
 Opened = TypeVar("Opened")
 Written = TypeVar("Written")
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+class RecentValues(Generic[Key, Value]):
+    """The values that were kept last, at most `entries`; safe from any thread."""
+
+    def __init__(self, entries: int) -> None:
+        self._entries = entries
+        self._values: OrderedDict[Key, Value] = OrderedDict()
+        self._turn = Lock()
+
+    def get(self, key: Key) -> Value | None:
+        with self._turn:
+            return self._values.get(key)
+
+    def keep(self, key: Key, value: Value) -> Value:
+        with self._turn:
+            self._values[key] = value
+            while len(self._values) > self._entries:
+                self._values.popitem(last=False)
+        return value
 
 
 class CacheFolder(Generic[Opened]):
@@ -387,20 +412,15 @@ STRUCTS = ("partition", "min", "max", "null_count")
 
 @dataclass(frozen=True)
 class StoredIndex:
-    """An index on disk and its totals; `rows` excludes deleted rows and those of files with an unknown row count."""
-
     digest: str
     path: Path
-    rows: int
-    files: int
-    size_bytes: int
+    header: IndexHeader
 
 
 def write_index(snapshot: TableSnapshot, index_dir: Path) -> StoredIndex:
     """Writes the index of a publication; the same snapshot gives the same bytes in any process."""
     digest, header = write_by_digest(index_dir, lambda path: write_index_file(snapshot, path))
-    path = index_path(index_dir, digest)
-    return StoredIndex(digest, path, header.rows, header.files, header.size_bytes)
+    return StoredIndex(digest, index_path(index_dir, digest), header)
 
 
 def write_by_digest(index_dir: Path, write: Callable[[Path], Written]) -> tuple[str, Written]:
@@ -520,13 +540,12 @@ class IndexDescription(TypedDict):
     size_bytes: int
 
 
-def describe_index(state: TableSnapshot | IndexHeader, index: StoredIndex | IndexHeader) -> IndexDescription:
-    """Describes a table's state and its file index; the header of an index serves as both."""
+def describe_index(header: IndexHeader) -> IndexDescription:
     return IndexDescription(
-        location=state.location,
-        table_id=state.head.table_id,
-        schema_string=state.head.schema_string,
-        rows=index.rows,
-        files=index.files,
-        size_bytes=index.size_bytes,
+        location=header.location,
+        table_id=header.head.table_id,
+        schema_string=header.head.schema_string,
+        rows=header.rows,
+        files=header.files,
+        size_bytes=header.size_bytes,
     )

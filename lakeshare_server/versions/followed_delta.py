@@ -303,5 +303,5 @@ class FollowedVersions:
             format="delta",
             delta_version=number,
             run_id=f"follow-{header.head.table_id}-{number}",
-            **describe_index(header, header),
+            **describe_index(header),
         )

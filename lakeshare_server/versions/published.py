@@ -3,13 +3,11 @@
 import json
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from threading import Lock
 from typing import Any, TypeVar
 
 import pyarrow.compute as pc
@@ -49,7 +47,14 @@ from lakeshare_server.tables.iceberg.changes import (
 )
 from lakeshare_server.tables.iceberg.deletes import vector_hindrance
 from lakeshare_server.tables.iceberg.schema import find_lacking_column
-from lakeshare_server.tables.index import FileIndex, IndexCache, fetch_index, index_path, open_index
+from lakeshare_server.tables.index import (
+    FileIndex,
+    IndexCache,
+    RecentValues,
+    fetch_index,
+    index_path,
+    open_index,
+)
 from lakeshare_server.tables.serveability import ReasonCode
 from lakeshare_server.tables.snapshot import TableHead, TableSnapshot
 
@@ -90,18 +95,14 @@ class RecentChecks:
     """The keys that were checked a short time ago, at most `MAX_CACHED_CHECKS`; for many threads."""
 
     def __init__(self) -> None:
-        self._checked: OrderedDict[str, float] = OrderedDict()
-        self._turn = Lock()
+        self._checked_at = RecentValues[str, float](MAX_CACHED_CHECKS)
 
     def has(self, key: str) -> bool:
-        with self._turn:
-            return time.monotonic() - self._checked.get(key, -CHECK_EVERY_S) < CHECK_EVERY_S
+        checked_at = self._checked_at.get(key)
+        return checked_at is not None and time.monotonic() - checked_at < CHECK_EVERY_S
 
     def add(self, key: str) -> None:
-        with self._turn:
-            self._checked[key] = time.monotonic()
-            while len(self._checked) > MAX_CACHED_CHECKS:
-                self._checked.popitem(last=False)
+        self._checked_at.keep(key, time.monotonic())
 
 
 @dataclass(frozen=True)

@@ -435,7 +435,7 @@ def snapshot_files(root: str, metadata: Mapping[str, Any], adds: pa.Table) -> pa
         structs[name] = _merge_types([piece.schema.field(name).type for piece in pieces], with_stats)
     for name, kind in structs.items():
         for number, piece in enumerate(pieces):
-            values = column_of(piece, name).cast(kind)
+            values = _align(column_of(piece, name), kind)
             pieces[number] = piece.set_column(piece.schema.get_field_index(name), name, values)
     return pa.concat_tables(pieces)
 
@@ -449,6 +449,19 @@ def _merge_types(kinds: Sequence[pa.StructType], fields: Sequence[Field]) -> pa.
             merged = _merge_types(found, field.members) if field.members else found[0]
             members.append(pa.field(field.name, merged))
     return pa.struct(members)
+
+
+def _align(values: pa.StructArray, kind: pa.StructType) -> pa.StructArray:
+    """The values in another type: columns that it lacks are left out, and those that it adds are null."""
+    columns = {}
+    for field in kind:
+        is_struct, is_new = pa.types.is_struct(field.type), values.type.get_field_index(field.name) < 0
+        if is_new:
+            inner = pa.nulls(len(values), pa.struct([]) if is_struct else field.type)
+        else:
+            inner = pc.struct_field(values, [field.name])
+        columns[field.name] = _align(inner, field.type) if is_struct else inner
+    return struct_of(columns, len(values))
 
 
 def _piece_files(
