@@ -134,10 +134,10 @@ class PublicationRow(GrowingRow):
         GROWING,
     )
 
-    table_name: Mapped[str] = mapped_column(ShortText(512))
+    table: Mapped[str] = mapped_column("table_name", ShortText(512))
     version: Mapped[Long]
     set_name: Mapped[Name] = mapped_column(index=True)
-    table_format: Mapped[str] = mapped_column(ShortText(16))
+    format: Mapped[str] = mapped_column("table_format", ShortText(16))
     location: Mapped[str]
     table_id: Mapped[Word]
     metadata_location: Mapped[str | None]
@@ -146,14 +146,14 @@ class PublicationRow(GrowingRow):
     delta_version: Mapped[Long | None]
     nessie_hash: Mapped[str | None] = mapped_column(ShortText(128), index=True)
     schema_string: Mapped[str]
-    row_count: Mapped[Long]
-    file_count: Mapped[Long]
+    rows: Mapped[Long] = mapped_column("row_count")
+    files: Mapped[Long] = mapped_column("file_count")
     size_bytes: Mapped[Long]
     index_digest: Mapped[Word]
     contract_digest: Mapped[str] = mapped_column(ShortText(128))
     verdicts: Mapped[dict[str, Any]]
     run_id: Mapped[Name] = mapped_column(index=True)
-    partition_key: Mapped[Name]
+    partition: Mapped[Name] = mapped_column("partition_key")
     audited: Mapped[bool]
     rollback_of: Mapped[Long | None]
     published_at: Mapped[datetime]

@@ -406,7 +406,7 @@ def list_objects(session: Session, share: str | None = None) -> list[SharedTable
 
 def newest_publication_number(session: Session, table: str) -> int | None:
     """The newest publication's number of a table of the lake, None before its first publication."""
-    return session.scalar(select(func.max(PublicationRow.version)).where(PublicationRow.table_name == table))
+    return session.scalar(select(func.max(PublicationRow.version)).where(PublicationRow.table == table))
 
 
 def is_followed(session: Session, table: str) -> bool:

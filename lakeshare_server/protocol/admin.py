@@ -196,24 +196,23 @@ PropertiesSent = Annotated[
 ]
 
 
-class CreateRecipient(RequestBody):
-    name: str
-    authentication_type: Authentication = Field("TOKEN", serialization_alias="authentication")
+class RecipientBody(RequestBody):
     comment: str | None = None
     owner: str | None = None
-    expiration_time: Expiration = Field(None, description="When all access ends.")
     ip_access_list: Addresses = None
     properties_kvpairs: PropertiesSent = None
+
+
+class CreateRecipient(RecipientBody):
+    name: str
+    authentication_type: Authentication = Field("TOKEN", serialization_alias="authentication")
+    expiration_time: Expiration = Field(None, description="When all access ends.")
     agreement: str | None = Field(None, description="lakeshare: text to accept at activation.")
 
 
-class UpdateRecipient(RequestBody):
+class UpdateRecipient(RecipientBody):
     new_name: str | None = None
-    comment: str | None = None
-    owner: str | None = None
     expiration_time: Expiration = None
-    ip_access_list: Addresses = None
-    properties_kvpairs: PropertiesSent = None
     agreement: str | None = None
 
 

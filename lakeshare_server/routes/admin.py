@@ -705,7 +705,9 @@ class AdminApi(FastAPI):
             models = [
                 model
                 for model in vars(bodies).values()
-                if isinstance(model, type) and issubclass(model, RequestBody)
+                if isinstance(model, type)
+                and issubclass(model, RequestBody)
+                and model is not bodies.RecipientBody
             ]
             _, schemas = models_json_schema(
                 [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"

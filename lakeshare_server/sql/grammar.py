@@ -309,9 +309,9 @@ VALUES: Mapping[str, Callable[[Children], Any]] = {
     "to_recipient": lambda children: statements.Grantee("RECIPIENT", children[0]),
     "to_group": lambda children: statements.Grantee("GROUP", children[0]),
 }
-# Clauses: the field that they set, their keywords, and the reader of their parts.
+# Clauses: the field that they set, their keywords, and the reader of their parts. Rules like `clause_ip_allow` are not
+# here: their names are the field and the keywords.
 CLAUSES: Mapping[str, tuple[str, str, Callable[[Children], Any]]] = {
-    "comment": ("comment", "COMMENT", first),
     "alias": ("alias", "AS", tuple),
     "in_share": ("share", "IN SHARE", first),
     "columns": ("columns", "COLUMNS", tuple),
@@ -326,8 +326,6 @@ CLAUSES: Mapping[str, tuple[str, str, Callable[[Children], Any]]] = {
     "partitions": ("rule", "PARTITION", alternation),
     "until": ("expires_at", "UNTIL", first),
     "starting": ("starts_at", "FROM", first),
-    "agreement": ("agreement", "AGREEMENT", first),
-    "ip_allow": ("ip_allow", "IP ALLOW", first),
     "recipient_properties": ("properties", "PROPERTIES", first),
     "keep_old": ("keep_old_for", "KEEP OLD FOR", first),
     "using_id": ("using", "USING ID", lambda children: {"metastore_id": first(children)}),
@@ -379,6 +377,8 @@ class StatementBuilder(Transformer_NonRecursive[Token, Any]):
         verb, _, word = rule.partition("_")
         if verb == "field":
             return {word: first(children)}
+        if verb == "clause":
+            return Clause(word, first(children), position_at(meta), word.upper().replace("_", " "))
         return getattr(self, f"_{verb}")(word.upper(), children)
 
     # --- rules of a verb and a kind of object
