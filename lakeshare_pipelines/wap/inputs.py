@@ -204,9 +204,8 @@ def open_table(
 
 
 def find_partitioned(ledger: Ledger, publication: Publication) -> SetContract | None:
-    """The contract with which a table was published; None if it is not written by partition, or has no contract."""
+    """The contract with which a table was published; None if it is not written by partition, or no record has it."""
     recorded = ledger.recorded_contract(publication.contract_digest)
-    recorded = recorded or ledger.published_contract(publication.set_name)
     if recorded is None:
         return None
     contract = build_contract(parse(recorded.text), Path(f"{recorded.set_name}.yaml"), None)

@@ -22,7 +22,7 @@ from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.share.lineage import find_code
 from lakeshare_pipelines.wap.inputs import load_transform, open_table
 from lakeshare_pipelines.wap.staged import open_lake_without_spark
-from lakeshare_server.catalog import Ledger, open_catalog
+from lakeshare_server.catalog import Ledger, RecordedContract, open_catalog
 from tests.builders.gold_sets import write_gold, write_module, write_sums
 from tests.builders.publications import a_publication
 from tests.builders.sets import a_contract
@@ -351,6 +351,33 @@ def test_a_table_is_opened_at_its_newest_or_a_readable_number(contracts):
     )
     with pytest.raises(InputError, match="has no publication 7"):
         open_table(lake, ledger, "shop.orders", 7)
+
+
+def test_partitions_are_read_of_a_table_whose_published_contract_has_them(contracts):
+    settings = LakeSettings(_env_file=None)
+    ledger, lake = Ledger(open_catalog(settings.catalog_url)), open_lake_without_spark(settings)
+    publish_orders(ledger)
+    with pytest.raises(
+        InputError, match=r"shop\.orders has no partitions that can be read alone\. Read all rows"
+    ):
+        open_table(lake, ledger, "shop.orders", partitions=["2024-01-01"])
+
+    contract = load_contract(contracts / "shop.yaml")
+    merged = contract.text.replace(
+        "{property: source, value: orders}",
+        "{property: source, value: orders}\n      - {property: write, value: {mode: merge}}",
+    ).replace("- property: derive", "- {property: write, value: {mode: replace}}\n      - property: derive")
+    for number, digest, text in ((2, "daily", contract.text), (3, "merged", merged)):
+        ledger.record_contract(RecordedContract(digest, "shop", contract.version, text))
+        options = {"table": "shop.orders", "set_name": "shop", "format": "delta", "contract_digest": digest}
+        ledger.append([a_publication(**options, delta_version=number, run_id=digest)])
+
+    opened = open_table(lake, ledger, "shop.orders", 2, partitions=["2024-01-01", "2024-01-03"])
+    assert opened.partitions == ("2024-01-01", "2024-01-03")
+    with pytest.raises(InputError, match=r"has no partition '2023-12-31'\. Give a day from 2024-01-01 on"):
+        open_table(lake, ledger, "shop.orders", 2, partitions=["2023-12-31"])
+    with pytest.raises(InputError, match="has no partitions that can be read alone"):
+        open_table(lake, ledger, "shop.orders", 3, partitions=["2024-01-01"])
 
 
 ORDERS = lakeshare.table_input("shop.orders")
