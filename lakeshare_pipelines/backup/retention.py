@@ -25,7 +25,7 @@ from lakeshare_pipelines.backup.stores import (
     CHECK_ENDPOINT,
     MISSING_CODES,
     BackupStore,
-    make_s3_client,
+    S3Store,
     open_store,
     remove_unfinished,
 )
@@ -51,7 +51,6 @@ from lakeshare_pipelines.backup.verify.objects import (
     open_database,
 )
 from lakeshare_pipelines.errors import BackupError, DamagedRecord, ObjectMissing
-from lakeshare_server.storage import s3
 from lakeshare_server.storage.s3 import S3Refused, S3Unreachable
 from lakeshare_server.tables.iceberg.manifests import parse_manifest_list
 
@@ -214,7 +213,7 @@ class _CopyLocker:
     def __init__(self, backup: Backup, day: str, mode: str, until: dt.datetime) -> None:
         self._backup, self._mode, self._address = backup, mode, backup.target_of(day)
         self._until = until.astimezone(dt.UTC).replace(microsecond=0) + SECOND
-        self._client = make_s3_client(self._address)
+        self._store = S3Store(self._address)
 
     def lock(self, row: Row) -> bool:
         """Lock a copy; False if it was locked as long already."""
@@ -236,12 +235,8 @@ class _CopyLocker:
 
     def _request(self, call: str, key: str, version_id: str | None, **arguments: Any) -> dict[str, Any]:
         version = {"VersionId": version_id} if version_id else {}
-        owner = {"ExpectedBucketOwner": self._address.account} if self._address.account else {}
         try:
-            with s3.translate_errors():
-                response: dict[str, Any] = getattr(self._client, call)(
-                    Bucket=self._address.bucket, Key=key, **version, **owner, **arguments
-                )
+            response = self._store.call(call, Key=key, **version, **arguments)
         except S3Refused as error:
             fix = OBJECT_LOCK
             if error.code in MISSING_CODES:
