@@ -1,10 +1,9 @@
 """The difference of a listing of 10 M objects to a point of 10 M takes at most twice DuckDB's full join of the two.
 
-Run: `python -m bench.difference [--rows 10000000] [--turns 5] [--spark]`. Both read the same Parquet files and write
-the rows that are new, changed and gone, by turns in one run; the figure is the ratio of the medians. Ours is the form
-that plans take for so many rows: DuckDB too, in bounded memory, with rows in order; or with `--spark` the one for the
-most, on a JVM that is warm. Its memory is the most that this process and its children have during our first turn,
-before the plain join.
+Run: `python -m bench.difference [--rows 10000000] [--turns 5]`. Both read the same Parquet files and write the rows
+that are new, changed and gone, by turns in one run; the figure is the ratio of the medians. Ours is the SQL of plans:
+DuckDB too, in bounded memory, with the table of each key and rows in order. Its memory is the most that this process
+and its children have during our first turn, before the plain join.
 """
 
 import argparse
@@ -25,12 +24,9 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lakeshare_pipelines.backup.model import LISTING, POINT_COPIES
-from lakeshare_pipelines.backup.plan import write_difference_by_duckdb, write_difference_by_spark
-from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.spark.session import spark_session
+from lakeshare_pipelines.backup import plan
+from lakeshare_pipelines.backup.model import LISTING, POINT_COPIES, write_rows
 
-Differ = Callable[[Path, Path, Path, Path], None]
 MOST, MOST_GIB = 2.0, 6.0
 ROWS, TURNS = 10_000_000, 5
 ROWS_A_FILE = 1_000_000
@@ -48,33 +44,31 @@ def main() -> int:
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("--rows", type=int, default=ROWS)
     asked.add_argument("--turns", type=int, default=TURNS)
-    asked.add_argument("--spark", action="store_true")
     arguments = asked.parse_args()
-    with tempfile.TemporaryDirectory() as name, opened(Path(name), arguments.spark) as differ:
-        folder = Path(name)
-        ours, theirs, most_bytes = measured(folder, differ, arguments.rows, arguments.turns)
+    with tempfile.TemporaryDirectory() as name:
+        ours, theirs, most_bytes = measured(Path(name), arguments.rows, arguments.turns)
     ratio, gib = statistics.median(ours) / statistics.median(theirs), most_bytes / 1024**3
     print(
-        f"difference of {arguments.rows:,} x {arguments.rows:,} objects{' by Spark' if arguments.spark else ''}: "
+        f"difference of {arguments.rows:,} x {arguments.rows:,} objects: "
         f"{statistics.median(ours):.1f} s in {gib:.1f} GiB (at most {MOST_GIB}); DuckDB's full join "
         f"{statistics.median(theirs):.1f} s; ratio {ratio:.2f}, at most {MOST}"
     )
     return 0 if ratio <= MOST and gib <= MOST_GIB else 1
 
 
-@contextmanager
-def opened(folder: Path, with_spark: bool) -> Iterator[Differ]:
-    """The form of ours that is measured."""
-    if not with_spark:
-        yield write_difference_by_duckdb
-        return
-    settings = LakeSettings(_env_file=None, state_dir=folder / "state", spark_driver_memory="3g")
-    with spark_session(settings) as spark:
-        spark.range(10).count()
-        yield partial(write_difference_by_spark, spark=spark)
+def planned(listed: Path, held: Path, into: Path) -> None:
+    """Ours: whole rows that are fresh, keys of those that are gone."""
+    with plan.open_plan_database(into) as on:
+        for name, folder in (("cut", listed), ("before", held)):
+            plan.view_rows(on, name, folder)
+        plan.compare_sides(on, ["warehouse/sales.db/orders_1"])
+        gone = pa.schema([POINT_COPIES.field("key")])
+        for name, schema in (("fresh", LISTING), ("gone", gone)):
+            rows = on.sql(f"FROM {name} ORDER BY key").to_arrow_reader(plan.ROWS_AT_ONCE)
+            write_rows(into / name, schema, rows)
 
 
-def measured(folder: Path, differ: Differ, rows: int, turns: int) -> tuple[list[float], list[float], int]:
+def measured(folder: Path, rows: int, turns: int) -> tuple[list[float], list[float], int]:
     """Seconds of ours and of DuckDB's turns, and the most bytes of our first one."""
     listed, held = both_sides(folder, rows)
     ours, theirs, most_bytes = list[float](), list[float](), 0
@@ -82,7 +76,7 @@ def measured(folder: Path, differ: Differ, rows: int, turns: int) -> tuple[list[
         into = folder / f"turn{turn}"
         into.mkdir()
         with memory() as used:
-            ours.append(seconds(partial(differ, listed, held, into / "fresh", into / "gone")))
+            ours.append(seconds(partial(planned, listed, held, into)))
         most_bytes = most_bytes or used[0]
         told = rows_in(into / "fresh"), rows_in(into / "gone")
         theirs.append(seconds(partial(plain_join, listed, held, into)))

@@ -199,7 +199,7 @@ def _published(state: Path, s3: S3Server, metadata_location: str, snapshots: lis
             format="iceberg",
             metadata_location=metadata_location,
             snapshot_id=snapshot_id,
-            **describe_index(snapshot, index),
+            **describe_index(index.header),
             index_digest=index.digest,
             contract_digest="",
             verdicts={},

@@ -79,7 +79,7 @@ def _publish(state: Path, name: str, snapshot: TableSnapshot, metadata: str | No
                 metadata_location=metadata,
                 snapshot_id=snapshot.snapshot_id,
                 delta_version=snapshot.version,
-                **describe_index(snapshot, index),
+                **describe_index(index.header),
                 index_digest=index.digest,
                 contract_digest="",
                 verdicts={},

@@ -159,11 +159,9 @@ def fill(catalog: Catalog, settings: ServerSettings, table: Path, size: Size) ->
     folder_of = {"name": SCHEMA, "name_key": SCHEMA, "declared": False}
     with catalog.writing() as session:
         row = session.scalars(select(PublicationRow)).one()
-        columns = [column.key for column in PublicationRow.__table__.columns if column.key != "key"]
+        columns = [column.key for column in PublicationRow.__mapper__.column_attrs if column.key != "key"]
         first = {column: getattr(row, column) for column in columns}
-        add_rows(
-            session, PublicationRow, ({**first, "table_name": lake_name(number)} for number in numbers[1:])
-        )
+        add_rows(session, PublicationRow, ({**first, "table": lake_name(number)} for number in numbers[1:]))
         add_rows(session, ShareRow, [
             {**named_row(name, now), "key": key, "declared": False} for key, name in enumerate(names, 1)
         ])  # fmt: skip

@@ -64,9 +64,9 @@ def add_earlier(catalog: Catalog, contract: SetContract, count: int) -> None:
     """Adds rows to the ledger below the first number of each table: of days before the first one."""
     for table in contract.tables:
         [first] = Ledger(catalog).history(table.name)
-        names = {column.key: column.name for column in PublicationRow.__table__.columns}
+        names = [column.key for column in PublicationRow.__mapper__.column_attrs]
         with catalog.writing() as session:
-            row = session.query(PublicationRow).filter_by(table_name=table.name).one()
+            row = session.query(PublicationRow).filter_by(table=table.name).one()
             fields = {key: getattr(row, key) for key in names if key != "key"}
             earlier = []
             for number in range(1, count + 1):
@@ -74,7 +74,7 @@ def add_earlier(catalog: Catalog, contract: SetContract, count: int) -> None:
                 verdicts = {**first.verdicts, "deliveries": {day: "d" * 64}}
                 changed = {
                     "version": -number,
-                    "partition_key": day,
+                    "partition": day,
                     "run_id": f"earlier-{number}",
                     "verdicts": verdicts,
                 }

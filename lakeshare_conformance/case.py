@@ -1,24 +1,22 @@
 """A case: one rule of the protocol with its name, level, sections and promise, and a function that checks one target.
 
-Functions of `cases/` become cases by the decorators of a `Group`. A check returns if the rule holds, and raises
+Methods of a `Group` become cases by `must`, `should` and `optional`. A check returns if the rule holds, and raises
 `ExpectationFailed` if it does not and `NotApplicable` if the target lacks what the rule is about. Cases are not pytest
 functions (ADR 0051): the command needs no pytest, and a case has one verdict over all its targets.
 """
 
-from __future__ import annotations
-
+import inspect
 import json
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, TypeVar
-
-if TYPE_CHECKING:
-    from lakeshare_conformance.targets import Server, Table, Targets, View
+from functools import partial
+from typing import ClassVar, TypeVar
 
 MAX_SHOWN = 200
 PARQUET, DELTA = "parquet", "delta"
+FORMATS = (PARQUET, DELTA)
 
 
 class Level(StrEnum):
@@ -43,79 +41,99 @@ class NotApplicable(Exception):
     """The target lacks what the case is about; the text names it."""
 
 
-Target = TypeVar("Target")
 Required = TypeVar("Required")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One rule, its check, and the targets that the check runs on: the server, tables, or views, with their names.
-
-    `lacking` is the reason in reports if there is no target.
-    """
+    """One rule and its check. `target` is what the check takes: the server, a table, or a view in one of `formats`."""
 
     name: str
     group: str
     level: Level
     sections: tuple[str, ...]
     promise: str
-    lacking: str
-    check: Callable[[Any], None]
-    targets: Callable[[Targets], Iterable[tuple[str, Any]]]
+    target: str
+    formats: tuple[str, ...]
+    check: Callable[..., None]
 
     @property
     def section(self) -> str:
         """The sections as they are cited."""
         return ", ".join(f"§{section}" for section in self.sections)
 
+    @property
+    def short_name(self) -> str:
+        """The name without the group."""
+        return self.name.partition(".")[2]
 
-class Group:
-    """A subject of the suite: the first part of its cases' names, its title in reports, and its cases in order."""
-
-    def __init__(self, name: str, title: str) -> None:
-        self.name, self.title = name, title
-        self.cases: list[Case] = []
-
-    def on_server(self, level: Level, *sections: str) -> Callable[[Callable[[Server], None]], Case]:
-        """Add a case about the server as a whole."""
-        return self._adder(level, sections, "", lambda targets: [("", targets.server)])
-
-    def on_tables(self, level: Level, *sections: str) -> Callable[[Callable[[Table], None]], Case]:
-        """Add a case about each shared table."""
-        lacking = "nothing is shared"
-        return self._adder(
-            level, sections, lacking, lambda targets: [(one.name, one) for one in targets.tables]
+    @property
+    def lacking(self) -> str:
+        """The reason in reports if there is no target."""
+        return (
+            "nothing is shared"
+            if self.target == "table"
+            else f"no table is served as {' or '.join(self.formats)}"
         )
 
-    def on_views(
-        self, level: Level, *sections: str, formats: tuple[str, ...] = (PARQUET, DELTA)
-    ) -> Callable[[Callable[[View], None]], Case]:
-        """Add a case about each shared table in each of the response formats that it is served in."""
-        lacking = f"no table is served as {' or '.join(formats)}"
-        return self._adder(level, sections, lacking, lambda targets: targets.views(formats))
 
-    def _adder(
-        self,
-        level: Level,
-        sections: tuple[str, ...],
-        lacking: str,
-        targets: Callable[[Targets], Iterable[tuple[str, Target]]],
-    ) -> Callable[[Callable[[Target], None]], Case]:
-        def add(check: Callable[[Target], None]) -> Case:
-            if not sections or not check.__doc__:
-                raise ValueError(f"{check.__name__} needs a docstring and sections")
-            name = f"{self.name}.{check.__name__.replace('_', '-')}"
-            promise = " ".join(check.__doc__.split())
-            self.cases.append(Case(name, self.name, level, sections, promise, lacking, check, targets))
-            return self.cases[-1]
+def rule(
+    level: Level, *sections: str, formats: tuple[str, ...] = FORMATS
+) -> Callable[[Callable[..., None]], Case]:
+    """Make a case of a method with a docstring; its parameter `server`, `table` or `view` is what it is run on."""
 
-        return add
+    def mark(check: Callable[..., None]) -> Case:
+        if not sections or not check.__doc__:
+            raise ValueError(f"{check.__name__} needs a docstring and sections")
+        name, promise = check.__name__.replace("_", "-"), " ".join(check.__doc__.split())
+        target = list(inspect.signature(check).parameters)[-1]
+        return Case(name, "", level, sections, promise, target, formats, check)
+
+    return mark
+
+
+must, should, optional = (partial(rule, level) for level in Level)
+
+
+class Group:
+    """A subject of the suite: its name is that of the class, its title the docstring, its cases are the methods."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    cases: ClassVar[list[Case]]
+
+    def __init_subclass__(cls) -> None:
+        cls.name = re.sub(r"\B(?=[A-Z])", "-", cls.__name__).lower()
+        cls.title = " ".join(str(cls.__doc__).split()).rstrip(".")
+        cls.cases = []
+        for case in [value for value in vars(cls).values() if isinstance(value, Case)]:
+            cls.add(case)
+
+    @classmethod
+    def add(cls, case: Case) -> None:
+        """Add a case, named after the group."""
+        check = partial(case.check, cls())
+        cls.cases.append(replace(case, name=f"{cls.name}.{case.name}", group=cls.name, check=check))
 
 
 def expect(holds: object, where: str, expected: str, actual: object) -> None:
     """Raise `ExpectationFailed` unless the condition holds or the value is true."""
     if not holds:
         raise ExpectationFailed(where, expected, actual)
+
+
+class Located:
+    """A part of an answer; `where` names it in the sentences of failed expectations."""
+
+    where: str
+
+    def expect(self, holds: object, expected: str, actual: object, part: str = "") -> None:
+        """Raise `ExpectationFailed`, about a part if one is named, unless the condition holds or the value is true."""
+        expect(holds, f"{self.where}, {part}" if part else self.where, expected, actual)
+
+    def expect_equal(self, actual: object, wanted: object, what: str = "", part: str = "") -> None:
+        """Expect a value; `what` comes before it in the sentence."""
+        self.expect(actual == wanted, f"{what} {wanted}".strip(), actual, part)
 
 
 def require(value: Required | None, lacking: str) -> Required:

@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import httpx
 
 from lakeshare_conformance import wire
-from lakeshare_conformance.case import DELTA, PARQUET, ExpectationFailed, expect, format_value
+from lakeshare_conformance.case import DELTA, PARQUET, ExpectationFailed, Located, expect, format_value
 
 CAPABILITIES = "delta-sharing-capabilities"
 TIMEOUT_S, CONNECT_TIMEOUT_S = 60, 10
@@ -56,22 +56,38 @@ def read_profile(path: Path, option: str = "PROFILE") -> Profile:
     """Read a profile with a bearer token; raises BadOption, which names it by `option`, if it is none."""
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadOption(option, str(path), f"Give a profile file ({type(error).__name__}).") from error
-    if not isinstance(fields, dict):
-        raise BadOption(option, str(path), "A profile is a JSON object.")
-    for name in ("endpoint", "bearerToken"):
-        if not isinstance(fields.get(name), str) or not fields[name]:
-            hint = f"The suite needs a profile with endpoint and bearerToken; {name} is missing."
-            raise BadOption(option, str(path), hint)
-    return Profile(fields["endpoint"].rstrip("/"), fields["bearerToken"], fields)
+        access = wire.parse(wire.Access, fields, "the profile", is_secret=True)
+    except (OSError, ValueError, ExpectationFailed) as error:
+        hint = f"Give a profile file with endpoint and bearerToken ({error})."
+        raise BadOption(option, str(path), hint) from error
+    return Profile(access.endpoint.rstrip("/"), access.bearer_token, fields)
 
 
 @dataclass(frozen=True)
-class Response:
-    """A response; `request` describes its request in sentences. All methods raise `ExpectationFailed`."""
+class Line(Located):
+    """A line of a response: its bytes, its one key, and the object under the key."""
 
-    request: str
+    where: str
+    raw: bytes
+    kind: str
+    value: dict[str, Any]
+
+    def inner(self, key: str, format: str = DELTA) -> dict[str, Any]:
+        """The object under a key of delta format; in parquet format the line's own."""
+        inner = self.value.get(key) if format == DELTA else self.value
+        if not isinstance(inner, dict):
+            raise ExpectationFailed(self.where, f"an object {key} under {self.kind}", self.value)
+        return inner
+
+
+@dataclass(frozen=True)
+class Response(Located):
+    """A response; `where` describes its request in sentences. All methods raise `ExpectationFailed`.
+
+    Its lines are the same in both response formats: `actions` has the files of either.
+    """
+
+    where: str
     status: int
     headers: httpx.Headers
     body: bytes
@@ -87,21 +103,26 @@ class Response:
 
     def expect_status(self, *statuses: int) -> Self:
         """Return the response if its status is one of these."""
-        wanted = f"status {' or '.join(map(str, statuses))}"
-        expect(self.status in statuses, self.request, wanted, self.summary)
+        self.expect(self.status in statuses, f"status {' or '.join(map(str, statuses))}", self.summary)
         return self
 
     def expect_refusal(self) -> Self:
         """Return the response if its status is 4xx, whatever its body."""
-        expect(self.is_refusal, self.request, "a refusal by 4xx", self.summary)
+        self.expect(self.is_refusal, "a refusal by 4xx", self.summary)
         return self
 
     def refusal(self, *statuses: int) -> wire.Error:
         """The error in the protocol's shape, of one of these statuses; of any 4xx without."""
         if statuses:
             self.expect_status(*statuses)
-        where = f"{self.request}, body of the {self.status}"
-        return wire.parse(wire.Error, self.expect_refusal().json_object(), where)
+        fields = self.expect_refusal().json_object()
+        return wire.parse(wire.Error, fields, f"{self.where}, body of the {self.status}")
+
+    def expect_answer_or_refusal(self, *statuses: int) -> bool:
+        """Return whether the status is 200; expect an error of one of these otherwise."""
+        if self.status != 200:
+            self.refusal(*statuses)
+        return self.status == 200
 
     def object(self) -> dict[str, Any]:
         """The JSON object of a 200."""
@@ -111,42 +132,41 @@ class Response:
         """The JSON object of the body, whatever the status."""
         media_type = self.headers.get("content-type", "none")
         is_json = media_type.partition(";")[0].strip() == "application/json"
-        expect(is_json, self.request, "content type application/json", media_type)
+        self.expect(is_json, "content type application/json", media_type)
         try:
             value = json.loads(self.body)
         except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict):
-            raise ExpectationFailed(self.request, "a JSON object", self.summary)
+            raise ExpectationFailed(self.where, "a JSON object", self.summary)
         return value
 
     def header(self, name: str) -> str:
         """The value of a required header."""
         value: str | None = self.headers.get(name)
         if value is None:
-            raise ExpectationFailed(self.request, f"the header {name}", "none")
+            raise ExpectationFailed(self.where, f"the header {name}", "none")
         return value
 
     def expect_header(self, name: str, value: str) -> None:
         actual = self.header(name)
-        expect(actual.strip() == value, self.request, f"{name}: {value}", actual)
+        self.expect(actual.strip() == value, f"{name}: {value}", actual)
 
     def expect_media_type(self, media_type: str) -> None:
         """Expect a content type with charset utf-8."""
         actual = self.header("content-type").lower().replace(" ", "")
-        wanted = f"{media_type}; charset=utf-8"
-        expect(actual == wanted.replace(" ", ""), self.request, wanted, actual)
+        self.expect(actual == f"{media_type};charset=utf-8", f"{media_type}; charset=utf-8", actual)
 
     @property
     def version(self) -> int:
         """The table's version in the header."""
         value = self.header("delta-table-version")
         is_version = value.isascii() and value.isdigit()
-        expect(is_version, self.request, "a whole number in delta-table-version", value)
+        self.expect(is_version, "a whole number in delta-table-version", value)
         return int(value)
 
     def expect_version(self, version: int) -> Self:
-        expect(self.version == version, self.request, f"version {version}", self.version)
+        self.expect_equal(self.version, version, "version")
         return self
 
     @property
@@ -161,36 +181,22 @@ class Response:
         return self.capabilities.get("responseformat") or PARQUET
 
     def expect_format(self, format: str) -> Self:
-        expect(self.format == format, self.request, f"{format} format", self.format)
+        self.expect(self.format == format, f"{format} format", self.format)
         return self
 
+    def read(self) -> Self:
+        """Return the response if it is a 200 whose lines can be parsed."""
+        self.expect_status(200).expect(self.lines, "lines", self.summary)
+        return self
 
-@dataclass(frozen=True)
-class Line:
-    """A line of a response: its bytes, its one key, and the object under the key."""
-
-    where: str
-    raw: bytes
-    kind: str
-    value: dict[str, Any]
-
-
-class Reply:
-    """The lines of a 200; its file actions in the same terms for both response formats."""
-
-    def __init__(self, response: Response) -> None:
-        """Parse the lines; raises ExpectationFailed unless the response is a 200 of JSON objects with one key each."""
-        self.response = response.expect_status(200)
-        self.where, self.format = response.request, response.format
-        self.lines = tuple(_parse_lines(response))
-        self.kinds = [line.kind for line in self.lines]
+    @cached_property
+    def lines(self) -> tuple[Line, ...]:
+        """The lines, JSON objects with one key each."""
+        return tuple(_parse_lines(self))
 
     @property
-    def version(self) -> int:
-        return self.response.version
-
-    def expect_version(self, version: int) -> None:
-        self.response.expect_version(version)
+    def kinds(self) -> list[str]:
+        return [line.kind for line in self.lines]
 
     @property
     def head(self) -> tuple[Line, Line]:
@@ -200,21 +206,20 @@ class Reply:
 
     def expect_head(self) -> None:
         is_head = self.kinds[:2] == [PROTOCOL, METADATA]
-        expect(is_head, self.where, "the first lines to be protocol, then metaData", self.kinds[:2])
+        self.expect(is_head, "the first lines to be protocol, then metaData", self.kinds[:2])
 
     @cached_property
     def protocol(self) -> wire.Protocol:
         """The protocol line; in delta format Delta's protocol action."""
         line = self.head[0]
-        value = _get_inner(line, "deltaProtocol") if self.format == DELTA else line.value
-        return wire.parse(wire.Protocol, value, line.where)
+        return wire.parse(wire.Protocol, line.inner("deltaProtocol", self.format), line.where)
 
     @cached_property
     def metadata(self) -> wire.Metadata:
         """The metaData line; in delta format Delta's metaData action."""
         line = self.head[1]
-        value = _get_inner(line, "deltaMetadata") if self.format == DELTA else line.value
-        return wire.parse(wire.Metadata, value, f"{line.where}, metaData")
+        fields = line.inner("deltaMetadata", self.format)
+        return wire.parse(wire.Metadata, fields, f"{line.where}, metaData")
 
     @cached_property
     def shared(self) -> wire.SharedMetadata:
@@ -232,9 +237,9 @@ class Reply:
         mode = self.metadata.configuration.get("delta.columnMapping.mode", "none")
         return self.format == DELTA and mode != "none"
 
-    @property
-    def is_change_data_feed_on(self) -> bool:
-        return self.metadata.configuration.get("delta.enableChangeDataFeed") == "true"
+    def is_on(self, property: str) -> bool:
+        """Whether a property of the table is true."""
+        return self.metadata.configuration.get(property) == "true"
 
     @property
     def later(self) -> tuple[Line, ...]:
@@ -244,40 +249,45 @@ class Reply:
     def expect_later(self, *kinds: str) -> None:
         """Expect lines of these kinds only after the head."""
         for line in self.later:
-            expect(line.kind in kinds, line.where, f"one of {sorted(kinds)}", line.kind)
+            line.expect(line.kind in kinds, f"one of {sorted(kinds)}", line.kind)
 
     @cached_property
     def actions(self) -> tuple[wire.Action, ...]:
         """The file actions, in their order."""
-        found = []
-        for line in self.lines:
-            if self.format == PARQUET and line.kind in PARQUET_ACTIONS:
-                kind, inner = PARQUET_ACTIONS[line.kind], line.value
-            elif self.format == DELTA and line.kind == "file":
-                single = _get_inner(line, "deltaSingleAction")
-                is_one = len(single) == 1 and set(single) <= {"add", "remove", "cdc"}
-                expect(is_one, line.where, "one of add, remove, cdc under deltaSingleAction", single)
-                [(kind, inner)] = single.items()
-                expect(isinstance(inner, dict), line.where, f"an object under {kind}", inner)
-            else:
-                continue
-            found.append(wire.parse_action(self.format, kind, line.value, inner, line.where))
-        return tuple(found)
+        return tuple(filter(None, map(self._parse_action, self.lines)))
+
+    def _parse_action(self, line: Line) -> wire.Action | None:
+        """The file of a line; None if it is another line."""
+        if self.format == PARQUET and line.kind in PARQUET_ACTIONS:
+            return wire.parse_action(PARQUET, PARQUET_ACTIONS[line.kind], line.value, line.value, line.where)
+        if self.format != DELTA or line.kind != "file":
+            return None
+        single = line.inner("deltaSingleAction")
+        is_one = len(single) == 1 and set(single) <= {"add", "remove", "cdc"}
+        line.expect(is_one, "one of add, remove, cdc under deltaSingleAction", single)
+        [(kind, inner)] = single.items()
+        line.expect(isinstance(inner, dict), f"an object under {kind}", inner)
+        return wire.parse_action(DELTA, kind, line.value, inner, line.where)
+
+    @property
+    def has_vectors(self) -> bool:
+        """Whether a file has a deletion vector."""
+        return any(action.deletion_vector for action in self.actions)
 
     def expect_actions(self, *kinds: str) -> None:
         """Expect files of these kinds only."""
         found = sorted({action.kind for action in self.actions} - set(kinds))
-        expect(not found, self.where, f"files of the kinds {sorted(kinds)} only", found)
+        self.expect(not found, f"files of the kinds {sorted(kinds)} only", found)
 
     @property
     def ids(self) -> frozenset[str]:
         return frozenset(action.id for action in self.actions)
 
     def expect_ids(self, ids: frozenset[str], what: str) -> None:
-        expect(self.ids == ids, self.where, what, sorted(self.ids ^ ids))
+        self.expect(self.ids == ids, what, sorted(self.ids ^ ids))
 
     def expect_files(
-        self, actions: Iterable[wire.Action], what: str, pages: Iterable["Reply"] | None = None
+        self, actions: Iterable[wire.Action], what: str, pages: Iterable["Response"] | None = None
     ) -> None:
         """Expect the same files with the same kinds and versions, in any order; `pages` together, if given."""
         in_pages = (action for reply in pages or (self,) for action in reply.actions)
@@ -286,33 +296,26 @@ class Reply:
             for some in (in_pages, actions)
         )
         actual = f"{found.total()} files; {(wanted - found).total()} are missing"
-        expect(wanted == found, self.where, f"the {wanted.total()} files of {what}", actual)
+        self.expect(wanted == found, f"the {wanted.total()} files of {what}", actual)
 
     @property
-    def end(self) -> wire.EndStreamAction | None:
-        """The last line if it is an endStreamAction."""
-        if not self.lines or self.kinds[-1] != END:
-            return None
-        return wire.parse(wire.EndStreamAction, self.lines[-1].value, f"{self.where}, endStreamAction")
-
-    @property
-    def next_page_token(self) -> str:
-        return self.end.next_page_token if self.end else ""
-
-    @property
-    def refresh_token(self) -> str:
-        return self.end.refresh_token if self.end else ""
+    def end(self) -> wire.EndStreamAction:
+        """The last line if it is an endStreamAction, else an empty one."""
+        is_ended = bool(self.lines) and self.kinds[-1] == END
+        return wire.parse(
+            wire.EndStreamAction, self.lines[-1].value if is_ended else {}, f"{self.where}, endStreamAction"
+        )
 
     def expect_end(self, is_expected: bool = True) -> None:
         """Expect one endStreamAction as the last line, or none at all."""
         count, wanted = self.kinds.count(END), "endStreamAction as last line" if is_expected else f"no {END}"
         is_fit = count == 1 and self.kinds[-1] == END if is_expected else count == 0
-        expect(is_fit, self.where, wanted, self.kinds[-3:])
+        self.expect(is_fit, wanted, self.kinds[-3:])
 
 
 def _parse_lines(response: Response) -> Iterator[Line]:
     for number, raw in enumerate(response.body.rstrip(b"\n").split(b"\n"), 1):
-        where = f"{response.request}, line {number}"
+        where = f"{response.where}, line {number}"
         try:
             value = json.loads(raw)
         except ValueError as error:
@@ -322,13 +325,6 @@ def _parse_lines(response: Response) -> Iterator[Line]:
         [(kind, inner)] = value.items()
         expect(isinstance(inner, dict), where, f"an object under {kind}", inner)
         yield Line(where, raw, kind, inner)
-
-
-def _get_inner(line: Line, key: str) -> dict[str, Any]:
-    inner = line.value.get(key)
-    if not isinstance(inner, dict):
-        raise ExpectationFailed(line.where, f"an object {key} under {line.kind}", line.value)
-    return inner
 
 
 class Client:
@@ -359,9 +355,11 @@ class Client:
         params: Mapping[str, object] | None = None,
         headers: Mapping[str, str] | None = None,
         body: Mapping[str, object] | bytes | None = None,
+        capabilities: str | None = None,
         authorization: str | None = PROFILE_CREDENTIAL,
     ) -> Response:
-        """Send a request; `path` is appended to the endpoint as it is."""
+        """Send a request; `path` is appended to the endpoint as it is, `capabilities` are announced in the header."""
+        headers = {**({} if capabilities is None else {CAPABILITIES: capabilities}), **(headers or {})}
         query = "?" + urlencode(params, quote_via=quote) if params else ""
         content = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         sent = {} if body is None else {"Content-Type": "application/json; charset=utf-8"}
@@ -370,9 +368,13 @@ class Client:
             sent["Authorization"] = f"Bearer {self.token}" if is_own else authorization
         shown = "&".join(f"{name}={value!s:.{MAX_SHOWN}}" for name, value in (params or {}).items())
         text = "" if content is None else " " + content.decode("utf-8", "replace")
-        request = format_value(f"{method} {path}{'?' if shown else ''}{shown}{text}") + _show(headers)
+        where = format_value(f"{method} {path}{'?' if shown else ''}{shown}{text}") + _show(headers)
         url = self._profile.endpoint + path + query
-        return self._send(request, url, method, headers={**sent, **(headers or {})}, content=content)
+        return self._send(where, url, method, headers={**sent, **headers}, content=content)
+
+    def get(self, path: str, **params: object) -> Response:
+        """Send a GET request."""
+        return self.ask("GET", path, params=params)
 
     def fetch(
         self,
@@ -382,14 +384,17 @@ class Client:
         body: bytes | None = None,
     ) -> Response:
         """Fetch a file as clients do: without the token, following redirects."""
-        request = format_value(f"{method} {url}") + _show(headers)
-        headers = headers or {}
-        return self._send(request, url, method, headers=headers, content=body, follow_redirects=True)
+        where, headers = format_value(f"{method} {url}") + _show(headers), headers or {}
+        return self._send(where, url, method, headers=headers, content=body, follow_redirects=True)
 
-    def _send(self, request: str, url: str, method: str, **options: Any) -> Response:
+    def fetch_whole(self, url: str) -> Response:
+        """Fetch a file; fails unless the status is 200."""
+        return self.fetch(url).expect_status(200)
+
+    def _send(self, where: str, url: str, method: str, **options: Any) -> Response:
         host = urlsplit(url).netloc
         if host in self._unreachable:
-            raise ExpectationFailed(request, "an answer", f"none ({self._unreachable[host]})")
+            raise ExpectationFailed(where, "an answer", f"none ({self._unreachable[host]})")
         try:
             response = self._request(url, method, **options)
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
@@ -397,24 +402,21 @@ class Client:
             if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
                 # Further requests to the host fail at once: a run may have hundreds of them.
                 self._unreachable[host] = cause
-            raise ExpectationFailed(request, "an answer", f"none ({cause})") from error
-        return Response(request, response.status_code, response.headers, response.content)
+            raise ExpectationFailed(where, "an answer", f"none ({cause})") from error
+        return Response(where, response.status_code, response.headers, response.content)
 
     def _request(self, url: str, method: str, **options: Any) -> httpx.Response:
-        def send() -> httpx.Response:
-            return self._http.request(method, url, **options)
-
         try:
-            response = send()
+            response = self._http.request(method, url, **options)
         except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
             # The server may have closed the connection after an earlier response.
-            response = send()
+            response = self._http.request(method, url, **options)
         for pause_s in PAUSES_S:
             if response.status_code != TOO_MANY_REQUESTS:
                 break
             retry_after = response.headers.get("retry-after", "")
             time.sleep(min(int(retry_after), MAX_PAUSE_S) if retry_after.isdigit() else pause_s)
-            response = send()
+            response = self._http.request(method, url, **options)
         return response
 
 

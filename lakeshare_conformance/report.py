@@ -14,19 +14,27 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from lakeshare_conformance.case import MUST, Case, ExpectationFailed, Level, NotApplicable, format_value
+from lakeshare_conformance.case import (
+    MUST,
+    Case,
+    ExpectationFailed,
+    Group,
+    Level,
+    NotApplicable,
+    format_value,
+)
 from lakeshare_conformance.cases import history, listings, metadata, paging, predicates, snapshots
 from lakeshare_conformance.client import BadOption
 from lakeshare_conformance.targets import Targets
 
-GROUPS = (
-    *(listings.AUTHENTICATION, listings.OTHER_PROFILES, listings.LISTINGS, listings.LISTING_PAGES),
-    *(metadata.VERSIONS, metadata.METADATA_GROUP, metadata.NEGOTIATION),
-    *(snapshots.SNAPSHOTS, snapshots.DELTA_FORMAT, snapshots.DELETION_VECTORS, snapshots.DATA_FILES),
-    *(history.TIME_TRAVEL, history.WINDOWS, history.CHANGES, history.CHANGE_BOUNDS),
-    *(paging.PAGING, paging.REFRESH, paging.END_STREAM, snapshots.FILE_IDS, paging.ASYNC_QUERIES),
-    *(predicates.PREDICATES, predicates.LIMITS, listings.CREDENTIALS, listings.BAD_REQUESTS),
-    predicates.FRAGMENTS,
+GROUPS: tuple[type[Group], ...] = (
+    *(listings.Authentication, listings.OtherProfiles, listings.Listings, listings.ListingPages),
+    *(metadata.Versions, metadata.Metadata, metadata.Negotiation),
+    *(snapshots.Snapshots, snapshots.DeltaFormat, snapshots.DeletionVectors, snapshots.DataFiles),
+    *(history.TimeTravel, history.Windows, history.Changes, history.ChangeBounds),
+    *(paging.Paging, paging.Refresh, paging.EndStream, snapshots.FileIds, paging.AsyncQueries),
+    *(predicates.Predicates, predicates.Limits, listings.Credentials, listings.BadRequests),
+    predicates.Fragments,
 )
 MAX_SENTENCES = 3
 # Characters that XML 1.0 cannot represent.
@@ -82,6 +90,14 @@ class Outcome:
     reason: str = ""
     elapsed_s: float = 0.0
 
+    def as_json(self) -> dict[str, Any]:
+        """The outcome for programs."""
+        of_case = {
+            name: getattr(self.case, name) for name in ("name", "group", "level", "sections", "promise")
+        }
+        result = {name: getattr(self, name) for name in ("verdict", "tried", "sentences", "reason")}
+        return {**of_case, **result, "elapsedS": self.elapsed_s}
+
     @property
     def fails_the_run(self) -> bool:
         """Whether a `must` failed."""
@@ -103,7 +119,7 @@ def _run_case(case: Case, targets: Targets) -> Outcome:
     sentences: list[str] = []
     reasons: list[str] = []
     try:
-        for place, target in case.targets(targets):
+        for place, target in targets.select(case.target, case.formats):
             try:
                 case.check(target)
                 passed += 1
@@ -170,21 +186,7 @@ class Report:
             "tablesLeftOut": self.targets.left_out,
             "failed": self.failed,
             "counts": {level.value: self._count(level) for level in Level},
-            "cases": [
-                {
-                    "name": outcome.case.name,
-                    "group": outcome.case.group,
-                    "level": outcome.case.level.value,
-                    "sections": list(outcome.case.sections),
-                    "promise": outcome.case.promise,
-                    "verdict": outcome.verdict.value,
-                    "tried": outcome.tried,
-                    "sentences": list(outcome.sentences),
-                    "reason": outcome.reason,
-                    "elapsedS": outcome.elapsed_s,
-                }
-                for outcome in self.outcomes
-            ],
+            "cases": [outcome.as_json() for outcome in self.outcomes],
         }
 
     def as_junit(self) -> ET.Element:
@@ -219,7 +221,7 @@ class Report:
 
 
 def _explain(outcome: Outcome) -> Iterator[str]:
-    name = outcome.case.name.partition(".")[2]
+    name = outcome.case.short_name
     if outcome.verdict == FAILED:
         yield f"  FAILED {outcome.case.level}: {name}: {outcome.case.promise}"
         yield from (f"      {sentence}" for sentence in outcome.sentences[:MAX_SENTENCES])
@@ -265,9 +267,8 @@ def with_tables(page: str) -> str:
         lines += ["", f"### {group.name}", "", f"{group.title}.", ""]
         lines += ["| case | level | sections | promise |", "|---|---|---|---|"]
         for case in group.cases:
-            name = case.name.partition(".")[2]
             promise = case.promise.replace("|", "\\|").replace("<", "&lt;")
-            lines.append(f"| `{name}` | {case.level} | {case.section} | {promise} |")
+            lines.append(f"| `{case.short_name}` | {case.level} | {case.section} | {promise} |")
     return "\n".join((before + BEGIN, *lines, "", END + after))
 
 

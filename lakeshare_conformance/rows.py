@@ -1,15 +1,15 @@
 """The rows behind a reply, and predicates over them: files read with pyarrow, columns named as in the schema."""
 
+import base64
 import io
 import json
 import math
 import re
 import struct
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
-from functools import reduce
+from datetime import UTC, datetime, timedelta
+from string import ascii_lowercase, ascii_uppercase, digits
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pyroaring
 
 from lakeshare_conformance.case import ExpectationFailed, expect, require
-from lakeshare_conformance.client import Reply
+from lakeshare_conformance.client import Response
 from lakeshare_conformance.targets import View
 from lakeshare_conformance.wire import Action, Statistics
 
@@ -53,22 +53,14 @@ def is_partition_value(value: str | None, kind: object) -> bool:
     return form is None or re.fullmatch(form, value) is not None
 
 
-def to_value(text: str | None, kind: str) -> object:
+def to_value(text: str | None, kind: str) -> Any:
     """A partition value or a bound as a Python value; raises ValueError if the text is not of the type."""
     if text is None or text == "":
         return None
-    if kind in INTEGERS:
-        return int(text)
-    if kind in FLOATS:
-        return float(text)
-    if kind == "boolean":
-        return text == "true"
-    if kind == "date":
-        return date.fromisoformat(text)
     if kind == "timestamp":
         moment = datetime.fromisoformat(text)
         return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return text
+    return pa.scalar(text).cast(TYPES[kind]).as_py()
 
 
 def to_literal(value: object) -> str:
@@ -98,15 +90,15 @@ class FileRows:
 
 def read_parquet(view: View, action: Action) -> pa.Table:
     """The table in a file as it is stored; fails if the URL serves no Parquet file."""
-    response = view.client.fetch(action.url).expect_status(200)
+    response = view.client.fetch_whole(action.url)
     try:
         return pq.ParquetFile(io.BytesIO(response.body)).read()
     except (pa.ArrowException, OSError) as error:
         actual = f"{len(response.body)} bytes ({error})"
-        raise ExpectationFailed(response.request, "a Parquet file", actual) from error
+        raise ExpectationFailed(response.where, "a Parquet file", actual) from error
 
 
-def get_physical_name(reply: Reply, column: str) -> str:
+def get_physical_name(reply: Response, column: str) -> str:
     """The name of a column in files, partition values and statistics."""
     for known in reply.columns if reply.is_mapped else ():
         if known.name == column:
@@ -114,7 +106,12 @@ def get_physical_name(reply: Reply, column: str) -> str:
     return column
 
 
-def get_columns(reply: Reply) -> dict[str, tuple[str, str]]:
+def get_partition_columns(reply: Response) -> set[str]:
+    """The physical names of the partition columns."""
+    return {get_physical_name(reply, name) for name in reply.metadata.partition_columns}
+
+
+def get_columns(reply: Response) -> dict[str, tuple[str, str]]:
     """Name and type of each column by its physical name; the type is empty if values cannot be compared."""
     columns = ((column.name, column.type) for column in reply.columns)
     return {
@@ -140,19 +137,7 @@ def can_read_as(stored: pa.DataType, kind: str) -> bool:
     return kind not in checks or bool(checks[kind](stored))
 
 
-def read_all(view: View) -> list[FileRows]:
-    """Every file without a deletion vector, with its comparable columns; `NotApplicable` if too large or empty."""
-    reply, name = view.snapshot, view.table.name
-    size = sum(action.size for action in reply.actions)
-    is_fit, count = len(reply.actions) <= MAX_FILES and size <= MAX_BYTES, len(reply.actions)
-    require(is_fit, f"{name} is too large to read whole: {count} files, {size} bytes")
-    plain = [action for action in reply.actions if action.deletion_vector is None]
-    files = [FileRows(action, select_rows(reply, action, read_parquet(view, action))) for action in plain]
-    require(any(file.rows.num_rows for file in files), "no table has rows to compare with")
-    return files
-
-
-def select_rows(reply: Reply, action: Action, stored: pa.Table) -> pa.Table:
+def select_rows(reply: Response, action: Action, stored: pa.Table) -> pa.Table:
     """The comparable columns of a file under the names of the reply's schema; a missing column is null."""
     columns: dict[str, Any] = {}
     for physical, (name, kind) in get_columns(reply).items():
@@ -171,24 +156,16 @@ def cast_column(column: pa.ChunkedArray, kind: str) -> pa.ChunkedArray:
     return column.cast(TYPES[kind], safe=False)
 
 
-def count_rows(rows: pa.Table) -> Counter[tuple[object, ...]]:
-    """The rows of a table of comparable columns and how often each occurs, columns in the order of their names."""
-    if not rows.column_names:
-        return Counter({(): rows.num_rows})
-    columns = [_to_hashable(rows.column(name)).to_pylist() for name in sorted(rows.column_names)]
-    return Counter(zip(*columns, strict=True))
+def count_differences(found: Iterable[pa.Table], wanted: Iterable[pa.Table]) -> tuple[int, int]:
+    """How many rows the tables found lack, and how many they have too many; all have the same columns."""
+    signed = [table.append_column("", pa.repeat(1, table.num_rows)) for table in found]
+    signed += [table.append_column("", pa.repeat(-1, table.num_rows)) for table in wanted]
+    rows = pa.concat_tables(signed)
+    sums = rows.group_by(rows.column_names[:-1]).aggregate([("", "sum")]).column("_sum").to_pylist()
+    return -sum(count for count in sums if count < 0), sum(count for count in sums if count > 0)
 
 
-def _to_hashable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Values that equal themselves (NaN does not) and that Python has (it has no dates before year 1)."""
-    if pa.types.is_floating(column.type):
-        return column.cast(pa.string())
-    if pa.types.is_timestamp(column.type):
-        return column.cast(pa.int64())
-    return column.cast(pa.int32()) if pa.types.is_date32(column.type) else column
-
-
-def find_broken_bound(stats: Statistics, rows: pa.Table, reply: Reply) -> str | None:
+def find_broken_bound(stats: Statistics, rows: pa.Table, reply: Response) -> str | None:
     """A sentence about the first column whose statistics exclude one of its values; None without."""
     for physical, (name, kind) in get_columns(reply).items():
         if physical not in rows.column_names:
@@ -251,18 +228,24 @@ OPERATORS = {
 
 @dataclass(frozen=True)
 class Hint:
-    """A predicate: its node in the protocol's JSON, and its result (true, false or null) for each row."""
+    """A predicate: its node in the protocol's JSON, and the same as an expression of pyarrow."""
 
     tree: dict[str, Any]
-    mask: Callable[[pa.Table], pa.ChunkedArray]
+    expression: pc.Expression
 
     @property
     def json(self) -> str:
         """The text of `jsonPredicateHints`."""
         return json.dumps(self.tree)
 
-    def count_matches(self, file: FileRows) -> int:
-        return int(pc.sum(self.mask(file.rows)).as_py() or 0)
+    def __invert__(self) -> "Hint":
+        return Hint({"op": "not", "children": [self.tree]}, ~self.expression)
+
+    def __and__(self, other: "Hint") -> "Hint":
+        return Hint({"op": "and", "children": [self.tree, other.tree]}, self.expression & other.expression)
+
+    def __or__(self, other: "Hint") -> "Hint":
+        return Hint({"op": "or", "children": [self.tree, other.tree]}, self.expression | other.expression)
 
 
 @dataclass(frozen=True)
@@ -285,99 +268,114 @@ def compare(column: str, kind: str, operator: str, value: Any, declared: str = "
     """A comparison; `declared` is the type in the JSON if it is not the column's."""
     value_type = declared or VALUE_TYPES[kind]
     literal = {"op": "literal", "value": to_literal(value), "valueType": value_type}
+    tree = {"op": operator, "children": [_column_node(column, value_type), literal]}
     is_time = isinstance(value, datetime)
     compared = value - timedelta(microseconds=value.microsecond % 1000) if is_time else value
-
-    def mask(rows: pa.Table) -> pa.ChunkedArray:
-        values = rows.column(column)
-        if kind in FLOATS:
-            # Engines compare NaN differently: such rows count as null.
-            values = pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
-        return OPERATORS[operator][2](values, pa.scalar(compared, values.type))
-
-    tree = {"op": operator, "children": [_column_node(column, value_type), literal]}
-    return Comparison(tree, mask, column, kind, operator, value)
+    values = pc.field(column)
+    if kind in FLOATS:
+        # Engines compare NaN differently: such rows count as null.
+        values = pc.if_else(pc.is_nan(values), pa.scalar(None, TYPES[kind]), values)
+    expression = OPERATORS[operator][2](values, pa.scalar(compared, TYPES[kind]))
+    return Comparison(tree, expression, column, kind, operator, value)
 
 
 def is_null(column: str, kind: str) -> Hint:
     tree = {"op": "isNull", "children": [_column_node(column, VALUE_TYPES[kind])]}
-    return Hint(tree, lambda rows: pc.is_null(rows.column(column)))
-
-
-def negate(part: Hint) -> Hint:
-    return Hint({"op": "not", "children": [part.tree]}, lambda rows: pc.invert(part.mask(rows)))
-
-
-def combine(operator: str, *parts: Hint) -> Hint:
-    """All of the parts (`and`), or any of them (`or`)."""
-    join = pc.and_kleene if operator == "and" else pc.or_kleene
-    tree = {"op": operator, "children": [part.tree for part in parts]}
-    return Hint(tree, lambda rows: reduce(join, (part.mask(rows) for part in parts)))
+    return Hint(tree, pc.field(column).is_null())
 
 
 def _column_node(name: str, value_type: str) -> dict[str, str]:
     return {"op": "column", "name": name, "valueType": value_type}
 
 
-def list_comparable_columns(reply: Reply) -> list[tuple[str, str]]:
-    """The names and types of columns to compare, partition columns first."""
-    columns = [(name, kind) for name, kind in get_columns(reply).values() if kind and name.isidentifier()]
-    is_partitioned = reply.metadata.partition_columns
-    return sorted(columns, key=lambda column: column[0] not in is_partitioned)[:MAX_COLUMNS]
+class TableRows:
+    """The rows of a view, and the predicates that are tried on them."""
 
+    def __init__(self, view: View) -> None:
+        """Read every file without a deletion vector; raises `NotApplicable` if they are too large or have no rows."""
+        reply, name = view.snapshot, view.table.name
+        size, count = sum(action.size for action in reply.actions), len(reply.actions)
+        is_fit = count <= MAX_FILES and size <= MAX_BYTES
+        require(is_fit, f"{name} is too large to read whole: {count} files, {size} bytes")
+        plain = [action for action in reply.actions if action.deletion_vector is None]
+        self.files = [
+            FileRows(action, select_rows(reply, action, read_parquet(view, action))) for action in plain
+        ]
+        require(any(file.rows.num_rows for file in self.files), "no table has rows to compare with")
+        self.partition_columns = reply.metadata.partition_columns
+        columns = [(name, kind) for name, kind in get_columns(reply).values() if kind and name.isidentifier()]
+        columns.sort(key=lambda column: column[0] not in self.partition_columns)
+        # The names and types of columns to compare, partition columns first.
+        self.columns = columns[:MAX_COLUMNS]
 
-def list_comparisons(reply: Reply, files: Sequence[FileRows]) -> Iterator[Comparison]:
-    """Every comparison of each column with its least, its middle and its greatest value."""
-    for name, kind in list_comparable_columns(reply):
-        for value in sample_values(files, name):
-            for operator in OPERATORS:
-                yield compare(name, kind, operator, value)
+    def list_comparisons(self) -> Iterator[Comparison]:
+        """Every comparison of each column with its least, its middle and its greatest value."""
+        for name, kind in self.columns:
+            for value in self.sample_values(name):
+                for operator in OPERATORS:
+                    yield compare(name, kind, operator, value)
 
+    def sample_values(self, column: str) -> list[Any]:
+        """The least, the middle and the greatest value of a column."""
+        whole = pa.chunked_array([chunk for file in self.files for chunk in file.rows.column(column).chunks])
+        try:
+            values = sorted(value for value in whole.drop_null().unique().to_pylist() if is_ordinary(value))
+        except (OverflowError, ValueError):
+            # Python has no dates before year 1 and after 9999.
+            return []
+        return sorted({values[0], values[len(values) // 2], values[-1]}) if values else []
 
-def sample_values(files: Sequence[FileRows], column: str) -> list[Any]:
-    """The least, the middle and the greatest value of a column."""
-    whole = pa.chunked_array([chunk for file in files for chunk in file.rows.column(column).chunks])
-    try:
-        values = sorted(value for value in whole.drop_null().unique().to_pylist() if is_ordinary(value))
-    except (OverflowError, ValueError):
-        # Python has no dates before year 1 and after 9999.
-        return []
-    return sorted({values[0], values[len(values) // 2], values[-1]}) if values else []
+    def list_casts(self) -> Iterator[Comparison]:
+        """Comparisons under another type than the column has, as casts in a query make them."""
+        for name, kind in self.columns:
+            others = {"date": ("string",), **dict.fromkeys(INTEGERS, ("long", "double", "string"))}.get(
+                kind, ()
+            )
+            for value in self.sample_values(name):
+                for declared in others:
+                    for operator in ("equal",) if declared == "string" else OPERATORS:
+                        yield compare(name, kind, operator, value, declared)
 
+    def list_combinations(self) -> Iterator[Hint]:
+        """AND, OR and NOT over pairs of columns, as Spark writes IN, <=>, and its own null tests."""
+        parts = [one for one in self.list_comparisons() if one.operator in ("equal", "greaterThanOrEqual")]
+        for left, right in zip(parts, reversed(parts), strict=True):
+            no_left, no_right = (is_null(part.column, part.kind) for part in (left, right))
+            yield ~no_left & left
+            yield left | right
+            yield ~left & right
+            yield ~(left & right)
+            yield ~(no_left | right)
+            yield (no_left & no_right) | (left & right)
 
-def list_casts(reply: Reply, files: Sequence[FileRows]) -> Iterator[Comparison]:
-    """Comparisons under another type than the column has, as casts in a query make them."""
-    for name, kind in list_comparable_columns(reply):
-        others = {"date": ("string",), **dict.fromkeys(INTEGERS, ("long", "double", "string"))}.get(kind, ())
-        for value in sample_values(files, name):
-            for declared in others:
-                for operator in ("equal",) if declared == "string" else OPERATORS:
-                    yield compare(name, kind, operator, value, declared)
+    def count_matches(self, hint: Hint) -> list[int]:
+        """The number of rows in each file that match."""
+        return [file.rows.filter(hint.expression).num_rows for file in self.files]
 
+    def expect_no_row_lost(self, hint: Hint, where: str, ids: frozenset[str]) -> None:
+        """Expect every file with a row that matches among the files of the answer."""
+        for file in self.files:
+            if file.action.id not in ids:
+                count = file.rows.filter(hint.expression).num_rows
+                expect(
+                    count == 0, where, f"file {file.action.id} with {count} rows that match", "no such file"
+                )
 
-def list_combinations(reply: Reply, files: Sequence[FileRows]) -> Iterator[Hint]:
-    """AND, OR and NOT over pairs of columns, as Spark writes IN, <=>, and its own null tests."""
-    parts = [one for one in list_comparisons(reply, files) if one.operator in ("equal", "greaterThanOrEqual")]
-    for left, right in zip(parts, reversed(parts), strict=True):
-        no_left, no_right = (is_null(part.column, part.kind) for part in (left, right))
-        yield combine("and", negate(no_left), left)
-        yield combine("or", left, right)
-        yield combine("and", negate(left), right)
-        yield negate(combine("and", left, right))
-        yield negate(combine("or", no_left, right))
-        yield combine("or", combine("and", no_left, no_right), combine("and", left, right))
+    def list_null_tests(self) -> Iterator[Hint]:
+        """A test for null of each column."""
+        return (is_null(name, kind) for name, kind in self.columns)
 
 
 MAGIC = struct.pack("<I", 1681511377)
 Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+# The same signs in the alphabet of Python's base85.
+TO_B85 = str.maketrans(Z85, f"{digits}{ascii_uppercase}{ascii_lowercase}!#$%&()*+-;<=>?@^_`{{|}}~")
 
 
 def unpack_inline_vector(text: str, where: str) -> bytes:
     """The bytes of an inline deletion vector; fails if the text is not Z85."""
     expect(len(text) % 5 == 0 and set(text) <= set(Z85), where, "pathOrInlineDv in Z85", text)
-    groups = (text[start : start + 5] for start in range(0, len(text), 5))
-    numbers = (reduce(lambda number, sign: number * 85 + Z85.index(sign), group, 0) for group in groups)
-    return b"".join(struct.pack(">I", number & 0xFFFFFFFF) for number in numbers)
+    return base64.b85decode(text.translate(TO_B85))
 
 
 def count_marked_rows(content: bytes) -> int:

@@ -11,20 +11,20 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote
 
 from lakeshare_conformance import wire
-from lakeshare_conformance.case import DELTA, PARQUET, ExpectationFailed, NotApplicable, expect, require
+from lakeshare_conformance.case import DELTA, PARQUET, ExpectationFailed, NotApplicable, require
 from lakeshare_conformance.client import (
-    CAPABILITIES,
     BadOption,
     Client,
     Profile,
-    Reply,
     Response,
     Unreachable,
 )
 
-MAX_PAGES = 2000
+MAX_PAGES, MAX_ANSWER_PAGES = 2000, 200
 MAX_TABLES = 25
 MAX_VERSIONS = 16
+# Times for requests: before and after all commits, and one between.
+LONG_AGO, NOON, FAR_AHEAD = "1970-01-02T00:00:00Z", "2022-01-01T12:00:00Z", "2999-01-01T00:00:00Z"
 FEATURES = (
     "deletionVectors,columnMapping,timestampNtz,typeWidening,typeWidening-preview,variantType,"
     "variantType-preview,variantShredding,variantShredding-preview,geospatial"
@@ -70,6 +70,10 @@ class Server:
     foreign: Profile | None = None
     expired: Profile | None = None
 
+    def ask_as(self, authorization: str | None) -> Response:
+        """List the shares with other credentials."""
+        return self.client.ask("GET", "/shares", authorization=authorization)
+
     @once
     def items(self, path: str) -> list[dict[str, Any]]:
         """The items of a listing, from all pages."""
@@ -94,6 +98,12 @@ class Server:
         """The path of every listing: shares, schemas, tables."""
         schemas = [f"{make_path(share)}/schemas" for share in self.shares]
         return ["/shares", *schemas, *self.table_listings]
+
+    def ask_listings(self, **params: object) -> Iterator[tuple[str, Response, list[dict[str, Any]]]]:
+        """The path of every listing, its first page with these parameters, and the items of the page."""
+        for path in self.listings:
+            response = self.client.get(path, **params)
+            yield path, response, parse_page(response).items
 
     def tables(self) -> Iterator["Table"]:
         """The tables of all schemas."""
@@ -131,11 +141,15 @@ class Table:
         return self.ask("GET", "/version", params=params)
 
     def metadata(self, capabilities: str | None = None, **params: object) -> Response:
-        return self.ask("GET", "/metadata", params=params, headers=make_capabilities_header(capabilities))
+        return self.ask("GET", "/metadata", params=params, capabilities=capabilities)
 
     def query(self, body: Body, capabilities: str | None = None, **headers: str) -> Response:
-        announced = make_capabilities_header(capabilities)
-        return self.ask("POST", "/query", body=body, headers={**announced, **headers})
+        return self.ask("POST", "/query", body=body, capabilities=capabilities, headers=headers)
+
+    def refuse_times(self, *times: str) -> None:
+        """Expect 400 for a version call with each of these as startingTimestamp."""
+        for time in times:
+            self.version(startingTimestamp=time).refusal(400)
 
     @property
     @once
@@ -200,37 +214,84 @@ class View:
 
     def ask_changes(self, params: Mapping[str, object], more: str | None = None, **headers: str) -> Response:
         """Send a request for changes."""
-        announced = make_capabilities_header(self.announce(more))
-        return self.table.ask("GET", "/changes", params=params, headers={**announced, **headers})
+        announced = self.announce(more)
+        return self.table.ask("GET", "/changes", params=params, capabilities=announced, headers=headers)
+
+    def refuse(self, *bodies: Body) -> None:
+        """Expect 400 for a query with each of these bodies."""
+        for body in bodies:
+            self.ask(body).refusal(400)
+
+    def refuse_changes(self, *ranges: Mapping[str, object]) -> None:
+        """Expect 400 for a request for each of these ranges of changes."""
+        for params in ranges:
+            self.ask_changes(params).refusal(400)
+
+    def expect_all_files(self, *bodies: Body, **headers: str) -> None:
+        """Expect the files of a plain query for each of these bodies."""
+        for body in bodies:
+            self.ask(body, **headers).read().expect_ids(self.snapshot.ids, "all files")
 
     @once
-    def query(self, /, **body: object) -> Reply:
+    def query(self, /, **body: object) -> Response:
         """The lines of a query, requested once for each body."""
-        return Reply(self.ask(body))
+        return self.ask(body).read()
 
     @once
-    def changes(self, /, **params: object) -> Reply:
+    def changes(self, /, **params: object) -> Response:
         """The lines of a range of changes, requested once for each range."""
-        return Reply(self.ask_changes(params))
+        return self.ask_changes(params).read()
 
     @property
-    def snapshot(self) -> Reply:
+    def snapshot(self) -> Response:
         return self.query()
 
     @property
     @once
-    def metadata(self) -> Reply:
-        return Reply(self.table.metadata(self.announced))
+    def metadata(self) -> Response:
+        return self.table.metadata(self.announced).read()
 
     @property
-    def window(self) -> Reply:
+    def window(self) -> Response:
         """All versions that a window can have."""
         return self.query(startingVersion=self.window_start)
 
     @property
-    def feed(self) -> Reply:
+    def feed(self) -> Response:
         """All changes that can be read."""
         return self.changes(startingVersion=self.change_start)
+
+    @property
+    def feed_with_metadata(self) -> Response:
+        """All changes that can be read, with the metaData lines between them."""
+        return self.changes(startingVersion=self.change_start, includeHistoricalMetadata="true")
+
+    @property
+    @once
+    def page_token(self) -> str:
+        """The token of a second page; `NotApplicable` if the server does not page."""
+        response = self.ask({"maxFiles": 1})
+        require(not response.is_refusal, "the server does not answer in pages")
+        first = response.read()
+        if not first.end.next_page_token:
+            missing = len(self.snapshot.actions) - len(first.actions)
+            first.expect(missing <= 0, "all files, or a nextPageToken", f"{missing} files fewer, no token")
+        return require(first.end.next_page_token, "no answer comes in two pages")
+
+    def require_pages(self) -> None:
+        """Raise `NotApplicable` if no answer comes in two pages."""
+        require(self.page_token, "no answer comes in two pages")
+
+    def pages(self, size: int = 1, **body: object) -> list[Response]:
+        """The pages of a query; `NotApplicable` if the server does not page."""
+        self.require_pages()
+        return read_pages(lambda more: self.query(**{**body, "maxFiles": size, **more}))
+
+    @property
+    def refresh_token(self) -> str:
+        """A refresh token; `NotApplicable` if the server gives none."""
+        reply = self.query(includeRefreshToken=True)
+        return require(reply.end.refresh_token, "the server gives no refresh tokens")
 
     @property
     @once
@@ -270,7 +331,7 @@ class View:
             response = ask({"startingVersion": version})
             if response.status == 200:
                 return version
-            expect(response.status < 500, response.request, "200, or a refusal by 4xx", response.summary)
+            response.expect(response.status < 500, "200, or a refusal by 4xx", response.summary)
         raise NotApplicable(f"{self.table.name} does not serve {what}")
 
 
@@ -282,10 +343,14 @@ class Targets:
     tables: tuple[Table, ...]
     left_out: int = 0
 
-    def views(self, formats: tuple[str, ...]) -> Iterator[tuple[str, View]]:
-        """The tables in these formats, with names."""
-        for table in self.tables:
-            for format in formats:
+    def select(self, target: str, formats: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+        """The server, the tables, or the views in these formats, with the names that reports give them."""
+        if target == "server":
+            yield "", self.server
+        for table in self.tables if target != "server" else ():
+            if target == "table":
+                yield table.name, table
+            for format in formats if target == "view" else ():
                 view = table.view(format)
                 if view is not None:
                     yield f"{table.name} as {format}", view
@@ -306,7 +371,7 @@ def discover_targets(
     """
     server = Server(client, profile, share, foreign, expired)
     try:
-        client.ask("GET", "/shares")
+        client.get("/shares")
     except ExpectationFailed as error:
         raise Unreachable(f"{error}. Check the profile's endpoint, and that the server runs.") from error
     try:
@@ -331,17 +396,26 @@ def list_pages(client: Client, path: str, **params: object) -> Iterator[list[dic
     tokens: set[str] = set()
     token = ""
     while not tokens or token:
-        response = client.ask("GET", path, params={**params, **({"pageToken": token} if token else {})})
+        response = client.get(path, **params, **({"pageToken": token} if token else {}))
         page = parse_page(response)
         yield page.items
         token = page.next_page_token
         is_new = token not in tokens and len(tokens) < MAX_PAGES
-        expect(is_new, response.request, "tokens that come to an end", token)
+        response.expect(is_new, "tokens that come to an end", token)
         tokens.add(token)
 
 
+def read_pages(ask: Callable[[Mapping[str, object]], Response]) -> list[Response]:
+    """The pages of an answer; `ask` sends the request with the token of the next page."""
+    pages = [ask({})]
+    while token := pages[-1].end.next_page_token:
+        pages.append(ask({"pageToken": token}))
+        pages[0].expect(len(pages) < MAX_ANSWER_PAGES, f"fewer than {MAX_ANSWER_PAGES} pages", len(pages))
+    return pages
+
+
 def parse_page(response: Response) -> wire.Page:
-    return wire.parse(wire.Page, response.object(), response.request)
+    return wire.parse(wire.Page, response.object(), response.where)
 
 
 def make_path(share: str, schema: str | None = None, table: str | None = None) -> str:
@@ -350,10 +424,6 @@ def make_path(share: str, schema: str | None = None, table: str | None = None) -
     if schema is not None:
         path += f"/schemas/{quote(schema, safe='')}"
     return path if table is None else f"{path}/tables/{quote(table, safe='')}"
-
-
-def make_capabilities_header(capabilities: str | None) -> dict[str, str]:
-    return {} if capabilities is None else {CAPABILITIES: capabilities}
 
 
 def _is_same_name(name: str, wanted: str | None) -> bool:

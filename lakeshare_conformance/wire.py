@@ -22,7 +22,7 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 
-from lakeshare_conformance.case import DELTA, PARQUET, ExpectationFailed
+from lakeshare_conformance.case import DELTA, PARQUET, ExpectationFailed, Located
 
 MAX_NAME = 255
 
@@ -59,11 +59,21 @@ class Wire(BaseModel):
             return value
         return {name: field for name, field in value.items() if field is not None}
 
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields under their names on the wire."""
+        return self.model_dump(by_alias=True)
 
-class ProfileFile(Wire):
-    share_credentials_version: Literal[1]
+
+class Access(Wire):
+    """What a profile file needs for a request."""
+
     endpoint: Name
     bearer_token: Name
+
+
+class ProfileFile(Access):
+    share_credentials_version: Literal[1]
     expiration_time: Time | None = None
 
 
@@ -209,7 +219,7 @@ class Statistics(Wire):
     null_count: dict[str, Any] = {}
 
 
-class Action(Wire):
+class Action(Wire, Located):
     """A file of a response, the same in both formats; `version` and `timestamp` are -1 if the line has none.
 
     `where` is its line, `kind` Delta's name of the action.

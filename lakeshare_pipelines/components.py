@@ -4,16 +4,17 @@
 `definitions.py` this is the only module that imports Dagster.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from string import Template
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Self
 
 import dagster as dg
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from lakeshare_pipelines.defs.published_set import catalog_definitions, set_definitions
+from lakeshare_pipelines.defs.wap import table_key
 
 CONTRACT_FILE = "contract.yaml"
 STARTER = Template("""\
@@ -92,6 +93,35 @@ class Retries(dg.Model, dg.Resolvable):
         return dg.RetryPolicy(max_retries=self.max_retries, delay=self.delay_s)
 
 
+class PartitionMapping(dg.Model, dg.Resolvable):
+    """Which partitions of an input belong to a partition of the set."""
+
+    type: Annotated[
+        Literal["all", "last", "identity", "time_window"],
+        Field(description="A class of Dagster: AllPartitionMapping and so on."),
+    ]
+    start_offset: Annotated[int, Field(description="Of time_window: -1 is the partition before.")] = 0
+    end_offset: Annotated[int, Field(description="Of time_window.")] = 0
+
+    @model_validator(mode="after")
+    def _require_time_window(self) -> Self:
+        if self.type != "time_window" and (self.start_offset or self.end_offset):
+            raise ValueError(f"start_offset and end_offset are of type time_window, not of {self.type}")
+        return self
+
+    def as_mapping(self) -> dg.PartitionMapping:
+        if self.type == "time_window":
+            return dg.TimeWindowPartitionMapping(start_offset=self.start_offset, end_offset=self.end_offset)
+        return _MAPPINGS[self.type]()
+
+
+_MAPPINGS: Mapping[str, Callable[[], dg.PartitionMapping]] = {
+    "all": dg.AllPartitionMapping,
+    "last": dg.LastPartitionMapping,
+    "identity": dg.IdentityPartitionMapping,
+}
+
+
 @dg.scaffold_with(PublishedSetScaffolder)
 class PublishedSet(dg.Component, dg.Model, dg.Resolvable):
     """Tables of one contract: delivered, audited by blocking checks, and published together with a number."""
@@ -113,6 +143,13 @@ class PublishedSet(dg.Component, dg.Model, dg.Resolvable):
         Sequence[dg.ResolvedAssetKey],
         Field(description="Further assets to run after, such as one that writes the delivery."),
     ] = ()
+    partition_mappings: Annotated[
+        dict[str, PartitionMapping] | None,
+        Field(
+            description="By tables of `inputs`: which partitions of the table a partition of the set reads.",
+            examples=[{"reference.airports": {"type": "last"}}],
+        ),
+    ] = None
     group_name: Annotated[str | None, Field(description="The name of the set by default.")] = None
     owners: Annotated[Sequence[str] | None, Field(description="Those of the contract by default.")] = None
     tags: Annotated[dict[str, str] | None, Field(description="In addition to those of the contract.")] = None
@@ -138,10 +175,14 @@ class PublishedSet(dg.Component, dg.Model, dg.Resolvable):
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         upstream = self.upstream_contracts
+        mapped = [
+            dg.AssetDep(table_key(name), partition_mapping=mapping.as_mapping())
+            for name, mapping in (self.partition_mappings or {}).items()
+        ]
         return set_definitions(
             _locate(context, self.contract),
             upstream_contracts=None if upstream is None else [_locate(context, each) for each in upstream],
-            deps=self.deps,
+            deps=[*self.deps, *mapped],
             group_name=self.group_name,
             owners=self.owners,
             tags=self.tags,

@@ -192,7 +192,7 @@ def explain_faults(
 ) -> Iterator[tuple[PathInDocument, str, str]]:
     """Yields path, problem and remedy of each fault that pydantic found in a document; `reference` lists its fields."""
     faults = error.errors()
-    holders = {fault["loc"][:-1] for fault in faults}
+    holders = {fault["loc"][:depth] for fault in faults for depth in range(len(fault["loc"]))}
     for fault in faults:
         kind, where = fault["type"], tuple(step for step in fault["loc"] if step != "[key]")
         # Items with faults do not count for pydantic, which then finds their list too short.
@@ -232,7 +232,7 @@ def list_fields(model: type[BaseModel], where: Sequence[str | int]) -> list[str]
     for step in where:
         # A step of pydantic that is not in the document, like the alternative of a union, leads nowhere.
         found = [inner for part in found for inner in _list_inner(part, step, schema)] or found
-    return sorted({name for part in found for name in part.get("properties", {})})
+    return sorted({name for part in found for name in part.get("properties", {}) if "." not in name})
 
 
 @cache

@@ -27,8 +27,11 @@ INTERPRETED = "-Dspark.sql.codegen.wholeStage=false -Dspark.sql.codegen.factoryM
 # Spark's launcher appends it to the class path; LocalFiles.java beside it has the reason.
 LOCAL_FILES = Path(__file__).parent / "builders" / "local_files" / "local_files.jar"
 
+# By default a heap begins with a sixty-fourth of the memory, and young objects are collected several times as often.
+LARGE_YOUNG = "-XX:InitialRAMPercentage=6"
+
 # For many queries on few rows, and many small files.
-os.environ.setdefault("LAKESHARE_SPARK_DRIVER_OPTIONS", f"{SHORT_RUNS} {INTERPRETED}")
+os.environ.setdefault("LAKESHARE_SPARK_DRIVER_OPTIONS", f"{SHORT_RUNS} {LARGE_YOUNG} {INTERPRETED}")
 os.environ.setdefault("SPARK_DIST_CLASSPATH", str(LOCAL_FILES))
 
 # As in lakeshare_pipelines.cli.main: in a background job, Dagster would let every process of the tests ignore SIGTERM.

@@ -93,7 +93,7 @@ def new_publication(settings: ServerSettings, name: str, snapshot: TableSnapshot
         set_name=SCHEMA,
         format="delta",
         delta_version=snapshot.version,
-        **describe_index(snapshot, index),
+        **describe_index(index.header),
         index_digest=index.digest,
         contract_digest="",
         verdicts={},

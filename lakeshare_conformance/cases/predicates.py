@@ -2,13 +2,12 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from operator import invert
 
-from lakeshare_conformance import rows
-from lakeshare_conformance.case import MUST, OPTIONAL, SHOULD, Case, Group, NotApplicable, expect, require
-from lakeshare_conformance.client import Reply, Response
-from lakeshare_conformance.targets import Table, View
-
-PREDICATES = Group("predicates", "Predicates as hints: whatever they leave out, no row that matches is lost")
+from lakeshare_conformance.case import Case, Group, NotApplicable, must, optional, require, should
+from lakeshare_conformance.client import Response
+from lakeshare_conformance.rows import Hint, TableRows
+from lakeshare_conformance.targets import FAR_AHEAD, LONG_AGO, NOON, Table, View
 
 # Types whose literals have no common form in SQL.
 NOT_IN_SQL = ("float", "double", "timestamp")
@@ -32,192 +31,169 @@ STRANGE_SQL: tuple[list[str], ...] = (
 )
 
 
-@PREDICATES.on_views(MUST, "1.14", "1.7")
-def comparisons_lose_no_rows(view: View) -> None:
-    """Every file with a row that matches a JSON comparison is answered: each operator, on columns of all kinds."""
-    files = rows.read_all(view)
-    _expect_nothing_lost(view, files, rows.list_comparisons(view.snapshot, files))
+class Predicates(Group):
+    """Predicates as hints: whatever they leave out, no row that matches is lost."""
+
+    @must("1.14", "1.7")
+    def comparisons_lose_no_rows(self, view: View) -> None:
+        """Every file with a row that matches a JSON comparison is answered: each operator, on columns of all kinds."""
+        table = TableRows(view)
+        _expect_nothing_lost(view, table, table.list_comparisons())
+
+    @must("1.14", "0.15")
+    def negations_lose_no_rows(self, view: View) -> None:
+        """not() of a comparison loses no row: that a file may match does not mean that its opposite may not."""
+        table = TableRows(view)
+        _expect_nothing_lost(view, table, map(invert, table.list_comparisons()))
+
+    @must("1.14", "0.15")
+    def tests_for_null_lose_no_rows(self, view: View) -> None:
+        """isNull() and its negation lose no row: files with some nulls, with bounds, and without statistics."""
+        table = TableRows(view)
+        _expect_nothing_lost(view, table, [*table.list_null_tests(), *map(invert, table.list_null_tests())])
+
+    @must("1.14", "0.15")
+    def combinations_lose_no_rows(self, view: View) -> None:
+        """AND, OR and NOT over several columns lose no row."""
+        table = TableRows(view)
+        _expect_nothing_lost(view, table, table.list_combinations())
+
+    @must("1.14", "6.2")
+    def other_declared_types_lose_no_rows(self, view: View) -> None:
+        """A column declared with another type than it has, as Spark folds casts, loses no row."""
+        table = TableRows(view)
+        _expect_nothing_lost(view, table, table.list_casts())
+
+    @must("1.14", "1.7")
+    def sql_comparisons_lose_no_rows(self, view: View) -> None:
+        """predicateHints in SQL lose no row: =, <>, <, <=, >, >=, IS NULL, IS NOT NULL, the column first or last."""
+        table, tried = TableRows(view), list[tuple[Hint, str]]()
+        for hint in table.list_comparisons():
+            if hint.kind not in NOT_IN_SQL:
+                tried += [(hint, hint.sql()), (hint, hint.sql(is_mirrored=True))]
+                if hint.operator == "equal":
+                    tried.append((~hint, hint.sql().replace(" = ", " <> ", 1)))
+        for (name, _), test in zip(table.columns, table.list_null_tests(), strict=True):
+            tried += [(test, f"{name} IS NULL"), (~test, f"{name} IS NOT NULL")]
+        _expect_nothing_lost_by(view, table, [(hint, {"predicateHints": [text]}) for hint, text in tried])
+
+    @must("1.14", "0.19")
+    def json_that_makes_no_sense_gets_all_files(self, view: View) -> None:
+        """A JSON predicate that cannot be understood (no JSON, wrong shapes, unknown columns, too deep) gets
+        all files."""
+        for text in STRANGE_JSON:
+            response = view.ask({"jsonPredicateHints": text})
+            # A server may bound the size of a body.
+            if len(text) <= MAX_LENGTH or response.status not in (400, 413):
+                response.read().expect_ids(view.snapshot.ids, "all files")
+
+    @must("1.14", "0.19")
+    def sql_that_makes_no_sense_gets_all_files(self, view: View) -> None:
+        """SQL that cannot be understood gets all files."""
+        view.expect_all_files(*({"predicateHints": texts} for texts in STRANGE_SQL))
+
+    @optional("1.14")
+    def partition_values_leave_files_out(self, view: View) -> None:
+        """A comparison with one partition value leaves out the files of other partitions, in JSON and in SQL."""
+        table = TableRows(view)
+        for hint in table.list_comparisons():
+            if hint.column in table.partition_columns and hint.operator == "equal":
+                _expect_files_left_out(view, table, hint, {"jsonPredicateHints": hint.json})
+                if hint.kind not in (*NOT_IN_SQL, "boolean"):
+                    _expect_files_left_out(view, table, hint, {"predicateHints": [hint.sql()]})
+                return
+        raise NotApplicable("no table is partitioned by a column to compare")
+
+    @optional("1.14")
+    def statistics_leave_files_out(self, view: View) -> None:
+        """A comparison with the least value of a column leaves out files whose bounds exclude it."""
+        table = TableRows(view)
+        stats = [file.action.stats for file in table.files]
+        bounded = set.intersection(*(set(one.min_values) if one else set() for one in stats))
+        for hint in table.list_comparisons():
+            is_tried = hint.operator == "equal" and hint.kind in ("integer", "long", "date")
+            has_bounds = hint.column in bounded and hint.column not in table.partition_columns
+            if is_tried and has_bounds and not all(table.count_matches(hint)):
+                _expect_files_left_out(view, table, hint, {"jsonPredicateHints": hint.json})
+                return
+        raise NotApplicable("no table has statistics that distinguish its files")
 
 
-@PREDICATES.on_views(MUST, "1.14", "0.15")
-def negations_lose_no_rows(view: View) -> None:
-    """not() of a comparison loses no row: that a file may match does not mean that its opposite may not."""
-    files = rows.read_all(view)
-    _expect_nothing_lost(view, files, map(rows.negate, rows.list_comparisons(view.snapshot, files)))
-
-
-@PREDICATES.on_views(MUST, "1.14", "0.15")
-def tests_for_null_lose_no_rows(view: View) -> None:
-    """isNull() and its negation lose no row: files with some nulls, with bounds, and without statistics."""
-    tests = [rows.is_null(name, kind) for name, kind in rows.list_comparable_columns(view.snapshot)]
-    _expect_nothing_lost(view, rows.read_all(view), [*tests, *map(rows.negate, tests)])
-
-
-@PREDICATES.on_views(MUST, "1.14", "0.15")
-def combinations_lose_no_rows(view: View) -> None:
-    """AND, OR and NOT over several columns lose no row."""
-    files = rows.read_all(view)
-    _expect_nothing_lost(view, files, rows.list_combinations(view.snapshot, files))
-
-
-@PREDICATES.on_views(MUST, "1.14", "6.2")
-def other_declared_types_lose_no_rows(view: View) -> None:
-    """A column declared with another type than it has, as Spark folds casts, loses no row."""
-    files = rows.read_all(view)
-    _expect_nothing_lost(view, files, rows.list_casts(view.snapshot, files))
-
-
-@PREDICATES.on_views(MUST, "1.14", "1.7")
-def sql_comparisons_lose_no_rows(view: View) -> None:
-    """predicateHints in SQL lose no row: =, <>, <, <=, >, >=, IS NULL, IS NOT NULL, the column first or last."""
-    files = rows.read_all(view)
-    tried: list[tuple[rows.Hint, str]] = []
-    for hint in rows.list_comparisons(view.snapshot, files):
-        if hint.kind not in NOT_IN_SQL:
-            tried += [(hint, hint.sql()), (hint, hint.sql(is_mirrored=True))]
-            if hint.operator == "equal":
-                tried.append((rows.negate(hint), hint.sql().replace(" = ", " <> ", 1)))
-    for name, kind in rows.list_comparable_columns(view.snapshot):
-        test = rows.is_null(name, kind)
-        tried += [(test, f"{name} IS NULL"), (rows.negate(test), f"{name} IS NOT NULL")]
-    _expect_nothing_lost_by(view, files, [(hint, {"predicateHints": [text]}) for hint, text in tried])
-
-
-@PREDICATES.on_views(MUST, "1.14", "0.19")
-def json_that_makes_no_sense_gets_all_files(view: View) -> None:
-    """A JSON predicate that cannot be understood (no JSON, wrong shapes, unknown columns, too deep) gets all files."""
-    for text in STRANGE_JSON:
-        response = view.ask({"jsonPredicateHints": text})
-        # A server may bound the size of a body.
-        if len(text) <= MAX_LENGTH or response.status not in (400, 413):
-            Reply(response).expect_ids(view.snapshot.ids, "all files")
-
-
-@PREDICATES.on_views(MUST, "1.14", "0.19")
-def sql_that_makes_no_sense_gets_all_files(view: View) -> None:
-    """SQL that cannot be understood gets all files."""
-    for texts in STRANGE_SQL:
-        Reply(view.ask({"predicateHints": texts})).expect_ids(view.snapshot.ids, "all files")
-
-
-@PREDICATES.on_views(OPTIONAL, "1.14")
-def partition_values_leave_files_out(view: View) -> None:
-    """A comparison with one partition value leaves out the files of other partitions, in JSON and in SQL."""
-    files, partition_columns = rows.read_all(view), view.snapshot.metadata.partition_columns
-    for hint in rows.list_comparisons(view.snapshot, files):
-        if hint.column in partition_columns and hint.operator == "equal":
-            _expect_files_left_out(view, files, hint, {"jsonPredicateHints": hint.json})
-            if hint.kind not in (*NOT_IN_SQL, "boolean"):
-                _expect_files_left_out(view, files, hint, {"predicateHints": [hint.sql()]})
-            return
-    raise NotApplicable("no table is partitioned by a column to compare")
-
-
-@PREDICATES.on_views(OPTIONAL, "1.14")
-def statistics_leave_files_out(view: View) -> None:
-    """A comparison with the least value of a column leaves out files whose bounds exclude it."""
-    files, partition_columns = rows.read_all(view), view.snapshot.metadata.partition_columns
-    stats = [file.action.stats for file in files]
-    bounded = set.intersection(*(set(one.min_values) if one else set() for one in stats))
-    for hint in rows.list_comparisons(view.snapshot, files):
-        is_tried = hint.operator == "equal" and hint.kind in ("integer", "long", "date")
-        has_bounds = hint.column in bounded and hint.column not in partition_columns
-        if is_tried and has_bounds and not all(hint.count_matches(file) for file in files):
-            _expect_files_left_out(view, files, hint, {"jsonPredicateHints": hint.json})
-            return
-    raise NotApplicable("no table has statistics that distinguish its files")
-
-
-def _expect_nothing_lost(view: View, files: list[rows.FileRows], hints: Iterable[rows.Hint]) -> None:
+def _expect_nothing_lost(view: View, table: TableRows, hints: Iterable[Hint]) -> None:
     asked = [(hint, {"jsonPredicateHints": hint.json}) for hint in hints]
-    _expect_nothing_lost_by(view, files, require(asked, "no table has a column to compare"))
+    _expect_nothing_lost_by(view, table, require(asked, "no table has a column to compare"))
 
 
 def _expect_nothing_lost_by(
-    view: View, files: list[rows.FileRows], asked: Iterable[tuple[rows.Hint, Mapping[str, object]]]
+    view: View, table: TableRows, asked: Iterable[tuple[Hint, Mapping[str, object]]]
 ) -> None:
     for hint, body in asked:
-        reply = Reply(view.ask(body))
-        expect_no_row_lost(files, hint, reply.where, reply.ids)
+        reply = view.ask(body).read()
+        table.expect_no_row_lost(hint, reply.where, reply.ids)
 
 
-def expect_no_row_lost(files: list[rows.FileRows], hint: rows.Hint, where: str, ids: frozenset[str]) -> None:
-    """Expect every file with a row that matches among the files of the answer."""
-    for file in files:
-        if file.action.id not in ids:
-            count = hint.count_matches(file)
-            expect(count == 0, where, f"file {file.action.id} with {count} rows that match", "no such file")
-
-
-def _expect_files_left_out(
-    view: View, files: list[rows.FileRows], hint: rows.Hint, body: dict[str, object]
-) -> None:
-    require(not all(hint.count_matches(file) for file in files), "every file has a row that matches")
-    reply = Reply(view.ask(body))
+def _expect_files_left_out(view: View, table: TableRows, hint: Hint, body: dict[str, object]) -> None:
+    require(not all(table.count_matches(hint)), "every file has a row that matches")
+    reply = view.ask(body).read()
     found, total = len(reply.actions), len(view.snapshot.actions)
-    expect(found < total, reply.where, f"fewer than all {total} files", found)
+    reply.expect(found < total, f"fewer than all {total} files", found)
 
 
-LIMITS = Group("limits", "limitHint: how many rows the client wants")
+class Limits(Group):
+    """limitHint: how many rows the client wants."""
+
+    @must("1.7", "2.3")
+    def a_limit_leaves_enough_rows(self, view: View) -> None:
+        """limitHint leaves files with at least as many rows as asked for, deleted rows not counted."""
+        counts = _get_row_counts(view)
+        total = sum(counts.values())
+        for limit in sorted({1, 2, total // 2, max(0, total - 1), total, total + 1}):
+            _expect_rows(view.query(limitHint=limit), counts, min(limit, total))
+
+    @optional("1.7")
+    def a_limit_leaves_files_out(self, view: View) -> None:
+        """limitHint leaves out files that are not needed for that many rows."""
+        counts = _get_row_counts(view)
+        require(len(counts) >= 2 and min(counts.values()) >= 1, "no table has two files with rows")
+        reply = view.query(limitHint=1)
+        found = len(reply.actions)
+        reply.expect(found < len(counts), f"fewer than all {len(counts)} files", found)
+
+    @must("1.7", "6.1")
+    def a_limit_of_none_has_a_head(self, view: View) -> None:
+        """limitHint 0 is answered with protocol and metaData: clients read the schema from it."""
+        reply = view.query(limitHint=0)
+        size, wanted = reply.shared.size, view.snapshot.shared.size
+        reply.expect(size == wanted, f"the head of a query, with size {wanted}", size)
+
+    @must("1.7", "1.14")
+    def a_limit_counts_rows_that_match(self, view: View) -> None:
+        """With a predicate and limitHint, the files left hold that many rows that match, if there are so many."""
+        table = TableRows(view)
+        require(not view.snapshot.has_vectors, "all tables have deletion vectors")
+        tried = [hint for hint in table.list_comparisons() if hint.operator in ("equal", "lessThanOrEqual")]
+        for hint in require(tried, "no table has a column to compare"):
+            _expect_limits_kept(view, table, hint)
+
+    @should("1.7", "0.19")
+    def limits_that_are_none_are_400(self, view: View) -> None:
+        """A limitHint that is negative, no whole number, or larger than 32 bits, is 400."""
+        view.refuse(*({"limitHint": limit} for limit in (-1, "x", 1.5, 2**40, [1])))
 
 
-@LIMITS.on_views(MUST, "1.7", "2.3")
-def a_limit_leaves_enough_rows(view: View) -> None:
-    """limitHint leaves files with at least as many rows as asked for, deleted rows not counted."""
-    counts = _get_row_counts(view)
-    total = sum(counts.values())
-    for limit in sorted({1, 2, total // 2, max(0, total - 1), total, total + 1}):
-        _expect_rows(view.query(limitHint=limit), counts, min(limit, total))
-
-
-@LIMITS.on_views(OPTIONAL, "1.7")
-def a_limit_leaves_files_out(view: View) -> None:
-    """limitHint leaves out files that are not needed for that many rows."""
-    counts = _get_row_counts(view)
-    require(len(counts) >= 2 and min(counts.values()) >= 1, "no table has two files with rows")
-    reply = view.query(limitHint=1)
-    found = len(reply.actions)
-    expect(found < len(counts), reply.where, f"fewer than all {len(counts)} files", found)
-
-
-@LIMITS.on_views(MUST, "1.7", "6.1")
-def a_limit_of_none_has_a_head(view: View) -> None:
-    """limitHint 0 is answered with protocol and metaData: clients read the schema from it."""
-    reply = view.query(limitHint=0)
-    size, wanted = reply.shared.size, view.snapshot.shared.size
-    expect(size == wanted, reply.where, f"the head of a query, with size {wanted}", size)
-
-
-@LIMITS.on_views(MUST, "1.7", "1.14")
-def a_limit_counts_rows_that_match(view: View) -> None:
-    """With a predicate and limitHint, the files left hold that many rows that match, if there are so many."""
-    files = rows.read_all(view)
-    has_vectors = any(action.deletion_vector for action in view.snapshot.actions)
-    require(not has_vectors, "all tables have deletion vectors")
-    hints = rows.list_comparisons(view.snapshot, files)
-    tried = [hint for hint in hints if hint.operator in ("equal", "lessThanOrEqual")]
-    for hint in require(tried, "no table has a column to compare"):
-        _expect_limits_kept(view, files, hint)
-
-
-@LIMITS.on_views(SHOULD, "1.7", "0.19")
-def limits_that_are_none_are_400(view: View) -> None:
-    """A limitHint that is negative, no whole number, or larger than 32 bits, is 400."""
-    for limit in (-1, "x", 1.5, 2**40, [1]):
-        view.ask({"limitHint": limit}).refusal(400)
-
-
-def _expect_limits_kept(view: View, files: list[rows.FileRows], hint: rows.Hint) -> None:
-    counts = {file.action.id: hint.count_matches(file) for file in files}
+def _expect_limits_kept(view: View, table: TableRows, hint: Hint) -> None:
+    counts = {
+        file.action.id: count for file, count in zip(table.files, table.count_matches(hint), strict=True)
+    }
     total = sum(counts.values())
     for limit in (1, max(1, total)):
-        reply = Reply(view.ask({"limitHint": limit, "jsonPredicateHints": hint.json}))
+        reply = view.ask({"limitHint": limit, "jsonPredicateHints": hint.json}).read()
         _expect_rows(reply, counts, min(limit, total))
 
 
-def _expect_rows(reply: Reply, counts: Mapping[str, int], wanted: int) -> None:
+def _expect_rows(reply: Response, counts: Mapping[str, int], wanted: int) -> None:
     found = sum(counts.get(action.id, 0) for action in reply.actions)
-    expect(found >= wanted, reply.where, f"files with {wanted} rows", found)
+    reply.expect(found >= wanted, f"files with {wanted} rows", found)
 
 
 def _get_row_counts(view: View) -> dict[str, int]:
@@ -228,13 +204,41 @@ def _get_row_counts(view: View) -> dict[str, int]:
     return {id: count or 0 for id, count in counts.items()}
 
 
-FRAGMENTS = Group(
-    "fragments",
-    "Sentences that the test suites of the shipped clients look for, in refusals that other cases judge",
-)
-
-NOON, LONG_AGO, FAR_AHEAD = "2022-01-01T12:00:00Z", "1970-01-02T00:00:00Z", "2999-01-01T00:00:00Z"
 Body = dict[str, object]
+
+
+class Fragments(Group):
+    """Sentences that the test suites of the shipped clients look for, in refusals that other cases judge."""
+
+    @optional("1.7", "7.3")
+    def a_history_that_is_not_shared(self, table: Table) -> None:
+        """A refusal says “history sharing is not enabled on table: ” and the table's name."""
+        view = table.first_view
+        try:
+            is_shared = bool(view.versions)
+        except NotApplicable:
+            is_shared = False
+        require(not is_shared, "every table shares its history")
+        response = view.ask({"version": table.latest})
+        message = response.refusal(400).message.lower()
+        sentence = (
+            "reading table by version or timestamp is not supported because history sharing is not enabled"
+        )
+        wanted = f"{sentence} on table: {table.name.lower()}"
+        response.expect(wanted in message, f"a refusal with “{wanted}”", message)
+
+    @optional("2.5", "7.3")
+    def features_that_parquet_lacks(self, table: Table) -> None:
+        """A refusal says “Unsupported Delta Table Properties”."""
+        table.require_delta_only()
+        _expect_sentence("Unsupported Delta Table Properties", table.metadata(), table.query({}))
+
+    @optional("4", "7.3")
+    def a_table_that_is_not_there(self, table: Table) -> None:
+        """A refusal says “does not exist, please contact your share provider for further information.”"""
+        response = table.client.get(f"{table.path}_lakeshare/version")
+        sentence = "does not exist, please contact your share provider for further information."
+        _expect_sentence(sentence, response, status=404)
 
 
 def _query_history(view: View, body: Body) -> Response:
@@ -251,12 +255,11 @@ def _read_changes(view: View, params: Body) -> Response:
 
 def _query_page(view: View, body: Body) -> Response:
     """The query of a second page; `NotApplicable` if the server does not page."""
-    token = require(view.query(maxFiles=1).next_page_token, "no answer comes in two pages")
-    return view.ask({"maxFiles": 1, "pageToken": token, **body})
+    return view.ask({"maxFiles": 1, "pageToken": view.page_token, **body})
 
 
 def _refresh(view: View, body: Body) -> Response:
-    require(view.query(includeRefreshToken=True).refresh_token, "the server gives no refresh tokens")
+    require(view.refresh_token, "the server gives no refresh tokens")
     return view.ask(body)
 
 
@@ -267,47 +270,16 @@ def _query_file_ids(view: View, body: Body) -> Response:
 def _expect_sentence(sentence: str, *refusals: Response, status: int = 400) -> None:
     for response in refusals:
         message = response.refusal(status).message
-        expect(sentence in message, response.request, f"a refusal with “{sentence}”", message)
+        response.expect(sentence in message, f"a refusal with “{sentence}”", message)
 
 
-@FRAGMENTS.on_tables(OPTIONAL, "1.7", "7.3")
-def a_history_that_is_not_shared(table: Table) -> None:
-    """A refusal says “history sharing is not enabled on table: ” and the table's name."""
-    view = table.first_view
-    try:
-        is_shared = bool(view.versions)
-    except NotApplicable:
-        is_shared = False
-    require(not is_shared, "every table shares its history")
-    response = view.ask({"version": table.latest})
-    message = response.refusal(400).message.lower()
-    sentence = "reading table by version or timestamp is not supported because history sharing is not enabled"
-    wanted = f"{sentence} on table: {table.name.lower()}"
-    expect(wanted in message, response.request, f"a refusal with “{wanted}”", message)
-
-
-@FRAGMENTS.on_tables(OPTIONAL, "2.5", "7.3")
-def features_that_parquet_lacks(table: Table) -> None:
-    """A refusal says “Unsupported Delta Table Properties”."""
-    table.require_delta_only()
-    _expect_sentence("Unsupported Delta Table Properties", table.metadata(), table.query({}))
-
-
-@FRAGMENTS.on_tables(OPTIONAL, "4", "7.3")
-def a_table_that_is_not_there(table: Table) -> None:
-    """A refusal says “does not exist, please contact your share provider for further information.”"""
-    response = table.client.ask("GET", f"{table.path}_lakeshare/version")
-    sentence = "does not exist, please contact your share provider for further information."
-    _expect_sentence(sentence, response, status=404)
-
-
-def _add_sentence_case(name: str, ask: Callable[[View, Body], Response], body: Body, sentence: str) -> Case:
-    def check(view: View) -> None:
+def _make_sentence_case(name: str, ask: Callable[[View, Body], Response], body: Body, sentence: str) -> Case:
+    def check(_: Fragments, view: View) -> None:
         _expect_sentence(sentence, ask(view, body))
 
     check.__name__ = name
     check.__doc__ = f"A refusal says “{sentence}”."
-    return FRAGMENTS.on_views(OPTIONAL, "1.8" if ask is _read_changes else "1.7", "7.3")(check)
+    return optional("1.8" if ask is _read_changes else "1.7", "7.3")(check)
 
 
 ONE_OF = "Please only provide one of: version,timestamp,startingVersion"
@@ -343,4 +315,4 @@ SENTENCES: tuple[tuple[str, Callable[[View, Body], Response], Body, str], ...] =
     ("changes_from_no_number", _read_changes, {"startingVersion": "x"}, NO_NUMBER),
 )
 for row in SENTENCES:
-    _add_sentence_case(*row)
+    Fragments.add(_make_sentence_case(*row))

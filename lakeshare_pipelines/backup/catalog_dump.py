@@ -283,7 +283,7 @@ def dump_catalog(settings: LakeSettings, backup: Backup, points: Points, day: st
         tables = tuple(dump.table(session, table) for table in list_dumped_tables())
         audit_head = session.scalar(select(AuditChainRow.hash).where(AuditChainRow.name == "head"))
         rows = session.execute(select(PublicationRow.index_digest, PublicationRow.changes_digest)).all()
-        published = session.scalar(select(func.count(PublicationRow.table_name.distinct()))) or 0
+        published = session.scalar(select(func.count(PublicationRow.table.distinct()))) or 0
     indexes, missing = dump.indexes(settings, sorted({digest for row in rows for digest in row if digest}))
     contracts = settings.contracts_dir or PACKAGED
     manifest = Manifest(

@@ -7,9 +7,9 @@ import datetime as dt
 import io
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -21,9 +21,9 @@ import pyarrow.parquet as pq
 
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.inventory.configuration import own_prefixes
-from lakeshare_pipelines.backup.model import LISTING, ROWS_A_BATCH, FoundTable, Point, group_batches
+from lakeshare_pipelines.backup.model import LISTING, POINT_COPIES, ROWS_A_BATCH, Point
 from lakeshare_pipelines.backup.points import Points
-from lakeshare_pipelines.backup.stores import FOLDER, BackupStore, StoreAddress, open_store
+from lakeshare_pipelines.backup.stores import FOLDER, BackupStore, head_existing, open_store
 from lakeshare_pipelines.errors import BackupError, DamagedRecord, ObjectMissing
 from lakeshare_server.tables.delta.log import CHECKPOINT, COMMIT, parse_commit
 from lakeshare_server.tables.iceberg.metadata import MAX_METADATA_BYTES, MetadataError, decompress_metadata
@@ -37,7 +37,6 @@ ROOT_OF_KEY = {
 STAGED = "/_staged/"  # Below a Delta table: the staging tables of runs (design, §5)
 
 Format = Literal["delta", "iceberg"]
-CACHED_FOLDERS = 200_000
 
 
 class TableRoots:
@@ -71,42 +70,6 @@ class TableRoots:
                 "verify that it opens."
             )
         return sentences
-
-
-class RootIndex:
-    """The root of a key: the nearest one above it, and its family, the outermost one. Tables inside each other stay
-    together, because the outer table may have files below the inner root."""
-
-    def __init__(self, roots: Mapping[str, Format]) -> None:
-        self._roots = roots
-        self._by_folder: dict[str, tuple[str | None, str | None]] = {}
-
-    def nearest(self, keys: pa.Array) -> pa.Array:
-        """The root of each key's table; null outside tables."""
-        return self._look_up(keys, 0)
-
-    def families(self, keys: pa.Array) -> pa.Array:
-        """The outermost root of each key; null outside tables."""
-        return self._look_up(keys, 1)
-
-    def family(self, root: str) -> str:
-        return self._find_roots(f"{root}/" if root else "")[1] or root
-
-    def _look_up(self, keys: pa.Array, place: int) -> pa.Array:
-        if not self._roots:
-            return pa.nulls(len(keys), pa.string())
-        folders = pc.replace_substring_regex(keys, r"[^/]*$", "").dictionary_encode()
-        if len(self._by_folder) > CACHED_FOLDERS:
-            self._by_folder.clear()
-        roots = [self._find_roots(folder)[place] for folder in folders.dictionary.to_pylist()]
-        return pa.array(roots, pa.string()).take(folders.indices)
-
-    def _find_roots(self, folder: str) -> tuple[str | None, str | None]:
-        if folder not in self._by_folder:
-            above = [""] + [folder[: match.start()] for match in re.finditer("/", folder)]
-            roots = [root for root in above if root in self._roots]
-            self._by_folder[folder] = (roots[-1], roots[0]) if roots else (None, None)
-        return self._by_folder[folder]
 
 
 def _is_staged(root: str, tables: Mapping[str, Format]) -> bool:
@@ -234,106 +197,45 @@ def _format_duration(length: dt.timedelta) -> str:
     return f"{hours / 24:.1f} days" if hours >= 48 else f"{hours:.1f} hours"
 
 
-ROWS_AT_ONCE = 1_000_000
-CONCURRENT_REQUESTS = 64
-STORED = pa.schema([("stored_key", pa.string()), ("etag", pa.string()), ("size_bytes", pa.int64())])
+@dataclass(frozen=True)
+class StoredPrefixes:
+    """Prefixes of the stored keys of a plan's copies. A prefix is empty, or ends with a slash."""
+
+    usual: str  # Of what is not moved
+    remade: str  # Of what this plan moves
+    of_family: Mapping[str, str]  # Of tables that an earlier point moved
+
+    def stored_root(self, root: str, family: str, moved: Container[str]) -> str:
+        prefix = self.remade if family in moved else self.of_family.get(family, self.usual)
+        return f"{prefix}{root}".rstrip("/")
 
 
-@dataclass
-class StoredKeys:
-    """Stored keys of a plan's copies. A prefix is empty, or ends with a slash."""
-
-    usual: str  # Prefix of what is not moved
-    remade: str  # Prefix of what this plan moves
-    roots: RootIndex
-    of_family: dict[str, str]  # Prefixes of families of tables that an earlier point moved
-    moved: set[str] = field(default_factory=set)  # Families that this plan moves
-    moved_keys: set[str] = field(default_factory=set)  # Objects outside tables that this plan moves
-
-    def stored_keys(self, keys: pa.Array) -> pa.Array:
-        return pc.binary_join_element_wise(self.prefixes(keys), keys, "")
-
-    def prefixes(self, keys: pa.Array) -> pa.Array:
-        families = self.roots.families(keys).dictionary_encode(null_encoding="encode")
-        names = families.dictionary.to_pylist()
-        by_family = [self.usual if name is None else self._prefix(name) for name in names]
-        prefixes = pa.array(by_family, pa.string()).take(families.indices)
-        if not self.moved_keys:
-            return prefixes
-        is_moved = pc.is_in(keys, pa.array(sorted(self.moved_keys), pa.string()))
-        return pc.if_else(is_moved, self.remade, prefixes)
-
-    def is_moved(self, keys: pa.Array) -> pa.Array:
-        """Whether each key belongs to a family that moves and is copied again as a whole."""
-        return pc.is_in(self.roots.families(keys), pa.array(sorted(self.moved), pa.string()))
-
-    def move(self, keys: pa.Array) -> None:
-        """Move these keys, and all of their families, to the prefix of this plan."""
-        families = self.roots.families(keys)
-        self.moved.update(pc.unique(families.drop_null()).to_pylist())
-        self.moved_keys.update(keys.filter(pc.is_null(families)).to_pylist())
-
-    def find_misplaced(self, keys: pa.Array, stored_keys: pa.Array) -> pa.Array:
-        """Those keys of tables that are not stored with the rest of their family."""
-        is_astray = pc.not_equal(self.stored_keys(keys), stored_keys)
-        return keys.filter(pc.and_(is_astray, pc.is_valid(self.roots.families(keys))))
-
-    def locate_tables(self, bucket: str, tables: dict[str, Format]) -> tuple[FoundTable, ...]:
-        return tuple(
-            FoundTable(bucket=bucket, root=root, format=format_, stored_root=self.stored_root(root))
-            for root, format_ in tables.items()
-        )
-
-    def stored_root(self, root: str) -> str:
-        return f"{self._prefix(self.roots.family(root))}{root}".rstrip("/")
-
-    def _prefix(self, family: str) -> str:
-        return self.remade if family in self.moved else self.of_family.get(family, self.usual)
-
-
-def make_stored_keys(backup: Backup, day: str, roots: RootIndex, previous: Point | None) -> StoredKeys:
-    """The stored keys of a day before anything is moved: those of the previous point."""
+def make_stored_prefixes(backup: Backup, day: str, previous: Point | None) -> StoredPrefixes:
+    """The prefixes of a day before anything is moved: those of the previous point."""
     target = backup.target_of(day).prefix
     if backup.layout == "dated":
-        return StoredKeys(target, target, roots, {})
+        return StoredPrefixes(target, target, {})
     prefixes = {}
     for table in () if previous is None else previous.plan.tables:
         prefixes[table.root] = table.stored_root.removesuffix(table.root)
         if not table.root and table.stored_root:
             prefixes[table.root] += "/"
-    return StoredKeys(f"{target}objects/", f"{target}remade/{day}/", roots, prefixes)
+    return StoredPrefixes(f"{target}objects/", f"{target}remade/{day}/", prefixes)
 
 
-def find_taken_keys(points: Points, days: Sequence[str], wanted: pa.Table) -> pa.Array:
-    """Keys of `wanted` (key, stored_key, etag, size_bytes) whose stored key has another object in a point of `days`.
-    A copy of any point must not be overwritten, even if the previous point does not have it."""
-    taken = [pa.array([], pa.string())]
-    stored = wanted["stored_key"].combine_chunks()
-    for day in days if wanted.num_rows else ():
-        try:
-            groups = group_batches(points.read_copies(points.get(day), STORED.names), ROWS_AT_ONCE)
-            copies = [pa.Table.from_batches(group).combine_chunks() for group in groups]
-        except DamagedRecord:
-            # The point's copies are not known: any object at these keys may be one of them.
-            copies = [_read_stored(points.backup.target_of(day), stored)]
-        for table in copies:
-            index = pc.index_in(table["stored_key"], stored)
-            is_there = pc.is_valid(index)
-            there, planned = table.filter(is_there), wanted.take(index.filter(is_there))
-            is_same = pc.and_(
-                pc.equal(there["etag"], planned["etag"]), pc.equal(there["size_bytes"], planned["size_bytes"])
-            )
-            taken += planned["key"].filter(pc.invert(pc.fill_null(is_same, False))).chunks
-    return pc.unique(pa.chunked_array(taken))
+STORED = ["stored_key", "etag", "size_bytes"]
 
 
-def _read_stored(target: StoreAddress, stored_keys: pa.Array) -> pa.Table:
-    with ThreadPoolExecutor(CONCURRENT_REQUESTS) as pool:
-        heads = [
-            head for head in pool.map(open_store(target).head, stored_keys.to_pylist()) if head is not None
-        ]
-    rows = [{"stored_key": head.key, "etag": head.etag, "size_bytes": head.size_bytes} for head in heads]
-    return pa.Table.from_pylist(rows, STORED)
+def read_stored(points: Points, day: str, wanted: pa.ChunkedArray) -> pa.Table:
+    """The copies of a point (columns STORED), of a point with a damaged record the objects at the keys `wanted`."""
+    schema = pa.schema(map(POINT_COPIES.field, STORED))
+    try:
+        return pa.Table.from_batches(list(points.read_copies(points.get(day), STORED)), schema)
+    except DamagedRecord:
+        # The point's copies are not known: any object at these keys may be one of them.
+        heads = head_existing(open_store(points.backup.target_of(day)), wanted.to_pylist())
+        rows = [(head.key, head.etag, head.size_bytes) for head in heads]
+        return pa.Table.from_pylist([dict(zip(STORED, row, strict=True)) for row in rows], schema)
 
 
 MUTABLE = (

@@ -461,59 +461,39 @@ ABSENT = {
 UNSUPPORTED = {"NotImplemented", "MethodNotAllowed", "405", "501"}
 
 
-class BucketRefused(Exception):
-    """A bucket did not answer a request: why, and what to do."""
-
-    def __init__(self, reason: str, fix: str, *, is_absent: bool = False) -> None:
-        super().__init__(reason)
-        self.reason, self.fix = reason, fix
-        self.is_absent = is_absent
-        """The bucket has no such setting, or the store does not support the request."""
+REFUSALS = (S3Refused, S3Unreachable)
 
 
-class BucketClient(S3Store):
-    """Reads the settings of a bucket, always with the account that should own it."""
+def find_setting(bucket: S3Store, call: str) -> dict[str, Any]:
+    """The response to a call of boto3's client; empty if the bucket has no such setting, or the store no such request.
+    Raises S3Refused and S3Unreachable."""
+    try:
+        return bucket.call(call)
+    except S3Refused as error:
+        if error.code in ABSENT | UNSUPPORTED:
+            return {}
+        raise
 
-    @property
-    def region(self) -> str:
-        return str(self.client.meta.region_name)
 
-    def request(self, call: str) -> dict[str, Any]:
-        """The response to a call of boto3's client; raises BucketRefused without a response."""
-        try:
-            return self.call(call)
-        except S3Unreachable as error:
-            raise BucketRefused(f"the request failed: {error}", CHECK_ENDPOINT) from error
-        except S3Refused as error:
-            action = error.operation
-            if error.code in ABSENT:
-                raise BucketRefused("the bucket has no such setting", "Set it.", is_absent=True) from error
-            if error.code in UNSUPPORTED:
-                raise BucketRefused(
-                    f"the store does not support {action}", "Check the setting by hand.", is_absent=True
-                ) from error
-            if error.code in {"403", "AccessDenied"}:
-                account = self.address.account
-                other = f", or the bucket does not belong to account {account}" if account else ""
-                reason = f"{action}: access is denied{other}"
-                raise BucketRefused(reason, REMEDIES["AccessDenied"]) from error
-            name = "NoSuchBucket" if error.code == "404" else error.code
-            reason = s3.REASONS.get(name, f"{action}: {error}")
-            raise BucketRefused(reason, REMEDIES.get(name, CHECK_ENDPOINT)) from error
+def get_policy(bucket: S3Store) -> list[dict[str, Any]]:
+    """The bucket's policy, as one document or none."""
+    response = find_setting(bucket, "get_bucket_policy")
+    return [json.loads(response["Policy"])] if response else []
 
-    def find(self, call: str) -> dict[str, Any]:
-        """As `request`; empty if the bucket has no such setting."""
-        try:
-            return self.request(call)
-        except BucketRefused as error:
-            if error.is_absent:
-                return {}
-            raise
 
-    def get_policy(self) -> list[dict[str, Any]]:
-        """The bucket's policy, as one document or none."""
-        response = self.find("get_bucket_policy")
-        return [json.loads(response["Policy"])] if response else []
+def explain_refusal(error: S3Refused | S3Unreachable, account: str | None) -> tuple[str, str]:
+    """Why a bucket of an account did not answer a request, and what to do."""
+    if isinstance(error, S3Unreachable):
+        return f"the request failed: {error}", CHECK_ENDPOINT
+    if error.code in ABSENT:
+        return "the bucket has no such setting", "Set it."
+    if error.code in UNSUPPORTED:
+        return f"the store does not support {error.operation}", "Check the setting by hand."
+    if error.code in {"403", "AccessDenied"}:
+        other = f", or the bucket does not belong to account {account}" if account else ""
+        return f"{error.operation}: access is denied{other}", REMEDIES["AccessDenied"]
+    name = "NoSuchBucket" if error.code == "404" else error.code
+    return s3.REASONS.get(name, f"{error.operation}: {error}"), REMEDIES.get(name, CHECK_ENDPOINT)
 
 
 class UnsupportedPolicy(Exception):
@@ -714,23 +694,23 @@ def check_backup(backup: Backup) -> Iterator[Check]:
             yield from _check_bucket("reports", backup, reports)
 
 
-BucketCheck = Callable[[Backup, BucketClient], tuple[str, str]]  # Returns detail and remedy
+BucketCheck = Callable[[Backup, S3Store], tuple[str, str]]  # Returns detail and remedy
 
 
 def _check_bucket(end: str, backup: Backup, address: StoreAddress) -> Iterator[Check]:
-    bucket, client = address.bucket, BucketClient(address)
+    bucket, client = address.bucket, S3Store(address)
     try:
-        client.request("head_bucket")
-    except BucketRefused as error:
-        yield Check(f"{end} bucket {bucket}", error.reason, error.fix)
+        client.call("head_bucket")
+    except REFUSALS as error:
+        yield Check(f"{end} bucket {bucket}", *explain_refusal(error, address.account))
         return
     owner = f", and belongs to account {address.account}" if address.account else ""
     yield Check(f"{end} bucket {bucket}", f"answers{owner}")
     for name, check in _list_checks(end, backup, address):
         try:
             detail, remedy = check(backup, client)
-        except BucketRefused as error:
-            detail, remedy = error.reason, error.fix
+        except REFUSALS as error:
+            detail, remedy = explain_refusal(error, address.account)
         yield Check(f"{name} {bucket}", detail, remedy)
 
 
@@ -755,15 +735,16 @@ def _list_checks(end: str, backup: Backup, address: StoreAddress) -> Iterator[tu
         yield "reports into", _check_report_policy
 
 
-def _check_region(_backup: Backup, client: BucketClient) -> tuple[str, str]:
-    region = client.request("get_bucket_location").get("LocationConstraint") or "us-east-1"
-    if region != client.region:
-        return f"the bucket is in {region}, requests go to {client.region}", f"Give its `region`: {region}."
+def _check_region(_backup: Backup, client: S3Store) -> tuple[str, str]:
+    region = client.call("get_bucket_location").get("LocationConstraint") or "us-east-1"
+    own = client.client.meta.region_name
+    if region != own:
+        return f"the bucket is in {region}, requests go to {own}", f"Give its `region`: {region}."
     return region, ""
 
 
-def _check_read_policy(role: str, backup: Backup, client: BucketClient) -> tuple[str, str]:
-    policy, arn = client.get_policy(), make_arn(client.address)
+def _check_read_policy(role: str, backup: Backup, client: S3Store) -> tuple[str, str]:
+    policy, arn = get_policy(client), make_arn(client.address)
     needed = [*((action, f"{arn}/{client.address.prefix}x") for action in READ[:4]), (LIST[0], arn)]
     context = {"aws:PrincipalArn": role, "aws:SecureTransport": "true"}
     verdicts = {
@@ -776,26 +757,26 @@ def _check_read_policy(role: str, backup: Backup, client: BucketClient) -> tuple
     return f"lets {role} read", ""
 
 
-def _check_versioning(_backup: Backup, client: BucketClient) -> tuple[str, str]:
-    status = client.request("get_bucket_versioning").get("Status", "off")
+def _check_versioning(_backup: Backup, client: S3Store) -> tuple[str, str]:
+    status = client.call("get_bucket_versioning").get("Status", "off")
     if status != "Enabled":
         return f"versioning is {status.lower()}", "Turn it on: a lock applies to versions."
     return "versioning is on", ""
 
 
-def _check_lock(_backup: Backup, client: BucketClient) -> tuple[str, str]:
+def _check_lock(_backup: Backup, client: S3Store) -> tuple[str, str]:
     detail = "off, and the backup declares a lock"
     try:
-        response = client.find("get_object_lock_configuration")
+        response = find_setting(client, "get_object_lock_configuration")
         if response.get("ObjectLockConfiguration", {}).get("ObjectLockEnabled") == "Enabled":
             return "on", ""
-    except BucketRefused as error:
-        detail = error.reason
+    except REFUSALS as error:
+        detail, _ = explain_refusal(error, client.address.account)
     return detail, "Turn it on for the bucket, or remove `lock` from the backup."
 
 
-def _check_encryption(_backup: Backup, client: BucketClient) -> tuple[str, str]:
-    response = client.find("get_bucket_encryption")
+def _check_encryption(_backup: Backup, client: S3Store) -> tuple[str, str]:
+    response = find_setting(client, "get_bucket_encryption")
     if not response:
         return "none by default: manifests of jobs can be read", ""
     kinds = [
@@ -810,16 +791,18 @@ def _check_encryption(_backup: Backup, client: BucketClient) -> tuple[str, str]:
     return ", ".join(kinds), ""
 
 
-def _check_ownership(_backup: Backup, client: BucketClient) -> tuple[str, str]:
-    rules = client.find("get_bucket_ownership_controls").get("OwnershipControls", {}).get("Rules", [])
+def _check_ownership(_backup: Backup, client: S3Store) -> tuple[str, str]:
+    rules = (
+        find_setting(client, "get_bucket_ownership_controls").get("OwnershipControls", {}).get("Rules", [])
+    )
     owner = ", ".join(rule["ObjectOwnership"] for rule in rules) or "ObjectWriter"
     if owner != "BucketOwnerEnforced":
         return f"{owner}: copies may belong to their writer", "Set object ownership to BucketOwnerEnforced."
     return owner, ""
 
 
-def _check_guard_rails(backup: Backup, client: BucketClient) -> tuple[str, str]:
-    policy, arn = client.get_policy(), make_arn(client.address)
+def _check_guard_rails(backup: Backup, client: S3Store) -> tuple[str, str]:
+    policy, arn = get_policy(client), make_arn(client.address)
     principal = f"arn:aws:iam::{client.address.account}:role/{ANY_PRINCIPAL}"
     context = {"aws:PrincipalArn": principal, "aws:SecureTransport": "true"}
     unguarded = []
@@ -835,7 +818,7 @@ def _check_guard_rails(backup: Backup, client: BucketClient) -> tuple[str, str]:
     return "versions, locks and lifecycle are protected from all principals but those named in the policy", ""
 
 
-def _check_report_policy(backup: Backup, client: BucketClient) -> tuple[str, str]:
+def _check_report_policy(backup: Backup, client: S3Store) -> tuple[str, str]:
     context = {
         "aws:SourceArn": make_arn(backup.source),
         "aws:SourceAccount": str(backup.source.account),
@@ -843,13 +826,13 @@ def _check_report_policy(backup: Backup, client: BucketClient) -> tuple[str, str
         "aws:SecureTransport": "true",
     }
     request = Request("s3:PutObject", f"{make_arn(client.address)}/x", INVENTORY_SERVICE, context)
-    verdict = decide(request, client.get_policy())
+    verdict = decide(request, get_policy(client))
     if verdict.decision != "allowed":
         return f"S3 may not write reports: {verdict.because}", _format_remedy(backup, client)
     return f"S3 may write reports of {backup.source.bucket}", ""
 
 
-def _format_remedy(backup: Backup, client: BucketClient) -> str:
+def _format_remedy(backup: Backup, client: S3Store) -> str:
     return (
         f"Run `lakeshare backup policies {backup.name} --runner ARN --to FOLDER` and put "
         f"bucket-{client.address.bucket}.json on the bucket."

@@ -25,7 +25,7 @@ from lakeshare_pipelines.backup.stores import (
     CHECK_ENDPOINT,
     MISSING_CODES,
     BackupStore,
-    make_s3_client,
+    S3Store,
     open_store,
     remove_unfinished,
 )
@@ -44,9 +44,13 @@ from lakeshare_pipelines.backup.verify.iceberg import (
     list_live_files,
     read_metadata,
 )
-from lakeshare_pipelines.backup.verify.objects import TableCopy, normalize_location
+from lakeshare_pipelines.backup.verify.objects import (
+    TableCopy,
+    load_copies,
+    normalize_location,
+    open_database,
+)
 from lakeshare_pipelines.errors import BackupError, DamagedRecord, ObjectMissing
-from lakeshare_server.storage import s3
 from lakeshare_server.storage.s3 import S3Refused, S3Unreachable
 from lakeshare_server.tables.iceberg.manifests import parse_manifest_list
 
@@ -189,31 +193,27 @@ def lock_point(
 
 
 def _select_unlocked(copies: pa.Table, points: Points, day: str, until: dt.datetime) -> pa.Table:
+    locked = []
     for point in points.readable()[0] if points.backup.layout == "incremental" else ():
-        # Copies of a point whose rows cannot be read are locked once more.
+        # Copies of a point whose lock cannot be read are locked once more, as those of one without rows.
         with suppress(DamagedRecord):
             ends = get_lock_end(points, point)
-            if point.day == day or ends is None or ends < until:
-                continue
-            for batch in points.read_copies(point, COPY):
-                copies = _exclude(copies, batch)
-    return copies
-
-
-def _exclude(copies: pa.Table, others: pa.Table | pa.RecordBatch) -> pa.Table:
-    return copies.filter(pc.invert(pc.is_in(_join_names(copies), _join_names(others))))
-
-
-def _join_names(rows: pa.Table | pa.RecordBatch) -> pa.Array:
-    versions = pc.fill_null(rows["stored_version_id"], "")
-    return pc.binary_join_element_wise(rows["stored_key"], versions, "\0")
+            if point.day != day and ends is not None and ends >= until:
+                locked.append(point)
+    with open_database() as on:
+        load_copies(on, points, locked, COPY)
+        on.register("own", copies)
+        return on.sql(
+            "FROM own ANTI JOIN copies ON own.stored_key = copies.stored_key "
+            "AND own.stored_version_id IS NOT DISTINCT FROM copies.stored_version_id"
+        ).to_arrow_table()
 
 
 class _CopyLocker:
     def __init__(self, backup: Backup, day: str, mode: str, until: dt.datetime) -> None:
         self._backup, self._mode, self._address = backup, mode, backup.target_of(day)
         self._until = until.astimezone(dt.UTC).replace(microsecond=0) + SECOND
-        self._client = make_s3_client(self._address)
+        self._store = S3Store(self._address)
 
     def lock(self, row: Row) -> bool:
         """Lock a copy; False if it was locked as long already."""
@@ -235,12 +235,8 @@ class _CopyLocker:
 
     def _request(self, call: str, key: str, version_id: str | None, **arguments: Any) -> dict[str, Any]:
         version = {"VersionId": version_id} if version_id else {}
-        owner = {"ExpectedBucketOwner": self._address.account} if self._address.account else {}
         try:
-            with s3.translate_errors():
-                response: dict[str, Any] = getattr(self._client, call)(
-                    Bucket=self._address.bucket, Key=key, **version, **owner, **arguments
-                )
+            response = self._store.call(call, Key=key, **version, **arguments)
         except S3Refused as error:
             fix = OBJECT_LOCK
             if error.code in MISSING_CODES:
@@ -372,9 +368,6 @@ def block_claims(points: Points) -> Iterator[Callable[[], None]]:
         points.store.delete(points.sweep_key)
 
 
-COPY_SCHEMA = pa.schema(
-    [("stored_key", pa.string()), ("stored_version_id", pa.string()), ("size_bytes", pa.int64())]
-)
 PORTION = 2_000
 UNFINISHED_AGE = dt.timedelta(days=1)  # After so long without a write, a temporary file has no writer
 
@@ -427,7 +420,7 @@ def sweep_points(
     return _summarise(going, (*spared, *in_use))
 
 
-# Points to remove, each with the copies (schema COPY_SCHEMA) to remove: a copy is with one point only.
+# Points to remove, each with the copies (columns COPY and `size_bytes`) to remove: a copy is with one point only.
 _Going = list[tuple[Point, pa.Table]]
 
 
@@ -454,34 +447,29 @@ def _plan_sweep(backup: Backup, points: Points, now: dt.datetime) -> tuple[_Goin
             else:
                 chosen.append(point)
     going = [*_find_unfinished_sweeps(points, unknown), *chosen]
-    gone = {point.day for point in going}
-    if backup.layout == "incremental":
-        unknown += _find_unreadable(points, [point for point in finished if point.day not in gone]).values()
-        if unknown:
+    others = [point for point in finished if point not in chosen]
+    with open_database() as on:
+        unreadable = load_copies(on, points, [*going, *others], [*COPY, "size_bytes"])
+        if backup.layout == "incremental" and (unknown or any(point.day in unreadable for point in finished)):
             # Such a point may hold any copy, so no copy is known to be unneeded.
-            return [], [*spared, *(f"Nothing is removed: {sentence}" for sentence in unknown)]
-    # A point whose own copies are not known stays.
-    unreadable = _find_unreadable(points, going)
-    spared += [*unknown, *unreadable.values()]
-    going = [point for point in going if point.day not in unreadable]
-    gone = {point.day for point in going}
-    staying = [point for point in finished if point.day not in gone]
-    return list(zip(going, _select_unneeded(points, going, staying), strict=True)), spared
+            sentences = (*unknown, *map(str, unreadable.values()))
+            return [], [*spared, *(f"Nothing is removed: {sentence}" for sentence in sentences)]
+        # A point whose own copies are not known stays.
+        spared += [*unknown, *(str(unreadable[point.day]) for point in going if point.day in unreadable)]
+        going = [point for point in going if point.day not in unreadable]
+        days = [point.day for point in going]
+        unneeded = on.sql(_UNNEEDED, params={"days": days}).to_arrow_table()
+    return [(point, unneeded.filter(pc.equal(unneeded["day"], point.day))) for point in going], spared
 
 
-def _select_unneeded(points: Points, going: Sequence[Point], staying: Sequence[Point]) -> list[pa.Table]:
-    tables: list[pa.Table] = []
-    for point in going:
-        batches = list(points.read_copies(point, COPY_SCHEMA.names))
-        copies = pa.Table.from_batches(batches).cast(COPY_SCHEMA) if batches else COPY_SCHEMA.empty_table()
-        if points.backup.layout == "incremental":
-            for other in staying:
-                for batch in points.read_copies(other, COPY):
-                    copies = _exclude(copies, batch)
-            for earlier in tables:
-                copies = _exclude(copies, earlier)
-        tables.append(copies)
-    return tables
+# A copy that several of these points hold is among those of the first.
+_UNNEEDED = """
+SELECT * FROM copies c WHERE list_contains($days, day) AND NOT EXISTS (
+    FROM copies s WHERE NOT list_contains($days, s.day) AND s.place = c.place AND s.stored_key = c.stored_key
+    AND s.stored_version_id IS NOT DISTINCT FROM c.stored_version_id
+) QUALIFY row_number() OVER (
+    PARTITION BY place, stored_key, stored_version_id ORDER BY list_position($days, day)) = 1
+"""
 
 
 def _explain_spared(points: Points, point: Point, in_use: dict[str, str], now: dt.datetime) -> str | None:
@@ -510,17 +498,6 @@ def _mark_swept(points: Points, going: Sequence[Point], now: dt.datetime) -> lis
         else:
             points.store.delete(f"{folder}point.json")
     return spared
-
-
-def _find_unreadable(points: Points, candidates: Sequence[Point]) -> dict[str, str]:
-    unreadable = {}
-    for point in candidates:
-        try:
-            for _ in points.read_copies(point, COPY_SCHEMA.names):
-                pass
-        except DamagedRecord as error:
-            unreadable[point.day] = str(error)
-    return unreadable
 
 
 def _find_unfinished_sweeps(points: Points, unknown: list[str]) -> list[Point]:

@@ -103,7 +103,7 @@ def ensure_listing(backup_run: BackupRun, now: dt.datetime) -> model.ListingReco
         raise BackupError(backup_run.title, "the point exists already, and a point is never replaced", fix)
     backup_run.points.claim(day, backup_run.owner)
     known = workspace.load("listing", model.ListingRecord)
-    return known or make_listing(backup_run.backup, workspace, day, now, backup_run.open_spark)
+    return known or make_listing(backup_run.backup, workspace, day, now)
 
 
 def ensure_plan(backup_run: BackupRun) -> model.PlanRecord:
@@ -113,9 +113,7 @@ def ensure_plan(backup_run: BackupRun) -> model.PlanRecord:
     plan = workspace.load("plan", model.PlanRecord)
     if plan is None:
         listing = _load_step(backup_run, "listing", model.ListingRecord)
-        plan = make_plan(
-            backup_run.backup, workspace, listing, backup_run.points, backup_run.day, backup_run.open_spark
-        )
+        plan = make_plan(backup_run.backup, workspace, listing, backup_run.points, backup_run.day)
         workspace.save("plan", plan)
     return plan
 

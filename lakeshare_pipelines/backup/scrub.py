@@ -14,14 +14,14 @@ import pyarrow as pa
 from pydantic import BaseModel
 
 from lakeshare_pipelines.backup.config import Backup
-from lakeshare_pipelines.backup.model import ARCHIVES, Point
+from lakeshare_pipelines.backup.model import ARCHIVES
 from lakeshare_pipelines.backup.points import OWN_PREFIX, Points, Workspace, get_point_time
 from lakeshare_pipelines.backup.restore.copies import ReportMessage, ignore_progress
 from lakeshare_pipelines.backup.retention import hold_point
 from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, open_store
 from lakeshare_pipelines.backup.verify import objects
 from lakeshare_pipelines.backup.verify.run import Healer, MissingObject
-from lakeshare_pipelines.errors import BackupError, DamagedRecord
+from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
 
 _log = logging.getLogger(__name__)
@@ -75,7 +75,8 @@ def scrub(
         # No sweep removes a copy while it is read.
         for point in whole:
             leases.enter_context(hold_point(points, point.day, "scrub", as_made=True))
-        sentences = [str(error) for error in (*damaged, *_load(on, points, whole))]
+        unreadable = objects.load_copies(on, points, whole, COLUMNS).values()
+        sentences = [str(error) for error in (*damaged, *unreadable)]
         scrubbing = _ScrubRun(backup, points, settings, now, report_message, on)
         return scrubbing.run(sentences, budget_bytes=budget_bytes, everything=everything)
 
@@ -277,26 +278,6 @@ class _ScrubRun:
             self.backup, self._workspace, [planned], *ends, prefix, self.now, ignore_progress
         )
         return bool(done["status"].to_pylist() == ["succeeded"])
-
-
-def _load(on: duckdb.DuckDBPyConnection, points: Points, whole: Sequence[Point]) -> list[DamagedRecord]:
-    columns = ", ".join(f"{name} {'BIGINT' if name == 'size_bytes' else 'VARCHAR'}" for name in COLUMNS)
-    on.execute(f"CREATE TEMP TABLE copies (day VARCHAR, place VARCHAR, {columns})")
-    damaged = []
-    for point in whole:
-        place = points.backup.target_of(point.day).url
-        on.execute("BEGIN")
-        try:
-            for batch in points.read_copies(point, list(COLUMNS)):
-                on.register("held", pa.table({name: batch[name] for name in COLUMNS}))
-                on.execute("INSERT INTO copies SELECT ?, ?, * FROM held", [point.day, place])
-                on.unregister("held")
-        except DamagedRecord as error:
-            on.execute("ROLLBACK")
-            damaged.append(error)
-        else:
-            on.execute("COMMIT")
-    return damaged
 
 
 def _rows(on: duckdb.DuckDBPyConnection, query: str, values: Sequence[Any] = ()) -> list[Row]:

@@ -5,7 +5,8 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -452,6 +453,15 @@ def _make_listed_object(entry: dict[str, Any], is_marker: bool = False) -> Liste
 
 def open_store(address: StoreAddress) -> BackupStore:
     return FolderStore(address) if address.kind == FOLDER else S3Store(address)
+
+
+HEADS_AT_ONCE = 16
+
+
+def head_existing(store: BackupStore, keys: Iterable[str]) -> list[ObjectHead]:
+    """The heads of the objects that exist, by concurrent requests."""
+    with ThreadPoolExecutor(HEADS_AT_ONCE) as pool:
+        return [head for head in pool.map(store.head, keys) if head is not None]
 
 
 FILE_PROPERTIES = {

@@ -4,7 +4,8 @@
 """
 
 from lakeshare_pipelines.contracts.loader import load_connected, load_contract, load_contracts
-from lakeshare_pipelines.contracts.model import Column, Reference, Rule, SetContract, Table
+from lakeshare_pipelines.contracts.model import Column, Reference, SetContract, Table
+from lakeshare_pipelines.contracts.rules import Rule
 
 __all__ = [
     "Column",

@@ -11,27 +11,25 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeVar
 
+from lakeshare_pipelines.contracts.column_types import can_widen
 from lakeshare_pipelines.contracts.model import (
-    Assertion,
     Column,
     Reference,
     Retirement,
-    Rule,
     SetContract,
     ShareEntry,
     SnowflakeEntry,
     Table,
-    can_widen,
 )
 from lakeshare_pipelines.contracts.partitioning import Partitioning, SecondDimension
-from lakeshare_pipelines.contracts.rules import UNIQUENESS
+from lakeshare_pipelines.contracts.rules import Assertion, Rule, list_implied_rules
 from lakeshare_pipelines.errors import ContractError
 
 Level = Literal["breaking", "minor", "patch"]
+Checked = Rule | Assertion | Reference
 Named = TypeVar("Named", Assertion, Reference)
 LEVELS: tuple[Level, ...] = ("breaking", "minor", "patch")
 
-NOT_NULL = "expect_column_values_to_not_be_null"
 SENDERS = "deliveries that passed until now can be refused"
 LOOSER = "what passed until now passes"
 READERS = "readers that use it fail, or get something else"
@@ -154,9 +152,9 @@ def _compare_second(old: SecondDimension | None, new: SecondDimension | None) ->
         return
     if old.values != new.values:
         is_stricter = new.values is not None and (old.values is None or not {*old.values} <= {*new.values})
-        reason = "deliveries of other names are refused" if is_stricter else "more names are accepted"
         what = f"names of {old.describe()} → {new.describe()}"
-        yield Change("set", what, "breaking" if is_stricter else "minor", reason)
+        reasons = "deliveries of other names are refused", "more names are accepted"
+        yield _describe_bound("set", what, *reasons, is_stricter=is_stricter)
 
 
 def _compare_partitionings(old: Partitioning, new: Partitioning) -> Iterator[Change]:
@@ -171,8 +169,8 @@ def _compare_partitionings(old: Partitioning, new: Partitioning) -> Iterator[Cha
         is_later = str(new.first) > str(old.first)
         what = f"first partition {old.first} → {new.first}"
         parts = "days" if new.kind == "daily" else "partitions"
-        reason = "earlier deliveries are refused" if is_later else f"more {parts} are accepted"
-        yield Change("set", what, "breaking" if is_later else "minor", reason)
+        reasons = "earlier deliveries are refused", f"more {parts} are accepted"
+        yield _describe_bound("set", what, *reasons, is_stricter=is_later)
     for name in sorted({*old.values} ^ {*new.values}) if old.kind == new.kind else ():
         is_gone = name in old.values
         what = f"partition {name} is gone" if is_gone else f"new partition {name}"
@@ -183,13 +181,12 @@ def _compare_partitionings(old: Partitioning, new: Partitioning) -> Iterator[Cha
         limits = [math.inf if each.lateness_hours is None else each.lateness_hours for each in (old, new)]
         is_stricter = limits[1] < limits[0]
         what = f"latenessHours {old.lateness_hours} → {new.lateness_hours}"
-        reason = "late deliveries are refused" if is_stricter else "later deliveries are accepted"
-        yield Change("set", what, "breaking" if is_stricter else "minor", reason)
+        reasons = "late deliveries are refused", "later deliveries are accepted"
+        yield _describe_bound("set", what, *reasons, is_stricter=is_stricter)
     if old.end_offset != new.end_offset:
-        is_fewer = new.end_offset < old.end_offset
         what = f"end offset {old.end_offset} → {new.end_offset}"
-        reason = "early deliveries are refused" if is_fewer else "earlier deliveries are accepted"
-        yield Change("set", what, "breaking" if is_fewer else "minor", reason)
+        reasons = "early deliveries are refused", "earlier deliveries are accepted"
+        yield _describe_bound("set", what, *reasons, is_stricter=new.end_offset < old.end_offset)
 
 
 def _compare_entries(
@@ -220,12 +217,16 @@ def _compare_retirement(old: Retirement, new: Retirement | None) -> Iterator[Cha
         what = f"it was to be shared until {old.date} and is not retired any more"
         yield Change(old.table, what, "breaking", READERS)
     elif new.date != old.date:
-        is_earlier = new.date < old.date
         what = f"retired on {old.date} → {new.date}"
-        reason = "readers rely on the date that they were given" if is_earlier else "readers have more time"
-        yield Change(old.table, what, "breaking" if is_earlier else "minor", reason)
+        reasons = "readers rely on the date that they were given", "readers have more time"
+        yield _describe_bound(old.table, what, *reasons, is_stricter=new.date < old.date)
     elif new.successor != old.successor:
         yield _describe_patch(old.table, "successor")
+
+
+def _describe_bound(where: str, what: str, stricter: str, looser: str, *, is_stricter: bool) -> Change:
+    """Returns a change that is breaking if a bound is stricter now, with the reason for it or for the other case."""
+    return Change(where, what, "breaking" if is_stricter else "minor", stricter if is_stricter else looser)
 
 
 def _describe_patch(where: str, field: str) -> Change:
@@ -405,13 +406,8 @@ def _compare_column(where: str, old: Column, new: Column, table_format: str) -> 
 
 def _list_written_rules(table: Table) -> dict[str, Rule]:
     """Returns the rules by name, without those that required, unique and primaryKey imply."""
-    implied: list[tuple[str, Mapping[str, Any]]] = []
-    for column in table.columns:
-        implied += [(NOT_NULL, {"column": column.name})] if column.required else []
-        if column.unique or table.primary_key == (column.name,):
-            implied.append((UNIQUENESS[0], {"column": column.name}))
-    implied.append((UNIQUENESS[1], {"column_list": list(table.primary_key)}))
-    return {rule.name: rule for rule in table.rules if (rule.expectation, dict(rule.kwargs)) not in implied}
+    implied = [(rule.expectation, rule.kwargs) for rule in list_implied_rules(table.name, table.columns)]
+    return {rule.name: rule for rule in table.rules if (rule.expectation, rule.kwargs) not in implied}
 
 
 def _compare_rules(old: Table, new: Table) -> Iterator[Change]:
@@ -426,7 +422,7 @@ def _compare_rules(old: Table, new: Table) -> Iterator[Change]:
             yield from _compare_rule(where, was, will)
 
 
-def _describe_stricter(where: str, what: str, rule: Rule | Assertion | Reference) -> Change:
+def _describe_stricter(where: str, what: str, rule: Checked) -> Change:
     if rule.severity == "warning":
         return Change(where, f"{what} of severity warning", "minor", "a warning stops no delivery")
     return Change(where, what, "breaking", SENDERS)
@@ -434,11 +430,7 @@ def _describe_stricter(where: str, what: str, rule: Rule | Assertion | Reference
 
 def _compare_rule(where: str, old: Rule, new: Rule) -> Iterator[Change]:
     if old.severity != new.severity:
-        what = f"severity {old.severity} → {new.severity}"
-        if new.severity == "error":
-            yield Change(where, what, "breaking", SENDERS)
-        else:
-            yield Change(where, what, "minor", LOOSER)
+        yield _compare_severities(where, old, new)
     if (old.expectation, old.kwargs, old.scope) != (new.expectation, new.kwargs, new.scope):
         if (old.expectation, old.scope) == (new.expectation, new.scope) and is_looser(
             old.expectation, old.kwargs, new.kwargs
@@ -503,19 +495,19 @@ def _compare_named(
         elif replace(was, severity=will.severity, description=will.description) != will:
             yield _describe_stricter(where, differs, will)
         elif was.severity != will.severity:
-            is_error = will.severity == "error"
-            what = f"severity {was.severity} → {will.severity}"
-            reason = SENDERS if is_error else LOOSER
-            yield Change(where, what, "breaking" if is_error else "minor", reason)
+            yield _compare_severities(where, was, will)
+
+
+def _compare_severities(where: str, old: Checked, new: Checked) -> Change:
+    what, is_stricter = f"severity {old.severity} → {new.severity}", new.severity == "error"
+    return _describe_bound(where, what, SENDERS, LOOSER, is_stricter=is_stricter)
 
 
 def _compare_limits(old: Table, new: Table) -> Iterator[Change]:
     before, after = old.max_quarantined_fraction, new.max_quarantined_fraction
     if before != after:
         what = f"at most {before:.2%} → {after:.2%} of rows in quarantine"
-        is_stricter = after < before
-        reason = SENDERS if is_stricter else LOOSER
-        yield Change(old.name, what, "breaking" if is_stricter else "minor", reason)
+        yield _describe_bound(old.name, what, SENDERS, LOOSER, is_stricter=after < before)
     if old.drift != new.drift:
         limits = [field.name for field in fields(old.drift) if field.name != "severity"]
         values = [(getattr(old.drift, name), getattr(new.drift, name)) for name in limits]
@@ -523,8 +515,8 @@ def _compare_limits(old: Table, new: Table) -> Iterator[Change]:
         is_stricter = new.drift.severity == "error" and (
             not is_looser_drift or old.drift.severity == "warning"
         )
-        reason = SENDERS if is_stricter else "it is looser, or a warning"
-        yield Change(old.name, "the limits of drift changed", "breaking" if is_stricter else "minor", reason)
+        reasons = SENDERS, "it is looser, or a warning"
+        yield _describe_bound(old.name, "the limits of drift changed", *reasons, is_stricter=is_stricter)
     for client in old.serveable_to.clients:
         if client not in new.serveable_to.clients:
             yield Change(old.name, f"{client} is no promised client any more", "breaking", READERS)

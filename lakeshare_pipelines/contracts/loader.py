@@ -1,45 +1,60 @@
 """Loads contracts: builds a set from the document, checks it, and reports every error of a file at once."""
 
 import re
-import string
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
-from pydantic import ValidationError
-
-from lakeshare_pipelines.contracts import document as odcs
-from lakeshare_pipelines.contracts import model
-from lakeshare_pipelines.contracts.document import Faults, read_extras
-from lakeshare_pipelines.contracts.model import Column, Input, Reference, SetContract, Table, View
-from lakeshare_pipelines.contracts.nested import EXAMPLES, is_nested
-from lakeshare_pipelines.contracts.retirement import build_retirements, suggest_successor
-from lakeshare_pipelines.contracts.rules import build_assertions, build_rules, check_assertions, check_nested
+from lakeshare_pipelines.contracts.column_types import get_base_type
+from lakeshare_pipelines.contracts.document import (
+    FAULTY,
+    PROPERTIES,
+    Faults,
+    compute_digest,
+    find_line,
+    read_yaml,
+)
+from lakeshare_pipelines.contracts.model import (
+    Column,
+    ColumnReference,
+    Input,
+    PerRecipient,
+    Reference,
+    Retirement,
+    SetContract,
+    ShareEntry,
+    SnowflakeEntry,
+    Table,
+    View,
+)
+from lakeshare_pipelines.contracts.rules import (
+    BRACES,
+    build_assertions,
+    build_rules,
+    check_assertions,
+    check_nested,
+    list_placeholders,
+)
 from lakeshare_pipelines.contracts.sources import (
     NO_TRANSFORMS,
-    check_jdbc,
     check_origin,
     check_sources,
     connect_transforms,
 )
 from lakeshare_pipelines.contracts.write_modes import (
-    build_partitioning,
     build_write,
     check_partition_column,
-    check_partitioning,
     check_write,
     make_history_columns,
 )
 from lakeshare_pipelines.errors import ContractError
-from lakeshare_server.errors import BadRequest, suggest
-from lakeshare_server.locations import AZURE, GCS, LOCAL, S3, parse_location
+from lakeshare_server.errors import suggest
 from lakeshare_server.yaml_documents import Parsed
 
 Partitioning = tuple[tuple[str, str], ...]
-TableFormat = Literal["iceberg", "delta"]
 PACKAGED = Path(__file__).parent
 OF_OTHERS = "Name a table of another contract, as set.table."
 
@@ -55,25 +70,20 @@ def load_contract(path: Path, transforms: Mapping[str, str] | None = NO_TRANSFOR
 
     None is for a contract of which nothing is run: its tables may be without an origin.
     """
-    return build_contract(odcs.read_yaml(path), path, transforms)
+    return build_contract(read_yaml(path), path, transforms)
 
 
 def build_contract(
     parsed: Parsed, path: Path, transforms: Mapping[str, str] | None = NO_TRANSFORMS
 ) -> SetContract:
     """Builds the contract of a parsed text; `path` is its file in errors, `transforms` as in `load_contract`."""
-    faults = Faults(path, parsed)
-    try:
-        document = odcs.Document.model_validate(parsed.values)
-    except ValidationError as error:
-        faults.add_invalid(error)
-        faults.require_none()
-        raise
-    contract = _build_set(document, odcs.compute_digest(parsed.values), path, faults)
+    contract, faults = Faults(path, parsed).read_document(SetContract)
+    contract = replace(contract, digest=compute_digest(parsed.values), path=path, text=parsed.text)
+    contract = _build_set(contract, faults)
     contract = connect_transforms(contract, transforms or NO_TRANSFORMS, faults)
     contract = _check_set(contract, faults, is_run=transforms is not None)
     faults.require_none()
-    return replace(contract, text=parsed.text)
+    return contract
 
 
 def load_contracts(folder: Path | None = None) -> tuple[SetContract, ...]:
@@ -106,7 +116,7 @@ def _connect_contracts(contracts: Sequence[SetContract]) -> tuple[SetContract, .
             other = taken.setdefault((kind, name), contract)
             if other is not contract:
                 problem = f"the {kind} {name!r} is {other.path.name}'s already"
-                line = odcs.find_line(contract, "name")
+                line = find_line(contract, "name")
                 raise ContractError(contract.path, "name", problem, "Rename one of them.", line=line)
     return _connect_sets(contracts)
 
@@ -118,10 +128,10 @@ def _connect_sets(contracts: Sequence[SetContract]) -> tuple[SetContract, ...]:
         for table in contract.tables:
             for read in table.inputs:
                 if read.table not in owners:
-                    hint = suggest_successor(read.table, contracts) or suggest(read.table, owners, OF_OTHERS)
+                    hint = _suggest_successor(read.table, contracts) or suggest(read.table, owners, OF_OTHERS)
                     problem = f"no contract has the table {read.table!r}"
                     place = ("schema", table.short_name, "customProperties", "inputs")
-                    line = odcs.find_line(contract, *place)
+                    line = find_line(contract, *place)
                     raise ContractError(contract.path, f"{table.short_name}.inputs", problem, hint, line=line)
     reads = {
         contract.name: sorted({owners[read.table].name for read in contract.inputs}) for contract in contracts
@@ -138,6 +148,16 @@ def _connect_sets(contracts: Sequence[SetContract]) -> tuple[SetContract, ...]:
     return tuple(_connect_inputs(contract, owners) for contract in contracts)
 
 
+def _suggest_successor(table: str, contracts: Iterable[SetContract]) -> str | None:
+    """Returns what to read instead of a retired table of one of the contracts; None for other tables."""
+    for contract in contracts:
+        for each in contract.retirements:
+            if each.table == table:
+                instead = f"Read {each.successor} instead" if each.successor else "Nothing takes its place"
+                return f"Set {contract.name} {contract.version} retires it. {instead}."
+    return None
+
+
 def _connect_inputs(contract: SetContract, owners: Mapping[str, SetContract]) -> SetContract:
     if contract.partitioning.is_whole:
         return contract
@@ -151,14 +171,17 @@ def _connect_inputs(contract: SetContract, owners: Mapping[str, SetContract]) ->
         if owner.partitioning.is_time and zones[0] != zones[1]:
             # Dagster maps times of one zone only.
             problem = f"{read.table} has partitions in {zones[0]}, the set has them in {zones[1]}"
-            line = odcs.find_line(contract, "customProperties", "partitioning")
+            line = find_line(contract, "customProperties", "partitioning")
             hint = "Give both sets the same timeZone."
             raise ContractError(contract.path, "customProperties", problem, hint, line=line)
         column = table.partition_column
         return Input(read.table, column.name, column.type, owner.partitioning)
 
-    tables = [replace(table, inputs=tuple(map(find_column, table.inputs))) for table in contract.tables]
-    connected = replace(contract, tables=tuple(tables))
+    tables = tuple(
+        replace(table, inputs=tuple(map(find_column, table.inputs))) if table.inputs else table
+        for table in contract.tables
+    )
+    connected = replace(contract, tables=tables)
     is_time = contract.partitioning.is_time
     alike = [read for read in connected.inputs if read.column and read.partitioning.is_time == is_time]
     if not connected.takes_deliveries and not alike:
@@ -166,163 +189,81 @@ def _connect_inputs(contract: SetContract, owners: Mapping[str, SetContract]) ->
         parts, like = ("days", "daily") if kind == "daily" else ("partitions", "partitioned alike")
         problem = f"a {kind} set without deliveries has the {parts} of its inputs, and none of them is {like}"
         hint = f"Add a table of a {kind} set to the inputs, or give partitioning: none."
-        line = odcs.find_line(contract, "customProperties", "partitioning")
+        line = find_line(contract, "customProperties", "partitioning")
         raise ContractError(contract.path, "customProperties", problem, hint, line=line)
     return connected
 
 
-Tables = TypeVar("Tables", odcs.SharedSchema, odcs.SnowflakeSchema)
-
-OWNER = re.compile(r"[A-Za-z0-9_]+|[^@\s]+@[^@\s]+\.[^@\s]+")
+Entry = TypeVar("Entry", ShareEntry, SnowflakeEntry)
 
 
-def _build_set(document: odcs.Document, digest: str, path: Path, faults: Faults) -> SetContract:
-    extras = read_extras(odcs.SetExtras, document.custom_properties, faults)
-    server = document.servers[0]
-    warehouse = _read_warehouse(server, faults.at("servers", 0))
-    tables = tuple(
-        replace(table, warehouse=warehouse)
-        for table in _build_tables(document, server.format, faults, extras.maintenance)
-    )
+def _build_set(contract: SetContract, faults: Faults) -> SetContract:
+    """Returns the set with what follows from its parts."""
+    faults.check_properties(SetContract)
+    contract = replace(contract, server=contract.server.complete(faults.at("servers", 0)))
+    tables = _build_tables(contract, faults)
     names = {name: table.name for table in tables for name in (table.short_name, table.name)}
-    tables = tuple(_split_inputs(table, names) for table in tables)
-    return SetContract(
-        name=document.name,
-        version=document.version,
-        description=" ".join(document.description.purpose.split()),
-        owners=_owners(document, faults),
-        domain=document.domain,
-        tables=tables,
-        partitioning=build_partitioning(extras, faults),
-        shares=tuple(
-            model.ShareEntry(entry.share, entry.schema_name, name, table)
-            for entry, name, table in _named_tables("shares", extras.shares, names, faults, document)
-        ),
-        digest=digest,
-        path=path,
-        maintenance_schedule=extras.maintenance.schedule,
-        schedule=extras.schedule,
-        warehouse=warehouse,
-        endpoint=server.endpoint_url,
-        retirements=build_retirements(document.name, extras, names, faults),
-        snowflake=tuple(
-            model.SnowflakeEntry(entry.database, entry.schema_name, name, table)
-            for entry, name, table in _named_tables("snowflake", extras.snowflake, names, faults, document)
-        ),
+    return replace(
+        contract,
+        tables=tuple(_split_inputs(table, names) for table in tables),
+        owners=contract.team.list_owners(faults.at("team")),
+        partitioning=contract.partitioning.complete(contract.first_partition, faults),
+        shares=tuple(_list_shared("shares", contract.shares, names, faults)),
+        retirements=_list_retirements(contract, names, faults.at(PROPERTIES, "retire")),
+        snowflake=tuple(_list_shared("snowflake", contract.snowflake, names, faults)),
     )
 
 
-STORES = {"s3": (S3,), "azure": (AZURE,), "gcs": (GCS,), "custom": (S3, GCS, AZURE)}
-"""The kinds of stores by the type of a contract's server. The standard has no type for Google Cloud Storage."""
-
-
-def _read_warehouse(server: odcs.Server, faults: Faults) -> str | None:
-    """Returns the location that a server names; None for the warehouse of the settings."""
-    if server.location is None:
-        if server.endpoint_url is not None:
-            hint = "Give the location, like s3://bucket/prefix, or remove endpointUrl."
-            faults.at("endpointUrl").add(f"{server.endpoint_url!r} has no location beside it", hint)
-        return None
-    try:
-        place = parse_location(server.location)
-    except BadRequest as error:
-        faults.at("location").add(f"{server.location!r} is not the location of a store", error.hint)
-        return None
-    if server.type not in STORES or place.kind == LOCAL:
-        hint = "Give a location in a store with type s3, azure, gcs or custom, or remove it: the tables are then in "
-        hint += "LAKESHARE_WAREHOUSE."
-        faults.at("location").add(f"{server.location!r} is not possible with type {server.type!r}", hint)
-    elif place.kind not in STORES[server.type]:
-        faults.at("type").add(f"{server.type!r} does not fit {server.location!r}", f"Give {place.kind!r}.")
-    return place.location.rstrip("/")
-
-
-def _build_tables(
-    document: odcs.Document, table_format: TableFormat, faults: Faults, maintenance: odcs.MaintenanceExtras
-) -> tuple[Table, ...]:
+def _build_tables(contract: SetContract, faults: Faults) -> tuple[Table, ...]:
     """Returns all tables, in the order of the file; views are built after their tables."""
     built: dict[int, Table] = {}
     bases: dict[str, Table] = {}
-    for index, table in sorted(enumerate(document.tables), key=lambda entry: is_view(entry[1])):
-        place = faults.at("schema", index)
-        built[index] = _build_table(document.name, table, table_format, place, bases, maintenance)
-        if not is_view(table):
+    places = [faults.at("schema", index) for index in range(len(contract.tables))]
+    for index in sorted(range(len(places)), key=lambda index: is_view(places[index])):
+        built[index] = _build_table(contract, contract.tables[index], places[index], bases)
+        if not is_view(places[index]):
             bases[built[index].short_name] = built[index]
     return tuple(built[index] for index in sorted(built))
 
 
-def _build_table(
-    set_name: str,
-    table: odcs.SchemaObject,
-    table_format: TableFormat,
-    faults: Faults,
-    bases: Mapping[str, Table],
-    maintenance: odcs.MaintenanceExtras,
-) -> Table:
-    """Returns a table with its columns, rules and references; a view has the columns of one of the `bases`."""
-    name = table.physical_name or f"{set_name}.{table.name}"
-    _check_shape(table, faults)
-    extras = read_extras(odcs.TableExtras, table.custom_properties, faults)
-    view = extras.view
+def _build_table(contract: SetContract, given: Table, faults: Faults, bases: Mapping[str, Table]) -> Table:
+    """Returns a table with what follows from its parts; a view has the columns of one of the `bases`."""
+    _check_shape(given, faults)
+    faults.check_properties(Table)
+    table = replace(
+        given,
+        name=given.physical_name or f"{contract.name}.{given.name}",
+        format=contract.server.format,
+        warehouse=contract.warehouse,
+        source=None if given.reads is None else given.reads.landing,
+        reads=given.reads and given.reads.complete(faults.at(PROPERTIES)),
+    )
+    view, base = table.view, None if table.view is None else bases.get(table.view.of)
     if view is None:
-        columns, partition_by = _build_columns(table, table_format, faults)
+        columns, partition_by = _build_columns(table, faults)
     else:
         columns, partition_by = _build_view_columns(view, bases, faults)
-    base = None if view is None else bases.get(view.of)
-    write = build_write(extras, base, faults)
+    write = build_write(table, base, faults)
     if write.mode == "scd2":
         columns = (*columns, *make_history_columns(write, columns))
-    derive = extras.derive.strip() if extras.derive else None
-    promise = extras.serveable_to
-    return Table(
-        name=name,
-        format=table_format,
+    return replace(
+        table,
         columns=columns,
         partition_by=partition_by,
-        source=None if extras.source is None else extras.source.landing,
-        reads=_get_source(extras.source, faults),
-        derive=derive,
-        transform=extras.transform,
-        inputs=tuple(Input(read) for read in dict.fromkeys(extras.inputs)),
-        view=view,
-        depends_on=_placeholders(derive, faults) if view is None else (view.of,),
-        # The rules that a table's columns imply hold for any selection of its rows.
-        rules=tuple(build_rules(name, table, columns, faults, implies=view is None)),
-        assertions=tuple(build_assertions(name, table, faults)),
-        references=tuple(_build_references(name, table, faults)),
-        location=extras.location,
-        description=" ".join(table.description.split()),
-        allow_schema_changes=extras.allow_schema_changes or (base is not None and base.allow_schema_changes),
-        max_quarantined_fraction=extras.max_quarantined_fraction,
+        depends_on=_list_read(table, faults),
+        rules=tuple(build_rules(table, columns, faults)),
+        assertions=tuple(build_assertions(table, faults)),
+        references=tuple(_build_references(table, faults)),
+        allow_schema_changes=table.allow_schema_changes or (base is not None and base.allow_schema_changes),
         write=write,
-        drift=extras.drift,
-        reading=extras.reading,
-        maintenance=_build_maintenance(maintenance, extras.maintenance, columns, faults),
-        serveable_to=model.Promise(tuple(dict.fromkeys(promise.clients)), promise.severity, promise.rewrite)
-        if promise
-        else model.Promise(),
+        maintenance=table.maintenance.complete(contract.maintenance, columns, faults),
     )
-
-
-def _get_source(entry: model.SourceEntry | None, faults: Faults) -> model.SourceEntry | None:
-    """Returns the source of a table that is not landing."""
-    if entry is None:
-        return None
-    source = faults.at("customProperties")
-    if len(entry.kinds) != 1:
-        given = " and ".join(entry.kinds) or "nothing"
-        hint = "Give one of landing (or the name of the files alone), table, jdbc, files, share, python."
-        source.add(f"a source has one kind, this one has {given}", hint, near=("source",))
-    elif entry.landing is not None and entry.asset is not None:
-        hint = "Remove it: deliveries have an asset of their own."
-        source.add("files in landing are written by no other asset", hint, near=("source",))
-    elif entry.jdbc is not None:
-        check_jdbc(entry.jdbc, source)
-    return None if entry.landing is not None else entry
 
 
 def _split_inputs(table: Table, names: Mapping[str, str]) -> Table:
     """Returns the table with declared inputs of its own set in `depends_on`, by short name, and others in `inputs`."""
+    if not table.inputs:
+        return table
     own = [names[read.table].rsplit(".", 1)[-1] for read in table.inputs if read.table in names]
     inputs = tuple(read for read in table.inputs if read.table not in names)
     read = {each.short_name for each in inputs if each.short_name not in names}
@@ -330,152 +271,71 @@ def _split_inputs(table: Table, names: Mapping[str, str]) -> Table:
     return replace(table, depends_on=tuple(depends_on), inputs=inputs)
 
 
-def _build_maintenance(
-    of_set: odcs.MaintenanceExtras,
-    of_table: odcs.MaintenanceExtras,
-    columns: Sequence[Column],
-    faults: Faults,
-) -> model.Maintenance:
-    """Returns the maintenance of a table; what it does not give is that of its set."""
-    given = of_table.model_fields_set
-    compaction = of_table.compaction if "compaction" in given else of_set.compaction
-    keep = of_table.keep if "keep" in given else of_set.keep
-    kept = model.Maintenance(keep_publications=keep.publications, keep_days=keep.days)
-    if isinstance(compaction, odcs.NoCompaction):
-        return replace(kept, compacts=False)
-    names = [column.name for column in columns]
-    for name in compaction.sort_by if "compaction" in given else ():
-        if name not in names:
-            place = faults.at("customProperties", "maintenance")
-            place.add(f"compaction sorts by {name!r}, which the table does not have", suggest(name, names))
-    sort_by = tuple(name for name in compaction.sort_by if name in names)
-    return replace(kept, target_mb=compaction.target_mb, sort_by=sort_by)
-
-
-def _build_columns(
-    table: odcs.SchemaObject, table_format: str, faults: Faults
-) -> tuple[tuple[Column, ...], Partitioning]:
+def _build_columns(table: Table, faults: Faults) -> tuple[tuple[Column, ...], Partitioning]:
     columns: list[Column] = []
-    parts: list[tuple[int, str, str]] = []
-    for index, entry in enumerate(table.properties):
+    for index, given in enumerate(table.columns):
         place = faults.at("properties", index)
-        extras = read_extras(odcs.ColumnExtras, entry.custom_properties, place)
-        columns.append(
-            Column(
-                name=entry.name,
-                type=_type(entry, table_format, place),
-                required=entry.required or entry.primary_key,
-                unique=entry.unique,
-                primary_key=entry.primary_key,
-                pii=(entry.classification or "").lower() == "pii",
-                description=" ".join(entry.description.split()),
-                source=extras.source,
-                expression=entry.transform_logic,
-                lineage=tuple(entry.transform_source_objects),
-            )
-        )
-        if entry.partitioned:
-            parts.append((entry.partition_key_position, entry.name, extras.partition_transform))
-    parts.sort(key=lambda part: part[0])
-    return tuple(columns), tuple((name, transform) for _, name, transform in parts)
+        place.check_properties(Column)
+        columns.append(given.complete(table.format, place))
+    by = sorted(
+        (column for column in columns if column.partitioned), key=lambda column: column.partition_key_position
+    )
+    return tuple(columns), tuple((column.name, column.partition_transform) for column in by)
 
 
-def _type(entry: odcs.Property, table_format: str, faults: Faults) -> str:
-    if entry.physical_type is None and entry.logical_type is None:
-        hint = "Give logicalType, and physicalType where it matters."
-        faults.add(f"column {entry.name!r} has no type", hint)
-        return "string"
-    kind = model.normalize_type(entry.physical_type or model.DEFAULTS[entry.logical_type or "string"])
-    wrong = model.explain_wrong_type(kind, entry.logical_type, table_format)
-    if wrong:
-        field = "physicalType" if entry.physical_type else "logicalType"
-        hint = EXAMPLES if is_nested(kind) else suggest(kind, model.TYPES_OF_FORMAT[table_format])
-        faults.at(field).add(wrong, hint)
-    return kind
-
-
-def _build_references(table_name: str, table: odcs.SchemaObject, faults: Faults) -> Iterator[Reference]:
-    for index, many in enumerate(table.relationships):
+def _build_references(table: Table, faults: Faults) -> Iterator[Reference]:
+    for index, reference in enumerate(table.references):
         place = faults.at("relationships", index)
-        if isinstance(many.from_, str) != isinstance(many.to, str):
+        if isinstance(place.get("from"), str) != isinstance(place.get("to"), str):
             place.add("`from` and `to` are of different kinds", "Make both a text, or both a list.")
             continue
-        columns = [name.rpartition(".")[2] for name in _listed(many.from_)]
-        extras = read_extras(odcs.ReferenceExtras, many.custom_properties, place)
-        yield _build_reference(table_name, columns, _listed(many.to), extras, place)
-    for number, entry in enumerate(table.properties):
-        for index, one in enumerate(entry.relationships):
+        place.check_properties(Reference)
+        columns = tuple(name.rpartition(".")[2] for name in reference.columns)
+        yield reference.complete(table.name, columns, place)
+    for number, column in enumerate(table.columns):
+        for index, of_column in enumerate(column.relationships):
             place = faults.at("properties", number, "relationships", index)
-            extras = read_extras(odcs.ReferenceExtras, one.custom_properties, place)
-            yield _build_reference(table_name, [entry.name], [one.to], extras, place)
+            place.check_properties(ColumnReference)
+            yield of_column.complete(table.name, (column.name,), place)
 
 
-def _build_reference(
-    table_name: str, columns: Sequence[str], to: Sequence[str], extras: odcs.ReferenceExtras, faults: Faults
-) -> Reference:
-    pairs = [name.rpartition(".") for name in to]
-    targets = {table for table, _, _ in pairs}
-    if len(targets) != 1 or "" in targets or len(pairs) != len(columns):
-        hint = "Name as many columns as in `from`, of one table, each as table.column."
-        faults.add(f"`to` is {', '.join(to)}", hint)
-    target = pairs[0][0]
-    name = "__".join(["references", target.rsplit(".", 1)[-1], "_".join(columns)])
-    to_columns = tuple(column for _, _, column in pairs)
-    return Reference(
-        name, table_name, tuple(columns), target, to_columns, extras.severity, extras.description
-    )
-
-
-def _listed(value: str | list[str]) -> list[str]:
-    return [value] if isinstance(value, str) else value
-
-
-def _placeholders(derive: str | None, faults: Faults) -> tuple[str, ...]:
-    if derive is None:
+def _list_read(table: Table, faults: Faults) -> tuple[str, ...]:
+    """Returns the tables that a view or a derivation reads, as they are named there."""
+    if table.view is not None:
+        return (table.view.of,)
+    if table.derive is None:
         return ()
     try:
-        fields = [name for _, name, _, _ in string.Formatter().parse(derive) if name is not None]
+        return list_placeholders(table.derive)
     except ValueError as error:
-        faults.add(
-            f"derive: {error}",
-            "Write a brace that is not a placeholder twice: {{ or }}.",
-            near=("customProperties", "derive"),
-        )
+        faults.add(f"derive: {error}", BRACES, near=(PROPERTIES, "derive"))
         return ()
-    return tuple(dict.fromkeys(fields))
 
 
-def _owners(document: odcs.Document, faults: Faults) -> tuple[str, ...]:
-    """Returns owners as Dagster takes them: an address, or `team:name`."""
-    members = document.team.members
-    names = [(index, m.username) for index, m in enumerate(members) if (m.role or "").lower() == "owner"]
-    for index, name in names:
-        if not OWNER.fullmatch(name):
-            hint = "Give an e-mail address, or a team's name of letters, digits and _."
-            place = faults.at("team", "members", index, "username")
-            place.add(f"owner {name!r} is neither person nor team", hint)
-    owners = [name for _, name in names] or ([document.team.name] if document.team.name else [])
-    return tuple(name if "@" in name else f"team:{name}" for name in owners)
-
-
-def _named_tables(
-    property_name: str,
-    schemas: Sequence[Tables],
-    names: Mapping[str, str],
-    faults: Faults,
-    document: odcs.Document,
-) -> Iterator[tuple[Tables, str, str]]:
-    """Yields each table under each schema of a property: the schema, its name there and its name in the lake."""
-    properties = [entry.property for entry in document.custom_properties]
+def _list_shared(
+    property_name: str, entries: Sequence[Entry], names: Mapping[str, str], faults: Faults
+) -> Iterator[Entry]:
+    """Yields an entry for each table of a schema, with its name there and its name in the lake."""
+    properties = faults.list_properties()
     index = properties.index(property_name) if property_name in properties else 0
-    for number, entry in enumerate(schemas):
+    for number, entry in enumerate(entries):
         for position, named in enumerate(entry.tables):
             if named.table not in names:
-                place = faults.at("customProperties", index, "value", number, "tables", position)
+                place = faults.at(PROPERTIES, index, "value", number, "tables", position)
                 place.add(f"the set has no table {named.table!r}", suggest(named.table, names))
                 continue
             lake_name = names[named.table]
-            yield entry, named.name or lake_name.rsplit(".", 1)[-1], lake_name
+            yield replace(entry, name=named.name or lake_name.rsplit(".", 1)[-1], table=lake_name, tables=())
+
+
+def _list_retirements(
+    contract: SetContract, names: Mapping[str, str], faults: Faults
+) -> tuple[Retirement, ...]:
+    found = tuple(each.complete(contract.name, names, faults) for each in contract.retirements)
+    for name, count in Counter(each.table for each in found).items():
+        if count > 1:
+            faults.add(f"{name} is given {count} times", "Keep one of them.")
+    return found
 
 
 QUOTED = re.compile(r"'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.)*\"|`[^`]*`", re.DOTALL)
@@ -493,17 +353,17 @@ CHANGING = CALLED_BARE | {
 CURRENT_RECIPIENT = "current_recipient"
 
 
-def is_view(table: odcs.SchemaObject) -> bool:
+def is_view(faults: Faults) -> bool:
     """Whether a table of the document is declared as a view, valid or not."""
-    return any(entry.property == "view" for entry in table.custom_properties)
+    return not {"view", f"view{FAULTY}"}.isdisjoint(faults.list_properties())
 
 
-def _check_shape(table: odcs.SchemaObject, faults: Faults) -> None:
-    view = is_view(table)
-    if view and table.properties:
+def _check_shape(table: Table, faults: Faults) -> None:
+    view = is_view(faults)
+    if view and table.columns:
         hint = "List their names as columns of the view: their properties are those of its table."
         faults.at("properties").add(f"view {table.name} has properties of its own", hint)
-    if not view and not table.properties:
+    if not view and not table.columns:
         hint = "List its columns; only a view, given as the property view, has those of its table."
         faults.at("properties").add(f"table {table.name} has no columns", hint)
     elif table.physical_type not in (None, "view" if view else "table"):
@@ -555,7 +415,7 @@ def _build_view_columns(
     return columns, partition_by if field in partition_by else (*partition_by, field)
 
 
-def _make_recipient_column(per: model.PerRecipient, value: str, base: Table, *, is_key: bool) -> Column:
+def _make_recipient_column(per: PerRecipient, value: str, base: Table, *, is_key: bool) -> Column:
     """Returns the column of a value per recipient; it is personal data if one of its sources is."""
     words = {word.lower() for word, _ in WORD.findall(value)}
     sources = [column for column in base.columns if column.name.lower() in words]
@@ -570,9 +430,7 @@ def _make_recipient_column(per: model.PerRecipient, value: str, base: Table, *, 
     )
 
 
-def _is_sound(
-    per: model.PerRecipient, view: View, base: Table, partition_by: Partitioning, faults: Faults
-) -> bool:
+def _is_sound(per: PerRecipient, view: View, base: Table, partition_by: Partitioning, faults: Faults) -> bool:
     before = len(faults.found)
     if per.value is None and per.column not in view.columns:
         hint = f"Put it into its columns, or give a value for it: SQL over the columns of {view.of}."
@@ -632,7 +490,7 @@ def _check_set(contract: SetContract, faults: Faults, *, is_run: bool) -> SetCon
         problem = f"set {contract.name} has neither deliveries nor inputs: nothing would start it"
         faults.at("schema").add(problem, "Give a table a source, or name tables of other sets as inputs.")
     properties = faults.at("customProperties")
-    check_partitioning(contract.partitioning, properties)
+    contract.partitioning.check_first(properties)
     for name, entries, kind in (
         ("shares", contract.shares, "share entry"),
         ("snowflake", contract.snowflake, "table of Snowflake"),
@@ -708,7 +566,7 @@ def _check_partitions(contract: SetContract, table: Table, faults: Faults) -> No
     known = TRANSFORMS[table.format]
     for name, transform in table.partition_by:
         place = _locate_column(table, name, faults)
-        kind = model.get_base_type(table.column(name).type)
+        kind = get_base_type(table.column(name).type)
         if transform not in known:
             hint = suggest(transform, known, f"A {table.format} table takes: {', '.join(known)}.")
             place.add(f"partitionTransform {transform!r} is not known for {table.format}", hint)

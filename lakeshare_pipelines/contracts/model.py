@@ -1,48 +1,82 @@
-"""A contract as the pipelines use it: sets, tables, columns, rules, references, shares; types and expectations."""
+"""A contract: sets, tables, columns, rules, references, shares, as YAML has them and as the pipelines use them.
+
+Each class is read from the document (`declared` in `document.py`); `loader.py` fills in what is `Computed`, which
+follows from other parts of the document.
+"""
 
 import datetime as dt
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StrictBool, TypeAdapter
-from pydantic.alias_generators import to_camel
+from pydantic import AfterValidator, BeforeValidator, Field, WrapValidator
 
-from lakeshare_pipelines.contracts.nested import Nested, Type, is_nested, list_leaves, parse_type
-from lakeshare_pipelines.contracts.partitioning import Partitioning
+from lakeshare_pipelines.contracts.column_types import (
+    DEFAULTS,
+    EXAMPLES,
+    TYPES_OF_FORMAT,
+    LogicalType,
+    TableFormat,
+    explain_wrong_type,
+    is_nested,
+    normalize_type,
+)
+from lakeshare_pipelines.contracts.document import (
+    OF_ALL,
+    PROPERTIES,
+    REQUIRED,
+    TAGS,
+    Computed,
+    Custom,
+    Faults,
+    Function,
+    Listed,
+    Name,
+    NonEmpty,
+    ReadAs,
+    Sql,
+    Text,
+    Written,
+    declared,
+    wrap,
+)
+from lakeshare_pipelines.contracts.partitioning import NamedKind, Partitioning
+from lakeshare_pipelines.contracts.rules import Assertion, Rule, Severity
+from lakeshare_pipelines.contracts.sources import SourceEntry, Stem
+from lakeshare_server.errors import BadRequest, suggest
+from lakeshare_server.locations import AZURE, GCS, LOCAL, S3, parse_location
 
-Severity = Literal["error", "warning"]
-Scope = Literal["delta", "table"]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-Fraction = Annotated[float, Field(ge=0, strict=True)]
-Sql = Annotated[str, Field(min_length=1), AfterValidator(str.strip)]
+Fraction = Annotated[float, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+Cron = Annotated[str, Field(pattern=r"^\S+( \S+){4}$")]
+FullName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)+$")]
+FirstKey = Annotated[
+    Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}(-\d{2})?$")],
+    # YAML takes a day for a date.
+    BeforeValidator(lambda value: value.isoformat() if isinstance(value, dt.date) else value),
+]
+Dotted = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]
+
+Date = Annotated[
+    dt.date,
+    BeforeValidator(
+        lambda value: parse_date(value) if isinstance(value, str) else value,
+        json_schema_input_type=Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")],
+    ),
+]
+FOREIGN_KEY = (Literal["foreignKey"], "foreignKey")
 
 
-def wrap(field: str, kind: type, accepted: Any) -> BeforeValidator:
-    """Accepts a value of `kind` in place of a mapping with this one `field`; `accepted` is both, for a JSON Schema."""
-    return BeforeValidator(
-        lambda value: {field: value} if isinstance(value, kind) else value, json_schema_input_type=accepted
-    )
-
-
-AnyClass = TypeVar("AnyClass", bound=type)
-
-
-def declared(kind: AnyClass) -> AnyClass:
-    """Lets pydantic read a dataclass from the document: camelCase names, no unknown fields.
-
-    Only the document is validated, not what the constructor gets.
-    """
-    part: Any = kind
-    part.__pydantic_config__ = ConfigDict(extra="forbid", alias_generator=to_camel)
-    # A JSON Schema shows a default by the document's names.
-    part.__pydantic_serializer__ = TypeAdapter(part).serializer
-    return kind
+def parse_date(text: str) -> dt.date | str:
+    """Returns a date that is written as a text; another text as it is."""
+    try:
+        return dt.date.fromisoformat(text)
+    except ValueError:
+        return text
 
 
 WriteMode = Literal["replace_partitions", "append", "merge", "replace", "scd2"]
@@ -50,7 +84,52 @@ VALID_FROM, VALID_TO, IS_CURRENT = "valid_from", "valid_to", "is_current"
 """The columns that a table with the write mode scd2 has besides those of its deliveries."""
 
 
-@dataclass(frozen=True)
+IS_PII = ReadAs(str | None, lambda text: (text or "").lower() == "pii")
+ONE_NAME = ReadAs(str, lambda name: (name,))
+NAMES = ReadAs(str | list[str], lambda names: (names,) if isinstance(names, str) else tuple(names))
+
+
+@declared(type=FOREIGN_KEY)
+class Reference:
+    """A foreign key: non-null values of `columns` exist as `to_columns` in `to_table` after the run.
+
+    In the document both columns have the names of their tables before them.
+    """
+
+    name: Computed[str] = ""
+    table: Computed[str] = ""
+    columns: Annotated[tuple[str, ...], NAMES, Field(alias="from"), REQUIRED] = ()
+    to_table: Computed[str] = ""
+    to_columns: Annotated[tuple[str, ...], NAMES, Field(alias="to"), REQUIRED] = ()
+    severity: Custom[Severity] = "error"
+    description: Custom[str] = ""
+
+    def complete(self, table: str, columns: tuple[str, ...], faults: Faults) -> "Reference":
+        """Returns the reference of columns of a table, with its name and what it refers to."""
+        pairs = [name.rpartition(".") for name in self.to_columns]
+        targets = {target for target, _, _ in pairs}
+        if len(targets) != 1 or "" in targets or len(pairs) != len(columns):
+            hint = "Name as many columns as in `from`, of one table, each as table.column."
+            faults.add(f"`to` is {', '.join(self.to_columns)}", hint)
+        to_table, to_columns = pairs[0][0], tuple(column for _, _, column in pairs)
+        name = "__".join(["references", to_table.rsplit(".", 1)[-1], "_".join(columns)])
+        return Reference(name, table, columns, to_table, to_columns, self.severity, self.description)
+
+
+@declared(type=FOREIGN_KEY)
+class ColumnReference(Reference):
+    """A foreign key of one column, which has it in the document."""
+
+    columns: Computed[tuple[str, ...]] = ()
+    to_columns: Annotated[tuple[str, ...], ONE_NAME, Field(alias="to"), REQUIRED] = ()
+
+
+@declared(
+    f"{OF_ALL} logical_type_options physical_name critical_data_element encrypted_name examples "
+    "transform_description",
+    tags=TAGS,
+    primary_key_position=(int, -1),
+)
 class Column:
     """A column; `type` is Spark's short spelling: `int`, `string`, `decimal(10,2)`.
 
@@ -58,98 +137,43 @@ class Column:
     for a computed column; `lineage` names the sources of a derived column, as `table.column`.
     """
 
-    name: str
-    type: str
+    name: Name
+    type: Annotated[str, ReadAs(str | None), Field(alias="physicalType")] = ""
     required: bool = False
     unique: bool = False
     primary_key: bool = False
-    pii: bool = False
-    description: str = ""
-    source: str | None = None
-    expression: str | None = None
-    lineage: tuple[str, ...] = ()
+    pii: Annotated[bool, IS_PII, Field(alias="classification")] = False
+    description: Text = ""
+    source: Custom[NonEmpty | None] = None
+    expression: Annotated[str | None, Field(alias="transformLogic")] = None
+    lineage: Annotated[Listed[str], Field(alias="transformSourceObjects")] = ()
+    logical_type: Written[LogicalType | None] = None
+    partitioned: Written[bool] = False
+    partition_key_position: Written[int] = -1
+    partition_transform: Written[Custom[str]] = "identity"
+    relationships: Written[Listed[ColumnReference]] = ()
+    quality: Written[Listed[Rule]] = ()
 
     @property
     def delivered_as(self) -> str | None:
         """Name in the delivered file; None for a computed column."""
         return None if self.expression else self.source or self.name
 
-
-@dataclass(frozen=True)
-class Rule:
-    """An expectation. Scope `delta` applies to the rows of a run, `table` to the whole table after the run."""
-
-    name: str
-    table: str
-    expectation: str
-    kwargs: Mapping[str, Any]
-    severity: Severity = "error"
-    scope: Scope = "delta"
-    description: str = ""
-
-
-@dataclass(frozen=True)
-class Assertion:
-    """A rule in Spark SQL over the tables of the set as they will be after the run, and the inputs of its table.
-
-    `reads` are the tables that it names, by short name. Its query returns no row; with a `bound`, the operator of the
-    standard and its values, it returns one number within it.
-    """
-
-    name: str
-    table: str
-    query: str
-    reads: tuple[str, ...]
-    bound: tuple[str, tuple[float, ...]] | None = None
-    severity: Severity = "error"
-    description: str = ""
-
-    def holds(self, number: float) -> bool:
-        """Whether a number is within the bound."""
-        if self.bound is None:
-            return False
-        operator, values = self.bound
-        return OPERATORS[operator](number, *values)
-
-    def describe_bound(self) -> str:
-        """What its query returns, like `no row` and `a number that must be between 1 and 5`."""
-        if self.bound is None:
-            return "no row"
-        operator, values = self.bound
-        words = re.sub(r"([A-Z])", r" \1", operator).lower()
-        return f"a number that {words} {' and '.join(f'{value:g}' for value in values)}"
+    def complete(self, table_format: TableFormat, faults: Faults) -> "Column":
+        """Returns the column with its type, which can be that of its logical type."""
+        if not self.type and self.logical_type is None:
+            hint = "Give logicalType, and physicalType where it matters."
+            faults.add(f"column {self.name!r} has no type", hint)
+        kind = normalize_type(self.type or DEFAULTS[self.logical_type or "string"])
+        wrong = explain_wrong_type(kind, self.logical_type, table_format)
+        if wrong:
+            field = "physicalType" if self.type else "logicalType"
+            hint = EXAMPLES if is_nested(kind) else suggest(kind, TYPES_OF_FORMAT[table_format])
+            faults.at(field).add(wrong, hint)
+        return replace(self, type=kind, required=self.required or self.primary_key)
 
 
-OPERATORS: Mapping[str, Callable[..., bool]] = MappingProxyType(
-    {
-        "mustBe": lambda number, value: number == value,
-        "mustNotBe": lambda number, value: number != value,
-        "mustBeGreaterThan": lambda number, value: number > value,
-        "mustBeGreaterOrEqualTo": lambda number, value: number >= value,
-        "mustBeLessThan": lambda number, value: number < value,
-        "mustBeLessOrEqualTo": lambda number, value: number <= value,
-        "mustBeBetween": lambda number, low, high: low <= number <= high,
-        "mustNotBeBetween": lambda number, low, high: not low <= number <= high,
-    }
-)
-"""The operators of the standard for the number that a query returns."""
-
-
-@dataclass(frozen=True)
-class Reference:
-    """A foreign key: non-null values of `columns` exist as `to_columns` in `to_table` after the run."""
-
-    name: str
-    table: str
-    columns: tuple[str, ...]
-    to_table: str
-    to_columns: tuple[str, ...]
-    severity: Severity = "error"
-    description: str = ""
-
-
-@declared
-@dataclass(frozen=True)
+@declared()
 class Drift:
     """The largest change of a table's row count in one run, against main; None is unlimited."""
 
@@ -158,8 +182,7 @@ class Drift:
     severity: Severity = "warning"
 
 
-@declared
-@dataclass(frozen=True)
+@declared()
 class Write:
     """How a delivery changes the table.
 
@@ -182,44 +205,82 @@ class Write:
         return self.has_key or self.mode == "append"
 
 
-@declared
-@dataclass(frozen=True)
+@declared()
 class Reading:
-    null_values: tuple[str, ...] = ("",)
+    null_values: Listed[str] = ("",)
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
-    multiline: StrictBool = False
+    multiline: bool = False
     row_tag: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.-]*(:[A-Za-z_][\w.-]*)?$")] | None = None
 
 
-@dataclass(frozen=True)
-class Maintenance:
-    """How a table is maintained: compaction into files of `target_mb` MiB, and the publications that stay readable.
+@declared()
+class Compaction:
+    """Compaction into files of `target_mb` MiB; false in place of it for none."""
 
-    A publication expires when it is neither among the newest `keep_publications` nor published in the last `keep_days`;
-    none does if both are None.
+    target_mb: Positive = 128
+    sort_by: Listed[Name] = ()
+    is_wanted: Computed[bool] = True
+
+
+@declared()
+class Keep:
+    """A publication expires when it is neither among the newest `publications` nor published in the last `days`.
+
+    None does if both are None.
     """
 
-    compacts: bool = True
-    target_mb: int = 128
-    sort_by: tuple[str, ...] = ()
-    keep_publications: int | None = None
-    keep_days: int | None = None
+    publications: Positive | None = None
+    days: Positive | None = None
 
 
-@dataclass(frozen=True)
+@declared()
+class Maintenance:
+    """How a table is maintained; what it does not give is that of its set."""
+
+    compaction: Annotated[
+        Compaction,
+        WrapValidator(
+            lambda value, read: Compaction(is_wanted=False) if value is False else read(value),
+            json_schema_input_type=Compaction | Literal[False],
+        ),
+    ] = Compaction()
+    keep: Annotated[Keep, wrap("publications", int, Keep | Positive)] = Keep()
+
+    def complete(self, of_set: "Maintenance", columns: Sequence[Column], faults: Faults) -> "Maintenance":
+        """Returns the maintenance of a table; what it does not give is that of its set."""
+        place, names = faults.at(PROPERTIES, "maintenance"), [column.name for column in columns]
+        for name in self.compaction.sort_by:
+            if name not in names:
+                place.add(
+                    f"compaction sorts by {name!r}, which the table does not have", suggest(name, names)
+                )
+        given = place.get() or {}
+        compaction = (self if "compaction" in given else of_set).compaction
+        sort_by = tuple(name for name in compaction.sort_by if name in names)
+        return Maintenance(replace(compaction, sort_by=sort_by), (self if "keep" in given else of_set).keep)
+
+
+@declared()
+class SetMaintenance(Maintenance):
+    schedule: Cron = "0 4 * * 0"
+
+
+Clients = Annotated[Listed[str], Field(min_length=1)]
+
+
+@declared()
 class Promise:
-    """Clients that must be able to read every publication, by their ids of `lakeshare_server.tables.serveability`.
+    """Clients that must be able to read every publication, by their ids in docs/reference/serveability.md.
 
     `severity` is that of the check; with `rewrite` the staged table is rewritten for clients that could not read it.
     """
 
-    clients: tuple[str, ...] = ()
+    clients: Annotated[Clients, AfterValidator(lambda names: tuple(dict.fromkeys(names))), REQUIRED] = ()
     severity: Severity = "error"
     rewrite: bool = True
 
 
-@declared
-@dataclass(frozen=True)
+@declared()
 class PerRecipient:
     """The partition column of a view that assigns rows to recipients; null assigns a row to none.
 
@@ -239,13 +300,12 @@ class PerRecipient:
         return None if name is None else f"{self.column} = current_recipient('{name}')"
 
 
-@declared
-@dataclass(frozen=True)
+@declared()
 class View:
     """Columns of one table of the set, and the rows that satisfy a Spark SQL predicate."""
 
     of: Name
-    columns: Annotated[tuple[Name, ...], Field(min_length=1)]
+    columns: Annotated[Listed[Name], Field(min_length=1)]
     where: Sql | None = None
     per_recipient: Annotated[PerRecipient | None, wrap("column", str, PerRecipient | str | None)] = None
 
@@ -279,106 +339,14 @@ class Input:
         return self.table.rsplit(".", 1)[-1]
 
 
-Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-Text = Annotated[str, Field(min_length=1)]
+INPUTS = ReadAs(list[Dotted], lambda names: tuple(map(Input, dict.fromkeys(names))), [])
+PROMISE = ReadAs(
+    Annotated[Promise | None, wrap("clients", list, Promise | Clients | None)],
+    lambda given: given or Promise(),
+)
 
 
-@declared
-@dataclass(frozen=True)
-class JdbcSource:
-    """A table or query of a PostgreSQL database; `user` and `password` are names of environment variables.
-
-    With `incremental` a run reads the rows with larger values of that column than the runs before it, and none that
-    are younger than `lag_s` seconds. With `partition_by` it reads by `partitions` connections, each a range of values.
-    """
-
-    url: Annotated[str, Field(pattern=r"^jdbc:postgresql://[^\s?]+(\?\S*)?$")]
-    table: Text | None = None
-    query: Sql | None = None
-    incremental: Text | None = None
-    lag_s: Annotated[int, Field(ge=0, strict=True)] = 0
-    partition_by: Text | None = None
-    partitions: Annotated[int, Field(ge=1, le=256, strict=True)] = 1
-    fetch_rows: Annotated[int, Field(ge=1, strict=True)] = 10_000
-    user: Variable | None = None
-    password: Variable | None = None
-
-
-@declared
-@dataclass(frozen=True)
-class FilesSource:
-    """Files that match `path`, a location with `*` and `?`; `options` are those of Spark's reader of the format."""
-
-    path: Text
-    format: Literal["parquet", "orc", "avro", "csv", "json", "xml"]
-    options: Mapping[str, str] = field(default_factory=dict)
-
-
-@declared
-@dataclass(frozen=True)
-class ShareSource:
-    """A table of a foreign share, as `share.schema.table`; `profile` names an environment variable with the path."""
-
-    profile: Variable
-    table: Annotated[str, Field(pattern=r"^[^.#]+\.[^.#]+\.[^.#]+$")]
-
-
-@declared
-@dataclass(frozen=True)
-class PythonSource:
-    """A class of the user's, as `package.module:Class`, with its options."""
-
-    source: Annotated[str, Field(alias="class", pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")]
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-
-@declared
-@dataclass(frozen=True)
-class SourceEntry:
-    """Where the rows of a table come from: files in landing, by the stem of their names, or one of the others.
-
-    `table` is the location of a Delta or Iceberg table, or an Iceberg table in a catalog as
-    `iceberg:CATALOG/NAMESPACE.TABLE`. `asset` is the key of the Dagster asset that writes the source, as `raw/orders`.
-    """
-
-    landing: Annotated[str, Field(min_length=1, pattern=r"^[^/\\]+$")] | None = None
-    table: Text | None = None
-    jdbc: JdbcSource | None = None
-    files: FilesSource | None = None
-    share: ShareSource | None = None
-    python: PythonSource | None = None
-    asset: Annotated[str, Field(pattern=r"^\w+(/\w+)*$")] | None = None
-
-    @property
-    def kinds(self) -> list[str]:
-        """The kinds of source that are given; a valid entry has one."""
-        return [name for name, value in vars(self).items() if value is not None and name != "asset"]
-
-    @property
-    def location(self) -> str | None:
-        """The location that is read, if the source is in a store or a folder."""
-        if self.files is not None:
-            return self.files.path
-        is_in_catalog = self.table is None or self.table.startswith(("iceberg:", "nessie:"))
-        return None if is_in_catalog else self.table
-
-    @property
-    def has_positions(self) -> bool:
-        """Whether a run can read only what is new since the run before it."""
-        return self.python is not None or (self.jdbc is not None and self.jdbc.incremental is not None)
-
-    def __str__(self) -> str:
-        if self.jdbc is not None:
-            place = self.jdbc.url.removeprefix("jdbc:").partition("?")[0]
-            return f"{self.jdbc.table or 'a query'} of {place}"
-        if self.files is not None:
-            return f"{self.files.format} files {self.files.path}"
-        if self.share is not None:
-            return f"shared table {self.share.table}"
-        return str(self.table) if self.python is None else self.python.source
-
-
-@dataclass(frozen=True)
+@declared(f"{OF_ALL} data_granularity_description", tags=TAGS, logical_type=(Literal["object"], "object"))
 class Table:
     """A table with a source, a `derive` (Spark SQL), a `transform` or a `view`.
 
@@ -387,31 +355,37 @@ class Table:
     derivation, transform or view reads, `inputs` those of other sets.
     """
 
-    name: str
-    format: Literal["iceberg", "delta"]
-    columns: tuple[Column, ...]
-    partition_by: tuple[tuple[str, str], ...] = ()
-    source: str | None = None
-    reads: SourceEntry | None = None
-    derive: str | None = None
-    transform: str | None = None
-    view: View | None = None
-    depends_on: tuple[str, ...] = ()
-    inputs: tuple[Input, ...] = ()
-    rules: tuple[Rule, ...] = ()
-    assertions: tuple[Assertion, ...] = ()
-    references: tuple[Reference, ...] = ()
-    location: str | None = None
-    warehouse: str | None = None
+    name: Name
+    """With the name of the set before it, or `physical_name`, when the set is loaded."""
+    format: Computed[TableFormat] = "iceberg"
+    columns: Annotated[Listed[Column], Field(alias="properties")] = ()
+    partition_by: Computed[tuple[tuple[str, str], ...]] = ()
+    source: Computed[str | None] = None
+    reads: Annotated[
+        Custom[SourceEntry | None], Field(alias="source"), wrap("landing", str, SourceEntry | Stem | None)
+    ] = None
+    derive: Custom[Annotated[str, AfterValidator(lambda text: text.strip() if text else None)] | None] = None
+    transform: Custom[Function | None] = None
+    view: Custom[View | None] = None
+    depends_on: Computed[tuple[str, ...]] = ()
+    inputs: Custom[Annotated[tuple[Input, ...], INPUTS]] = ()
+    rules: Annotated[Listed[Rule], Field(alias="quality")] = ()
+    """Also those of its columns, and those that its columns imply, when the set is loaded."""
+    assertions: Computed[tuple[Assertion, ...]] = ()
+    references: Annotated[Listed[Reference], Field(alias="relationships")] = ()
+    location: Custom[str | None] = None
+    warehouse: Computed[str | None] = None
     """The location that the contract's server names; that of the settings by default."""
-    description: str = ""
-    allow_schema_changes: bool = False
-    max_quarantined_fraction: float = 0.0
-    write: Write = Write()
-    drift: Drift = Drift()
-    reading: Reading = Reading()
-    maintenance: Maintenance = Maintenance()
-    serveable_to: Promise = Promise()
+    description: Text = ""
+    allow_schema_changes: Custom[bool] = False
+    max_quarantined_fraction: Custom[Annotated[float, Field(ge=0, le=1)]] = 0.0
+    write: Custom[Annotated[Write, wrap("mode", str, Write | WriteMode)]] = Write()
+    drift: Custom[Drift] = Drift()
+    reading: Custom[Reading] = Reading()
+    maintenance: Custom[Maintenance] = Maintenance()
+    serveable_to: Custom[Annotated[Promise, PROMISE]] = Promise()
+    physical_name: Written[FullName | None] = None
+    physical_type: Written[Literal["table", "view"] | None] = None
 
     @property
     def short_name(self) -> str:
@@ -457,14 +431,28 @@ class Table:
         raise KeyError(name)
 
 
-@dataclass(frozen=True)
-class ShareEntry:
-    """Recipients of `share` read `table` as `schema`.`name`."""
+@declared()
+class SharedTable:
+    """A table in a list of shared ones, and its name there, by default the one that it has."""
 
-    share: str
-    schema: str
-    name: str
     table: str
+    name: Name | None = None
+
+
+SharedTables = Annotated[
+    Listed[Annotated[SharedTable, wrap("table", str, SharedTable | str)]], Field(min_length=1), REQUIRED
+]
+
+
+@declared()
+class ShareEntry:
+    """Recipients of `share` read `table` as `schema`.`name`; the document has several `tables` of a schema."""
+
+    share: Name
+    schema: Name
+    name: Computed[str] = ""
+    table: Computed[str] = ""
+    tables: Written[SharedTables] = ()
 
     @property
     def key(self) -> str:
@@ -472,14 +460,15 @@ class ShareEntry:
         return f"{self.share}.{self.schema}.{self.name}".lower()
 
 
-@dataclass(frozen=True)
+@declared()
 class SnowflakeEntry:
-    """Snowflake's table `database`.`schema`.`name` follows `table`."""
+    """Snowflake's table `database`.`schema`.`name` follows `table`; the document has several `tables` of a schema."""
 
-    database: str
-    schema: str
-    name: str
-    table: str
+    database: Name
+    schema: Name
+    name: Computed[str] = ""
+    table: Computed[str] = ""
+    tables: Written[SharedTables] = ()
 
     @property
     def key(self) -> str:
@@ -487,47 +476,153 @@ class SnowflakeEntry:
         return f"{self.database}.{self.schema}.{self.name}".lower()
 
 
-@dataclass(frozen=True)
+@declared()
 class Retirement:
     """A table that earlier versions of a contract published; it stays shared until the end of `date`, in UTC.
 
     `successor` is the table of the set to read instead.
     """
 
-    table: str
-    date: dt.date
-    successor: str | None = None
+    table: Dotted
+    date: Date
+    successor: NonEmpty | None = None
 
     def is_over(self, today: dt.date) -> bool:
         return self.date < today
 
+    def complete(self, set_name: str, names: Mapping[str, str], faults: Faults) -> "Retirement":
+        """Returns the retirement with full names of tables; `names` are those of the set's tables."""
+        table = self.table if "." in self.table else f"{set_name}.{self.table}"
+        if table in names.values():
+            hint = "Give the new version of the table another physicalName, or remove the entry."
+            faults.add(f"{table} is retired and a table of the set", hint)
+        if self.successor is not None and self.successor not in names:
+            hint = suggest(self.successor, names, "Name a table of the set, or leave the successor out.")
+            faults.add(f"the set has no table {self.successor!r} to read instead of {table}", hint)
+        return replace(self, table=table, successor=names.get(self.successor or ""))
 
-@dataclass(frozen=True)
+
+@declared("path catalog description environment roles custom_properties id", server=(str, ...))
+class Server:
+    """The format of the tables and their `location`, on the store `endpoint_url` if the contract requires one."""
+
+    type: Annotated[str, REQUIRED] = "local"
+    format: Annotated[TableFormat, REQUIRED] = "iceberg"
+    location: str | None = None
+    endpoint_url: str | None = None
+
+    def complete(self, faults: Faults) -> "Server":
+        """Returns the server with its location as it is used."""
+        if self.location is None:
+            if self.endpoint_url is not None:
+                hint = "Give the location, like s3://bucket/prefix, or remove endpointUrl."
+                faults.at("endpointUrl").add(f"{self.endpoint_url!r} has no location beside it", hint)
+            return self
+        try:
+            place = parse_location(self.location)
+        except BadRequest as error:
+            faults.at("location").add(f"{self.location!r} is not the location of a store", error.hint)
+            return self
+        if self.type not in STORES or place.kind == LOCAL:
+            hint = "Give a location in a store with type s3, azure, gcs or custom, or remove it: the tables are then "
+            hint += "in LAKESHARE_WAREHOUSE."
+            faults.at("location").add(f"{self.location!r} is not possible with type {self.type!r}", hint)
+        elif place.kind not in STORES[self.type]:
+            faults.at("type").add(f"{self.type!r} does not fit {self.location!r}", f"Give {place.kind!r}.")
+        return replace(self, location=place.location.rstrip("/"))
+
+
+STORES = {"s3": (S3,), "azure": (AZURE,), "gcs": (GCS,), "custom": (S3, GCS, AZURE)}
+"""The kinds of stores by the type of a contract's server. The standard has no type for Google Cloud Storage."""
+Servers = Annotated[list[Server], Field(min_length=1, max_length=1)]
+OWNER = re.compile(r"[A-Za-z0-9_]+|[^@\s]+@[^@\s]+\.[^@\s]+")
+OF_TEAM = "description id tags custom_properties authoritative_definitions"
+
+
+@declared(f"{OF_TEAM} name date_in date_out replaced_by_username")
+class Member:
+    username: NonEmpty
+    role: str | None = None
+
+
+@declared(OF_TEAM)
+class Team:
+    name: str | None = None
+    members: Listed[Member] = ()
+
+    def list_owners(self, faults: Faults) -> tuple[str, ...]:
+        """Returns the members with the role of an owner, or the team, as Dagster takes them."""
+        names = [
+            (index, m.username) for index, m in enumerate(self.members) if (m.role or "").lower() == "owner"
+        ]
+        for index, name in names:
+            if not OWNER.fullmatch(name):
+                hint = "Give an e-mail address, or a team's name of letters, digits and _."
+                place = faults.at("members", index, "username")
+                place.add(f"owner {name!r} is neither person nor team", hint)
+        owners = [name for _, name in names] or ([self.name] if self.name else [])
+        return tuple(name if "@" in name else f"team:{name}" for name in owners)
+
+
+@declared("authoritative_definitions custom_properties", usage=(str, ""), limitations=(str, ""))
+class Description:
+    purpose: Text = ""
+
+
+@declared(
+    "tenant tags data_product support price roles sla_default_element sla_properties authoritative_definitions "
+    "contract_created_ts",
+    api_version=(Annotated[str, Field(pattern=r"^v3\.\d+\.\d+$")], ...),
+    kind=(Literal["DataContract"], ...),
+    id=(str, ...),
+    status=(str, ...),
+)
 class SetContract:
     """Tables that are published together, each after those that it depends on.
 
     `text` is the file; empty for contracts that are made in code.
     """
 
-    name: str
+    name: Name
     version: str
-    description: str
-    owners: tuple[str, ...]
-    domain: str
-    tables: tuple[Table, ...]
-    partitioning: Partitioning
-    shares: tuple[ShareEntry, ...]
-    digest: str
-    path: Path
-    snowflake: tuple[SnowflakeEntry, ...] = ()
-    maintenance_schedule: str = "0 4 * * 0"
-    schedule: str | None = None
+    description: Annotated[str, ReadAs(Description, lambda given: given.purpose, Description())] = ""
+    owners: Computed[tuple[str, ...]] = ()
+    """As Dagster takes them: addresses, or `team:name`."""
+    domain: str = ""
+    tables: Annotated[Listed[Table], Field(alias="schema", min_length=1), REQUIRED] = ()
+    partitioning: Custom[Annotated[Partitioning, wrap("kind", str, Partitioning | NamedKind)]] = (
+        Partitioning()
+    )
+    shares: Custom[Listed[ShareEntry]] = ()
+    digest: Computed[str] = ""
+    path: Computed[Path] = Path()
+    snowflake: Custom[Listed[SnowflakeEntry]] = ()
+    maintenance: Custom[SetMaintenance] = SetMaintenance()
+    schedule: Custom[Cron | None] = None
     """When a run of a set with sources starts, as cron."""
-    warehouse: str | None = None
-    endpoint: str | None = None
-    """URL of the store of `warehouse`, if the contract requires one."""
-    retirements: tuple[Retirement, ...] = ()
-    text: str = field(default="", repr=False, compare=False)
+    server: Annotated[
+        Server, ReadAs(Servers, lambda servers: servers[0]), Field(alias="servers"), REQUIRED
+    ] = Server()
+    retirements: Annotated[Custom[Listed[Retirement]], Field(alias="retire")] = ()
+    # Version 3.0 of the standard has a list of members.
+    team: Written[Annotated[Team, wrap("members", list, Team | list[Member])]] = Team()
+    first_partition: Written[Custom[FirstKey | None]] = None
+    text: Written[Computed[str]] = ""
+
+    @property
+    def maintenance_schedule(self) -> str:
+        """When the tables are maintained, as cron."""
+        return self.maintenance.schedule
+
+    @property
+    def warehouse(self) -> str | None:
+        """The location of the tables; None for that of the settings."""
+        return self.server.location
+
+    @property
+    def endpoint(self) -> str | None:
+        """URL of the store of `warehouse`, if the contract requires one."""
+        return self.server.endpoint_url
 
     @property
     def takes_deliveries(self) -> bool:
@@ -567,104 +662,6 @@ class SetContract:
     def is_partition(self, key: str) -> bool:
         """Whether `key` names a partition of the set."""
         return self.partitioning.is_key(key)
-
-
-ALIASES = {"integer": "int", "long": "bigint", "real": "float", "byte": "tinyint", "short": "smallint"}
-
-_SAME_NAME = ("string", "date", "timestamp", "boolean")
-DEFAULTS = {**{kind: kind for kind in _SAME_NAME}, "number": "double", "integer": "bigint"}
-# Without fields, and so refused: these need a physicalType.
-DEFAULTS |= {"object": "struct<>", "array": "array<>"}
-PHYSICAL_TYPES = {
-    **{kind: {kind} for kind in _SAME_NAME},
-    "number": {"float", "double", "decimal"},
-    "integer": {"tinyint", "smallint", "int", "bigint"},
-    "object": {"struct", "map"},
-    "array": {"array"},
-}
-
-_ICEBERG_TYPES = {"boolean", "int", "bigint", "float", "double", "decimal", "string", "date", "timestamp"}
-# Iceberg has no integers below 32 bits: Spark would make ints of them and the table would not match its contract.
-TYPES_OF_FORMAT = {"iceberg": _ICEBERG_TYPES, "delta": _ICEBERG_TYPES | {"tinyint", "smallint"}}
-
-_DECIMAL = re.compile(r"(?:decimal|dec|numeric)\((\d+)(?:,(\d+))?\)")
-MAX_PRECISION = 38
-
-
-def normalize_type(physical: str) -> str:
-    """Returns Spark's short spelling of a type: `int` for `INTEGER`, `decimal(10,2)` for `Decimal(10, 2)`.
-
-    A nested type that cannot be parsed stays as it is.
-    """
-    if is_nested(physical):
-        try:
-            parsed = parse_type(physical)
-        except ValueError:
-            return physical.strip()
-        if isinstance(parsed, Nested):
-            return str(_normalize_parts(parsed))
-    text = re.sub(r"\s+", "", physical.lower())
-    decimal = _DECIMAL.fullmatch(text)
-    if decimal:
-        return f"decimal({int(decimal[1])},{int(decimal[2] or 0)})"
-    return ALIASES.get(text, text)
-
-
-def _normalize_parts(kind: Type) -> Type:
-    if isinstance(kind, str):
-        return normalize_type(kind)
-    return Nested(kind.kind, tuple((name, _normalize_parts(part)) for name, part in kind.parts))
-
-
-def get_base_type(spark_type: str) -> str:
-    return re.split(r"[(<]", spark_type, maxsplit=1)[0]
-
-
-def can_widen(before: str, after: str) -> bool:
-    """Whether Iceberg can promote a column's type from `before` to `after` (specification, "Schema Evolution")."""
-    if (before, after) in (("int", "bigint"), ("float", "double")):
-        return True
-    narrow, wide = _DECIMAL.fullmatch(before), _DECIMAL.fullmatch(after)
-    if narrow is None or wide is None:
-        return False
-    return int(narrow[2] or 0) == int(wide[2] or 0) and int(narrow[1]) < int(wide[1])
-
-
-def explain_wrong_type(spark_type: str, logical: str | None, table_format: str) -> str | None:
-    """Returns why a column cannot have this type, None if it can."""
-    base = get_base_type(spark_type)
-    if is_nested(spark_type):
-        wrong = _explain_wrong_parts(spark_type, table_format)
-        if wrong is None and logical is not None and base not in PHYSICAL_TYPES[logical]:
-            return f"type {spark_type!r} contradicts logicalType {logical!r}"
-        return wrong
-    known = TYPES_OF_FORMAT[table_format]
-    if base not in known:
-        return f"type {spark_type!r} cannot be used in a table of format {table_format}"
-    if base == "decimal":
-        decimal = _DECIMAL.fullmatch(spark_type)
-        if (
-            decimal is None
-            or not 1 <= int(decimal[1]) <= MAX_PRECISION
-            or int(decimal[2] or 0) > int(decimal[1])
-        ):
-            return f"type {spark_type!r} needs a precision of 1 to {MAX_PRECISION} and a scale up to it"
-    if logical is not None and base not in PHYSICAL_TYPES[logical]:
-        return f"type {spark_type!r} contradicts logicalType {logical!r}"
-    return None
-
-
-def _explain_wrong_parts(spark_type: str, table_format: str) -> str | None:
-    try:
-        kind = parse_type(spark_type)
-    except ValueError as error:
-        return f"type {spark_type!r} cannot be read: {error}"
-    if isinstance(kind, str):
-        return f"type {spark_type!r} has no types of its parts"
-    for path, leaf in list_leaves(kind):
-        if (wrong := explain_wrong_type(leaf, None, table_format)) is not None:
-            return f"{path} of type {spark_type!r}: {wrong}"
-    return None
 
 
 def describe(contract: SetContract) -> str:

@@ -5,20 +5,35 @@ Here is the arithmetic only; Spark's expressions for it are in `spark/partitions
 
 import datetime as dt
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Literal
-from zoneinfo import ZoneInfo
+from dataclasses import replace
+from functools import cache, cached_property
+from typing import Annotated, Literal
+from zoneinfo import ZoneInfo, available_timezones
 
-Kind = Literal["none", "hourly", "daily", "weekly", "monthly", "static", "dynamic"]
+from pydantic import Field
+
+from lakeshare_pipelines.contracts.document import (
+    PROPERTIES,
+    Computed,
+    Faults,
+    NonEmpty,
+    ReadAs,
+    Written,
+    declared,
+)
+from lakeshare_server.errors import suggest
+
+NamedKind = Literal["hourly", "daily", "weekly", "monthly", "dynamic", "none"]
+Kind = NamedKind | Literal["static"]
+Keys = Annotated[list[NonEmpty], Field(min_length=1)] | None
 TIME_KINDS = ("hourly", "daily", "weekly", "monthly")
 WHOLE_KEY = "all"
 SEPARATOR = "/"
 """Between the keys of both dimensions: the partition `2024-01-01/eu` is a folder in the folder of its day."""
 EVERY_NAME = "*"
 """Stands for all names of the second dimension in the partitions of an input."""
-"""The one partition of a set without partitions."""
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*")
 """Keys of static and dynamic partitions: they are names of folders, and `...` is between the ends of a range."""
 MAX_LABEL = 100
@@ -38,36 +53,48 @@ _NOUNS = {
 }
 _COLUMN_TYPES = {
     "hourly": ("timestamp", "string"),
-    "daily": ("date", "timestamp"),
-    "weekly": ("date", "timestamp"),
-    "monthly": ("date", "timestamp"),
-    "static": ("string",),
-    "dynamic": ("string",),
+    **dict.fromkeys(("daily", "weekly", "monthly"), ("date", "timestamp")),
+    **dict.fromkeys(("static", "dynamic"), ("string",)),
 }
 _TRANSFORMS = {
     "date": {
-        "daily": ("identity", "day"),
-        "weekly": ("identity", "day"),
+        **dict.fromkeys(("daily", "weekly"), ("identity", "day")),
         "monthly": ("identity", "day", "month"),
     },
     "timestamp": {
         "hourly": ("hour",),
-        "daily": ("hour", "day"),
-        "weekly": ("hour", "day"),
+        **dict.fromkeys(("daily", "weekly"), ("hour", "day")),
         "monthly": ("hour", "day", "month"),
     },
 }
 
 
-@dataclass(frozen=True)
+@declared()
 class SecondDimension:
     """Names by which each partition of time is divided: values of the second partition column of each table.
 
     `values` are the only names; None: any label, which is added when it is first delivered.
     """
 
-    column: str
-    values: tuple[str, ...] | None = None
+    column: NonEmpty
+    values: Annotated[
+        tuple[str, ...] | None,
+        ReadAs(Keys, lambda keys: None if keys is None else tuple(keys)),
+        Field(alias="static"),
+    ] = None
+    kind: Written[Literal["dynamic"] | None] = None
+
+    def complete(self, kind: Kind, place: Faults) -> "SecondDimension | None":
+        """Returns the dimension if a set with partitions of this kind can have it."""
+        if kind not in TIME_KINDS:
+            hint = f"Leave it out, or set kind to {', '.join(TIME_KINDS)}."
+            place.add(f"{kind} partitions have no second dimension", hint)
+            return None
+        if (self.kind is None) == (self.values is None):
+            hint = "Give static with all names, or kind: dynamic."
+            place.add("second needs either static or kind: dynamic", hint)
+        _check_labels(self.values or (), place)
+        return self
 
     def is_name(self, name: str) -> bool:
         return is_label(name) if self.values is None else name in self.values
@@ -81,7 +108,7 @@ class SecondDimension:
         return f"{self.column} ({'dynamic' if self.values is None else ', '.join(self.values)})"
 
 
-@dataclass(frozen=True)
+@declared()
 class Partitioning:
     """How a set is divided. `values` are the keys of static partitions.
 
@@ -92,15 +119,56 @@ class Partitioning:
     clocks are set back, has its offset at the end: `2024-10-27-02+0100`.
     """
 
-    kind: Kind = "none"
-    first: str | None = None
+    kind: Annotated[Kind, ReadAs(NamedKind, default="none")] = "none"
+    first: Computed[str | None] = None
     time_zone: str = "UTC"
-    end_offset: int = 0
+    end_offset: Annotated[int, Field(ge=0, le=100_000)] = 0
     """How many partitions that have not ended yet can be published."""
-    lateness_hours: int | None = None
+    lateness_hours: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     """How long after its end a partition takes deliveries; None: always."""
-    values: tuple[str, ...] = ()
+    values: Annotated[
+        tuple[str, ...], ReadAs(Keys, lambda keys: tuple(keys or ())), Field(alias="static")
+    ] = ()
     second: SecondDimension | None = None
+
+    def complete(self, first: str | None, faults: Faults) -> "Partitioning":
+        """Returns the partitions of a set from `first` on; with a time zone that is known."""
+        place = faults.at(PROPERTIES, "partitioning")
+        written = place.get() or {}
+        kind: Kind = "static" if self.values else self.kind
+        if self.values and "kind" in written:
+            place.add("it has both kind and static", "Keep one of them.")
+        for name in ("timeZone", "endOffset", "latenessHours"):
+            if name in written and kind not in TIME_KINDS:
+                hint = f"Leave it out, or set kind to {', '.join(TIME_KINDS)}."
+                place.add(f"{kind} partitions have no {name}", hint)
+        zone = self.time_zone
+        if zone != "UTC" and zone not in list_time_zones():
+            hint = suggest(zone, list_time_zones(), "Give a name of the IANA database, as Europe/Berlin.")
+            place.add(f"timeZone {zone!r} is not known", hint)
+            zone = "UTC"
+        elif kind == "hourly" and not has_whole_hours(zone):
+            hint = "Give UTC, or a zone whose hours begin at those of UTC."
+            place.add(f"timeZone {zone!r} has hours that begin within hours of UTC", hint)
+        _check_labels(self.values, place)
+        second = None if self.second is None else self.second.complete(kind, place)
+        return replace(self, kind=kind, first=first, time_zone=zone, second=second)
+
+    def check_first(self, faults: Faults) -> None:
+        """Checks the first partition; `faults` are of the customProperties of the set."""
+        first = self.first
+        if not faults.has_none():
+            return
+        if self.is_time and first is None:
+            part = "day" if self.kind != "hourly" else "hour"
+            kind = f"{'an' if self.kind == 'hourly' else 'a'} {self.kind}"
+            hint = f"Give the first {part}, as {self.time_dimension.example}."
+            faults.add(f"{kind} set needs firstPartition", hint, near=("partitioning",))
+        elif first is not None and not (self.is_time and self.time_dimension.is_key(first)):
+            hint = "Give a day as 2013-01-01 and partitioning: daily, or leave it out."
+            if self.is_time and self.kind != "daily":
+                hint = f"{self.expected_first}, or change partitioning."
+            faults.add(f"firstPartition cannot be {first!r}", hint, near=("firstPartition",))
 
     @cached_property
     def time_dimension(self) -> "Partitioning":
@@ -159,7 +227,7 @@ class Partitioning:
     @property
     def expected_first(self) -> str:
         """What to give as the first partition, without a final point."""
-        return f"Give {_NOUNS[self.kind]}, as {self.example}"
+        return f"Give {_NOUNS[self.kind]}, as {self.time_dimension.example}"
 
     @property
     def column_types(self) -> tuple[str, ...]:
@@ -396,3 +464,22 @@ def has_whole_hours(time_zone: str) -> bool:
     zone = ZoneInfo(time_zone)
     days = (dt.datetime(year, month, 1, tzinfo=zone) for year in range(1990, 2038) for month in (1, 4, 7, 10))
     return all((day.utcoffset() or dt.timedelta()) % HOUR == dt.timedelta() for day in days)
+
+
+def _check_labels(values: Sequence[str], place: Faults) -> None:
+    for value in values:
+        if not is_label(value):
+            hint = (
+                "Use letters, digits, '_', '-' and single '.', at most 100 characters, and not the name all."
+            )
+            place.add(f"static cannot have {value!r}", hint)
+    # Folders of a landing area may ignore case.
+    for name, count in Counter(value.lower() for value in values).items():
+        if count > 1:
+            place.add(f"static has {name!r} {count} times", "Keys must differ in more than case.")
+
+
+@cache
+def list_time_zones() -> frozenset[str]:
+    """Lists the names of the IANA database; reading them takes 5 ms."""
+    return frozenset(available_timezones())

@@ -4,28 +4,118 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from lakeshare_pipelines.contracts import document as odcs
-from lakeshare_pipelines.contracts.document import Faults, read_extras
-from lakeshare_pipelines.contracts.model import (
-    OPERATORS,
-    Assertion,
-    Column,
-    Rule,
-    Scope,
-    SetContract,
-    Table,
+from pydantic import Field
+
+from lakeshare_pipelines.contracts.column_types import is_nested
+from lakeshare_pipelines.contracts.document import (
+    OF_ALL,
+    PROPERTIES,
+    REQUIRED,
+    TAGS,
+    Computed,
+    Custom,
+    Faults,
+    Name,
+    NonEmpty,
+    ReadAs,
+    Text,
+    Written,
+    declared,
 )
-from lakeshare_pipelines.contracts.nested import is_nested
 from lakeshare_server.errors import suggest
 
+if TYPE_CHECKING:
+    from lakeshare_pipelines.contracts.model import Column, SetContract, Table
+
+Severity = Literal["error", "warning"]
+Scope = Literal["delta", "table"]
 ENGINE = "greatExpectations"
 OF_THE_STANDARD = re.compile(r"\$?\{(object|property)\}")
 BEGIN = re.compile(r"\s*(select|with)\b", re.IGNORECASE)
 CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+OPERATORS: Mapping[str, Callable[..., bool]] = MappingProxyType(
+    {
+        "mustBe": lambda number, value: number == value,
+        "mustNotBe": lambda number, value: number != value,
+        "mustBeGreaterThan": lambda number, value: number > value,
+        "mustBeGreaterOrEqualTo": lambda number, value: number >= value,
+        "mustBeLessThan": lambda number, value: number < value,
+        "mustBeLessOrEqualTo": lambda number, value: number <= value,
+        "mustBeBetween": lambda number, low, high: low <= number <= high,
+        "mustNotBeBetween": lambda number, low, high: not low <= number <= high,
+    }
+)
+"""The operators of the standard for the number that a query returns."""
+_BOUNDS: Mapping[str, Any] = {
+    name: (Annotated[list[float], Field(min_length=2, max_length=2)] | None, None)
+    if name.endswith("Between")
+    else (float | None, None)
+    for name in OPERATORS
+}
+
+
+@declared()
+class Implementation:
+    type: str
+    arguments: Annotated[dict[str, Any], Field(alias="kwargs")] = field(default_factory=dict)
+
+
+@declared(f"{OF_ALL} dimension business_impact method schedule scheduler unit", tags=TAGS, **_BOUNDS)
+class Rule:
+    """An expectation. Scope `delta` applies to the rows of a run, `table` to the whole table after the run.
+
+    Rules of type `sql` are read as one and become an `Assertion`; rules of type `text` are not executed.
+    """
+
+    name: Annotated[str, ReadAs(Name | None, lambda name: name or "")] = ""
+    table: Computed[str] = ""
+    expectation: Computed[str] = ""
+    kwargs: Computed[Mapping[str, Any]] = field(default_factory=dict)
+    severity: Severity = "error"
+    scope: Custom[Annotated[Scope, ReadAs(Scope | None, lambda scope: scope or "delta")]] = "delta"
+    description: Text = ""
+    type: Written[Annotated[str, REQUIRED]] = "custom"
+    engine: Written[str | None] = None
+    implementation: Written[Implementation | None] = None
+    query: Written[NonEmpty | None] = None
+
+
+@dataclass(frozen=True)
+class Assertion:
+    """A rule in Spark SQL over the tables of the set as they will be after the run, and the inputs of its table.
+
+    `reads` are the tables that it names, by short name. Its query returns no row; with a `bound`, the operator of the
+    standard and its values, it returns one number within it.
+    """
+
+    name: str
+    table: str
+    query: str
+    reads: tuple[str, ...]
+    bound: tuple[str, tuple[float, ...]] | None = None
+    severity: Severity = "error"
+    description: str = ""
+
+    def holds(self, number: float) -> bool:
+        """Whether a number is within the bound."""
+        if self.bound is None:
+            return False
+        operator, values = self.bound
+        return OPERATORS[operator](number, *values)
+
+    def describe_bound(self) -> str:
+        """What its query returns, like `no row` and `a number that must be between 1 and 5`."""
+        if self.bound is None:
+            return "no row"
+        operator, values = self.bound
+        words = re.sub(r"([A-Z])", r" \1", operator).lower()
+        return f"a number that {words} {' and '.join(f'{value:g}' for value in values)}"
 
 
 @dataclass(frozen=True)
@@ -205,34 +295,39 @@ def make_rule_name(expectation: str, kwargs: Mapping[str, Any]) -> str:
     return "__".join([name, "_".join(columns)]) if columns else name
 
 
-def build_rules(
-    table_name: str, table: odcs.SchemaObject, columns: Sequence[Column], faults: Faults, *, implies: bool
-) -> Iterator[Rule]:
-    """Yields the rules of a table: those that its columns imply, if `implies`, and those that are written."""
-    implied = tuple(_implied_rules(table_name, columns)) if implies else ()
+def build_rules(table: "Table", columns: Sequence["Column"], faults: Faults) -> Iterator[Rule]:
+    """Yields the rules of a table with the columns `columns`: those that they imply, and those that are written.
+
+    A view has no implied rules: those of its table hold for any selection of its rows.
+    """
+    implied = tuple(list_implied_rules(table.name, columns)) if table.view is None else ()
     origins = {rule.name: "required, unique and primaryKey" for rule in implied}
     yield from implied
     names = {column.name for column in columns}
-    qualities: list[tuple[Faults, odcs.Quality, str | None]] = [
-        (faults.at("quality", index), quality, None) for index, quality in enumerate(table.quality)
-    ]
-    for number, entry in enumerate(table.properties):
-        for index, quality in enumerate(entry.quality):
-            place = faults.at("properties", number, "quality", index)
-            qualities.append((place, quality, entry.name))
-    for place, quality, column in qualities:
-        rule = None if quality.type in ("text", "sql") else _build_rule(table_name, quality, column, place)
+    for place, given, column in _list_written(table, faults):
+        rule = None if given.type in ("text", "sql") else _build_rule(table, given, column, place)
         if rule is None or not _is_sound_rule(rule, names, place):
             continue
         if rule.name in origins:
-            problem = f"rule {rule.name!r} of {table_name} is made by {origins[rule.name]} already"
+            problem = f"rule {rule.name!r} of {table.name} is made by {origins[rule.name]} already"
             place.add(problem, "Remove one of them, or give this one a `name` of its own.")
             continue
         origins[rule.name] = "an earlier rule"
         yield rule
 
 
-def _implied_rules(table_name: str, columns: Sequence[Column]) -> Iterator[Rule]:
+def _list_written(table: "Table", faults: Faults) -> Iterator[tuple[Faults, Rule, str | None]]:
+    """Yields the rules of the document with their places: those of a table, then of its columns with their names."""
+    for index, rule in enumerate(table.rules):
+        yield faults.at("quality", index), rule, None
+    for number, column in enumerate(table.columns):
+        for index, rule in enumerate(column.quality):
+            yield faults.at("properties", number, "quality", index), rule, column.name
+
+
+def list_implied_rules(table_name: str, columns: Sequence["Column"]) -> Iterator[Rule]:
+    """Yields the rules that required, unique and primaryKey imply."""
+
     def rule(expectation: str, kwargs: Mapping[str, Any], scope: Scope) -> Rule:
         return Rule(make_rule_name(expectation, kwargs), table_name, expectation, kwargs, "error", scope)
 
@@ -249,13 +344,13 @@ def _implied_rules(table_name: str, columns: Sequence[Column]) -> Iterator[Rule]
         yield rule(UNIQUENESS[1], {"column_list": key}, "table")
 
 
-def _build_rule(table_name: str, quality: odcs.Quality, column: str | None, faults: Faults) -> Rule | None:
-    if quality.type != "custom" or quality.engine != ENGINE or quality.implementation is None:
+def _build_rule(table: "Table", rule: Rule, column: str | None, faults: Faults) -> Rule | None:
+    if rule.type != "custom" or rule.engine != ENGINE or rule.implementation is None:
         problem = "only rules of type custom, engine greatExpectations, with an implementation are run, and of type sql"
         hint = f"Write type: custom, engine: {ENGINE}, implementation: {{type: expect_…, kwargs: {{…}}}}."
         faults.add(problem, hint)
         return None
-    expectation, kwargs = quality.implementation.type, dict(quality.implementation.arguments)
+    expectation, kwargs = rule.implementation.type, dict(rule.implementation.arguments)
     known = find_expectation(expectation)
     if known is None:
         hint = suggest(
@@ -265,16 +360,11 @@ def _build_rule(table_name: str, quality: odcs.Quality, column: str | None, faul
         return None
     if column is not None and "column" in known.arguments:
         kwargs.setdefault("column", column)
-    extras = read_extras(odcs.RuleExtras, quality.custom_properties, faults)
-    return Rule(
-        name=quality.name or make_rule_name(expectation, kwargs),
-        table=table_name,
-        expectation=expectation,
-        kwargs=kwargs,
-        severity=quality.severity,
-        scope=extras.scope or ("table" if expectation in UNIQUENESS else "delta"),
-        description=" ".join(quality.description.split()),
-    )
+    faults.check_properties(Rule)
+    name = rule.name or make_rule_name(expectation, kwargs)
+    is_of_table = expectation in UNIQUENESS and faults.get(PROPERTIES, "scope") is None
+    scope: Scope = "table" if is_of_table else rule.scope
+    return replace(rule, name=name, table=table.name, expectation=expectation, kwargs=kwargs, scope=scope)
 
 
 def _is_sound_rule(rule: Rule, columns: set[str], faults: Faults) -> bool:
@@ -299,31 +389,25 @@ def _is_sound_rule(rule: Rule, columns: set[str], faults: Faults) -> bool:
     return len(faults.found) == before
 
 
-def build_assertions(table_name: str, table: odcs.SchemaObject, faults: Faults) -> Iterator[Assertion]:
+def build_assertions(table: "Table", faults: Faults) -> Iterator[Assertion]:
     """Yields the rules of type `sql` of a table and its columns."""
-    for index, quality in enumerate(table.quality):
-        yield from _build_assertion(table_name, quality, None, faults.at("quality", index))
-    for number, entry in enumerate(table.properties):
-        for index, quality in enumerate(entry.quality):
-            place = faults.at("properties", number, "quality", index)
-            yield from _build_assertion(table_name, quality, entry.name, place)
+    for place, rule, column in _list_written(table, faults):
+        bounds = {name: value for name in OPERATORS if (value := place.get(name)) is not None}
+        if rule.type == "sql":
+            yield from _build_assertion(table, rule, column, bounds, place)
+            continue
+        for name in [*(["query"] if rule.query is not None else []), *bounds]:
+            place.at(name).add(f"a rule of type {rule.type} has no {name}", "Write type: sql, or remove it.")
 
 
 def _build_assertion(
-    table_name: str, quality: odcs.Quality, column: str | None, faults: Faults
+    table: "Table", rule: Rule, column: str | None, bounds: Mapping[str, Any], faults: Faults
 ) -> Iterator[Assertion]:
-    given = {name: value for name in OPERATORS if (value := getattr(quality, _to_field(name))) is not None}
-    if quality.type != "sql":
-        for name in [*(["query"] if quality.query is not None else []), *given]:
-            faults.at(name).add(
-                f"a rule of type {quality.type} has no {name}", "Write type: sql, or remove it."
-            )
-        return
-    if quality.name is None:
+    if not rule.name:
         faults.add("a rule of type sql needs a name", "Give the name of its check.")
-    if len(given) > 1:
-        faults.add(f"it has {' and '.join(given)}", "Keep one of them, or write two rules.")
-    query = quality.query
+    if len(bounds) > 1:
+        faults.add(f"it has {' and '.join(bounds)}", "Keep one of them, or write two rules.")
+    query = rule.query
     if query is None or not BEGIN.match(query):
         hint = "Give a query that begins with SELECT or WITH, over tables of the set written as {name}."
         faults.at("query").add("a rule of type sql needs a query", hint)
@@ -332,27 +416,34 @@ def _build_assertion(
         hint = "Move the rule to the column, or write the column's name."
         faults.at("query").add("{property} is a column, and the rule is one of a table", hint)
         return
-    query = _fill_in(query, table_name.rpartition(".")[2], column)
+    query = _fill_in(query, table.short_name, column)
     try:
-        names = [name for _, name, _, _ in string.Formatter().parse(query) if name is not None]
+        reads = list_placeholders(query)
     except ValueError as error:
-        hint = "Write a brace that is not a placeholder twice: {{ or }}."
-        faults.at("query").add(str(error), hint)
+        faults.at("query").add(str(error), BRACES)
         return
-    bounds = [(name, tuple(value) if isinstance(value, list) else (value,)) for name, value in given.items()]
-    if quality.name is not None:
-        yield Assertion(
-            quality.name,
-            table_name,
-            query.strip(),
-            tuple(dict.fromkeys(names)),
-            bounds[0] if bounds else None,
-            quality.severity,
-            " ".join(quality.description.split()),
+    if rule.name:
+        bound = next(
+            ((name, tuple(value) if isinstance(value, list) else (value,)) for name, value in bounds.items()),
+            None,
         )
+        yield Assertion(rule.name, table.name, query.strip(), reads, bound, rule.severity, rule.description)
 
 
-def check_assertions(contract: SetContract, table: Table, faults: Faults) -> None:
+BRACES = "Write a brace that is not a placeholder twice: {{ or }}."
+
+
+def list_placeholders(text: str) -> tuple[str, ...]:
+    """Returns the names in braces, each once.
+
+    Raises:
+        ValueError: a brace has no counterpart.
+    """
+    names = [name for _, name, _, _ in string.Formatter().parse(text) if name is not None]
+    return tuple(dict.fromkeys(names))
+
+
+def check_assertions(contract: "SetContract", table: "Table", faults: Faults) -> None:
     """Refuses queries that name what they cannot read."""
     known = [*(other.short_name for other in contract.tables), *(read.short_name for read in table.inputs)]
     ambiguous = {name for name, count in Counter(known).items() if count > 1}
@@ -373,11 +464,7 @@ def _fill_in(query: str, table: str, column: str | None) -> str:
     return OF_THE_STANDARD.sub(lambda found: f"{{{table}}}" if found[1] == "object" else f"`{column}`", query)
 
 
-def _to_field(operator: str) -> str:
-    return re.sub(r"([A-Z])", r"_\1", operator).lower()
-
-
-def check_nested(table: Table, faults: Faults) -> None:
+def check_nested(table: "Table", faults: Faults) -> None:
     """Checks what refers to the nested columns of a table; `faults` is at the table.
 
     Values of nested types are not compared: they are no keys, sequences or references, and most expectations do not
@@ -404,7 +491,7 @@ def check_nested(table: Table, faults: Faults) -> None:
     _check_rules(table, nested, faults)
 
 
-def _check_rules(table: Table, nested: Mapping[str, str], faults: Faults) -> None:
+def _check_rules(table: "Table", nested: Mapping[str, str], faults: Faults) -> None:
     for rule in table.rules:
         if rule.expectation in FOR_NESTED or is_class(rule.expectation):
             continue

@@ -2,20 +2,153 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import field, replace
 from hashlib import sha256
 from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from lakeshare_pipelines.contracts.document import Faults
-from lakeshare_pipelines.contracts.model import JdbcSource, SetContract, Table
+from pydantic import Field
+
+from lakeshare_pipelines.contracts.document import Faults, Function, Name, NonEmpty, Sql, declared
 from lakeshare_server.errors import suggest
 
+if TYPE_CHECKING:
+    from lakeshare_pipelines.contracts.model import SetContract, Table
+
+Stem = Annotated[str, Field(min_length=1, pattern=r"^[^/\\]+$")]
 SECRETS = ("user", "password")
 NO_TRANSFORMS: Mapping[str, str] = MappingProxyType({})
 ORIGINS = ("source", "derive", "view", "transform")
 
 
-def connect_transforms(contract: SetContract, transforms: Mapping[str, str], faults: Faults) -> SetContract:
+@declared()
+class JdbcSource:
+    """A table or query of a PostgreSQL database; `user` and `password` are names of environment variables.
+
+    With `incremental` a run reads the rows with larger values of that column than the runs before it, and none that
+    are younger than `lag_s` seconds. With `partition_by` it reads by `partitions` connections, each a range of values.
+    """
+
+    url: Annotated[str, Field(pattern=r"^jdbc:postgresql://[^\s?]+(\?\S*)?$")]
+    table: NonEmpty | None = None
+    query: Sql | None = None
+    incremental: NonEmpty | None = None
+    lag_s: Annotated[int, Field(ge=0)] = 0
+    partition_by: NonEmpty | None = None
+    partitions: Annotated[int, Field(ge=1, le=256)] = 1
+    fetch_rows: Annotated[int, Field(ge=1)] = 10_000
+    user: Name | None = None
+    password: Name | None = None
+
+    def check(self, faults: Faults) -> None:
+        """Checks the fields against each other; `faults` is at the customProperties of the table."""
+
+        def add(problem: str, hint: str) -> None:
+            faults.add(problem, hint, near=("source",))
+
+        if (self.table is None) == (self.query is None):
+            given = "neither" if self.table is None else "both"
+            add(f"jdbc reads a table or a query, {given} is given", "Give one of table and query.")
+        if (self.partitions > 1) != (self.partition_by is not None):
+            hint = "Give both, partitionBy with a column of numbers or times, or neither."
+            add("jdbc is read in partitions by partitionBy and partitions above 1", hint)
+        if self.lag_s and self.incremental is None:
+            add("jdbc has lagS and reads all rows", "Remove lagS, or name the incremental column.")
+        names = [part.partition("=")[0].lower() for part in self.url.partition("?")[2].split("&")]
+        if found := [name for name in SECRETS if name in names]:
+            hint = "Remove it; give the names of environment variables as user and password beside url."
+            add(f"jdbc.url has the {found[0]}", hint)
+        if "@" in self.url:
+            hint = "Remove them; give the names of environment variables as user and password beside url."
+            add("jdbc.url has user or password before @", hint)
+
+
+@declared()
+class FilesSource:
+    """Files that match `path`, a location with `*` and `?`; `options` are those of Spark's reader of the format."""
+
+    path: NonEmpty
+    format: Literal["parquet", "orc", "avro", "csv", "json", "xml"]
+    options: dict[str, str] = field(default_factory=dict)
+
+
+@declared()
+class ShareSource:
+    """A table of a foreign share, as `share.schema.table`; `profile` names an environment variable with the path."""
+
+    profile: Name
+    table: Annotated[str, Field(pattern=r"^[^.#]+\.[^.#]+\.[^.#]+$")]
+
+
+@declared()
+class PythonSource:
+    """A class of the user's, as `package.module:Class`, with its options."""
+
+    source: Annotated[Function, Field(alias="class")]
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@declared()
+class SourceEntry:
+    """Where the rows of a table come from: files in landing, by the stem of their names, or one of the others.
+
+    `table` is the location of a Delta or Iceberg table, or an Iceberg table in a catalog as
+    `iceberg:CATALOG/NAMESPACE.TABLE`. `asset` is the key of the Dagster asset that writes the source, as `raw/orders`.
+    """
+
+    landing: Stem | None = None
+    table: NonEmpty | None = None
+    jdbc: JdbcSource | None = None
+    files: FilesSource | None = None
+    share: ShareSource | None = None
+    python: PythonSource | None = None
+    asset: Annotated[str, Field(pattern=r"^\w+(/\w+)*$")] | None = None
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of source that are given; a valid entry has one."""
+        return [name for name, value in vars(self).items() if value is not None and name != "asset"]
+
+    @property
+    def location(self) -> str | None:
+        """The location that is read, if the source is in a store or a folder."""
+        if self.files is not None:
+            return self.files.path
+        is_in_catalog = self.table is None or self.table.startswith(("iceberg:", "nessie:"))
+        return None if is_in_catalog else self.table
+
+    @property
+    def has_positions(self) -> bool:
+        """Whether a run can read only what is new since the run before it."""
+        return self.python is not None or (self.jdbc is not None and self.jdbc.incremental is not None)
+
+    def complete(self, faults: Faults) -> "SourceEntry | None":
+        """Returns the source if it is not landing; `faults` is at the customProperties of the table."""
+        if len(self.kinds) != 1:
+            given = " and ".join(self.kinds) or "nothing"
+            hint = "Give one of landing (or the name of the files alone), table, jdbc, files, share, python."
+            faults.add(f"a source has one kind, this one has {given}", hint, near=("source",))
+        elif self.landing is not None and self.asset is not None:
+            hint = "Remove it: deliveries have an asset of their own."
+            faults.add("files in landing are written by no other asset", hint, near=("source",))
+        elif self.jdbc is not None:
+            self.jdbc.check(faults)
+        return None if self.landing is not None else self
+
+    def __str__(self) -> str:
+        if self.jdbc is not None:
+            place = self.jdbc.url.removeprefix("jdbc:").partition("?")[0]
+            return f"{self.jdbc.table or 'a query'} of {place}"
+        if self.files is not None:
+            return f"{self.files.format} files {self.files.path}"
+        if self.share is not None:
+            return f"shared table {self.share.table}"
+        return str(self.table) if self.python is None else self.python.source
+
+
+def connect_transforms(
+    contract: "SetContract", transforms: Mapping[str, str], faults: Faults
+) -> "SetContract":
     """Returns the contract with functions given in code, as `package.module:function` by name of their table.
 
     They are part of its digest, as if the contract named them. `faults` is at the document.
@@ -50,12 +183,12 @@ def connect_transforms(contract: SetContract, transforms: Mapping[str, str], fau
     return replace(contract, tables=tuple(tables), digest=digest)
 
 
-def _list_origins(table: Table) -> list[str]:
+def _list_origins(table: "Table") -> list[str]:
     is_given = {name: getattr(table, name) is not None for name in ORIGINS} | {"source": table.has_source}
     return [name for name in ORIGINS if is_given[name]]
 
 
-def check_origin(contract: SetContract, table: Table, faults: Faults, *, is_run: bool) -> None:
+def check_origin(contract: "SetContract", table: "Table", faults: Faults, *, is_run: bool) -> None:
     """Checks that a table has one origin; it may have none in a contract of which nothing is run."""
     given = _list_origins(table)
     properties = faults.at("customProperties")
@@ -84,7 +217,9 @@ def check_origin(contract: SetContract, table: Table, faults: Faults, *, is_run:
         _check_placeholders(contract, table, known, properties)
 
 
-def _check_placeholders(contract: SetContract, table: Table, known: Iterable[str], faults: Faults) -> None:
+def _check_placeholders(
+    contract: "SetContract", table: "Table", known: Iterable[str], faults: Faults
+) -> None:
     """Checks that each name in the SQL of a derived table is that of one table."""
     names = [other.short_name for other in contract.tables]
     counts = Counter([*names, *(read.short_name for read in table.inputs)])
@@ -98,30 +233,7 @@ def _check_placeholders(contract: SetContract, table: Table, known: Iterable[str
         faults.add("derive names no table of the set", hint, near=("derive",))
 
 
-def check_jdbc(jdbc: JdbcSource, faults: Faults) -> None:
-    """Checks the fields of a database against each other; `faults` is at the customProperties of the table."""
-
-    def add(problem: str, hint: str) -> None:
-        faults.add(problem, hint, near=("source",))
-
-    if (jdbc.table is None) == (jdbc.query is None):
-        given = "neither" if jdbc.table is None else "both"
-        add(f"jdbc reads a table or a query, {given} is given", "Give one of table and query.")
-    if (jdbc.partitions > 1) != (jdbc.partition_by is not None):
-        hint = "Give both, partitionBy with a column of numbers or times, or neither."
-        add("jdbc is read in partitions by partitionBy and partitions above 1", hint)
-    if jdbc.lag_s and jdbc.incremental is None:
-        add("jdbc has lagS and reads all rows", "Remove lagS, or name the incremental column.")
-    names = [part.partition("=")[0].lower() for part in jdbc.url.partition("?")[2].split("&")]
-    if found := [name for name in SECRETS if name in names]:
-        hint = "Remove it; give the names of environment variables as user and password beside url."
-        add(f"jdbc.url has the {found[0]}", hint)
-    if "@" in jdbc.url:
-        hint = "Remove them; give the names of environment variables as user and password beside url."
-        add("jdbc.url has user or password before @", hint)
-
-
-def check_sources(contract: SetContract, faults: Faults) -> None:
+def check_sources(contract: "SetContract", faults: Faults) -> None:
     """Checks what a set with sources can be; `faults` is at the document."""
     properties = faults.at("customProperties")
     if contract.schedule is not None and not contract.has_sources and properties.has_none():
@@ -141,7 +253,7 @@ def check_sources(contract: SetContract, faults: Faults) -> None:
             _check_write(table, faults.at("schema", index, "customProperties"))
 
 
-def _check_write(table: Table, faults: Faults) -> None:
+def _check_write(table: "Table", faults: Faults) -> None:
     entry = table.reads
     if entry is None:
         return

@@ -1,102 +1,21 @@
 """How deliveries change tables, as a contract has it: partitions, modes, columns of versions, what is refused."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import cache
-from zoneinfo import available_timezones
 
-from pydantic.alias_generators import to_camel
-
-from lakeshare_pipelines.contracts import document as odcs
-from lakeshare_pipelines.contracts import model
-from lakeshare_pipelines.contracts.document import Faults
-from lakeshare_pipelines.contracts.model import Column, SetContract, Table
+from lakeshare_pipelines.contracts.document import PROPERTIES, Faults
+from lakeshare_pipelines.contracts.model import (
+    IS_CURRENT,
+    VALID_FROM,
+    VALID_TO,
+    Column,
+    SetContract,
+    Table,
+    Write,
+)
 from lakeshare_pipelines.contracts.partitioning import (
-    TIME_KINDS,
-    Kind,
-    Partitioning,
     SecondDimension,
-    has_whole_hours,
-    is_label,
 )
 from lakeshare_server.errors import suggest
-
-UTC = "UTC"
-
-
-@cache
-def list_time_zones() -> frozenset[str]:
-    """Lists the names of the IANA database; reading them takes 5 ms."""
-    return frozenset(available_timezones())
-
-
-def build_partitioning(extras: odcs.SetExtras, faults: Faults) -> Partitioning:
-    """Returns the partitions of a set; one with static keys if the time zone is not known."""
-    given, place = extras.partitioning, faults.at("customProperties", "partitioning")
-    kind: Kind = "static" if given.static is not None else given.kind
-    if given.static is not None and "kind" in given.model_fields_set:
-        place.add("it has both kind and static", "Keep one of them.")
-    is_time = kind in TIME_KINDS
-    for field in ("time_zone", "end_offset", "lateness_hours"):
-        if field in given.model_fields_set and not is_time:
-            problem = f"{kind} partitions have no {to_camel(field)}"
-            place.add(problem, f"Leave it out, or set kind to {', '.join(TIME_KINDS)}.")
-    zone = given.time_zone
-    if zone != UTC and zone not in list_time_zones():
-        hint = suggest(zone, list_time_zones(), "Give a name of the IANA database, as Europe/Berlin.")
-        place.add(f"timeZone {zone!r} is not known", hint)
-        zone = UTC
-    elif kind == "hourly" and not has_whole_hours(zone):
-        hint = "Give UTC, or a zone whose hours begin at those of UTC."
-        place.add(f"timeZone {zone!r} has hours that begin within hours of UTC", hint)
-    values = tuple(given.static or ())
-    _check_labels(values, place)
-    second = None if given.second is None else _build_second(given.second, kind, place)
-    return Partitioning(
-        kind, extras.first_partition, zone, given.end_offset, given.lateness_hours, values, second
-    )
-
-
-def _check_labels(values: Sequence[str], place: Faults) -> None:
-    for value in values:
-        if not is_label(value):
-            hint = (
-                "Use letters, digits, '_', '-' and single '.', at most 100 characters, and not the name all."
-            )
-            place.add(f"static cannot have {value!r}", hint)
-    # Folders of a landing area may ignore case.
-    for name, count in Counter(value.lower() for value in values).items():
-        if count > 1:
-            place.add(f"static has {name!r} {count} times", "Keys must differ in more than case.")
-
-
-def _build_second(given: odcs.SecondExtras, kind: Kind, place: Faults) -> SecondDimension | None:
-    if kind not in TIME_KINDS:
-        hint = f"Leave it out, or set kind to {', '.join(TIME_KINDS)}."
-        place.add(f"{kind} partitions have no second dimension", hint)
-        return None
-    if (given.kind is None) == (given.static is None):
-        hint = "Give static with all names, or kind: dynamic."
-        place.add("second needs either static or kind: dynamic", hint)
-    _check_labels(given.static or (), place)
-    return SecondDimension(given.column, None if given.static is None else tuple(given.static))
-
-
-def check_partitioning(partitioning: Partitioning, faults: Faults) -> None:
-    """Checks the first partition; `faults` are of the customProperties of the set."""
-    first = partitioning.first
-    if not faults.has_none():
-        return
-    if partitioning.is_time and first is None:
-        part = "day" if partitioning.kind != "hourly" else "hour"
-        kind = f"{'an' if partitioning.kind == 'hourly' else 'a'} {partitioning.kind}"
-        hint = f"Give the first {part}, as {partitioning.example}."
-        faults.add(f"{kind} set needs firstPartition", hint, near=("partitioning",))
-    elif first is not None and not (partitioning.is_time and partitioning.is_key(first)):
-        hint = "Give a day as 2013-01-01 and partitioning: daily, or leave it out."
-        if partitioning.is_time and partitioning.kind != "daily":
-            hint = f"{partitioning.expected_first}, or change partitioning."
-        faults.add(f"firstPartition cannot be {first!r}", hint, near=("firstPartition",))
 
 
 def check_partition_column(contract: SetContract, table: Table, faults: Faults) -> None:
@@ -137,28 +56,27 @@ def _check_second_column(second: SecondDimension | None, table: Table, faults: F
         faults.at("properties").add(problem, hint)
 
 
-def build_write(extras: odcs.TableExtras, base: Table | None, faults: Faults) -> model.Write:
+def build_write(table: Table, base: Table | None, faults: Faults) -> Write:
     """Returns how a table is written; a view of a table without partitions of runs is replaced as a whole."""
-    if extras.view is not None and "write" in extras.model_fields_set:
+    place = faults.at(PROPERTIES, "write")
+    if table.view is not None and place.get() is not None:
         hint = "Leave it out: a view is written with its table."
-        faults.at("customProperties", "write").add("a view has no write mode of its own", hint)
+        place.add("a view has no write mode of its own", hint)
     if base is not None:
-        return model.Write() if base.write.mode == "replace_partitions" else model.Write("replace")
-    return extras.write
+        return Write() if base.write.mode == "replace_partitions" else Write("replace")
+    return table.write
 
 
-def make_history_columns(write: model.Write, columns: Sequence[Column]) -> Iterator[Column]:
+def make_history_columns(write: Write, columns: Sequence[Column]) -> Iterator[Column]:
     """Yields the columns of versions; as delivered, a row is valid from its sequence value on."""
     kind = next((column.type for column in columns if column.name == write.sequence), "timestamp")
     begin = f"`{write.sequence}`"
     description = "Since when the row is valid."
-    yield Column(
-        model.VALID_FROM, kind, required=True, primary_key=True, expression=begin, description=description
-    )
+    yield Column(VALID_FROM, kind, required=True, primary_key=True, expression=begin, description=description)
     description = "When it was replaced or deleted; null for the current row."
-    yield Column(model.VALID_TO, kind, expression=f"CAST(NULL AS {kind})", description=description)
+    yield Column(VALID_TO, kind, expression=f"CAST(NULL AS {kind})", description=description)
     description = "Whether it is the current row of its key."
-    yield Column(model.IS_CURRENT, "boolean", required=True, expression="true", description=description)
+    yield Column(IS_CURRENT, "boolean", required=True, expression="true", description=description)
 
 
 def check_write(contract: SetContract, table: Table, faults: Faults) -> None:

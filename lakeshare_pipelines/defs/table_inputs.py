@@ -1,12 +1,14 @@
 """Published tables as parameters of a project's own assets: the input `table_input` and the manager that reads it."""
 
+from dataclasses import replace
 from typing import Any
 
 import dagster as dg
 
-from lakeshare_pipelines.defs.wap import INPUTS_TAG, LakeResource, table_key
+from lakeshare_pipelines.defs.wap import INPUTS_TAG, LakeResource, read_partition_keys, table_key
 from lakeshare_pipelines.errors import InputError
-from lakeshare_pipelines.wap.inputs import LakeshareTable, parse_pins
+from lakeshare_pipelines.wap.inputs import LakeshareTable, find_partitioned, parse_pins
+from lakeshare_server.catalog import Ledger
 
 TABLES = "lakeshare_tables"
 """Key of the input manager; `lakeshare_resources` has it."""
@@ -26,7 +28,10 @@ def table_input(
     """Returns the input of an asset, for `ins`, that takes a published table at `version`, or at the newest number.
 
     The parameter is annotated with `pandas.DataFrame`, `pyarrow.Table`, `pyspark.sql.DataFrame` or `LakeshareTable`.
-    The tag `lakeshare/inputs` of a run pins the number of an input without `version`. All rows are read.
+    The tag `lakeshare/inputs` of a run pins the number of an input without `version`.
+
+    An asset with partitions reads the rows of those that its own are mapped to, if the table is written by partition;
+    otherwise, and with `dg.AllPartitionMapping()`, all rows are read.
 
     Example: `@dg.asset(ins={"orders": table_input("shop.orders")})` on `def report(orders: pandas.DataFrame)`.
     """
@@ -62,7 +67,24 @@ def table_manager(context: dg.InputContext) -> Any:
         version = parse_pins(context.step_context.run_tags.get(INPUTS_TAG, "")).get(name)
     table = lakeshare.table(name, version=version)
     _record_number(context, table)
-    return read(table)
+    return read(_select_partitions(context, lakeshare, table))
+
+
+def _select_partitions(
+    context: dg.InputContext, lakeshare: LakeResource, table: LakeshareTable
+) -> LakeshareTable:
+    """The table, of which the partitions of an input are read."""
+    if not context.has_asset_partitions:
+        return table
+    keys = context.asset_partition_keys
+    instance = context.step_context.instance
+    every = context.asset_partitions_def.get_partition_keys(dynamic_partitions_store=instance)
+    contract = (
+        None if len(keys) == len(every) else find_partitioned(Ledger(lakeshare.catalog()), table.publication)
+    )
+    if contract is None:
+        return table
+    return replace(table, partitions=read_partition_keys(contract, keys), contract=contract)
 
 
 def _record_number(context: dg.InputContext, table: LakeshareTable) -> None:

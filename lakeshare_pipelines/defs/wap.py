@@ -30,7 +30,7 @@ from lakeshare_pipelines.spark.session import open_session, stop_session
 from lakeshare_pipelines.wap.audit import ReplayFailedAudit, audit_and_save
 from lakeshare_pipelines.wap.checks import list_checks
 from lakeshare_pipelines.wap.inputs import LakeshareTable, open_table, parse_pins
-from lakeshare_pipelines.wap.stage import reseal, stage
+from lakeshare_pipelines.wap.stage import open_ledger, reseal, stage
 from lakeshare_pipelines.wap.staged import WHOLE, Lake, Staged, Verdict, Verdicts
 from lakeshare_server.catalog import Catalog, Ledger, Publication, open_catalog
 from lakeshare_server.errors import Unavailable
@@ -95,11 +95,14 @@ class LakeResource(dg.ConfigurableResource[Any]):
 
     @contextmanager
     def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator["LakeResource"]:
-        """Stops Spark at the end of the run."""
+        """Stops Spark and closes the catalog at the end of the run."""
         try:
             yield self
         finally:
             self.spark.stop()
+            if self._catalog is not None:
+                self._catalog.close()
+                self._catalog = None
 
     def settings(self) -> LakeSettings:
         return LakeSettings()
@@ -122,21 +125,24 @@ class LakeResource(dg.ConfigurableResource[Any]):
         *,
         version: int | None = None,
         is_materialized: bool = False,
+        partitions: Sequence[str] | None = None,
     ) -> LakeshareTable:
         """Returns a published table at `version`, at the number of the run's tag `lakeshare/inputs`, or at the newest.
+
+        `partitions` are keys of its set, as `2024-01-01` or `2024-01-01/eu`, whose rows are read; all rows by default.
 
         `is_materialized` takes the number of the newest materialization of the table's asset instead of the newest one.
         With `context` the number is recorded as metadata `lakeshare/input/<table>` of the assets of the step.
 
         Raises:
-            InputError: the table has no such publication, or it has expired.
+            InputError: the table has no such publication or partition, or the publication has expired.
         """
         if context is not None:
             if version is None:
                 version = parse_pins(context.run.tags.get(INPUTS_TAG, "")).get(name)
             if version is None and is_materialized:
                 version = _find_materialized_number(context, name)
-        table = open_table(self.lake(), Ledger(self.catalog()), name, version)
+        table = open_table(self.lake(), Ledger(self.catalog()), name, version, partitions)
         if context is not None:
             for key in context.selected_asset_keys:
                 context.add_asset_metadata({f"lakeshare/input/{name}": table.version}, asset_key=key)
@@ -391,13 +397,18 @@ def get_partitions_of_run(context: dg.OpExecutionContext, contract: SetContract)
     """Returns the partitions a run writes: one, every one of a range, or the whole set."""
     if not context.has_partitions:
         return WHOLE
-    keys = [
+    return read_partition_keys(contract, context.partition_keys)
+
+
+def read_partition_keys(contract: SetContract, keys: Iterable[str]) -> tuple[str, ...]:
+    """Returns a set's own form of Dagster's keys, as `make_partition_key` makes these of it."""
+    own = [
         SEPARATOR.join(key.keys_by_dimension[name] for name in get_dimension_names(contract))
         if isinstance(key, dg.MultiPartitionKey)
         else key
-        for key in context.partition_keys
+        for key in keys
     ]
-    return tuple(keys if contract.partitioning.second is None else sorted(keys))
+    return tuple(own if contract.partitioning.second is None else sorted(own))
 
 
 LATE_TAG, ALLOW = "lakeshare/late", "allow"
@@ -709,7 +720,8 @@ def landing_sensor(
         if not fresh:
             return dg.SkipReason(f"{len(complete)} complete deliveries, none of them new.")
         arrived = {delivery.partition for delivery in fresh.values()}
-        in_force = deliveries_in_force(Ledger(open_catalog(settings.catalog_url)), contract, arrived)
+        with open_ledger(settings) as ledger:
+            in_force = deliveries_in_force(ledger, contract, arrived)
         return dg.SensorResult(
             asset_events=[
                 dg.AssetMaterialization(
@@ -757,18 +769,20 @@ def inputs_sensor(
     )
     def inputs(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         settings = LakeSettings()
-        ledger = Ledger(open_catalog(settings.catalog_url))
-        latest = {read.table: ledger.latest(read.table) for read in contract.inputs}
-        missing = [name for name, found in latest.items() if found is None]
-        if missing:
-            return dg.SkipReason(
-                f"{', '.join(missing)} {'has' if len(missing) == 1 else 'have'} no publication."
+        with open_ledger(settings) as ledger:
+            latest = {read.table: ledger.latest(read.table) for read in contract.inputs}
+            missing = [name for name, found in latest.items() if found is None]
+            if missing:
+                return dg.SkipReason(
+                    f"{', '.join(missing)} {'has' if len(missing) == 1 else 'have'} no publication."
+                )
+            numbers = ", ".join(
+                f"{name}@{found.version}" for name, found in latest.items() if found is not None
             )
-        numbers = ", ".join(f"{name}@{found.version}" for name, found in latest.items() if found is not None)
-        evaluated = f"{numbers}, contract {contract.digest[:12]}"
-        if context.cursor == evaluated:
-            return dg.SkipReason(f"No input has a newer number: {numbers}.")
-        stale = list(find_stale_partitions(ledger, contract))
+            evaluated = f"{numbers}, contract {contract.digest[:12]}"
+            if context.cursor == evaluated:
+                return dg.SkipReason(f"No input has a newer number: {numbers}.")
+            stale = list(find_stale_partitions(ledger, contract))
         if contract.takes_deliveries and stale:
             arrived = {found.partition for found in find_deliveries(settings, contract) if found.complete}
             for partition in sorted(set(stale) - arrived):

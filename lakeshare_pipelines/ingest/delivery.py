@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from lakeshare_pipelines.contracts import SetContract, Table
-from lakeshare_pipelines.contracts.nested import is_nested
+from lakeshare_pipelines.contracts.column_types import is_nested
 from lakeshare_pipelines.contracts.partitioning import split_key
 from lakeshare_pipelines.errors import DeliveryError, StoreError
 from lakeshare_pipelines.ingest.compression import CODECS, REFUSED, Codec, find_codec, remove_codec_suffix

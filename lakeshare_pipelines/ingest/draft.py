@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from lakeshare_pipelines.contracts.model import DEFAULTS, get_base_type
+from lakeshare_pipelines.contracts.column_types import DEFAULTS, get_base_type
 from lakeshare_pipelines.ingest.profile import (
     CONTRACT_TYPES,
     NULL_TOKENS,

@@ -13,9 +13,16 @@ from functools import partial, reduce
 from typing import TYPE_CHECKING
 
 from lakeshare_pipelines.contracts import Column, SetContract, Table
+from lakeshare_pipelines.contracts.column_types import (
+    Nested,
+    Type,
+    find_unknown_fields,
+    get_base_type,
+    is_nested,
+    parse_type,
+)
 from lakeshare_pipelines.contracts.document import find_line
-from lakeshare_pipelines.contracts.model import Reading, get_base_type
-from lakeshare_pipelines.contracts.nested import Nested, Type, find_unknown_fields, is_nested, parse_type
+from lakeshare_pipelines.contracts.model import Reading
 from lakeshare_pipelines.contracts.partitioning import SEPARATOR
 from lakeshare_pipelines.errors import ContractError
 from lakeshare_pipelines.ingest.delivery import Delivery, LandingFile, assign_files, blame_changed_delivery

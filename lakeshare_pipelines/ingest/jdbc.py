@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lakeshare_pipelines.contracts.model import JdbcSource
+from lakeshare_pipelines.contracts.sources import JdbcSource
 from lakeshare_pipelines.errors import SourceError
 from lakeshare_pipelines.ingest.sources import Position, SourceContext
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
+from lakeshare_pipelines.contracts.column_types import Type, is_nested
 from lakeshare_pipelines.contracts.model import Reading, Table
-from lakeshare_pipelines.contracts.nested import Type, is_nested
 from lakeshare_pipelines.errors import DeliveryError
 from lakeshare_pipelines.ingest.delivery import LandingFile
 from lakeshare_pipelines.ingest.readable import BOM, MIB, ReadableFile, ReadingLimits

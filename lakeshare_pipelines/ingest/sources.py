@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lakeshare_pipelines.contracts import SetContract, Table
-from lakeshare_pipelines.contracts.model import FilesSource, PythonSource, ShareSource
+from lakeshare_pipelines.contracts.sources import FilesSource, PythonSource, ShareSource
 from lakeshare_pipelines.errors import PipelineError, SourceError
 from lakeshare_pipelines.ingest.frame import DeliveredTable
 from lakeshare_pipelines.ingest.raw_rows import SPARK_FORMATS, make_raw_rows

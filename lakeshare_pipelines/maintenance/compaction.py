@@ -96,7 +96,7 @@ class Compacted:
 
 def measure(lake: Lake, table: Table, latest: Publication) -> TableFigures:
     """The figures of a table at its latest publication, from its metadata and without Spark."""
-    target_bytes, stores = table.maintenance.target_mb * MIB, lake.stores
+    target_bytes, stores = table.maintenance.compaction.target_mb * MIB, lake.stores
     if table.format == "delta":
         listing = list_log(stores, table_location(lake.settings, table))
         state = replay(stores, listing, _require_delta_version(latest))
@@ -153,7 +153,7 @@ def _compact_iceberg(
     before = get_table_state(lake, table, ref)
     if before.snapshot_id != latest.snapshot_id:
         raise Conflict([table.name], f"publication {latest.version}", f"snapshot {before.snapshot_id}")
-    wanted, catalog, is_nessie = table.maintenance, lake.catalog(ref), lake.named_catalog is None
+    wanted, catalog, is_nessie = table.maintenance.compaction, lake.catalog(ref), lake.named_catalog is None
     if figures.small_files:
         options = {
             "target-file-size-bytes": wanted.target_mb * MIB,
@@ -190,7 +190,7 @@ def _compact_delta(
     lake: Lake, contract: SetContract, table: Table, latest: Publication, ref: str, run_id: str
 ) -> Compacted:
     staging, version = DeltaStaging(lake, contract), _require_delta_version(latest)
-    root, target_bytes = table_location(lake.settings, table), table.maintenance.target_mb * MIB
+    root, target_bytes = table_location(lake.settings, table), table.maintenance.compaction.target_mb * MIB
     listing = list_log(lake.stores, root)
     if listing.latest != version:
         raise Conflict([table.name], f"publication {latest.version}", f"version {listing.latest}")
@@ -205,7 +205,7 @@ def _compact_delta(
     name = F.element_at(F.split(F.col("_metadata.file_path"), "/"), -1)
     small = whole.where(name.isin(sorted(names)))
     columns, files = [column for column, _ in table.partition_by], math.ceil(size_bytes / target_bytes)
-    order = [column_by_name(column) for column in (*columns, *table.maintenance.sort_by)]
+    order = [column_by_name(column) for column in (*columns, *table.maintenance.compaction.sort_by)]
     parted = [column_by_name(column) for column in columns]
     if parted:
         larger = small.repartition(*parted)

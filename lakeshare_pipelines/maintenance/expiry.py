@@ -51,15 +51,15 @@ def find_oldest_kept(ledger: Ledger, table: Table, now: datetime) -> int | None:
 
     A publication of maintenance counts as the one whose rows it holds. Numbers from one that a share pins on are kept.
     """
-    keep, history = table.maintenance, ledger.history(table.name)
+    keep, history = table.maintenance.keep, ledger.history(table.name)
     if not history:
         return None
-    if keep.keep_publications is None and keep.keep_days is None:
+    if keep.publications is None and keep.days is None:
         return history[-1].version
-    since = None if keep.keep_days is None else now - timedelta(days=keep.keep_days)
+    since = None if keep.days is None else now - timedelta(days=keep.days)
     oldest, newer = history[0].version, 0
     for publication in history:
-        is_among_newest = keep.keep_publications is not None and newer < keep.keep_publications
+        is_among_newest = keep.publications is not None and newer < keep.publications
         if not is_among_newest and (since is None or publication.published_at < since):
             break
         oldest = publication.version

@@ -97,7 +97,7 @@ def plan_maintenance(
         state = get_table_state(lake, table, "main")
         removable = list_removable_snapshots(lake, ledger, table, latest, kept, state)
     unused, files_stay = _find_unused(lake, ledger, table, now)
-    compacts = table.maintenance.compacts
+    compacts = table.maintenance.compaction.is_wanted
     return MaintenancePlan(
         table=table.name,
         version=latest.version,
@@ -227,7 +227,7 @@ def _publish_maintained(
         latest = _require_latest(ledger, table)
         ref = make_staging_name(contract.name, (f"maintenance_{table.short_name}",), run_id, 0)
         try:
-            if table.maintenance.compacts and figures.needs_compaction(lake):
+            if table.maintenance.compaction.is_wanted and figures.needs_compaction(lake):
                 record_begin(lake, ref)
                 compacted = compact(lake, contract, table, latest, figures, ref, run_id)
             elif (

@@ -84,7 +84,7 @@ def pin_publication(
         format=table.format,
         delta_version=delta_version,
         nessie_hash=nessie_hash,
-        **describe_index(snapshot, index),
+        **describe_index(index.header),
         index_digest=index.digest,
         changes_digest=changes_digest,
         **evidence,

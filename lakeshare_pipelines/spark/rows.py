@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from lakeshare_pipelines.contracts.nested import Nested, Type, is_nested, parse_type
+from lakeshare_pipelines.contracts.column_types import Nested, Type, is_nested, parse_type
 from lakeshare_server.lazy import LazyModule
 
 if TYPE_CHECKING:

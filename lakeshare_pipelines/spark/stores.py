@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 from lakeshare_pipelines.contracts import SetContract, load_contract
 from lakeshare_pipelines.contracts.loader import list_contract_files
-from lakeshare_pipelines.contracts.model import SourceEntry
+from lakeshare_pipelines.contracts.sources import SourceEntry
 from lakeshare_pipelines.errors import StoreError, WarehouseError
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.jars import AZURE_JARS, GCS_JARS, S3_JARS

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lakeshare_pipelines.contracts import Reference, Rule, SetContract, Table
-from lakeshare_pipelines.contracts.model import Assertion
+from lakeshare_pipelines.contracts.rules import Assertion
 from lakeshare_pipelines.errors import BranchMoved, Conflict, NotAudited, PipelineError
 from lakeshare_pipelines.ingest.delivery import name_files
 from lakeshare_pipelines.ingest.landing import open_landing
@@ -352,7 +352,7 @@ def audit_files(
         )
         for table in contract.tables
     )
-    here = replace(contract, tables=tables, warehouse=None, endpoint=None)
+    here = replace(contract, tables=tables, server=replace(contract.server, location=None, endpoint_url=None))
     open_landing(lake.settings).replace(here.name, partition, name_files(here, files))
     staged = stage(lake, here, [partition], "trial")
     verdicts = audit(lake, here, staged)

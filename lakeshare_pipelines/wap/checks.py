@@ -12,10 +12,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from lakeshare_pipelines.contracts import Reference, Rule, SetContract, Table
+from lakeshare_pipelines.contracts.column_types import can_widen
 from lakeshare_pipelines.contracts.document import find_line
-from lakeshare_pipelines.contracts.model import Assertion, Drift, can_widen
+from lakeshare_pipelines.contracts.model import Drift
 from lakeshare_pipelines.contracts.partitioning import split_key
-from lakeshare_pipelines.contracts.rules import UNIQUENESS, is_class, list_rule_columns
+from lakeshare_pipelines.contracts.rules import UNIQUENESS, Assertion, is_class, list_rule_columns
 from lakeshare_pipelines.errors import ContractError
 from lakeshare_pipelines.spark.partitions import make_key_column
 from lakeshare_pipelines.wap.staged import (

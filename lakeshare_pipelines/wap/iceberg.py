@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from uuid import uuid4
 
 from lakeshare_pipelines.contracts import SetContract, Table
-from lakeshare_pipelines.contracts.model import can_widen
+from lakeshare_pipelines.contracts.column_types import can_widen
 from lakeshare_pipelines.errors import (
     BranchMoved,
     Conflict,

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from lakeshare_pipelines.contracts import SetContract, Table
+from lakeshare_pipelines.contracts.loader import build_contract
 from lakeshare_pipelines.contracts.model import Input
-from lakeshare_pipelines.contracts.partitioning import Kind
+from lakeshare_pipelines.contracts.partitioning import Kind, Partitioning
 from lakeshare_pipelines.errors import ContractError, InputError, PipelineError, TransformError
 from lakeshare_pipelines.ingest import find_deliveries_of_run
 from lakeshare_pipelines.ingest.sources import (
@@ -40,6 +41,7 @@ from lakeshare_pipelines.wap.staged import WHOLE, Lake, ReadTable, read_snapshot
 from lakeshare_server.catalog import Ledger, Publication
 from lakeshare_server.errors import suggest
 from lakeshare_server.lazy import LazyModule
+from lakeshare_server.yaml_documents import parse
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -121,10 +123,14 @@ def read_publication(lake: Lake, publication: Publication) -> "DataFrame":
 
 @dataclass(frozen=True)
 class LakeshareTable:
-    """A published table at one publication number, for code outside of sets."""
+    """A published table at one publication number, for code outside of sets: all rows, or those of some partitions."""
 
     lake: Lake
     publication: Publication
+    partitions: tuple[str, ...] | None = None
+    """Keys of the partitions whose rows are read; None: all rows."""
+    contract: SetContract | None = None
+    """The contract with which the partitions were published; None for all rows."""
 
     @property
     def name(self) -> str:
@@ -141,23 +147,44 @@ class LakeshareTable:
         return self.publication.location
 
     def to_spark(self) -> "DataFrame":
-        return read_publication(self.lake, self.publication)
+        frame = read_publication(self.lake, self.publication)
+        if self.partitions is None or self.contract is None:
+            return frame
+        column = self.contract.table(self.name).partition_column
+        return _select_partitions(
+            frame, self.contract.partitioning, column.name, column.type, self.partitions
+        )
 
     def to_arrow(self) -> "pa.Table":
-        """All rows, in memory; read by Spark, as every format and every row-level delete is."""
+        """The rows, in memory; read by Spark, as every format and every row-level delete is."""
         return self.to_spark().toArrow()
 
     def to_pandas(self) -> "pd.DataFrame":
-        """All rows, in memory, as `to_arrow`."""
+        """The rows, in memory, as `to_arrow`."""
         frame: pd.DataFrame = self.to_arrow().to_pandas()
         return frame
 
 
-def open_table(lake: Lake, ledger: Ledger, name: str, version: int | None = None) -> LakeshareTable:
-    """A published table at a number, or at its newest one.
+def _select_partitions(
+    frame: "DataFrame", partitioning: Partitioning, name: str, column_type: str, keys: Sequence[str]
+) -> "DataFrame":
+    """The rows of partitions; none without a key."""
+    if not keys:
+        return frame.where(F.lit(False))
+    return frame.where(filter_partitions(partitioning, name, column_type, keys))
+
+
+def open_table(
+    lake: Lake,
+    ledger: Ledger,
+    name: str,
+    version: int | None = None,
+    partitions: Sequence[str] | None = None,
+) -> LakeshareTable:
+    """A published table at a number, or at its newest one; of `partitions`, by keys of its set, or all rows.
 
     Raises:
-        InputError: it is not published, or the number does not exist or has expired.
+        InputError: it is not published, the number does not exist or has expired, or the table has no such partition.
     """
     latest = ledger.latest(name)
     if latest is None:
@@ -165,7 +192,24 @@ def open_table(lake: Lake, ledger: Ledger, name: str, version: int | None = None
             "the table", name, "has no publication", "Publish its set, or correct the name: set.table."
         )
     publication = latest if version is None else _find_pinned(ledger, "the table", latest, version)
-    return LakeshareTable(lake, publication)
+    if partitions is None:
+        return LakeshareTable(lake, publication)
+    contract = find_partitioned(ledger, publication)
+    if contract is None:
+        raise InputError("the table", name, "has no partitions that can be read alone", "Read all rows.")
+    for key in partitions:
+        if not contract.is_partition(key):
+            raise InputError("the table", name, f"has no partition {key!r}", contract.partitioning.expected)
+    return LakeshareTable(lake, publication, tuple(partitions), contract)
+
+
+def find_partitioned(ledger: Ledger, publication: Publication) -> SetContract | None:
+    """The contract with which a table was published; None if it is not written by partition, or no record has it."""
+    recorded = ledger.recorded_contract(publication.contract_digest)
+    if recorded is None:
+        return None
+    contract = build_contract(parse(recorded.text), Path(f"{recorded.set_name}.yaml"), None)
+    return contract if contract.is_by_partition(contract.table(publication.table)) else None
 
 
 class Inputs:
@@ -250,9 +294,7 @@ class Inputs:
                 found for key in self.partitions for found in partitioning.map_key(key, read.partitioning)
             )
         )
-        if not keys:
-            return frame.where(F.lit(False))
-        return frame.where(filter_partitions(read.partitioning, read.column, read.column_type, keys))
+        return _select_partitions(frame, read.partitioning, read.column, read.column_type, keys)
 
     def find_undeclared(self, frame: "DataFrame") -> list[Scan]:
         """Tables and files of the lake in a frame's plan that this object did not return; none on Spark Connect."""

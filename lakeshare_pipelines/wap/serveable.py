@@ -154,9 +154,8 @@ def _select_unchanged(
 ) -> pa.Table:
     if replaced is not None:
         names = {path.rpartition("/")[2] for path in replaced}
-        return files.filter(
-            [path.rpartition("/")[2] not in names for path in files.column("path").to_pylist()]
-        )
+        is_unchanged = [path.rpartition("/")[2] not in names for path in files.column("path").to_pylist()]
+        return files.filter(pa.array(is_unchanged, pa.bool_()))
     if partitions is None:
         return files.slice(0, 0)
     is_replaced = pa.array([True] * files.num_rows, pa.bool_())

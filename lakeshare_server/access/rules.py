@@ -31,6 +31,7 @@ from lakeshare_server.tables.predicates import (
     Value,
     begins_with,
     list_leaves,
+    operands_of,
     replace_leaves,
 )
 from lakeshare_server.tables.restrictions import find_undecided_in_index
@@ -216,13 +217,7 @@ def _require_bounded(rule: Predicate) -> Predicate:
 
 def _depth(rule: Predicate) -> int:
     # The parts were checked before, so the recursion is bounded.
-    match rule:
-        case Not(operand):
-            return 1 + _depth(operand)
-        case And(operands) | Or(operands):
-            return 1 + max(map(_depth, operands))
-        case _:
-            return 1
+    return 1 + max(map(_depth, operands_of(rule)), default=0)
 
 
 _OPERATORS: Mapping[str, Comparison] = {

@@ -6,10 +6,10 @@ Every request for a table passes through a view. A shared table without a public
 import json
 import logging
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
 from lakeshare_server.access.rules import combine_rules
 from lakeshare_server.catalog import (
@@ -23,7 +23,6 @@ from lakeshare_server.catalog import (
     SharedTable,
 )
 from lakeshare_server.errors import BadRequest, LakeshareError, NotFound, Unavailable, Unserveable
-from lakeshare_server.protocol.lines import URLS_ONLY, DirectoryAccess
 from lakeshare_server.protocol.requests import (
     ChangesRequest,
     QueryRequest,
@@ -33,7 +32,7 @@ from lakeshare_server.protocol.requests import (
 )
 from lakeshare_server.storage import Signers
 from lakeshare_server.tables.delta.changes import ADVICE, VersionChanges, restrict_changes
-from lakeshare_server.tables.index import FileIndex
+from lakeshare_server.tables.index import FileIndex, TableFolder
 from lakeshare_server.tables.predicates import EVERYTHING, Predicate
 from lakeshare_server.tables.restrictions import (
     Undecided,
@@ -42,7 +41,7 @@ from lakeshare_server.tables.restrictions import (
     restrict_index,
 )
 from lakeshare_server.tables.snapshot import TableHead
-from lakeshare_server.versions import PinnedSnapshot, TableVersions, Version, Versions, VersionsUntil
+from lakeshare_server.versions import PinnedSnapshot, TableVersions, Version, Versions
 
 MAX_CACHED_VIEWS = 1 << 15
 
@@ -74,9 +73,8 @@ class TableViews:
         return self._view(Listings(self._catalog, reader.id).table_of_id(table_id))
 
     def _view(self, granted: GrantedTable) -> "TableView":
-        entry, versions = granted.entry, self._versions.of(granted.entry.table)
-        if entry.publication is not None:
-            versions = VersionsUntil(versions, entry.publication)
+        entry = granted.entry
+        versions = self._versions.of(entry.table, entry.publication)
         rule = combine_rules(entry.rule, granted.grant)
         return TableView(entry, versions, rule, granted.grant.valid_until, versions.services())
 
@@ -192,13 +190,16 @@ class TableView:
         self._require_decided(undecided, version.number)
         return restrict_index(index, self.rule)
 
-    def changes(self, first: int, last: int) -> Sequence[VersionChanges]:
-        """The readable changes as windows have them. Raises Unserveable or TableFilesMissing."""
-        return self._restrict(self.versions.changes(first, last))
-
-    def feed(self, first: int, last: int, schema_at: int | None) -> Sequence[VersionChanges]:
-        """The same as a change data feed, under the head of version `schema_at`, by default each under its own."""
-        return self._restrict(self.versions.feed(first, last, schema_at))
+    def changes(
+        self, first: int, last: int, *, feed: bool = False, schema_at: int | None = None
+    ) -> Sequence[VersionChanges]:
+        """The readable changes of a window of versions or of a feed. Raises Unserveable or TableFilesMissing."""
+        changes = self.versions.changes(first, last, feed=feed, schema_at=schema_at)
+        if self.is_restricted:
+            for change in changes:
+                self._require_decided(self._renamed(change.head), change.version)
+            changes = restrict_changes(changes, self.rule)
+        return changes
 
     def snapshots(self) -> Sequence[PinnedSnapshot]:
         """The readable Iceberg snapshots, the newest last; none for a Delta table. Raises NotFound as `latest`."""
@@ -208,13 +209,6 @@ class TableView:
         latest = self.latest().number
         # The latest version is always readable, also below the start version.
         return min(self.entry.start_version or 0, latest) if self.entry.history else latest
-
-    def _restrict(self, changes: Sequence[VersionChanges]) -> Sequence[VersionChanges]:
-        if not self.is_restricted:
-            return changes
-        for change in changes:
-            self._require_decided(self._renamed(change.head), change.version)
-        return restrict_changes(changes, self.rule)
 
     def _renamed(self, head: TableHead) -> Undecided | None:
         return find_renamed_column(self.rule, head, self.versions.index(self.latest()).header.head)
@@ -310,19 +304,6 @@ def _after(at: TimePoint, latest: Version) -> str:
     )
 
 
-class TableFolder(Protocol):
-    """A table's folder, the stores of its files (`roots`), and the number of files outside of it (`elsewhere`)."""
-
-    @property
-    def location(self) -> str: ...
-
-    @property
-    def roots(self) -> Collection[str]: ...
-
-    @property
-    def elsewhere(self) -> int: ...
-
-
 def directory_refusal(entry: SharedTable, folder: TableFolder, signers: Signers) -> str | None:
     """Why no recipient gets the table's folder; None if recipients may get it. Raises Unavailable."""
     if not entry.history:
@@ -349,16 +330,15 @@ def folder_refusal(view: TableView, folder: TableFolder, signers: Signers) -> st
     return directory_refusal(view.entry, folder, signers)
 
 
-def describe_directory_access(view: TableView, signers: Signers) -> DirectoryAccess:
+def find_shared_folder(view: TableView, signers: Signers) -> str | None:
+    """The location of a folder that is shared; None if it is not, or if that cannot be decided now."""
     if not view.entry.directory_access or view.is_restricted:
-        return URLS_ONLY
+        return None
     try:
-        header = view.index(view.latest()).header
-        refusal = directory_refusal(view.entry, header, signers)
+        return require_directory_access(view, signers)
     except LakeshareError:
         # One table must not fail a listing; a request for credentials gets the error.
-        return URLS_ONLY
-    return URLS_ONLY if refusal else DirectoryAccess(header.location)
+        return None
 
 
 def require_directory_access(view: TableView, signers: Signers) -> str:

@@ -131,8 +131,8 @@ class QueriedGeneration:
             self._connection = None
 
 
-HEAD = "0010"
 MIGRATIONS = Path(__file__).with_name("migrations")
+HEAD = max(path.name.partition("_")[0] for path in (MIGRATIONS / "versions").glob("[0-9]*.py"))
 BUSY_TIMEOUT_S = 30
 WRITES = "lakeshare_writes"
 NOTICE_LOSS = {

@@ -193,7 +193,7 @@ def follow_table(
         CatalogConflict: pipelines publish the name, or it is followed at another location or as another table.
     """
     _require_usable(location, check_every_s, start_version)
-    published = select(PublicationRow.key).where(PublicationRow.table_name == table, PublicationRow.audited)
+    published = select(PublicationRow.key).where(PublicationRow.table == table, PublicationRow.audited)
     if edit.session.scalars(published.limit(1)).one_or_none() is not None:
         raise CatalogConflict(
             f"{table} is published by pipelines; the ledger numbers its versions",
@@ -280,7 +280,7 @@ def _put_followed(
 def _new_followed(edit: Edit, table: str, location: str, iceberg: IcebergIdentity | None) -> FollowedTableRow:
     require_table_name("table", table)
     table_format = "delta" if iceberg is None else "iceberg"
-    numbered = select(PublicationRow.table_format).where(PublicationRow.table_name == table)
+    numbered = select(PublicationRow.format).where(PublicationRow.table == table)
     known = edit.session.scalars(numbered.order_by(PublicationRow.version.desc()).limit(1)).one_or_none()
     if known not in (None, table_format):
         raise CatalogConflict(
@@ -473,15 +473,6 @@ FIRST, LAST = datetime(1, 1, 3, tzinfo=UTC), datetime(9999, 12, 29, tzinfo=UTC)
 
 
 Written = TypeVar("Written")
-# The columns with another name than their field in `NewPublication`.
-COLUMN_NAMES = {
-    "table": "table_name",
-    "format": "table_format",
-    "rows": "row_count",
-    "files": "file_count",
-    "partition": "partition_key",
-}
-COLUMN_OF_FIELD = {field.name: COLUMN_NAMES.get(field.name, field.name) for field in fields(Publication)}
 
 
 class Ledger:
@@ -568,6 +559,11 @@ class Ledger:
         digests = select(row.contract_digest).where(row.set_name == set_name, is_new)
         with self.catalog.reading() as session:
             digest = session.scalars(digests.order_by(row.key.desc()).limit(1)).one_or_none()
+        return None if digest is None else self.recorded_contract(digest)
+
+    def recorded_contract(self, digest: str) -> RecordedContract | None:
+        """The contract with a digest, which a publication names; None if it is not recorded."""
+        with self.catalog.reading() as session:
             found = session.scalars(select(ContractRow).where(ContractRow.digest == digest)).one_or_none()
             if found is None:
                 return None
@@ -590,7 +586,7 @@ class Ledger:
     def replace_changes(self, publication: Publication, digest: str, lease: Lease) -> Publication:
         """Names the index of changes that was recorded again for a publication; nothing else of a row ever changes."""
         row = PublicationRow
-        is_it = (row.table_name == publication.table) & (row.version == publication.version)
+        is_it = (row.table == publication.table) & (row.version == publication.version)
         with self.catalog.writing() as session:
             _require_held(session, lease)
             session.execute(update(row).where(is_it).values(changes_digest=digest))
@@ -611,9 +607,9 @@ class Ledger:
     def of_partitions(self, table: str, partitions: Collection[str]) -> Iterator[Publication]:
         """The publications of these partitions, newest first, with all of ranges and all that repeat another one."""
         row = PublicationRow
-        is_range = row.partition_key.contains("...", autoescape=True)
+        is_range = row.partition.contains("...", autoescape=True)
         repeats = row.rollback_of.is_not(None) | row.maintenance_of.is_not(None)
-        rows = self._newest_first(table).where(row.partition_key.in_(partitions) | is_range | repeats)
+        rows = self._newest_first(table).where(row.partition.in_(partitions) | is_range | repeats)
         at_once = rows.execution_options(yield_per=ROWS_AT_ONCE)
         # The caller ends after a few rows: PostgreSQL has a cursor, which the end of the session does not close.
         with self.catalog.reading() as session, closing(session.scalars(at_once)) as found:
@@ -657,7 +653,7 @@ class Ledger:
     def find_tables_within(self, location: str) -> list[tuple[str, str]]:
         """The tables with a version or that are followed at, below or above a location, each with its own location."""
         with self.catalog.reading() as session:
-            pairs = select(PublicationRow.table_name, PublicationRow.location).distinct()
+            pairs = select(PublicationRow.table, PublicationRow.location).distinct()
             found = [*session.execute(pairs)]
             found += session.execute(select(FollowedTableRow.table_name, FollowedTableRow.location))
         return [
@@ -671,14 +667,14 @@ class Ledger:
         """The snapshots that the numbers of an Iceberg table pin, in order."""
         row = PublicationRow
         columns = (row.version, row.table_id, row.snapshot_id, row.run_id)
-        rows = select(*columns).where(PublicationRow.table_name == table).order_by(PublicationRow.version)
+        rows = select(*columns).where(PublicationRow.table == table).order_by(PublicationRow.version)
         with self.catalog.reading() as session:
             return [NumberedSnapshot(*row) for row in session.execute(rows)]
 
     def first_of(self, table: str, table_id: str) -> int:
         """The first number after which all publications of a name are of the table with this id."""
         others = select(func.max(PublicationRow.version)).where(
-            PublicationRow.table_name == table, PublicationRow.table_id != table_id
+            PublicationRow.table == table, PublicationRow.table_id != table_id
         )
         with self.catalog.reading() as session:
             last = session.scalars(others).one()
@@ -687,7 +683,7 @@ class Ledger:
     def tables(self) -> list[str]:
         """The names of all tables with a publication."""
         with self.catalog.reading() as session:
-            names = select(PublicationRow.table_name).distinct().order_by(PublicationRow.table_name)
+            names = select(PublicationRow.table).distinct().order_by(PublicationRow.table)
             return list(session.scalars(names))
 
     def _newest_first(self, table: str) -> Select[PublicationRow]:
@@ -705,7 +701,7 @@ class Ledger:
 
 
 def _rows(table: str, readable_only: bool) -> Select[PublicationRow]:
-    rows = select(PublicationRow).where(PublicationRow.table_name == table)
+    rows = select(PublicationRow).where(PublicationRow.table == table)
     if not readable_only:
         return rows
     oldest = select(func.coalesce(func.max(ExpirationRow.oldest_version), 0))
@@ -735,7 +731,7 @@ def _require_held(session: Session, lease: Lease) -> None:
 
 
 def _append(session: Session, new: NewPublication) -> Publication:
-    same_run = select(PublicationRow).filter_by(table_name=new.table, run_id=new.run_id)
+    same_run = select(PublicationRow).filter_by(table=new.table, run_id=new.run_id)
     existing = session.scalars(same_run).one_or_none()
     if existing is not None:
         return _publication_from_row(existing)
@@ -785,9 +781,9 @@ def _latest_row(session: Session, table: str) -> PublicationRow | None:
 
 
 def _next_version(new: NewPublication, latest: PublicationRow | None) -> int:
-    if latest is not None and latest.table_format != new.format:
+    if latest is not None and latest.format != new.format:
         raise CatalogConflict(
-            f"{new.table} was published as {latest.table_format}, now it comes as {new.format}",
+            f"{new.table} was published as {latest.format}, now it comes as {new.format}",
             "Publish the new format under another table name and change the share.",
         )
     if new.format == "iceberg":
@@ -812,10 +808,10 @@ def _publication_time(latest: PublicationRow | None, state_ms: int | None = None
 
 
 def _row(new: NewPublication, version: int, published_at: datetime) -> PublicationRow:
-    columns = {COLUMN_OF_FIELD[field.name]: getattr(new, field.name) for field in fields(NewPublication)}
+    columns = {field.name: getattr(new, field.name) for field in fields(NewPublication)}
     columns["verdicts"] = dict(new.verdicts)
     return PublicationRow(**columns, version=version, published_at=published_at)
 
 
 def _publication_from_row(row: PublicationRow) -> Publication:
-    return Publication(**{field: getattr(row, column) for field, column in COLUMN_OF_FIELD.items()})
+    return Publication(**{field.name: getattr(row, field.name) for field in fields(Publication)})

@@ -19,7 +19,7 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.engine import Dialect
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 from sqlalchemy.types import JSON, TypeDecorator
 
 
@@ -106,8 +106,13 @@ class IdRow(GrowingRow):
 
 
 class Edited:
-    """Columns of objects that administrators edit; the revision grows with each edit."""
+    """Columns of the named objects that administrators edit; the revision grows with each edit."""
 
+    name: Mapped[Name]
+    name_key: Mapped[Name] = mapped_column(unique=True)
+    comment: Mapped[str | None]
+    created_at: Mapped[datetime]
+    applied: Mapped[bool] = mapped_column(default=False)
     revision: Mapped[Long] = mapped_column(default=1)
     created_by: Mapped[Name | None]
     updated_at: Mapped[datetime | None]
@@ -129,10 +134,10 @@ class PublicationRow(GrowingRow):
         GROWING,
     )
 
-    table_name: Mapped[str] = mapped_column(ShortText(512))
+    table: Mapped[str] = mapped_column("table_name", ShortText(512))
     version: Mapped[Long]
     set_name: Mapped[Name] = mapped_column(index=True)
-    table_format: Mapped[str] = mapped_column(ShortText(16))
+    format: Mapped[str] = mapped_column("table_format", ShortText(16))
     location: Mapped[str]
     table_id: Mapped[Word]
     metadata_location: Mapped[str | None]
@@ -141,14 +146,14 @@ class PublicationRow(GrowingRow):
     delta_version: Mapped[Long | None]
     nessie_hash: Mapped[str | None] = mapped_column(ShortText(128), index=True)
     schema_string: Mapped[str]
-    row_count: Mapped[Long]
-    file_count: Mapped[Long]
+    rows: Mapped[Long] = mapped_column("row_count")
+    files: Mapped[Long] = mapped_column("file_count")
     size_bytes: Mapped[Long]
     index_digest: Mapped[Word]
     contract_digest: Mapped[str] = mapped_column(ShortText(128))
     verdicts: Mapped[dict[str, Any]]
     run_id: Mapped[Name] = mapped_column(index=True)
-    partition_key: Mapped[Name]
+    partition: Mapped[Name] = mapped_column("partition_key")
     audited: Mapped[bool]
     rollback_of: Mapped[Long | None]
     published_at: Mapped[datetime]
@@ -212,15 +217,10 @@ class ShareRow(Edited, IdRow):
 
     __tablename__ = "shares"
 
-    name: Mapped[Name]
-    name_key: Mapped[Name] = mapped_column(unique=True)
-    comment: Mapped[str | None]
     declared: Mapped[bool]
-    created_at: Mapped[datetime]
     display_name: Mapped[Name | None]
     properties: Mapped[dict[str, Any] | None]
     owner: Mapped[Name | None]
-    applied: Mapped[bool] = mapped_column(default=False)
 
 
 class SchemaRow(GrowingRow):
@@ -268,10 +268,6 @@ class RecipientRow(Edited, IdRow):
 
     __tablename__ = "recipients"
 
-    name: Mapped[Name]
-    name_key: Mapped[Name] = mapped_column(unique=True)
-    comment: Mapped[str | None]
-    created_at: Mapped[datetime]
     revoked_at: Mapped[datetime | None]
     owner: Mapped[Name | None]
     properties: Mapped[dict[str, Any] | None]
@@ -282,8 +278,16 @@ class RecipientRow(Edited, IdRow):
     agreement: Mapped[str | None]
     agreement_accepted_at: Mapped[datetime | None]
     agreement_accepted_from: Mapped[Word | None]
-    applied: Mapped[bool] = mapped_column(default=False)
     limits: Mapped[dict[str, Any] | None]
+    # Read only, in the order of creation, like the other relationships: operations write rows by their keys.
+    tokens: Mapped[list["TokenRow"]] = relationship(viewonly=True, order_by="TokenRow.key")
+    links: Mapped[list["ActivationRow"]] = relationship(viewonly=True, order_by="ActivationRow.key")
+    policies: Mapped[list["FederationPolicyRow"]] = relationship(
+        viewonly=True, order_by="FederationPolicyRow.key"
+    )
+    groups: Mapped[list["GroupRow"]] = relationship(
+        secondary="group_members", viewonly=True, order_by="GroupRow.key"
+    )
 
 
 class TokenRow(IdRow):
@@ -299,6 +303,9 @@ class TokenRow(IdRow):
     expires_at: Mapped[datetime | None]
     superseded_at: Mapped[datetime | None]
     revoked_at: Mapped[datetime | None]
+    use: Mapped["TokenUseRow | None"] = relationship(
+        primaryjoin="foreign(TokenRow.id) == TokenUseRow.token_id", viewonly=True, lazy="joined"
+    )
 
 
 class TokenUseRow(GrowingRow):
@@ -362,11 +369,9 @@ class GroupRow(Edited, IdRow):
 
     __tablename__ = "groups"
 
-    name: Mapped[Name]
-    name_key: Mapped[Name] = mapped_column(unique=True)
-    comment: Mapped[str | None]
-    created_at: Mapped[datetime]
-    applied: Mapped[bool] = mapped_column(default=False)
+    members: Mapped[list[RecipientRow]] = relationship(
+        secondary="group_members", viewonly=True, order_by=RecipientRow.key
+    )
 
 
 class GroupMemberRow(Base):
@@ -399,6 +404,7 @@ class GrantRow(GrantTerms, GrowingRow):
 
     recipient_key: Mapped[RecipientKey]
     share_key: Mapped[int] = mapped_column(ForeignKey("shares.key", ondelete="RESTRICT"), index=True)
+    reader: Mapped[RecipientRow] = relationship(viewonly=True)
 
 
 class GroupGrantRow(GrantTerms, GrowingRow):
@@ -409,6 +415,7 @@ class GroupGrantRow(GrantTerms, GrowingRow):
 
     group_key: Mapped[int] = mapped_column(ForeignKey("groups.key", ondelete="CASCADE"))
     share_key: Mapped[int] = mapped_column(ForeignKey("shares.key", ondelete="RESTRICT"), index=True)
+    reader: Mapped[GroupRow] = relationship(viewonly=True)
 
 
 class AdminKeyRow(IdRow):

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Literal, TypedDict, TypeVar, Unpack, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from sqlalchemy import delete, select, update
 from sqlalchemy.exc import IntegrityError
@@ -353,6 +353,7 @@ def require_limit(field: str, most: int | None) -> int | None:
     return most
 
 
+LIMITS = ("requests_per_minute", "urls_per_day", "bytes_per_day")
 # The checks of fields by their names; each returns the value for the column.
 CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "owner": require_owner,
@@ -365,7 +366,7 @@ CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "rule": require_rule_text,
     **dict.fromkeys(("expires_at", "starts_at", "ends_at"), require_aware),
     **dict.fromkeys(("start_version", "publication"), require_version),
-    **dict.fromkeys(("requests_per_minute", "urls_per_day", "bytes_per_day"), require_limit),
+    **dict.fromkeys(LIMITS, require_limit),
 }
 
 
@@ -383,30 +384,13 @@ COLUMNS = {"new_name": "name", "table": "lake_table"}
 MAX_SINGLE_LOOKUPS = 500
 
 
-class ShareFields(TypedDict, total=False):
-    """The fields of a share; a change leaves those as they are that are not given."""
-
-    comment: str | None
-    display_name: str | None
-    properties: Mapping[str, str] | None
-    owner: str | None
-
-
-class ShareChanges(ShareFields, total=False):
-    """Changes of a share; recipients find it under its new name only."""
-
-    new_name: str
-
-
-def create_share(edit: Edit, name: str, **fields: Unpack[ShareFields]) -> Share:
+def create_share(edit: Edit, name: str, **fields: Any) -> Share:
     """Creates a share; its owner is the principal that creates it, unless another is named."""
     row = _create(edit, ShareRow, name, declared=False, **fields)
     return edit.changed("create_share", name, None, share_from_row(row))
 
 
-def alter_share(
-    edit: Edit, name: str, *, revision: int | None = None, **changes: Unpack[ShareChanges]
-) -> Share:
+def alter_share(edit: Edit, name: str, *, revision: int | None = None, **changes: Any) -> Share:
     """Changes the fields that are given."""
     row = find_share_row(edit.session, name)
     before = share_from_row(row)
@@ -479,23 +463,6 @@ def _new_row(edit: Edit, table: SharedTable, schema: SchemaRow) -> SharedTableRo
     return row
 
 
-class TableFields(TypedDict, total=False):
-    """The fields of a table or view of a share; those that are not given stay as they are."""
-
-    new_schema: str
-    new_name: str
-    table: str
-    kind: Kind
-    comment: str | None
-    history: bool
-    start_version: int | None
-    rule: str | None
-    publication: int | None
-    directory_access: bool
-    retire_date: str | None
-    successor: str | None
-
-
 def alter_table(
     edit: Edit,
     share: str,
@@ -503,7 +470,7 @@ def alter_table(
     name: str,
     *,
     revision: int | None = None,
-    **changes: Unpack[TableFields],
+    **changes: Any,
 ) -> SharedTable:
     """Changes the fields that are given; the table keeps its id. `revision` is the share's.
 
@@ -620,34 +587,15 @@ def _remove_if_empty(edit: Edit, schema: SchemaRow) -> None:
         edit.session.flush()
 
 
-class RecipientFields(TypedDict, total=False):
-    """The fields of a recipient; a change leaves those as they are that are not given."""
-
-    comment: str | None
-    owner: str | None
-    properties: Mapping[str, str] | None
-    ip_allow: Sequence[str] | None
-    expires_at: datetime | None
-    agreement: str | None
-
-
-class RecipientChanges(RecipientFields, total=False):
-    """Changes of a recipient; another agreement has to be accepted with the next link."""
-
-    new_name: str
-
-
 def create_recipient(
-    edit: Edit, name: str, *, authentication: Authentication = "TOKEN", **fields: Unpack[RecipientFields]
+    edit: Edit, name: str, *, authentication: Authentication = "TOKEN", **fields: Any
 ) -> RecipientState:
     """Creates a recipient without access: issue a token, create a link or put a federation policy next."""
     _create(edit, RecipientRow, name, authentication=authentication, **fields)
     return edit.changed("create_recipient", name, None, get_recipient(edit.session, name))
 
 
-def alter_recipient(
-    edit: Edit, name: str, *, revision: int | None = None, **changes: Unpack[RecipientChanges]
-) -> RecipientState:
+def alter_recipient(edit: Edit, name: str, *, revision: int | None = None, **changes: Any) -> RecipientState:
     """Changes the fields that are given."""
     row, before = find_recipient_row(edit.session, name), get_recipient(edit.session, name)
     columns = _changed_columns(edit, row, changes)
@@ -683,13 +631,6 @@ def require_not_revoked(row: RecipientRow) -> None:
         raise BadRequest("recipient", row.name, "It was revoked; add it under another name.")
 
 
-class GroupChanges(TypedDict, total=False):
-    """Changes of a group; what is not given stays as it is."""
-
-    new_name: str
-    comment: str | None
-
-
 def create_group(edit: Edit, name: str, *, comment: str | None = None, members: Sequence[str] = ()) -> Group:
     """Creates a group of recipients."""
     _add_members(edit, _create(edit, GroupRow, name, comment=comment), members)
@@ -703,7 +644,7 @@ def alter_group(
     add: Sequence[str] = (),
     remove: Sequence[str] = (),
     revision: int | None = None,
-    **changes: Unpack[GroupChanges],
+    **changes: Any,
 ) -> Group:
     """Changes the fields that are given; adding a member twice, or removing a non-member, changes nothing."""
     row, before = find_group_row(edit.session, name), get_group(edit.session, name)
@@ -751,8 +692,8 @@ def grant(
         raise BadRequest("ends_at", ends_at.isoformat(), hint)
     parent = find_share_row(edit.session, share)
     touch_row(edit, parent, revision)
-    row, new_row, reader = _find_grant(edit, parent.key, recipient, group)
-    before = None if row is None else grant_from_row(row, parent.name, **reader)
+    row, new_row = _find_grant(edit, parent.key, recipient, group)
+    before = None if row is None else grant_from_row(row, parent.name, row.reader.name)
     if row is None:
         row = new_row(created_at=edit.at, created_by=edit.by, applied=False)
         edit.session.add(row)
@@ -760,7 +701,7 @@ def grant(
         require_not_revoked(find_recipient_row(edit.session, recipient))
     edit.keep(row)
     edit.update(row, terms)
-    return edit.changed("grant", parent.name, before, grant_from_row(row, parent.name, **reader))
+    return edit.changed("grant", parent.name, before, grant_from_row(row, parent.name, row.reader.name))
 
 
 def revoke(
@@ -774,43 +715,48 @@ def revoke(
     """Removes the grant of a share to a recipient or to a group; `revision` is the share's."""
     parent = find_share_row(edit.session, share)
     touch_row(edit, parent, revision)
-    row, _, reader = _find_grant(edit, parent.key, recipient, group)
+    row, _ = _find_grant(edit, parent.key, recipient, group)
     if row is None:
         raise NotFound("Grant", f"{parent.name} to {recipient or group}")
-    return edit.delete("revoke", parent.name, row, grant_from_row(row, parent.name, **reader))
+    return edit.delete("revoke", parent.name, row, grant_from_row(row, parent.name, row.reader.name))
 
 
 def _find_grant(
     edit: Edit, share_key: int, recipient: str | None, group: str | None
-) -> tuple[Any, Callable[..., Any], dict[str, str]]:  # rows of grants to recipients, or to groups
-    """The row of a grant, if it exists, the maker of a new one, and the reader's name."""
-    reader: RecipientRow | GroupRow
+) -> tuple[Any, Callable[..., Any]]:  # rows of grants to recipients, or to groups
+    """The row of a grant, if it exists, and the maker of a new one."""
     model: Any
     if recipient is not None and group is None:
-        model, kind, reader = GrantRow, "recipient", find_recipient_row(edit.session, recipient)
+        model, reader = GrantRow, {"recipient_key": find_recipient_row(edit.session, recipient).key}
     elif group is not None and recipient is None:
-        model, kind, reader = GroupGrantRow, "group", find_group_row(edit.session, group)
+        model, reader = GroupGrantRow, {"group_key": find_group_row(edit.session, group).key}
     else:
         raise BadRequest("recipient,group", f"{recipient}, {group}", "Name one recipient or one group.")
-    own = {"share_key": share_key, f"{kind}_key": reader.key}
-    row = edit.session.scalars(select(model).filter_by(**own)).one_or_none()
-    return row, partial(model, **own), {kind: reader.name}
+    own = {"share_key": share_key, **reader}
+    return edit.session.scalars(select(model).filter_by(**own)).one_or_none(), partial(model, **own)
 
 
-class Limits(TypedDict, total=False):
-    """Limits of a recipient; None restores the limit of the settings."""
-
-    requests_per_minute: int | None
-    urls_per_day: int | None
-    bytes_per_day: int | None
-
-
-def set_limits(
-    edit: Edit, name: str, *, revision: int | None = None, **changes: Unpack[Limits]
-) -> RecipientState:
-    """Changes the limits that are given."""
+def set_limits(edit: Edit, name: str, *, revision: int | None = None, **changes: Any) -> RecipientState:
+    """Changes those of `LIMITS` that are given; None restores the limit of the settings."""
     row, before = find_recipient_row(edit.session, name), get_recipient(edit.session, name)
     columns = {**(row.limits or {}), **usable(changes)}
     touch_row(edit, row, revision)
     edit.update(row, {"limits": {name: most for name, most in columns.items() if most is not None} or None})
     return edit.changed("set_limits", row.name, before, get_recipient(edit.session, row.name))
+
+
+@dataclass(frozen=True)
+class NamedOperations:
+    """The operations on one kind of object with a name and a revision; `find` returns its row, or raises NotFound."""
+
+    find: Callable[[Session, str], NamedRow]
+    create: Callable[..., Any]
+    alter: Callable[..., Any]
+    drop: Callable[..., Any]
+
+
+NAMED: Mapping[str, NamedOperations] = {
+    "share": NamedOperations(find_share_row, create_share, alter_share, drop_share),
+    "recipient": NamedOperations(find_recipient_row, create_recipient, alter_recipient, drop_recipient),
+    "group": NamedOperations(find_group_row, create_group, alter_group, drop_group),
+}

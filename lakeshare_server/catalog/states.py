@@ -1,14 +1,13 @@
 """Reads the objects that administrators edit: whole lists in a few queries, single objects by name."""
 
-from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar
 
-from sqlalchemy import Select, func, select
-from sqlalchemy.orm import Session
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session, subqueryload
 
 from lakeshare_server.catalog.models import (
     ActivationRow,
@@ -24,7 +23,6 @@ from lakeshare_server.catalog.models import (
     SharedTableRow,
     ShareRow,
     TokenRow,
-    TokenUseRow,
 )
 from lakeshare_server.errors import NotFound
 
@@ -156,6 +154,21 @@ class Grant(JsonState):
     created_by: str | None = None
     applied: bool = False
 
+    @property
+    def privileges(self) -> tuple[str, ...]:
+        """The only privilege."""
+        return ("SELECT",)
+
+    @property
+    def reader(self) -> str:
+        """The name of the recipient or of the group."""
+        return self.recipient or self.group or ""
+
+    @property
+    def principal(self) -> str:
+        """The recipient, or the group as `group:NAME`."""
+        return self.recipient or f"group:{self.group}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class TokenState(JsonState):
@@ -208,6 +221,16 @@ class FederationPolicy(JsonState):
     id: str = ""
     created_at: datetime | None = None
     updated_at: datetime | None = None
+
+    @property
+    def claims(self) -> "FederationPolicy":
+        """Itself, for bodies that nest the issuer and its claims."""
+        return self
+
+    @property
+    def edited_at(self) -> datetime | None:
+        """The last change, or the creation."""
+        return self.updated_at or self.created_at
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,9 +305,8 @@ def object_from_row(row: SharedTableRow, schema: str, share: ShareRow | Share) -
     return state_from_row(SharedTable, row, schema=schema, table=row.lake_table, **parent)
 
 
-def token_from_row(row: TokenRow, use: TokenUseRow | None = None) -> TokenState:
-    """The state of a token's row; `use` is its last use."""
-    last_used = (None, None) if use is None else (use.last_used_at, use.last_used_from)
+def token_from_row(row: TokenRow) -> TokenState:
+    last_used = (None, None) if row.use is None else (row.use.last_used_at, row.use.last_used_from)
     return state_from_row(TokenState, row, last_used_at=last_used[0], last_used_from=last_used[1])
 
 
@@ -296,14 +318,38 @@ def policy_from_row(row: FederationPolicyRow) -> FederationPolicy:
     return state_from_row(FederationPolicy, row, audiences=tuple(row.audiences))
 
 
-def grant_from_row(
-    row: GrantRow | GroupGrantRow, share: str, *, recipient: str | None = None, group: str | None = None
-) -> Grant:
-    return state_from_row(Grant, row, share=share, recipient=recipient, group=group)
+def grant_from_row(row: GrantRow | GroupGrantRow, share: str, reader: str) -> Grant:
+    """The state of a grant's row on the share to the recipient, or group, of these names."""
+    kind = "recipient" if isinstance(row, GrantRow) else "group"
+    return state_from_row(Grant, row, share=share, **{"recipient": None, "group": None, kind: reader})
+
+
+def group_from_row(row: GroupRow) -> Group:
+    return state_from_row(Group, row, members=tuple(member.name for member in row.members))
+
+
+def recipient_from_row(row: RecipientRow) -> RecipientState:
+    tokens, policies = tuple(map(token_from_row, row.tokens)), tuple(map(policy_from_row, row.policies))
+    links = tuple(link_from_row(link, row.name) for link in row.links)
+    return state_from_row(
+        RecipientState,
+        row,
+        state=_life_cycle(row, tokens, links, policies),
+        properties=row.properties or {},
+        ip_allow=tuple(row.ip_allow or ()),
+        tokens=tokens,
+        links=links,
+        policies=policies,
+        groups=tuple(group.name for group in row.groups),
+        limits=row.limits or {},
+    )
 
 
 def _life_cycle(
-    row: RecipientRow, tokens: list[TokenState], links: list[LinkState], policies: list[FederationPolicy]
+    row: RecipientRow,
+    tokens: Sequence[TokenState],
+    links: Sequence[LinkState],
+    policies: Sequence[FederationPolicy],
 ) -> LifeCycle:
     now = datetime.now(UTC)
     if row.revoked_at is not None:
@@ -332,6 +378,16 @@ def get_share(session: Session, name: str) -> Share:
     return share_from_row(find_share_row(session, name))
 
 
+# Read again also within a transaction that changes them, with one query for each kind of object in them.
+WHOLE_RECIPIENTS = (
+    select(RecipientRow)
+    .options(*map(subqueryload, (RecipientRow.tokens, RecipientRow.links)))
+    .options(*map(subqueryload, (RecipientRow.policies, RecipientRow.groups)))
+    .execution_options(populate_existing=True)
+)
+WHOLE_GROUPS = (
+    select(GroupRow).options(subqueryload(GroupRow.members)).execution_options(populate_existing=True)
+)
 # The shared tables with their shares and schemas.
 OBJECTS = (
     select(ShareRow, SchemaRow, SharedTableRow)
@@ -350,7 +406,7 @@ def list_objects(session: Session, share: str | None = None) -> list[SharedTable
 
 def newest_publication_number(session: Session, table: str) -> int | None:
     """The newest publication's number of a table of the lake, None before its first publication."""
-    return session.scalar(select(func.max(PublicationRow.version)).where(PublicationRow.table_name == table))
+    return session.scalar(select(func.max(PublicationRow.version)).where(PublicationRow.table == table))
 
 
 def is_followed(session: Session, table: str) -> bool:
@@ -370,34 +426,25 @@ def list_shares_with_rules(session: Session) -> set[str]:
 
 def list_groups(session: Session) -> list[Group]:
     """Lists the groups with their members, in the order of their creation."""
-    members: defaultdict[int, list[str]] = defaultdict(list)
-    pairs = select(GroupMemberRow.group_key, RecipientRow.name).join(
-        RecipientRow, RecipientRow.key == GroupMemberRow.recipient_key
-    )
-    for key, name in session.execute(pairs.order_by(RecipientRow.key)):
-        members[key].append(name)
-    rows = session.scalars(select(GroupRow).order_by(GroupRow.key))
-    return [state_from_row(Group, row, members=tuple(members[row.key])) for row in rows]
+    return list(map(group_from_row, session.scalars(WHOLE_GROUPS.order_by(GroupRow.key))))
 
 
 def get_group(session: Session, name: str) -> Group:
     """Returns a group with its members; raises NotFound."""
-    row = find_group_row(session, name)
-    members = select(RecipientRow.name).join(GroupMemberRow, GroupMemberRow.recipient_key == RecipientRow.key)
-    in_group = members.where(GroupMemberRow.group_key == row.key).order_by(RecipientRow.key)
-    return state_from_row(Group, row, members=tuple(session.scalars(in_group)))
+    key = find_group_row(session, name).key
+    return group_from_row(session.scalars(WHOLE_GROUPS.where(GroupRow.key == key)).one())
 
 
 def list_recipients(session: Session, after: int = 0, limit: int | None = None) -> list[RecipientState]:
     """Lists the recipients, revoked ones too, in the order of their creation; `limit` of them after a key."""
-    statement = select(RecipientRow).where(RecipientRow.key > after).order_by(RecipientRow.key)
-    return _read_recipients(session, statement.limit(limit), is_whole=limit is None)
+    page = WHOLE_RECIPIENTS.where(RecipientRow.key > after).order_by(RecipientRow.key).limit(limit)
+    return list(map(recipient_from_row, session.scalars(page)))
 
 
 def get_recipient(session: Session, name: str) -> RecipientState:
     """Returns a recipient; raises NotFound."""
-    row = find_recipient_row(session, name)
-    return _read_recipients(session, select(RecipientRow).where(RecipientRow.key == row.key))[0]
+    key = find_recipient_row(session, name).key
+    return recipient_from_row(session.scalars(WHOLE_RECIPIENTS.where(RecipientRow.key == key)).one())
 
 
 def list_grants(session: Session, *, share: str | None = None, recipient: str | None = None) -> list[Grant]:
@@ -405,31 +452,20 @@ def list_grants(session: Session, *, share: str | None = None, recipient: str | 
 
     Only those on a share, or to a recipient and its groups, if one is given; raises NotFound.
     """
-    to_recipients = (
-        select(GrantRow, ShareRow.name, RecipientRow.name)
-        .join(ShareRow, ShareRow.key == GrantRow.share_key)
-        .join(RecipientRow, RecipientRow.key == GrantRow.recipient_key)
-        .order_by(GrantRow.key)
-    )
-    to_groups = (
-        select(GroupGrantRow, ShareRow.name, GroupRow.name)
-        .join(ShareRow, ShareRow.key == GroupGrantRow.share_key)
-        .join(GroupRow, GroupRow.key == GroupGrantRow.group_key)
-        .order_by(GroupGrantRow.key)
-    )
+    own = select(GrantRow, ShareRow.name, RecipientRow.name).select_from(GrantRow)
+    own = own.join(ShareRow).join(RecipientRow).order_by(GrantRow.key)
+    of_groups = select(GroupGrantRow, ShareRow.name, GroupRow.name).select_from(GroupGrantRow)
+    of_groups = of_groups.join(ShareRow).join(GroupRow).order_by(GroupGrantRow.key)
     if share is not None:
         share_key = find_share_row(session, share).key
-        to_recipients = to_recipients.where(GrantRow.share_key == share_key)
-        to_groups = to_groups.where(GroupGrantRow.share_key == share_key)
+        own = own.where(GrantRow.share_key == share_key)
+        of_groups = of_groups.where(GroupGrantRow.share_key == share_key)
     if recipient is not None:
-        recipient_key = find_recipient_row(session, recipient).key
-        to_recipients = to_recipients.where(GrantRow.recipient_key == recipient_key)
-        of_recipient = select(GroupMemberRow.group_key).where(GroupMemberRow.recipient_key == recipient_key)
-        to_groups = to_groups.where(GroupGrantRow.group_key.in_(of_recipient))
-    own = [
-        grant_from_row(row, parent, recipient=name) for row, parent, name in session.execute(to_recipients)
-    ]
-    return own + [grant_from_row(row, parent, group=name) for row, parent, name in session.execute(to_groups)]
+        row = find_recipient_row(session, recipient)
+        own = own.where(GrantRow.recipient_key == row.key)
+        of_recipient = select(GroupMemberRow.group_key).filter_by(recipient_key=row.key)
+        of_groups = of_groups.where(GroupGrantRow.group_key.in_(of_recipient))
+    return [grant_from_row(*found) for rows in (own, of_groups) for found in session.execute(rows)]
 
 
 def find_object_row(
@@ -459,54 +495,3 @@ def _find_row(model: type[NamedRow], session: Session, name: str) -> NamedRow:
 find_share_row = partial(_find_row, ShareRow)
 find_recipient_row = partial(_find_row, RecipientRow)
 find_group_row = partial(_find_row, GroupRow)
-
-
-def _read_recipients(
-    session: Session, statement: Select[RecipientRow], *, is_whole: bool = False
-) -> list[RecipientState]:
-    rows = list(session.scalars(statement))
-    # One query for each kind of object, never one for each recipient.
-    keys = None if is_whole else [row.key for row in rows]
-
-    def select_own(model: Any) -> Any:  # of any model with a recipient_key
-        every = select(model).order_by(model.key)
-        return every if keys is None else every.where(model.recipient_key.in_(keys))
-
-    tokens: defaultdict[int, list[TokenState]] = defaultdict(list)
-    uses = (
-        select_own(TokenRow)
-        .add_columns(TokenUseRow)
-        .outerjoin(TokenUseRow, TokenUseRow.token_id == TokenRow.id)
-    )
-    for token, use in session.execute(uses):
-        tokens[token.recipient_key].append(token_from_row(token, use))
-    names = {row.key: row.name for row in rows}
-    links: defaultdict[int, list[LinkState]] = defaultdict(list)
-    for link in session.scalars(select_own(ActivationRow)):
-        links[link.recipient_key].append(link_from_row(link, names[link.recipient_key]))
-    policies: defaultdict[int, list[FederationPolicy]] = defaultdict(list)
-    for policy in session.scalars(select_own(FederationPolicyRow)):
-        policies[policy.recipient_key].append(policy_from_row(policy))
-    of_groups: defaultdict[int, list[str]] = defaultdict(list)
-    pairs = select(GroupMemberRow.recipient_key, GroupRow.name).join(
-        GroupRow, GroupRow.key == GroupMemberRow.group_key
-    )
-    if keys is not None:
-        pairs = pairs.where(GroupMemberRow.recipient_key.in_(keys))
-    for key, name in session.execute(pairs.order_by(GroupRow.key)):
-        of_groups[key].append(name)
-    return [
-        state_from_row(
-            RecipientState,
-            row,
-            state=_life_cycle(row, tokens[row.key], links[row.key], policies[row.key]),
-            properties=row.properties or {},
-            ip_allow=tuple(row.ip_allow or ()),
-            tokens=tuple(tokens[row.key]),
-            links=tuple(links[row.key]),
-            policies=tuple(policies[row.key]),
-            groups=tuple(of_groups[row.key]),
-            limits=row.limits or {},
-        )
-        for row in rows
-    ]

@@ -14,6 +14,7 @@ from lakeshare_server.settings import ServerSettings, StateSettings
 if TYPE_CHECKING:
     from lakeshare_server.catalog import Catalog
     from lakeshare_server.catalog.sharing import Edit
+    from lakeshare_server.catalog.states import Group, RecipientState, Share
     from lakeshare_server.versions import Versions
 
 
@@ -78,6 +79,19 @@ def confirm(question: str, otherwise: str = "give --yes.") -> None:
     if not sys.stdin.isatty():
         raise BadRequest("--yes", "not given", f"{question} This is not a terminal: {otherwise}")
     typer.confirm(question, abort=True, err=True)
+
+
+def drop_named(
+    catalog: "Catalog", kind: str, state: "Share | RecipientState | Group", question: str, *, yes: bool
+) -> None:
+    """Drop an object after a question, at its revision: additions made meanwhile are not dropped unseen."""
+    from lakeshare_server.catalog.sharing import NAMED, editing
+
+    if not yes:
+        confirm(question)
+    with editing(catalog, operator_name()) as edit:
+        NAMED[kind].drop(edit, state.name, revision=state.revision)
+    typer.echo(f"{state.name} is gone")
 
 
 def parse_moment(option: str, text: str | None) -> datetime | None:

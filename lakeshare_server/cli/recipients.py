@@ -12,6 +12,7 @@ import typer
 
 from lakeshare_server.cli.console import (
     confirm,
+    drop_named,
     edit_catalog,
     given,
     given_texts,
@@ -104,7 +105,7 @@ def limit_recipient(
     """Set limits of a recipient in place of those of the settings; without an option, print them."""
 
     catalog = open_state_catalog()
-    limits: sharing.Limits = {
+    limits = {
         "requests_per_minute": requests_per_minute,
         "urls_per_day": urls_per_day,
         "bytes_per_day": bytes_per_day,
@@ -167,11 +168,7 @@ def drop(name: GroupName, yes: Yes = False) -> None:
     catalog = open_state_catalog()
     with catalog.reading() as session:
         group = states.get_group(session, name)
-    if not yes:
-        confirm(f"Drop {group.name} of {len(group.members)} recipients?")
-    with sharing.editing(catalog, operator_name()) as edit:
-        sharing.drop_group(edit, name, revision=group.revision)
-    typer.echo(f"{group.name} is gone")
+    drop_named(catalog, "group", group, f"Drop {group.name} of {len(group.members)} recipients?", yes=yes)
 
 
 @recipient_app.command("invite")
@@ -451,11 +448,7 @@ def drop_recipient(name: RecipientName, yes: Yes = False) -> None:
     with catalog.reading() as session:
         state = states.get_recipient(session, name)
         grants = len(states.list_grants(session, recipient=name))
-    if not yes:
-        confirm(f"Drop {state.name}, which may read {grants} shares?")
-    with sharing.editing(catalog, operator_name()) as edit:
-        sharing.drop_recipient(edit, name, revision=state.revision)
-    typer.echo(f"{state.name} is gone")
+    drop_named(catalog, "recipient", state, f"Drop {state.name}, which may read {grants} shares?", yes=yes)
 
 
 def _read_agreement(path: Path) -> str | None:

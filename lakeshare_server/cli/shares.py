@@ -11,6 +11,7 @@ import typer
 
 from lakeshare_server.cli.console import (
     confirm,
+    drop_named,
     edit_catalog,
     edit_share,
     given,
@@ -156,16 +157,9 @@ def drop(name: ShareName, yes: Yes = False) -> None:
     catalog = open_state_catalog()
     with catalog.reading() as session:
         share = states.get_share(session, name)
-        tables, grants = (
-            len(states.list_objects(session, name)),
-            len(states.list_grants(session, share=name)),
-        )
-    if not yes:
-        confirm(f"Drop {share.name} with {tables} shared tables and {grants} grants?")
-    with sharing.editing(catalog, operator_name()) as edit:
-        # Only at the revision of the question: additions made meanwhile are not dropped unseen.
-        sharing.drop_share(edit, name, revision=share.revision)
-    typer.echo(f"{share.name} is gone")
+        tables, grants = states.list_objects(session, name), states.list_grants(session, share=name)
+    question = f"Drop {share.name} with {len(tables)} shared tables and {len(grants)} grants?"
+    drop_named(catalog, "share", share, question, yes=yes)
 
 
 @share_app.command("add")
@@ -264,7 +258,7 @@ def grant_share(
             ends_at=parse_moment("--until", until),
             rule=rule or None,
         )
-    typer.echo(f"{granted.recipient or granted.group} may read {granted.share}")
+    typer.echo(f"{granted.reader} may read {granted.share}")
 
 
 @share_app.command("revoke")
@@ -273,7 +267,7 @@ def revoke_share(name: ShareName, recipient: Recipient = None, group: Group = No
 
     with edit_catalog() as edit:
         ended = sharing.revoke(edit, name, recipient=recipient, group=group)
-    typer.echo(f"{ended.recipient or ended.group} may read {ended.share} no more by this grant")
+    typer.echo(f"{ended.reader} may read {ended.share} no more by this grant")
 
 
 def apply(

@@ -9,18 +9,18 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
-from lakeshare_server.access.table_access import TableFolder, TableView
+from lakeshare_server.access.table_access import TableView
 from lakeshare_server.errors import Unavailable, Unserveable
 from lakeshare_server.locations import local_path
 from lakeshare_server.storage import Stores
 from lakeshare_server.storage.location_columns import find_outside_files, find_roots
 from lakeshare_server.tables.iceberg.manifests import Manifest, delete_files, live_files, parse_manifest_list
 from lakeshare_server.tables.iceberg.metadata import NO_SNAPSHOT, open_metadata, readers_schema_id
+from lakeshare_server.tables.index import TableFolder
 from lakeshare_server.tables.serveability import is_read_by_iceberg_clients
 from lakeshare_server.versions import PinnedSnapshot
 
@@ -316,13 +316,6 @@ def list_readable_files(snapshot: Mapping[str, Any], stores: Stores) -> frozense
     return frozenset(stores.place(location).location for location in locations)
 
 
-@dataclass(frozen=True)
-class ListedFolder:
-    location: str
-    roots: tuple[str, ...]
-    elsewhere: int
-
-
 def read_folder(view: TableView, stores: Stores) -> TableFolder:
     """The folder of a table's newest version, by its manifests if only Iceberg clients can read that version.
 
@@ -337,7 +330,8 @@ def read_folder(view: TableView, stores: Stores) -> TableFolder:
     [pin] = view.versions.snapshots(latest.number, latest.number)
     location, paths = _list_from_manifests(pin, stores)
     others = find_outside_files(location, pa.table({"path": pa.array(paths, pa.string())}))
-    return ListedFolder(location, tuple(sorted(find_roots(location, others))), len(others))
+    roots = tuple(sorted(find_roots(location, others)))
+    return TableFolder(location=location, roots=roots, elsewhere=len(others))
 
 
 def list_data_files(view: TableView, pin: PinnedSnapshot, stores: Stores) -> frozenset[str]:

@@ -10,12 +10,10 @@ import mmap
 import os
 import time
 import zlib
-from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from dataclasses import field as dataclass_field
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -46,7 +44,7 @@ from lakeshare_server.tables.iceberg.partitions import (
     partition_ranges,
     partition_values,
 )
-from lakeshare_server.tables.index import CacheFolder
+from lakeshare_server.tables.index import CacheFolder, RecentValues
 from lakeshare_server.tables.predicates import ColumnName, limit_parts, rename_columns
 from lakeshare_server.tables.pruning import evaluate
 from lakeshare_server.tables.restrictions import SPEC_PARTITION, only_within
@@ -501,8 +499,7 @@ class SignableFiles:
 
     def __init__(self, stores: Stores, scans: IcebergScans) -> None:
         self._stores, self._scans = stores, scans
-        self._known: OrderedDict[Hashable, frozenset[str]] = OrderedDict()
-        self._turn = Lock()
+        self._known = RecentValues[Hashable, frozenset[str]](MAX_CACHED_SNAPSHOTS)
 
     def require(self, view: TableView, table: LoadedTable, location: str) -> None:
         """Raises Denied if a file is in no readable publication of the table; StoreError or Unavailable."""
@@ -515,11 +512,7 @@ class SignableFiles:
             key = view.entry.table, pin, view.restriction
             files = self._known.get(key)
             if files is None:
-                files = self._list(view, table, pin, snapshot)
-                with self._turn:
-                    self._known[key] = files
-                    while len(self._known) > MAX_CACHED_SNAPSHOTS:
-                        self._known.popitem(last=False)
+                files = self._known.keep(key, self._list(view, table, pin, snapshot))
             if location in files:
                 return
         raise Denied(f"{location} is not a file of a publication of {view.entry.path} that you may read.")

@@ -5,16 +5,15 @@ The rewriting itself is in `iceberg_rest.metadata`.
 
 import logging
 import re
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from threading import Lock
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import orjson
 
-from lakeshare_server.access.table_access import TableFolder, TableView, folder_refusal
+from lakeshare_server.access.table_access import TableView, folder_refusal
 from lakeshare_server.catalog import Catalog, GenerationCache
 from lakeshare_server.errors import (
     BadRequest,
@@ -47,7 +46,7 @@ from lakeshare_server.tables.iceberg.deletes import deletion_vectors, targets_of
 from lakeshare_server.tables.iceberg.manifests import live_files
 from lakeshare_server.tables.iceberg.metadata import NO_SNAPSHOT, open_metadata, read_metadata_text
 from lakeshare_server.tables.iceberg.partitions import always_has_text
-from lakeshare_server.tables.index import FileIndex
+from lakeshare_server.tables.index import FileIndex, RecentValues, TableFolder
 from lakeshare_server.versions import PinnedSnapshot, Version
 
 VERSION = "delta-version"
@@ -60,8 +59,6 @@ UNUSABLE_ERRORS = (KeyError, TypeError, ValueError, AttributeError)
 UNREADABLE = "The table's Iceberg metadata cannot be read."
 LOG_NAMES_FILE = "Provider: the server's log says which file it is."
 
-Key = TypeVar("Key")
-Value = TypeVar("Value")
 _log = logging.getLogger(__name__)
 
 
@@ -78,9 +75,8 @@ class UniformTables:
     def __init__(self, stores: Stores) -> None:
         self._stores = stores
         # Files never change; None means that a file is no conversion of a Delta version.
-        self._conversions: OrderedDict[StoredObject, UniformVersion | None] = OrderedDict()
-        self._has_same_files: OrderedDict[tuple[str, UniformVersion], bool] = OrderedDict()
-        self._turn = Lock()
+        self._conversions = RecentValues[StoredObject, tuple[UniformVersion | None]](MAX_CACHED_UNIFORM)
+        self._has_same_files = RecentValues[tuple[str, UniformVersion], bool](MAX_CACHED_UNIFORM)
 
     def is_uniform(self, view: TableView) -> bool:
         """Whether a table's newest version has UniForm on, converted or not. Raises NotFound as `TableView.latest`."""
@@ -119,25 +115,17 @@ class UniformTables:
 
     def _converted(self, location: str, first: int) -> Iterator[UniformVersion]:
         for file in self._metadata_files(location):
-            with self._turn:
-                is_known = file in self._conversions
-                converted = self._conversions.get(file)
-            if not is_known:
+            known = self._conversions.get(file)
+            if known is None:
                 try:
-                    converted = self._read(file.location)
+                    known = self._conversions.keep(file, (self._read(file.location),))
                 except StoreMissing:
                     continue
-                self._keep(self._conversions, file, converted)
+            [converted] = known
             if converted is not None:
                 yield converted
                 if converted.version < first:
                     return
-
-    def _keep(self, cache: OrderedDict[Key, Value], key: Key, value: Value) -> None:
-        with self._turn:
-            cache[key] = value
-            while len(cache) > MAX_CACHED_UNIFORM:
-                cache.popitem(last=False)
 
     def _metadata_files(self, location: str) -> list[StoredObject]:
         folder = f"{location.rstrip('/')}/metadata"
@@ -164,8 +152,7 @@ class UniformTables:
         # The index of the whole table, not of the rows that this recipient may read.
         index = view.versions.index(version)
         key = (index.header.head.table_id, converted)
-        with self._turn:
-            known = self._has_same_files.get(key)
+        known = self._has_same_files.get(key)
         if known is not None:
             return known
         converted_files = self._converted_files(converted)
@@ -176,8 +163,7 @@ class UniformTables:
             _log.error(
                 "%s does not have the files of version %s", converted.metadata_location, version.number
             )
-        self._keep(self._has_same_files, key, has_same)
-        return has_same
+        return self._has_same_files.keep(key, has_same)
 
     def _converted_files(self, converted: UniformVersion) -> dict[str, int] | None:
         try:
@@ -241,8 +227,7 @@ class IcebergTables:
         self._stores, self._uniform = stores, UniformTables(stores)
         self._seen = GenerationCache[LoadedTable](catalog, MAX_CACHED_TABLES)
         self._folders = GenerationCache[TableFolder](catalog, MAX_CACHED_TABLES)
-        self._loaded: OrderedDict[LoadedKey, LoadedTable] = OrderedDict()
-        self._turn = Lock()
+        self._loaded = RecentValues[LoadedKey, LoadedTable](MAX_CACHED_TABLES)
         # One lock per table, so that a slow store does not block tables of other stores.
         self._loading: dict[str, Lock] = {}
 
@@ -288,15 +273,7 @@ class IcebergTables:
         key = pins, view.is_restricted, tuple(view.entry.notice_properties.items())
         # One thread per table: large files are not parsed twice at once.
         with self._loading.setdefault(view.entry.table, Lock()):
-            with self._turn:
-                table = self._loaded.get(key)
-            if table is None:
-                table = self._rewrite(*key)
-                with self._turn:
-                    self._loaded[key] = table
-                    while len(self._loaded) > MAX_CACHED_TABLES:
-                        self._loaded.popitem(last=False)
-        return table
+            return self._loaded.get(key) or self._loaded.keep(key, self._rewrite(*key))
 
     def _rewrite(
         self, pins: Sequence[PinnedSnapshot], is_restricted: bool, properties: Sequence[tuple[str, str]]

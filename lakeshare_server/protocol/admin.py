@@ -5,17 +5,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-
-from lakeshare_server.catalog.states import (
-    FederationPolicy,
-    Grant,
-    LinkState,
-    RecipientState,
-    Share,
-    SharedTable,
-    TokenState,
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
 )
+
+from lakeshare_server.catalog.states import Grant, LinkState, RecipientState, TokenState
 from lakeshare_server.errors import BadRequest
 
 LAST_MS = 253_402_300_799_000
@@ -32,7 +32,13 @@ def from_ms(milliseconds: int | None) -> datetime | None:
 
 
 Milliseconds = Annotated[int, Field(ge=0, le=LAST_MS, description="Milliseconds since 1970 in UTC.")]
+Expiration = Annotated[Milliseconds | None, PlainSerializer(from_ms), Field(serialization_alias="expires_at")]
 Moment = Annotated[int | None, BeforeValidator(in_ms)]
+# The Databricks API of policies has times as texts.
+MomentText = Annotated[
+    str | None,
+    BeforeValidator(lambda moment: moment and moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")),
+]
 OrNone = BeforeValidator(lambda value: value or None)
 AnyRequest = TypeVar("AnyRequest", bound="RequestBody")
 
@@ -45,9 +51,9 @@ class RequestBody(BaseModel):
     def has(self, name: str) -> bool:
         return name in self.model_fields_set
 
-    def sent(self, *names: str) -> dict[str, Any]:
-        """Those of the fields that were sent; null empties a field."""
-        return {name: getattr(self, name) for name in names if self.has(name)}
+    def fields(self, **options: Any) -> dict[str, Any]:
+        """The fields that were sent, as the catalog's operations take them; null empties a field."""
+        return self.model_dump(exclude_unset=True, by_alias=True, **options)
 
 
 class Reply(BaseModel):
@@ -178,24 +184,35 @@ class Properties(RequestBody):
     properties: dict[str, str] = Field(default_factory=dict)
 
 
-class CreateRecipient(RequestBody):
-    name: str
-    authentication_type: Authentication = "TOKEN"
+Addresses = Annotated[
+    IpAccessList | None,
+    PlainSerializer(lambda sent: sent and sent.allowed_ip_addresses),
+    Field(serialization_alias="ip_allow"),
+]
+PropertiesSent = Annotated[
+    Properties | None,
+    PlainSerializer(lambda sent: sent and sent.properties),
+    Field(serialization_alias="properties"),
+]
+
+
+class RecipientBody(RequestBody):
     comment: str | None = None
     owner: str | None = None
-    expiration_time: Milliseconds | None = Field(None, description="When all access ends.")
-    ip_access_list: IpAccessList | None = None
-    properties_kvpairs: Properties | None = None
+    ip_access_list: Addresses = None
+    properties_kvpairs: PropertiesSent = None
+
+
+class CreateRecipient(RecipientBody):
+    name: str
+    authentication_type: Authentication = Field("TOKEN", serialization_alias="authentication")
+    expiration_time: Expiration = Field(None, description="When all access ends.")
     agreement: str | None = Field(None, description="lakeshare: text to accept at activation.")
 
 
-class UpdateRecipient(RequestBody):
+class UpdateRecipient(RecipientBody):
     new_name: str | None = None
-    comment: str | None = None
-    owner: str | None = None
-    expiration_time: Milliseconds | None = None
-    ip_access_list: IpAccessList | None = None
-    properties_kvpairs: Properties | None = None
+    expiration_time: Expiration = None
     agreement: str | None = None
 
 
@@ -225,16 +242,16 @@ class CreateGroup(RequestBody):
 
 
 class UpdateGroup(RequestBody):
-    new_name: str | None = None
+    new_name: Annotated[str | None, OrNone] = None
     comment: str | None = None
-    add_members: list[str] = Field(default_factory=list)
-    remove_members: list[str] = Field(default_factory=list)
+    add_members: list[str] = Field(default_factory=list, serialization_alias="add")
+    remove_members: list[str] = Field(default_factory=list, serialization_alias="remove")
 
 
 class CreateAdminKey(RequestBody):
     name: str
     role: Annotated[Literal["owner", "steward", "auditor"], Field(description="The key's permissions.")]
-    expiration_time: Milliseconds | None = None
+    expiration_time: Expiration = None
 
 
 class TableLocation(RequestBody):
@@ -322,8 +339,8 @@ class PrivilegeAssignment(Reply):
 
     principal: str
     privileges: list[str]
-    starts_at: int | None = None
-    ends_at: int | None = None
+    starts_at: Moment = None
+    ends_at: Moment = None
     rule: str | None = None
 
 
@@ -376,8 +393,14 @@ class RecipientInfo(Reply):
     updated_at: Moment = None
     updated_by: str | None = None
     expiration_time: Moment = Field(None, validation_alias="expires_at")
-    ip_access_list: IpAccessListInfo | None = None
-    properties_kvpairs: PropertiesInfo | None = None
+    ip_access_list: Annotated[
+        IpAccessListInfo | None,
+        BeforeValidator(lambda networks: {"allowed_ip_addresses": networks} if networks else None),
+    ] = Field(None, validation_alias="ip_allow")
+    properties_kvpairs: Annotated[
+        PropertiesInfo | None,
+        BeforeValidator(lambda properties: {"properties": properties} if properties else None),
+    ] = Field(None, validation_alias="properties")
     tokens: list[RecipientTokenInfo] | None = Field(None, validation_alias="valid_tokens")
     state: str = Field(description="lakeshare: invited, activated, rotating, expired or revoked.")
     agreement: str | None = None
@@ -401,9 +424,9 @@ class FederationPolicyInfo(Reply):
     name: str
     id: str
     comment: str | None = None
-    oidc_policy: OidcPolicyInfo
-    create_time: str | None = None
-    update_time: str | None = None
+    oidc_policy: OidcPolicyInfo = Field(validation_alias="claims")
+    create_time: MomentText = Field(None, validation_alias="created_at")
+    update_time: MomentText = Field(None, validation_alias="edited_at")
 
 
 class FederationPolicies(Reply):
@@ -561,32 +584,12 @@ def _format_test(test: PartitionValue) -> str:
     return f"{column} {'LIKE' if test.op == 'LIKE' else '='} '" + test.value.replace("'", "''") + "'"
 
 
-def make_share_info(share: Share, objects: Iterable[SharedTable] | None = None) -> ShareInfo:
-    """A share; with its tables if `objects` are given."""
-    info = ShareInfo.model_validate(share)
-    if objects is not None:
-        info.objects = [SharedDataObject.model_validate(shared) for shared in objects]
-    return info
-
-
-def make_privilege_assignment(grant: Grant) -> PrivilegeAssignment:
-    return PrivilegeAssignment(
-        principal=grant.recipient or f"group:{grant.group}",
-        privileges=["SELECT"],
-        starts_at=in_ms(grant.starts_at),
-        ends_at=in_ms(grant.ends_at),
-        rule=grant.rule,
-    )
-
-
-def make_share_permissions(grants: Iterable[Grant]) -> list[ShareToPrivileges]:
-    by_share: dict[str, list[PrivilegeAssignment]] = {}
+def share_permissions(grants: Iterable[Grant]) -> list[dict[str, Any]]:
+    """The grants by share, as `RecipientPermissions` has them."""
+    by_share: dict[str, list[Grant]] = {}
     for grant in grants:
-        by_share.setdefault(grant.share, []).append(make_privilege_assignment(grant))
-    return [
-        ShareToPrivileges(share_name=share, privilege_assignments=assignments)
-        for share, assignments in by_share.items()
-    ]
+        by_share.setdefault(grant.share, []).append(grant)
+    return [{"share_name": share, "privilege_assignments": own} for share, own in by_share.items()]
 
 
 def make_recipient_info(recipient: RecipientState, new_link: tuple[str, str] | None = None) -> RecipientInfo:
@@ -595,10 +598,6 @@ def make_recipient_info(recipient: RecipientState, new_link: tuple[str, str] | N
     link_id, activation_url = new_link or (None, None)
     info = RecipientInfo.model_validate(recipient)
     info.activation_url = activation_url
-    if recipient.ip_allow:
-        info.ip_access_list = IpAccessListInfo(allowed_ip_addresses=list(recipient.ip_allow))
-    if recipient.properties:
-        info.properties_kvpairs = PropertiesInfo(properties=dict(recipient.properties))
     tokens = [token for token in recipient.tokens if token.is_valid(now)]
     infos = [_make_token_info(token, token.expires_at, recipient) for token in tokens]
     for link in recipient.links:
@@ -620,19 +619,3 @@ def _make_token_info(
         expiration_time=in_ms(min(ends, default=None)),
         last_used_at=in_ms(token.last_used_at) if isinstance(token, TokenState) else None,
     )
-
-
-def make_policy_info(policy: FederationPolicy) -> FederationPolicyInfo:
-    """A federation policy; its times are texts, as in the Databricks API of policies."""
-    return FederationPolicyInfo(
-        name=policy.name,
-        id=policy.id,
-        comment=policy.comment,
-        oidc_policy=OidcPolicyInfo.model_validate(policy),
-        create_time=_format_time(policy.created_at),
-        update_time=_format_time(policy.updated_at or policy.created_at),
-    )
-
-
-def _format_time(moment: datetime | None) -> str | None:
-    return None if moment is None else moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

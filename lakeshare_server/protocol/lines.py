@@ -124,21 +124,9 @@ def negotiate_protocol(capabilities: Capabilities, head: TableHead) -> TableProt
     )
 
 
-@dataclass(frozen=True)
-class DirectoryAccess:
-    location: str | None = None
-    auxiliary_locations: Sequence[str] = ()
-
-    def as_fields(self) -> dict[str, Any]:
-        if self.location is None:
-            return {}
-        fields: dict[str, Any] = {"location": self.location, "accessModes": ["url", "dir"]}
-        if self.auxiliary_locations:
-            fields["auxiliaryLocations"] = list(self.auxiliary_locations)
-        return fields
-
-
-URLS_ONLY = DirectoryAccess()
+def directory_fields(folder: str | None) -> dict[str, Any]:
+    """The fields of a table whose folder recipients may read; none for a table without such a folder."""
+    return {} if folder is None else {"location": folder, "accessModes": ["url", "dir"]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +137,7 @@ class HeadLines:
     size_bytes: int | None = None
     files: int | None = None
     shares_changes: bool = False
-    access: DirectoryAccess = URLS_ONLY
+    folder: str | None = None
     # Part of the protocol line if the client requested the protocol's history.
     protocol_version: int | None = None
     # Added to the table's configuration.
@@ -173,7 +161,7 @@ class HeadLines:
     def metadata_line(self, head: TableHead) -> bytes:
         """The `metaData` line, always with `size` and `numFiles`: clients fail without them (protocol §0.4)."""
         around = _without_none({"version": self.version, "size": self.size_bytes, "numFiles": self.files})
-        around.update(self.access.as_fields())
+        around.update(directory_fields(self.folder))
         common = {"id": head.table_id, "name": head.name, "description": head.description}
         if self.response_format == "delta":
             fields = {

@@ -20,7 +20,7 @@ from lakeshare_server.catalog import (
     share_table,
     states,
 )
-from lakeshare_server.catalog.declared.documents import describe_problem, describe_remedy, raise_all
+from lakeshare_server.catalog.declared.documents import explain_error, raise_all
 from lakeshare_server.catalog.declared.files import DesiredObject, FoundTable, Key, TableLocation
 from lakeshare_server.catalog.declared.plan import Step
 from lakeshare_server.catalog.ledger import CHECK_EVERY_S, is_location_pattern, require_table_name
@@ -275,8 +275,9 @@ class FollowPrefetch:
         read, faults = dict(wanted), []
         for table, outcome in zip(new, following.follow_all(requests), strict=True):
             if outcome.refusal is not None and table.origin is not None:
-                problem = f"{outcome.location} cannot be followed as {table.name}: {describe_problem(outcome.refusal)}"
-                faults.append(table.origin.fault(problem, describe_remedy(outcome.refusal)))
+                problem, remedy = explain_error(outcome.refusal)
+                what = f"{outcome.location} cannot be followed as {table.name}: {problem}"
+                faults.append(table.origin.fault(what, remedy))
             known = FollowedTables(catalog).get(table.name)
             if known is not None:
                 read[table.key] = replace(table, found=FoundTable(known.iceberg, outcome.clients))
@@ -317,9 +318,6 @@ def _load_versions(versions: Versions, followed: Iterable[str]) -> None:
             versions.of(table).latest()
 
 
-SHARE_FIELDS = ("new_name", "comment", "owner", "display_name", "properties")
-
-
 def update_share(edit: Edit, name: str, wanted: UpdateShare, revision: int | None) -> states.Share:
     """Apply all fields and table updates of an UpdateShare request.
 
@@ -328,7 +326,7 @@ def update_share(edit: Edit, name: str, wanted: UpdateShare, revision: int | Non
         BadRequest: a value cannot be used, or does not identify one table.
         CatalogConflict: an alias or the new name is taken, the revision differs, or a contract declares the share.
     """
-    fields = wanted.sent(*SHARE_FIELDS)
+    fields = wanted.fields(exclude={"updates"})
     if fields.get("new_name", "") is None:
         raise BadRequest("new_name", None, "Give a name, or leave it out.")
     # The first operation compares the revision; later ones see the edits of those before.
@@ -365,30 +363,26 @@ class _TableUpdate:
             hint = "Name the table as `schema.table`, or give it an alias by shared_as."
             raise BadRequest(f"{self.field}.name", self.wanted.name, hint)
         schema, name = alias or (parts[-2], parts[-1])
-        return states.SharedTable(
-            schema=schema,
-            name=name,
-            table=self.wanted.name,
-            kind=self.wanted.data_object_type or "TABLE",
-            comment=self.wanted.comment or None,
-            history=self._history() or False,
-            start_version=self._start_version(self.wanted.name, begins=self._history() or False),
-            rule=self._rule(),
-            publication=self.wanted.publication,
-        )
+        fields = {"history": False} | self._fields(self.wanted.name, had_history=False)
+        return states.SharedTable(schema=schema, name=name, table=self.wanted.name, **fields)
 
     def _changes(self, shared: states.SharedTable) -> dict[str, Any]:
-        wanted = self.wanted
-        schema, name = self._alias() or (None, None)
-        history = self._history()
-        begins = history is True and not shared.history
-        start, rule = self._start_version(shared.table, begins=begins), self._rule()
-        given = {"new_schema": schema, "new_name": name, "kind": wanted.data_object_type, "history": history}
-        changes: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
-        changes |= {"comment": wanted.comment or None} if wanted.has("comment") else {}
-        changes |= {"start_version": start} if begins or wanted.has("start_version") else {}
-        changes |= {"rule": rule} if wanted.has("rule") or wanted.has("partitions") else {}
-        return changes | ({"publication": wanted.publication} if wanted.has("publication") else {})
+        alias, fields = self._alias(), self._fields(shared.table, had_history=shared.history)
+        return fields if alias is None else {"new_schema": alias[0], "new_name": alias[1], **fields}
+
+    def _fields(self, table: str, *, had_history: bool) -> dict[str, Any]:
+        """The fields that were sent; history that begins to be shared has a first version."""
+        wanted, history = self.wanted, self._history()
+        begins = history is True and not had_history
+        given = {"kind": wanted.data_object_type, "history": history}
+        fields: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        if wanted.has("comment"):
+            fields["comment"] = wanted.comment or None
+        if begins or wanted.has("start_version"):
+            fields["start_version"] = self._start_version(table, begins=begins)
+        if wanted.has("rule") or wanted.has("partitions"):
+            fields["rule"] = self._rule()
+        return fields | ({"publication": wanted.publication} if wanted.has("publication") else {})
 
     def _find_object(self, *, may_rename: bool) -> states.SharedTable:
         """The shared table with the given lake table, and with the given alias if there are several."""

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from lakeshare_server.access.allowed_locations import require_own_stores
-from lakeshare_server.access.table_access import TableFolder, TableView, TableViews, directory_refusal
+from lakeshare_server.access.table_access import TableView, TableViews, directory_refusal
 from lakeshare_server.catalog import Catalog, Credentials, SharedTable
 from lakeshare_server.errors import BadRequest, LakeshareError, StoreError, Unauthenticated, Unserveable
 from lakeshare_server.iceberg_rest.tables import FileAccess, IcebergTables, choose_file_access
 from lakeshare_server.protocol.requests import parse_query
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import LocalSigner, ParsedLocation, Signers, Stores, parse_location
-from lakeshare_server.tables.index import FileIndex, IndexHeader
+from lakeshare_server.tables.index import FileIndex, IndexHeader, TableFolder
 from lakeshare_server.tables.predicates import Predicate, Unknown, conjuncts
 from lakeshare_server.tables.pruning import explain, explained_files
 from lakeshare_server.tables.serveability import (
@@ -31,7 +31,7 @@ from lakeshare_server.tables.serveability import (
     refuse_all_clients,
     refuse_sharing_clients,
 )
-from lakeshare_server.versions import Version, Versions, VersionsUntil
+from lakeshare_server.versions import Version, Versions
 
 PREDICATE_FIELDS = ("predicateHints", "jsonPredicateHints")
 
@@ -126,9 +126,7 @@ class TableServeability:
 
 def provider_view(entry: SharedTable, versions: Versions) -> TableView:
     """A shared table for a recipient without restrictions."""
-    versions_of = versions.of(entry.table)
-    pinned = versions_of if entry.publication is None else VersionsUntil(versions_of, entry.publication)
-    return TableView(entry, pinned)
+    return TableView(entry, versions.of(entry.table, entry.publication))
 
 
 def make_unshared_entry(lake_table: str) -> SharedTable:

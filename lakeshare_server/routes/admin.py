@@ -4,17 +4,19 @@ import base64
 import hashlib
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from importlib.resources import files
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 from pydantic.json_schema import models_json_schema
@@ -38,7 +40,7 @@ from lakeshare_server.errors import (
     shorten_value,
 )
 from lakeshare_server.protocol import admin as bodies
-from lakeshare_server.protocol.admin import Reply, RequestBody
+from lakeshare_server.protocol.admin import RequestBody
 from lakeshare_server.protocol.requests import parse_integer, parse_json_object
 from lakeshare_server.protocol.tokens import Keyed, PageRequest
 from lakeshare_server.provider.following import (
@@ -60,7 +62,7 @@ from lakeshare_server.routes.context import (
     read_bounded_body,
 )
 from lakeshare_server.routes.errors import RESPONSES, Headers, ProtocolErrors, add_error_responses
-from lakeshare_server.routes.responses import json_response
+from lakeshare_server.routes.responses import JSON_TYPE, encode_json, json_response
 from lakeshare_server.storage import Stores
 
 PREFIX = "/api"
@@ -95,6 +97,8 @@ _templates = Environment(
 
 AnyBody = TypeVar("AnyBody", bound=RequestBody)
 Entry = TypeVar("Entry", bound=Keyed)
+# An object of the catalog, or a mapping: the fields of a route's response model are read from it.
+Content = Any
 
 
 @dataclass(frozen=True)
@@ -166,96 +170,92 @@ ShareDep = Annotated[AdminRequest, Depends(_require_permission(Permission.SHARE)
 OwnerDep = Annotated[AdminRequest, Depends(_require_permission(Permission.ADMINISTER))]
 
 
-def body(model: type[AnyBody]) -> Any:  # a dependency's default, as FastAPI has them
-    """A dependency that reads the body; it must come after the administrator, who is authenticated first."""
+class AdminReply(JSONResponse):
+    """The JSON of a reply; its ETag is the revision of the object."""
 
+    def __init__(self, content: Any, status_code: int = 200, **options: Any) -> None:
+        revision = content.get("revision")
+        etag = {} if revision is None else {"ETag": f'"{revision}"'}
+        super().__init__(content, status_code, {"Content-Type": JSON_TYPE} | NOT_KEPT | etag, **options)
+
+    def render(self, content: Any) -> bytes:
+        return encode_json(content)
+
+
+class AdminRoute(APIRoute):
+    """A route that sends fields with a value only, and whose parameter `given` is the model of its body.
+
+    The body is read after the administrator, the first parameter, is authenticated.
+    """
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        model = get_type_hints(endpoint).get("given")
+        if model is not None:
+            endpoint.__annotations__["given"] = Annotated[model, Depends(_body_reader(model))]
+            schema = {"$ref": f"#/components/schemas/{model.__name__}"}
+            body = {"required": True, "content": {"application/json": {"schema": schema}}}
+            options["openapi_extra"] = {"requestBody": body}
+        options |= {"response_model_exclude_none": True, "response_class": AdminReply}
+        super().__init__(path, endpoint, **options)
+
+
+def _body_reader(model: type[AnyBody]) -> Callable[[Request], Awaitable[AnyBody]]:
     async def read(http_request: Request) -> AnyBody:
         settings = http_request.app.state.app_state.settings
         content = await read_bounded_body(http_request, settings.max_body_bytes, settings.slow_client_s)
         return bodies.parse_body(model, parse_json_object(content))
 
-    dependency: Callable[[Request], Awaitable[AnyBody]] = read
-    return Depends(dependency)
+    return read
 
 
-def json_call(model: type[RequestBody], response_model: type[Reply]) -> dict[str, Any]:
-    schema = {"$ref": f"#/components/schemas/{model.__name__}"}
-    request_body = {"required": True, "content": {"application/json": {"schema": schema}}}
-    return {"response_model": response_model, "openapi_extra": {"requestBody": request_body}}
-
-
-def reply(content_model: Reply | None, *, revision: int | None = None) -> Response:
-    """The JSON of a model, `{}` for None; its ETag is `revision`, or the model's own."""
-    content: Mapping[str, Any] = (
-        {} if content_model is None else content_model.model_dump(mode="json", exclude_none=True)
-    )
-    if revision is None:
-        revision = content.get("revision")
-    etag = {} if revision is None else {"ETag": f'"{revision}"'}
-    return json_response(content, headers=NOT_KEPT | etag)
-
-
-router = APIRouter(tags=["recipients"])
+router = APIRouter(tags=["recipients"], route_class=AdminRoute)
 # Calls that the Databricks API does not have.
-own = APIRouter(tags=["recipients"])
+own = APIRouter(tags=["recipients"], route_class=AdminRoute)
 
 
-@router.post("/recipients", **json_call(bodies.CreateRecipient, bodies.RecipientInfo))
-def create_recipient(
-    request: ShareDep, given: Annotated[bodies.CreateRecipient, body(bodies.CreateRecipient)]
-) -> Response:
+@router.post("/recipients", response_model=bodies.RecipientInfo)
+def create_recipient(request: ShareDep, given: bodies.CreateRecipient) -> Content:
     """Create a recipient. Only this reply has its activation link; OIDC federation needs no link."""
     with request.editing() as edit:
-        fields = _recipient_fields(given)
-        recipient = sharing.create_recipient(
-            edit, given.name, authentication=given.authentication_type, **fields
-        )
-        if given.authentication_type == "OIDC_FEDERATION":
-            return reply(bodies.make_recipient_info(recipient))
+        recipient = sharing.create_recipient(edit, **given.fields())
+        if recipient.authentication == "OIDC_FEDERATION":
+            return bodies.make_recipient_info(recipient)
         return _invite(request, edit, recipient.name, recipient.expires_at)
 
 
 @router.get("/recipients", response_model=bodies.Recipients)
-def list_recipients(request: LookDep) -> Response:
+def list_recipients(request: LookDep) -> Content:
     """List the recipients, including revoked ones."""
     with request.app_state.catalog.reading() as session:
         page, token = request.page("recipients", partial(states.list_recipients, session))
-    infos = [bodies.make_recipient_info(recipient) for recipient in page]
-    return reply(bodies.Recipients(recipients=infos, next_page_token=token))
+    return {"recipients": map(bodies.make_recipient_info, page), "next_page_token": token}
 
 
 @router.get("/recipients/{recipient}", response_model=bodies.RecipientInfo)
-def look_at_recipient(request: LookDep, recipient: str) -> Response:
+def look_at_recipient(request: LookDep, recipient: str) -> Content:
     """Get a recipient with its tokens and links, without secrets."""
     with request.app_state.catalog.reading() as session:
-        return reply(bodies.make_recipient_info(states.get_recipient(session, recipient)))
+        return bodies.make_recipient_info(states.get_recipient(session, recipient))
 
 
-@router.patch("/recipients/{recipient}", **json_call(bodies.UpdateRecipient, bodies.RecipientInfo))
-def alter_recipient(
-    request: ShareDep, recipient: str, given: Annotated[bodies.UpdateRecipient, body(bodies.UpdateRecipient)]
-) -> Response:
+@router.patch("/recipients/{recipient}", response_model=bodies.RecipientInfo)
+def alter_recipient(request: ShareDep, recipient: str, given: bodies.UpdateRecipient) -> Content:
     """Change a recipient; its tokens and grants stay."""
     with request.editing() as edit:
-        fields = _recipient_fields(given) | (
-            {"new_name": given.new_name} if given.new_name is not None else {}
-        )
-        changed = sharing.alter_recipient(edit, recipient, **fields, revision=request.revision)
-    return reply(bodies.make_recipient_info(changed))
+        changed = sharing.alter_recipient(edit, recipient, **given.fields(), revision=request.revision)
+    return bodies.make_recipient_info(changed)
 
 
-@router.delete("/recipients/{recipient}")
-def delete_recipient(request: ShareDep, recipient: str) -> Response:
+@router.delete("/recipients/{recipient}", response_model=None)
+def delete_recipient(request: ShareDep, recipient: str) -> Content:
     """Delete a recipient with its tokens and grants."""
     with request.editing() as edit:
         sharing.drop_recipient(edit, recipient, revision=request.revision)
-    return reply(None)
+    return {}
 
 
-@router.post("/recipients/{recipient}/rotate-token", **json_call(bodies.RotateToken, bodies.RecipientInfo))
-def rotate_token(
-    request: ShareDep, recipient: str, given: Annotated[bodies.RotateToken, body(bodies.RotateToken)]
-) -> Response:
+@router.post("/recipients/{recipient}/rotate-token", response_model=bodies.RecipientInfo)
+def rotate_token(request: ShareDep, recipient: str, given: bodies.RotateToken) -> Content:
     """Shorten the life of existing tokens and return a new activation link, in this reply only."""
     grace = timedelta(seconds=given.existing_token_expire_in_seconds)
     with request.editing() as edit:
@@ -264,44 +264,28 @@ def rotate_token(
 
 
 @own.post("/recipients/{recipient}/revoke", response_model=bodies.RecipientInfo)
-def revoke_recipient(request: ShareDep, recipient: str) -> Response:
+def revoke_recipient(request: ShareDep, recipient: str) -> Content:
     """End all access of a recipient permanently; its name and its audit events stay."""
     with request.editing() as edit:
         revoked = sharing.revoke_recipient(edit, recipient, revision=request.revision)
-    return reply(bodies.make_recipient_info(revoked))
+    return bodies.make_recipient_info(revoked)
 
 
 @own.delete("/recipients/{recipient}/tokens/{token}", response_model=bodies.RecipientInfo)
-def revoke_token(request: ShareDep, recipient: str, token: str) -> Response:
+def revoke_token(request: ShareDep, recipient: str, token: str) -> Content:
     """Revoke a token of a recipient immediately."""
     with request.editing() as edit:
         changed = credentials.revoke_token(edit, recipient, token)
-    return reply(bodies.make_recipient_info(changed))
+    return bodies.make_recipient_info(changed)
 
 
-def _invite(request: AdminRequest, edit: Edit, name: str, token_expires_at: datetime | None) -> Response:
+def _invite(request: AdminRequest, edit: Edit, name: str, token_expires_at: datetime | None) -> Content:
     link, code = credentials.create_link(edit, name, token_expires_at=token_expires_at)
     recipient = states.get_recipient(edit.session, name)
-    return reply(
-        bodies.make_recipient_info(recipient, (link.id, request.app_state.settings.activation_url(code)))
-    )
+    return bodies.make_recipient_info(recipient, (link.id, request.app_state.settings.activation_url(code)))
 
 
-def _recipient_fields(given: bodies.CreateRecipient | bodies.UpdateRecipient) -> dict[str, Any]:
-    """The fields that were sent, as the catalog's operations take them; null empties a field."""
-    fields = given.sent("comment", "owner", "agreement")
-    if given.has("expiration_time"):
-        fields["expires_at"] = bodies.from_ms(given.expiration_time)
-    if given.has("ip_access_list"):
-        addresses = given.ip_access_list
-        fields["ip_allow"] = None if addresses is None else addresses.allowed_ip_addresses
-    if given.has("properties_kvpairs"):
-        pairs = given.properties_kvpairs
-        fields["properties"] = None if pairs is None else pairs.properties
-    return fields
-
-
-activation_router = APIRouter(tags=["activation"])
+activation_router = APIRouter(tags=["activation"], route_class=AdminRoute)
 
 
 def code_in(http_request: Request, activation_url: str) -> str:
@@ -319,20 +303,18 @@ CodeDep = Annotated[str, Depends(code_in)]
 @activation_router.get(
     "/data_sharing_activation_info/{activation_url:path}", response_model=bodies.ActivationInfo
 )
-def look_at_activation(http_request: Request, code: CodeDep, app_state: AppStateDep) -> Response:
+def look_at_activation(http_request: Request, code: CodeDep, app_state: AppStateDep) -> Content:
     """Describe an activation link without using it up."""
     link, recipient = credentials.find_link(app_state.catalog, code)
     require_allowed(recipient.name, recipient.ip_allow, client_address(http_request))
     with app_state.catalog.reading() as session:
         shares = sorted({grant.share for grant in states.list_grants(session, recipient=recipient.name)})
-    return reply(
-        bodies.ActivationInfo(
-            recipient=recipient.name,
-            expires_at=bodies.in_ms(link.expires_at),
-            agreement=recipient.agreement,
-            shares=shares,
-        )
-    )
+    return {
+        "recipient": recipient.name,
+        "expires_at": bodies.in_ms(link.expires_at),
+        "agreement": recipient.agreement,
+        "shares": shares,
+    }
 
 
 @activation_router.get("/data_sharing_activation/{activation_url:path}")
@@ -356,62 +338,60 @@ def redeem_activation(
 
 
 policies_router = APIRouter(
-    tags=["federation policies"], prefix="/recipients/{recipient}/federation-policies"
+    tags=["federation policies"],
+    prefix="/recipients/{recipient}/federation-policies",
+    route_class=AdminRoute,
 )
 
 
-@policies_router.post("", **json_call(bodies.PutPolicy, bodies.FederationPolicyInfo))
-def create_policy(
-    request: ShareDep, recipient: str, given: Annotated[bodies.PutPolicy, body(bodies.PutPolicy)]
-) -> Response:
+@policies_router.post("", response_model=bodies.FederationPolicyInfo)
+def create_policy(request: ShareDep, recipient: str, given: bodies.PutPolicy) -> Content:
     """Add a federation policy to a recipient of OIDC federation."""
     with request.editing() as edit:
         if _find_policy(edit.session, recipient, given.name) is not None:
             raise NameTaken(f"{recipient} has a policy {given.name} already", "Choose another name.")
-        return reply(bodies.make_policy_info(credentials.put_policy(edit, recipient, _policy(given))))
+        return credentials.put_policy(edit, recipient, _policy(given))
 
 
 @policies_router.get("", response_model=bodies.FederationPolicies)
-def list_policies(request: LookDep, recipient: str) -> Response:
+def list_policies(request: LookDep, recipient: str) -> Content:
     """List a recipient's policies."""
     with request.app_state.catalog.reading() as session:
-        policies = states.get_recipient(session, recipient).policies
-    return reply(bodies.FederationPolicies(policies=[bodies.make_policy_info(policy) for policy in policies]))
+        return {"policies": states.get_recipient(session, recipient).policies}
 
 
 @policies_router.get("/{policy}", response_model=bodies.FederationPolicyInfo)
-def look_at_policy(request: LookDep, recipient: str, policy: str) -> Response:
+def look_at_policy(request: LookDep, recipient: str, policy: str) -> Content:
     """Get a policy of a recipient."""
     with request.app_state.catalog.reading() as session:
         federation_policy = _find_policy(session, recipient, policy)
     if federation_policy is None:
         raise NotFound("Federation policy", policy)
-    return reply(bodies.make_policy_info(federation_policy))
+    return federation_policy
 
 
-@policies_router.patch("/{policy}", **json_call(bodies.PutPolicy, bodies.FederationPolicyInfo))
+@policies_router.patch("/{policy}", response_model=bodies.FederationPolicyInfo)
 def alter_policy(
     request: ShareDep,
     recipient: str,
     policy: str,
-    given: Annotated[bodies.PutPolicy, body(bodies.PutPolicy)],
-) -> Response:
+    given: bodies.PutPolicy,
+) -> Content:
     """Replace a policy."""
     if given.name.lower() != policy.lower():
         raise BadRequest("name", given.name, f"The policy is {policy}; policies keep their names.")
     with request.editing() as edit:
         if _find_policy(edit.session, recipient, policy) is None:
             raise NotFound("Federation policy", policy)
-        changed = credentials.put_policy(edit, recipient, _policy(given))
-    return reply(bodies.make_policy_info(changed))
+        return credentials.put_policy(edit, recipient, _policy(given))
 
 
-@policies_router.delete("/{policy}")
-def delete_policy(request: ShareDep, recipient: str, policy: str) -> Response:
+@policies_router.delete("/{policy}", response_model=None)
+def delete_policy(request: ShareDep, recipient: str, policy: str) -> Content:
     """Remove a policy from a recipient."""
     with request.editing() as edit:
         credentials.drop_policy(edit, recipient, policy)
-    return reply(None)
+    return {}
 
 
 def _find_policy(session: Session, recipient: str, name: str) -> FederationPolicy | None:
@@ -426,136 +406,110 @@ def _policy(given: bodies.PutPolicy) -> FederationPolicy:
     )
 
 
-groups_router = APIRouter(tags=["groups"])
+groups_router = APIRouter(tags=["groups"], route_class=AdminRoute)
 
 
-@groups_router.post("/groups", **json_call(bodies.CreateGroup, bodies.GroupInfo))
-def create_group(
-    request: ShareDep, given: Annotated[bodies.CreateGroup, body(bodies.CreateGroup)]
-) -> Response:
+@groups_router.post("/groups", response_model=bodies.GroupInfo)
+def create_group(request: ShareDep, given: bodies.CreateGroup) -> Content:
     """Create a group of recipients."""
     with request.editing() as edit:
-        created = sharing.create_group(edit, given.name, comment=given.comment, members=given.members)
-    return reply(bodies.GroupInfo.model_validate(created))
+        return sharing.create_group(edit, **given.fields())
 
 
 @groups_router.get("/groups", response_model=bodies.Groups)
-def list_groups(request: LookDep) -> Response:
+def list_groups(request: LookDep) -> Content:
     """List the groups with their members."""
     with request.app_state.catalog.reading() as session:
-        groups = states.list_groups(session)
-    return reply(bodies.Groups(groups=[bodies.GroupInfo.model_validate(group) for group in groups]))
+        return {"groups": states.list_groups(session)}
 
 
 @groups_router.get("/groups/{group}", response_model=bodies.GroupInfo)
-def look_at_group(request: LookDep, group: str) -> Response:
+def look_at_group(request: LookDep, group: str) -> Content:
     """Get a group with its members."""
     with request.app_state.catalog.reading() as session:
-        return reply(bodies.GroupInfo.model_validate(states.get_group(session, group)))
+        return states.get_group(session, group)
 
 
-@groups_router.patch("/groups/{group}", **json_call(bodies.UpdateGroup, bodies.GroupInfo))
-def alter_group(
-    request: ShareDep, group: str, given: Annotated[bodies.UpdateGroup, body(bodies.UpdateGroup)]
-) -> Response:
+@groups_router.patch("/groups/{group}", response_model=bodies.GroupInfo)
+def alter_group(request: ShareDep, group: str, given: bodies.UpdateGroup) -> Content:
     """Change a group's name, comment or members."""
     with request.editing() as edit:
-        changed = sharing.alter_group(
-            edit,
-            group,
-            **given.sent("comment", *(["new_name"] if given.new_name else [])),
-            add=given.add_members,
-            remove=given.remove_members,
-            revision=request.revision,
-        )
-    return reply(bodies.GroupInfo.model_validate(changed))
+        return sharing.alter_group(edit, group, **given.fields(), revision=request.revision)
 
 
-@groups_router.delete("/groups/{group}")
-def delete_group(request: ShareDep, group: str) -> Response:
+@groups_router.delete("/groups/{group}", response_model=None)
+def delete_group(request: ShareDep, group: str) -> Content:
     """Delete a group with its grants; its members keep their own."""
     with request.editing() as edit:
         sharing.drop_group(edit, group, revision=request.revision)
-    return reply(None)
+    return {}
 
 
-keys_router = APIRouter(tags=["administrators"])
+keys_router = APIRouter(tags=["administrators"], route_class=AdminRoute)
 # Databricks clients check their key with this call.
-me = APIRouter(tags=["administrators"])
+me = APIRouter(tags=["administrators"], route_class=AdminRoute)
 
 
-@keys_router.post("/admin-keys", **json_call(bodies.CreateAdminKey, bodies.AdminKeyInfo))
-def create_admin_key(
-    request: OwnerDep, given: Annotated[bodies.CreateAdminKey, body(bodies.CreateAdminKey)]
-) -> Response:
+@keys_router.post("/admin-keys", response_model=bodies.AdminKeyInfo)
+def create_admin_key(request: OwnerDep, given: bodies.CreateAdminKey) -> Content:
     """Create a key; only this reply has it."""
     with request.editing() as edit:
-        key, secret = credentials.add_admin_key(
-            edit, given.name, given.role, expires_at=bodies.from_ms(given.expiration_time)
-        )
-    return reply(bodies.AdminKeyInfo.model_validate(key).model_copy(update={"key": secret}))
+        key, secret = credentials.add_admin_key(edit, **given.fields())
+    return {**vars(key), "key": secret}
 
 
 @keys_router.get("/admin-keys", response_model=bodies.AdminKeys)
-def list_admin_keys(request: OwnerDep) -> Response:
+def list_admin_keys(request: OwnerDep) -> Content:
     """List all keys, including revoked ones."""
     with request.app_state.catalog.reading() as session:
-        keys = credentials.read_admin_keys(session)
-    return reply(bodies.AdminKeys(keys=[bodies.AdminKeyInfo.model_validate(key) for key in keys]))
+        return {"keys": credentials.read_admin_keys(session)}
 
 
 @keys_router.delete("/admin-keys/{key}", response_model=bodies.AdminKeyInfo)
-def delete_admin_key(request: OwnerDep, key: str) -> Response:
+def delete_admin_key(request: OwnerDep, key: str) -> Content:
     """Revoke a key immediately; its name stays taken."""
     with request.editing() as edit:
-        return reply(bodies.AdminKeyInfo.model_validate(credentials.revoke_admin_key(edit, key)))
+        return credentials.revoke_admin_key(edit, key)
 
 
 @me.get("/Me", response_model=bodies.Myself)
-def look_at_myself(request: LookDep) -> Response:
+def look_at_myself(request: LookDep) -> Content:
     """Get the calling administrator and its role."""
     name, role = request.administrator.name, request.administrator.role
-    return reply(bodies.Myself(id=name, userName=name, displayName=f"{name} ({role})", role=role))
+    return {"id": name, "userName": name, "displayName": f"{name} ({role})", "role": role}
 
 
-share_router = APIRouter(tags=["shares"])
+share_router = APIRouter(tags=["shares"], route_class=AdminRoute)
 
 
-@share_router.post("/shares", **json_call(bodies.CreateShare, bodies.ShareInfo))
-def create_share(
-    request: ShareDep, given: Annotated[bodies.CreateShare, body(bodies.CreateShare)]
-) -> Response:
+@share_router.post("/shares", response_model=bodies.ShareInfo)
+def create_share(request: ShareDep, given: bodies.CreateShare) -> Content:
     """Create a share; tables are added by an update."""
-    fields = given.model_dump(include={"comment", "display_name", "properties", "owner"})
     with request.editing() as edit:
-        return reply(bodies.make_share_info(sharing.create_share(edit, given.name, **fields)))
+        return sharing.create_share(edit, **given.fields())
 
 
 @share_router.get("/shares", response_model=bodies.Shares)
-def list_all_shares(request: LookDep) -> Response:
+def list_all_shares(request: LookDep) -> Content:
     """List the shares without their tables."""
     with request.app_state.catalog.reading() as session:
         page, token = request.page("shares", partial(states.list_shares, session))
-    return reply(
-        bodies.Shares(shares=[bodies.make_share_info(share) for share in page], next_page_token=token)
-    )
+    return {"shares": page, "next_page_token": token}
 
 
 @share_router.get("/shares/{share}", response_model=bodies.ShareInfo)
 def look_at_share(
     request: LookDep, share: str, include_shared_data: Annotated[bool, Query()] = False
-) -> Response:
+) -> Content:
     """Get a share; with `include_shared_data`, also its tables."""
     with request.app_state.catalog.reading() as session:
         share_state = states.get_share(session, share)
         objects = states.list_objects(session, share_state.name) if include_shared_data else None
-        return reply(bodies.make_share_info(share_state, objects))
+    return {**vars(share_state), "objects": objects}
 
 
-@share_router.patch("/shares/{share}", **json_call(bodies.UpdateShare, bodies.ShareInfo))
-def alter_share(
-    request: ShareDep, share: str, given: Annotated[bodies.UpdateShare, body(bodies.UpdateShare)]
-) -> Response:
+@share_router.patch("/shares/{share}", response_model=bodies.ShareInfo)
+def alter_share(request: ShareDep, share: str, given: bodies.UpdateShare) -> Content:
     """Change a share, and add, alter and remove tables, in one transaction."""
     tables = [update.data_object for update in given.updates]
     writes_rule = any(table.rule or table.partitions for table in tables)
@@ -564,97 +518,87 @@ def alter_share(
     prefetch_versions(app_state.catalog, app_state.versions, share, names, writes_rule=writes_rule)
     with request.editing() as edit:
         changed = update_share(edit, share, given, request.revision)
-        info = bodies.make_share_info(changed, states.list_objects(edit.session, changed.name))
-    return reply(info)
+        return {**vars(changed), "objects": states.list_objects(edit.session, changed.name)}
 
 
-@share_router.delete("/shares/{share}")
-def delete_share(request: ShareDep, share: str) -> Response:
+@share_router.delete("/shares/{share}", response_model=None)
+def delete_share(request: ShareDep, share: str) -> Content:
     """Delete a share with its tables and grants."""
     with request.editing() as edit:
         sharing.drop_share(edit, share, revision=request.revision)
-    return reply(None)
+    return {}
 
 
-permissions_router = APIRouter(tags=["permissions"])
+permissions_router = APIRouter(tags=["permissions"], route_class=AdminRoute)
 
 
 @permissions_router.get("/shares/{share}/permissions", response_model=bodies.SharePermissions)
-def list_permissions(request: LookDep, share: str) -> Response:
+def list_permissions(request: LookDep, share: str, response: Response) -> Content:
     """List who may read a share: recipients, and groups as `group:NAME`."""
     with request.app_state.catalog.reading() as session:
-        share_state = states.get_share(session, share)
-        granted = [
-            bodies.make_privilege_assignment(grant) for grant in states.list_grants(session, share=share)
-        ]
-    return reply(bodies.SharePermissions(privilege_assignments=granted), revision=share_state.revision)
+        revision = states.get_share(session, share).revision
+        return _permissions(response, revision, states.list_grants(session, share=share))
 
 
-@permissions_router.patch(
-    "/shares/{share}/permissions", **json_call(bodies.UpdatePermissions, bodies.SharePermissions)
-)
+@permissions_router.patch("/shares/{share}/permissions", response_model=bodies.SharePermissions)
 def alter_permissions(
-    request: ShareDep, share: str, given: Annotated[bodies.UpdatePermissions, body(bodies.UpdatePermissions)]
-) -> Response:
+    request: ShareDep, share: str, given: bodies.UpdatePermissions, response: Response
+) -> Content:
     """Grant and revoke privileges in one transaction."""
     app_state, writes_rule = request.app_state, any(change.rule for change in given.changes)
     prefetch_versions(app_state.catalog, app_state.versions, share, (), writes_rule=writes_rule)
     with request.editing() as edit:
         revision = change_permissions(edit, share, given.changes, request.revision)
         granted = [] if given.omit_permissions_list else states.list_grants(edit.session, share=share)
-    assignments = [bodies.make_privilege_assignment(grant) for grant in granted]
-    return reply(bodies.SharePermissions(privilege_assignments=assignments), revision=revision)
+    return _permissions(response, revision, granted)
+
+
+def _permissions(response: Response, revision: int, granted: Sequence[states.Grant]) -> Content:
+    response.headers["ETag"] = f'"{revision}"'
+    return {"privilege_assignments": granted}
 
 
 @permissions_router.get(
     "/recipients/{recipient}/share-permissions", response_model=bodies.RecipientPermissions
 )
-def list_share_permissions(request: LookDep, recipient: str) -> Response:
+def list_share_permissions(request: LookDep, recipient: str) -> Content:
     """List the grants of a recipient, its own and those of its groups."""
     with request.app_state.catalog.reading() as session:
         granted = states.list_grants(session, recipient=recipient)
-    return reply(bodies.RecipientPermissions(permissions_out=bodies.make_share_permissions(granted)))
+    return {"permissions_out": bodies.share_permissions(granted)}
 
 
-followed_router = APIRouter(tags=["followed tables"])
+followed_router = APIRouter(tags=["followed tables"], route_class=AdminRoute)
 
 
-@followed_router.post("/followed-tables", **json_call(bodies.FollowTables, bodies.FollowReport))
-def follow_tables(
-    request: OwnerDep, given: Annotated[bodies.FollowTables, body(bodies.FollowTables)]
-) -> Response:
+@followed_router.post("/followed-tables", response_model=bodies.FollowReport)
+def follow_tables(request: OwnerDep, given: bodies.FollowTables) -> Content:
     """Follow and share tables at their locations; the reply has a result for each, including refusals."""
     app_state = request.app_state
     settings, versions = app_state.settings, app_state.versions
     serveability = TableServeability(app_state.iceberg_tables, app_state.signers, settings)
     following = Following(app_state.catalog, settings, Stores(settings), versions, serveability)
-    defaults = FollowRequest(
-        share=given.share,
-        check_every_s=given.check_every_s,
-        start_version=given.start_version,
-        history=given.history,
-    )
+    defaults = FollowRequest(**given.model_dump(exclude={"tables", "table_schema"}))
     locations = [(table.location, table.name) for table in given.tables]
     requests = following.requests(locations, defaults, given.table_schema)
     outcomes = following.follow_all(requests, request.administrator.name)
-    return reply(bodies.FollowReport.model_validate({"results": [outcome.as_json() for outcome in outcomes]}))
+    return {"results": [outcome.as_json() for outcome in outcomes]}
 
 
 @followed_router.get("/followed-tables", response_model=bodies.FollowedTablesReply)
-def list_followed_tables(request: LookDep) -> Response:
+def list_followed_tables(request: LookDep) -> Content:
     """List the followed tables by name."""
-    tables = FollowedTables(request.app_state.catalog).list()
-    return reply(bodies.FollowedTablesReply.model_validate({"tables": tables}))
+    return {"tables": FollowedTables(request.app_state.catalog).list()}
 
 
 @followed_router.delete("/followed-tables/{table}", response_model=bodies.FollowedTableInfo)
-def unfollow_table(request: OwnerDep, table: str) -> Response:
+def unfollow_table(request: OwnerDep, table: str) -> Content:
     """Stop following a table: its shared tables have no versions any more. The table itself is not changed."""
     with request.editing() as edit:
-        return reply(bodies.FollowedTableInfo.model_validate(ledger.unfollow_table(edit, table)))
+        return ledger.unfollow_table(edit, table)
 
 
-impersonation_router = APIRouter(tags=["see as"])
+impersonation_router = APIRouter(tags=["see as"], route_class=AdminRoute)
 # The parts of a scope that describe the request; the rest belongs to the admin application.
 FORWARDED_SCOPE = (
     "type",
@@ -761,7 +705,9 @@ class AdminApi(FastAPI):
             models = [
                 model
                 for model in vars(bodies).values()
-                if isinstance(model, type) and issubclass(model, RequestBody)
+                if isinstance(model, type)
+                and issubclass(model, RequestBody)
+                and model is not bodies.RecipientBody
             ]
             _, schemas = models_json_schema(
                 [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"

@@ -22,6 +22,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from lakeshare_server.access.rate_limit import TrustedProxies, address_network, parse_address
 
 NDJSON = "application/x-ndjson; charset=utf-8"
+JSON_TYPE = "application/json; charset=utf-8"
 WEIGHT = re.compile(r"[01](?:\.\d{0,3})?")
 Piece = bytes | memoryview
 
@@ -181,10 +182,12 @@ class LinesResponse(LinesResponseResponse):
 def json_response(
     content: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
-    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False)
+    return Response(encode_json(content), status, headers, media_type=JSON_TYPE)
+
+
+def encode_json(content: object) -> bytes:
     # Recipients' texts may have half a surrogate pair, which UTF-8 cannot encode.
-    body = text.encode("utf-8", "replace")
-    return Response(body, status, headers, media_type="application/json; charset=utf-8")
+    return json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
 
 
 def error_response(

@@ -14,7 +14,7 @@ from lakeshare_server.access.allowed_locations import is_local, local_folders, r
 from lakeshare_server.access.table_access import (
     Submission,
     TableView,
-    describe_directory_access,
+    find_shared_folder,
     require_directory_access,
 )
 from lakeshare_server.catalog import AsyncQuery, Share, SharedTable
@@ -30,6 +30,7 @@ from lakeshare_server.protocol.lines import (
     ResponseFormat,
     SnapshotLines,
     SnapshotResponse,
+    directory_fields,
     end_stream_line,
     format_capabilities,
     json_line,
@@ -153,8 +154,8 @@ def make_table_item(request: RecipientRequest, table: SharedTable) -> dict[str, 
     }
     if not table.directory_access:
         return fields
-    access = describe_directory_access(request.view_of(table), request.app_state.signers)
-    return {**fields, **access.as_fields()}
+    folder = find_shared_folder(request.view_of(table), request.app_state.signers)
+    return {**fields, **directory_fields(folder)}
 
 
 router = APIRouter(prefix="/shares/{share}/schemas/{schema}/tables/{table}")
@@ -270,7 +271,7 @@ def respond_with_metadata(request: TableRequest) -> Response:
         size_bytes=header.size_bytes,
         files=header.files,
         shares_changes=view.entry.history,
-        access=describe_directory_access(view, request.app_state.signers),
+        folder=find_shared_folder(view, request.app_state.signers),
         properties=view.entry.notice_properties,
     )
     # Spark accepts exactly two lines (protocol §1.6), so the closing line is neither sent nor announced.
@@ -487,7 +488,7 @@ def respond_with_snapshot(
         version=requested_version,
         size_bytes=header.size_bytes,
         files=header.files,
-        access=describe_directory_access(request.view, request.app_state.signers),
+        folder=find_shared_folder(request.view, request.app_state.signers),
     )
     lines = opening.file_lines(SnapshotLines, version=requested_version)
     refreshes = query.include_refresh_token or query.refresh_token is not None
@@ -537,7 +538,8 @@ def table_changes(request: TableRequestDep) -> Response:
     else:
         first, last = view.changes_range(query)
         latest = view.latest().number
-    changes = view.feed(first, last, None if query.include_historical_metadata else latest)
+    schema_at = None if query.include_historical_metadata else latest
+    changes = view.changes(first, last, feed=True, schema_at=schema_at)
     require_recorded(changes)
     head, head_version = changes[0].head, changes[0].version
     if not query.include_historical_metadata:

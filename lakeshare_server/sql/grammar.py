@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -25,8 +25,6 @@ MAX_DEPTH = 64
 T = TypeVar("T")
 Children = list[Any]
 SqlStatement = statements.ChangeStatement | show.ReadStatement | statements.SetRecipient
-# The fields of a change, or the statement without its first field, the name of what it changes.
-Altered = dict[str, Any] | Callable[[str], Statement]
 
 
 MOMENT = re.compile(
@@ -307,14 +305,13 @@ VALUES: Mapping[str, Callable[[Children], Any]] = {
     "truth_value": lambda children: str(children[0]).upper(),
     "recipient_value": lambda children: f"current_recipient({quoted_text(_dotted(children))})",
     "script": tuple,
-    "publish": lambda children: statements.Publish(children[0], read_value(children[1])),
-    "token_rotated": lambda children: partial(statements.RotateToken, **collect_clauses(children)),
+    "span": lambda children: read_span(children[0]),
     "to_recipient": lambda children: statements.Grantee("RECIPIENT", children[0]),
     "to_group": lambda children: statements.Grantee("GROUP", children[0]),
 }
-# Clauses: the field that they set, their keywords, and the reader of their parts.
+# Clauses: the field that they set, their keywords, and the reader of their parts. Rules like `clause_ip_allow` are not
+# here: their names are the field and the keywords.
 CLAUSES: Mapping[str, tuple[str, str, Callable[[Children], Any]]] = {
-    "comment": ("comment", "COMMENT", first),
     "alias": ("alias", "AS", tuple),
     "in_share": ("share", "IN SHARE", first),
     "columns": ("columns", "COLUMNS", tuple),
@@ -329,10 +326,8 @@ CLAUSES: Mapping[str, tuple[str, str, Callable[[Children], Any]]] = {
     "partitions": ("rule", "PARTITION", alternation),
     "until": ("expires_at", "UNTIL", first),
     "starting": ("starts_at", "FROM", first),
-    "agreement": ("agreement", "AGREEMENT", first),
-    "ip_allow": ("ip_allow", "IP ALLOW", first),
-    "set_properties": ("properties", "PROPERTIES", first),
-    "keep_old": ("keep_old_for", "KEEP OLD FOR", lambda children: read_span(children[0])),
+    "recipient_properties": ("properties", "PROPERTIES", first),
+    "keep_old": ("keep_old_for", "KEEP OLD FOR", first),
     "using_id": ("using", "USING ID", lambda children: {"metastore_id": first(children)}),
     "using_oidc": (
         "using",
@@ -346,32 +341,19 @@ CLAUSES: Mapping[str, tuple[str, str, Callable[[Children], Any]]] = {
     ),
     "using_token": ("using", "USING TOKEN", lambda _: {"authentication": "TOKEN"}),
 }
-# Changes that are statements of their own, without the name of the changed object; and their field.
-CHANGES: Mapping[str, tuple[Callable[..., Statement], str, Callable[[Children], Any]]] = {
-    "unpinned": (
-        partial(statements.PinPublication, publication=None),
-        "path",
-        first,
-    ),
-    "members_added": (partial(statements.ChangeMembers, verb="ADD"), "recipients", tuple),
-    "members_removed": (partial(statements.ChangeMembers, verb="REMOVE"), "recipients", tuple),
-    "remove_object": (statements.RemoveObject, "path", first),
-    "remove_schema": (statements.RemoveSchema, "path", first),
-    "properties_set": (statements.SetProperties, "properties", first),
-    "properties_unset": (statements.UnsetProperties, "keys", lambda keys: tuple(dict.fromkeys(keys))),
-    "token_revoked": (statements.RevokeToken, "token_id", first),
-    "invited": (statements.Invite, "link_life", lambda c: read_span(c[0]) if c else None),
-    "policy_put": (statements.PutPolicy, "policy", first),
-    "policy_dropped": (statements.DropPolicy, "policy", first),
-}
-# Statements whose fields are their parts, in order: their rules have the names of the classes.
+# Statements whose fields are the values of their parts, in order; most of their rules have the names of the classes.
 STATEMENTS: Mapping[str, Callable[..., Statement]] = {
-    re.sub(r"(?<!^)(?=[A-Z])", "_", statement.__name__).lower(): statement
-    for statement in (
-        *(statements.Revoke, statements.RevokeRecipient, statements.Unfollow, statements.SetRecipient),
-        *(show.ShowFollowedTables, show.ShowSharesInProvider, show.ShowAllInShare, show.ShowUsage),
-        *(show.ShowGrantsOnShare, show.ShowGrantsTo, show.SelectAll),
-    )
+    **{
+        re.sub(r"(?<!^)(?=[A-Z])", "_", statement.__name__).lower(): statement
+        for kind in (statements.ChangeStatement, show.ReadStatement, statements.SetRecipient)
+        for statement in kind.__subclasses__() or [kind]
+    },
+    "unpin_publication": lambda share, *path: statements.PinPublication(share, None, *path),
+    "unset_properties": lambda name, *keys: statements.UnsetProperties(name, tuple(dict.fromkeys(keys))),
+    "rotate_token": lambda name, *clauses: statements.RotateToken(name, **collect_clauses(clauses)),
+    "revoke_token_of": lambda *parts: statements.RevokeToken(parts[-1], *parts[:-1]),
+    "add_members": lambda name, *recipients: statements.ChangeMembers(name, "ADD", recipients),
+    "remove_members": lambda name, *recipients: statements.ChangeMembers(name, "REMOVE", recipients),
 }
 
 
@@ -390,14 +372,13 @@ class StatementBuilder(Transformer_NonRecursive[Token, Any]):
         if rule in CLAUSES:
             name, keywords, read = CLAUSES[rule]
             return Clause(name, read(children), position_at(meta), keywords)
-        if rule in CHANGES:
-            statement, name, read = CHANGES[rule]
-            return partial(statement, **{name: read(children)})
         if rule in STATEMENTS:
-            return STATEMENTS[rule](*children)
+            return STATEMENTS[rule](*map(read_value, children))
         verb, _, word = rule.partition("_")
         if verb == "field":
             return {word: first(children)}
+        if verb == "clause":
+            return Clause(word, first(children), position_at(meta), word.upper().replace("_", " "))
         return getattr(self, f"_{verb}")(word.upper(), children)
 
     # --- rules of a verb and a kind of object
@@ -407,8 +388,7 @@ class StatementBuilder(Transformer_NonRecursive[Token, Any]):
         return statements.Create(kind, name, if_not_exists, **collect_clauses(clauses))
 
     def _alter(self, kind: ObjectKind, children: Children) -> Statement:
-        name, change = children
-        return statements.Alter(kind, name, change) if isinstance(change, dict) else change(name)
+        return statements.Alter(kind, *children)
 
     def _drop(self, kind: ObjectKind, children: Children) -> Statement:
         if_exists, [name] = _flagged(children)
@@ -492,19 +472,15 @@ class StatementBuilder(Transformer_NonRecursive[Token, Any]):
         policy, metastore_id = fields.pop("policy", None), fields.pop("metastore_id", None)
         return statements.CreateRecipient(name, if_not_exists, fields, policy, metastore_id)
 
-    def put_table(self, meta: Meta, children: Children) -> Altered:
-        return _put("TABLE", meta, children)
+    def put_table(self, _: Meta, children: Children) -> Statement:
+        return _put("TABLE", children)
 
-    def put_view(self, meta: Meta, children: Children) -> Altered:
-        return _put("VIEW", meta, children)
+    def put_view(self, _: Meta, children: Children) -> Statement:
+        return _put("VIEW", children)
 
-    def put_schema(self, _: Meta, children: Children) -> Altered:
-        verb, (path, *clauses) = _verb(children)
-        return partial(statements.PutSchema, verb=verb, path=path, **collect_clauses(clauses))
-
-    def pinned(self, _: Meta, children: Children) -> Altered:
-        number, *path = children
-        return partial(statements.PinPublication, publication=number, path=first(path))
+    def put_schema(self, _: Meta, children: Children) -> Statement:
+        share, verb, path, *clauses = children
+        return statements.PutSchema(share, verb.type, path, **collect_clauses(clauses))
 
     def grant(self, _: Meta, children: Children) -> Statement:
         share, grantee, *clauses = children
@@ -512,10 +488,6 @@ class StatementBuilder(Transformer_NonRecursive[Token, Any]):
         if "expires_at" in terms:
             terms["ends_at"] = terms.pop("expires_at")
         return statements.Grant(share, grantee, terms)
-
-    def revoke_token(self, _: Meta, children: Children) -> Statement:
-        *token_id, name = children
-        return statements.RevokeToken(name, first(token_id))
 
     def follow(self, meta: Meta, children: Children) -> Statement:
         location, *clauses = children
@@ -526,8 +498,8 @@ class StatementBuilder(Transformer_NonRecursive[Token, Any]):
         return statements.Follow(unquote_text(location), history=history, start_version=start or 0, **fields)
 
 
-def _put(kind: Kind, meta: Meta, children: Children) -> Altered:
-    verb, (path, *clauses) = _verb(children)
+def _put(kind: Kind, children: Children) -> Statement:
+    share, verb, path, *clauses = children
     fields = collect_clauses(clauses)
     history, start = fields.pop("history", (True, None))
     alias = fields.pop("alias", path[-2:])
@@ -535,17 +507,17 @@ def _put(kind: Kind, meta: Meta, children: Children) -> Altered:
         alias = (*path[-2:-1], *alias)
     if len(alias) != 2:
         problem = f"{'.'.join(path)} has no schema; write schema.table, or name it AS schema.table."
-        raise InvalidClause(problem, position_at(meta))
-    put = partial(statements.PutObject, verb=verb, path=path, alias=alias, columns=fields.pop("columns", ()))
-    given = {"comment": None, "rule": None, **fields}
-    return partial(put, fields={"kind": kind, "history": history, "start_version": start, **given})
-
-
-def _verb(children: Children) -> tuple[Literal["ADD", "ALTER"], Children]:
-    """Only ALTER leaves a token."""
-    if isinstance(children[0], Token) and children[0].type == "ALTER":
-        return "ALTER", children[1:]
-    return "ADD", children
+        raise InvalidClause(problem, SourcePosition(verb.line, verb.column))
+    columns = fields.pop("columns", ())
+    given = {
+        "kind": kind,
+        "history": history,
+        "start_version": start,
+        "comment": None,
+        "rule": None,
+        **fields,
+    }
+    return statements.PutObject(share, verb.type, path, alias, given, columns)
 
 
 GRAMMAR = Path(__file__).with_name("sharing.lark")

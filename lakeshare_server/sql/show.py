@@ -58,7 +58,7 @@ OBJECTS: Table = {
     **_texts("notice"),
 }
 GRANTS_ON: Table = {
-    "recipient": (str, lambda grant: grant.recipient or grant.group),
+    "recipient": (str, "reader"),
     "actionType": (str, lambda _: "SELECT"),
     "objectType": (str, lambda _: "SHARE"),
     "objectKey": (str, "share"),

@@ -4,7 +4,7 @@ Each is executed in an open transaction; FOLLOW and UNFOLLOW have transactions o
 `show`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -75,16 +75,11 @@ class Provider:
         return tables
 
 
-# By the kind of object: how it is found, changed and dropped, and what else is dropped with it.
-OBJECTS: Mapping[ObjectKind, tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any], str]] = {
-    "SHARE": (states.find_share_row, sharing.alter_share, sharing.drop_share, "the grants on it"),
-    "RECIPIENT": (
-        states.find_recipient_row,
-        sharing.alter_recipient,
-        sharing.drop_recipient,
-        "its tokens and grants",
-    ),
-    "GROUP": (states.find_group_row, sharing.alter_group, sharing.drop_group, "its grants"),
+# By the kind of object: what else is dropped with it.
+ALSO_DROPPED: Mapping[ObjectKind, str] = {
+    "SHARE": "the grants on it",
+    "RECIPIENT": "its tokens and grants",
+    "GROUP": "its grants",
 }
 
 
@@ -133,8 +128,9 @@ class Alter(ChangeStatement):
     fields: Mapping[str, Any]  # as the operations of the catalog take them
 
     def execute(self, edit: Edit, _: Provider) -> Result:
-        alter = OBJECTS[self.kind][1]
-        return Result(message=f"{self.kind.lower()} {alter(edit, self.name, **self.fields).name} is changed")
+        kind = self.kind.lower()
+        altered = sharing.NAMED[kind].alter(edit, self.name, **self.fields)
+        return Result(message=f"{kind} {altered.name} is changed")
 
 
 class Create(ChangeStatement):
@@ -148,10 +144,9 @@ class Create(ChangeStatement):
     def execute(self, edit: Edit, _: Provider) -> Result:
         if self.if_not_exists and _exists(self.kind, edit, self.name):
             return _already_there(self.kind, self.name)
-        create = sharing.create_share if self.kind == "SHARE" else sharing.create_group
-        return Result(
-            message=f"{self.kind.lower()} {create(edit, self.name, comment=self.comment).name} is made"
-        )
+        kind = self.kind.lower()
+        created = sharing.NAMED[kind].create(edit, self.name, comment=self.comment)
+        return Result(message=f"{kind} {created.name} is made")
 
 
 class Drop(ChangeStatement):
@@ -163,8 +158,8 @@ class Drop(ChangeStatement):
         kind, name = self.kind.lower(), self.name
         if self.if_exists and not _exists(self.kind, edit, name):
             return Result(message=f"there is no {kind} {name}: nothing is changed")
-        drop, also = OBJECTS[self.kind][2:]
-        return Result(message=f"{kind} {drop(edit, name).name} is gone, and {also}")
+        dropped = sharing.NAMED[kind].drop(edit, name)
+        return Result(message=f"{kind} {dropped.name} is gone, and {ALSO_DROPPED[self.kind]}")
 
 
 class PutObject(ChangeStatement):
@@ -423,7 +418,7 @@ class Grant(ChangeStatement):
         given = sharing.grant(edit, self.share, **self.to.reader, **self.terms)
         until = "" if given.ends_at is None else f" until {given.ends_at:%Y-%m-%d %H:%M} UTC"
         where = "" if given.rule is None else f" where {given.rule}"
-        return Result(message=f"{given.recipient or given.group} may read {given.share}{until}{where}")
+        return Result(message=f"{given.reader} may read {given.share}{until}{where}")
 
 
 class Revoke(ChangeStatement):
@@ -432,8 +427,8 @@ class Revoke(ChangeStatement):
 
     def execute(self, edit: Edit, _: Provider) -> Result:
         revoked = sharing.revoke(edit, self.share, **self.grantee.reader)
-        reader = revoked.recipient or revoked.group
-        return Result(message=f"{reader} may not read {revoked.share} any more by a grant of its own")
+        message = f"{revoked.reader} may not read {revoked.share} any more by a grant of its own"
+        return Result(message=message)
 
 
 class Publish(ChangeStatement):
@@ -501,9 +496,8 @@ class Unfollow(ChangeStatement):
 
 
 def _exists(kind: ObjectKind, edit: Edit, name: str) -> bool:
-    find, *_ = OBJECTS[kind]
     try:
-        find(edit.session, name)
+        sharing.NAMED[kind.lower()].find(edit.session, name)
     except NotFound:
         return False
     return True

@@ -55,22 +55,30 @@ MAX_CACHED_BYTES = 64 << 20
 MAX_PRUNED_BYTES = 256 << 20
 
 
-@dataclass(frozen=True)
-class IndexHeader:
-    """What applies to all files of an index.
+@dataclass(frozen=True, kw_only=True)
+class TableFolder:
+    """A table's location and what is outside of it.
 
-    `parquet_schema_string` is the schema for recipients of the parquet format. `roots` are the stores of files and
-    deletion vectors, or the folders of local ones outside of the table's location; `elsewhere` is the number of files
-    and deletion vectors outside of that location.
+    `roots` are the stores of files and deletion vectors, or the folders of local ones outside of the location;
+    `elsewhere` is the number of files and deletion vectors outside of the location.
+    """
+
+    location: str
+    roots: tuple[str, ...]
+    elsewhere: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexHeader(TableFolder):
+    """What applies to all files of an index; `parquet_schema_string` is for recipients of the parquet format.
+
+    `rows` excludes deleted rows and those of files with an unknown row count.
     """
 
     layout: int
     table_format: str
-    location: str
     head: TableHead
     parquet_schema_string: str
-    roots: tuple[str, ...]
-    elsewhere: int
     rows: int
     files: int
     size_bytes: int
@@ -218,6 +226,28 @@ LOCKS = 1024
 
 Opened = TypeVar("Opened")
 Written = TypeVar("Written")
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+class RecentValues(Generic[Key, Value]):
+    """The values that were kept last, at most `entries`; safe from any thread."""
+
+    def __init__(self, entries: int) -> None:
+        self._entries = entries
+        self._values: OrderedDict[Key, Value] = OrderedDict()
+        self._turn = Lock()
+
+    def get(self, key: Key) -> Value | None:
+        with self._turn:
+            return self._values.get(key)
+
+    def keep(self, key: Key, value: Value) -> Value:
+        with self._turn:
+            self._values[key] = value
+            while len(self._values) > self._entries:
+                self._values.popitem(last=False)
+        return value
 
 
 class CacheFolder(Generic[Opened]):
@@ -382,20 +412,15 @@ STRUCTS = ("partition", "min", "max", "null_count")
 
 @dataclass(frozen=True)
 class StoredIndex:
-    """An index on disk and its totals; `rows` excludes deleted rows and those of files with an unknown row count."""
-
     digest: str
     path: Path
-    rows: int
-    files: int
-    size_bytes: int
+    header: IndexHeader
 
 
 def write_index(snapshot: TableSnapshot, index_dir: Path) -> StoredIndex:
     """Writes the index of a publication; the same snapshot gives the same bytes in any process."""
     digest, header = write_by_digest(index_dir, lambda path: write_index_file(snapshot, path))
-    path = index_path(index_dir, digest)
-    return StoredIndex(digest, path, header.rows, header.files, header.size_bytes)
+    return StoredIndex(digest, index_path(index_dir, digest), header)
 
 
 def write_by_digest(index_dir: Path, write: Callable[[Path], Written]) -> tuple[str, Written]:
@@ -515,13 +540,12 @@ class IndexDescription(TypedDict):
     size_bytes: int
 
 
-def describe_index(state: TableSnapshot | IndexHeader, index: StoredIndex | IndexHeader) -> IndexDescription:
-    """Describes a table's state and its file index; the header of an index serves as both."""
+def describe_index(header: IndexHeader) -> IndexDescription:
     return IndexDescription(
-        location=state.location,
-        table_id=state.head.table_id,
-        schema_string=state.head.schema_string,
-        rows=index.rows,
-        files=index.files,
-        size_bytes=index.size_bytes,
+        location=header.location,
+        table_id=header.head.table_id,
+        schema_string=header.head.schema_string,
+        rows=header.rows,
+        files=header.files,
+        size_bytes=header.size_bytes,
     )

@@ -112,16 +112,23 @@ def rename_columns(predicate: Predicate, column_of: Callable[[ColumnName], Colum
     return replace_leaves(predicate, rename)
 
 
-def list_leaves(predicate: Predicate) -> Iterator[Predicate]:
-    """The parts without operands."""
+def operands_of(predicate: Predicate) -> tuple[Predicate, ...]:
     match predicate:
         case Not(operand):
-            yield from list_leaves(operand)
+            return (operand,)
         case And(operands) | Or(operands):
-            for operand in operands:
-                yield from list_leaves(operand)
+            return operands
         case _:
-            yield predicate
+            return ()
+
+
+def list_leaves(predicate: Predicate) -> Iterator[Predicate]:
+    """The parts without operands."""
+    if isinstance(predicate, Not | And | Or):
+        for operand in operands_of(predicate):
+            yield from list_leaves(operand)
+    else:
+        yield predicate
 
 
 LAST_CHARACTER = chr(0x10FFFF)
@@ -144,13 +151,7 @@ def text_after_prefix(prefix: str) -> str | None:
 
 
 def count_parts(predicate: Predicate) -> int:
-    match predicate:
-        case Not(operand):
-            return 1 + count_parts(operand)
-        case And(operands) | Or(operands):
-            return 1 + sum(count_parts(operand) for operand in operands)
-        case _:
-            return 1
+    return 1 + sum(map(count_parts, operands_of(predicate)))
 
 
 def all_of(predicates: Sequence[Predicate]) -> Predicate:

@@ -10,6 +10,7 @@ from itertools import chain
 from typing import Any
 
 import pyarrow as pa
+from pydantic import TypeAdapter
 
 
 @dataclass(frozen=True)
@@ -76,14 +77,10 @@ class TableHead:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "TableHead":
-        values = _lists_to_tuples(fields)
-        values["protocol"] = TableProtocol(**_lists_to_tuples(fields["protocol"]))
-        values["hindrances"] = tuple(Hindrance(**hindrance) for hindrance in fields["hindrances"])
-        return cls(**values)
+        return _HEADS.validate_python(fields)
 
 
-def _lists_to_tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+_HEADS = TypeAdapter(TableHead)
 
 
 PRIMITIVES: dict[str, pa.DataType] = {

@@ -1,7 +1,9 @@
 """The readable versions of each table: publications of pipelines, or versions found in storage."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from threading import Lock
+from typing import TypeAlias
 
 from lakeshare_server.catalog import (
     Catalog,
@@ -11,6 +13,7 @@ from lakeshare_server.catalog import (
     IcebergIdentity,
     Ledger,
 )
+from lakeshare_server.errors import NotFound
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import Stores
 from lakeshare_server.tables.delta.changes import segment_cache
@@ -26,10 +29,8 @@ from lakeshare_server.versions.metadata_sources import (
 from lakeshare_server.versions.published import (
     PinnedSnapshot,
     PublishedVersions,
-    TableVersions,
     Version,
     VersionSources,
-    VersionsUntil,
 )
 
 __all__ = [
@@ -37,12 +38,59 @@ __all__ = [
     "TableVersions",
     "Version",
     "Versions",
-    "VersionsUntil",
     "list_tables_at",
     "normalise_followed_location",
     "read_table_name",
     "read_unfollowed",
 ]
+
+
+# The readable versions of one table, in order: the methods are those of `LedgerVersions`.
+AllVersions: TypeAlias = PublishedVersions | FollowedSnapshots | FollowedVersions
+
+
+class VersionsUntil:
+    """A table at a publication that the provider chose, with the versions before it."""
+
+    def __init__(self, versions: AllVersions, last: int) -> None:
+        self._all, self._number = versions, last
+        self._last: Version | None = None
+        self.location, self.services, self.index = versions.location, versions.services, versions.index
+        self.changes, self.unlike_columns = versions.changes, versions.unlike_columns
+
+    def latest(self) -> Version:
+        if self._last is None:
+            self._last = self._all.at(self._number)
+        if self._last is None:
+            raise NotFound("Publication", str(self._number))
+        return self._last
+
+    def latest_now(self) -> Version | None:
+        return self._last
+
+    def oldest(self) -> Version:
+        oldest, latest = self._all.oldest(), self.latest()
+        return oldest if oldest.number <= latest.number else latest
+
+    def at(self, number: int) -> Version | None:
+        return self._all.at(number) if number <= self._number else None
+
+    def at_or_below(self, number: int) -> Version | None:
+        return self._all.at_or_below(min(number, self._number))
+
+    def at_or_before(self, timestamp_ms: int) -> Version | None:
+        # Times grow with the numbers.
+        return self._all.at_or_before(min(timestamp_ms, self.latest().timestamp_ms))
+
+    def at_or_after(self, timestamp_ms: int) -> Version | None:
+        version = self._all.at_or_after(timestamp_ms)
+        return version if version is not None and version.number <= self._number else None
+
+    def snapshots(self, first: int, last: int) -> Sequence[PinnedSnapshot]:
+        return self._all.snapshots(first, min(last, self._number))
+
+
+TableVersions: TypeAlias = AllVersions | VersionsUntil
 
 
 class Versions:
@@ -59,13 +107,14 @@ class Versions:
         self._logs: dict[tuple[str, str, float], FollowedLog] = {}
         self._observations: dict[tuple[str, str, float, IcebergIdentity], LatestObservation] = {}
         self._opening = Lock()
-        self._known = GenerationCache[TableVersions](catalog)
+        self._known = GenerationCache[AllVersions](catalog)
 
-    def of(self, table: str) -> TableVersions:
-        """The versions of a lake table, in this generation of the catalog."""
-        return self._known.get(table, lambda: self._open(table))
+    def of(self, table: str, publication: int | None = None) -> TableVersions:
+        """The versions of a lake table, up to a publication if one is given, in this generation of the catalog."""
+        versions = self._known.get(table, lambda: self._open(table))
+        return versions if publication is None else VersionsUntil(versions, publication)
 
-    def _open(self, table: str) -> TableVersions:
+    def _open(self, table: str) -> AllVersions:
         followed = self._followed.get(table)
         if followed is not None and followed.iceberg is not None:
             observation = self._open_observation(followed, followed.iceberg)

@@ -236,14 +236,13 @@ class FollowedVersions:
     def index(self, version: Version) -> FileIndex:
         return self._index(version.number)
 
-    def changes(self, first: int, last: int) -> Sequence[VersionChanges]:
+    def changes(
+        self, first: int, last: int, *, feed: bool = False, schema_at: int | None = None
+    ) -> Sequence[VersionChanges]:
         log = self._log
         change_log = ChangeLog(log.stores, log.root, listing=log.listing)
         changes = read_changes(change_log, self._sources.segments, first, last)
         return [each if each.has_own_time else each.at(log.timestamp_ms(each.version)) for each in changes]
-
-    def feed(self, first: int, last: int, schema_at: int | None) -> Sequence[VersionChanges]:
-        return self.changes(first, last)
 
     def unlike_columns(self, first: int, last: int, schema_at: int) -> str | None:
         # Delta's log maps renamed columns by id.
@@ -304,5 +303,5 @@ class FollowedVersions:
             format="delta",
             delta_version=number,
             run_id=f"follow-{header.head.table_id}-{number}",
-            **describe_index(header, header),
+            **describe_index(header),
         )

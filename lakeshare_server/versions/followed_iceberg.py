@@ -547,7 +547,7 @@ class FollowedSnapshots(LedgerVersions):
             if not is_read_by_iceberg_clients(error):
                 raise
             return self._count(state)
-        return describe_index(header, header)
+        return describe_index(header)
 
     def _count(self, state: TableState) -> Mapping[str, Any]:
         counts = {"rows": state.rows, "files": state.files, "size_bytes": state.size_bytes}

@@ -1,16 +1,14 @@
-"""The readable versions of a table: their interface, and the versions that are publications in the ledger."""
+"""The versions of a table that are publications in the ledger, and what the versions of all tables are read with."""
 
 import json
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from threading import Lock
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow.compute as pc
 
@@ -49,7 +47,14 @@ from lakeshare_server.tables.iceberg.changes import (
 )
 from lakeshare_server.tables.iceberg.deletes import vector_hindrance
 from lakeshare_server.tables.iceberg.schema import find_lacking_column
-from lakeshare_server.tables.index import FileIndex, IndexCache, fetch_index, index_path, open_index
+from lakeshare_server.tables.index import (
+    FileIndex,
+    IndexCache,
+    RecentValues,
+    fetch_index,
+    index_path,
+    open_index,
+)
 from lakeshare_server.tables.serveability import ReasonCode
 from lakeshare_server.tables.snapshot import TableHead, TableSnapshot
 
@@ -86,117 +91,18 @@ class PinnedSnapshot:
     snapshot_id: int
 
 
-class TableVersions(Protocol):
-    """The readable versions of one table, in order; timestamps grow with the numbers.
-
-    Methods raise NotFound for unknown versions, Unavailable when a store or catalog does not respond, and
-    Unserveable or StoreError when a version cannot be read.
-    """
-
-    def location(self) -> str:
-        """The table's root folder."""
-
-    def services(self) -> Sequence[str]:
-        """Names of the external stores and catalogs that the table is read from."""
-
-    def latest(self) -> Version:
-        """The newest version."""
-
-    def latest_now(self) -> Version | None:
-        """The newest version if it is known without a request to a database or store, else None."""
-
-    def oldest(self) -> Version:
-        """The first version that can be read."""
-
-    def at(self, number: int) -> Version | None:
-        """The version with this number."""
-
-    def at_or_below(self, number: int) -> Version | None:
-        """The last version with this number or a lower one."""
-
-    def at_or_before(self, timestamp_ms: int) -> Version | None:
-        """The last version of that time or earlier."""
-
-    def at_or_after(self, timestamp_ms: int) -> Version | None:
-        """The first version of that time or later."""
-
-    def index(self, version: Version) -> FileIndex:
-        """The files of a version."""
-
-    def changes(self, first: int, last: int) -> Sequence[VersionChanges]:
-        """The changes of the versions `first` to `last`, in order, for queries with a window of versions."""
-
-    def feed(self, first: int, last: int, schema_at: int | None) -> Sequence[VersionChanges]:
-        """The same for the change data feed: under the head of version `schema_at`, or each under its own."""
-
-    def unlike_columns(self, first: int, last: int, schema_at: int) -> str | None:
-        """Why the schema of version `schema_at` does not fit the changes from `first` to `last`, None if it does.
-
-        A column had another name or type in between, and files are not mapped by column ids.
-        """
-
-    def snapshots(self, first: int, last: int) -> Sequence[PinnedSnapshot]:
-        """The Iceberg snapshots of the versions `first` to `last`, in order; none for other formats."""
-
-
-class VersionsUntil:
-    """A table at a publication that the provider chose, with the versions before it."""
-
-    def __init__(self, versions: TableVersions, last: int) -> None:
-        self._all, self._number = versions, last
-        self._last: Version | None = None
-        self.location, self.services, self.index = versions.location, versions.services, versions.index
-        self.changes, self.feed = versions.changes, versions.feed
-        self.unlike_columns = versions.unlike_columns
-
-    def latest(self) -> Version:
-        if self._last is None:
-            self._last = self._all.at(self._number)
-        if self._last is None:
-            raise NotFound("Publication", str(self._number))
-        return self._last
-
-    def latest_now(self) -> Version | None:
-        return self._last
-
-    def oldest(self) -> Version:
-        oldest, latest = self._all.oldest(), self.latest()
-        return oldest if oldest.number <= latest.number else latest
-
-    def at(self, number: int) -> Version | None:
-        return self._all.at(number) if number <= self._number else None
-
-    def at_or_below(self, number: int) -> Version | None:
-        return self._all.at_or_below(min(number, self._number))
-
-    def at_or_before(self, timestamp_ms: int) -> Version | None:
-        # Times grow with the numbers.
-        return self._all.at_or_before(min(timestamp_ms, self.latest().timestamp_ms))
-
-    def at_or_after(self, timestamp_ms: int) -> Version | None:
-        version = self._all.at_or_after(timestamp_ms)
-        return version if version is not None and version.number <= self._number else None
-
-    def snapshots(self, first: int, last: int) -> Sequence[PinnedSnapshot]:
-        return self._all.snapshots(first, min(last, self._number))
-
-
 class RecentChecks:
     """The keys that were checked a short time ago, at most `MAX_CACHED_CHECKS`; for many threads."""
 
     def __init__(self) -> None:
-        self._checked: OrderedDict[str, float] = OrderedDict()
-        self._turn = Lock()
+        self._checked_at = RecentValues[str, float](MAX_CACHED_CHECKS)
 
     def has(self, key: str) -> bool:
-        with self._turn:
-            return time.monotonic() - self._checked.get(key, -CHECK_EVERY_S) < CHECK_EVERY_S
+        checked_at = self._checked_at.get(key)
+        return checked_at is not None and time.monotonic() - checked_at < CHECK_EVERY_S
 
     def add(self, key: str) -> None:
-        with self._turn:
-            self._checked[key] = time.monotonic()
-            while len(self._checked) > MAX_CACHED_CHECKS:
-                self._checked.popitem(last=False)
+        self._checked_at.keep(key, time.monotonic())
 
 
 @dataclass(frozen=True)
@@ -354,7 +260,10 @@ class LedgerVersions:
     """Versions that are publications in the ledger, for one generation of the catalog.
 
     Subclasses know which of them are readable, and where their files are; `unrecorded` is the reason for a feed where
-    only files are known.
+    only files are known. Timestamps grow with the numbers.
+
+    Methods raise NotFound for unknown versions, Unavailable when a store or catalog does not respond, and
+    Unserveable or StoreError when a version cannot be read.
     """
 
     unrecorded = NOT_RECORDED
@@ -372,62 +281,68 @@ class LedgerVersions:
         raise NotImplementedError
 
     def oldest(self) -> Version:
+        """The first version that can be read."""
         raise NotImplementedError
 
     def latest(self) -> Version:
+        """The newest version."""
         return Version.of(self._newest())
 
     def at(self, number: int) -> Version | None:
+        """The version with this number."""
         return self._readable(self._row(number))
 
     def at_or_below(self, number: int) -> Version | None:
+        """The last version with this number or a lower one."""
         self._refresh()
         return self._readable(
             self._rows.get(number) or self._keep(self._ledger.at_or_below(self._table, number))
         )
 
     def at_or_before(self, timestamp_ms: int) -> Version | None:
+        """The last version of that time or earlier."""
         self._refresh()
         return self._readable(self._keep(self._ledger.at_or_before(self._table, timestamp_ms)))
 
     def at_or_after(self, timestamp_ms: int) -> Version | None:
+        """The first version of that time or later."""
         self._refresh()
         row = self._keep(self._ledger.at_or_after(self._table, timestamp_ms))
         return None if row is None else self._readable(row) or self.oldest()
 
     def index(self, version: Version) -> FileIndex:
+        """The files of a version."""
         row = self._required_row(version.number)
         return self._translated(lambda: self._index(row))
 
-    def changes(self, first: int, last: int) -> Sequence[VersionChanges]:
-        """The changes, with the same partition columns: none, if those of the publications differ.
+    def changes(
+        self, first: int, last: int, *, feed: bool = False, schema_at: int | None = None
+    ) -> Sequence[VersionChanges]:
+        """The changes of the versions `first` to `last`, in order: of a window of versions, or of a change data feed.
+
+        A feed is under the head of version `schema_at`, by default each version under its own. All have the same
+        partition columns: none, if those of the publications differ.
 
         Raises:
             TableFilesMissing: the files of a publication are lost; contains the first readable number.
         """
-
-        def read() -> list[VersionChanges]:
-            changes = _unify_heads(self._read_all(first, last, feed=False), [])
-            return self._require_columns(changes, feed=False)
-
-        return self._translated(read)
-
-    def feed(self, first: int, last: int, schema_at: int | None) -> Sequence[VersionChanges]:
         schema_row = None if schema_at is None else self._required_row(schema_at)
 
         def read() -> list[VersionChanges]:
-            changes = self._read_all(first, last, feed=True)
-            if schema_row is None:
-                changes = _unify_heads([_to_plain_head(change) for change in changes], [])
-            elif [change.version for change in changes] == [schema_row.version]:
+            changes, others = self._read_all(first, last, feed=feed), list[TableHead]()
+            if schema_row is not None and [change.version for change in changes] != [schema_row.version]:
+                others = [self._index(schema_row).header.head]
+            elif feed:
                 changes = [_to_plain_head(change) for change in changes]
-            else:
-                changes = _unify_heads(changes, [self._index(schema_row).header.head])
-            return self._require_columns(changes, feed=True)
+            return self._require_columns(_unify_heads(changes, others), feed=feed)
 
         return self._translated(read)
 
     def unlike_columns(self, first: int, last: int, schema_at: int) -> str | None:
+        """Why the schema of version `schema_at` does not fit the changes from `first` to `last`, None if it does.
+
+        A column had another name or type in between, and files are not mapped by column ids.
+        """
         row = self._required_row(schema_at)
         if row.format == "delta":
             return None
@@ -438,6 +353,7 @@ class LedgerVersions:
         return self._translated(lambda: unlike_columns(self._stores, rows))
 
     def snapshots(self, first: int, last: int) -> Sequence[PinnedSnapshot]:
+        """The Iceberg snapshots of the versions `first` to `last`, in order; none for other formats."""
         if self._newest().format != "iceberg":
             return ()
         return [
@@ -564,15 +480,18 @@ class PublishedVersions(LedgerVersions):
     _oldest: Publication | None = None
 
     def location(self) -> str:
+        """The table's root folder."""
         return self._newest().location
 
     def services(self) -> Sequence[str]:
+        """Names of the external stores and catalogs that the table is read from."""
         try:
             return self._stores.services_of(self.location())
         except NotFound:
             return ()
 
     def latest_now(self) -> Version | None:
+        """The newest version if it is known without a request to a database or store, else None."""
         # This object lives for one generation of the catalog.
         return self._readable(self._last)
 
@@ -580,13 +499,12 @@ class PublishedVersions(LedgerVersions):
         self._oldest = self._oldest or self._ledger.oldest(self._table)
         return Version.of(self._oldest or self._newest())
 
-    def changes(self, first: int, last: int) -> Sequence[VersionChanges]:
-        is_iceberg = self._required_row(last).format == "iceberg"
-        return super().changes(first, last) if is_iceberg else self._read_log(first, last)
-
-    def feed(self, first: int, last: int, schema_at: int | None) -> Sequence[VersionChanges]:
-        is_iceberg = self._required_row(last).format == "iceberg"
-        return super().feed(first, last, schema_at) if is_iceberg else self._read_log(first, last)
+    def changes(
+        self, first: int, last: int, *, feed: bool = False, schema_at: int | None = None
+    ) -> Sequence[VersionChanges]:
+        if self._required_row(last).format == "iceberg":
+            return super().changes(first, last, feed=feed, schema_at=schema_at)
+        return self._read_log(first, last)
 
     def _index(self, row: Publication) -> FileIndex:
         """The files of a publication; read again from the pinned state if no host's index can be read."""

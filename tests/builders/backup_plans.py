@@ -1,7 +1,7 @@
 """Listings as rows, plans drawn from them, and points as a verification would leave them, without an engine."""
 
 import datetime as dt
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,6 @@ class Planner:
 
     folder: Path
     backup: Backup
-    spark: Callable[[], Any] | None = None
 
     @property
     def points(self) -> Points:
@@ -95,7 +94,7 @@ class Planner:
         """The plan of a day that shows these objects."""
         record = self.leave_listing(day, rows, **told)
         workspace = self.workspace(day)
-        return make_plan(self.backup, workspace, record, self.points, day, self.spark, is_bounded=bounded)
+        return make_plan(self.backup, workspace, record, self.points, day, is_bounded=bounded)
 
     def rows(self, day: str) -> list[dict[str, Any]]:
         """The day's planned rows."""

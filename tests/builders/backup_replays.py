@@ -10,8 +10,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeshare_pipelines.backup.model import FoundTable, read_rows
-from lakeshare_pipelines.backup.stores import StoreAddress, open_store
-from lakeshare_pipelines.backup.verify.objects import TableCopy, head_copies, join_reports, judge_objects
+from lakeshare_pipelines.backup.stores import StoreAddress, head_existing, open_store
+from lakeshare_pipelines.backup.verify.objects import (
+    TableCopy,
+    join_reports,
+    judge_objects,
+    make_listed_table,
+)
 from tests.builders.backup_lakes import AS_OF, Lake, at
 from tests.builders.deletion_vector import to_z85
 from tests.builders.log_files import WrittenLog, add, metadata, remove
@@ -185,7 +190,7 @@ def table_copy(lake: Lake, root: str = ROOT) -> TableCopy:
     target = open_store(StoreAddress(url=str(lake.target)))
     workspace = lake.workspace()
     reported, _ = join_reports(read_rows(workspace.rows("plan")), read_rows(workspace.rows("done")), ())
-    listed = head_copies(target, reported["stored_key"].to_pylist())
+    listed = make_listed_table(head_existing(target, reported["stored_key"].to_pylist()))
     objects = judge_objects(reported, listed, lake.backup.source, target)
     table = FoundTable(bucket=str(lake.source), root=root, format="delta", stored_root=f"objects/{root}")
     own = objects.filter(pc.equal(objects["table_root"], root))

@@ -12,42 +12,39 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from lakeshare_pipelines.backup.config import Backup
-from lakeshare_pipelines.contracts import document
+from lakeshare_pipelines.contracts import Column, SetContract, Table
+from lakeshare_pipelines.contracts.document import PROPERTIES, CustomProperty, get_document
 from lakeshare_pipelines.contracts.rules import CLASS, EXPECTATIONS
 
 REFERENCE = Path(__file__).parents[2] / "docs/reference"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-EXTRAS: dict[type[BaseModel], type[BaseModel]] = {
-    document.Document: document.SetExtras,
-    document.SchemaObject: document.TableExtras,
-    document.Property: document.ColumnExtras,
-    document.Quality: document.RuleExtras,
-    document.PropertyRelationship: document.ReferenceExtras,
-    document.SchemaRelationship: document.ReferenceExtras,
+HEADINGS = {
+    kind.__name__: name for kind, name in ((SetContract, "The set"), (Table, "A table"), (Column, "A column"))
 }
-"""The customProperties of each element that has some."""
-HEADINGS = {document.Document: "The set", document.SchemaObject: "A table", document.Property: "A column"}
 ROW = re.compile(r"^\| (`[^|]+?`) \| (.+) \|$", re.MULTILINE)
 
 
 def contract_schema() -> dict[str, Any]:
     """The schema of a contract, with the names and values of customProperties at each level."""
-    _, schema = models_json_schema([(kind, "validation") for pair in EXTRAS.items() for kind in pair])
+    kinds: list[type[BaseModel]] = [get_document(SetContract), CustomProperty]
+    _, schema = models_json_schema([(kind, "validation") for kind in kinds])
     parts = schema["$defs"]
-    for kind, extras in EXTRAS.items():
-        fields = parts[kind.__name__]["properties"]
-        texts = dict(_read_descriptions(HEADINGS[kind])) if kind in HEADINGS else {}
-        for name in fields.keys() & texts.keys():
-            fields[name]["description"] = texts[name]
-        fields["customProperties"]["items"] = _describe_properties(
-            parts[extras.__name__]["properties"], texts
-        )
-    for extras in set(EXTRAS.values()):
-        del parts[extras.__name__]
+    for name, part in parts.items():
+        fields = part["properties"]
+        texts = dict(_read_descriptions(HEADINGS[name])) if name in HEADINGS else {}
+        for field in fields.keys() & texts.keys():
+            fields[field]["description"] = texts[field]
+        own = {
+            field.partition(".")[2]: fields.pop(field)
+            for field in list(fields)
+            if field.startswith(f"{PROPERTIES}.")
+        }
+        if own:
+            fields[PROPERTIES]["items"] = _describe_properties(own, texts)
     parts["Implementation"]["properties"]["type"] |= {
         "anyOf": [{"enum": sorted(EXPECTATIONS)}, {"pattern": f"^{CLASS.pattern}$"}]
     }
-    root = parts.pop(document.Document.__name__)
+    root = parts.pop(SetContract.__name__)
     return {"$schema": DIALECT, "title": "Contract of lakeshare", **_untitled({**root, "$defs": parts})}
 
 

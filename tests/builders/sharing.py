@@ -94,7 +94,7 @@ class Provider:
             format=snapshot.format,
             snapshot_id=snapshot.snapshot_id,
             delta_version=snapshot.version,
-            **describe_index(snapshot, index),
+            **describe_index(index.header),
             index_digest=index.digest,
             **pins,
         )

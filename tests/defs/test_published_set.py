@@ -8,6 +8,7 @@ from importlib import import_module
 import dagster as dg
 import pytest
 import yaml
+from dagster.components.resolved.errors import ResolutionException
 from dagster.components.testing.utils import component_defs
 from pydantic import ValidationError
 
@@ -21,7 +22,7 @@ from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.share.lineage import find_code
 from lakeshare_pipelines.wap.inputs import load_transform, open_table
 from lakeshare_pipelines.wap.staged import open_lake_without_spark
-from lakeshare_server.catalog import Ledger, open_catalog
+from lakeshare_server.catalog import Ledger, RecordedContract, open_catalog
 from tests.builders.gold_sets import write_gold, write_module, write_sums
 from tests.builders.publications import a_publication
 from tests.builders.sets import a_contract
@@ -94,6 +95,7 @@ def test_attributes_of_the_component_are_set_on_every_table_and_step(gold):
         "freshness": {"fail_hours": 30, "warn_hours": 20},
         "retries": {"max_retries": 2, "delay_s": 5},
         "pool": "one_at_a_time",
+        "partition_mappings": {"shop.orders": {"type": "time_window", "start_offset": -1}},
     }
     defs = component_defs(component=PublishedSet.from_attributes_dict(attributes=options))
     asset = defs.get_assets_def(lakeshare.table_key("gold.days"))
@@ -106,12 +108,17 @@ def test_attributes_of_the_component_are_set_on_every_table_and_step(gold):
             timedelta(hours=30), timedelta(hours=20)
         )
     assert dg.AssetKey(["raw", "orders"]) in asset.dependency_keys
+    mapped = asset.get_partition_mapping(lakeshare.table_key("shop.orders"))
+    assert mapped == dg.TimeWindowPartitionMapping(start_offset=-1)
     assert {step.pool for step in asset.node_def.node_defs} == {"one_at_a_time"}
     assert {
         (step.retry_policy.max_retries, step.retry_policy.delay) for step in asset.node_def.dependencies
     } == {(2, 5)}
     with pytest.raises(ValidationError, match="fail_hours"):
         PublishedSet.from_attributes_dict(attributes=options | {"freshness": {"fail_hours": 0}})
+    mapped = {"shop.orders": {"type": "last", "start_offset": -1}}
+    with pytest.raises(ResolutionException, match="are of type time_window, not of last"):
+        PublishedSet.from_attributes_dict(attributes=options | {"partition_mappings": mapped})
 
 
 def test_without_options_assets_have_what_the_contract_has(gold):
@@ -344,6 +351,33 @@ def test_a_table_is_opened_at_its_newest_or_a_readable_number(contracts):
     )
     with pytest.raises(InputError, match="has no publication 7"):
         open_table(lake, ledger, "shop.orders", 7)
+
+
+def test_partitions_are_read_of_a_table_whose_published_contract_has_them(contracts):
+    settings = LakeSettings(_env_file=None)
+    ledger, lake = Ledger(open_catalog(settings.catalog_url)), open_lake_without_spark(settings)
+    publish_orders(ledger)
+    with pytest.raises(
+        InputError, match=r"shop\.orders has no partitions that can be read alone\. Read all rows"
+    ):
+        open_table(lake, ledger, "shop.orders", partitions=["2024-01-01"])
+
+    contract = load_contract(contracts / "shop.yaml")
+    merged = contract.text.replace(
+        "{property: source, value: orders}",
+        "{property: source, value: orders}\n      - {property: write, value: {mode: merge}}",
+    ).replace("- property: derive", "- {property: write, value: {mode: replace}}\n      - property: derive")
+    for number, digest, text in ((2, "daily", contract.text), (3, "merged", merged)):
+        ledger.record_contract(RecordedContract(digest, "shop", contract.version, text))
+        options = {"table": "shop.orders", "set_name": "shop", "format": "delta", "contract_digest": digest}
+        ledger.append([a_publication(**options, delta_version=number, run_id=digest)])
+
+    opened = open_table(lake, ledger, "shop.orders", 2, partitions=["2024-01-01", "2024-01-03"])
+    assert opened.partitions == ("2024-01-01", "2024-01-03")
+    with pytest.raises(InputError, match=r"has no partition '2023-12-31'\. Give a day from 2024-01-01 on"):
+        open_table(lake, ledger, "shop.orders", 2, partitions=["2023-12-31"])
+    with pytest.raises(InputError, match="has no partitions that can be read alone"):
+        open_table(lake, ledger, "shop.orders", 3, partitions=["2024-01-01"])
 
 
 ORDERS = lakeshare.table_input("shop.orders")

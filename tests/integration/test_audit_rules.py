@@ -3,7 +3,7 @@
 import pytest
 
 from lakeshare_pipelines.contracts import Column
-from lakeshare_pipelines.contracts.model import Assertion
+from lakeshare_pipelines.contracts.rules import Assertion
 from lakeshare_pipelines.wap.audit import audit
 from tests.builders.audits import (
     BETWEEN,

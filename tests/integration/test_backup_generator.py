@@ -16,7 +16,7 @@ from lakeshare_pipelines.backup.inventory.configuration import FORMATS, ReportFo
 from lakeshare_pipelines.backup.inventory.list_objects import PAGES_BEFORE_CUT, BucketListing
 from lakeshare_pipelines.backup.inventory.reports import ReportDestination, generate_report, read_listed_rows
 from lakeshare_pipelines.backup.inventory.sources import list_source
-from lakeshare_pipelines.backup.model import LISTING, read_table
+from lakeshare_pipelines.backup.model import LISTING
 from lakeshare_pipelines.backup.points import Workspace
 from lakeshare_pipelines.backup.stores import StoreAddress, make_s3_client, open_store
 from lakeshare_pipelines.errors import BackupError
@@ -211,18 +211,6 @@ def test_a_refusal_is_told_and_leaves_no_listing(
     with pytest.raises(BackupError, match=sentence):
         list_source(_a_backup(bucket.model_copy(update={"url": url})), workspace)
     assert not workspace.rows("listing").exists()
-
-
-def test_spark_lists_the_same_versions(bucket: StoreAddress, lake_with_keys: Lake, tmp_path: Path) -> None:
-    """That it lists the same current objects shows in the report that it writes."""
-    backup = _a_backup(bucket, versions=True)
-    here, there = Workspace(tmp_path / "here"), Workspace(tmp_path / "there")
-    expected = list_source(backup.model_copy(update={"engine": "local"}), here)
-    record = list_source(backup, there, spark=lambda: lake_with_keys.spark)
-    assert (record.rows, record.size_bytes) == (expected.rows, expected.size_bytes)
-    rows = [read_table(work.rows("listing"), LISTING).to_pylist() for work in (here, there)]
-    assert sorted(rows[0], key=str) == sorted(rows[1], key=str)
-    assert {path.suffix for path in there.rows("listing").iterdir()} == {".parquet"}
 
 
 def test_spark_writes_a_report(bucket: StoreAddress, lake_with_keys: Lake, tmp_path: Path) -> None:

@@ -8,17 +8,13 @@ from urllib.parse import quote
 import pytest
 
 from lakeshare_pipelines.backup.config import Backup, ListingSource
-from lakeshare_pipelines.backup.inventory import reports as inventory
 from lakeshare_pipelines.backup.inventory.configuration import InventoryOptions, put_configuration
-from lakeshare_pipelines.backup.inventory.list_objects import log_message
 from lakeshare_pipelines.backup.inventory.sources import make_listing
-from lakeshare_pipelines.backup.model import LISTING, ListingRecord, read_table
 from lakeshare_pipelines.backup.points import Workspace
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
 from lakeshare_pipelines.errors import BackupError
-from lakeshare_pipelines.wap.staged import Lake
 from tests.builders.backup_inventory import InventoryReports, Stored, stored_in
-from tests.builders.backup_listings import DAY, IN_TIME, a_backup, as_listed, listed, reports_in
+from tests.builders.backup_listings import DAY, IN_TIME, as_listed, listed
 from tests.integration.s3_server import S3Server
 
 KEYS = [
@@ -156,41 +152,3 @@ def test_a_store_without_inventories_is_told_and_its_bucket_stays(s3: S3Server) 
     with pytest.raises(BackupError, match="Use the generator"):
         put_configuration(backup, InventoryOptions())
     assert "untouched" in [one["Name"] for one in s3.client().list_buckets()["Buckets"]]
-
-
-def test_spark_reads_a_report_as_this_host_does(
-    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    objects = [Stored(f"sales/day={number % 7}/part {number}", number) for number in range(500)]
-    reports_in(tmp_path).deliver(objects, "CSV", files=5)
-    backup, asked = a_backup(tmp_path), []
-
-    def open_spark() -> Any:
-        asked.append(True)
-        return lake.spark
-
-    def by(name: str) -> tuple[ListingRecord | None, list[Any]]:
-        workspace = Workspace(tmp_path / name)
-        record = make_listing(backup, workspace, DAY, IN_TIME, open_spark, log_message)
-        rows = read_table(workspace.rows("listing"), LISTING).to_pylist()
-        return record, sorted(rows, key=lambda row: str(row["key"]))
-
-    here = by("here")
-    assert asked == []
-    monkeypatch.setattr(inventory, "SPARK_BYTES", 0)
-    assert by("spark") == here
-    assert asked == [True]
-    assert len(here[1]) == 500
-
-
-def test_spark_tells_of_a_damaged_file_as_this_host_does(
-    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keys = reports_in(tmp_path).deliver([Stored("a"), Stored("b")], files=2)
-    (tmp_path / keys[1]).unlink()
-    monkeypatch.setattr(inventory, "SPARK_BYTES", 0)
-    said: list[str] = []
-    workspace = Workspace(tmp_path / "work")
-    assert make_listing(a_backup(tmp_path), workspace, DAY, IN_TIME, lambda: lake.spark, said.append) is None
-    assert not workspace.rows("listing").exists()
-    assert f"{keys[1]}: a data file of the report is not there" in said[-1]

@@ -31,7 +31,7 @@ from tests.builders.recipients import Recipients
 from tests.builders.sets import a_contract, a_delivery, green, orders
 from tests.builders.sharing import Provider, Running, a_server
 
-NAME = "evolved"
+NAME, DELTA = "evolved", "evolved_delta"
 MONDAY, TUESDAY = "2024-01-01", "2024-01-02"
 LAST_DAY = dt.date(2999, 1, 31)
 EMAIL = "{name: email, logicalType: string, classification: pii}"
@@ -177,6 +177,54 @@ def test_a_new_major_version_is_a_new_table_beside_the_old_one_until_its_last_da
         assert list(session.scalars(removals)) == ["contracts"]
     with pytest.raises(AssertionError, match="404"):
         read_rows(evolved, "orders")
+
+
+def test_a_delta_table_gets_a_nullable_column_in_place_and_a_new_major_version_beside_it(
+    lake: Lake, catalog: Catalog, tmp_path: Path
+) -> None:
+    first = a_contract(tmp_path, DELTA, "delta")
+    wider = a_contract(tmp_path, DELTA, "delta", **{"version: 1.0.0": "version: 1.1.0", EMAIL: NOTE})
+    changes = {old.replace(NAME, DELTA): new.replace(NAME, DELTA) for old, new in SECOND.items()}
+    second = a_contract(tmp_path, DELTA, "delta", RETIRE, **changes)
+    noted = [{**row, "note": "n"} for row in orders(TUESDAY)]
+    for contract, day, rows in ((first, MONDAY, orders(MONDAY)), (wider, TUESDAY, noted)):
+        a_delivery(lake.settings, contract, day, rows)
+        staged = stage(lake, contract, [day], str(uuid4()))
+        publish(lake, catalog, contract, staged, green(contract, staged))
+    assert [row[4] for row in rows_on_main(lake, wider, "orders")] == [None] * 3 + ["n"] * 3
+    apply_declared_shares(catalog, [wider])
+    narrower = a_contract(
+        tmp_path, DELTA, "delta", **{"version: 1.0.0": "version: 2.0.0"}, **{f"      - {EMAIL}\n": ""}
+    )
+    with pytest.raises(ContractError, match=r"orders\.email"):
+        stage(lake, narrower, [MONDAY], str(uuid4()))
+    assert list_staging_locations(lake, [narrower]) == []
+
+    staged = stage(lake, second, [MONDAY, TUESDAY], str(uuid4()))
+    published = publish(lake, catalog, second, staged, green(second, staged))
+
+    assert {row.table: row.version for row in published} == {f"{DELTA}.orders_v2": 0, f"{DELTA}.totals": 2}
+    old, new = (Ledger(catalog).latest(f"{DELTA}.{name}") for name in ("orders", "orders_v2"))
+    assert old is not None
+    assert new is not None
+    assert (old.version, old.rows, new.rows) == (1, 6, 6)
+    settings = ServerSettings(_env_file=None, state_dir=lake.settings.state_dir, port=0)
+    apply_declared_shares(catalog, [second])
+    _, token = Recipients(catalog).add(f"of-{DELTA}", [f"{DELTA}_share"])
+    with (
+        a_server(Provider(settings, open_catalog(settings.catalog_url))) as server,
+        server.client(token) as client,
+    ):
+        for table, columns in (
+            ("orders", ["day", "id", "customer", "email", "note", "amount"]),
+            ("orders_v2", ["day", "id", "customer", "amount"]),
+        ):
+            path = f"/shares/{DELTA}_share/schemas/shop/tables/{table}"
+            metadata = json.loads(client.get(f"{path}/metadata").text.splitlines()[1])["metaData"]
+            assert [field["name"] for field in json.loads(metadata["schemaString"])["fields"]] == columns
+            files = client.post(f"{path}/query", json={}).text.splitlines()[2:]
+            assert sum(json.loads(json.loads(line)["file"]["stats"])["numRecords"] for line in files) == 6
+            assert ("lakeshare.retire" in metadata["configuration"]) is (table == "orders")
 
 
 def read_rows(evolved: Evolved, table: str) -> int:

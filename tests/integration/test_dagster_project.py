@@ -6,12 +6,14 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import dagster as dg
 import pytest
 import yaml
 
+import lakeshare_pipelines as lakeshare
 from lakeshare_pipelines.defs import published_set
 from lakeshare_pipelines.defs.wap import INPUTS_TAG, LakeResource, SparkResource, table_key
 from lakeshare_pipelines.settings import LakeSettings
@@ -154,10 +156,10 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def definitions(
-    project: Path, lake: Lake, catalog: Catalog, settings: LakeSettings, monkeypatch: pytest.MonkeyPatch
-) -> dg.Definitions:
-    """The project's definitions, on the tests' own lake."""
+def own_lake(
+    lake: Lake, catalog: Catalog, settings: LakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> LakeSettings:
+    """Definitions have the tests' own lake as their resource."""
 
     class TestsLake(LakeResource):
         def lake(self) -> Lake:
@@ -169,6 +171,12 @@ def definitions(
     resources = {**published_set.lakeshare_resources(), "lakeshare": TestsLake(spark=SparkResource())}
     monkeypatch.setattr(published_set, "lakeshare_resources", lambda: resources)
     monkeypatch.setenv("LAKESHARE_STATE_DIR", str(settings.state_dir))
+    return settings
+
+
+@pytest.fixture
+def definitions(project: Path, own_lake: LakeSettings, monkeypatch: pytest.MonkeyPatch) -> dg.Definitions:
+    """The project's definitions."""
     monkeypatch.syspath_prepend(str(project / "src"))
     return import_module(f"{project.name}.definitions").defs()
 
@@ -205,3 +213,86 @@ def test_the_component_publishes_between_assets_of_the_project(definitions: dg.D
         for asset in ("from_pandas", "from_arrow", "from_spark"):
             summed = numbers(dg.AssetKey(asset), instance=instance)
             assert summed == {"sum": 3, "lakeshare/input/dgshop.dgshop": 0}, asset
+
+
+CELLS_CONTRACT = """\
+apiVersion: v3.1.0
+kind: DataContract
+id: dgcells
+name: dgcells
+version: 1.0.0
+status: active
+servers: [{server: lake, type: local, path: warehouse, format: iceberg}]
+schema:
+  - name: sales
+    physicalName: dgcells.sales
+    customProperties: [{property: source, value: sales}]
+    properties:
+      - {name: day, logicalType: date, required: true, partitioned: true, partitionKeyPosition: 1}
+      - {name: area, logicalType: string, required: true, partitioned: true, partitionKeyPosition: 2}
+      - {name: id, logicalType: integer, physicalType: int, primaryKey: true}
+customProperties:
+  - property: partitioning
+    value: {kind: daily, second: {column: area, static: [eu, us]}}
+  - {property: firstPartition, value: "2024-01-01"}
+"""
+
+
+def test_a_backfill_by_day_and_area_and_assets_that_read_their_partitions(
+    tmp_path: Path, own_lake: LakeSettings
+) -> None:
+    """In Dagster's keys the area is before the day."""
+    path = tmp_path / "dgcells.yaml"
+    path.write_text(CELLS_CONTRACT)
+    for number, cell in enumerate(("01/eu", "01/us", "02/eu", "02/us")):
+        folder = Path(own_lake.landing_root) / "dgcells" / f"2024-01-{cell}"
+        folder.mkdir(parents=True)
+        (folder / "sales.csv").write_text(f"day,area,id\n2024-01-{cell.replace('/', ',')},{number}\n")
+        (folder / "_SUCCESS").touch()
+    cells = lakeshare.set_definitions(path)
+    table = lakeshare.table_key("dgcells.sales")
+    partitions = cells.get_assets_def(table).partitions_def
+    read: dict[str, list[int]] = {}
+
+    def read_ids(name: str, rows: lakeshare.LakeshareTable) -> None:
+        read[name] = sorted(rows.to_arrow()["id"].to_pylist())
+
+    @dg.asset(ins={"rows": lakeshare.table_input("dgcells.sales")}, partitions_def=partitions)
+    def cell(rows: lakeshare.LakeshareTable) -> None:
+        read_ids("cell", rows)
+
+    @dg.asset(
+        ins={"rows": lakeshare.table_input("dgcells.sales")},
+        partitions_def=dg.StaticPartitionsDefinition(["eu", "us"]),
+    )
+    def area(rows: lakeshare.LakeshareTable) -> None:
+        read_ids("area", rows)
+
+    @dg.asset(ins={"rows": lakeshare.table_input("dgcells.sales")})
+    def whole(rows: lakeshare.LakeshareTable) -> None:
+        read_ids("whole", rows)
+
+    defs = dg.Definitions.merge(cells, dg.Definitions(assets=[cell, area, whole]))
+    ends = ("eu|2024-01-01", "us|2024-01-02")
+    backfill = dict(
+        zip(("dagster/asset_partition_range_start", "dagster/asset_partition_range_end"), ends, strict=True)
+    )
+    with dg.DagsterInstance.ephemeral() as instance:
+
+        def run(key: dg.AssetKey, **options: Any) -> dg.ExecuteInProcessResult:
+            job = defs.resolve_implicit_job_def_def_for_assets([key])
+            assert job is not None
+            return job.execute_in_process(instance=instance, asset_selection=[key], **options)
+
+        run(table, tags=backfill)
+        record = instance.fetch_materializations(table, limit=10).records
+        assert {each.partition_key for each in record} == {
+            "eu|2024-01-01",
+            "eu|2024-01-02",
+            "us|2024-01-01",
+            "us|2024-01-02",
+        }
+        run(cell.key, partition_key=dg.MultiPartitionKey({"day": "2024-01-02", "area": "eu"}))
+        run(area.key, partition_key="us")
+        run(whole.key)
+    assert read == {"cell": [2], "area": [1, 3], "whole": [0, 1, 2, 3]}

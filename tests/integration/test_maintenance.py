@@ -23,7 +23,7 @@ from lakeshare_pipelines.backup.run import BackupRun, make_point
 from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.cli.main import app
 from lakeshare_pipelines.contracts import Table
-from lakeshare_pipelines.contracts.model import Maintenance
+from lakeshare_pipelines.contracts.model import Compaction, Maintenance
 from lakeshare_pipelines.defs.maintenance import maintenance_definitions, maintenance_key
 from lakeshare_pipelines.defs.wap import LakeResource, SparkResource
 from lakeshare_pipelines.errors import Conflict, MaintenanceError, NoSuchPublication
@@ -361,7 +361,7 @@ def test_what_must_not_be_compacted_or_removed_is_left_with_its_reason(maintaine
     for day in DAYS[:2]:
         publish(maintained, day)
     files = subject.files()
-    kept_as_it_is = replace(subject.table, maintenance=Maintenance(compacts=False))
+    kept_as_it_is = replace(subject.table, maintenance=Maintenance(Compaction(is_wanted=False)))
     plan = plan_maintenance(maintained.lake, maintained.catalog, kept_as_it_is)
     assert (plan.rewrites_files, plan.figures.small_files) == (False, 12)
     opened = maintained.lake.open_delta(subject.latest.location)

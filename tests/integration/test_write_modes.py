@@ -378,12 +378,9 @@ def a_plan_that_does_not_add_up_is_not_taken(computed: ComputedSet, monkeypatch:
     """A part of the planned changes is lost: the files are compared, and their rows are recorded."""
     lake, table = computed.lake, computed.contract.table("merge_rows")
     staged = computed.stage(FIFTH, Change(1, "d", 4.0, FIFTH), Change(9, "e", 5.0, FIFTH))
-    [folder] = [
-        f"{folder}/{name}"
-        for folder in [f"{Ledger(computed.catalog).history(table.name)[0].location}/{CHANGES_FOLDER}"]
-        for name in lake.stores.folders(folder)
-        if name.endswith(f"-{get_state(lake, table.name, staged.ref).snapshot_id}")
-    ]
+    changes = f"{Ledger(computed.catalog).history(table.name)[0].location}/{CHANGES_FOLDER}"
+    ending = f"-{get_state(lake, table.name, staged.ref).snapshot_id}"
+    [folder] = [f"{changes}/{name}" for name in lake.stores.folders(changes) if name.endswith(ending)]
     kept = lake.spark.read.parquet(folder).where("_change_type = 'update_preimage'").localCheckpoint()
     kept.write.mode("overwrite").parquet(folder)
     lake.stores.write(f"{folder}/{PLANNED}", b"")

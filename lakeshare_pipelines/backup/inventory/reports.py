@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from hashlib import md5
 from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple, TypeVar
@@ -45,12 +45,10 @@ from lakeshare_pipelines.backup.inventory.list_objects import (
     list_by_spark,
     list_rows,
     log_message,
-    run_spark_tasks,
 )
 from lakeshare_pipelines.backup.points import Workspace, get_point_time
 from lakeshare_pipelines.backup.stores import FOLDER, BackupStore, StoreAddress, open_store
 from lakeshare_pipelines.errors import BackupError, ObjectMissing, ReportUnusable
-from lakeshare_pipelines.spark.session import count_cores
 
 Result = TypeVar("Result")
 SCAN_TIME = "%Y-%m-%dT%H-%MZ"  # Name of a report's folder (S3 User Guide, "Locating your inventory list")
@@ -400,43 +398,7 @@ _READERS: dict[ReportFormat, Callable[[IO[bytes], Sequence[str]], Iterator[pa.Re
 }
 
 
-SPARK_BYTES = 512 * 1024**2  # From this size of its data files on (ten million rows), Spark reads a report
 PROGRESS_EVERY_S = 1.0
-
-
-@dataclass(frozen=True)
-class ReportReader:
-    """Reads the data files of a report into a folder of rows; sent to Spark's executors."""
-
-    report: Report
-    folder: Path
-    prefix: str  # Prefix of the source's keys
-    own: tuple[str, ...]  # Prefixes of keys that are omitted
-
-    @cached_property
-    def store(self) -> BackupStore:
-        """Opened once: making a boto3 client takes as long as reading a small file."""
-        return open_store(self.report.store)
-
-    def read(self, number: int, seen: Callable[[int], None] = lambda _: None) -> str:
-        """Write the rows of one data file as a Parquet file, or replace it; returns its name. `seen` is called with the
-        number of rows of each batch. Raises ReportUnusable."""
-        path = self.folder / f"part-{number:05}.parquet"
-        part = path.with_suffix(".writing")
-        try:
-            with pq.ParquetWriter(part, model.LISTING, compression="zstd") as writer:
-                for batch in read_listed_rows(self.store, self.report, self.report.files[number]):
-                    if self.prefix:
-                        batch = batch.filter(pc.starts_with(batch["key"], self.prefix))
-                    kept = drop_prefixes(batch, self.own)
-                    if len(kept):
-                        writer.write_batch(kept)
-                        seen(len(kept))
-        except ReportUnusable:
-            part.unlink(missing_ok=True)
-            raise
-        part.replace(path)
-        return path.name
 
 
 def list_report(
@@ -444,7 +406,6 @@ def list_report(
     report: Report,
     workspace: Workspace,
     report_progress: ReportProgress,
-    spark: model.OpenSpark | None = None,
 ) -> model.ListingRecord:
     """Read a report into the workspace's folder `listing`. Raises ReportUnusable if it is damaged, or has no object."""
     lacking = [name for name in NEEDED if name not in report.columns]
@@ -454,15 +415,7 @@ def list_report(
     folder = workspace.clear("listing")
     unfinished = folder.with_name(f".{folder.name}.part")
     unfinished.mkdir(parents=True)
-    reader = ReportReader(report, unfinished, backup.source.prefix, own_prefixes(backup))
-    files = len(report.files)
-    if spark is not None and sum(file.size_bytes for file in report.files) >= SPARK_BYTES:
-        report_progress(f"Spark reads {files} files of the report")
-        session = spark()
-        partitions = min(files, 4 * count_cores(session))
-        run_spark_tasks(session, files, partitions, lambda number: [[reader.read(number)]], ReportUnusable)
-    else:
-        _read_by_threads(reader, report_progress)
+    _write_files_of_report(backup, report, unfinished, report_progress)
     unfinished.rename(folder)
     rows, size_bytes = count_listing(workspace)
     if not rows:
@@ -492,10 +445,24 @@ def count_listing(workspace: Workspace) -> tuple[int, int]:
     return rows, size_bytes
 
 
-def _read_by_threads(reader: ReportReader, report_progress: ReportProgress) -> None:
-    files, seen = len(reader.report.files), list[int]()
+def _write_files_of_report(
+    backup: Backup, report: Report, folder: Path, report_progress: ReportProgress
+) -> None:
+    """Write the source's rows of each data file as a Parquet file. Raises ReportUnusable."""
+    store, own, prefix = open_store(report.store), own_prefixes(backup), backup.source.prefix
+    files, seen = len(report.files), list[int]()
+
+    def write(number: int) -> None:
+        path = folder / f"part-{number:05}.parquet"
+        with pq.ParquetWriter(path, model.LISTING, compression="zstd") as writer:
+            for batch in read_listed_rows(store, report, report.files[number]):
+                kept = drop_prefixes(batch.filter(pc.starts_with(batch["key"], prefix)), own)
+                if len(kept):
+                    writer.write_batch(kept)
+                    seen.append(len(kept))
+
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
-        left = {pool.submit(reader.read, number, seen.append) for number in range(files)}
+        left = {pool.submit(write, number) for number in range(files)}
         try:
             while left:
                 done, left = wait(left, PROGRESS_EVERY_S, FIRST_COMPLETED)

@@ -11,15 +11,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import md5
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_plus
-from uuid import uuid4
 
 import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.inventory import reports
@@ -32,11 +29,10 @@ from lakeshare_pipelines.backup.inventory.configuration import (
 from lakeshare_pipelines.backup.inventory.list_objects import (
     IN_FLIGHT,
     ReportProgress,
-    list_by_spark,
     list_rows,
     log_message,
 )
-from lakeshare_pipelines.backup.model import LISTING, ListingRecord, OpenSpark, make_listing_batch, write_rows
+from lakeshare_pipelines.backup.model import LISTING, ListingRecord, make_listing_batch, write_rows
 from lakeshare_pipelines.backup.points import Workspace, get_point_time
 from lakeshare_pipelines.backup.stores import (
     FOLDER,
@@ -51,7 +47,6 @@ from lakeshare_server.outbound import Service
 if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
-    from pyspark.sql import SparkSession
 
 
 def _write_listing(workspace: Workspace, batches: Iterable[pa.RecordBatch]) -> tuple[int, int]:
@@ -61,21 +56,14 @@ def _write_listing(workspace: Workspace, batches: Iterable[pa.RecordBatch]) -> t
 
 
 def list_source(
-    backup: Backup,
-    workspace: Workspace,
-    spark: OpenSpark | None = None,
-    report_progress: ReportProgress = log_message,
+    backup: Backup, workspace: Workspace, report_progress: ReportProgress = log_message
 ) -> ListingRecord:
-    """List a source without lakeshare's own objects; by Spark if the engine is. Raises BackupError if it is empty."""
+    """List a source without lakeshare's own objects. Raises BackupError if it is empty."""
     source, own, versions = backup.source, own_prefixes(backup), backup.listing.versions
     started_at = dt.datetime.now(dt.UTC)
-    if spark is not None and backup.engine == "spark" and source.kind != FOLDER:
-        _write_rows_by_spark(spark(), source, workspace.clear("listing"), own, versions, report_progress)
-        rows, size = reports.count_listing(workspace)
-    else:
-        in_flight = min(backup.in_flight, IN_FLIGHT)
-        batches = list_rows(source, versions=versions, in_flight=in_flight, report_progress=report_progress)
-        rows, size = _write_listing(workspace, (drop_prefixes(batch, own) for batch in batches))
+    in_flight = min(backup.in_flight, IN_FLIGHT)
+    batches = list_rows(source, versions=versions, in_flight=in_flight, report_progress=report_progress)
+    rows, size = _write_listing(workspace, (drop_prefixes(batch, own) for batch in batches))
     if not rows:
         fix = "Correct the backup's `source`: nothing needs no backup."
         raise BackupError(str(source), "there is no object in it", fix)
@@ -88,32 +76,6 @@ def list_source(
         rows=rows,
         size_bytes=size,
     )
-
-
-def _write_rows_by_spark(
-    spark: "SparkSession",
-    source: StoreAddress,
-    folder: Path,
-    own: tuple[str, ...],
-    versions: bool,
-    report_progress: ReportProgress,
-) -> None:
-    unfinished = folder.with_name(f".{folder.name}.part")
-    unfinished.mkdir(parents=True)
-
-    def write(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str]]:
-        path = unfinished / f"{uuid4().hex}.writing"
-        with pq.ParquetWriter(path, LISTING, compression="zstd") as writer:
-            for batch in batches:
-                writer.write_batch(drop_prefixes(batch, own))
-        yield (path.name,)
-
-    files = list_by_spark(spark, source, versions, write, report_progress)
-    for number, (name,) in enumerate(files):
-        (unfinished / name).rename(unfinished / f"part-{number:05}.parquet")
-    for left in unfinished.glob("*.writing"):
-        left.unlink()
-    unfinished.rename(folder)
 
 
 HEADS_AT_ONCE = 10
@@ -433,7 +395,6 @@ def make_listing(
     workspace: Workspace,
     day: str,
     now: dt.datetime,
-    spark: OpenSpark | None = None,
     report_progress: ReportProgress = log_message,
 ) -> ListingRecord | None:
     """List the source for a day; None during the wait for a report, or before the end of the day. After an unusable
@@ -442,7 +403,7 @@ def make_listing(
         return None
 
     def read(report: reports.Report, unusable: list[str]) -> ListingRecord:
-        record = reports.list_report(backup, report, workspace, report_progress, spark)
+        record = reports.list_report(backup, report, workspace, report_progress)
         minute = report.scan_started_at.replace(second=0, microsecond=0)
         is_late = bool(unusable) or ("T" not in day and minute > reports.compute_deadline(backup, day))
         return record.model_copy(update={"is_late": is_late, "warnings": (*unusable, *record.warnings)})
@@ -459,12 +420,12 @@ def make_listing(
     elif backup.listing.kind == "manifest_csv":
         record = list_manifest(backup, workspace, now, report_progress)
     else:
-        record = list_source(backup, workspace, spark, report_progress)
+        record = list_source(backup, workspace, report_progress)
     if isinstance(record, reports.LateReport):
         reasons = record.reasons
         for reason in reasons:
             report_progress(reason)
-        record = list_source(backup, workspace, spark, report_progress)
+        record = list_source(backup, workspace, report_progress)
         # A point of a moment does not wait, so its reports cannot be late.
         update = {"is_late": "T" not in day, "warnings": (*reasons, *record.warnings)}
         record = record.model_copy(update=update)

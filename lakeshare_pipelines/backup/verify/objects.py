@@ -121,16 +121,12 @@ def list_prefixes(objects: pa.Table) -> list[str]:
 
 
 def list_copies(store: BackupStore, prefixes: Sequence[str]) -> pa.Table:
-    """The target's listing below these prefixes: `stored_key`, `listed_size`, `listed_etag`."""
-    return _make_listed_table(listed for prefix in prefixes for listed in store.list(prefix))
+    """The target's listing below these prefixes."""
+    return make_listed_table(listed for prefix in prefixes for listed in store.list(prefix))
 
 
-def head_copies(store: BackupStore, keys: Sequence[str]) -> pa.Table:
-    with ThreadPoolExecutor(READERS) as pool:
-        return _make_listed_table(head for head in pool.map(store.head, keys) if head is not None)
-
-
-def _make_listed_table(objects: Iterable[ListedObject | ObjectHead]) -> pa.Table:
+def make_listed_table(objects: Iterable[ListedObject | ObjectHead]) -> pa.Table:
+    """Objects of the target with the columns `stored_key`, `listed_size` and `listed_etag`."""
     keys, sizes, etags = list[str](), list[int | None](), list[str | None]()
     for listed in objects:
         keys.append(listed.key)
@@ -304,6 +300,29 @@ def _database_of_process(_pid: int) -> duckdb.DuckDBPyConnection:
     spilled = mkdtemp(prefix="lakeshare-backup-")
     atexit.register(shutil.rmtree, spilled, ignore_errors=True)
     return duckdb.connect(config={"memory_limit": DUCKDB_MEMORY, "temp_directory": spilled})
+
+
+def load_copies(
+    on: duckdb.DuckDBPyConnection, points: Points, held: Iterable[model.Point], columns: Sequence[str]
+) -> dict[str, DamagedRecord]:
+    """Make the table `copies` with these columns of the copies that points hold, the `day` of the point and the `place`
+    of the copy, the URL of its store. Returns the errors of the points whose rows cannot be read, by their days."""
+    on.register("rows", pa.schema(map(model.POINT_COPIES.field, columns)).empty_table())
+    on.execute("CREATE TEMP TABLE copies AS SELECT NULL::VARCHAR AS day, NULL::VARCHAR AS place, * FROM rows")
+    damaged = {}
+    for point in held:
+        place = points.backup.target_of(point.day).url
+        on.execute("BEGIN")
+        try:
+            for batch in points.read_copies(point, list(columns)):
+                on.register("rows", pa.table({name: batch[name] for name in columns}))
+                on.execute("INSERT INTO copies SELECT ?, ?, * FROM rows", [point.day, place])
+        except DamagedRecord as error:
+            on.execute("ROLLBACK")
+            damaged[point.day] = error
+        else:
+            on.execute("COMMIT")
+    return damaged
 
 
 def read_copy(store: BackupStore, row: Row, known_sha256: str | None = None) -> tuple[str | None, str | None]:

@@ -16,7 +16,7 @@ from lakeshare_pipelines.backup import model
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.copy.engine import Progress
 from lakeshare_pipelines.backup.points import OWN_PREFIX, Points, Workspace
-from lakeshare_pipelines.backup.stores import BackupStore, ListedObject, ObjectHead, open_store
+from lakeshare_pipelines.backup.stores import BackupStore, ListedObject, ObjectHead, head_existing, open_store
 from lakeshare_pipelines.backup.verify.delta import DeltaTable
 from lakeshare_pipelines.backup.verify.delta import assess as assess_delta
 from lakeshare_pipelines.backup.verify.iceberg import IcebergTable
@@ -28,11 +28,11 @@ from lakeshare_pipelines.backup.verify.objects import (
     ReadingStore,
     TableCopy,
     copy_rows,
-    head_copies,
     join_reports,
     judge_objects,
     list_copies,
     list_prefixes,
+    make_listed_table,
     make_plan_row,
     make_reading_row,
     normalize_location,
@@ -133,7 +133,7 @@ class Healer:
             self.backup, self.workspace, rows, source, to, self.work_prefix, self.as_of, report
         )
         reported, _ = join_reports(planned.to_batches(), done.to_batches(), ())
-        listed = head_copies(self.target, [row["stored_key"] for row in rows])
+        listed = make_listed_table(head_existing(self.target, [row["stored_key"] for row in rows]))
         objects = judge_objects(reported, listed, source, self.target)
         healed = objects["is_whole"]
         return objects.set_column(OBJECTS.names.index("is_healed"), OBJECTS.field("is_healed"), healed)

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog import credentials, sharing, states
 from lakeshare_server.catalog.database import Catalog
-from lakeshare_server.catalog.declared.documents import describe_problem, describe_remedy
+from lakeshare_server.catalog.declared.documents import explain_error
 from lakeshare_server.catalog.declared.files import (
     CurrentObject,
     DesiredObject,
@@ -66,7 +66,7 @@ def _located_in_file(batch: Sequence[Step]) -> Iterator[None]:
         cause = _find_cause(error, [step.desired for step in batch if step.desired is not None])
         if cause is None or cause.origin is None:
             raise
-        raise cause.origin.fault(describe_problem(error), describe_remedy(error)) from error
+        raise cause.origin.fault(*explain_error(error)) from error
 
 
 def _find_cause(
@@ -119,20 +119,24 @@ def _alter_table(edit: Edit, step: Step) -> None:
     sharing.alter_table(edit, share, schema, name, **changed)
 
 
-def _create_recipient(edit: Edit, step: Step) -> None:
+def _create_named(edit: Edit, step: Step) -> None:
     fields = _fields_of(step)
     policies = fields.pop("policies", {})
-    sharing.create_recipient(edit, **fields)
+    sharing.NAMED[step.kind].create(edit, **fields)
     _put_policies(edit, step.name, {}, policies)
 
 
-def _alter_recipient(edit: Edit, step: Step) -> None:
+def _alter_named(edit: Edit, step: Step) -> None:
     changed = _changed_fields(step)
-    name = changed.get("new_name", step.name)
-    sharing.alter_recipient(edit, step.key[1], **changed)
-    for difference in step.differences:
-        if difference.field == "policies":
-            _put_policies(edit, name, cast(Policies, difference.before), cast(Policies, difference.after))
+    parts = {each.field: (each.before, each.after) for each in step.differences}
+    if "members" in parts:
+        before, after = (set(cast(Collection[str], members)) for members in parts["members"])
+        changed |= {"add": sorted(after - before), "remove": sorted(before - after)}
+    sharing.NAMED[step.kind].alter(edit, step.key[1], **changed)
+    if "policies" in parts:
+        _put_policies(
+            edit, changed.get("new_name", step.name), *cast(tuple[Policies, Policies], parts["policies"])
+        )
 
 
 def _put_policies(edit: Edit, recipient: str, before: Policies, after: Policies) -> None:
@@ -142,16 +146,6 @@ def _put_policies(edit: Edit, recipient: str, before: Policies, after: Policies)
         if before.get(name) != fields:
             fields = {**fields, "audiences": tuple(fields["audiences"])}
             credentials.put_policy(edit, recipient, FederationPolicy(name=name, **fields))
-
-
-def _alter_group(edit: Edit, step: Step) -> None:
-    added: list[str] = []
-    removed: list[str] = []
-    for difference in step.differences:
-        if difference.field == "members":
-            before, after = cast(tuple[Collection[str], ...], (difference.before, difference.after))
-            added, removed = sorted({*after} - {*before}), sorted({*before} - {*after})
-    sharing.alter_group(edit, step.key[1], add=added, remove=removed, **_changed_fields(step))
 
 
 def _put_grant(edit: Edit, step: Step) -> None:
@@ -167,17 +161,14 @@ OPERATIONS: dict[tuple[str, str], Callable[[Edit, Step], object]] = {
     ("followed", "create"): _follow,
     ("followed", "update"): _alter_followed,
     ("followed", "delete"): lambda edit, step: unfollow_table(edit, step.name),
-    ("share", "create"): lambda edit, step: sharing.create_share(edit, **_fields_of(step)),
-    ("share", "update"): lambda edit, step: sharing.alter_share(edit, step.key[1], **_changed_fields(step)),
-    ("share", "delete"): lambda edit, step: sharing.drop_share(edit, step.key[1]),
+    **{(kind, "create"): _create_named for kind in sharing.NAMED},
+    **{(kind, "update"): _alter_named for kind in sharing.NAMED},
+    **{
+        (kind, "delete"): lambda edit, step: sharing.NAMED[step.kind].drop(edit, step.key[1])
+        for kind in sharing.NAMED
+    },
     ("table", "update"): _alter_table,
     ("table", "delete"): lambda edit, step: sharing.remove_table(edit, *step.key[1:]),
-    ("recipient", "create"): _create_recipient,
-    ("recipient", "update"): _alter_recipient,
-    ("recipient", "delete"): lambda edit, step: sharing.drop_recipient(edit, step.key[1]),
-    ("group", "create"): lambda edit, step: sharing.create_group(edit, **_fields_of(step)),
-    ("group", "update"): _alter_group,
-    ("group", "delete"): lambda edit, step: sharing.drop_group(edit, step.key[1]),
     ("grant", "create"): _put_grant,
     ("grant", "update"): _put_grant,
     ("grant", "delete"): lambda edit, step: sharing.revoke(edit, step.key[1], **_reader(step)),

@@ -27,6 +27,7 @@ from pydantic import (
 from lakeshare_server.catalog.ledger import CHECK_EVERY_S, is_location_pattern
 from lakeshare_server.catalog.models import MAX_LONG
 from lakeshare_server.catalog.sharing import NAME_HINT, NAME_PATTERN
+from lakeshare_server.catalog.states import FederationPolicy
 from lakeshare_server.errors import (
     BadRequest,
     CatalogConflict,
@@ -218,6 +219,12 @@ class PolicyPart(Part):
     audiences: list[Text] = []
     comment: Text | None = None
 
+    @classmethod
+    def of(cls, policy: FederationPolicy) -> "PolicyPart":
+        """The part that states a policy of the catalog."""
+        fields = {name: getattr(policy, name) for name in cls.model_fields}
+        return cls.model_construct(**{**fields, "audiences": list(policy.audiences)})
+
 
 class RecipientPart(Part):
     """A recipient of shares. It has no token until it is invited."""
@@ -349,29 +356,16 @@ def raise_all(faults: Sequence[DocumentError]) -> None:
         raise DocumentError(first.path, first.line, first.field, first.problem, first.hint, also=others)
 
 
-def describe_problem(error: LakeshareError) -> str:
-    """An error's problem, without the remedy and the full stop."""
+def explain_error(error: LakeshareError) -> tuple[str, str]:
+    """An error's problem, without the full stop, and its remedy."""
     match error:
         case BadRequest():
-            return f"{error.field}: {error.value!r} cannot be used"
+            return f"{error.field}: {error.value!r} cannot be used", error.hint
         case NotFound():
-            return f"there is no {error.kind.lower()} {error.name}"
+            return f"there is no {error.kind.lower()} {error.name}", "Name another, or make it first."
         case CatalogConflict() | Unavailable():
-            return error.what
+            return error.what, error.fix
         case Unserveable():
-            return error.reason.rstrip(".")
-    return str(error).rstrip(".")
-
-
-def describe_remedy(error: LakeshareError) -> str:
-    """An error's remedy."""
-    match error:
-        case BadRequest():
-            return error.hint
-        case NotFound():
-            return "Name another, or make it first."
-        case CatalogConflict() | Unavailable():
-            return error.fix
-        case Unserveable():
-            return error.fix if error.code is None else f"{error.fix} [{error.code}]"
-    return "Correct it, or let the server's settings give access to it."
+            code = "" if error.code is None else f" [{error.code}]"
+            return error.reason.rstrip("."), f"{error.fix}{code}"
+    return str(error).rstrip("."), "Correct it, or let the server's settings give access to it."

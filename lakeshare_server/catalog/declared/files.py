@@ -4,26 +4,29 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from lakeshare_server.catalog.declared.documents import (
+    OF_CONTRACTS,
     Document,
     FollowedPart,
     GrantPart,
     GroupPart,
     Origin,
+    Part,
     RecipientPart,
     SharePart,
     SourceFile,
     TablePart,
-    describe_problem,
-    describe_remedy,
+    explain_error,
     list_faults,
     raise_all,
 )
 from lakeshare_server.catalog.ledger import IcebergIdentity, is_location_pattern
 from lakeshare_server.catalog.sharing import Keeper
+from lakeshare_server.catalog.states import Grant
 from lakeshare_server.errors import DocumentError, LakeshareError
 from lakeshare_server.lazy import gc_disabled
 from lakeshare_server.yaml_documents import Parsed, PathInDocument, YamlFault, read
@@ -97,9 +100,40 @@ def object_key(kind: str, *names: str) -> Key:
     return kind, *(names if kind == "followed" else map(str.lower, names))
 
 
-def grant_key(share: str, *, recipient: str | None, group: str | None) -> Key:
-    reader = ("recipient", recipient) if recipient is not None else ("group", group or "")
-    return object_key("grant", share, *reader)
+def grant_key(grant: GrantPart | Grant) -> Key:
+    """The key of a grant of a file, or of the catalog."""
+    reader = ("group", grant.group or "") if grant.recipient is None else ("recipient", grant.recipient)
+    return object_key("grant", grant.share, *reader)
+
+
+def grant_name(grant: GrantPart | Grant) -> str:
+    """`share to recipient name` or `share to group name`, for people."""
+    reader = f"group {grant.group}" if grant.recipient is None else f"recipient {grant.recipient}"
+    return f"{grant.share} to {reader}"
+
+
+# The fields of parts that are names, or no fields of the object itself.
+UNCOMPARED = frozenset({"declared", "exclude", "tables", "revision", "share", "recipient", "group"})
+# The one form of values that files and the catalog write differently.
+COMPARABLE: Mapping[str, Callable[[Any], object]] = {
+    "properties": dict,
+    "ip_allow": lambda networks: tuple(dict.fromkeys(networks or ())),
+    "members": lambda members: tuple(sorted({member.lower() for member in members})),
+    "policies": lambda policies: {name: claims.model_dump() for name, claims in sorted(policies.items())},
+}
+
+
+def compared_fields(
+    part: type[Part], source: object, names: Mapping[str, str] | None = None, **changed: object
+) -> dict[str, object]:
+    """The fields that a part of a file states of an object, of a part or of the catalog's object, in comparable form.
+
+    `names` come first; `changed` are values in place of the source's.
+    """
+    stated = [name for name in part.model_fields if name not in UNCOMPARED]
+    values = {name: changed[name] if name in changed else getattr(source, name) for name in stated}
+    forms = {name: form for name, form in COMPARABLE.items() if name in values}
+    return {**(names or {}), **values, **{name: form(values[name]) for name, form in forms.items()}}
 
 
 def parents(key: Key) -> tuple[Key, ...]:
@@ -227,8 +261,8 @@ def _add_followed(
     }
     for entry, tables in located:
         if isinstance(tables, LakeshareError):
-            problem = f"{entry.part.location} cannot be followed: {describe_problem(tables)}"
-            yield entry.origin.fault(problem, describe_remedy(tables))
+            problem, remedy = explain_error(tables)
+            yield entry.origin.fault(f"{entry.part.location} cannot be followed: {problem}", remedy)
         elif not tables:
             problem = f"there is no table in {entry.part.location}"
             yield entry.origin.fault(problem, "Correct the location, or take it out of the file.")
@@ -304,71 +338,40 @@ def _read(path: Path) -> tuple[SourceFile, Document]:
 
 def _objects(document: Document, file: SourceFile) -> Iterator[DesiredObject]:
     for name, recipient in document.recipients.items():
-        yield _recipient(name, recipient, Origin(file, ("recipients", name)))
+        yield _named("recipient", name, recipient, Origin(file, ("recipients", name)))
     for name, group in document.groups.items():
-        yield _group(name, group, Origin(file, ("groups", name)))
+        yield _named("group", name, group, Origin(file, ("groups", name)))
     for name, share in document.shares.items():
         at: PathInDocument = ("shares", name)
-        yield _share(name, share, Origin(file, at))
+        yield _named("share", name, share, Origin(file, at))
         for path, table in share.tables.items():
             if not path.endswith(STAR):
                 yield _table(name, path, table, Origin(file, (*at, "tables", path)))
     for index, grant in enumerate(document.grants):
-        yield _grant(grant, Origin(file, ("grants", index)))
+        fields, origin = compared_fields(GrantPart, grant), Origin(file, ("grants", index))
+        yield DesiredObject(grant_key(grant), grant_name(grant), fields, origin)
 
 
 def _followed(name: str, table: TableLocation, entry: _FollowedEntry) -> DesiredObject:
-    fields: dict[str, object] = {
-        "location": table.location,
-        "check_every_s": entry.part.check_every_s,
-        "start_version": entry.part.start_version or None,
-    }
+    start = entry.part.start_version or None
+    fields = compared_fields(FollowedPart, entry.part, location=table.location, start_version=start)
     return DesiredObject(object_key("followed", name), name, fields, entry.origin)
 
 
-def _fields(part: SharePart | TablePart | RecipientPart, names: str) -> dict[str, object]:
-    return {name: getattr(part, name) for name in names.split()}
-
-
-def _owned(part: SharePart | RecipientPart) -> dict[str, object]:
-    return {} if part.owner is None else {"owner": part.owner}
-
-
-def _share(name: str, part: SharePart, origin: Origin) -> DesiredObject:
-    fields = {"name": name, **_fields(part, "comment display_name properties"), **_owned(part)}
-    return DesiredObject(object_key("share", name), name, fields, origin, part.revision)
+def _named(
+    kind: str, name: str, part: SharePart | RecipientPart | GroupPart, origin: Origin
+) -> DesiredObject:
+    fields = compared_fields(type(part), part, {"name": name})
+    owner = fields.pop("owner", None)
+    if owner is not None:
+        fields["owner"] = owner
+    return DesiredObject(object_key(kind, name), name, fields, origin, part.revision)
 
 
 def _table(share: str, path: str, part: TablePart, origin: Origin) -> DesiredObject:
     schema, _, name = path.partition(".")
-    fields = _fields(part, "start_version rule publication directory_access")
-    if not part.declared:
-        own = {"schema": schema, "name": name, "table": part.table or path}
-        fields = {**own, **_fields(part, "kind comment history"), **fields}
+    fields = compared_fields(TablePart, part, {"schema": schema, "name": name}, table=part.table or path)
+    if part.declared:
+        fields = {key: value for key, value in fields.items() if key not in ("schema", "name", *OF_CONTRACTS)}
     key = object_key("table", share, schema, name)
     return DesiredObject(key, f"{share}.{path}", fields, origin, of_contract=part.declared)
-
-
-def _recipient(name: str, part: RecipientPart, origin: Origin) -> DesiredObject:
-    fields = {
-        "name": name,
-        **_fields(part, "comment authentication properties"),
-        "ip_allow": tuple(dict.fromkeys(part.ip_allow or ())),
-        **_fields(part, "expires_at agreement"),
-        "policies": {policy: claims.model_dump() for policy, claims in sorted(part.policies.items())},
-        **_owned(part),
-    }
-    return DesiredObject(object_key("recipient", name), name, fields, origin, part.revision)
-
-
-def _group(name: str, part: GroupPart, origin: Origin) -> DesiredObject:
-    members = tuple(sorted({member.lower() for member in part.members}))
-    fields: dict[str, object] = {"name": name, "comment": part.comment, "members": members}
-    return DesiredObject(object_key("group", name), name, fields, origin, part.revision)
-
-
-def _grant(part: GrantPart, origin: Origin) -> DesiredObject:
-    key = grant_key(part.share, recipient=part.recipient, group=part.group)
-    reader = f"recipient {part.recipient}" if part.recipient is not None else f"group {part.group}"
-    fields: dict[str, object] = {"starts_at": part.starts_at, "ends_at": part.ends_at, "rule": part.rule}
-    return DesiredObject(key, f"{part.share} to {reader}", fields, origin)

@@ -15,26 +15,22 @@ import yaml
 from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog import states
+from lakeshare_server.catalog.declared import documents as parts
 from lakeshare_server.catalog.declared.documents import OF_CONTRACTS, Origin, raise_all
 from lakeshare_server.catalog.declared.files import (
     KINDS,
     CurrentObject,
     DesiredObject,
     Key,
+    compared_fields,
     grant_key,
+    grant_name,
     object_key,
     parents,
 )
 from lakeshare_server.catalog.ledger import CHECK_EVERY_S, FollowedTable, followed_tables
 from lakeshare_server.catalog.sharing import NAME_HINT, Keeper, is_name
-from lakeshare_server.catalog.states import (
-    FederationPolicy,
-    Grant,
-    Group,
-    RecipientState,
-    Share,
-    SharedTable,
-)
+from lakeshare_server.catalog.states import Grant, Group, RecipientState, Share, SharedTable
 from lakeshare_server.errors import DocumentError
 
 Verb = Literal["create", "update", "delete"]
@@ -309,72 +305,45 @@ def read_current_shares(session: Session) -> dict[Key, CurrentObject]:
     return {item.key: item for item in objects}
 
 
+def _current(key: Key, name: str, fields: dict[str, object], state: object, **flags: Any) -> CurrentObject:
+    kept = ("declared", "applied", "revision", "updated_by", "updated_at")
+    known = {flag: getattr(state, flag) for flag in kept if hasattr(state, flag)}
+    return CurrentObject(key, name, fields, **(known | flags))
+
+
 def _followed(table: FollowedTable) -> CurrentObject:
-    fields = {**_fields(table, "location check_every_s"), "start_version": table.start_version or None}
-    return CurrentObject(object_key("followed", table.table), table.table, fields, applied=table.applied)
-
-
-def _fields(state: object, names: str) -> dict[str, object]:
-    return {name: getattr(state, name) for name in names.split()}
-
-
-def _edited(
-    key: Key, state: Share | RecipientState | Group, fields: dict[str, object], **flags: Any
-) -> CurrentObject:
-    flags |= _fields(state, "applied revision updated_by updated_at")
-    return CurrentObject(key, state.name, fields, **flags)
+    fields = compared_fields(parts.FollowedPart, table, start_version=table.start_version or None)
+    return _current(object_key("followed", table.table), table.table, fields, table)
 
 
 def _share(share: Share) -> CurrentObject:
-    fields = _fields(share, "name comment display_name owner")
-    fields["properties"] = dict(share.properties)
-    return _edited(object_key("share", share.name), share, fields, declared=share.declared)
+    fields = compared_fields(parts.SharePart, share, {"name": share.name})
+    return _current(object_key("share", share.name), share.name, fields, share)
 
 
 def _table(table: SharedTable) -> CurrentObject:
-    names = (
-        "schema name table kind comment history start_version rule publication directory_access retire_date "
-    )
-    names += "successor"
-    return CurrentObject(
-        object_key("table", table.share, table.schema, table.name),
-        table.path,
-        _fields(table, names),
-        declared=table.declared,
-        applied=table.applied,
-        updated_by=table.added_by,
-    )
+    fields = compared_fields(parts.TablePart, table, {"schema": table.schema, "name": table.name})
+    fields |= {"retire_date": table.retire_date, "successor": table.successor}
+    key = object_key("table", table.share, table.schema, table.name)
+    return _current(key, table.path, fields, table, updated_by=table.added_by)
 
 
 def _recipient(recipient: RecipientState) -> CurrentObject:
-    fields = _fields(recipient, "name comment owner authentication properties ip_allow expires_at agreement")
-    fields["properties"] = dict(recipient.properties)
-    policies = sorted(recipient.policies, key=lambda policy: policy.name)
-    fields["policies"] = {policy.name: policy_fields(policy) for policy in policies}
-    is_revoked = recipient.revoked_at is not None
-    return _edited(object_key("recipient", recipient.name), recipient, fields, is_revoked=is_revoked)
-
-
-def policy_fields(policy: FederationPolicy) -> dict[str, object]:
-    """The fields of a policy in a file."""
-    fields = _fields(policy, "issuer subject subject_claim audiences comment")
-    return {**fields, "audiences": list(policy.audiences)}
+    policies = {policy.name: parts.PolicyPart.of(policy) for policy in recipient.policies}
+    fields = compared_fields(parts.RecipientPart, recipient, {"name": recipient.name}, policies=policies)
+    key, is_revoked = object_key("recipient", recipient.name), recipient.revoked_at is not None
+    return _current(key, recipient.name, fields, recipient, is_revoked=is_revoked)
 
 
 def _group(group: Group, revoked: Collection[str]) -> CurrentObject:
-    members = tuple(sorted(member.lower() for member in group.members if member not in revoked))
-    return _edited(
-        object_key("group", group.name), group, {**_fields(group, "name comment"), "members": members}
-    )
+    members = [member for member in group.members if member not in revoked]
+    fields = compared_fields(parts.GroupPart, group, {"name": group.name}, members=members)
+    return _current(object_key("group", group.name), group.name, fields, group)
 
 
 def _grant(grant: Grant) -> CurrentObject:
-    key = grant_key(grant.share, recipient=grant.recipient, group=grant.group)
-    reader = f"recipient {grant.recipient}" if grant.recipient is not None else f"group {grant.group}"
-    fields = _fields(grant, "starts_at ends_at rule")
-    return CurrentObject(
-        key, f"{grant.share} to {reader}", fields, applied=grant.applied, updated_by=grant.created_by
-    )
+    fields = compared_fields(parts.GrantPart, grant)
+    return _current(grant_key(grant), grant_name(grant), fields, grant, updated_by=grant.created_by)
 
 
 HEAD = """\
@@ -411,7 +380,10 @@ def export(session: Session, *, revisions: bool = False) -> str:
         "recipients": {
             state.name: _set_fields(
                 _recipient(state),
-                policies={policy.name: _without_defaults(policy_fields(policy)) for policy in state.policies},
+                policies={
+                    policy.name: _without_defaults(parts.PolicyPart.of(policy).model_dump())
+                    for policy in state.policies
+                },
             )
             for state in recipients
             if state.name not in revoked

@@ -565,28 +565,25 @@ def read_changes(log: ChangeLog, cache: SegmentCache, first: int, last: int) -> 
         Unserveable: a version needs an unknown reader feature.
         Unavailable: the cache folder cannot be written, or the store does not answer.
     """
-    segments = list(_segments(log, cache, first, last))
-    requested = []
-    times: list[int] = []
-    for version, segment in ((version, one) for one in segments for version in one.note.versions.values()):
-        # Times of files increase with the versions, regardless of clocks and copies.
-        file_time_ms = max(version.modified_ms, times[-1] + 1) if times else version.modified_ms
-        times.append(file_time_ms if version.own_time_ms is None else version.own_time_ms)
-        if first <= version.version <= last:
-            requested.append((version, segment, times[-1]))
-    for version, _, _ in requested:
+    requested = [
+        (version, segment)
+        for segment in _segments(log, cache, first, last)
+        for version in segment.note.versions.values()
+        if first <= version.version <= last
+    ]
+    for version, _ in requested:
         if version.fault is not None:
             raise TableFilesMissing(log.root, version.fault)
-    heads = _heads(log.root, [version for version, _, _ in requested])
+    heads = _heads(log.root, [version for version, _ in requested])
     return [
         VersionChanges.of(
             version,
-            timestamp_ms=time_ms,
+            timestamp_ms=version.modified_ms if version.own_time_ms is None else version.own_time_ms,
             has_own_time=version.own_time_ms is not None,
             head=head,
             segment=segment,
         )
-        for (version, segment, time_ms), head in zip(requested, heads, strict=True)
+        for (version, segment), head in zip(requested, heads, strict=True)
     ]
 
 

@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeshare_server.errors import Unserveable
-from lakeshare_server.storage.location_columns import byte_strings
 from lakeshare_server.tables.iceberg.manifests import DataFiles
 from lakeshare_server.tables.iceberg.schema import SAME_MEANING, InFiles, delta_type
 from lakeshare_server.tables.lines import partition_text, struct_of
@@ -163,14 +162,14 @@ def _of_width(values: pa.BinaryArray, kind: pa.DataType) -> pa.Array:
 def _decimals(values: pa.BinaryArray, kind: pa.DataType) -> pa.Array:
     """Big-endian two's complement of minimal length; Arrow has sixteen bytes, little-endian."""
     different = values.dictionary_encode()
-    texts = byte_strings(different.dictionary)
-    content = b"".join(
-        value[::-1].ljust(DECIMAL_BYTES, b"\xff" if value[:1] > b"\x7f" else b"\x00")[:DECIMAL_BYTES]
-        for value in texts
-    )
-    numbers = pa.Array.from_buffers(kind, len(texts), [None, pa.py_buffer(content)])
-    fits = pa.array([0 < len(value) <= DECIMAL_BYTES for value in texts], pa.bool_())
-    return pc.take(pc.if_else(fits, numbers, None), different.indices)
+    reversed_bytes = [
+        value[::-1].ljust(DECIMAL_BYTES, b"\xff" if value[:1] > b"\x7f" else b"\x00")
+        if 0 < len(value) <= DECIMAL_BYTES
+        else None
+        for value in different.dictionary.to_pylist()
+    ]
+    numbers = pa.array(reversed_bytes, pa.binary(DECIMAL_BYTES)).view(kind)
+    return pc.take(numbers, different.indices)
 
 
 def _text(value: bytes | None, *, is_upper: bool) -> str | None:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from functools import partial, reduce
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -23,7 +23,6 @@ from lakeshare_server.tables.snapshot import Hindrance, TableHead, TableProtocol
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.table.metadata import TableMetadata
-    from pyiceberg.table.name_mapping import MappedField
     from pyiceberg.types import IcebergType, NestedField
 
 
@@ -85,29 +84,24 @@ def with_mapped_ids(columns: list[FileColumn], mapped: Mapping[str, int]) -> lis
 
 def columns_of_table(schema: "Schema") -> dict[str, FileColumn]:
     """Returns all columns and groups of a table by their paths; the types of groups are empty."""
-    columns = (_columns_of_type(field.name, field.field_id, field.field_type) for field in schema.fields)
-    return {column.name: column for column in chain.from_iterable(columns)}
+    names = {schema.find_column_name(field_id) or "": field_id for field_id in sorted(schema.field_ids)}
+    return {
+        name: FileColumn(name, field_id, _type_in_files(schema.find_type(field_id)))
+        for name, field_id in names.items()
+    }
 
 
-def _columns_of_type(path: str, field_id: int, kind: "IcebergType") -> Iterator[FileColumn]:
+def _type_in_files(kind: "IcebergType") -> pa.DataType:
     from pyiceberg.io.pyarrow import schema_to_pyarrow
-    from pyiceberg.types import ListType, MapType, StructType
+    from pyiceberg.types import ListType
 
-    if isinstance(kind, StructType):
-        yield FileColumn(path, field_id, pa.struct([]))
-        for field in kind.fields:
-            yield from _columns_of_type(f"{path}.{field.name}", field.field_id, field.field_type)
-    elif isinstance(kind, MapType):
-        yield FileColumn(path, field_id, pa.map_(pa.string(), pa.null()))
-        yield from _columns_of_type(f"{path}.key", kind.key_id, kind.key_type)
-        yield from _columns_of_type(f"{path}.value", kind.value_id, kind.value_type)
-    elif isinstance(kind, ListType):
-        yield FileColumn(path, field_id, pa.list_(pa.null()))
-        yield from _columns_of_type(f"{path}.element", kind.element_id, kind.element_type)
-    elif str(kind) == "variant":
-        yield FileColumn(path, field_id, VARIANT)
-    else:
-        yield FileColumn(path, field_id, schema_to_pyarrow(kind))
+    if kind.is_struct:
+        return pa.struct([])
+    if str(kind) == "variant":
+        return VARIANT
+    if kind.is_primitive:
+        return schema_to_pyarrow(kind)
+    return pa.list_(pa.null()) if isinstance(kind, ListType) else pa.map_(pa.string(), pa.null())
 
 
 def _columns(path: str, field: pa.Field, place: tuple[int, ...] = ()) -> Iterator[FileColumn]:
@@ -382,16 +376,11 @@ def _lacks_schemas(table: "TableMetadata") -> bool:
 
 def mapped_ids(table: "TableMetadata") -> dict[str, int]:
     """Returns the ids for files without ids, by column name, from the table's name mapping."""
+    from pyiceberg.table.name_mapping import _IndexByName, visit_name_mapping
+
     mapping = table.name_mapping()
-    return {} if mapping is None else dict(_mapped("", mapping.root))
-
-
-def _mapped(parent: str, fields: "Sequence[MappedField]") -> Iterator[tuple[str, int]]:
-    for field in fields:
-        for name in field.names:
-            if field.field_id is not None:
-                yield parent + name, field.field_id
-            yield from _mapped(f"{parent}{name}.", field.fields)
+    fields = {} if mapping is None else visit_name_mapping(mapping, _IndexByName())
+    return {name: field.field_id for name, field in fields.items() if field.field_id is not None}
 
 
 SAME_NAME = ("boolean", "long", "float", "double", "date", "string", "binary", "variant")

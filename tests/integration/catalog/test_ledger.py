@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from lakeshare_pipelines.contracts import Table
-from lakeshare_pipelines.contracts.model import Maintenance
+from lakeshare_pipelines.contracts.model import Keep, Maintenance
 from lakeshare_pipelines.maintenance.expiry import find_oldest_kept
 from lakeshare_server.catalog import (
     Catalog,
@@ -263,11 +263,11 @@ def test_expired_publications_stay_in_the_ledger_and_are_not_readable(catalog):
 
 KEPT = {
     "nothing declared": (Maintenance(), 0),
-    "the newest two, with the maintenance between them": (Maintenance(keep_publications=2), 3),
-    "only the newest": (Maintenance(keep_publications=1), 5),
-    "days that cover all": (Maintenance(keep_days=1), 0),
-    "either of both": (Maintenance(keep_publications=1, keep_days=1), 0),
-    "more than there are": (Maintenance(keep_publications=99), 0),
+    "the newest two, with the maintenance between them": (Maintenance(keep=Keep(2)), 3),
+    "only the newest": (Maintenance(keep=Keep(1)), 5),
+    "days that cover all": (Maintenance(keep=Keep(days=1)), 0),
+    "either of both": (Maintenance(keep=Keep(1, days=1)), 0),
+    "more than there are": (Maintenance(keep=Keep(99)), 0),
 }
 
 
@@ -286,7 +286,7 @@ def test_a_number_that_a_share_serves_is_kept(catalog):
     ledger = Ledger(catalog)
     for _ in range(4):
         ledger.append([a_publication()])
-    table = Table("lake.flights", "iceberg", (), maintenance=Maintenance(keep_publications=1))
+    table = Table("lake.flights", "iceberg", (), maintenance=Maintenance(keep=Keep(1)))
     shared = SharedTable("lake", "flights", "lake.flights")
     apply_shares(catalog, [DeclaredShare("flights", (shared,))])
     with editing(catalog, "a test") as edit:

@@ -157,12 +157,12 @@ def test_what_was_followed_outside_stays_held_while_its_table_is_there(
 
 
 def test_a_prefix_of_the_target_stands_before_everything(tmp_path: Path) -> None:
-    from lakeshare_pipelines.backup.plan_tables import RootIndex, make_stored_keys
+    from lakeshare_pipelines.backup.plan_tables import make_stored_prefixes
     from lakeshare_pipelines.backup.stores import StoreAddress
 
     backup = a_planner(tmp_path, target=StoreAddress(url="s3://safe/keep")).backup
-    found = make_stored_keys(backup, ONE, RootIndex({"": "delta"}), None)
-    assert (found.usual, found.remade, found.stored_root("")) == (
+    found = make_stored_prefixes(backup, ONE, None)
+    assert (found.usual, found.remade, found.stored_root("", "", ())) == (
         "keep/objects/",
         f"keep/remade/{ONE}/",
         "keep/objects",

@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+import duckdb
 import pyarrow as pa
 import pytest
 
-from lakeshare_pipelines.backup.plan_tables import RootIndex, TableRoots
+from lakeshare_pipelines.backup.model import LISTING, POINT_COPIES
+from lakeshare_pipelines.backup.plan import compare_sides
+from lakeshare_pipelines.backup.plan_tables import TableRoots
 from tests.builders.backup_plans import a_delta_table, a_planner, an_object
 
 COMMIT = "_delta_log/00000000000000000000.json"
@@ -52,18 +55,28 @@ def test_people_are_told_of_hudi_and_of_tables_in_two_formats() -> None:
     assert "does not verify" in told[1]
 
 
-def test_a_key_belongs_to_the_nearest_root_and_to_the_outermost_family() -> None:
-    roots = RootIndex({"a": "delta", "a/b/c": "iceberg", "ab": "delta"})
-    keys = pa.array(["a/x", "a/b/x", "a/b/c/x", "a/b/cd/x", "ab/x", "a", "abc/x", ""])
-    assert roots.nearest(keys).to_pylist() == ["a", "a", "a/b/c", "a", "ab", None, None, None]
-    assert roots.families(keys).to_pylist() == ["a", "a", "a", "a", "ab", None, None, None]
+def located(roots: list[str], keys: list[str]) -> list[tuple[str | None, str]]:
+    """The nearest root of each key, and what moves with it."""
+    with duckdb.connect() as on:
+        on.register("cut", pa.Table.from_pylist([an_object(key) for key in keys], LISTING))
+        on.register("before", POINT_COPIES.empty_table())
+        compare_sides(on, roots)
+        rows = on.sql("SELECT key, nearest, unit FROM listed").fetchall()
+    found = {key: (nearest, unit) for key, nearest, unit in rows}
+    return [found[key] for key in keys]
+
+
+def test_a_key_belongs_to_the_nearest_root_and_moves_with_the_outermost() -> None:
+    keys = ["a/x", "a/b/x", "a/b/c/x", "a/b/cd/x", "ab/x", "a", "abc/x", "", "a/", "b\n/x", "/a/x", "a//x"]
+    found = located(["a", "a/b/c", "ab", "b\n"], keys)
+    nearest = ["a", "a", "a/b/c", "a", "ab", None, None, None, "a", "b\n", None, "a"]
+    assert [root for root, _ in found] == nearest
+    units = ["a/", "a/", "a/", "a/", "ab/", "a", "abc/x", "", "a/", "b\n/", "/a/x", "a/"]
+    assert [unit for _, unit in found] == units
 
 
 def test_a_store_that_is_a_table_holds_everything() -> None:
-    roots = RootIndex({"": "delta", "in": "delta"})
-    keys = pa.array(["x", "in/x"])
-    assert roots.nearest(keys).to_pylist() == ["", "in"]
-    assert roots.families(keys).to_pylist() == ["", ""]
+    assert located(["", "in"], ["x", "in/x"]) == [("", "/"), ("in", "/")]
 
 
 def test_a_plan_tells_each_objects_table(tmp_path: Path) -> None:

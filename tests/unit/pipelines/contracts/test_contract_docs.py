@@ -3,31 +3,34 @@
 from pathlib import Path
 
 import pytest
-from pydantic import TypeAdapter
 
-from lakeshare_pipelines.contracts.document import (
-    ColumnExtras,
-    PromiseExtras,
-    ReferenceExtras,
-    RuleExtras,
-    SetExtras,
-    TableExtras,
+from lakeshare_pipelines.contracts.document import get_document
+from lakeshare_pipelines.contracts.model import (
+    Column,
+    Drift,
+    PerRecipient,
+    Promise,
+    Reading,
+    Reference,
+    SetContract,
+    Table,
+    View,
+    Write,
 )
-from lakeshare_pipelines.contracts.model import Drift, PerRecipient, Reading, View, Write
-from lakeshare_pipelines.contracts.rules import EXPECTATIONS
+from lakeshare_pipelines.contracts.rules import EXPECTATIONS, Rule
 from lakeshare_pipelines.ingest.compression import CODECS
 from lakeshare_pipelines.ingest.delivery import BINARY_SUFFIXES, TEXT_SUFFIXES
 
 TEXT = (Path(__file__).parents[4] / "docs/reference/contract.md").read_text()
-EXTRAS: tuple[type, ...] = (
-    *(SetExtras, TableExtras, ColumnExtras, RuleExtras, ReferenceExtras),
-    *(Drift, Reading, PromiseExtras, View, PerRecipient, Write),
-)
+ELEMENTS = (SetContract, Table, Column, Rule, Reference)
+VALUES = (Drift, Reading, Promise, View, PerRecipient, Write)
+NAMES = {
+    *(name for kind in ELEMENTS for name in get_document(kind).known),
+    *(name for kind in VALUES for name in get_document(kind).model_json_schema()["properties"]),
+}
 
 
-@pytest.mark.parametrize(
-    "name", sorted({name for part in EXTRAS for name in TypeAdapter(part).json_schema()["properties"]})
-)
+@pytest.mark.parametrize("name", sorted(NAMES))
 def test_every_property_of_ours_is_explained(name: str) -> None:
     assert f"`{name}`" in TEXT or f"property: {name}," in TEXT
 

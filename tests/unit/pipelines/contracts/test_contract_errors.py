@@ -430,6 +430,40 @@ def test_a_property_of_another_tool_is_left_alone(tmp_path: Path) -> None:
     load(tmp_path, lambda c: c["customProperties"].append({"property": "acme.costCentre", "value": 7}))
 
 
+def test_a_property_of_ours_is_no_field_of_its_element(tmp_path: Path) -> None:
+    for name in ("derive", "customProperties.derive", "isWanted", "derive_"):
+        with pytest.raises(ContractError) as caught:
+            load(tmp_path, lambda c, name=name: c["schema"][0].update({name: "SELECT 1"}))  # type: ignore[misc]
+        assert name in str(caught.value)
+
+
+def test_faults_of_a_property_and_of_the_element_with_it_are_found(tmp_path: Path) -> None:
+    """Two values for a property, both wrong, a wrong field, and a property of each table: each has its line."""
+
+    def spoil(c: dict[str, Any]) -> None:
+        c["customProperties"] += [
+            {"property": "schedule", "value": "soon"},
+            {"property": "schedule", "value": 5},
+        ]
+        of_orders({"type": "sql", "name": "r", "query": "SELECT 1"})(c)
+
+    with pytest.raises(ContractError) as caught:
+        load(tmp_path, spoil)
+    errors = [caught.value, *caught.value.also]
+    twice, value = "customProperties[4].property", "customProperties[3].value"
+    assert [error.field for error in errors] == [twice, value, "schema[0].quality.r"]
+    assert len({error.line for error in errors}) == 3
+    column(1, requierd=True)(contract := copy.deepcopy(SOUND))
+    promised("spark")(contract)
+    written("merged", table=1)(contract)
+    spoil(contract)
+    with pytest.raises(ContractError) as caught:
+        load(tmp_path, lambda c: c.update(contract))
+    fields = {error.field for error in (caught.value, *caught.value.also)}
+    of_tables = {"schema[0].customProperties[1].value", "schema[1].customProperties[1].value.mode"}
+    assert fields == {value, "schema[0].properties[1].requierd", *of_tables}
+
+
 def test_fields_of_the_standard_that_nothing_uses_are_left_alone(tmp_path: Path) -> None:
     load(
         tmp_path,

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from lakeshare_pipelines.contracts import load_contract, load_contracts
-from lakeshare_pipelines.contracts.model import Promise, can_widen, describe
+from lakeshare_pipelines.contracts.column_types import can_widen
+from lakeshare_pipelines.contracts.model import Promise, describe
 from lakeshare_pipelines.errors import ContractError
 from lakeshare_server.tables.serveability import clients_of
 from tests.builders.sets import a_contract

@@ -273,6 +273,25 @@ def test_faults_of_partitioning_have_a_remedy(tmp_path: Path, given: tuple[str, 
     assert problem in str(caught.value)
 
 
+def test_a_set_of_two_dimensions_has_a_first_day(tmp_path: Path) -> None:
+    second = "{kind: daily, second: {column: region, static: [eu, us]}}"
+    path = tmp_path / "visits.yaml"
+    text = CONTRACT.format(format="iceberg", partitioning=second, column="date", transform="day")
+    region = "      - {name: region, logicalType: string, partitioned: true, partitionKeyPosition: 2}\n"
+    last = text.index("customProperties:\n  - {property: partitioning")
+    path.write_text(
+        f'{text[:last]}{region}{text[last:]}  - {{property: firstPartition, value: "2024-01-01"}}\n'
+    )
+    contract = load_contract(path)
+    expected = Partitioning("daily", "2024-01-01", second=SecondDimension("region", ("eu", "us")))
+    assert contract.partitioning == expected
+    assert contract.is_partition("2024-01-01/eu")
+    assert not contract.is_partition("2023-12-31/eu")
+    path.write_text(path.read_text().replace('"2024-01-01"', '"2024-01-01/eu"'))
+    with pytest.raises(ContractError, match="cannot be '2024-01-01/eu'"):
+        load_contract(path)
+
+
 def test_a_delivery_after_the_lateness_window_is_refused(tmp_path: Path) -> None:
     given = "{kind: hourly, timeZone: America/New_York, latenessHours: 6, endOffset: 2}"
     contract = load(tmp_path, given, "timestamp", "hour", "2024-01-01-00")

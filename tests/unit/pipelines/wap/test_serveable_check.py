@@ -157,9 +157,11 @@ def test_a_delta_table_of_its_first_run_is_judged_by_what_is_staged(tmp_path: Pa
 def test_a_delta_table_without_files_is_judged_by_what_is_staged(tmp_path: Path, staged: Path) -> None:
     log = WrittenLog(tmp_path / "main")
     log.commit(protocol(), metadata({}))
-    assert codes(compute_delta_matrix(STORES, str(staged), str(log.location), 0, {"p": ["today"]})) == codes(
-        compute_delta_matrix(STORES, str(staged), str(log.location), 0, None)
-    )
+    given = STORES, str(staged), str(log.location), 0
+    whole = codes(compute_delta_matrix(*given, None))
+    assert codes(compute_delta_matrix(*given, {"p": ["today"]})) == whole
+    # A merge into a table whose rows were all deleted.
+    assert codes(compute_delta_matrix(*given, None, replaced=[])) == whole
 
 
 def test_a_delta_table_gets_the_types_of_what_is_staged(tmp_path: Path, staged: Path) -> None:

@@ -11,7 +11,6 @@ from lakeshare_server.catalog.declared.files import (
     CurrentObject,
     DesiredObject,
     Key,
-    grant_key,
     object_key,
 )
 from lakeshare_server.errors import DocumentError
@@ -21,7 +20,7 @@ FILE = SourceFile(Path("shares.yaml"), parse("grants: []"))
 ORIGIN = Origin(FILE, ("grants",))
 SHARE = {"name": "s", "comment": None}
 ORDERS = object_key("table", "s", "sales", "orders")
-GRANT = grant_key("s", recipient="bob", group=None)
+GRANT = object_key("grant", "s", "recipient", "bob")
 
 
 def wanted(*objects: tuple[Key, dict[str, object]], **options: object) -> dict[Key, DesiredObject]:
@@ -72,7 +71,7 @@ def test_steps_come_in_an_order_in_which_they_can_be_taken() -> None:
     have = held(
         (object_key("share", "old"), SHARE),
         (object_key("table", "old", "a", "b"), {}),
-        (grant_key("old", recipient="eve", group=None), {}),
+        (object_key("grant", "old", "recipient", "eve"), {}),
         (object_key("recipient", "eve"), {}),
         applied=True,
     )

@@ -60,21 +60,6 @@ def test_a_window_is_what_the_log_says(
     )
 
 
-def test_times_are_those_of_the_commits_and_grow(log: WrittenLog, read: Any) -> None:
-    """protocol §1.7: commit times made strictly increasing, whatever a copy did to the files."""
-    log.commit(protocol(), metadata())
-    log.commit(add("1"), modified_ms=FIRST_MS)
-    log.commit(add("2"), modified_ms=FIRST_MS - 5000)
-    log.commit(add("3"), modified_ms=FIRST_MS + 9000)
-    changes = read(log.location, 0, 3)
-    assert [one.timestamp_ms for one in changes] == [FIRST_MS, FIRST_MS + 1, FIRST_MS + 2, FIRST_MS + 9000]
-    assert [line["add"]["timestamp"] for line in told(answer(changes, feed=True), "parquet")] == [
-        FIRST_MS + 1,
-        FIRST_MS + 2,
-        FIRST_MS + 9000,
-    ]
-
-
 def test_in_commit_times_count_from_the_version_that_switches_them_on(log: WrittenLog, read: Any) -> None:
     """§11 in-commit timestamps, protocol §1.8: `_commit_timestamp` is the line's timestamp."""
     switched = {"delta.enableChangeDataFeed": "true", "delta.enableInCommitTimestamps": "true"}

@@ -119,7 +119,7 @@ def test_rows_that_are_deleted_are_not_counted(tmp_path: Path) -> None:
     vectors = vector_columns({3: vector_of(BitMap64([0])), 4: vector_of(BitMap64([0, 2]))}, 5, None)
     content = pa.table({**{name: files.column(name) for name in files.column_names}, **vectors})
     stored = write_index(a_snapshot(5, content), tmp_path)
-    assert stored.rows == open_index(tmp_path, stored.digest).header.rows == 1 + 2 + (4 - 2)
+    assert stored.header.rows == open_index(tmp_path, stored.digest).header.rows == 1 + 2 + (4 - 2)
 
 
 def test_the_head_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_totals_are_those_of_the_files(tmp_path: Path) -> None:
     header = open_index(tmp_path, stored.digest).header
     rows = sum(number for number in range(2500) if number % 7 != 3)
     size = sum(100 + number for number in range(2500))
-    assert (stored.rows, stored.files, stored.size_bytes) == (rows, 2500, size)
+    assert (stored.header.rows, stored.header.files, stored.header.size_bytes) == (rows, 2500, size)
     assert (header.rows, header.files, header.size_bytes) == (rows, 2500, size)
 
 
@@ -219,7 +219,7 @@ def test_of_a_large_index_pages_are_given_back_and_read_again(
 
 def test_a_table_without_files_has_an_index_too(tmp_path: Path) -> None:
     stored = write_index(a_snapshot(0), tmp_path)
-    assert (stored.rows, stored.files, stored.size_bytes) == (0, 0, 0)
+    assert (stored.header.rows, stored.header.files, stored.header.size_bytes) == (0, 0, 0)
     assert list(open_index(tmp_path, stored.digest).batches()) == []
 
 

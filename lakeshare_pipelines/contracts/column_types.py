@@ -1,10 +1,33 @@
-"""Nested types of columns, `struct<…>`, `array<…>` and `map<string,…>`, parsed from Spark's spelling."""
+"""Types of columns in Spark's spelling: those of each table format, and `struct<…>`, `array<…>`, `map<string,…>`."""
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+LogicalType = Literal["string", "date", "timestamp", "number", "integer", "boolean", "object", "array"]
+TableFormat = Literal["iceberg", "delta"]
+
+ALIASES = {"integer": "int", "long": "bigint", "real": "float", "byte": "tinyint", "short": "smallint"}
+
+_SAME_NAME = ("string", "date", "timestamp", "boolean")
+DEFAULTS = {**{kind: kind for kind in _SAME_NAME}, "number": "double", "integer": "bigint"}
+# Without fields, and so refused: these need a physicalType.
+DEFAULTS |= {"object": "struct<>", "array": "array<>"}
+PHYSICAL_TYPES = {
+    **{kind: {kind} for kind in _SAME_NAME},
+    "number": {"float", "double", "decimal"},
+    "integer": {"tinyint", "smallint", "int", "bigint"},
+    "object": {"struct", "map"},
+    "array": {"array"},
+}
+
+_ICEBERG_TYPES = {"boolean", "int", "bigint", "float", "double", "decimal", "string", "date", "timestamp"}
+# Iceberg has no integers below 32 bits: Spark would make ints of them and the table would not match its contract.
+TYPES_OF_FORMAT = {"iceberg": _ICEBERG_TYPES, "delta": _ICEBERG_TYPES | {"tinyint", "smallint"}}
+
+_DECIMAL = re.compile(r"(?:decimal|dec|numeric)\((\d+)(?:,(\d+))?\)")
+MAX_PRECISION = 38
 MAX_DEPTH = 10
 EXAMPLES = "Write struct<sku:string,qty:int>, array<string> or map<string,double>."
 
@@ -71,6 +94,75 @@ def find_unknown_fields(expected: Type, found: Type, path: str) -> list[str]:
         inner = f"{path}.{name}" if expected.kind == "struct" else path
         unknown += find_unknown_fields(known[name], part, inner) if name in known else [inner]
     return unknown
+
+
+def normalize_type(physical: str) -> str:
+    """Returns Spark's short spelling of a type: `int` for `INTEGER`, `decimal(10,2)` for `Decimal(10, 2)`.
+
+    A nested type that cannot be parsed stays as it is.
+    """
+    if is_nested(physical):
+        try:
+            parsed = parse_type(physical)
+        except ValueError:
+            return physical.strip()
+        if isinstance(parsed, Nested):
+            return str(_normalize_parts(parsed))
+    text = re.sub(r"\s+", "", physical.lower())
+    decimal = _DECIMAL.fullmatch(text)
+    if decimal:
+        return f"decimal({int(decimal[1])},{int(decimal[2] or 0)})"
+    return ALIASES.get(text, text)
+
+
+def _normalize_parts(kind: Type) -> Type:
+    if isinstance(kind, str):
+        return normalize_type(kind)
+    return Nested(kind.kind, tuple((name, _normalize_parts(part)) for name, part in kind.parts))
+
+
+def get_base_type(spark_type: str) -> str:
+    return re.split(r"[(<]", spark_type, maxsplit=1)[0]
+
+
+def can_widen(before: str, after: str) -> bool:
+    """Whether Iceberg can promote a column's type from `before` to `after` (specification, "Schema Evolution")."""
+    if (before, after) in (("int", "bigint"), ("float", "double")):
+        return True
+    narrow, wide = _DECIMAL.fullmatch(before), _DECIMAL.fullmatch(after)
+    if narrow is None or wide is None:
+        return False
+    return int(narrow[2] or 0) == int(wide[2] or 0) and int(narrow[1]) < int(wide[1])
+
+
+def explain_wrong_type(spark_type: str, logical: str | None, table_format: TableFormat) -> str | None:
+    """Returns why a column cannot have this type, None if it can."""
+    base, decimal = get_base_type(spark_type), _DECIMAL.fullmatch(spark_type)
+    if is_nested(spark_type):
+        wrong = _explain_wrong_parts(spark_type, table_format)
+        if wrong is not None:
+            return wrong
+    elif base not in TYPES_OF_FORMAT[table_format]:
+        return f"type {spark_type!r} cannot be used in a table of format {table_format}"
+    precision, scale = (int(part or 0) for part in decimal.groups()) if decimal else (0, 0)
+    if base == "decimal" and not (1 <= precision <= MAX_PRECISION and scale <= precision):
+        return f"type {spark_type!r} needs a precision of 1 to {MAX_PRECISION} and a scale up to it"
+    if logical is not None and base not in PHYSICAL_TYPES[logical]:
+        return f"type {spark_type!r} contradicts logicalType {logical!r}"
+    return None
+
+
+def _explain_wrong_parts(spark_type: str, table_format: TableFormat) -> str | None:
+    try:
+        kind = parse_type(spark_type)
+    except ValueError as error:
+        return f"type {spark_type!r} cannot be read: {error}"
+    if isinstance(kind, str):
+        return f"type {spark_type!r} has no types of its parts"
+    for path, leaf in list_leaves(kind):
+        if (wrong := explain_wrong_type(leaf, None, table_format)) is not None:
+            return f"{path} of type {spark_type!r}: {wrong}"
+    return None
 
 
 class _TypeReader:

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lakeshare_pipelines.contracts.model import normalize_type
-from lakeshare_pipelines.contracts.nested import find_unknown_fields, parse_type
+from lakeshare_pipelines.contracts.column_types import find_unknown_fields, normalize_type, parse_type
 from lakeshare_pipelines.errors import ContractError
 from tests.builders.landing import a_readings_contract
 

@@ -1,40 +1,34 @@
-"""DuckDB and Spark tell the same difference between a listing and what a point holds."""
+"""A plan tells the difference between a listing and what a point holds."""
 
 import random
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from lakeshare_pipelines.backup import plan
-from lakeshare_pipelines.backup.model import LISTING, POINT_COPIES, read_table, write_rows
-from lakeshare_pipelines.wap.staged import Lake
+from lakeshare_pipelines.backup.model import LISTING, POINT_COPIES
+from lakeshare_pipelines.backup.plan import compare_sides, open_plan_database
 from tests.builders.backup_plans import an_object
 
-Differ = Callable[[Path, Path, Path, Path], None]
 Rows = list[dict[str, Any]]
+Told = Callable[[Rows, Rows], tuple[Rows, Rows]]
 
 
-@pytest.fixture(params=["duckdb", "spark"])
-def differ(request: pytest.FixtureRequest) -> Differ:
-    if request.param == "duckdb":
-        return plan.write_difference_by_duckdb
-    lake: Lake = request.getfixturevalue("lake")
-    return partial(plan.write_difference_by_spark, spark=lake.spark)
+@pytest.fixture
+def told(tmp_path: Path) -> Iterator[Told]:
+    """A function from what is listed and held to the rows of `fresh` and `gone`, in order of their keys."""
+    with open_plan_database(tmp_path) as on:
 
+        def compare(listed: Rows, held: Rows) -> tuple[Rows, Rows]:
+            on.register("cut", pa.Table.from_pylist(listed, LISTING))
+            on.register("before", pa.Table.from_pylist(held, POINT_COPIES))
+            compare_sides(on, [])
+            fresh, gone = (on.sql(f"FROM {name} ORDER BY key").to_arrow_table() for name in ("fresh", "gone"))
+            return fresh.select(LISTING.names).cast(LISTING).to_pylist(), gone.to_pylist()
 
-def told(differ: Differ, folder: Path, listed: Rows, held: Rows) -> tuple[Rows, Rows]:
-    """Rows of `fresh` and `gone`, in order of their keys."""
-    write_rows(folder / "listed", LISTING, [pa.Table.from_pylist(listed, LISTING)])
-    write_rows(folder / "held", POINT_COPIES, [pa.Table.from_pylist(held, POINT_COPIES)])
-    differ(folder / "listed", folder / "held", folder / "fresh", folder / "gone")
-    assert sorted(path.name for path in folder.iterdir()) == ["fresh", "gone", "held", "listed"]
-    found = [read_table(folder / "fresh", LISTING), read_table(folder / "gone", plan.GONE)]
-    fresh, gone = (table.sort_by("key").to_pylist() for table in found)
-    return fresh, gone
+        yield compare
 
 
 def held(row: dict[str, Any]) -> dict[str, Any]:
@@ -43,7 +37,7 @@ def held(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_new_changed_gone_and_same_are_told_apart_with_all_their_columns(
-    differ: Differ, tmp_path: Path
+    told: Told,
 ) -> None:
     was = [
         an_object(key) for key in ("same", "touched", "gone", "other etag", "other size", "no etag", "ä b%\n")
@@ -61,33 +55,31 @@ def test_new_changed_gone_and_same_are_told_apart_with_all_their_columns(
             "new", version_id="v", is_multipart=True, encryption="SSE-KMS", checksum_algorithm="SHA256"
         ),
     ]
-    fresh, gone = told(differ, tmp_path, now, [held(row) for row in was])
+    fresh, gone = told(now, [held(row) for row in was])
     assert fresh == sorted((now[6], *now[2:5]), key=lambda row: row["key"])
     assert [row["key"] for row in gone] == ["gone", "no etag", "other etag", "other size"]
 
 
-def test_a_missing_etag_is_never_the_same(differ: Differ, tmp_path: Path) -> None:
+def test_a_missing_etag_is_never_the_same(told: Told) -> None:
     row = an_object("a", None)  # type: ignore[arg-type]
-    fresh, gone = told(differ, tmp_path, [row], [held(row)])
+    fresh, gone = told([row], [held(row)])
     assert len(fresh) == len(gone) == 1
 
 
 @pytest.mark.parametrize("side", ["listed", "held", "neither"])
-def test_an_empty_side_is_a_side(differ: Differ, tmp_path: Path, side: str) -> None:
+def test_an_empty_side_is_a_side(told: Told, side: str) -> None:
     rows = [an_object("a"), an_object("b")]
     listed = rows if side == "listed" else []
-    fresh, gone = told(differ, tmp_path, listed, [held(row) for row in rows] if side == "held" else [])
+    fresh, gone = told(listed, [held(row) for row in rows] if side == "held" else [])
     assert [len(fresh), len(gone)] == [2 * (side == "listed"), 2 * (side == "held")]
 
 
-def test_many_rows_are_told_as_sets_tell_them(differ: Differ, tmp_path: Path) -> None:
+def test_many_rows_are_told_as_sets_tell_them(told: Told) -> None:
     chance = random.Random(7)
     was = {f"t{number % 9}/{number}": chance.randrange(3) for number in chance.sample(range(9_000), 6_000)}
     now = {f"t{number % 9}/{number}": chance.randrange(3) for number in chance.sample(range(9_000), 6_000)}
     listed = [an_object(key, f"e{etag}") for key, etag in now.items()]
-    fresh, gone = told(
-        differ, tmp_path, listed, [held(an_object(key, f"e{etag}")) for key, etag in was.items()]
-    )
+    fresh, gone = told(listed, [held(an_object(key, f"e{etag}")) for key, etag in was.items()])
     assert {row["key"] for row in fresh} == {key for key, etag in now.items() if was.get(key) != etag}
     assert {row["key"] for row in gone} == {key for key, etag in was.items() if now.get(key) != etag}
     assert len(fresh) > 1_000
