@@ -200,7 +200,7 @@ def _check_avro(file: LandingFile, limits: ReadingLimits) -> ReadableFile:
 def _check_json(file: LandingFile, limits: ReadingLimits) -> ReadableFile:
     """Reads a document of JSON, which Spark parses as one value: an object, or an array of them."""
     fix = "Deliver one object a line, without multiline in reading of its table"
-    content = b""
+    content = bytearray()
     for chunk in _chunks(file):
         content += chunk
         if len(content) > limits.max_line_mb * MIB:

@@ -293,7 +293,7 @@ def test_the_former_names_of_the_setting_are_read_and_one_bucket_has_one_endpoin
 
 
 def test_unreadable_files_are_named_with_reason_and_remedy(source: Source, tmp_path: Path) -> None:
-    contract = a_readings_contract(tmp_path, columns=TWO_COLUMNS)
+    contract = a_readings_contract(tmp_path, columns=TWO_COLUMNS, reading={"rowTag": "row"})
     for file, content, reason, fix in UNREADABLE.values():
         open_landing(source.settings).replace(
             contract.name, "all", {file: content, "readings-1.csv": GOOD.encode()}
