@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WrapValidator
 
@@ -32,11 +32,13 @@ from lakeshare_pipelines.contracts.document import (
     TAGS,
     Computed,
     Custom,
+    CustomProperty,
     Faults,
     Function,
     Listed,
     Name,
     NonEmpty,
+    Part,
     ReadAs,
     Sql,
     Text,
@@ -84,7 +86,11 @@ VALID_FROM, VALID_TO, IS_CURRENT = "valid_from", "valid_to", "is_current"
 """The columns that a table with the write mode scd2 has besides those of its deliveries."""
 
 
-IS_PII = ReadAs(str | None, lambda text: (text or "").lower() == "pii")
+def is_pii(classification: str | None) -> bool:
+    return (classification or "").lower() == "pii"
+
+
+IS_PII = ReadAs(str | None, is_pii)
 ONE_NAME = ReadAs(str, lambda name: (name,))
 NAMES = ReadAs(str | list[str], lambda names: (names,) if isinstance(names, str) else tuple(names))
 
@@ -124,6 +130,69 @@ class ColumnReference(Reference):
     to_columns: Annotated[tuple[str, ...], ONE_NAME, Field(alias="to"), REQUIRED] = ()
 
 
+class Items(Part):
+    """The elements of an array, by the standard's `items`, or a field of a struct."""
+
+    logical_type: LogicalType | None = None
+    physical_type: str | None = None
+    properties: "Listed[StructField]" = ()
+    items: "Items | None" = None
+    required: bool = False
+    classification: str | None = None
+    tags: Listed[str] = ()
+    description: str = ""
+    id: Any = None
+    business_name: Any = None
+    examples: Any = None
+    logical_type_options: Any = None
+    custom_properties: Listed[CustomProperty] = ()
+    authoritative_definitions: Any = None
+
+    @property
+    def has_pii(self) -> bool:
+        """Whether it, or a part of it, is personal data."""
+        parts = [*self.properties, *([] if self.items is None else [self.items])]
+        return is_pii(self.classification) or any(part.has_pii for part in parts)
+
+    def spell_type(self, faults: Faults) -> str:
+        """Returns the type in Spark's spelling, with the types of the parts; empty if there is none."""
+        if self.required:
+            hint = "Leave it out; a rule of type sql can require it."
+            faults.at("required").add("a part of a column cannot be required", hint)
+        for index, entry in enumerate(self.custom_properties):
+            if "." not in entry.property:
+                place = faults.at(PROPERTIES, index, "property")
+                place.add(f"{entry.property!r} is no property of a part", "Give it to the column.")
+        if not self.properties and self.items is None:
+            return self.physical_type or DEFAULTS.get(self.logical_type or "", "")
+        kind, logical = ("struct", "object") if self.items is None else ("array", "array")
+        place = faults.at("properties" if self.items is None else "items")
+        if self.properties and self.items is not None:
+            place.add("it has properties and items", "Give properties for an object, items for an array.")
+        elif self.logical_type not in (None, logical):
+            place.add(f"it has logicalType {self.logical_type!r}", f"Give logicalType: {logical}.")
+        elif self.physical_type and self.physical_type.strip().lower() != kind:
+            problem = f"it has physicalType {self.physical_type!r}, too"
+            place.add(problem, "Leave one of them out: each gives the types of the parts.")
+        if self.items is not None:
+            return f"array<{self.items.spell_part(place)}>"
+        parts = [
+            f"{part.name}:{part.spell_part(place.at(index))}" for index, part in enumerate(self.properties)
+        ]
+        return f"struct<{','.join(parts)}>"
+
+    def spell_part(self, faults: Faults) -> str:
+        """Returns the type as `spell_type`; a part without one is a fault."""
+        spelled = self.spell_type(faults)
+        if not spelled:
+            faults.add("it has no type", "Give logicalType, and physicalType where it matters.")
+        return spelled or DEFAULTS["string"]
+
+
+class StructField(Items):
+    name: Name
+
+
 @declared(
     f"{OF_ALL} logical_type_options physical_name critical_data_element encrypted_name examples "
     "transform_description",
@@ -148,6 +217,8 @@ class Column:
     expression: Annotated[str | None, Field(alias="transformLogic")] = None
     lineage: Annotated[Listed[str], Field(alias="transformSourceObjects")] = ()
     logical_type: Written[LogicalType | None] = None
+    properties: Written[Listed[StructField]] = ()
+    items: Written[Items | None] = None
     partitioned: Written[bool] = False
     partition_key_position: Written[int] = -1
     partition_transform: Written[Custom[str]] = "identity"
@@ -161,16 +232,24 @@ class Column:
 
     def complete(self, table_format: TableFormat, faults: Faults) -> "Column":
         """Returns the column with its type, which can be that of its logical type."""
-        if not self.type and self.logical_type is None:
+        parts = Items.model_construct(
+            logical_type=self.logical_type,
+            physical_type=self.type,
+            properties=self.properties,
+            items=self.items,
+        )
+        spelled = parts.spell_type(faults)
+        if not spelled:
             hint = "Give logicalType, and physicalType where it matters."
             faults.add(f"column {self.name!r} has no type", hint)
-        kind = normalize_type(self.type or DEFAULTS[self.logical_type or "string"])
+        kind = normalize_type(spelled or DEFAULTS["string"])
         wrong = explain_wrong_type(kind, self.logical_type, table_format)
         if wrong:
             field = "physicalType" if self.type else "logicalType"
             hint = EXAMPLES if is_nested(kind) else suggest(kind, TYPES_OF_FORMAT[table_format])
             faults.at(field).add(wrong, hint)
-        return replace(self, type=kind, required=self.required or self.primary_key)
+        has_pii, required = self.pii or parts.has_pii, self.required or self.primary_key
+        return replace(self, type=kind, required=required, pii=has_pii)
 
 
 @declared()

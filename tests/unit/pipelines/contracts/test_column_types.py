@@ -9,6 +9,15 @@ from lakeshare_pipelines.errors import ContractError
 from tests.builders.landing import a_readings_contract
 
 ITEMS = "array<struct<skuId:string,qty:int>>"
+FIELDS = [
+    {
+        "name": "skuId",
+        "logicalType": "string",
+        "description": "as the shop writes it",
+        "classification": "PII",
+    },
+    {"name": "qty", "logicalType": "integer", "physicalType": "int", "required": False},
+]
 
 
 def test_a_nested_type_has_one_spelling_and_keeps_the_names_of_its_fields() -> None:
@@ -18,6 +27,28 @@ def test_a_nested_type_has_one_spelling_and_keeps_the_names_of_its_fields() -> N
         "struct<a: array<int>": "struct<a: array<int>",
     }.items():
         assert normalize_type(text) == expected
+
+
+def test_properties_and_items_of_the_standard_are_another_spelling(tmp_path: Path) -> None:
+    given: list[dict[str, object]] = [
+        {"name": "items", "logicalType": "array", "items": {"logicalType": "object", "properties": FIELDS}},
+        {
+            "name": "place",
+            "physicalType": "STRUCT",
+            "properties": [{"name": "city", "logicalType": "string"}],
+        },
+        {
+            "name": "days",
+            "logicalType": "array",
+            "items": {"logicalType": "array", "items": {"logicalType": "date"}},
+        },
+    ]
+    contract = a_readings_contract(tmp_path, columns=given)
+    assert [(column.name, column.type, column.pii) for column in contract.tables[0].columns] == [
+        ("items", ITEMS, True),
+        ("place", "struct<city:string>", False),
+        ("days", "array<array<date>>", False),
+    ]
 
 
 def test_unknown_fields_are_found_at_any_depth() -> None:

@@ -107,6 +107,20 @@ WRONG_VALUES: tuple[tuple[str, Any], ...] = (
     ("schema.0.properties.1", {"name": "id", "logicalType": "object"}),
     ("schema.0.properties.1", {"name": "id", "logicalType": "array", "physicalType": "struct<a:int>"}),
     ("schema.0.properties.1", {"name": "id", "physicalType": "struct<a:int>", "unique": True}),
+    *(
+        ("schema.0.properties.1", {"name": "id", "logicalType": "object"} | parts)
+        for parts in (
+            {"properties": [{"name": "a"}]},
+            {"properties": [{"name": "a", "physicalType": "blob"}]},
+            {"properties": [{"name": "a", "logicalType": "string", "required": True}]},
+            {"properties": [{"name": "a b", "logicalType": "string"}]},
+            {"items": {"logicalType": "date", "customProperties": [{"property": "source", "value": "b"}]}},
+            {"properties": [{"name": "a", "logicalType": "array", "items": {"unique": True}}]},
+            {"properties": [{"name": "a", "logicalType": "string"}], "items": {"logicalType": "string"}},
+            {"properties": [{"name": "a", "logicalType": "string"}], "physicalType": "struct<a:string>"},
+            {"items": {"logicalType": "string"}},
+        )
+    ),
     ("schema.0.properties.0", {"name": "day", "physicalType": "array<date>", "partitioned": True}),
     ("schema.1.properties.0.transformLogic", "day + 1"),
     ("customProperties.1.value", "soon"),
