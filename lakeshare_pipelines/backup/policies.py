@@ -185,100 +185,121 @@ def make_policy_files(backup: Backup, parties: Parties) -> tuple[PolicyFile, ...
 
 
 def _make_identity_files(backup: Backup, parties: Parties, buckets: PolicyBuckets) -> Iterator[PolicyFile]:
-    source, target, records = buckets.source, buckets.target, buckets.records
-    account = str(target.account)
-    read_source = _make_read_statements(source, "Source")
-    read_copies = _make_read_statements(target, "Copies")
-    keep_records = _allow(
+    if backup.batch is not None:
+        yield from _make_batch_role_files(backup, backup.batch.role_arn, parties, buckets)
+    yield _make_runner_file(backup, parties, buckets)
+    if parties.retention_role is None:
+        return
+    target, records = buckets.target, buckets.records
+    removed = dict.fromkeys((_objects(target), _objects(records, OWN_PREFIX)))
+    yield _make_identity_file(
+        str(target.account),
+        parties.retention_role,
+        "retention-policy.json",
+        "lakeshare-retention",
+        "lets the role that sweeps remove copies whose lock has ended, and nothing of the source",
+        [
+            *_make_read_statements(target, "Copies"),
+            _allow("RemoveUnneeded", REMOVE, *removed),
+            _allow("ExtendLocks", LOCK, _objects(target)),
+            _keep_records(records),
+            _make_inspect_statement(buckets.target_buckets()),
+        ],
+    )
+
+
+def _keep_records(records: StoreAddress) -> Statement:
+    return _allow(
         "KeepRecords", ("s3:GetObject", "s3:PutObject", "s3:DeleteObject"), _objects(records, OWN_PREFIX)
     )
-    write_copies = [_allow("WriteCopies", WRITE, _objects(target))]
+
+
+def _write_copies(backup: Backup, target: StoreAddress) -> Iterator[Statement]:
+    yield _allow("WriteCopies", WRITE, _objects(target))
     if backup.lock is not None:
-        write_copies.append(_allow("LockCopies", LOCK, _objects(target)))
-    use_keys = []
-    if reading_keys := [key for key in (parties.source_key, parties.inventory_key) if key]:
-        use_keys.append(_allow("ReadEncrypted", ("kms:Decrypt", "kms:DescribeKey"), *reading_keys))
+        yield _allow("LockCopies", LOCK, _objects(target))
+
+
+def _use_keys(parties: Parties) -> Iterator[Statement]:
+    if reading := [key for key in (parties.source_key, parties.inventory_key) if key]:
+        yield _allow("ReadEncrypted", ("kms:Decrypt", "kms:DescribeKey"), *reading)
     if parties.target_key:
-        use_keys.append(_allow("WriteEncrypted", ENCRYPT, parties.target_key))
-    submit_jobs = []
-    if backup.batch is not None:
-        role = backup.batch.role_arn
-        # The condition keeps jobs of other accounts out ("confused deputy").
-        trust = {
-            "Sid": "BatchOperationsOfThisAccount",
-            "Effect": "Allow",
-            "Principal": {"Service": BATCH_SERVICE},
-            "Action": "sts:AssumeRole",
-            "Condition": {"StringEquals": {"aws:SourceAccount": account}},
-        }
-        yield PolicyFile(
-            "role-trust.json",
-            "trust",
-            account,
-            role,
-            "lets S3 Batch Operations assume the role that copies, for jobs of this account only",
-            f"aws iam create-role --role-name {role.rpartition('/')[2]} "
-            "--assume-role-policy-document file://role-trust.json",
-            [trust],
-        )
-        # Manifests and reports of jobs are among the records of points.
-        manifests = [
+        yield _allow("WriteEncrypted", ENCRYPT, parties.target_key)
+
+
+def _make_batch_role_files(
+    backup: Backup, role: str, parties: Parties, buckets: PolicyBuckets
+) -> Iterator[PolicyFile]:
+    """The trust and the policy of the role that S3 Batch Operations copies with."""
+    records, account = buckets.records, str(buckets.target.account)
+    # The condition keeps jobs of other accounts out ("confused deputy").
+    trust = {
+        "Sid": "BatchOperationsOfThisAccount",
+        "Effect": "Allow",
+        "Principal": {"Service": BATCH_SERVICE},
+        "Action": "sts:AssumeRole",
+        "Condition": {"StringEquals": {"aws:SourceAccount": account}},
+    }
+    yield PolicyFile(
+        "role-trust.json",
+        "trust",
+        account,
+        role,
+        "lets S3 Batch Operations assume the role that copies, for jobs of this account only",
+        f"aws iam create-role --role-name {role.rpartition('/')[2]} "
+        "--assume-role-policy-document file://role-trust.json",
+        [trust],
+    )
+    yield _make_identity_file(
+        account,
+        role,
+        "role-policy.json",
+        "lakeshare-copy",
+        "lets the role read the source, write copies and reports, and read its manifests",
+        [
+            *_make_read_statements(buckets.source, "Source"),
+            *_write_copies(backup, buckets.target),
+            # Manifests and reports of jobs are among the records of points.
             _allow("ReadManifests", ("s3:GetObject", "s3:GetObjectVersion"), _objects(records, OWN_PREFIX)),
             _allow("WriteReports", ("s3:PutObject",), _objects(records, OWN_PREFIX)),
-        ]
-        yield _make_identity_file(
-            account,
-            role,
-            "role-policy.json",
-            "lakeshare-copy",
-            "lets the role read the source, write copies and reports, and read its manifests",
-            [*read_source, *write_copies, *manifests, *use_keys],
-        )
-        pass_role = _allow("PassRole", ("iam:PassRole",), role)
-        submit_jobs = [
-            _allow("SubmitJobs", SUBMIT, "*"),
-            {**pass_role, "Condition": {"StringEquals": {"iam:PassedToService": BATCH_SERVICE}}},
-        ]
+            *_use_keys(parties),
+        ],
+    )
+
+
+def _make_runner_file(backup: Backup, parties: Parties, buckets: PolicyBuckets) -> PolicyFile:
+    source, target = buckets.source, buckets.target
     # Versions of the commits that are cut from a log stay.
     cut_logs = (
         [_allow("CutLogs", ("s3:DeleteObject",), _objects(target, LOGS))] if backup.layout == "dated" else []
     )
     reports = [buckets.reports] if buckets.reports else []
-    yield _make_identity_file(
-        account,
+    submit_jobs = []
+    if backup.batch is not None:
+        pass_role = _allow("PassRole", ("iam:PassRole",), backup.batch.role_arn)
+        submit_jobs = [
+            _allow("SubmitJobs", SUBMIT, "*"),
+            {**pass_role, "Condition": {"StringEquals": {"iam:PassedToService": BATCH_SERVICE}}},
+        ]
+    return _make_identity_file(
+        str(target.account),
         parties.runner,
         "runner-policy.json",
         "lakeshare-runner",
         "lets lakeshare list, plan, copy what jobs cannot copy, verify, and keep the records of points",
         [
-            *read_source,
+            *_make_read_statements(source, "Source"),
             _allow("ThawSource", ("s3:RestoreObject",), _objects(source)),
-            *write_copies,
-            *read_copies,
-            keep_records,
+            *_write_copies(backup, target),
+            *_make_read_statements(target, "Copies"),
+            _keep_records(buckets.records),
             *cut_logs,
             _make_inspect_statement(buckets.all_buckets()),
             *(_allow("ReadReports", ("s3:GetObject",), _objects(area)) for area in reports),
             *submit_jobs,
-            *use_keys,
+            *_use_keys(parties),
         ],
     )
-    if parties.retention_role is not None:
-        removed = dict.fromkeys((_objects(target), _objects(records, OWN_PREFIX)))
-        yield _make_identity_file(
-            account,
-            parties.retention_role,
-            "retention-policy.json",
-            "lakeshare-retention",
-            "lets the role that sweeps remove copies whose lock has ended, and nothing of the source",
-            [
-                *read_copies,
-                _allow("RemoveUnneeded", REMOVE, *removed),
-                _allow("ExtendLocks", LOCK, _objects(target)),
-                keep_records,
-                _make_inspect_statement(buckets.target_buckets()),
-            ],
-        )
 
 
 def _make_bucket_files(backup: Backup, parties: Parties, buckets: PolicyBuckets) -> Iterator[PolicyFile]:

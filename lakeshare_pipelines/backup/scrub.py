@@ -111,14 +111,7 @@ class _ScrubRun:
         damaged += [
             (row, row["problem"]) for row in _rows(self.on, f"SELECT * {left} AND problem IS NOT NULL")
         ]
-        repaired = []
-        for row, problem in damaged:
-            source = self._repair(row)
-            where = StoreAddress(url=row["place"]).location(row["stored_key"])
-            if source is None:
-                sentences.append(f"{where}: {problem}, and no other copy of it was found.")
-            else:
-                repaired.append(f"{where}: {problem}; copied again from {source}.")
+        repaired = self._repair_all(damaged, sentences)
         warnings = []
         if total_bytes > declared.bytes_per_scrub * declared.within_days:
             warnings.append(
@@ -137,11 +130,23 @@ class _ScrubRun:
             read_bytes=int(size_bytes),
             archived=copies - unarchived,
             compared_since=compared_since if unarchived else None,
-            repaired=tuple(repaired),
+            repaired=repaired,
             damaged=tuple(sentences),
             downgraded=tuple(objects.report_damage(self.points, self.now)),
             warnings=tuple(warnings),
         )
+
+    def _repair_all(self, damaged: Sequence[tuple[Row, str]], sentences: list[str]) -> tuple[str, ...]:
+        """Returns a sentence for each damaged copy that was copied again; those of others go to `sentences`."""
+        repaired = []
+        for row, problem in damaged:
+            source = self._repair(row)
+            where = StoreAddress(url=row["place"]).location(row["stored_key"])
+            if source is None:
+                sentences.append(f"{where}: {problem}, and no other copy of it was found.")
+            else:
+                repaired.append(f"{where}: {problem}; copied again from {source}.")
+        return tuple(repaired)
 
     def _order(self) -> tuple[int, int, int, int]:
         known = objects.ReadingStore(self.points).load()

@@ -51,7 +51,6 @@ def backup_definitions(
 
     The sensor runs by default if the backup is declared.
     """
-    days = dg.DailyPartitionsDefinition(start_date=backup.first_day.isoformat())
     job = dg.define_asset_job(
         f"backup_{backup.name}",
         # Drills are checks of the point too, and have their own job.
@@ -65,24 +64,34 @@ def backup_definitions(
         ),
         description=f"Make the backup point of a day of {backup.source}.",
     )
+    return dg.Definitions(
+        assets=[*(make(backup) for make in (_listing, _plan, _copies, _tables)), _point(backup, contracts)],
+        jobs=[job],
+        sensors=[_sensor(backup, job, is_declared=is_declared)],
+    )
 
-    def step(
-        name: str, description: str, after: str | None = None, kinds: set[str] | None = None
-    ) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
-        return dg.asset(
-            key=backup_key(backup, name),
-            description=description,
-            deps=[backup_key(backup, after)] if after else None,
-            partitions_def=days,
-            group_name=f"backup_{backup.name}",
-            kinds=kinds,
-            check_specs=[
-                dg.AssetCheckSpec(check, asset=backup_key(backup, name), description=text)
-                for check, text in STEP_CHECKS.get(name, {}).items()
-            ],
-        )
 
-    @step(
+def _step(
+    backup: Backup, name: str, description: str, after: str | None = None, kinds: set[str] | None = None
+) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
+    """Returns the decorator of the asset of a step, which runs after another one."""
+    return dg.asset(
+        key=backup_key(backup, name),
+        description=description,
+        deps=[backup_key(backup, after)] if after else None,
+        partitions_def=dg.DailyPartitionsDefinition(start_date=backup.first_day.isoformat()),
+        group_name=f"backup_{backup.name}",
+        kinds=kinds,
+        check_specs=[
+            dg.AssetCheckSpec(check, asset=backup_key(backup, name), description=text)
+            for check, text in STEP_CHECKS.get(name, {}).items()
+        ],
+    )
+
+
+def _listing(backup: Backup) -> dg.AssetsDefinition:
+    @_step(
+        backup,
         "listing",
         f"The objects of {backup.source}, listed by {backup.listing.kind}.",
         kinds={"s3" if backup.source.kind == "s3" else "file"},
@@ -106,7 +115,11 @@ def backup_definitions(
             }
         )
 
-    @step("plan", "The objects of the day's point, which of them to copy, and the cost.", "listing")
+    return listing
+
+
+def _plan(backup: Backup) -> dg.AssetsDefinition:
+    @_step(backup, "plan", "The objects of the day's point, which of them to copy, and the cost.", "listing")
     def plan(
         context: dg.AssetExecutionContext, lakeshare: LakeResource
     ) -> Iterator[dg.MaterializeResult[None]]:
@@ -132,7 +145,11 @@ def backup_definitions(
             ],
         )
 
-    @step("copies", f"The day's copies, made by the engine `{backup.engine}`.", "plan")
+    return plan
+
+
+def _copies(backup: Backup) -> dg.AssetsDefinition:
+    @_step(backup, "copies", f"The day's copies, made by the engine `{backup.engine}`.", "plan")
     def copies(
         context: dg.AssetExecutionContext, lakeshare: LakeResource
     ) -> Iterator[dg.MaterializeResult[None]]:
@@ -155,7 +172,12 @@ def backup_definitions(
             ],
         )
 
-    @step(
+    return copies
+
+
+def _tables(backup: Backup) -> dg.AssetsDefinition:
+    @_step(
+        backup,
         "tables",
         "The tables of the copies, each verified to open at a version.",
         "copies",
@@ -176,7 +198,16 @@ def backup_definitions(
             check_results=_make_check_results(found),
         )
 
-    @step("point", f"The backup point of the day in {backup.target}, with a dump of the catalog.", "tables")
+    return tables
+
+
+def _point(backup: Backup, contracts: Sequence[SetContract]) -> dg.AssetsDefinition:
+    @_step(
+        backup,
+        "point",
+        f"The backup point of the day in {backup.target}, with a dump of the catalog.",
+        "tables",
+    )
     def point(context: dg.AssetExecutionContext, lakeshare: LakeResource) -> dg.MaterializeResult[None]:
         with fail_without_retry():
             written = run.finish_point(_make_backup_run(context, lakeshare, backup), datetime.now(UTC))
@@ -197,11 +228,7 @@ def backup_definitions(
             }
         )
 
-    return dg.Definitions(
-        assets=[listing, plan, copies, tables, point],
-        jobs=[job],
-        sensors=[_sensor(backup, job, is_declared=is_declared)],
-    )
+    return point
 
 
 def _sensor(backup: Backup, job: "UnresolvedAssetJobDefinition", *, is_declared: bool) -> dg.SensorDefinition:

@@ -459,22 +459,7 @@ def wap_set(
     write, audit, publish = (
         step if retry_policy is None else step.with_retry_policy(retry_policy) for step in steps
     )
-    outputs = {
-        _output(table): dg.AssetOut(
-            key=table_key(table.name),
-            dagster_type=dg.Nothing,
-            description=table.description,
-            kinds={
-                *("spark", table.format),
-                *(["view"] if table.view else ["python"] if table.transform else []),
-            },
-            owners=list(contract.owners),
-            tags={"domain": contract.domain} if contract.domain else None,
-            metadata=column_metadata(contract, table),
-            code_version=contract.digest[:12],
-        )
-        for table in contract.tables
-    }
+    outputs = {_output(table): _make_out(contract, table) for table in contract.tables}
 
     @dg.graph_multi_asset(
         name=f"{contract.name}_set",
@@ -495,6 +480,19 @@ def wap_set(
         return dict(zip(outputs, tables, strict=True)) | verdicts
 
     return wap_graph
+
+
+def _make_out(contract: SetContract, table: Table) -> dg.AssetOut:
+    return dg.AssetOut(
+        key=table_key(table.name),
+        dagster_type=dg.Nothing,
+        description=table.description,
+        kinds={"spark", table.format, *(["view"] if table.view else ["python"] if table.transform else [])},
+        owners=list(contract.owners),
+        tags={"domain": contract.domain} if contract.domain else None,
+        metadata=column_metadata(contract, table),
+        code_version=contract.digest[:12],
+    )
 
 
 def list_upstream(contract: SetContract) -> dict[str, dg.AssetIn]:

@@ -45,7 +45,8 @@ from lakeshare_server.tables.iceberg.metadata import open_metadata
 from lakeshare_server.tables.index import FileIndex, write_index_file
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame, DataFrameWriter
     from pyspark.sql import functions as F
 else:
     F = LazyModule("pyspark.sql.functions")
@@ -204,31 +205,42 @@ def _compact_delta(
     # Names of data files have no characters that a log or Spark would encode.
     name = F.element_at(F.split(F.col("_metadata.file_path"), "/"), -1)
     small = whole.where(name.isin(sorted(names)))
-    columns, files = [column for column, _ in table.partition_by], math.ceil(size_bytes / target_bytes)
-    order = [column_by_name(column) for column in (*columns, *table.maintenance.compaction.sort_by)]
-    parted = [column_by_name(column) for column in columns]
-    if parted:
-        larger = small.repartition(*parted)
-    elif order:
-        larger = small.repartitionByRange(files, *order)
-    else:
-        larger = small.repartition(files)
-    if order:
-        larger = larger.sortWithinPartitions(*order)
-    writer = larger.write.format("delta").mode("error").partitionBy(*columns)
+    location = to_hadoop_path(staging.staged_location(table.name, ref))
+    writer = _write_larger(small, table, math.ceil(size_bytes / target_bytes))
     writer = writer.option("maxRecordsPerFile", max(1, math.ceil(rows * target_bytes / max(size_bytes, 1))))
-    writer.option("userMetadata", json.dumps(run_properties(contract, run_id))).save(
-        to_hadoop_path(staging.staged_location(table.name, ref))
-    )
+    writer.option("userMetadata", json.dumps(run_properties(contract, run_id))).save(location)
     adds = staging.list_staged_adds(table.name, ref)
-    staged = lake.spark.read.format("delta").load(to_hadoop_path(staging.staged_location(table.name, ref)))
-    before, after = digest_rows(small, staged, by=parted)
+    staged = lake.spark.read.format("delta").load(location)
+    by = [column_by_name(column) for column, _ in table.partition_by]
+    before, after = digest_rows(small, staged, by=by)
     _require_same_rows(table, before, after)
     if staging.list_staged_adds(table.name, ref) != adds:
         raise Conflict([table.name], ref, "a staging location that was written to since")
     if sum(count for count, _ in after.values()) != rows:
         reason = f"the statistics of its small files count {rows} rows, and other rows were read"
         raise MaintenanceError(table.name, reason, "Rewrite the table with right statistics.")
+    return Compacted(ref, latest, actions=_make_actions(chosen, adds, ref))
+
+
+def _write_larger(small: "DataFrame", table: Table, files: int) -> "DataFrameWriter":
+    """Returns the writer of the rows in fewer files, by partition and in the order of the contract."""
+    columns = [column for column, _ in table.partition_by]
+    order = [column_by_name(column) for column in (*columns, *table.maintenance.compaction.sort_by)]
+    if columns:
+        larger = small.repartition(*map(column_by_name, columns))
+    elif order:
+        larger = small.repartitionByRange(files, *order)
+    else:
+        larger = small.repartition(files)
+    if order:
+        larger = larger.sortWithinPartitions(*order)
+    return larger.write.format("delta").mode("error").partitionBy(*columns)
+
+
+def _make_actions(
+    chosen: "pa.Table", adds: Sequence[Mapping[str, Any]], ref: str
+) -> tuple[dict[str, Any], ...]:
+    """Returns the actions that take the chosen files out of a table and put the staged ones in."""
     now_ms = int(time.time() * 1000)
     removed = {"deletionTimestamp": now_ms, "dataChange": False, "extendedFileMetadata": True}
     removes = [
@@ -241,7 +253,7 @@ def _compact_delta(
         {"add": {**action, "path": f"{STAGED_FOLDER}/{ref}/{action['path']}", "dataChange": False}}
         for action in adds
     ]
-    return Compacted(ref, latest, actions=(*removes, *added))
+    return (*removes, *added)
 
 
 def commit_delta(

@@ -430,14 +430,10 @@ class IcebergTable:
         rows = closure.rows if rows is None else rows
         shrunk = None if is_wanted else explain_too_small(rows, self.found.wanted_rows)
         reasons += [*outside, *([shrunk] if shrunk else [])]
-        status: Status = (
-            "verified" if is_wanted and not state.without_statistics else "verified_with_fallback"
-        )
         # Files outside of the source will be missing the next day as well: an older state is no fallback.
-        if shrunk or outside:
-            status = "degraded"
+        is_degraded, is_whole = bool(shrunk or outside), is_wanted and not state.without_statistics
         return self.copy.make_proof(
-            status,
+            "degraded" if is_degraded else "verified" if is_whole else "verified_with_fallback",
             self._wanted_version(),
             missing,
             [*reasons, *limits],

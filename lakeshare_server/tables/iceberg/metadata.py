@@ -92,19 +92,12 @@ def read_iceberg(
     head = add_vector_feature(iceberg_head(table, schema, root, in_lines, in_files), vectors)
     ranges = partitions.partition_ranges(table, schema, files, partitions.bounded_type)
     upper = partitions.column_bounds(schema.fields, files, ranges, is_upper=True)
-    paths = names = files.column("path")
-    if pc.any(pc.starts_with(names, "file:"), min_count=0).as_py():
-        paths = pa.array([local_path(name) for name in names.to_pylist()], pa.string())
-    # When each file's snapshot was committed, in milliseconds; for an expired snapshot, the time of the one read.
-    times = {one.snapshot_id: one.timestamp_ms for one in table.snapshots}
-    added_by = files.column("snapshot_id").dictionary_encode()
-    added_ms = [times.get(one, snapshot.timestamp_ms) for one in added_by.dictionary.to_pylist()]
-    modified_ms = pc.take(pa.array(added_ms, pa.int64()), added_by.indices)
+    names = files.column("path")
     columns = {
-        "path": paths,
+        "path": _list_paths(names),
         "name": names,
         "size": files.column("size"),
-        "modification_time": pc.fill_null(modified_ms, snapshot.timestamp_ms),
+        "modification_time": _list_times(table, snapshot, files.column("snapshot_id")),
         "rows": files.column("rows"),
         # Pruning also uses values that are not in lines.
         "partition": partitions.partition_values(table, schema, files, in_lines or known),
@@ -117,6 +110,23 @@ def read_iceberg(
     return TableSnapshot(
         format="iceberg", location=root, head=head, snapshot_id=snapshot_id, files=pa.table(columns)
     )
+
+
+def _list_paths(names: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
+    """Where files are read, by their names in manifests."""
+    if not pc.any(pc.starts_with(names, "file:"), min_count=0).as_py():
+        return names
+    return pa.array([local_path(name) for name in names.to_pylist()], pa.string())
+
+
+def _list_times(
+    table: "TableMetadata", snapshot: "Snapshot", snapshot_ids: pa.ChunkedArray
+) -> pa.ChunkedArray:
+    """When each file's snapshot was committed, in milliseconds; of an expired one, the time of the one that is read."""
+    times = {one.snapshot_id: one.timestamp_ms for one in table.snapshots}
+    added_by = snapshot_ids.dictionary_encode()
+    added_ms = [times.get(one, snapshot.timestamp_ms) for one in added_by.dictionary.to_pylist()]
+    return pc.fill_null(pc.take(pa.array(added_ms, pa.int64()), added_by.indices), snapshot.timestamp_ms)
 
 
 def _require_no_encryption(live: LiveFiles, root: str) -> None:
