@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.parsers import expat
 
-from lakeshare_pipelines.contracts.column_types import Nested, Type, explain_wrong_type
+from lakeshare_pipelines.contracts.column_types import (
+    Nested,
+    Type,
+    explain_wrong_type,
+    is_nested,
+    parse_type,
+)
 from lakeshare_pipelines.contracts.model import Reading
 from lakeshare_pipelines.errors import SampleError
 from lakeshare_pipelines.ingest.compression import (
@@ -60,6 +66,8 @@ COMPOSITE_ROWS = 5_000_000
 """Keys of several columns are searched for in samples up to this size."""
 APPROXIMATION = 0.85
 """An approximate count from this fraction of the rows on may be the number of rows."""
+MAX_INFERRED = 4000
+"""The longest spelling of a nested type that is drafted; objects with names of many kinds have longer ones."""
 NULL_TOKENS = ("NA", "N/A", "n/a", "#N/A", "NULL", "null", "NaN", "nan", "None", "none", "-", "\\N")
 
 _BROKEN = "__broken"
@@ -297,19 +305,14 @@ def _require_header(file: str, header: Sequence[str]) -> None:
 def _read_json(
     spark: "SparkSession", files: Sequence[Path], title: str, name: str, source: str, *, is_document: bool
 ) -> Sample:
-    import json
-
     paths = [escape_glob(str(path.absolute())) for path in files]
     lines = spark.read.text(paths, wholetext=is_document)
     if is_document:
         lines = lines.select(F.explode(split_json_document()).alias("value"))
     keys = lines.select(F.explode(F.json_object_keys("value"))).distinct().collect()
     present = {str(row[0]) for row in keys}
-    first = next((line for line in _read_head(files[0]).splitlines() if line.strip()), "")
-    try:
-        order = [key for key in json.loads(first) if key in present]
-    except ValueError:
-        order = []
+    first = lines.select(F.json_object_keys("value").alias("keys")).where("keys IS NOT NULL").first()
+    order = [] if first is None else list(first.keys)
     columns = (*order, *sorted(present - set(order)))
     if not columns:
         fix = 'Write one object with its fields on each line, like {"id": 1}.'
@@ -325,8 +328,40 @@ def _read_json(
             F.when(F.col("_parsed").isNull(), F.lit("broken")).alias(_BROKEN),
         )
     )
-    reading = Reading(multiline=is_document)
-    return Sample(title, name, source, frame, columns, is_text=True, reading=reading)
+    nested = _infer_nested(frame, columns)
+    places = [i for i, key in enumerate(columns) if key not in nested]
+    kept = frame.select(*(F.col(f"_{i}").alias(f"_{at}") for at, i in enumerate(places)), _BROKEN)
+    simple, reading = tuple(columns[i] for i in places), Reading(multiline=is_document)
+    return Sample(title, name, source, kept, simple, is_text=True, reading=reading, nested=nested)
+
+
+def _infer_nested(frame: "DataFrame", columns: Sequence[str]) -> dict[str, str]:
+    """Returns the types of the columns whose values are all objects, or all arrays, of a type that a contract can have.
+
+    The texts of the frame are the values of JSON.
+    """
+    asked = []
+    for i in range(len(columns)):
+        text = F.col(f"_{i}")
+        value = F.when(text.rlike(r"^\s*[\[{]"), F.try_parse_json(text))
+        asked += [F.schema_of_variant_agg(value), F.count(F.when(value.isNull(), text))]
+    found = frame.select(*asked).first() or ()
+    nested = {}
+    for name, kind, others in zip(columns, found[::2], found[1::2], strict=True):
+        if not others and is_nested(kind):
+            inferred = str(_guess_parts(parse_type(kind)))
+            if len(inferred) <= MAX_INFERRED and explain_wrong_type(inferred, None, "iceberg") is None:
+                nested[name] = inferred
+    return nested
+
+
+def _guess_parts(kind: Type) -> Type:
+    """The type of a contract for one that was inferred of values of JSON: of numbers with room for larger ones."""
+    if isinstance(kind, Nested):
+        return Nested(kind.kind, tuple((name, _guess_parts(part)) for name, part in kind.parts))
+    if kind.startswith("decimal"):
+        return "double"
+    return "string" if kind == "void" else kind
 
 
 def _read_xml(spark: "SparkSession", files: Sequence[Path], title: str, name: str, source: str) -> Sample:
@@ -424,7 +459,7 @@ def from_frame(frame: "DataFrame", title: str, name: str, source: str) -> Sample
             nested[column.name] = str(found)
         else:
             skipped[column.name] = kind
-    if not kept:
+    if not kept and not nested:
         raise SampleError(title, "has no column of a type that a contract can have", "Flatten its columns.")
     columns = [F.col(f"`{name.replace('`', '``')}`").alias(f"_{i}") for i, name in enumerate(kept)]
     shown = frame.select(*columns, F.lit(None).cast("string").alias(_BROKEN))
@@ -549,7 +584,7 @@ def profile_sample(sample: Sample) -> Profile:
 def _read_heads(sample: Sample) -> list[_Head]:
     width = len(sample.columns)
     names = [f"_{i}" for i in range(width)]
-    limit = max(MIN_HEAD_ROWS, min(HEAD_ROWS, HEAD_CELLS // width))
+    limit = max(MIN_HEAD_ROWS, min(HEAD_ROWS, HEAD_CELLS // max(1, width)))
     kinds = dict(sample.frame.dtypes)
     texts = [F.trim(F.col(name).cast("string")).alias(name) for name in names]
     rows = sample.frame.where(F.col(_BROKEN).isNull()).select(*texts).limit(limit).collect()
@@ -568,7 +603,7 @@ def _read_heads(sample: Sample) -> list[_Head]:
 def _scan(sample: Sample, heads: Sequence[_Head], tokens: Sequence[str]) -> Profile:
     sound = F.col(_BROKEN).isNull()
     measured: dict[str, Any] = {}
-    for start in range(0, len(heads), COLUMNS_PER_PASS):
+    for start in range(0, max(1, len(heads)), COLUMNS_PER_PASS):
         part = heads[start : start + COLUMNS_PER_PASS]
         prepared = [column for head in part for column in _prepare(sample, head, tokens)]
         wanted = [measure for head in part for measure in _measure(sample, head)]

@@ -235,6 +235,39 @@ def test_documents_of_json_are_found(lake: Lake, tmp_path: Path) -> None:
         assert (sample.columns, sample.frame.count(), sample.reading.multiline) == (columns, rows, True)
 
 
+def test_objects_and_arrays_of_json_are_nested_columns(lake: Lake, tmp_path: Path) -> None:
+    rows = [
+        {
+            "id": 1,
+            "at": {"city": "Bern", "geo": {"lat": 46.9, "n": 1}},
+            "tags": [],
+            "mixed": [1],
+            "free": "[a",
+        },
+        {
+            "id": 2,
+            "at": {"city": None, "geo": {"lat": 4, "n": 5_000_000_000}},
+            "tags": ["x"],
+            "mixed": {"a": 1},
+        },
+        {"id": 3, "at": None, "empty": {}, "kinds": [1, "a"], "odd": {"a b": 1}},
+    ]
+    file = tmp_path / "places.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sample = read_files(lake.spark, [str(file)])
+    assert sample.nested == {
+        "at": "struct<city:string,geo:struct<lat:double,n:bigint>>",
+        "tags": "array<string>",
+    }
+    # Of several kinds, without fields, or with names that a contract cannot have: their texts are kept.
+    assert sample.columns == ("id", "mixed", "free", "empty", "kinds", "odd")
+    alone = tmp_path / "alone.jsonl"
+    alone.write_text('{"a": [1, 2.5]}\n')
+    (tmp_path / "alone.yaml").write_text(render(draft_contract(read_files(lake.spark, [str(alone)]))))
+    [table] = load_contract(tmp_path / "alone.yaml").tables
+    assert [(column.name, column.type) for column in table.columns] == [("a", "array<double>")]
+
+
 def test_lines_with_an_unclosed_quote_are_allowed_for(lake: Lake, tmp_path: Path) -> None:
     lines = ["id,what", *(f'{number},{number}" pipe' for number in range(3)), *["9,pipe"] * 97]
     (tmp_path / "pipes.csv").write_text("\n".join(lines))
