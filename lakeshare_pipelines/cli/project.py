@@ -97,7 +97,9 @@ def _prepare(folder: Path) -> None:
 
 
 def publish(
-    set_name: Annotated[str, typer.Argument(metavar="SET", help="A set of the contracts.")],
+    set_names: Annotated[
+        list[str], typer.Argument(metavar="SET...", help="Sets of the contracts, in the order of their runs.")
+    ],
     on: Annotated[
         list[Path] | None,
         typer.Option("--on", help="A file to deliver first; repeat for more. They replace the delivery."),
@@ -105,7 +107,7 @@ def publish(
     partition: Annotated[
         str | None,
         typer.Option(
-            help="The partition to publish, as the day of a set that arrives by day; or FIRST...LAST."
+            help="The partition to publish, as the day of sets that arrive by day; or FIRST...LAST."
         ),
     ] = None,
     pin: Annotated[
@@ -120,24 +122,33 @@ def publish(
         bool, typer.Option("--allow-late", help="Publish it though its lateness window is over.")
     ] = False,
 ) -> None:
-    """Stage, audit and publish a set in one Dagster run, and apply the shares that the contracts declare.
+    """Stage, audit and publish sets, each in one Dagster run, and apply the shares that the contracts declare.
 
     A set of files publishes its delivery. Others read their sources, or what they are made of.
-    Exit code 1 if the audit stops it; `lakeshare wap show` shows why.
+    Exit code 1 if the audit stops one, and those after it do not run; `lakeshare wap show` shows why.
 
     Example: lakeshare publish orders --on orders.csv
+
+    Example: lakeshare publish silver gold --partition 2024-03-01
     """
     from lakeshare_pipelines.wap.inputs import parse_pins
 
-    settings, contract = load_settings(), find_contract(set_name)
-    keys, pinned = _list_keys(contract, partition), ", ".join(pin or ())
+    settings, sets = load_settings(), [find_contract(name) for name in dict.fromkeys(set_names)]
+    for option, given in (("--on", on), ("--pin", pin)):
+        if given and len(sets) > 1:
+            raise BadRequest(option, str(given[0]), "It belongs to one set: publish that one by itself.")
+    keys, pinned = {each.name: _list_keys(each, partition) for each in sets}, ", ".join(pin or ())
     parse_pins(pinned)
-    if contract.takes_deliveries:
-        _deliver(settings, contract, keys, on or [], allow_late=allow_late)
-    elif on:
-        raise BadRequest("--on", str(on[0]), f"Set {contract.name} takes no deliveries: leave it out.")
-    is_published = _publish_partitions(settings, contract, keys, pinned=pinned, allow_late=allow_late)
-    raise typer.Exit(0 if is_published else 1)
+    for contract in sets:
+        if contract.takes_deliveries:
+            _deliver(settings, contract, keys[contract.name], on or [], allow_late=allow_late)
+        elif on:
+            raise BadRequest("--on", str(on[0]), f"Set {contract.name} takes no deliveries: leave it out.")
+    are_published = all(
+        _publish_partitions(settings, each, keys[each.name], pinned=pinned, allow_late=allow_late)
+        for each in sets
+    )
+    raise typer.Exit(0 if are_published else 1)
 
 
 def _list_keys(contract: "SetContract", partition: str | None) -> list[str]:

@@ -92,6 +92,10 @@ REFUSED = {
     "flights --partition 2013-01-01 --pin reference.airports": "Write each input as set.table@number",
     "flights --partition 2013-01-01...2013-01-02": "delivery flights/2013-01-01: has not arrived",
     "sums --on x.csv": "Set sums takes no deliveries: leave it out",
+    "flights sums --on x.csv": "publish that one by itself",
+    "sums flights --pin reference.airports@1": "publish that one by itself",
+    "sums flights": "Set flights arrives by day: give it",
+    "sums flights --partition 2013-01-01": "'2013-01-01' is no partition of set sums",
 }
 
 
