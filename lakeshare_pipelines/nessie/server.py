@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 LISTENING = re.compile(r"Listening on: (http://127\.0\.0\.1:\d+)\.")
 START_S = 180
 STOP_S = 20
-ARCHIVE_S = 60
+ARCHIVE_S, ARCHIVE_KEPT_S = 60, 14 * 24 * 3600
 PROBE_S = 10
 POLL_S = 0.05
 LOG_TAIL_LINES = 12
@@ -145,7 +145,10 @@ def _class_archive_options(java: Java, jar: Path) -> list[str]:
         identity = f"{java.home} {modules.st_size} {modules.st_mtime_ns}"
         digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
         base = jar.with_name(f"java-{digest}.jsa")
-        if not base.exists():
+        if base.exists():
+            os.utime(base)
+        else:
+            remove_unused_archives(jar.parent)
             aside = base.with_suffix(f".{os.getpid()}.part")
             dump = [str(java.binary), "-Xshare:dump", f"-XX:SharedArchiveFile={aside}"]
             subprocess.run(dump, capture_output=True, check=True, timeout=ARCHIVE_S)
@@ -157,6 +160,14 @@ def _class_archive_options(java: Java, jar: Path) -> list[str]:
     # Two servers may write the archive at once: its checksum is verified.
     flags = ("-XX:+AutoCreateSharedArchive", "-XX:+VerifySharedSpaces", "-Xlog:cds*=off")
     return [*flags, f"-XX:SharedArchiveFile={archives}"]
+
+
+def remove_unused_archives(folder: Path) -> None:
+    """Removes the archives of each Java that was not used for `ARCHIVE_KEPT_S`: every new environment makes two."""
+    for base in folder.glob("java-*.jsa"):
+        if base.stat().st_mtime < time.time() - ARCHIVE_KEPT_S:
+            for archive in (base, *folder.glob(f"*.{base.stem.removeprefix('java-')}.jsa")):
+                archive.unlink(missing_ok=True)
 
 
 def _options(settings: LakeSettings) -> Iterator[str]:

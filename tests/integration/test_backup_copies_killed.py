@@ -15,7 +15,7 @@ from tests.builders.killed_copy import NEVER, killed_copies
 from tests.builders.small_batches import BATCH
 from tests.integration.s3_server import REGION, S3Server
 
-KILLS = campaign_size(in_ci=6, in_campaign=20)
+KILLS = campaign_size(in_ci=4, in_campaign=20)
 POINTS = [random.Random(number).randint(1, 60) for number in range(KILLS)]
 """Requests after which a run is killed."""
 OBJECTS = sum(POINTS)

@@ -39,7 +39,7 @@ from tests.builders.waiting import wait_until
 from tests.integration.s3_server import REGION, S3Server
 
 LIMIT = 5 * 1024**2
-KILLS = campaign_size(in_ci=5, in_campaign=20)
+KILLS = campaign_size(in_ci=3, in_campaign=20)
 # A driver takes ten seconds to start: twenty kills take eleven minutes.
 DRIVER_KILLS = campaign_size(in_ci=1, in_campaign=20)
 WORKERS, IN_FLIGHT, ROWS_A_PORTION = 2, 4, 16

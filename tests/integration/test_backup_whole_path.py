@@ -52,7 +52,7 @@ class Kills:
     seed: int
 
 
-LOCAL_KILLS = campaign_size(in_ci=5, in_campaign=20)
+LOCAL_KILLS = campaign_size(in_ci=3, in_campaign=20)
 KILLS = [
     # A run makes 14 requests before its first copy; the last one still has something to copy.
     Kills("local", LOCAL_KILLS, (20, FILES_A_COMMIT * (COMMITS + 1) * 3 // (2 * LOCAL_KILLS)), seed=20),
