@@ -20,7 +20,7 @@ MAGIC = b"Obj\x01"
 ENCRYPTED = b"AGS1"
 SYNC_BYTES = 16
 PIECE_BYTES = 1 << 20
-# Writers end a block at some tens of kilobytes.
+# Writers end a block at some tens of kilobytes; a few kilobytes can decompress to gigabytes.
 MAX_BLOCK_BYTES = 256 << 20
 MAX_LONG_BYTES = 10
 
@@ -211,11 +211,11 @@ def _codec(metadata: Mapping[str, bytes]) -> Callable[[bytes], bytes]:
     name = metadata.get("avro.codec", b"null").decode()
     codecs: dict[str, Callable[[bytes], bytes]] = {
         "null": bytes,
-        "deflate": lambda packed: zlib.decompress(packed, -zlib.MAX_WBITS),
+        "deflate": lambda packed: _decompress(zlib.decompressobj(-zlib.MAX_WBITS), packed),
         "snappy": _unsnap,
         "zstandard": _zstandard,
-        "bzip2": bz2.decompress,
-        "xz": lzma.decompress,
+        "bzip2": lambda packed: _decompress(bz2.BZ2Decompressor(), packed),
+        "xz": lambda packed: _decompress(lzma.LZMADecompressor(), packed),
     }
     if name not in codecs:
         raise AvroError(f"it is compressed with {name}; known are {', '.join(codecs)}")
@@ -232,6 +232,18 @@ def _codec(metadata: Mapping[str, bytes]) -> Callable[[bytes], bytes]:
     return decompress
 
 
+def _decompress(decompressor: Any, packed: bytes) -> bytes:
+    """Decompresses a block, with a decompressor of the standard library for it alone."""
+    block: bytes = decompressor.decompress(packed, MAX_BLOCK_BYTES)
+    if not decompressor.eof:
+        raise _too_large() if len(block) == MAX_BLOCK_BYTES else AvroError("a block cannot be decompressed")
+    return block
+
+
+def _too_large() -> AvroError:
+    return AvroError(f"a block is larger than {MAX_BLOCK_BYTES >> 20} MiB, decompressed")
+
+
 def _unsnap(packed: bytes) -> bytes:
     """Snappy data begins with its decompressed length; Avro appends a CRC-32 of the decompressed bytes."""
     import pyarrow as pa
@@ -242,6 +254,8 @@ def _unsnap(packed: bytes) -> bytes:
         shift += 7
         if byte < 128:
             break
+    if length > MAX_BLOCK_BYTES:
+        raise _too_large()
     block: bytes = pa.Codec("snappy").decompress(packed[:-4], length, asbytes=True)
     if zlib.crc32(block) != int.from_bytes(packed[-4:], "big"):
         raise AvroError("a block does not have its checksum")
@@ -253,8 +267,10 @@ def _zstandard(packed: bytes) -> bytes:
 
     # A frame may lack the decompressed length, which only a stream does not need.
     with pa.CompressedInputStream(pa.BufferReader(packed), "zstd") as stream:
-        block: bytes = stream.read()
-        return block
+        block: bytes = stream.read(MAX_BLOCK_BYTES + 1)
+    if len(block) > MAX_BLOCK_BYTES:
+        raise _too_large()
+    return block
 
 
 Step: TypeAlias = Callable[[bytes, int, int], int]

@@ -11,7 +11,9 @@ from lakeshare_pipelines.errors import DeliveryError
 from lakeshare_pipelines.ingest.compression import CODECS, PIECE_BYTES, CutOff, Damaged, unpack
 from lakeshare_pipelines.ingest.delivery import assign_files
 from lakeshare_pipelines.ingest.readable import ReadableFile, ReadingLimits, guess_row_tag, require_readable
-from lakeshare_server.tables.iceberg.avro import check_container
+from lakeshare_server.tables.iceberg import avro
+from lakeshare_server.tables.iceberg.avro import AvroError, check_container, read_container
+from tests.builders.avro_blocks import compress_avro
 from tests.builders.landing import a_readings_contract, avro_bytes, landed
 
 TWO_COLUMNS = [{"name": "id", "physicalType": "int"}, {"name": "name", "logicalType": "string"}]
@@ -87,6 +89,20 @@ def test_large_rows_and_files_of_xml_and_avro_are_refused(tmp_path: Path) -> Non
     assert look_through(tmp_path / "c", "readings.avro", rows).rows == 3000
     with pytest.raises(DeliveryError, match=r"unpacks to more than 2 MiB"):
         look_through(tmp_path / "d", "readings.avro", rows, max_unpacked_mb=2)
+
+
+@pytest.mark.parametrize("codec", ["deflate", "bzip2", "xz", "snappy", "zstandard"])
+def test_a_block_of_avro_is_not_decompressed_beyond_a_limit(
+    monkeypatch: pytest.MonkeyPatch, codec: str
+) -> None:
+    is_own = codec in ("deflate", "bzip2", "xz")
+    content = avro_bytes([{"name": "x" * (2 << 20)}], {"name": "string"}, codec if is_own else "null")
+    content = content if is_own else compress_avro(content, codec)
+    assert check_container(io.BytesIO(content)).rows == len(read_container(content).blocks) == 1
+    monkeypatch.setattr(avro, "MAX_BLOCK_BYTES", 1 << 20)
+    for read in (lambda: check_container(io.BytesIO(content)), lambda: read_container(content)):
+        with pytest.raises(AvroError, match="a block is larger than 1 MiB, decompressed"):
+            read()
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,15 @@
 """Manifests of every format version and codec: each file with what is inherited, and never fewer files."""
 
-import zlib
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import Stores
 from lakeshare_server.tables.iceberg import manifests
-from lakeshare_server.tables.iceberg.avro import read_container, read_long
 from lakeshare_server.tables.iceberg.manifests import DeleteFile, LiveFiles, live_files
+from tests.builders.avro_blocks import compress_avro
 from tests.builders.campaign import campaign_size
 from tests.builders.iceberg_manifests import SNAPSHOT, ToldSnapshot, a_manifest, a_snapshot, an_entry
 
@@ -153,31 +151,10 @@ def test_delete_files_are_told_whole(tmp_path: Path) -> None:
     ]
 
 
-def snappy(content: bytes) -> bytes:
-    """An uncompressed container, compressed with snappy: each block ends with the CRC-32 of what it was."""
-    whole = read_container(content)
-    sync, codec = content[-16:], b"\x14avro.codec\x08null"
-    head = content[: content.index(sync) + 16]
-    assert codec in head
-    packed = head.replace(codec, b"\x14avro.codec\x0csnappy")
-    for count, block in whole.blocks:
-        text = pa.Codec("snappy").compress(block, asbytes=True) + zlib.crc32(block).to_bytes(4, "big")
-        packed += varint(count) + varint(len(text)) + text + sync
-    return packed
-
-
-def varint(number: int) -> bytes:
-    said, rest = b"", number << 1
-    while rest > 127:
-        said, rest = said + bytes([rest & 127 | 128]), rest >> 7
-    assert read_long(said + bytes([rest]), 0)[0] == number
-    return said + bytes([rest])
-
-
 def test_snappy_is_read_and_its_checksum_is_looked_at(tmp_path: Path) -> None:
     file = tmp_path / "m.avro"
     manifest = a_manifest(file, [an_entry(1), an_entry(2)], codec="null")
-    content = snappy(file.read_bytes())
+    content = compress_avro(file.read_bytes(), "snappy")
     file.write_bytes(content)
     snapshot = a_snapshot(tmp_path, [manifest])
     assert read(snapshot).data.column("rows").to_pylist() == [10, 20]
