@@ -133,20 +133,17 @@ def publish(
     """
     from lakeshare_pipelines.wap.inputs import parse_pins
 
-    settings, sets = load_settings(), [find_contract(name) for name in dict.fromkeys(set_names)]
     for option, given in (("--on", on), ("--pin", pin)):
-        if given and len(sets) > 1:
+        if given and len(set_names) > 1:
             raise BadRequest(option, str(given[0]), "It belongs to one set: publish that one by itself.")
-    keys, pinned = {each.name: _list_keys(each, partition) for each in sets}, ", ".join(pin or ())
-    parse_pins(pinned)
-    for contract in sets:
-        if contract.takes_deliveries:
-            _deliver(settings, contract, keys[contract.name], on or [], allow_late=allow_late)
-        elif on:
-            raise BadRequest("--on", str(on[0]), f"Set {contract.name} takes no deliveries: leave it out.")
+    parse_pins(pinned := ", ".join(pin or ()))
+    settings, sets = load_settings(), [find_contract(name) for name in dict.fromkeys(set_names)]
+    asked = [(contract, _list_keys(contract, partition)) for contract in sets]
+    for contract, keys in asked:
+        _deliver(settings, contract, keys, on or [], allow_late=allow_late)
     are_published = all(
-        _publish_partitions(settings, each, keys[each.name], pinned=pinned, allow_late=allow_late)
-        for each in sets
+        _publish_partitions(settings, contract, keys, pinned=pinned, allow_late=allow_late)
+        for contract, keys in asked
     )
     raise typer.Exit(0 if are_published else 1)
 
@@ -176,13 +173,17 @@ def _list_keys(contract: "SetContract", partition: str | None) -> list[str]:
 def _deliver(
     settings: "LakeSettings", contract: "SetContract", keys: list[str], files: list[Path], *, allow_late: bool
 ) -> None:
-    """Puts files into landing, and requires a delivery for each key."""
+    """Puts files into landing, and requires a delivery for each key, if the set takes deliveries."""
     from lakeshare_pipelines.ingest import find_delivery
     from lakeshare_pipelines.ingest.delivery import name_files, require_in_time
     from lakeshare_pipelines.ingest.landing import open_landing
     from lakeshare_pipelines.wap.evolution import require_allowed_changes
     from lakeshare_pipelines.wap.stage import open_ledger
 
+    if not contract.takes_deliveries:
+        if files:
+            raise BadRequest("--on", str(files[0]), f"Set {contract.name} takes no deliveries: leave it out.")
+        return
     if not allow_late:
         require_in_time(contract, keys)
     if files:

@@ -8,8 +8,10 @@ import yaml
 from typer.testing import CliRunner
 
 from lakeshare_pipelines import contracts
+from lakeshare_pipelines.cli import project
 from lakeshare_pipelines.cli.main import app
 from lakeshare_pipelines.cli.project import TEMPLATES
+from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.settings import SHORT_RUNS, LakeSettings
 from tests.builders.gold_sets import write_sums
 
@@ -85,6 +87,16 @@ def test_a_late_delivery_is_refused_before_anything_is_delivered(
     assert "delivery flights/2013-01-01: has not arrived" in str(ended.exception)
 
 
+def write_sets(folder: Path, *names: str) -> None:
+    """The contracts of the demo's flights, and of sets that are sums of them."""
+    for name in ("flights", "reference"):
+        (folder / f"{name}.yaml").write_bytes(Path(contracts.__file__).with_name(f"{name}.yaml").read_bytes())
+    for name in names:
+        write_sums(folder, name, "flights", "delta")
+        text = (folder / f"{name}.yaml").read_text().replace("flights.days", "flights.daily_delays")
+        (folder / f"{name}.yaml").write_text(text.replace("{days}", "{daily_delays}"))
+
+
 REFUSED = {
     "flights --partition 2013-01-09...2013-01-02": "Give the first and the last day of a range, in this order",
     "flights --partition 2013-01-01...soon": "'soon' is no partition of set flights",
@@ -102,12 +114,7 @@ REFUSED = {
 def test_what_cannot_be_published_is_refused_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = Path(contracts.__file__).parent
-    for name in ("flights", "reference"):
-        (tmp_path / f"{name}.yaml").write_bytes((folder / f"{name}.yaml").read_bytes())
-    write_sums(tmp_path, "sums", "flights", "delta")
-    sums = (tmp_path / "sums.yaml").read_text().replace("flights.days", "flights.daily_delays")
-    (tmp_path / "sums.yaml").write_text(sums.replace("{days}", "{daily_delays}"))
+    write_sets(tmp_path, "sums")
     monkeypatch.setenv("LAKESHARE_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("LAKESHARE_CONTRACTS_DIR", str(tmp_path))
     for arguments, message in REFUSED.items():
@@ -115,6 +122,25 @@ def test_what_cannot_be_published_is_refused_before_anything_is_written(
         assert ended.exit_code == 1, arguments
         assert message in str(ended.exception), arguments
     assert not (tmp_path / "state").exists()
+
+
+def test_sets_run_in_the_given_order_and_none_after_one_that_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_sets(tmp_path, "sums", "counts", "totals")
+    monkeypatch.setenv("LAKESHARE_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("LAKESHARE_CONTRACTS_DIR", str(tmp_path))
+    ran: list[str] = []
+
+    def publish_but_counts(_settings: object, contract: SetContract, *_: object, **__: object) -> bool:
+        ran.append(contract.name)
+        return contract.name != "counts"
+
+    monkeypatch.setattr(project, "_publish_partitions", publish_but_counts)
+    assert CliRunner().invoke(app, ["publish", "totals", "counts", "sums"]).exit_code == 1
+    assert ran == ["totals", "counts"]
+    assert CliRunner().invoke(app, ["publish", "sums", "totals", "sums"]).exit_code == 0
+    assert ran[2:] == ["sums", "totals"]
 
 
 def test_a_draft_replaces_no_contract(tmp_path: Path) -> None:
