@@ -32,8 +32,8 @@ from lakeshare_pipelines.wap import stage
 from lakeshare_pipelines.wap.merge import (
     BEFORE,
     DELETED,
-    FILE,
     FILES,
+    ROW_FILE,
     align,
     compare_states,
     list_change_rows,
@@ -142,7 +142,7 @@ class DeltaStaging:
     def merge(self, staged: Staged, table: Table, rows: "DataFrame") -> None:
         version, location = json.loads(staged.base)[table.name], self.staged_location(table.name, staged.ref)
         before = self.on_main(staged, table)
-        with_files = None if before is None else before.select("*", F.col(FILE_PATH).alias(FILE))
+        with_files = None if before is None else before.select("*", F.col(FILE_PATH).alias(ROW_FILE))
         changes = plan_changes(self.contract, table, with_files, rows)
         columns = [column_by_name(column.name) for column in table.columns]
         frame = changes.where(~F.col(DELETED)).select(*columns)
@@ -150,8 +150,8 @@ class DeltaStaging:
         if before is not None:
             state = self._read_state(table, version)
             known = changes.where(F.col(BEFORE).isNotNull())
-            counted = known.select(F.explode(FILES).alias(FILE)).groupBy(FILE).count().collect()
-            paths = [row[FILE] for row in counted]
+            counted = known.select(F.explode(FILES).alias(ROW_FILE)).groupBy(ROW_FILE).count().collect()
+            paths = [row[ROW_FILE] for row in counted]
             names = set(map(_get_name, paths))
             removed = [path for path in state.adds.column("path").to_pylist() if _get_name(path) in names]
             if sum(row["count"] for row in counted) <= MAX_SENT_ROWS:

@@ -24,7 +24,7 @@ from lakeshare_pipelines.spark.rows import column_by_name
 from lakeshare_pipelines.spark.session import set_conf, to_hadoop_path
 from lakeshare_pipelines.wap import stage
 from lakeshare_pipelines.wap.checks import get_types
-from lakeshare_pipelines.wap.merge import DELETED, list_change_rows, plan_changes
+from lakeshare_pipelines.wap.merge import BEFORE, DELETED, FILES, ROW_FILE, list_change_rows, plan_changes
 from lakeshare_pipelines.wap.serveable import (
     ClientMatrix,
     Rewrite,
@@ -56,6 +56,10 @@ CHANGES_FOLDER = "_changes"
 PLANNED = "_PLANNED"
 """Marks a folder with all rows that a merge planned to change."""
 ATTEMPTS = 5
+MAX_SENT = "64m"
+"""Size of changes that each task of a merge gets whole."""
+MAX_UNTOUCHED = 0.1
+"""Share of a table that a merge may write again although nothing in it changes."""
 MAX_OPEN_FILES = 31
 
 
@@ -291,28 +295,55 @@ class IcebergStaging:
     def merge(self, staged: Staged, table: Table, rows: "DataFrame") -> None:
         self._prepare(staged.ref, table)
         before = self.on_main(staged, table)
-        changes = plan_changes(self.contract, table, before, rows)
+        with_files = None if before is None else before.select("*", F.col(FILE).alias(ROW_FILE))
+        changes = plan_changes(self.contract, table, with_files, rows)
+        columns = [column_by_name(column.name) for column in table.columns]
+        new = changes
+        if before is not None:
+            self._merge_known(staged, table, changes.where(F.col(BEFORE).isNotNull()))
+            new = changes.where(F.col(BEFORE).isNull())
+        if before is None or not new.isEmpty():
+            self._make_writer(staged.ref, table, new.select(*columns), staged.run_id).append()
+        self._keep_planned(staged, table, changes)
+
+    def _merge_known(self, staged: Staged, table: Table, changes: "DataFrame") -> None:
+        """Update and delete rows of main.
+
+        A merge that also inserts is a full outer join, for which Spark sorts the whole table (docs/adr/0065).
+        """
         names = [column.name for column in table.columns]
-        if before is None:
-            first = changes.select(*map(column_by_name, names))
-            self._make_writer(staged.ref, table, first, staged.run_id).append()
-            return
         # Other names than the table's: the columns of both are in the conditions.
         renamed = [column_by_name(name).alias(SOURCE_PREFIX + name) for name in names]
-        source, values = (
-            changes.select(*renamed, DELETED),
-            {name: F.col(SOURCE_PREFIX + name) for name in names},
-        )
-        same = [column_by_name(name).eqNullSafe(values[name]) for name in table.primary_key]
+        values = {name: F.col(SOURCE_PREFIX + name) for name in names}
+        # Spark knows the size of held rows, and sends few to each task instead of sorting the table.
+        source = changes.select(*renamed, DELETED).persist()
+        if not source.count():
+            return
         # Iceberg takes the properties of a merge's snapshot from the session.
         properties = stage.run_properties(self.contract, staged.run_id)
         conf = {f"spark.sql.iceberg.snapshot-property.{key}": value for key, value in properties.items()}
+        conf["spark.sql.autoBroadcastJoinThreshold"] = MAX_SENT
+        # Spark would read the keys of the whole table to find its files again.
+        finds_files = self._measure_untouched(table, changes) > MAX_UNTOUCHED
+        conf["spark.sql.optimizer.runtime.rowLevelOperationGroupFilter.enabled"] = str(finds_files).lower()
+        same = [column_by_name(name) == values[name] for name in table.primary_key]
         merge = source.mergeInto(self.lake.table_at(table.name, staged.ref), reduce(and_, same))
         merge = merge.whenMatched(F.col(DELETED)).delete().whenMatched().update(values)
-        merge = merge.whenNotMatched(~F.col(DELETED)).insert(values)
-        with set_conf(self.lake.spark, conf):
-            merge.merge()
-        self._keep_planned(staged, table, changes)
+        try:
+            with set_conf(self.lake.spark, conf):
+                merge.merge()
+        finally:
+            source.unpersist()
+
+    def _measure_untouched(self, table: Table, changes: "DataFrame") -> float:
+        """The share of the bytes of main that is in files without rows to change."""
+        path, is_touched = F.col("file_path"), F.lit(True).alias("is_touched")
+        touched = changes.select(F.explode(FILES).alias("file_path")).distinct().select(path, is_touched)
+        files = self.lake.spark.table(f"{self.lake.table_at(table.name)}.data_files")
+        size = F.col("file_size_in_bytes")
+        untouched = F.sum(F.when(F.col("is_touched").isNull(), size))
+        sums = files.join(touched, "file_path", "left").agg(untouched, F.sum(size)).first()
+        return 0.0 if sums is None or not sums[1] else (sums[0] or 0) / sums[1]
 
     def _keep_planned(self, staged: Staged, table: Table, changes: "DataFrame") -> None:
         """Keep the rows of an applied plan, so that publication need not compare the files that the merge wrote again.

@@ -22,8 +22,8 @@ else:
 
 DELETED, BEFORE, FILES = "__lakeshare_deleted", "__lakeshare_before", "__lakeshare_files"
 """Columns of planned changes: whether the row is deleted; main's row with its key, null if there is none; and the names
-of the files that have rows with its key, where main was read with `FILE`."""
-FILE = "__lakeshare_file"
+of the files that have rows with its key, where main was read with `ROW_FILE`."""
+ROW_FILE = "__lakeshare_file"
 """The column with the name of a row's file."""
 CHANGE_TYPE = "_change_type"
 """The column of Delta's change files (Delta protocol, "Add CDC File")."""
@@ -39,7 +39,7 @@ def plan_changes(
 ) -> "DataFrame":
     """The rows to insert, update and delete: the table's columns, `DELETED`, `BEFORE`; one row for each primary key.
 
-    `before` is the table on main, and may have the column `FILE`: the changes then have `FILES`. `rows` are the
+    `before` is the table on main, and may have the column `ROW_FILE`: the changes then have `FILES`. `rows` are the
     delivered ones. Rows that change nothing are left out. The frame is computed at once, and is no longer a reading of
     the delivery, which a merge would refuse as not deterministic. Main is read once: its rows with delivered keys are
     held.
@@ -59,7 +59,7 @@ def plan_changes(
 
 
 def align(table: Table, frame: "DataFrame") -> "DataFrame":
-    """A state of the table in the columns of its contract, and `FILE` if it has it; new ones are null."""
+    """A state of the table in the columns of its contract, and `ROW_FILE` if it has it; new ones are null."""
     names = {name.lower(): name for name in frame.columns}
     columns = [
         (column_by_name(names[c.name.lower()]) if c.name.lower() in names else F.lit(None))
@@ -71,9 +71,9 @@ def align(table: Table, frame: "DataFrame") -> "DataFrame":
 
 
 def match_rows(left: "DataFrame", right: "DataFrame", names: Iterable[str], how: str) -> "DataFrame":
-    """Semi or anti join (`left_semi`, `left_anti`) by columns with these names; nulls are equal."""
+    """Semi or anti join (`left_semi`, `left_anti`) by columns with these names; a null has no match."""
     left, right = left.alias("l"), right.alias("r")
-    same = [F.col(f"l.`{name}`").eqNullSafe(F.col(f"r.`{name}`")) for name in names]
+    same = [F.col(f"l.`{name}`") == F.col(f"r.`{name}`") for name in names]
     return left.join(right, _all(same), how)
 
 
@@ -169,7 +169,7 @@ def _plan_merge(table: Table, before: "DataFrame | None", rows: "DataFrame") -> 
 
 
 def _keep_files(frame: "DataFrame") -> list[str]:
-    return [FILE] if FILE in frame.columns else []
+    return [ROW_FILE] if ROW_FILE in frame.columns else []
 
 
 def _take_one(table: Table, changes: "DataFrame") -> "DataFrame":
@@ -180,9 +180,9 @@ def _take_one(table: Table, changes: "DataFrame") -> "DataFrame":
     if not _keep_files(changes):
         return changes.dropDuplicates(list(table.primary_key))
     key = [column_by_name(name) for name in table.primary_key]
-    others = [column_by_name(name) for name in changes.columns if name not in (*table.primary_key, FILE)]
+    others = [column_by_name(name) for name in changes.columns if name not in (*table.primary_key, ROW_FILE)]
     grouped = changes.groupBy(*key).agg(
-        F.first(F.struct(*others)).alias(_ROW), F.collect_set(FILE).alias(FILES)
+        F.first(F.struct(*others)).alias(_ROW), F.collect_set(ROW_FILE).alias(FILES)
     )
     return grouped.select(*key, f"{_ROW}.*", FILES)
 

@@ -19,9 +19,10 @@ from lakeshare_pipelines.errors import ContractError
 from lakeshare_pipelines.share import changes as recording
 from lakeshare_pipelines.share import publication
 from lakeshare_pipelines.share.publication import publish, publish_or_replay, rollback, unchanged_run
+from lakeshare_pipelines.wap import iceberg
 from lakeshare_pipelines.wap.audit import audit
 from lakeshare_pipelines.wap.delta import DeltaStaging, table_location
-from lakeshare_pipelines.wap.iceberg import CHANGES_FOLDER, PLANNED, get_state
+from lakeshare_pipelines.wap.iceberg import CHANGES_FOLDER, FILE, PLANNED, get_state
 from lakeshare_pipelines.wap.merge import find_key_problems, plan_changes
 from lakeshare_pipelines.wap.stage import (
     drop_staging_location,
@@ -302,7 +303,7 @@ class ComputedSet:
         return read_main(self.lake, self.contract, short_name)
 
 
-ONE, OTHER, THIRD, FOURTH, FIFTH = (f"2024-01-0{day}" for day in range(1, 6))
+ONE, OTHER, THIRD, FOURTH, FIFTH, SIXTH = (f"2024-01-0{day}" for day in range(1, 7))
 
 
 @pytest.mark.parametrize("table_format", ["iceberg", "delta"])
@@ -329,6 +330,7 @@ def test_deliveries_that_change_nothing_and_red_ones(
             patched.setattr(recording, "find_changed_rows", not_called)
             a_changed_row_is_recorded_as_planned(computed)
         a_plan_that_does_not_add_up_is_not_taken(computed, monkeypatch)
+        files_without_changed_rows_stay(computed, monkeypatch)
 
 
 def a_red_delivery_is_reported_by_its_keys(computed: ComputedSet) -> None:
@@ -391,6 +393,26 @@ def a_plan_that_does_not_add_up_is_not_taken(computed: ComputedSet, monkeypatch:
     computed.publish(staged)
     assert len(compared) == 1
     assert [row[:2] for row in computed.rows("merge_rows")] == [(1, "d"), (9, "e")]
+
+
+def files_without_changed_rows_stay(computed: ComputedSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows 1 and 9 are in two files. Files that are a small share of the table are written again with the others."""
+    lake, table = computed.lake, computed.contract.table("merge_rows")
+
+    def list_files(ref: str) -> dict[int, str]:
+        return {row["id"]: row[FILE] for row in lake.table(table.name, ref).select("id", FILE).collect()}
+
+    def find_rewritten(change: Change) -> list[int]:
+        staged = computed.stage(SIXTH, change)
+        files = list_files(staged.ref)
+        drop_staging_location(lake, computed.contract, staged.ref)
+        return [number for number, file in before.items() if files[number] != file]
+
+    before = list_files("main")
+    assert find_rewritten(Change(10, "new", 6.0, SIXTH)) == []
+    assert find_rewritten(Change(9, "f", 6.0, SIXTH)) == [9]
+    monkeypatch.setattr(iceberg, "MAX_UNTOUCHED", 0.9)
+    assert sorted(find_rewritten(Change(9, "f", 6.0, SIXTH))) == [1, 9]
 
 
 def a_repair_is_in_the_changes(computed: ComputedSet) -> None:
