@@ -107,7 +107,7 @@ def local_request(request: TableRequest, signers: LocationSigners) -> TableReque
     headers.append((HEADER.encode(), CAPABILITIES.encode()))
     http_request = Request({**request.http_request.scope, "headers": headers, "query_string": b""})
     # Its URLs are not given out, so its files are not counted as signed.
-    app_state, audit_record = replace(request.app_state, signers=signers), replace(request.audit_record)
+    app_state, audit_record = request.app_state.with_signers(signers), replace(request.audit_record)
     return replace(request, http_request=http_request, app_state=app_state, audit_record=audit_record)
 
 
