@@ -156,7 +156,6 @@ def _print_report(outcomes: "Iterator[FollowOutcome]", *, as_json: bool) -> None
 @table_app.command("unfollow")
 def unfollow(name: Annotated[str, typer.Argument(help="The table's name: schema.table.")]) -> None:
     """Stop following a table; recipients can no longer read it. The table itself is not changed."""
-
     _, catalog = _open_state()
     open_before = _list_open_folders(catalog)
     typer.echo(f"{server_catalog.FollowedTables(catalog).remove(name).table} is followed no more")
@@ -166,7 +165,6 @@ def unfollow(name: Annotated[str, typer.Argument(help="The table's name: schema.
 @table_app.command("list")
 def list_tables() -> None:
     """List followed tables with location, check interval, first version and format."""
-
     _, catalog = _open_state()
     for followed in server_catalog.FollowedTables(catalog).list():
         since = f"from version {followed.start_version}" if followed.start_version else "whole history"
@@ -177,7 +175,6 @@ def list_tables() -> None:
 @table_app.command("show")
 def show(path: SharedPath) -> None:
     """Show how a shared table is served: version, files, formats, and other ways to read it."""
-
     settings, catalog = _open_state()
     entry = listings.find_shared_table(catalog, path, "PATH")
     view = serveability.provider_view(entry, open_versions(catalog))
@@ -263,7 +260,6 @@ def _describe_version(
     catalog: "Catalog", entry: "SharedTable", view: "TableView", served: "ServedTable"
 ) -> "Iterator[tuple[str, str]]":
     """The newest version, by its file index, else by the counts of its writer."""
-
     header = served.header
     row = None if header else server_catalog.Ledger(catalog).at(entry.table, served.version.number)
     counted = header or row
@@ -277,7 +273,6 @@ def _describe_version(
 
 def _describe_delta_format(served: "ServedTable") -> str:
     """Whether the delta format can carry a table, with the reader features that a client must announce."""
-
     refused = [verdict for verdict in served.verdicts.values() if verdict.id in ("python-delta", "spark")]
     needed = [] if served.header is None else table_serveability.needed_features(served.header.head)
     codes = {refusal.code for verdict in refused for refusal in verdict.refused_for}
@@ -298,7 +293,6 @@ def _describe_verdict(verdict: "Verdict") -> str:
 
 def _list_open_folders(catalog: "Catalog") -> dict[str, str]:
     """The shared tables with directory access, path by id."""
-
     shared = listings.list_all_shared_tables(catalog)
     return {entry.id: entry.path for entry in shared if entry.directory_access}
 
@@ -329,7 +323,6 @@ def snippet(
 
     Example: lakeshare snippet partners.sales.orders --engine polars --profile bob.share > orders.py
     """
-
     settings, catalog = _open_state()
     entry = listings.find_shared_table(catalog, path, "SHARE.SCHEMA.TABLE")
     view = serveability.provider_view(entry, open_versions(catalog))

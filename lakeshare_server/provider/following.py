@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 from lakeshare_server.catalog import (
     Catalog,
@@ -431,13 +431,6 @@ class _TableUpdate:
 GROUP = "group:"
 
 
-class Reader(TypedDict):
-    """The reader as arguments of the operations; one of the two is None."""
-
-    recipient: str | None
-    group: str | None
-
-
 def change_permissions(
     edit: Edit, name: str, changes: Sequence[PermissionsChange], revision: int | None
 ) -> int:
@@ -460,7 +453,10 @@ def change_permissions(
         has_terms = change.has("starts_at") or change.has("ends_at") or change.has("rule")
         # The first operation compares the revision; later ones see the edits of those before.
         if change.add and (has_terms or not is_granted):
-            times = {"starts_at": from_ms(change.starts_at), "ends_at": from_ms(change.ends_at)}
+            times: dict[str, Any] = {
+                "starts_at": from_ms(change.starts_at),
+                "ends_at": from_ms(change.ends_at),
+            }
             grant(edit, name, **reader, **times, rule=change.rule or None, revision=revision)
             revision = None
         if change.remove and is_granted:
@@ -469,7 +465,8 @@ def change_permissions(
     return states.get_share(edit.session, name).revision
 
 
-def _find_reader(edit: Edit, principal: str) -> Reader:
+def _find_reader(edit: Edit, principal: str) -> dict[str, Any]:
+    """The reader as arguments of the operations; one of the two is None."""
     if principal.startswith(GROUP):
         name = states.find_group_row(edit.session, principal.removeprefix(GROUP)).name
         return {"recipient": None, "group": name}

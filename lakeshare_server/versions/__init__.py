@@ -19,31 +19,17 @@ from lakeshare_server.storage import Stores
 from lakeshare_server.tables.delta.changes import segment_cache
 from lakeshare_server.tables.index import IndexCache
 from lakeshare_server.versions.followed_delta import FollowedLog, FollowedVersions
-from lakeshare_server.versions.followed_iceberg import FollowedSnapshots, LatestObservation, read_unfollowed
+from lakeshare_server.versions.followed_iceberg import FollowedSnapshots, LatestObservation
+from lakeshare_server.versions.followed_iceberg import read_unfollowed as read_unfollowed
+from lakeshare_server.versions.metadata_sources import list_tables_at as list_tables_at
+from lakeshare_server.versions.metadata_sources import make_source
 from lakeshare_server.versions.metadata_sources import (
-    list_tables_at,
-    make_source,
-    normalise_followed_location,
-    read_table_name,
+    normalise_followed_location as normalise_followed_location,
 )
-from lakeshare_server.versions.published import (
-    PinnedSnapshot,
-    PublishedVersions,
-    Version,
-    VersionSources,
-)
-
-__all__ = [
-    "PinnedSnapshot",
-    "TableVersions",
-    "Version",
-    "Versions",
-    "list_tables_at",
-    "normalise_followed_location",
-    "read_table_name",
-    "read_unfollowed",
-]
-
+from lakeshare_server.versions.metadata_sources import read_table_name as read_table_name
+from lakeshare_server.versions.published import PinnedSnapshot as PinnedSnapshot
+from lakeshare_server.versions.published import PublishedVersions, VersionSources
+from lakeshare_server.versions.published import Version as Version
 
 # The readable versions of one table, in order: the methods are those of `LedgerVersions`.
 AllVersions: TypeAlias = PublishedVersions | FollowedSnapshots | FollowedVersions
