@@ -16,8 +16,8 @@ from lakeshare_server.cli.console import (
     edit_share,
     given,
     given_texts,
+    open_provider,
     open_state_catalog,
-    open_versions,
     operator_name,
     parse_moment,
     parse_properties,
@@ -283,9 +283,9 @@ def apply(
 
     Example: lakeshare apply -f shares/ --prune --yes
     """
-    desired, catalog = _read_files(files), open_state_catalog()
-    versions = open_versions(catalog)
-    with following.FollowPrefetch(ServerSettings(), versions) as ahead:
+    desired, provider = _read_files(files), open_provider()
+    catalog, versions = provider.catalog, provider.versions
+    with following.FollowPrefetch(provider.settings, versions) as ahead:
         changes = declared.plan_changes(catalog, desired, prune=prune)
         desired = ahead.read(desired, changes.steps)
         check = _make_rule_check(catalog, versions, ahead, desired, changes)
@@ -436,13 +436,10 @@ def sql(
 
 
 def _open_session() -> "SqlSession":
-    from lakeshare_server.catalog import open_catalog
     from lakeshare_server.sql.session import SqlSession
-    from lakeshare_server.sql.statements import Provider
 
-    settings, principal = ServerSettings(), operator_name()
-    provider = Provider(open_catalog(settings.catalog_url), settings)
-    return SqlSession(provider, principal, partial(_read_rows, settings, principal))
+    provider, principal = open_provider(), operator_name()
+    return SqlSession(provider, principal, partial(_read_rows, provider.settings, principal))
 
 
 def _read_rows(

@@ -86,9 +86,7 @@ class Versions:
         self._followed, self._settings, self._stores = FollowedTables(catalog), settings, stores
         cache = IndexCache(settings.index_dir / "cache", settings.index_cache_bytes)
         segments = segment_cache(cache.folder, settings.index_cache_bytes)
-        folders = settings.index_dir, settings.vectors_dir, settings.vectors_location
-        shared = settings.shared_root
-        self._sources = VersionSources(Ledger(catalog), stores, *folders, cache, segments, shared)
+        self._sources = VersionSources(Ledger(catalog), stores, settings, cache, segments)
         self._audited = replace(self._sources, ledger=Ledger(catalog, readable_only=True))
         self._logs: dict[tuple[str, str, float], FollowedLog] = {}
         self._observations: dict[tuple[str, str, float, IcebergIdentity], LatestObservation] = {}
