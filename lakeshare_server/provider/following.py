@@ -344,18 +344,13 @@ def prefetch_versions(
         except NotFound:
             # The edit may create the share; if not, the operation reports it.
             is_needed, concerned = writes_rule, set(tables)
-        followed = sorted(table for table in concerned if is_needed and states.is_followed(session, table))
-    _load_versions(versions, followed)
+    if is_needed:
+        prefetch_all_versions(catalog, versions, concerned)
 
 
 def prefetch_all_versions(catalog: Catalog, versions: Versions, tables: Set[str]) -> None:
     """Load the versions of those of the tables that are followed; raises as `prefetch_versions`."""
-    followed = FollowedTables(catalog).list()
-    _load_versions(versions, sorted(entry.table for entry in followed if entry.table in tables))
-
-
-def _load_versions(versions: Versions, followed: Iterable[str]) -> None:
-    for table in followed:
+    for table in sorted(entry.table for entry in FollowedTables(catalog).list() if entry.table in tables):
         with suppress(NotFound):
             versions.of(table).latest()
 
