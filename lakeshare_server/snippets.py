@@ -153,8 +153,7 @@ def render_snippet(engine: Engine, table: SnippetTable, served: ServedTable, api
     apis = API_NAMES[::-1] if served.storage == "disk" else API_NAMES
     refused = {}
     for tried in apis if api is None else (api,):
-        has_api = tried in engine.apis
-        refused[tried] = _find_refusal(engine, served, tried) if has_api else "it does not use this API."
+        refused[tried] = _find_refusal(engine, served, tried)
         if refused[tried] is None:
             return engine.render(table, tried)
     why = "; ".join(f"{tried}: {refused[tried]}" for tried in API_NAMES if tried in refused)
@@ -162,7 +161,9 @@ def render_snippet(engine: Engine, table: SnippetTable, served: ServedTable, api
 
 
 def _find_refusal(engine: Engine, served: ServedTable, api: Api) -> str | None:
-    """Why an engine cannot read a table through an API that it uses; None if it can."""
+    """Why an engine cannot read a table through an API; None if it can."""
+    if api not in engine.apis:
+        return "it does not use this API."
     verdict = served.iceberg if api == "iceberg" else served.verdicts[engine.client]
     if verdict.served_as is None:
         return str(verdict).removeprefix("no, ").rstrip(".") + "."
