@@ -18,34 +18,17 @@ from fastapi import FastAPI
 from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors.multiprocess import Multiprocess, Process
 
-from lakeshare_server.access.allowed_locations import FileTickets
-from lakeshare_server.access.authentication import (
-    AccessTokens,
-    AdminAuthenticator,
-    Authenticator,
-    Federation,
-)
-from lakeshare_server.access.oidc import Issuers
-from lakeshare_server.access.rate_limit import (
-    BruteForceProtection,
-    RecipientLimits,
-    TrustedProxies,
-    UsageWriter,
-)
-from lakeshare_server.access.table_access import AsyncWorker, TableViews
-from lakeshare_server.catalog import Allowances, AsyncQueries, AuditLog, Credentials, TokenUses, open_catalog
+from lakeshare_server.access.rate_limit import TrustedProxies
+from lakeshare_server.catalog import open_catalog
 from lakeshare_server.errors import Unavailable
-from lakeshare_server.iceberg_rest.scans import IcebergScans, PlanTasks, SignableFiles
-from lakeshare_server.iceberg_rest.tables import IcebergTables
 from lakeshare_server.outbound import Services
 from lakeshare_server.pages import activation, portal
 from lakeshare_server.pages.portal import LocationSigners, Previews
 from lakeshare_server.pages.rendering import PageHeaders
-from lakeshare_server.protocol.tokens import Pager, TableTokens
 from lakeshare_server.routes import files, health, iceberg, oauth, tables
 from lakeshare_server.routes.admin import PREFIX as ADMIN_PREFIX
 from lakeshare_server.routes.admin import admin_api, well_known
-from lakeshare_server.routes.context import AppState, Pools
+from lakeshare_server.routes.context import AppState
 from lakeshare_server.routes.errors import (
     AuditMiddleware,
     ClientAddressMiddleware,
@@ -54,8 +37,7 @@ from lakeshare_server.routes.errors import (
 )
 from lakeshare_server.routes.responses import LIMITS, ConnectionLimits, GuardedProtocol, RequestBodyMiddleware
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.storage import LocalSigner, Signers, Stores, load_key
-from lakeshare_server.versions import Versions
+from lakeshare_server.storage import Stores, load_key
 
 SHUTDOWN_S = 10
 START_S = 60
@@ -74,7 +56,8 @@ def create_app(settings: ServerSettings) -> FastAPI:
     """The application over the catalog of the settings; raises `BadRequest` for a short key or an invalid URL."""
     metrics = health.Metrics(names=settings.telemetry_names)
     stores = Stores(settings, Services(settings.outside_answer_s, metrics.note_outage))
-    app_state = _make_app_state(settings, stores, metrics)
+    app_state = AppState(settings, stores, metrics)
+    app_state.write_check = health.WriteCheck(app_state.catalog, settings)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, ConnectionLimits]]:
@@ -114,48 +97,6 @@ def create_app(settings: ServerSettings) -> FastAPI:
     app.router.routes.append(iceberg.other_calls())
     app.mount(ADMIN_PREFIX, admin_api(app_state, app))
     return app
-
-
-def _make_app_state(settings: ServerSettings, stores: Stores, metrics: health.Metrics) -> AppState:
-    catalog = open_catalog(settings.catalog_url)
-    key = load_key(settings)
-    local_signer = LocalSigner(key, settings.base_url() + files.PREFIX)
-    versions = Versions(catalog, settings, stores)
-    views = TableViews(catalog, versions)
-    access_tokens = AccessTokens(key, settings.access_token_life_s)
-    allowances, uses = Allowances(catalog), TokenUses(catalog)
-    limits = RecipientLimits(allowances, settings)
-    brute_force = BruteForceProtection(allowances, settings.guesses_per_minute)
-    async_queries, scans = AsyncQueries(catalog), IcebergScans(stores, settings)
-    issuers = Issuers(settings, stores.services)
-    federation = Federation(catalog, Credentials(catalog), settings, stores.services)
-    return AppState(
-        settings=settings,
-        catalog=catalog,
-        authenticator=Authenticator(catalog, federation, access_tokens, brute_force, uses),
-        access_tokens=access_tokens,
-        limits=limits,
-        usage_writer=UsageWriter(uses, limits.daily_limits),
-        admin_authenticator=AdminAuthenticator(catalog, settings, issuers, brute_force),
-        versions=versions,
-        views=views,
-        pager=Pager(key, settings.page_size),
-        tokens=TableTokens(key, settings.page_token_life_s, settings.refresh_token_life_s),
-        local_signer=local_signer,
-        file_tickets=FileTickets(key, catalog, views),
-        signers=Signers(settings, local_signer, stores),
-        async_queries=async_queries,
-        async_worker=AsyncWorker(async_queries, views),
-        iceberg_tables=IcebergTables(catalog, stores),
-        iceberg_scans=scans,
-        plan_tasks=PlanTasks(key, settings.page_token_life_s, settings.max_body_bytes),
-        signable_files=SignableFiles(stores, scans),
-        services=stores.services,
-        write_check=health.WriteCheck(catalog, settings),
-        pools=Pools(settings.request_wait_s),
-        metrics=metrics,
-        audit=AuditLog(catalog, settings.audit_dir),
-    )
 
 
 def app_from_environment() -> FastAPI:

@@ -26,6 +26,8 @@ def make_private(folder: Path) -> None:
 ICEBERG_PATH = "/iceberg"
 TOKEN_PATH = "/oauth/token"  # noqa: S105  a path below the endpoint of the protocol
 ACTIVATION_PATH, PORTAL_PATH = "/activate", "/portal"
+# Of the bytes of local files, below the endpoint of the protocol.
+FILES_PATH = "/files"
 
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 # Normalised, without a slash at its end.

@@ -78,7 +78,6 @@ class IssuerDocuments:
 @contextmanager
 def _ended_at(connection: socket.socket, ends_at: float) -> Iterator[None]:
     """Cuts the connection at a time: a peer that sends single bytes never reaches a read timeout."""
-
     handle = connection.dup()
 
     def cut() -> None:

@@ -1,4 +1,4 @@
-"""Row rules of tables and grants: their grammar, and their combination for a recipient.
+"""Row rules of tables and grants: their reading by the grammar in `rules.lark`, and their combination for a recipient.
 
 Partition values decide every rule: other rules are refused when they are written, and match no rows when they are read.
 """
@@ -42,47 +42,6 @@ MAX_SHOWN_CHARS = 40
 FIELD = "rule"
 TEXT = "string"  # the type of LIKE's comparisons
 EXAMPLE = "Give a predicate on partition columns, like region = 'EU' or region = current_recipient('region')."
-GRAMMAR = r"""
-?start: disjunction
-?disjunction: conjunction (_OR conjunction)*
-?conjunction: negation (_AND negation)*
-?negation: NOT negation -> negated
-    | "(" disjunction ")"
-    | test
-?test: column OPERATOR value -> compared
-    | value OPERATOR column -> mirrored
-    | column _IS [NOT] _NULL -> is_null
-    | column [NOT] _IN "(" value ("," value)* ")" -> one_of
-    | column [NOT] _BETWEEN value _AND value -> between
-    | column [NOT] _LIKE STRING -> like
-    | column -> is_true
-    | BOOLEAN -> constant
-column: NAME | QUOTED
-?value: STRING -> text
-    | NUMBER -> number
-    | _DATE STRING -> day
-    | BOOLEAN -> boolean
-    | _RECIPIENT "(" STRING ")" -> property
-    | _RECIPIENT "(" ")" "." _path -> path
-_path: NAME ("." NAME)* | QUOTED
-_OR.2: /or\b/i
-_AND.2: /and\b/i
-NOT.2: /not\b/i
-_IS.2: /is\b/i
-_NULL.2: /null\b/i
-_IN.2: /in\b/i
-_BETWEEN.2: /between\b/i
-_LIKE.2: /like\b/i
-_DATE.2: /date(?=\s*')/i
-_RECIPIENT.2: /current_recipient(?=\s*\()/i
-BOOLEAN.2: /(true|false)\b/i
-OPERATOR: "<=" | ">=" | "<>" | "!=" | "==" | "=" | "<" | ">"
-STRING: /'([^'\\]|'')*'/
-NUMBER: /[+-]?[0-9]+(\.[0-9]+)?/
-QUOTED: /`([^`]|``)+`/
-NAME: /[^\W\d]\w*/
-%ignore /[ \t\r\n]+/
-"""
 
 
 class RecipientProperty(str):
@@ -227,7 +186,7 @@ _OPERATORS: Mapping[str, Comparison] = {
 
 @cache
 def _build_parser() -> Lark:
-    return Lark(GRAMMAR, parser="lalr", transformer=_RuleTransformer())
+    return Lark.open("rules.lark", rel_to=__file__, parser="lalr", transformer=_RuleTransformer())
 
 
 @lru_cache(MAX_CACHED_RULES)

@@ -201,15 +201,13 @@ def follow_table(
         )
     row = _find_followed(edit.session, table)
     if row is None:
-        return _put_followed(
-            edit, _new_followed(edit, table, location, iceberg), check_every_s, start_version
-        )
-    if row.location != location:
+        row = _new_followed(edit, table, location, iceberg)
+    elif row.location != location:
         raise CatalogConflict(
             f"{table} is followed at {row.location} already",
             f"Take another name for {location}, or end it first: lakeshare table unfollow {table}",
         )
-    if _identity(row) != iceberg:
+    elif _identity(row) != iceberg:
         raise CatalogConflict(
             f"{location} has another table than the one that is followed as {table}",
             f"To follow this one, end it first: lakeshare table unfollow {table}",

@@ -245,7 +245,6 @@ RESERVED = ("databricks.", "lakeshare.")
 MAX_PROPERTY_CHARS = 4000
 MAX_PROPERTIES = 100
 MAX_ADDRESSES = 1000
-MAX_AGREEMENT_CHARS = 100_000
 MAX_RULE_CHARS = 8000
 
 
@@ -262,11 +261,11 @@ def require_name(field: str, name: str) -> None:
         raise BadRequest(field, name, NAME_HINT)
 
 
-def require_owner(field: str, owner: str | None) -> str | None:
-    """Refuses with BadRequest a text that cannot be the name of a principal."""
-    if owner is not None and not 0 < len(owner.strip()) <= len(owner) <= 255:
-        raise BadRequest(field, owner, "Name a principal in 1 to 255 characters.")
-    return owner
+def require_text(max_chars: int, hint: str, field: str, text: str | None) -> str | None:
+    """Refuses with BadRequest a text that is blank or too long."""
+    if text is not None and not 0 < len(text.strip()) <= len(text) <= max_chars:
+        raise BadRequest(field, text, hint)
+    return text
 
 
 def require_aware(field: str, moment: datetime | None) -> datetime | None:
@@ -281,13 +280,6 @@ def require_choice(choices: Sequence[str], field: str, value: str) -> str:
     if value not in choices:
         raise BadRequest(field, value, f"It is one of {', '.join(choices)}.")
     return value
-
-
-def require_agreement(field: str, agreement: str | None) -> str | None:
-    """Refuses with BadRequest a text that is blank or too long."""
-    if agreement is not None and not 0 < len(agreement.strip()) <= len(agreement) <= MAX_AGREEMENT_CHARS:
-        raise BadRequest(field, agreement, f"Give a text of 1 to {MAX_AGREEMENT_CHARS} characters.")
-    return agreement
 
 
 def require_lake_table(field: str, table: str) -> str:
@@ -356,11 +348,11 @@ def require_limit(field: str, most: int | None) -> int | None:
 LIMITS = ("requests_per_minute", "urls_per_day", "bytes_per_day")
 # The checks of fields by their names; each returns the value for the column.
 CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
-    "owner": require_owner,
+    "owner": partial(require_text, 255, "Name a principal in 1 to 255 characters."),
     "properties": require_properties,
     "authentication": partial(require_choice, get_args(Authentication)),
     "ip_allow": parse_networks,
-    "agreement": require_agreement,
+    "agreement": partial(require_text, 100_000, "Give a text of 1 to 100000 characters."),
     "table": require_lake_table,
     "kind": partial(require_choice, get_args(Kind)),
     "rule": require_rule_text,

@@ -45,7 +45,6 @@ def add_key(
     days: Annotated[int | None, typer.Option(min=1, help="Days until it expires; never by default.")] = None,
 ) -> None:
     """Create a key and print it; it is stored nowhere."""
-
     expires_at = None if days is None else datetime.now(UTC) + timedelta(days=days)
     with edit_catalog() as edit:
         added, key = credentials.add_admin_key(edit, name, role, expires_at=expires_at)
@@ -56,7 +55,6 @@ def add_key(
 @key_app.command("list")
 def list_keys() -> None:
     """List the keys: name, role, state, creator; never the keys themselves."""
-
     with open_state_catalog().reading() as session:
         keys = credentials.read_admin_keys(session)
     now = datetime.now(UTC)
@@ -70,7 +68,6 @@ def list_keys() -> None:
 @key_app.command("revoke")
 def revoke_key(name: str) -> None:
     """Revoke a key at once; its name stays reserved."""
-
     with edit_catalog() as edit:
         revoked = credentials.revoke_admin_key(edit, name)
     typer.echo(f"{revoked.name} administers no more")
@@ -137,7 +134,6 @@ def tail(
     as_json: AsJson = False,
 ) -> None:
     """Print the newest events, and new events as they come."""
-
     catalog = _complete_catalog()
     query = audit.Search(
         recipient=recipient, principal=principal, action=action, object_name=object_name, refused=refused
@@ -170,7 +166,6 @@ def search_events(
 
     Example: lakeshare audit search --recipient bob --refused --since 7d
     """
-
     query = audit.Search(
         recipient=recipient,
         principal=principal,
@@ -196,7 +191,6 @@ def export_events(
 
     Example: lakeshare audit export march.parquet --since 2026-03-01 --until 2026-04-01
     """
-
     query = audit.Search(recipient=recipient, since=_moment("since", since), until=_moment("until", until))
     count = maintenance.export(audit.events_after(_complete_catalog(), 0, query), file)
     typer.echo(f"{count} events are in {file}")
@@ -212,7 +206,6 @@ def verify_chain(
 
     Keep the printed receipt where users with write access to the database cannot change it.
     """
-
     printed_at = time.monotonic()
 
     def print_progress(done: int, events: int) -> None:
@@ -261,7 +254,6 @@ def usage(
     shape: Annotated[Shape, typer.Option("--as", help="Output format.")] = "text",
 ) -> None:
     """Count the requests of recipients: requests, queries, signed files and bytes, refusals, versions read."""
-
     dimensions = list(dict.fromkeys(by or ["recipient", "table"]))
     for name in dimensions:
         if name not in maintenance.DIMENSIONS:
@@ -309,7 +301,6 @@ def _print_events(events: "Iterable[ChainedEvent]", *, as_json: bool) -> None:
 
 def _moment(option: str, text: str | None) -> datetime | None:
     """A time in ISO 8601, or as an age like `2h`; raises `BadRequest` for anything else."""
-
     if text is None:
         return None
     units = {"m": "minutes", "h": "hours", "d": "days"}
@@ -326,7 +317,6 @@ def _moment(option: str, text: str | None) -> datetime | None:
 
 def _complete_catalog() -> "Catalog":
     """The catalog, with the events in the journals of ended processes."""
-
     catalog = open_state_catalog()
     audit.import_orphans(catalog, StateSettings().audit_dir)
     return catalog

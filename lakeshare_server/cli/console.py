@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lakeshare_server.catalog import Catalog
     from lakeshare_server.catalog.sharing import Edit
     from lakeshare_server.catalog.states import Group, RecipientState, Share
-    from lakeshare_server.versions import Versions
+    from lakeshare_server.provider.following import Provider
 
 
 def open_state_catalog() -> "Catalog":
@@ -25,12 +25,13 @@ def open_state_catalog() -> "Catalog":
     return open_catalog(StateSettings().catalog_url)
 
 
-def open_versions(catalog: "Catalog") -> "Versions":
-    from lakeshare_server.storage import Stores
-    from lakeshare_server.versions import Versions
+def open_provider() -> "Provider":
+    """The catalog and what it needs to open tables, of this machine's settings."""
+    from lakeshare_server.catalog import open_catalog
+    from lakeshare_server.provider.following import Provider
 
     settings = ServerSettings()
-    return Versions(catalog, settings, Stores(settings))
+    return Provider(open_catalog(settings.catalog_url), settings)
 
 
 @contextmanager
@@ -59,12 +60,11 @@ def edit_share(share: str, tables: Iterable[str] = (), *, writes_rule: bool) -> 
     from lakeshare_server.catalog.sharing import editing
     from lakeshare_server.provider.following import prefetch_versions
 
-    catalog = open_state_catalog()
-    versions = open_versions(catalog)
-    prefetch_versions(catalog, versions, share, tables, writes_rule=writes_rule)
-    with editing(catalog, operator_name()) as edit:
+    provider = open_provider()
+    prefetch_versions(provider.catalog, provider.versions, share, tables, writes_rule=writes_rule)
+    with editing(provider.catalog, operator_name()) as edit:
         yield edit
-        require_decidable_rules(edit, versions)
+        require_decidable_rules(edit, provider.versions)
 
 
 def operator_name() -> str:

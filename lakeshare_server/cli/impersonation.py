@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import typer
 
-from lakeshare_server.cli.console import parse_shared_path
+from lakeshare_server.cli.console import given, parse_shared_path
 from lakeshare_server.errors import BadRequest, LakeshareError
 from lakeshare_server.settings import PORTAL_PATH, ServerSettings
 
@@ -62,15 +62,15 @@ class ImpersonatingClient:
     headers: Mapping[str, str]
 
     async def get(self, path: str, **query: Any) -> "httpx.Response":
-        return await self._request("GET", path, params=_drop_none(query), headers=self.headers)
+        return await self._request("GET", path, params=given(**query), headers=self.headers)
 
     async def post(self, path: str, body: Mapping[str, Any]) -> "httpx.Response":
-        return await self._request("POST", path, json=_drop_none(body), headers=self.headers)
+        return await self._request("POST", path, json=given(**body), headers=self.headers)
 
     async def in_portal(self, path: str, **query: Any) -> dict[str, Any]:
         """The response of the portal's API."""
         url = str(self.client.base_url.join(f"{PORTAL_PATH}/api/{path}"))
-        fields: dict[str, Any] = (await self._request("GET", url, params=_drop_none(query))).json()
+        fields: dict[str, Any] = (await self._request("GET", url, params=given(**query))).json()
         return fields
 
     async def items(self, path: str) -> list[dict[str, Any]]:
@@ -89,10 +89,6 @@ class ImpersonatingClient:
         if not response.is_success:
             raise AccessRefused(self.recipient, response)
         return response
-
-
-def _drop_none(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ import typer
 
 from lakeshare_conformance.command import conformance_app
 from lakeshare_server.cli.admin import admin_app, audit_app, print_first_key, usage
-from lakeshare_server.cli.console import open_state_catalog, open_versions
+from lakeshare_server.cli.console import open_provider, open_state_catalog
 from lakeshare_server.cli.impersonation import as_app
 from lakeshare_server.cli.recipients import activate, group_app, recipient_app
 from lakeshare_server.cli.shares import apply, diff, export, share_app, sql
@@ -105,10 +105,11 @@ def explain(
     from lakeshare_server.access.table_access import TableViews
     from lakeshare_server.provider.serveability import explain_query, parse_profile_table
 
-    table_path, catalog = parse_profile_table(table), open_state_catalog()
+    (profile, names), provider = parse_profile_table(table), open_provider()
     predicates = {"predicateHints": where and [where], "jsonPredicateHints": json_predicate}
     fields = {**predicates, "limitHint": limit, "version": version}
-    explanation = explain_query(catalog, TableViews(catalog, open_versions(catalog)), table_path, fields)
+    views = TableViews(provider.catalog, provider.versions)
+    explanation = explain_query(provider.catalog, views, profile, names, fields)
     for line in chain(explanation.lines(), explanation.file_lines() if files else ()):
         typer.echo(line)
 

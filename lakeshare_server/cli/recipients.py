@@ -77,7 +77,6 @@ def federate_recipient(
 
     Example: lakeshare recipient federate acme --issuer https://login.acme.example --audience lakeshare --subject job-7
     """
-
     with edit_catalog() as edit:
         if drop:
             credentials.drop_policy(edit, name, policy)
@@ -103,7 +102,6 @@ def limit_recipient(
     usual: Annotated[bool, typer.Option("--usual", help="Reset the other limits to the settings.")] = False,
 ) -> None:
     """Set limits of a recipient in place of those of the settings; without an option, print them."""
-
     catalog = open_state_catalog()
     limits = {
         "requests_per_minute": requests_per_minute,
@@ -122,7 +120,6 @@ def limit_recipient(
 @group_app.command("list")
 def list_groups() -> None:
     """List groups with their members."""
-
     with open_state_catalog().reading() as session:
         for group in states.list_groups(session):
             typer.echo(f"{group.name}\t{', '.join(group.members) or '-'}\t{group.comment or ''}".rstrip())
@@ -138,7 +135,6 @@ def create(
 
     Example: lakeshare group create retail --member acme --member globex
     """
-
     with edit_catalog() as edit:
         group = sharing.create_group(edit, name, comment=comment, members=member or [])
     typer.echo(f"{group.name}: {', '.join(group.members) or 'no members'}")
@@ -147,7 +143,6 @@ def create(
 @group_app.command("add")
 def add(name: GroupName, members: Members) -> None:
     """Add recipients to a group: they may read its shares at once."""
-
     with edit_catalog() as edit:
         typer.echo(f"{name}: {', '.join(sharing.alter_group(edit, name, add=members).members)}")
 
@@ -155,7 +150,6 @@ def add(name: GroupName, members: Members) -> None:
 @group_app.command("remove")
 def remove(name: GroupName, members: Members) -> None:
     """Remove recipients from a group; their own grants stay."""
-
     with edit_catalog() as edit:
         left = sharing.alter_group(edit, name, remove=members).members
         typer.echo(f"{name}: {', '.join(left) or 'no members'}")
@@ -164,7 +158,6 @@ def remove(name: GroupName, members: Members) -> None:
 @group_app.command("drop")
 def drop(name: GroupName, yes: Yes = False) -> None:
     """Remove a group with its grants; its members stay, with grants of their own."""
-
     catalog = open_state_catalog()
     with catalog.reading() as session:
         group = states.get_group(session, name)
@@ -179,7 +172,6 @@ def invite_recipient(
 
     Example: lakeshare recipient invite acme --link-days 7 --token-days 365
     """
-
     with edit_catalog() as edit:
         life, expires_at = timedelta(days=link_days), _expires_at(token_days)
         link, code = credentials.create_link(edit, name, link_life=life, token_expires_at=expires_at)
@@ -303,7 +295,6 @@ def add_recipient(
 
     With `--by oidc` there is no secret and no profile: configure its tokens with `lakeshare recipient federate`.
     """
-
     issued = made_link = None
     with edit_catalog() as edit:
         sharing.create_recipient(edit, name, comment=comment, authentication=AUTHENTICATION[by])
@@ -340,7 +331,6 @@ def list_recipients() -> None:
 @recipient_app.command("rotate")
 def rotate_recipient(name: str, days: TokenDays = None, profile: ProfilePath = None, url: Url = None) -> None:
     """Issue a new token, or client secret, and profile; the old one stops working at once."""
-
     with edit_catalog() as edit:
         issued = credentials.rotate_token(edit, name, expires_at=_expires_at(days))
         recipient = states.get_recipient(edit.session, name)
@@ -358,7 +348,6 @@ def revoke_recipient(name: str) -> None:
 @recipient_app.command("show")
 def show_recipient(name: RecipientName) -> None:
     """Show a recipient: its state, tokens and links without their secrets, groups, and what it may read."""
-
     with open_state_catalog().reading() as session:
         fields, grants = (
             states.get_recipient(session, name).as_json(),
@@ -386,7 +375,6 @@ def set_recipient(
     agreement: Annotated[Path | None, typer.Option(help="Text file to accept with the next link.")] = None,
 ) -> None:
     """Change the given fields of a recipient; an empty text removes a comment or the end of access."""
-
     fields = given(new_name=rename, owner=owner) | given_texts(comment=comment)
     if expires is not None:
         fields["expires_at"] = parse_moment("--expires", expires or None)
@@ -406,7 +394,6 @@ def allow_addresses(
     any_: Annotated[bool, typer.Option("--any", help="Remove the IP allow-list.")] = False,
 ) -> None:
     """Replace the addresses that a recipient may use; without an option, print them."""
-
     if allow and any_:
         raise BadRequest("--any", "given with --allow", "Give one of the two.")
     catalog = open_state_catalog()
@@ -428,7 +415,6 @@ def set_properties(
 
     Example: lakeshare recipient props acme region=EU tier=gold --unset trial
     """
-
     changes, catalog = parse_properties("KEY=VALUE", pairs or []), open_state_catalog()
     if changes or unset:
         with sharing.editing(catalog, operator_name()) as edit:
@@ -443,7 +429,6 @@ def set_properties(
 @recipient_app.command("drop")
 def drop_recipient(name: RecipientName, yes: Yes = False) -> None:
     """Remove a recipient with its tokens and grants; its name can be used again. `revoke` keeps the name."""
-
     catalog = open_state_catalog()
     with catalog.reading() as session:
         state = states.get_recipient(session, name)

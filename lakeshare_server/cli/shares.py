@@ -16,8 +16,8 @@ from lakeshare_server.cli.console import (
     edit_share,
     given,
     given_texts,
+    open_provider,
     open_state_catalog,
-    open_versions,
     operator_name,
     parse_moment,
     parse_properties,
@@ -92,7 +92,6 @@ def list_shares() -> None:
 @share_app.command("show")
 def show_share(name: ShareName) -> None:
     """Show a share: its fields, its tables, and its grants with their start and end."""
-
     with open_state_catalog().reading() as session:
         share, objects = states.get_share(session, name), states.list_objects(session, name)
         grants = states.list_grants(session, share=name)
@@ -122,7 +121,6 @@ def create(
 
     Example: lakeshare share create partners --comment "Orders of the last year"
     """
-
     properties = parse_properties("--property", property_ or [])
     with edit_catalog() as edit:
         share = sharing.create_share(
@@ -141,7 +139,6 @@ def set_(
     property_: Properties = None,
 ) -> None:
     """Change the given fields of a share; an empty text removes a comment or display name."""
-
     with edit_catalog() as edit:
         properties = None if property_ is None else parse_properties("--property", property_)
         fields = given(new_name=rename, owner=owner, properties=properties)
@@ -153,7 +150,6 @@ def set_(
 @share_app.command("drop")
 def drop(name: ShareName, yes: Yes = False) -> None:
     """Remove a share with its tables and the grants on it; the tables of the lake stay."""
-
     catalog = open_state_catalog()
     with catalog.reading() as session:
         share = states.get_share(session, name)
@@ -179,7 +175,6 @@ def add(
 
     Example: lakeshare share add partners sales.orders --as eu.orders --where "region = 'EU'"
     """
-
     schema, alias = parse_table_path("--as" if as_ else "LAKE.TABLE", as_ or table)
     shared = states.SharedTable(
         schema=schema,
@@ -209,7 +204,6 @@ def change(
     publication: Annotated[int | None, typer.Option(min=-1, help="Publication; -1 for the latest.")] = None,
 ) -> None:
     """Change the given fields of a shared table; an empty text removes a comment or rule."""
-
     schema, alias = parse_table_path("--as", as_) if as_ else (None, None)
     fields = given(new_schema=schema, new_name=alias, history=history, start_version=start_version)
     fields |= given_texts(comment=comment, rule=rule)
@@ -224,7 +218,6 @@ def change(
 @share_app.command("remove")
 def remove(path: TablePath) -> None:
     """Remove a table from its share; the share and the grants on it stay."""
-
     names = parse_shared_path("SHARE.SCHEMA.TABLE", path)
     with edit_catalog() as edit:
         typer.echo(f"{sharing.remove_table(edit, *names).path} is shared no more")
@@ -247,7 +240,6 @@ def grant_share(
 
     Example: lakeshare share grant partners --recipient acme --until 2027-01-01T00:00:00Z
     """
-
     with edit_share(name, writes_rule=bool(rule)) as edit:
         granted = sharing.grant(
             edit,
@@ -264,7 +256,6 @@ def grant_share(
 @share_app.command("revoke")
 def revoke_share(name: ShareName, recipient: Recipient = None, group: Group = None) -> None:
     """Revoke the grant of a share to a recipient or group, at once."""
-
     with edit_catalog() as edit:
         ended = sharing.revoke(edit, name, recipient=recipient, group=group)
     typer.echo(f"{ended.reader} may read {ended.share} no more by this grant")
@@ -292,9 +283,9 @@ def apply(
 
     Example: lakeshare apply -f shares/ --prune --yes
     """
-    desired, catalog = _read_files(files), open_state_catalog()
-    versions = open_versions(catalog)
-    with following.FollowPrefetch(ServerSettings(), versions) as ahead:
+    desired, provider = _read_files(files), open_provider()
+    catalog, versions = provider.catalog, provider.versions
+    with following.FollowPrefetch(provider.settings, versions) as ahead:
         changes = declared.plan_changes(catalog, desired, prune=prune)
         desired = ahead.read(desired, changes.steps)
         check = _make_rule_check(catalog, versions, ahead, desired, changes)
@@ -357,7 +348,6 @@ def diff(files: Files, as_json: AsJson = False) -> None:
 
     Example: lakeshare diff -f shares/
     """
-
     changes = declared.plan_changes(open_state_catalog(), _read_files(files))
     _print_plan(changes, as_json=as_json)
     raise typer.Exit(DIFFERS_EXIT_CODE if changes.drifted else 0)
@@ -375,7 +365,6 @@ def export(
     ] = False,
 ) -> None:
     """Write the catalog's shares, recipients and grants as a file for `lakeshare apply`; without any secret."""
-
     if json_schema:
         text = json.dumps(declared.Document.model_json_schema(), indent=2) + "\n"
     else:
@@ -447,13 +436,10 @@ def sql(
 
 
 def _open_session() -> "SqlSession":
-    from lakeshare_server.catalog import open_catalog
     from lakeshare_server.sql.session import SqlSession
-    from lakeshare_server.sql.statements import Provider
 
-    settings, principal = ServerSettings(), operator_name()
-    provider = Provider(open_catalog(settings.catalog_url), settings)
-    return SqlSession(provider, principal, partial(_read_rows, settings, principal))
+    provider, principal = open_provider(), operator_name()
+    return SqlSession(provider, principal, partial(_read_rows, provider.settings, principal))
 
 
 def _read_rows(

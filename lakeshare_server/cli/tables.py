@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lakeshare_server.cli.console import open_versions, parse_shared_path
+from lakeshare_server.cli.console import open_provider, open_state_catalog, parse_shared_path
 from lakeshare_server.errors import BadRequest, NotFound, Unavailable
 from lakeshare_server.lazy import LazyModule
-from lakeshare_server.settings import ServerSettings
 from lakeshare_server.snippets import ENGINES, Api, EngineName, make_snippet_table, render_snippet
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from lakeshare_server.access.table_access import TableView
     from lakeshare_server.catalog import Catalog, SharedTable, listings
     from lakeshare_server.provider import serveability
-    from lakeshare_server.provider.following import FollowOutcome
+    from lakeshare_server.provider.following import FollowOutcome, Provider
     from lakeshare_server.provider.serveability import ServedTable
     from lakeshare_server.tables import serveability as table_serveability
     from lakeshare_server.tables.serveability import Verdict
@@ -84,10 +83,10 @@ def follow(
     Example: lakeshare table follow 'iceberg:prod/sales.*' --share partners
     """
     from lakeshare_server.catalog.ledger import is_location_pattern
-    from lakeshare_server.provider.following import Following, FollowRequest
+    from lakeshare_server.provider.following import FollowRequest
 
-    settings, catalog = _open_state()
-    open_before = _list_open_folders(catalog)
+    provider = open_provider()
+    open_before = _list_open_folders(provider.catalog)
     requested: list[tuple[str, str | None]] = [(location, name) for location in locations or ()]
     requested += [] if from_file is None else list(_read_locations(from_file))
     if not requested:
@@ -96,7 +95,7 @@ def follow(
     if name is not None and not is_single:
         hint = "It names a single table. Give --schema for many, or --from-file with a name on each line."
         raise BadRequest("--as", name, hint)
-    following = Following.of(catalog, settings)
+    following = provider.following
     defaults = FollowRequest(
         share=share, check_every_s=check_every, start_version=start_version, history=history
     )
@@ -107,7 +106,7 @@ def follow(
     else:
         typer.echo(f"reading {len(requests)} tables …", err=True)
         _print_report(following.follow_all(requests), as_json=as_json)
-    _print_closed_folders(catalog, open_before)
+    _print_closed_folders(provider.catalog, open_before)
     if is_single and not as_json:
         typer.echo(f"grant it: lakeshare recipient add NAME --share {share}")
 
@@ -156,8 +155,7 @@ def _print_report(outcomes: "Iterator[FollowOutcome]", *, as_json: bool) -> None
 @table_app.command("unfollow")
 def unfollow(name: Annotated[str, typer.Argument(help="The table's name: schema.table.")]) -> None:
     """Stop following a table; recipients can no longer read it. The table itself is not changed."""
-
-    _, catalog = _open_state()
+    catalog = open_state_catalog()
     open_before = _list_open_folders(catalog)
     typer.echo(f"{server_catalog.FollowedTables(catalog).remove(name).table} is followed no more")
     _print_closed_folders(catalog, open_before)
@@ -166,8 +164,7 @@ def unfollow(name: Annotated[str, typer.Argument(help="The table's name: schema.
 @table_app.command("list")
 def list_tables() -> None:
     """List followed tables with location, check interval, first version and format."""
-
-    _, catalog = _open_state()
+    catalog = open_state_catalog()
     for followed in server_catalog.FollowedTables(catalog).list():
         since = f"from version {followed.start_version}" if followed.start_version else "whole history"
         every = f"every {followed.check_every_s:g} s"
@@ -177,13 +174,12 @@ def list_tables() -> None:
 @table_app.command("show")
 def show(path: SharedPath) -> None:
     """Show how a shared table is served: version, files, formats, and other ways to read it."""
-
-    settings, catalog = _open_state()
-    entry = listings.find_shared_table(catalog, path, "PATH")
-    view = serveability.provider_view(entry, open_versions(catalog))
-    served = serveability.TableServeability.of(catalog, settings).judge(view)
+    provider = open_provider()
+    entry = listings.find_shared_table(provider.catalog, path, "PATH")
+    view = serveability.provider_view(entry, provider.versions)
+    served = provider.serveability.judge(view)
     for name, value in [
-        *_describe_version(catalog, entry, view, served),
+        *_describe_version(provider.catalog, entry, view, served),
         ("history", "shared" if entry.history else "not shared"),
         ("parquet format", _describe_verdict(served.verdicts["python-parquet"])),
         ("delta format", _describe_delta_format(served)),
@@ -202,8 +198,7 @@ def print_serveability(
 
     Example: lakeshare table serveability sales.orders
     """
-    settings, catalog = _open_state()
-    verdicts = _judge_clients(settings, catalog, name)
+    verdicts = _judge_clients(open_provider(), name)
     if as_json:
         typer.echo(json.dumps([verdict.as_json() for verdict in verdicts], ensure_ascii=False, indent=2))
         return
@@ -222,29 +217,25 @@ def directory_access(
     """Let recipients read a table's whole folder with temporary credentials, other files included; or end that."""
     from lakeshare_server.access.table_access import directory_refusal
     from lakeshare_server.catalog import allow_directory_access
-    from lakeshare_server.storage import LocalSigner, Signers, Stores
 
-    names = parse_shared_path("PATH", path)
-    settings, catalog = _open_state()
-    entry = allow_directory_access(catalog, *names, allowed=allow)
-    versions = open_versions(catalog).of(entry.table)
+    names, provider = parse_shared_path("PATH", path), open_provider()
+    entry = allow_directory_access(provider.catalog, *names, allowed=allow)
+    versions = provider.versions.of(entry.table)
     header = versions.index(versions.latest()).header
-    # Only for the question whether the store can; nothing is signed with this key.
-    signers = Signers(settings, LocalSigner(b"", settings.base_url()), Stores(settings))
     try:
-        refusal = directory_refusal(entry, header, signers)
+        refusal = directory_refusal(entry, header, provider.signers)
     except Unavailable as error:
         refusal = str(error)
     typer.echo(f"{entry.path}: directory access {'no, ' + refusal if refusal else 'yes'}")
 
 
-def _judge_clients(settings: "ServerSettings", catalog: "Catalog", name: str) -> "list[Verdict]":
+def _judge_clients(provider: "Provider", name: str) -> "list[Verdict]":
     """The verdicts on a table, of its first share if it is shared several times, and on each share's folder access."""
-    shared = listings.list_all_shared_tables(catalog)
+    shared = listings.list_all_shared_tables(provider.catalog)
     named = [entry for entry in shared if entry.path.lower() == name.lower()]
     lake_table = named[0].table if named else name
     entries = [entry for entry in shared if entry.table == lake_table]
-    versions, judging = open_versions(catalog), serveability.TableServeability.of(catalog, settings)
+    versions, judging = provider.versions, provider.serveability
     first = next(iter([*named, *entries]), serveability.make_unshared_entry(lake_table))
     try:
         served = judging.judge(serveability.provider_view(first, versions))
@@ -263,7 +254,6 @@ def _describe_version(
     catalog: "Catalog", entry: "SharedTable", view: "TableView", served: "ServedTable"
 ) -> "Iterator[tuple[str, str]]":
     """The newest version, by its file index, else by the counts of its writer."""
-
     header = served.header
     row = None if header else server_catalog.Ledger(catalog).at(entry.table, served.version.number)
     counted = header or row
@@ -277,7 +267,6 @@ def _describe_version(
 
 def _describe_delta_format(served: "ServedTable") -> str:
     """Whether the delta format can carry a table, with the reader features that a client must announce."""
-
     refused = [verdict for verdict in served.verdicts.values() if verdict.id in ("python-delta", "spark")]
     needed = [] if served.header is None else table_serveability.needed_features(served.header.head)
     codes = {refusal.code for verdict in refused for refusal in verdict.refused_for}
@@ -298,7 +287,6 @@ def _describe_verdict(verdict: "Verdict") -> str:
 
 def _list_open_folders(catalog: "Catalog") -> dict[str, str]:
     """The shared tables with directory access, path by id."""
-
     shared = listings.list_all_shared_tables(catalog)
     return {entry.id: entry.path for entry in shared if entry.directory_access}
 
@@ -308,11 +296,6 @@ def _print_closed_folders(catalog: "Catalog", open_before: dict[str, str]) -> No
     for path in sorted(path for id_, path in open_before.items() if id_ not in still_open):
         again = f"lakeshare table directory-access {path} --allow"
         typer.echo(f"{path}: directory access has ended with the table it was allowed for; again: {again}")
-
-
-def _open_state() -> "tuple[ServerSettings, Catalog]":
-    settings = ServerSettings()
-    return settings, server_catalog.open_catalog(settings.catalog_url)
 
 
 def snippet(
@@ -329,17 +312,15 @@ def snippet(
 
     Example: lakeshare snippet partners.sales.orders --engine polars --profile bob.share > orders.py
     """
-
-    settings, catalog = _open_state()
-    entry = listings.find_shared_table(catalog, path, "SHARE.SCHEMA.TABLE")
-    view = serveability.provider_view(entry, open_versions(catalog))
-    served = serveability.TableServeability.of(catalog, settings).judge(view)
+    provider = open_provider()
+    entry = listings.find_shared_table(provider.catalog, path, "SHARE.SCHEMA.TABLE")
+    served = provider.serveability.judge(serveability.provider_view(entry, provider.versions))
     table = make_snippet_table(
         entry,
         served,
         profile=str(profile),
-        iceberg_url=_read_url(profile, "icebergEndpoint", settings.iceberg_url()),
-        sharing_url=_read_url(profile, "endpoint", settings.base_url()),
+        iceberg_url=_read_url(profile, "icebergEndpoint", provider.settings.iceberg_url()),
+        sharing_url=_read_url(profile, "endpoint", provider.settings.base_url()),
     )
     typer.echo(render_snippet(ENGINES[engine], table, served, api), nl=False)
 

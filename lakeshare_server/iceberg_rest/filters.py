@@ -6,7 +6,7 @@ no null results, so the opposite of a comparison is also true for rows without a
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
@@ -307,30 +307,23 @@ COUNTS = {"null-value-counts": "null_counts", "nan-value-counts": "nan_counts"}
 BOUNDS = {"lower-bounds": "lower", "upper-bounds": "upper"}
 
 
-@dataclass(frozen=True)
-class Statistics:
-    field_ids: Sequence[int]
-
-    @classmethod
-    def of(cls, columns: Iterable[NamedColumn | None]) -> "Statistics":
-        return cls(sorted({column.field_id for column in columns if column is not None}))
-
-    def added(self, files: pa.RecordBatch) -> list[str]:
-        texts: list[str] = files.column("data_file").to_pylist()
-        if not self.field_ids:
-            return texts
-        # Each row has one value of such a column, null or not.
-        maps = {"value-counts": dict.fromkeys(self.field_ids, files.column("rows").to_pylist())}
-        for name, column in (COUNTS | BOUNDS).items():
-            maps[name] = {
-                field_id: files.column(f"{column}:{field_id}").to_pylist()
-                for field_id in self.field_ids
-                if f"{column}:{field_id}" in files.schema.names
-            }
-        return [
-            f"{text[:-1]},{orjson.dumps({name: _map(maps[name], row) for name in maps}).decode()[1:]}"
-            for row, text in enumerate(texts)
-        ]
+def add_statistics(files: pa.RecordBatch, field_ids: Sequence[int]) -> list[str]:
+    """The data files as JSON, with the statistics of these columns."""
+    texts: list[str] = files.column("data_file").to_pylist()
+    if not field_ids:
+        return texts
+    # Each row has one value of such a column, null or not.
+    maps = {"value-counts": dict.fromkeys(field_ids, files.column("rows").to_pylist())}
+    for name, column in (COUNTS | BOUNDS).items():
+        maps[name] = {
+            field_id: files.column(f"{column}:{field_id}").to_pylist()
+            for field_id in field_ids
+            if f"{column}:{field_id}" in files.schema.names
+        }
+    return [
+        f"{text[:-1]},{orjson.dumps({name: _map(maps[name], row) for name in maps}).decode()[1:]}"
+        for row, text in enumerate(texts)
+    ]
 
 
 def _map(columns: dict[int, list[Any]], row: int) -> dict[str, list[Any]]:

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lakeshare_server.access.table_access import TableView
 from lakeshare_server.errors import BadRequest, Denied, NotFound, Unavailable, Unserveable, shorten_value
-from lakeshare_server.iceberg_rest.filters import ColumnNames, Filter, Statistics, parse_filter
+from lakeshare_server.iceberg_rest.filters import ColumnNames, Filter, add_statistics, parse_filter
 from lakeshare_server.iceberg_rest.metadata import list_data_files, list_readable_files, replace_errors
 from lakeshare_server.iceberg_rest.tables import LoadedTable
 from lakeshare_server.locations import local_path
@@ -373,14 +373,15 @@ class IcebergScans:
                 "Files of the table may lack partition columns, whose values PyIceberg does not read from plans.",
                 "Query it by Delta Sharing." if view.is_restricted else in_client,
             )
-        statistics = Statistics.of([names.column(name) for name in scan.stats_fields])
+        columns = [names.column(name) for name in scan.stats_fields]
+        counted = sorted({column.field_id for column in columns if column is not None})
         _require_own_deletes(view, table, files)
         most = min(most, max(1, PAGE_BYTES // len(scan_filter.residual)))
         references: dict[int, int] = {}
         for begin, batch, places in _select_files(view, table, files, scan_filter, task.start):
             room = most - len(page.tasks)
             selected = batch.take(pa.array(places[:room], pa.int64()))
-            texts = statistics.added(selected)
+            texts = add_statistics(selected, counted)
             for text, deletes in zip(texts, selected.column("deletes").to_pylist(), strict=True):
                 for place in deletes:
                     if place not in references:

@@ -177,25 +177,14 @@ def _redeem(
         app_state.settings,
         file_name=profile_name(recipient.name),
         profile=base64.b64encode(format_profile(profile).encode()).decode(),
-        profile_ends_at=offer.profile_ends_at,
-        shares=offer.shares,
+        offer=offer,
         path=path,
         snippets=snippets,
     )
 
 
 def _offer_page(app_state: AppState, offer: Offer, problem: str | None, status: int = 200) -> Response:
-    return render_page(
-        "activate.html",
-        app_state.settings,
-        status,
-        recipient=offer.recipient,
-        link=offer.link,
-        shares=offer.shares,
-        asks_agreement=offer.asks_agreement,
-        profile_ends_at=offer.profile_ends_at,
-        problem=problem,
-    )
+    return render_page("activate.html", app_state.settings, status, offer=offer, problem=problem)
 
 
 def _first_code(app_state: AppState, offer: Offer) -> tuple[str | None, list[EngineSnippet]]:

@@ -28,7 +28,7 @@ from lakeshare_server.access.table_access import TableView
 from lakeshare_server.catalog import states
 from lakeshare_server.errors import LakeshareError, TableFilesMissing
 from lakeshare_server.locations import LOCAL
-from lakeshare_server.pages.rendering import NO_STORE, STATIC_PATH, render_page, static_file, table_code
+from lakeshare_server.pages.rendering import NO_STORE, STATIC_PATH, render_page, static_files, table_code
 from lakeshare_server.protocol.lines import HEADER
 from lakeshare_server.protocol.requests import matches_etag, optional_integer, parse_query
 from lakeshare_server.routes import context
@@ -107,7 +107,7 @@ def local_request(request: TableRequest, signers: LocationSigners) -> TableReque
     headers.append((HEADER.encode(), CAPABILITIES.encode()))
     http_request = Request({**request.http_request.scope, "headers": headers, "query_string": b""})
     # Its URLs are not given out, so its files are not counted as signed.
-    app_state, audit_record = replace(request.app_state, signers=signers), replace(request.audit_record)
+    app_state, audit_record = request.app_state.with_signers(signers), replace(request.audit_record)
     return replace(request, http_request=http_request, app_state=app_state, audit_record=audit_record)
 
 
@@ -523,7 +523,7 @@ def portal(app_state: context.AppStateDep, audit_record: context.AuditRecordDep)
 @router.get(f"{STATIC_PATH}/{{name}}", name="page_file")
 def page_file(name: str, http_request: Request, audit_record: context.AuditRecordDep) -> Response:
     audit_record.action = "page_file"
-    file = static_file(name)
+    file = static_files().get(name)
     if file is None:
         headers = {"Cache-Control": NO_STORE}
         return error_response(404, "RESOURCE_DOES_NOT_EXIST", "There is no such file.", headers)

@@ -85,7 +85,7 @@ def render_page(template: str, settings: ServerSettings, status: int = 200, **va
         contact=settings.provider_contact,
         portal_path=settings.root_path() + PORTAL_PATH,
         # With its digest, an edited file is another file to the browser.
-        static=lambda name: f"{settings.root_path()}{STATIC_PATH}/{name}?v={_static_files()[name][2]}",
+        static=lambda name: f"{settings.root_path()}{STATIC_PATH}/{name}?v={static_files()[name][2]}",
         **values,
     )
     # Names may contain half a surrogate pair, which has no UTF-8.
@@ -93,13 +93,9 @@ def render_page(template: str, settings: ServerSettings, status: int = 200, **va
     return Response(body, status, media_type="text/html; charset=utf-8")
 
 
-def static_file(name: str) -> tuple[bytes, str, str] | None:
-    """The bytes, media type and digest of a static file, None if there is none of that name."""
-    return _static_files().get(name)
-
-
 @lru_cache(1)
-def _static_files() -> dict[str, tuple[bytes, str, str]]:
+def static_files() -> dict[str, tuple[bytes, str, str]]:
+    """The bytes, media type and digest of each static file."""
     files = {}
     for path in STATIC.iterdir():
         if path.suffix in MEDIA_TYPES:

@@ -7,14 +7,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 from lakeshare_server.catalog import (
     Catalog,
     FollowedTables,
+    Ledger,
     SharedTable,
     open_catalog,
     share_table,
@@ -35,6 +37,7 @@ from lakeshare_server.catalog.sharing import (
     revoke,
 )
 from lakeshare_server.errors import BadRequest, CatalogConflict, LakeshareError, NotFound
+from lakeshare_server.iceberg_rest.tables import IcebergTables
 from lakeshare_server.protocol.admin import (
     DataObject,
     PermissionsChange,
@@ -44,7 +47,7 @@ from lakeshare_server.protocol.admin import (
 )
 from lakeshare_server.provider.serveability import ServedTable, TableServeability, provider_view
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.storage import Stores
+from lakeshare_server.storage import LocalSigner, Signers, Stores
 from lakeshare_server.versions import (
     TableVersions,
     Versions,
@@ -117,6 +120,54 @@ class FollowOutcome:
         }
 
 
+@dataclass(frozen=True)
+class Provider:
+    """The catalog and the settings that commands and statements work on, and what they open."""
+
+    catalog: Catalog
+    settings: ServerSettings
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        return Ledger(self.catalog)
+
+    @cached_property
+    def versions(self) -> Versions:
+        return Versions(self.catalog, self.settings, self.stores)
+
+    @cached_property
+    def stores(self) -> Stores:
+        return Stores(self.settings)
+
+    @property
+    def signers(self) -> Signers:
+        """For questions about the stores: nothing is signed with its key."""
+        return Signers(self.settings, LocalSigner(b"", self.settings.base_url()), self.stores)
+
+    @property
+    def serveability(self) -> TableServeability:
+        return TableServeability(IcebergTables(self.catalog, self.stores), self.signers, self.settings)
+
+    @cached_property
+    def following(self) -> "Following":
+        return Following(self.catalog, self.settings, self.stores, self.versions, self.serveability)
+
+    def latest_version(self, table: str) -> int | None:
+        """The number of the latest publication of a table; None before the first."""
+        latest = self.ledger.latest(table)
+        return None if latest is None else latest.version
+
+    def tables_of(self, schema: str) -> list[str]:
+        """Lists the published tables of a schema of the lake; raises BadRequest if it has none."""
+        published = self.ledger.tables()
+        tables = [table for table in published if table.lower().startswith(f"{schema.lower()}.")]
+        if not tables:
+            schemas = sorted({table.rpartition(".")[0] for table in published})
+            hint = f"Schemas with published tables: {', '.join(schemas) or 'none'}."
+            raise BadRequest("schema", schema, hint)
+        return tables
+
+
 class Following:
     """Follows tables; for many threads."""
 
@@ -133,13 +184,6 @@ class Following:
         self._followed = FollowedTables(catalog)
         # One at a time, because shares are created if they are missing.
         self._sharing = Lock()
-
-    @classmethod
-    def of(cls, catalog: Catalog, settings: ServerSettings) -> "Following":
-        """For commands."""
-        stores = Stores(settings)
-        versions = Versions(catalog, settings, stores)
-        return cls(catalog, settings, stores, versions, TableServeability.of(catalog, settings))
 
     def requests(
         self, given: Sequence[tuple[str, str | None]], defaults: FollowRequest, schema: str | None = None
@@ -265,15 +309,13 @@ class FollowPrefetch:
         folder = Path(self._open.enter_context(TemporaryDirectory(prefix="lakeshare-apply-")))
         catalog = open_catalog(f"sqlite:///{folder / 'ahead.db'}")
         self._open.callback(catalog.close)
-        stores = Stores(self._settings)
-        self._ahead = Versions(catalog, self._settings, stores)
+        ahead = Provider(catalog, self._settings)
+        self._ahead = ahead.versions
         self._names = frozenset(table.name for table in new)
-        judging = TableServeability.of(catalog, self._settings)
-        following = Following(catalog, self._settings, stores, self._ahead, judging)
         request = FollowRequest(check_every_s=READ_ONCE_S)
         requests = [replace(request, location=str(t.fields["location"]), name=t.name) for t in new]
         read, faults = dict(wanted), []
-        for table, outcome in zip(new, following.follow_all(requests), strict=True):
+        for table, outcome in zip(new, ahead.following.follow_all(requests), strict=True):
             if outcome.refusal is not None and table.origin is not None:
                 problem, remedy = explain_error(outcome.refusal)
                 what = f"{outcome.location} cannot be followed as {table.name}: {problem}"
@@ -302,18 +344,13 @@ def prefetch_versions(
         except NotFound:
             # The edit may create the share; if not, the operation reports it.
             is_needed, concerned = writes_rule, set(tables)
-        followed = sorted(table for table in concerned if is_needed and states.is_followed(session, table))
-    _load_versions(versions, followed)
+    if is_needed:
+        prefetch_all_versions(catalog, versions, concerned)
 
 
 def prefetch_all_versions(catalog: Catalog, versions: Versions, tables: Set[str]) -> None:
     """Load the versions of those of the tables that are followed; raises as `prefetch_versions`."""
-    followed = FollowedTables(catalog).list()
-    _load_versions(versions, sorted(entry.table for entry in followed if entry.table in tables))
-
-
-def _load_versions(versions: Versions, followed: Iterable[str]) -> None:
-    for table in followed:
+    for table in sorted(entry.table for entry in FollowedTables(catalog).list() if entry.table in tables):
         with suppress(NotFound):
             versions.of(table).latest()
 
@@ -431,13 +468,6 @@ class _TableUpdate:
 GROUP = "group:"
 
 
-class Reader(TypedDict):
-    """The reader as arguments of the operations; one of the two is None."""
-
-    recipient: str | None
-    group: str | None
-
-
 def change_permissions(
     edit: Edit, name: str, changes: Sequence[PermissionsChange], revision: int | None
 ) -> int:
@@ -460,7 +490,10 @@ def change_permissions(
         has_terms = change.has("starts_at") or change.has("ends_at") or change.has("rule")
         # The first operation compares the revision; later ones see the edits of those before.
         if change.add and (has_terms or not is_granted):
-            times = {"starts_at": from_ms(change.starts_at), "ends_at": from_ms(change.ends_at)}
+            times: dict[str, Any] = {
+                "starts_at": from_ms(change.starts_at),
+                "ends_at": from_ms(change.ends_at),
+            }
             grant(edit, name, **reader, **times, rule=change.rule or None, revision=revision)
             revision = None
         if change.remove and is_granted:
@@ -469,7 +502,8 @@ def change_permissions(
     return states.get_share(edit.session, name).revision
 
 
-def _find_reader(edit: Edit, principal: str) -> Reader:
+def _find_reader(edit: Edit, principal: str) -> dict[str, Any]:
+    """The reader as arguments of the operations; one of the two is None."""
     if principal.startswith(GROUP):
         name = states.find_group_row(edit.session, principal.removeprefix(GROUP)).name
         return {"recipient": None, "group": name}

@@ -17,7 +17,7 @@ from lakeshare_server.errors import BadRequest, LakeshareError, StoreError, Unau
 from lakeshare_server.iceberg_rest.tables import FileAccess, IcebergTables, choose_file_access
 from lakeshare_server.protocol.requests import parse_query
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.storage import LocalSigner, ParsedLocation, Signers, Stores, parse_location
+from lakeshare_server.storage import ParsedLocation, Signers, parse_location
 from lakeshare_server.tables.index import FileIndex, IndexHeader, TableFolder
 from lakeshare_server.tables.predicates import Predicate, Unknown, conjuncts
 from lakeshare_server.tables.pruning import explain, explained_files
@@ -65,13 +65,6 @@ class TableServeability:
 
     def __init__(self, iceberg: IcebergTables, signers: Signers, settings: ServerSettings) -> None:
         self._iceberg, self._signers, self._settings = iceberg, signers, settings
-
-    @classmethod
-    def of(cls, catalog: Catalog, settings: ServerSettings) -> "TableServeability":
-        """For commands: nothing is signed with the key."""
-        stores = Stores(settings)
-        signers = Signers(settings, LocalSigner(b"", settings.base_url()), stores)
-        return cls(IcebergTables(catalog, stores), signers, settings)
 
     def judge(self, view: TableView) -> ServedTable:
         """How each client gets the newest version; raises `NotFound`, `Unserveable` or `StoreError` without one."""
@@ -142,20 +135,6 @@ def _refuse(verdict: Verdict, why: LakeshareError) -> Verdict:
 
 
 @dataclass(frozen=True)
-class ProfileTable:
-    """A table in the form of clients: `PROFILE#share.schema.table`."""
-
-    profile: Path
-    share: str
-    schema: str
-    table: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.share}.{self.schema}.{self.table}"
-
-
-@dataclass(frozen=True)
 class QueryExplanation:
     """A recipient's query on a version of a table, and which files it reads."""
 
@@ -187,33 +166,33 @@ class QueryExplanation:
             yield f"{'kept' if file.is_kept else 'dropped'}\t{rows}\t{file.path}\t{file.reason}"
 
 
-def parse_profile_table(text: str) -> ProfileTable:
-    """The table of `PROFILE#share.schema.table`; raises `BadRequest` for anything else."""
+def parse_profile_table(text: str) -> tuple[Path, tuple[str, str, str]]:
+    """The profile and the names in `PROFILE#share.schema.table`; raises `BadRequest` for anything else."""
     profile, _, name = text.rpartition("#")
     names = name.split(".")
     if not profile or len(names) != 3 or not all(names):
         raise BadRequest("TABLE", text, "Give PROFILE#share.schema.table, like bob.share#sales.lake.orders.")
-    return ProfileTable(Path(profile).expanduser(), *names)
+    return Path(profile).expanduser(), (names[0], names[1], names[2])
 
 
 def explain_query(
-    catalog: Catalog, views: TableViews, table: ProfileTable, fields: Mapping[str, Any]
+    catalog: Catalog, views: TableViews, profile: Path, names: tuple[str, str, str], fields: Mapping[str, Any]
 ) -> QueryExplanation:
-    """Which files of the table a query with these fields reads.
+    """Which files of the table with the names of its share, schema and itself a query with these fields reads.
 
     Raises:
         BadRequest: the profile or a field cannot be used.
         Unauthenticated: the profile's token is not valid on this server.
         NotFound: the recipient has no such table.
     """
-    access = Credentials(catalog).by_token(_read_token(table.profile))
+    access = Credentials(catalog).by_token(_read_token(profile))
     if access is None:
         raise Unauthenticated(
-            f"The token in {table.profile} is unknown, expired or revoked in this server's catalog. Run this where the "
+            f"The token in {profile} is unknown, expired or revoked in this server's catalog. Run this where the "
             "server runs, with its LAKESHARE_STATE_DIR, and with a profile it wrote."
         )
     reader = access.reader
-    view = views.table(reader, table.share, table.schema, table.table)
+    view = views.table(reader, *names)
     request = parse_query(fields)
     predicate, given = request.predicate, [name for name in PREDICATE_FIELDS if fields.get(name)]
     # The server reads an unknown predicate as "all rows", which explains nothing.
@@ -222,7 +201,7 @@ def explain_query(
         raise BadRequest(" and ".join(given), [fields[name] for name in given], hint)
     version = view.requested_version(request)
     index = view.index(version)
-    return QueryExplanation(table.name, reader.name, version.number, index, predicate, request.limit)
+    return QueryExplanation(".".join(names), reader.name, version.number, index, predicate, request.limit)
 
 
 def _read_token(profile: Path) -> str:

@@ -5,6 +5,7 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from copy import copy
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial, wraps
@@ -21,28 +22,34 @@ from lakeshare_server.access.authentication import (
     AccessTokens,
     AdminAuthenticator,
     Authenticator,
+    Federation,
     PresentedCredential,
 )
-from lakeshare_server.access.rate_limit import RecipientLimits, UsageWriter
+from lakeshare_server.access.oidc import Issuers
+from lakeshare_server.access.rate_limit import BruteForceProtection, RecipientLimits, UsageWriter
 from lakeshare_server.access.table_access import AsyncWorker, TableView, TableViews
 from lakeshare_server.catalog import (
     Access,
+    Allowances,
     AsyncQueries,
     AuditLog,
     Catalog,
+    Credentials,
     Listings,
     Reader,
     SharedTable,
+    TokenUses,
+    open_catalog,
     states,
 )
 from lakeshare_server.errors import BadRequest, MalformedRequest, Unauthenticated, Unavailable, shorten_value
 from lakeshare_server.iceberg_rest.scans import IcebergScans, PlanTasks, SignableFiles
 from lakeshare_server.iceberg_rest.tables import IcebergTables
-from lakeshare_server.outbound import LATER, PAUSE_S, Services
+from lakeshare_server.outbound import LATER, PAUSE_S
 from lakeshare_server.protocol.lines import HEADER, Capabilities, ResponseFormat, parse_capabilities
 from lakeshare_server.protocol.tokens import Pager, PageRequest, TableTokens, TokenHolder
-from lakeshare_server.settings import ServerSettings
-from lakeshare_server.storage import LocalSigner, Signers
+from lakeshare_server.settings import FILES_PATH, ServerSettings
+from lakeshare_server.storage import LocalSigner, Signers, Stores, load_key
 from lakeshare_server.versions import Versions
 
 if TYPE_CHECKING:
@@ -143,33 +150,50 @@ FILE_ID_SCHEMES: dict[str, ResponseFormat] = {"parquet": "parquet", "delta": "de
 READ_METHODS = ["GET", "HEAD"]
 
 
-@dataclass(frozen=True)
 class AppState:
-    settings: ServerSettings
-    catalog: Catalog
-    authenticator: Authenticator
-    access_tokens: AccessTokens
-    limits: RecipientLimits
-    usage_writer: UsageWriter
-    admin_authenticator: AdminAuthenticator
-    versions: Versions
-    views: TableViews
-    pager: Pager
-    tokens: TableTokens
-    local_signer: LocalSigner
-    file_tickets: FileTickets
-    signers: Signers
-    async_queries: AsyncQueries
-    async_worker: AsyncWorker
-    iceberg_tables: IcebergTables
-    iceberg_scans: IcebergScans
-    plan_tasks: PlanTasks
-    signable_files: SignableFiles
-    services: Services
+    """What all requests share, over the catalog of the settings.
+
+    Raises:
+        BadRequest: the signing key is short, or a URL or an address of the settings is invalid.
+        Unavailable: the catalog or the signing key cannot be opened.
+    """
+
     write_check: "WriteCheck"
-    pools: Pools
-    metrics: "Metrics"
-    audit: AuditLog
+
+    def __init__(self, settings: ServerSettings, stores: Stores, metrics: "Metrics") -> None:
+        self.settings, self.metrics, self.services = settings, metrics, stores.services
+        self.catalog = catalog = open_catalog(settings.catalog_url)
+        key = load_key(settings)
+        self.local_signer = LocalSigner(key, settings.base_url() + FILES_PATH)
+        self.versions = Versions(catalog, settings, stores)
+        self.views = TableViews(catalog, self.versions)
+        allowances, uses = Allowances(catalog), TokenUses(catalog)
+        self.limits = RecipientLimits(allowances, settings)
+        self.usage_writer = UsageWriter(uses, self.limits.daily_limits)
+        brute_force = BruteForceProtection(allowances, settings.guesses_per_minute)
+        issuers = Issuers(settings, stores.services)
+        federation = Federation(catalog, Credentials(catalog), settings, stores.services)
+        self.access_tokens = AccessTokens(key, settings.access_token_life_s)
+        self.authenticator = Authenticator(catalog, federation, self.access_tokens, brute_force, uses)
+        self.admin_authenticator = AdminAuthenticator(catalog, settings, issuers, brute_force)
+        self.pager = Pager(key, settings.page_size)
+        self.tokens = TableTokens(key, settings.page_token_life_s, settings.refresh_token_life_s)
+        self.file_tickets = FileTickets(key, catalog, self.views)
+        self.signers = Signers(settings, self.local_signer, stores)
+        self.async_queries = AsyncQueries(catalog)
+        self.async_worker = AsyncWorker(self.async_queries, self.views)
+        self.iceberg_tables = IcebergTables(catalog, stores)
+        self.iceberg_scans = IcebergScans(stores, settings)
+        self.plan_tasks = PlanTasks(key, settings.page_token_life_s, settings.max_body_bytes)
+        self.signable_files = SignableFiles(stores, self.iceberg_scans)
+        self.pools = Pools(settings.request_wait_s)
+        self.audit = AuditLog(catalog, settings.audit_dir)
+
+    def with_signers(self, signers: Signers) -> "AppState":
+        """The same state, but for the signers of files."""
+        other = copy(self)
+        other.signers = signers
+        return other
 
 
 @dataclass

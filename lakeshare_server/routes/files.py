@@ -19,15 +19,14 @@ from lakeshare_server.errors import Denied, NotFound
 from lakeshare_server.protocol.requests import ByteRange, matches_etag, parse_range
 from lakeshare_server.routes.context import AppStateDep, AuditRecordDep
 from lakeshare_server.routes.responses import error_response
-from lakeshare_server.settings import ServerSettings
+from lakeshare_server.settings import FILES_PATH, ServerSettings
 from lakeshare_server.storage.remote import SIGNATURE, Claim
 
-PREFIX = "/files"
 PIECE_BYTES = 1 << 20
 DIGITS = 16
 CACHE = "private, no-transform"
 
-router = APIRouter(prefix=PREFIX)
+router = APIRouter(prefix=FILES_PATH)
 _log = logging.getLogger(__name__)
 
 

@@ -27,7 +27,7 @@ from lakeshare_server.access.rules import require_decidable_rules
 from lakeshare_server.catalog import Catalog, Ledger, states
 from lakeshare_server.catalog.sharing import Edit, editing
 from lakeshare_server.errors import BadRequest, Denied, LakeshareError, NotFound
-from lakeshare_server.provider.following import prefetch_versions
+from lakeshare_server.provider.following import Provider, prefetch_versions
 from lakeshare_server.settings import make_private
 from lakeshare_server.sql import statements
 from lakeshare_server.sql.grammar import (
@@ -51,7 +51,7 @@ from lakeshare_server.sql.show import (
     RowsReadBy,
     format_value,
 )
-from lakeshare_server.sql.statements import Cell, Provider, Result
+from lakeshare_server.sql.statements import Cell, Result
 
 
 @dataclass(frozen=True)

@@ -7,17 +7,14 @@ Each is executed in an open transaction; FOLLOW and UNFOLLOW have transactions o
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from functools import cached_property
 from typing import Any, Literal, dataclass_transform
 
-from lakeshare_server.catalog import Catalog, FollowedTables, Ledger, credentials, sharing, states
+from lakeshare_server.catalog import FollowedTables, credentials, sharing, states
 from lakeshare_server.catalog.sharing import Edit
 from lakeshare_server.catalog.states import FederationPolicy, LinkState, SharedTable
 from lakeshare_server.errors import BadRequest, NotFound
-from lakeshare_server.provider.following import Following, FollowRequest
-from lakeshare_server.settings import ServerSettings
-from lakeshare_server.storage import Stores
-from lakeshare_server.versions import Versions
+from lakeshare_server.provider.following import FollowRequest
+from lakeshare_server.provider.following import Provider as Provider
 
 Verb = Literal["ADD", "ALTER"]
 ObjectKind = Literal["SHARE", "RECIPIENT", "GROUP"]
@@ -42,37 +39,6 @@ class Result:
     columns: Columns = field(default_factory=dict)
     rows: tuple[tuple[Cell, ...], ...] = ()
     message: str = ""
-
-
-@dataclass(frozen=True)
-class Provider:
-    """The catalog and the settings that statements work on."""
-
-    catalog: Catalog
-    settings: ServerSettings
-
-    @cached_property
-    def ledger(self) -> Ledger:
-        return Ledger(self.catalog)
-
-    @cached_property
-    def versions(self) -> Versions:
-        return Versions(self.catalog, self.settings, Stores(self.settings))
-
-    def latest_version(self, table: str) -> int | None:
-        """The number of the latest publication of a table; None before the first."""
-        latest = self.ledger.latest(table)
-        return None if latest is None else latest.version
-
-    def tables_of(self, schema: str) -> list[str]:
-        """Lists the published tables of a schema of the lake; raises BadRequest if it has none."""
-        published = self.ledger.tables()
-        tables = [table for table in published if table.lower().startswith(f"{schema.lower()}.")]
-        if not tables:
-            schemas = sorted({table.rpartition(".")[0] for table in published})
-            hint = f"Schemas with published tables: {', '.join(schemas) or 'none'}."
-            raise BadRequest("schema", schema, hint)
-        return tables
 
 
 # By the kind of object: what else is dropped with it.
@@ -456,7 +422,7 @@ class Follow(ChangeStatement):
 
     def run(self, provider: Provider, principal: str) -> Result:
         """Follows the tables, in transactions of their own; BadRequest names the first that is refused."""
-        following = Following.of(provider.catalog, provider.settings)
+        following = provider.following
         usual = FollowRequest(share=self.share, history=self.history, start_version=self.start_version)
         requests = following.requests([(self.location, ".".join(self.alias) or None)], usual)
         if len(requests) == 1:

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Generic, TypedDict, TypeVar
+from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -529,23 +529,8 @@ def _has_layout(path: Path) -> bool:
         return False
 
 
-class IndexDescription(TypedDict):
-    """Fields of a publication, with the names of the ledger."""
-
-    location: str
-    table_id: str
-    schema_string: str
-    rows: int
-    files: int
-    size_bytes: int
-
-
-def describe_index(header: IndexHeader) -> IndexDescription:
-    return IndexDescription(
-        location=header.location,
-        table_id=header.head.table_id,
-        schema_string=header.head.schema_string,
-        rows=header.rows,
-        files=header.files,
-        size_bytes=header.size_bytes,
-    )
+def describe_index(header: IndexHeader) -> dict[str, Any]:
+    """The fields of a publication that its index has, with the names of the ledger."""
+    names = ("location", "rows", "files", "size_bytes")
+    head = {"table_id": header.head.table_id, "schema_string": header.head.schema_string}
+    return {**head, **{name: getattr(header, name) for name in names}}

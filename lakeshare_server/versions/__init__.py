@@ -19,31 +19,17 @@ from lakeshare_server.storage import Stores
 from lakeshare_server.tables.delta.changes import segment_cache
 from lakeshare_server.tables.index import IndexCache
 from lakeshare_server.versions.followed_delta import FollowedLog, FollowedVersions
-from lakeshare_server.versions.followed_iceberg import FollowedSnapshots, LatestObservation, read_unfollowed
+from lakeshare_server.versions.followed_iceberg import FollowedSnapshots, LatestObservation
+from lakeshare_server.versions.followed_iceberg import read_unfollowed as read_unfollowed
+from lakeshare_server.versions.metadata_sources import list_tables_at as list_tables_at
+from lakeshare_server.versions.metadata_sources import make_source
 from lakeshare_server.versions.metadata_sources import (
-    list_tables_at,
-    make_source,
-    normalise_followed_location,
-    read_table_name,
+    normalise_followed_location as normalise_followed_location,
 )
-from lakeshare_server.versions.published import (
-    PinnedSnapshot,
-    PublishedVersions,
-    Version,
-    VersionSources,
-)
-
-__all__ = [
-    "PinnedSnapshot",
-    "TableVersions",
-    "Version",
-    "Versions",
-    "list_tables_at",
-    "normalise_followed_location",
-    "read_table_name",
-    "read_unfollowed",
-]
-
+from lakeshare_server.versions.metadata_sources import read_table_name as read_table_name
+from lakeshare_server.versions.published import PinnedSnapshot as PinnedSnapshot
+from lakeshare_server.versions.published import PublishedVersions, VersionSources
+from lakeshare_server.versions.published import Version as Version
 
 # The readable versions of one table, in order: the methods are those of `LedgerVersions`.
 AllVersions: TypeAlias = PublishedVersions | FollowedSnapshots | FollowedVersions
@@ -100,9 +86,7 @@ class Versions:
         self._followed, self._settings, self._stores = FollowedTables(catalog), settings, stores
         cache = IndexCache(settings.index_dir / "cache", settings.index_cache_bytes)
         segments = segment_cache(cache.folder, settings.index_cache_bytes)
-        folders = settings.index_dir, settings.vectors_dir, settings.vectors_location
-        shared = settings.shared_root
-        self._sources = VersionSources(Ledger(catalog), stores, *folders, cache, segments, shared)
+        self._sources = VersionSources(Ledger(catalog), stores, settings, cache, segments)
         self._audited = replace(self._sources, ledger=Ledger(catalog, readable_only=True))
         self._logs: dict[tuple[str, str, float], FollowedLog] = {}
         self._observations: dict[tuple[str, str, float, IcebergIdentity], LatestObservation] = {}

@@ -627,7 +627,9 @@ class FollowedSnapshots(LedgerVersions):
             raise
 
     def _read(self, metadata_location: str, snapshot_id: int) -> TableSnapshot:
-        snapshot = read_iceberg(metadata_location, snapshot_id, self._sources.vectors_dir, self._stores)
+        # Not in the shared root: followed tables may be in other stores.
+        vectors = self._sources.settings.vectors_dir
+        snapshot = read_iceberg(metadata_location, snapshot_id, vectors, self._stores)
         if snapshot.head.table_id != self._identity.table_id:
             raise Unserveable(f"{metadata_location} is of another table now.", "Restore the table.")
         return snapshot

@@ -21,6 +21,7 @@ from lakeshare_server.errors import (
     Unavailable,
     Unserveable,
 )
+from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import Stores
 from lakeshare_server.tables import read_delta, read_iceberg
 from lakeshare_server.tables.delta.changes import (
@@ -107,28 +108,25 @@ class RecentChecks:
 
 @dataclass(frozen=True)
 class VersionSources:
-    """The ledger, stores, folders and caches that the versions of tables are read with."""
+    """The ledger, stores, settings of folders, and caches that the versions of tables are read with."""
 
     ledger: Ledger
     stores: Stores
-    index_dir: Path
-    vectors_dir: Path | None  # of followed tables, which may be in other stores
-    vectors_location: Path | str | None
+    settings: ServerSettings
     cache: IndexCache
     segments: SegmentCache
-    shared_root: str | None = None
     # Indexes of changes that are lost, and those whose change files are there.
     lost: RecentChecks = field(default_factory=RecentChecks)
     whole: RecentChecks = field(default_factory=RecentChecks)
 
     def fetch(self, digest: str, path: Path) -> bool:
         """Downloads an index of a publication that another host wrote."""
-        return fetch_index(self.stores, self.shared_root, digest, path)
+        return fetch_index(self.stores, self.settings.shared_root, digest, path)
 
     def recorded_changes(self, digest: str) -> Segment | None:
         """An index of changes; None if it is lost or damaged here and in the store, which is assumed for a while."""
         with suppress(StoreMissing):
-            return _open_changes(self.index_dir, digest)
+            return _open_changes(self.settings.index_dir, digest)
         if self.lost.has(digest):
             return None
         try:
@@ -508,7 +506,7 @@ class PublishedVersions(LedgerVersions):
 
     def _index(self, row: Publication) -> FileIndex:
         """The files of a publication; read again from the pinned state if no host's index can be read."""
-        folder, digest = self._sources.index_dir, row.index_digest
+        folder, digest = self._sources.settings.index_dir, row.index_digest
         try:
             return _open(folder, digest)
         except Unavailable:
@@ -548,7 +546,8 @@ class PublishedVersions(LedgerVersions):
             if publication.format == "delta":
                 snapshot = read_delta(publication.location, publication.delta_version, self._stores)
             else:
-                snapshot = read_iceberg(*pins_of(publication), self._sources.vectors_location, self._stores)
+                vectors = self._sources.settings.vectors_location
+                snapshot = read_iceberg(*pins_of(publication), vectors, self._stores)
         except Unavailable as error:
             _log.warning("publication %s of %s: %s", publication.version, publication.table, error)
             what = "the table's store does not answer"

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import select, text
 
 from lakeshare_server.catalog import AuditEvent, Catalog, append_events
-from lakeshare_server.catalog.audit.log import values_of
+from lakeshare_server.catalog.audit.log import NAMES
 from lakeshare_server.catalog.models import AuditRow
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -49,4 +49,4 @@ def newest_requests(catalog: Catalog, limit: int) -> list[AuditEvent]:
     requests = select(AuditRow).where(AuditRow.kind != "change")
     with catalog.reading() as session:
         rows = session.scalars(requests.order_by(AuditRow.key.desc()).limit(limit))
-        return [AuditEvent(**values_of(row)) for row in rows]
+        return [AuditEvent(**{name: getattr(row, name) for name in NAMES}) for row in rows]

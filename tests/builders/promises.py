@@ -6,19 +6,17 @@ import httpx
 
 from lakeshare_server.catalog import Catalog
 from lakeshare_server.catalog.listings import find_shared_table
-from lakeshare_server.provider.serveability import TableServeability, provider_view
+from lakeshare_server.provider.following import Provider
+from lakeshare_server.provider.serveability import provider_view
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.storage import Stores
 from lakeshare_server.tables.serveability import CLIENTS, ICEBERG_REST_ID, Verdict
-from lakeshare_server.versions import Versions
 
 
 def promised(settings: ServerSettings, catalog: Catalog, path: str) -> dict[str, Verdict]:
     """The verdicts by client, as commands give them in a process of their own."""
-    view = provider_view(
-        find_shared_table(catalog, path, "PATH"), Versions(catalog, settings, Stores(settings))
-    )
-    return dict(TableServeability.of(catalog, settings).judge(view).verdicts)
+    provider = Provider(catalog, settings)
+    view = provider_view(find_shared_table(catalog, path, "PATH"), provider.versions)
+    return dict(provider.serveability.judge(view).verdicts)
 
 
 def outcomes(client: httpx.Client, path: str) -> dict[str, tuple[str | None, str]]:

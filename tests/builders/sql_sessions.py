@@ -8,9 +8,10 @@ import pyarrow as pa
 
 from lakeshare_server.catalog import Catalog, states
 from lakeshare_server.catalog.sharing import drop_group, drop_recipient, drop_share, editing
+from lakeshare_server.provider.following import Provider
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.sql.session import SqlSession
-from lakeshare_server.sql.statements import Provider, Result
+from lakeshare_server.sql.statements import Result
 from tests.builders.database_schema import open_migrated
 from tests.builders.lake_tables import a_delta_table, append_delta
 from tests.builders.sharing import Provider as Publishing

@@ -27,8 +27,8 @@ from lakeshare_server.catalog.listings import find_shared_table
 from lakeshare_server.cli.tables import table_app
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.locations import local_path
+from lakeshare_server.provider import following
 from lakeshare_server.provider.serveability import TableServeability, provider_view
-from lakeshare_server.storage import Stores
 from lakeshare_server.tables.serveability import ReasonCode, Verdict
 from lakeshare_server.versions import Versions
 from tests.builders.campaign import IS_CAMPAIGN, campaign_size
@@ -126,10 +126,9 @@ def matrix(
         with a_server(provider) as server, server.client(token) as client, httpx.Client(timeout=30) as data:
             folder = tmp_path_factory.mktemp("answers")
             clients = Clients.of(server, token, (client, data), spark, folder)
-            settings, catalog = provider.settings, provider.catalog
-            versions = Versions(catalog, settings, Stores(settings))
-            judging = TableServeability.of(catalog, settings)
-            yield Matrix(made, refused, fixed, provider, clients, versions, judging)
+            opened = following.Provider(provider.catalog, provider.settings)
+            judging = opened.serveability
+            yield Matrix(made, refused, fixed, provider, clients, opened.versions, judging)
 
 
 def published(provider: Provider, tables: Mapping[str, Written]) -> dict[str, Publication | Unserveable]:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from lark import Token
 
 from lakeshare_server.catalog import states
+from lakeshare_server.provider.following import Provider
 from lakeshare_server.sql.grammar import (
     END,
     SourcePosition,
@@ -20,7 +21,6 @@ from lakeshare_server.sql.grammar import (
     quoted_text,
 )
 from lakeshare_server.sql.session import SqlSession
-from lakeshare_server.sql.statements import Provider
 from tests.builders.campaign import campaign_size
 from tests.builders.sql_sessions import a_lake, a_session, empty, rows
 

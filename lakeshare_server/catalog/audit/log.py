@@ -162,10 +162,6 @@ class ChainedEvent:
         return {"number": self.number, **fields, "previous_hash": self.previous_hash, "hash": self.hash}
 
 
-def values_of(row: AuditRow) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in NAMES}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Search:
     """Conditions on events; None matches any value. `object_name` also matches the objects inside, like tables."""
@@ -204,19 +200,15 @@ def search(catalog: Catalog, query: Search, limit: int) -> list[ChainedEvent]:
         return [_chained(row) for row in session.scalars(statement)][::-1]
 
 
-def events_after(
-    catalog: Catalog, number: int, query: Search | None = None, batch: int = BATCH
-) -> Iterator[ChainedEvent]:
+def events_after(catalog: Catalog, number: int, query: Search | None = None) -> Iterator[ChainedEvent]:
     """All events after a number that match, in the order of the chain, in short transactions; raises Unavailable."""
     conditions = [] if query is None else query.conditions()
     while True:
-        statement = (
-            select(AuditRow).where(AuditRow.key > number, *conditions).order_by(AuditRow.key).limit(batch)
-        )
+        statement = select(AuditRow).where(AuditRow.key > number, *conditions).order_by(AuditRow.key)
         with catalog.reading() as session:
-            events = [_chained(row) for row in session.scalars(statement)]
+            events = [_chained(row) for row in session.scalars(statement.limit(BATCH))]
         yield from events
-        if len(events) < batch:
+        if len(events) < BATCH:
             return
         number = events[-1].number
 
@@ -228,7 +220,8 @@ def newest_event_number(catalog: Catalog) -> int:
 
 
 def _chained(row: AuditRow) -> ChainedEvent:
-    return ChainedEvent(row.key, AuditEvent(**values_of(row)), row.previous_hash, row.hash)
+    event = AuditEvent(**{name: getattr(row, name) for name in NAMES})
+    return ChainedEvent(row.key, event, row.previous_hash, row.hash)
 
 
 SUFFIX = ".journal"

@@ -3,7 +3,7 @@
 import json
 import os
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, time
 from itertools import islice
@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog.audit.log import (
     ANCHOR,
+    BATCH,
     GENESIS,
     HEAD,
     PRUNED,
@@ -24,9 +25,9 @@ from lakeshare_server.catalog.audit.log import (
     append_events,
     canonical_json,
     chain_hash,
+    events_after,
     format_instant,
     lock_head,
-    values_of,
 )
 from lakeshare_server.catalog.database import Catalog
 from lakeshare_server.catalog.models import AuditChainRow, AuditRow, UsageRow
@@ -293,7 +294,6 @@ def _prune_some(session: Session, before: datetime, principal: str) -> Pruned:
     return Pruned(events, through)
 
 
-BATCH = 2000
 MAX_FINDINGS = 100
 
 
@@ -358,8 +358,10 @@ def verify(
         hint = f"Events up to {anchor.number} were pruned. Give a later receipt."
         raise BadRequest("receipt", str(receipt), hint)
     verifier = _Verifier(catalog, verification, receipt)
-    for row in _rows(catalog, anchor.number, verification.head.number):
-        verifier.verify(row)
+    for event in events_after(catalog, anchor.number):
+        if event.number > verification.head.number:
+            break
+        verifier.verify(event)
         if verification.events % BATCH == 0:
             progress(verification.events, verification.head.number - anchor.number)
     verifier.finish()
@@ -380,19 +382,19 @@ class _Verifier:
         self._has_pruning_event = verification.anchor.hash == GENESIS
         self._has_receipt_event = receipt in (None, verification.anchor)
 
-    def verify(self, row: AuditRow) -> None:
-        values = values_of(row)
-        if row.key > self._number + 1:
-            self._add_removed(self._number + 1, row.key - 1)
-        elif row.previous_hash != self._hash:
-            self._add_misplaced(row)
-        digest = chain_hash(row.previous_hash or "", canonical_json(values))
-        if row.previous_hash is None or row.hash != digest:
-            self._add(row.key, "changed", f"event {row.key} is not what it was when it was appended")
-        if row.action == PRUNED and _recorded_position(values) == self._verification.anchor:
+    def verify(self, chained: ChainedEvent) -> None:
+        number, event = chained.number, chained.event
+        if number > self._number + 1:
+            self._add_removed(self._number + 1, number - 1)
+        elif chained.previous_hash != self._hash:
+            self._add_misplaced(chained)
+        digest = chain_hash(chained.previous_hash or "", canonical_json(vars(event)))
+        if chained.previous_hash is None or chained.hash != digest:
+            self._add(number, "changed", f"event {number} is not what it was when it was appended")
+        if event.action == PRUNED and _recorded_position(event) == self._verification.anchor:
             self._has_pruning_event = True
-        self._number, self._hash = row.key, row.hash or ""
-        self._has_receipt_event |= ChainPosition(row.key, self._hash) == self._receipt
+        self._number, self._hash = number, chained.hash or ""
+        self._has_receipt_event |= ChainPosition(number, self._hash) == self._receipt
         self._verification.events += 1
 
     def finish(self) -> None:
@@ -415,22 +417,23 @@ class _Verifier:
         events = f"event {first} was" if first == last else f"events {first} to {last} were"
         self._add(first, "removed", f"{events} removed")
 
-    def _add_misplaced(self, row: AuditRow) -> None:
+    def _add_misplaced(self, event: ChainedEvent) -> None:
+        number, followed = event.number, AuditRow.hash == event.previous_hash
         with self._catalog.reading() as session:
-            before = session.scalar(select(AuditRow.key).where(AuditRow.hash == row.previous_hash).limit(1))
-        problem = f"event {row.key} does not follow event {row.key - 1}"
+            before = session.scalar(select(AuditRow.key).where(followed).limit(1))
+        problem = f"event {number} does not follow event {number - 1}"
         if before is None:
-            self._add(row.key, "removed", f"{problem}: the one that it followed was removed or changed")
+            self._add(number, "removed", f"{problem}: the one that it followed was removed or changed")
         else:
-            self._add(row.key, "moved", f"{problem}, but event {before}: events were moved")
+            self._add(number, "moved", f"{problem}, but event {before}: events were moved")
 
     def _add(self, number: int, kind: Literal["removed", "changed", "moved"], problem: str) -> None:
         if len(self._verification.findings) < MAX_FINDINGS:
             self._verification.findings.append(Finding(number, kind, problem))
 
 
-def _recorded_position(values: dict[str, Any]) -> ChainPosition | None:
-    details = values["details"] or {}
+def _recorded_position(event: AuditEvent) -> ChainPosition | None:
+    details = event.details or {}
     number, digest = details.get("through"), details.get("hash")
     return ChainPosition(number, digest) if isinstance(number, int) and isinstance(digest, str) else None
 
@@ -454,16 +457,3 @@ def _start_verification(catalog: Catalog) -> Verification:
         problem = f"the head of the chain was set back to event {head.number}, the newest is {newest}"
         verification.findings.append(Finding(newest, "changed", problem))
     return verification
-
-
-def _rows(catalog: Catalog, after: int, last: int) -> Iterator[AuditRow]:
-    """The events of the chain in order, in short transactions."""
-    while True:
-        with catalog.reading() as session:
-            statement = select(AuditRow).where(AuditRow.key > after, AuditRow.key <= last)
-            rows = session.scalars(statement.order_by(AuditRow.key).limit(BATCH)).all()
-            session.expunge_all()
-        yield from rows
-        if len(rows) < BATCH:
-            return
-        after = rows[-1].key

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from dataclasses import field as dataclass_field
 from dataclasses import fields as dataclass_fields
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
@@ -604,7 +604,7 @@ def _segments(log: ChangeLog, cache: SegmentCache, first: int, last: int) -> Ite
     for begin, end in list_spans(first, last):
         versions = range(max(begin, first), end + 1)
         segment = cache.find(_identity(log, begin, end))
-        if segment is None or not _has(segment, versions):
+        if segment is None or not _has(versions, segment):
             listing = listing or list_log(log.stores, log.root)
             if before is None and begin:
                 length = LENGTHS[0] if begin % LENGTHS[0] == 0 else LENGTHS[1]
@@ -612,14 +612,11 @@ def _segments(log: ChangeLog, cache: SegmentCache, first: int, last: int) -> Ite
             known = None if before is None else before.note.versions.get(begin - 1)
             heads = None if known is None else HeadTexts(known.protocol, known.metadata)
             writer = SegmentWriter(log.stores, listing, begin, end, heads)
-            segment = _build_segment(log, cache, writer, versions)
+            segment = cache.get(
+                _identity(log, begin, end), partial(writer.write, versions=versions), partial(_has, versions)
+            )
         before = segment
         yield segment
-
-
-def _build_segment(log: ChangeLog, cache: SegmentCache, writer: SegmentWriter, versions: range) -> Segment:
-    identity = _identity(log, writer.begin, writer.end)
-    return cache.get(identity, lambda path: writer.write(path, versions), lambda built: _has(built, versions))
 
 
 def _identity(log: ChangeLog, begin: int, end: int) -> tuple[object, ...]:
@@ -628,7 +625,7 @@ def _identity(log: ChangeLog, begin: int, end: int) -> tuple[object, ...]:
     return "changes", LAYOUT, log.root, log.table_id, begin, end, stamp
 
 
-def _has(segment: Segment, versions: range) -> bool:
+def _has(versions: range, segment: Segment) -> bool:
     """Whether a segment has the versions without a fault: faulty ones are read again, the log may be repaired."""
     known = [segment.note.versions.get(version) for version in versions]
     return all(version is not None and version.fault is None for version in known)

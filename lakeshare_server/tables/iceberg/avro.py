@@ -5,12 +5,13 @@ pyiceberg's own reader three times as long or more (docs/adr/0014).
 """
 
 import bz2
+import io
 import json
 import lzma
 import re
 import struct
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, BinaryIO, TypeAlias
@@ -46,17 +47,12 @@ def read_container(content: bytes) -> AvroBlocks:
     """Reads a container file (Avro spec, "Object Container Files"); raises AvroError if damaged or encrypted."""
     if content.startswith(ENCRYPTED):
         raise EncryptedError("it is encrypted")
-    if not content.startswith(MAGIC):
-        raise AvroError("it does not begin like an Avro file")
-    try:
-        metadata, pos = _header(content)
-        sync = content[pos : pos + SYNC_BYTES]
-        blocks = _blocks(content, pos + SYNC_BYTES, sync, _codec(metadata))
-        return AvroBlocks(metadata["avro.schema"], metadata, blocks)
-    except IndexError as error:
-        raise AvroError("it is cut off") from error
-    except KeyError as error:
-        raise AvroError("its header has no schema") from error
+    container = _Container(io.BytesIO(content))
+    blocks = list(container.read_blocks())
+    # Each record of a manifest has at least one byte: a larger count would only fill the memory.
+    if any(count > len(block) for count, block in blocks):
+        raise AvroError("a block is damaged or cut off")
+    return AvroBlocks(container.schema, container.metadata, blocks)
 
 
 @dataclass(frozen=True)
@@ -74,30 +70,36 @@ def check_container(stream: BinaryIO) -> ContainerSummary:
     Raises:
         AvroError: it is damaged, truncated, or no Avro file.
     """
-    source = _Pieces(stream)
-    try:
-        metadata, sync = source.read_header()
-        schema, decompress = metadata["avro.schema"], _codec(metadata)
-        rows, unpacked_bytes = 0, 0
-        while not source.is_at_end():
-            count, packed = source.read_block(sync)
-            rows, unpacked_bytes = rows + count, unpacked_bytes + len(decompress(packed))
-    except IndexError as error:
-        raise AvroError("it is cut off") from error
-    except KeyError as error:
-        raise AvroError("its header has no schema") from error
-    parse_avro_schema(schema)
-    return ContainerSummary(schema, rows, unpacked_bytes)
+    container, rows, unpacked_bytes = _Container(stream), 0, 0
+    for count, block in container.read_blocks():
+        rows, unpacked_bytes = rows + count, unpacked_bytes + len(block)
+    parse_avro_schema(container.schema)
+    return ContainerSummary(container.schema, rows, unpacked_bytes)
 
 
-class _Pieces:
+class _Container:
     """A container that is read in pieces: `_content` is the part that is not yet consumed, from `_pos` on."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream, self._content, self._pos = stream, b"", 0
+        try:
+            self.metadata = self._read_header()
+            self.schema = self.metadata["avro.schema"]
+        except IndexError as error:
+            raise AvroError("it is cut off") from error
+        except KeyError as error:
+            raise AvroError("its header has no schema") from error
+        self._sync, self._decompress = self._take(SYNC_BYTES), _codec(self.metadata)
 
-    def read_header(self) -> tuple[dict[str, bytes], bytes]:
-        """Returns the metadata and the marker that follows each block."""
+    def read_blocks(self) -> Iterator[tuple[int, bytes]]:
+        """Yields the number of records and the bytes of each block, decompressed; raises AvroError."""
+        try:
+            while self._fill(1):
+                yield self._read_block()
+        except IndexError as error:
+            raise AvroError("it is cut off") from error
+
+    def _read_header(self) -> dict[str, bytes]:
         self._fill(PIECE_BYTES)
         if not self._content.startswith(MAGIC):
             raise AvroError("it does not begin like an Avro file")
@@ -111,21 +113,18 @@ class _Pieces:
                 self._fill(2 * size)
                 if size >= MAX_BLOCK_BYTES or len(self._content) == size:
                     raise
-        return metadata, self._take(SYNC_BYTES)
+        return metadata
 
-    def is_at_end(self) -> bool:
-        return not self._fill(1)
-
-    def read_block(self, sync: bytes) -> tuple[int, bytes]:
+    def _read_block(self) -> tuple[int, bytes]:
         self._fill(2 * MAX_LONG_BYTES)
         count, self._pos = read_long(self._content, self._pos)
         size, self._pos = read_long(self._content, self._pos)
         if count < 0 or not 0 <= size <= MAX_BLOCK_BYTES:
             raise AvroError("a block is damaged")
         packed = self._take(size)
-        if self._take(SYNC_BYTES) != sync:
+        if self._take(SYNC_BYTES) != self._sync:
             raise AvroError("a block is damaged or cut off")
-        return count, packed
+        return count, self._decompress(packed)
 
     def _take(self, size: int) -> bytes:
         if not self._fill(size):
@@ -189,22 +188,6 @@ def _header(content: bytes) -> tuple[dict[str, bytes], int]:
             metadata[key.decode()], pos = read_bytes(content, pos)
         count, pos = read_long(content, pos)
     return metadata, pos
-
-
-def _blocks(
-    content: bytes, pos: int, sync: bytes, decompress: Callable[[bytes], bytes]
-) -> list[tuple[int, bytes]]:
-    blocks = []
-    while pos < len(content):
-        count, pos = read_long(content, pos)
-        packed, pos = read_bytes(content, pos)
-        block = decompress(packed)
-        # Each record of a manifest has at least one byte: a larger count would only fill the memory.
-        if not 0 <= count <= len(block) or content[pos : pos + SYNC_BYTES] != sync:
-            raise AvroError("a block is damaged or cut off")
-        blocks.append((count, block))
-        pos += SYNC_BYTES
-    return blocks
 
 
 def _codec(metadata: Mapping[str, bytes]) -> Callable[[bytes], bytes]:

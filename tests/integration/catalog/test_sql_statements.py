@@ -14,10 +14,10 @@ from unittest.mock import ANY
 
 import pytest
 
+from lakeshare_server.provider.following import Provider
 from lakeshare_server.sql import show
 from lakeshare_server.sql import statements as said
 from lakeshare_server.sql.grammar import parse
-from lakeshare_server.sql.statements import Provider
 from tests.builders.sql_sessions import ROOT, a_lake, a_session, answer, empty, rows
 from tests.integration.postgres_server import PostgresServer
 

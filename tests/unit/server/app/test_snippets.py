@@ -239,10 +239,9 @@ def test_signed_requests_are_left_to_the_reader_that_can_sign() -> None:
 def test_hostile_names_stay_texts_of_python(engine: EngineName, door: Any, delta: bool) -> None:
     table = SnippetTable(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, "disk", "", needs_delta=delta)
     plain = SnippetTable("a", "a", "a", "a", "a", "disk", "", needs_delta=delta)
-    texts = ENGINES[engine].iceberg if door == "iceberg" else ENGINES[engine].sharing
-    if texts is None:
-        return
-    assert shape(texts(table)) == shape(texts(plain))
+    if door in ENGINES[engine].apis:
+        texts = [ENGINES[engine].render(one, door) for one in (table, plain)]
+        assert shape(texts[0]) == shape(texts[1])
 
 
 def shape(text: str) -> list[str]:
@@ -319,4 +318,4 @@ def test_spark_is_given_the_packages_of_the_line_that_is_tested() -> None:
 
 def test_every_engine_of_the_command_has_a_text() -> None:
     assert set(get_args(EngineName)) == set(ENGINES)
-    assert all(engine.iceberg or engine.sharing for engine in ENGINES.values())
+    assert all(engine.apis for engine in ENGINES.values())

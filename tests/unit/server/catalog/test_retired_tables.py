@@ -20,7 +20,7 @@ from lakeshare_server.catalog.declared import export
 from lakeshare_server.catalog.models import AuditRow
 from lakeshare_server.catalog.states import list_objects
 from lakeshare_server.errors import BadRequest
-from lakeshare_server.sql import statements
+from lakeshare_server.provider import following
 from tests.builders.lake_tables import a_delta_table
 from tests.builders.sharing import Provider, a_provider, a_server
 from tests.builders.sql_sessions import a_session, rows
@@ -124,7 +124,7 @@ def test_recipients_see_the_notice_in_the_portal_in_sql_and_in_properties(provid
         url = f"{server.profile(token)}#all.lake.flights"
         read = [delta_sharing.load_as_pandas(url, use_delta_format=form) for form in (False, True)]
         assert len(read[0]) == len(read[1]) > 0
-    session = a_session(statements.Provider(provider.catalog, provider.settings))
+    session = a_session(following.Provider(provider.catalog, provider.settings))
     assert rows(session, "SHOW ALL IN SHARE all", "notice") == [(text,), (None,)]
     with provider.catalog.reading() as session:
         # Files cannot have what contracts decide.

@@ -9,6 +9,7 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
+from lakeshare_server.provider.following import Provider
 from lakeshare_server.sql.session import (
     SqlCompleter,
     SqlSession,
@@ -19,7 +20,6 @@ from lakeshare_server.sql.session import (
     read_names,
     run_prompt,
 )
-from lakeshare_server.sql.statements import Provider
 from tests.builders.sql_sessions import a_lake, a_session, answer, empty
 
 CTRL_C, CTRL_D, TAB, UP = "\x03", "\x04", "\t", "\x1b[A"

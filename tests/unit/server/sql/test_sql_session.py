@@ -12,9 +12,9 @@ from lakeshare_server.catalog.credentials import find_link, redeem_link
 from lakeshare_server.catalog.models import AuditRow
 from lakeshare_server.catalog.sharing import editing
 from lakeshare_server.errors import BadRequest, CatalogConflict, Denied, NotFound
+from lakeshare_server.provider.following import Provider
 from lakeshare_server.sql.grammar import SqlError, StatementRefused
 from lakeshare_server.sql.session import SqlSession
-from lakeshare_server.sql.statements import Provider
 from tests.builders.lake_tables import a_delta_table, append_delta, some_rows
 from tests.builders.recipients import Recipients
 from tests.builders.sql_sessions import ROOT, a_lake, a_session, answer, empty, rows

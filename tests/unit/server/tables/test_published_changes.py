@@ -40,9 +40,7 @@ def changes_of(provider: Provider, first: int, last: int) -> Sequence[VersionCha
     folder = provider.settings.index_dir / "cache"
     stores = Stores(StoreSettings(_env_file=None))
     caches = IndexCache(folder, 10**9), segment_cache(folder, 10**9)
-    sources = VersionSources(
-        Ledger(provider.catalog), stores, provider.settings.index_dir, None, None, *caches
-    )
+    sources = VersionSources(Ledger(provider.catalog), stores, provider.settings, *caches)
     return PublishedVersions(sources, TABLE).changes(first, last)
 
 
