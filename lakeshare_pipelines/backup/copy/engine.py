@@ -48,9 +48,6 @@ class CopyTask:
     as_of: dt.datetime  # Copies of objects that were modified later fail
     copy_limit_bytes: int
     in_flight: int
-    overwrite: bool = True
-    """False, for restores: an existing key of the target stays, and its row fails as `AlreadyThere`; if it is the very
-    object that was to be copied, the row succeeds."""
 
     def token(self, attempt: int = 0) -> str:
         """At most 64 characters that are the same for the same work."""

@@ -109,19 +109,6 @@ def test_another_etag_makes_it_another_copy(
     assert Path(target.url, "objects", "empty").read_text() == "grown"
 
 
-def test_where_nothing_is_to_be_overwritten_only_the_same_object_is_taken_as_copied(
-    tmp_path: Path, source: StoreAddress, target: StoreAddress
-) -> None:
-    a_plan(tmp_path / "plan", source)
-    LocalEngine().copy(a_task(tmp_path, source, target), lambda _: None)
-    Path(target.url, "objects", "empty").write_text("something else")
-    again = a_task(tmp_path, source, target, work_prefix="_lakeshare/restore/", overwrite=False)
-    record = LocalEngine().copy(again, lambda _: None)
-    assert (record.succeeded, record.failed) == (3, 1)
-    assert done_of(again)["empty"]["error_code"] == "AlreadyThere"
-    assert Path(target.url, "objects", "empty").read_text() == "something else"
-
-
 def test_a_key_that_no_folder_can_hold_is_a_failed_row(
     tmp_path: Path, source: StoreAddress, target: StoreAddress
 ) -> None:
