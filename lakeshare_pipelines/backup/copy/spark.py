@@ -277,9 +277,7 @@ def _run(
     def collect() -> list[CopyRecord]:
         # Tags belong to a thread.
         spark.addTag(_get_tag(task))
-        results = run_spark_tasks(
-            spark, count, count, lambda number: [[work.copy(number).model_dump_json()]], BackupError
-        )
+        results = run_spark_tasks(spark, count, lambda number: [[work.copy(number).model_dump_json()]])
         return [CopyRecord.model_validate_json(text) for (text,) in results]
 
     with ThreadPoolExecutor(1, "lakeshare-copy") as pool:

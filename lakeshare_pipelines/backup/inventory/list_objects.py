@@ -694,7 +694,7 @@ def list_by_spark(
         return write(list_rows(source, versions=versions, ranges=ranges[number::tasks], report_progress=None))
 
     with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(run_spark_tasks, spark, tasks, tasks, work, BackupError)
+        future = pool.submit(run_spark_tasks, spark, tasks, work)
         while not wait([future], timeout=SPARK_PROGRESS_EVERY_S).done:
             if not is_connect(spark):
                 done = _count_done_tasks(spark, tasks)
@@ -710,28 +710,24 @@ def _count_done_tasks(spark: "SparkSession", tasks: int) -> int:
 
 
 def run_spark_tasks(
-    spark: "SparkSession",
-    count: int,
-    partitions: int,
-    work: Callable[[int], Iterable[Sequence[Any]]],
-    error: type[BackupError],
+    spark: "SparkSession", count: int, work: Callable[[int], Iterable[Sequence[Any]]]
 ) -> list[Any]:
-    """The results of `work` for the numbers up to `count`, sent as JSON; raises the first `error` of a task. A task
-    with an `error` is not retried by Spark. With as many partitions as numbers, each has one, in every mode."""
+    """The results of `work` for the numbers up to `count`, sent as JSON; raises the first BackupError of a task, which
+    Spark does not retry. With as many partitions as numbers, each has one, in every mode."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch["id"].to_pylist():
                 try:
                     results: list[Any] = list(work(number))
-                except error as refused:
+                except BackupError as refused:
                     results = [{"refusal": (refused.subject, refused.reason, refused.fix)}]
                 texts = [json.dumps(result) for result in results]
                 yield pa.RecordBatch.from_arrays([pa.array(texts, pa.string())], ["result"])
 
-    rows = spark.range(0, count, 1, partitions).mapInArrow(run, "result string").collect()
+    rows = spark.range(0, count, 1, count).mapInArrow(run, "result string").collect()
     results = [json.loads(row.result) for row in rows]
     for result in results:
         if isinstance(result, dict):
-            raise error(*result["refusal"])
+            raise BackupError(*result["refusal"])
     return results
