@@ -18,7 +18,7 @@ import pyarrow as pa
 from lakeshare_pipelines.backup import model, plan_tables
 from lakeshare_pipelines.backup.config import GIB, Backup
 from lakeshare_pipelines.backup.points import Points, Workspace, get_point_time
-from lakeshare_pipelines.backup.stores import FOLDER, open_store
+from lakeshare_pipelines.backup.stores import FOLDER, StoreAddress, open_store
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_server.settings import make_private
 
@@ -35,29 +35,6 @@ LOCAL_BYTES_A_S = 150 * 1024**2  # For copies through this host, from or to a fo
 MEASURED_OBJECTS = 1_000  # The speed of an earlier copy of so many objects replaces the assumptions above
 
 
-@dataclass
-class Tally:
-    """Sums of the rows of a plan; `jobs` are those of Batch Operations, one for each stored prefix."""
-
-    objects: Counter[str] = field(default_factory=Counter)
-    size_bytes: Counter[str] = field(default_factory=Counter)
-    part_requests: int = 0
-    jobs: int = 0
-
-    @property
-    def copied(self) -> int:
-        return self.objects.total() - self.objects["held"]
-
-    @property
-    def copied_bytes(self) -> int:
-        return self.size_bytes.total() - self.size_bytes["held"]
-
-    @property
-    def requests(self) -> int:
-        """One per copy, parts of large objects, and one to thaw each archived object."""
-        return self.copied + self.part_requests + self.objects["archived"]
-
-
 _SUMS = f"""
 SELECT lane, count(*), coalesce(sum(size_bytes), 0), coalesce(sum(
     least(ceil(size_bytes / {PART_BYTES}), {MAX_PARTS}) + {AROUND_PARTS} - 1
@@ -66,18 +43,6 @@ SELECT lane, count(*), coalesce(sum(size_bytes), 0), coalesce(sum(
 _COUNT_PREFIXES = """
 SELECT count(DISTINCT left(stored_key, len(stored_key) - len(key))) FROM plan WHERE lane <> 'held'
 """
-
-
-def count_plan(on: duckdb.DuckDBPyConnection, copy_limit_bytes: int) -> Tally:
-    """The sums of view `plan`, rows of schema PLAN."""
-    tally = Tally()
-    for lane, objects, size_bytes, part_requests in on.execute(
-        _SUMS, {"copy_limit_bytes": copy_limit_bytes}
-    ).fetchall():
-        tally.objects[lane], tally.size_bytes[lane] = objects, int(size_bytes)
-        tally.part_requests += int(part_requests)
-    ((tally.jobs,),) = on.sql(_COUNT_PREFIXES).fetchall()
-    return tally
 
 
 def require_within_bounds(backup: Backup, day: str, estimate: model.Estimate) -> None:
@@ -100,34 +65,34 @@ def estimate_usd_per_month(backup: Backup, estimate: model.Estimate) -> float:
     return estimate.size_bytes / GIB * backup.prices.per_gib_month if is_paid else 0.0
 
 
-def _estimate_usd(backup: Backup, tally: Tally, listing: model.ListingRecord) -> float:
-    if backup.source.kind == backup.target.kind == FOLDER:
+def estimate_usd(
+    backup: Backup, source: StoreAddress, target: StoreAddress, requests: int, copied: int, thawed: int
+) -> float:
+    """The cost of copies: requests, copied bytes, and bytes that are thawed first."""
+    if source.kind == target.kind == FOLDER:
         return 0.0
-    prices, usd = backup.prices, 0.0
-    if backup.target.kind != FOLDER:
-        usd += tally.requests / MILLION * prices.per_million_copies
-    usd += tally.copied_bytes / GIB * prices.per_gib_transferred
-    usd += tally.size_bytes["archived"] / GIB * prices.per_gib_thawed
-    if listing.kind == "s3_inventory":
-        usd += listing.rows / MILLION * prices.per_million_listed
-    if backup.engine == "aws_batch" and tally.copied:
-        usd += tally.copied / MILLION * prices.per_million_tasks + tally.jobs * prices.per_job
-    return usd
+    usd = requests / MILLION * backup.prices.per_million_copies if target.kind != FOLDER else 0.0
+    usd += copied / GIB * backup.prices.per_gib_transferred
+    return usd + thawed / GIB * backup.prices.per_gib_thawed
 
 
-def _estimate_minutes(backup: Backup, tally: Tally, previous: model.Point | None) -> float:
+def estimate_minutes(
+    backup: Backup,
+    source: StoreAddress,
+    target: StoreAddress,
+    requests: int,
+    size_bytes: int,
+    before: model.CopyRecord | None = None,
+) -> float:
     """The longer of the times for requests and for bytes. Does not include thawing, which takes hours."""
-    source, target = backup.source, backup.target
-    before = None if previous is None else previous.copied
+    requests_a_s, bytes_a_s = float(LOCAL_FILES_A_S), float(LOCAL_BYTES_A_S)
     if before is not None and before.succeeded >= MEASURED_OBJECTS and before.seconds > 0:
         requests_a_s = before.succeeded / before.seconds
         bytes_a_s = max(before.size_bytes / before.seconds, 1.0)
     elif source.kind == target.kind != FOLDER and source.endpoint == target.endpoint:
         requests_a_s = min(backup.in_flight / S3_COPY_S, S3_COPIES_A_S)
         bytes_a_s = float(backup.in_flight * S3_BYTES_A_S)
-    else:
-        requests_a_s, bytes_a_s = float(LOCAL_FILES_A_S), float(LOCAL_BYTES_A_S)
-    return max(tally.requests / requests_a_s, tally.copied_bytes / bytes_a_s) / 60
+    return max(requests / requests_a_s, size_bytes / bytes_a_s) / 60
 
 
 MEMORY_BYTES = 4 * 1024**3
@@ -283,14 +248,13 @@ class _PlanDraft:
         families = dict(self.on.sql(_FAMILIES).fetchall())
         model.write_rows(self.workspace.clear("plan"), model.PLAN, self._make_rows(prefixes))
         view_rows(self.on, "plan", self.workspace.rows("plan"))
-        tally = count_plan(self.on, self.backup.copy_limit_bytes)
-        minutes = round(_estimate_minutes(self.backup, tally, previous), 2)
+        estimate = self._estimate(previous)
         races = []
         # With versions, a removed file is still there as an older version.
         if not self.listing.has_versions:
             self.report_message("reading how long tables keep removed files")
             source = open_store(self.backup.source)
-            races = plan_tables.find_retention_races(self.backup, source, tables, self.logs, minutes)
+            races = plan_tables.find_retention_races(self.backup, source, tables, self.logs, estimate.minutes)
         return model.PlanRecord(
             day=self.day,
             as_of=as_of,
@@ -304,18 +268,39 @@ class _PlanDraft:
                 )
                 for root, format_ in tables.items()
             ),
-            estimate=model.Estimate(
-                objects=tally.copied,
-                size_bytes=tally.copied_bytes,
-                held_objects=tally.objects["held"],
-                held_bytes=tally.size_bytes["held"],
-                requests=tally.requests,
-                usd=round(_estimate_usd(self.backup, tally, self.listing), 4),
-                minutes=minutes,
-                by_lane={lane: tally.objects[lane] for lane in model.LANES if tally.objects[lane]},
-            ),
+            estimate=estimate,
             left_out=dict(left_out),
             warnings=(*self.roots.warnings(), *_describe_moves(moved, prefixes.remade), *races),
+        )
+
+    def _estimate(self, previous: model.Point | None) -> model.Estimate:
+        """The sums of view `plan`, and what its copies take."""
+        backup, values = self.backup, {"copy_limit_bytes": self.backup.copy_limit_bytes}
+        objects, size_bytes, requests = Counter[str](), Counter[str](), 0
+        for lane, count, size, part_requests in self.on.execute(_SUMS, values).fetchall():
+            objects[lane], size_bytes[lane] = count, int(size)
+            requests += int(part_requests)
+        copied, copied_bytes = (counts.total() - counts["held"] for counts in (objects, size_bytes))
+        # One per copy, parts of large objects, and one to thaw each archived object.
+        requests += copied + objects["archived"]
+        ends = backup, backup.source, backup.target
+        usd = estimate_usd(*ends, requests, copied_bytes, size_bytes["archived"])
+        is_free = backup.source.kind == backup.target.kind == FOLDER
+        if self.listing.kind == "s3_inventory" and not is_free:
+            usd += self.listing.rows / MILLION * backup.prices.per_million_listed
+        if backup.engine == "aws_batch" and copied:
+            ((jobs,),) = self.on.sql(_COUNT_PREFIXES).fetchall()
+            usd += copied / MILLION * backup.prices.per_million_tasks + jobs * backup.prices.per_job
+        before = None if previous is None else previous.copied
+        return model.Estimate(
+            objects=copied,
+            size_bytes=copied_bytes,
+            held_objects=objects["held"],
+            held_bytes=size_bytes["held"],
+            requests=requests,
+            usd=round(usd, 4),
+            minutes=round(estimate_minutes(*ends, requests, copied_bytes, before), 2),
+            by_lane={lane: objects[lane] for lane in model.LANES if objects[lane]},
         )
 
     def _write_cut(self, as_of: dt.datetime, left_out: Counter[str]) -> None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeshare_pipelines.backup import plan
-from lakeshare_pipelines.backup.config import GIB, Backup
+from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.copy.engine import ReportProgress
 from lakeshare_pipelines.backup.model import POINT_COPIES, FoundTable, Point, TableProof
 from lakeshare_pipelines.backup.points import Points
@@ -77,19 +77,11 @@ def list_tables_of_set(settings: LakeSettings, name: str) -> list[str]:
 
 
 def make_restore_plan(work: TableRestore, rows: pa.Table, there: int, steps: list[str]) -> RestorePlan:
-    copies, to, prices, in_flight = work.selected.copies, work.to, work.backup.prices, work.backup.in_flight
     thawed = select_archived(head_copies(work.selected, rows))
-    size_bytes = int(pc.sum(rows["size_bytes"]).as_py() or 0)
-    requests = rows.num_rows + len(thawed)
-    usd = requests / plan.MILLION * prices.per_million_copies if to.kind == "s3" else 0.0
-    if (copies.kind, to.kind) != ("folder", "folder"):
-        usd += size_bytes / GIB * prices.per_gib_transferred
-        usd += sum(copy.size_bytes or 0 for copy in thawed) / GIB * prices.per_gib_thawed
-    # The longer of requests and transfer, without thawing.
-    seconds = max(rows.num_rows / plan.LOCAL_FILES_A_S, size_bytes / plan.LOCAL_BYTES_A_S)
-    if copies.kind == to.kind == "s3" and copies.endpoint == to.endpoint:
-        by_requests = rows.num_rows / min(plan.S3_COPIES_A_S, in_flight / plan.S3_COPY_S)
-        seconds = max(by_requests, size_bytes / (plan.S3_BYTES_A_S * in_flight))
+    size_bytes, requests = int(pc.sum(rows["size_bytes"]).as_py() or 0), rows.num_rows + len(thawed)
+    ends = work.backup, work.selected.copies, work.to
+    usd = plan.estimate_usd(*ends, requests, size_bytes, sum(copy.size_bytes or 0 for copy in thawed))
+    minutes = plan.estimate_minutes(*ends, rows.num_rows, size_bytes)
     if thawed:
         steps = [f"{len(thawed):,} archived copies are requested first, which takes hours.", *steps]
     return RestorePlan(
@@ -103,7 +95,7 @@ def make_restore_plan(work: TableRestore, rows: pa.Table, there: int, steps: lis
         archived=len(thawed),
         requests=requests,
         usd=round(usd, 6),
-        minutes=round(seconds / 60, 2),
+        minutes=round(minutes, 2),
         steps=tuple(steps),
     )
 
