@@ -6,8 +6,7 @@ import datetime as dt
 import io
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -283,7 +282,6 @@ def make_items(rows: pa.RecordBatch) -> Iterator[CopyItem]:
 
 BATCH = 256
 MAX_BATCHES = 4096
-EVERY_S = 2.0
 
 
 class Ledger:
@@ -343,54 +341,47 @@ def _filter_by_status(batch: pa.RecordBatch, status: str) -> pa.RecordBatch:
 
 
 class LedgerWriter:
-    """Writes outcomes in batches beside the copies: `begin` before a copy, `add` after it, `flush` at the end. `settle`
-    is called before a batch is written."""
+    """Writes outcomes in batches beside the copies: `begin` before a copy, `add` after it, `flush` at any time and at
+    the end. `settle` is called before a batch is written."""
 
     def __init__(
         self, ledger: Ledger, objects: int, in_flight: int, settle: Callable[[], None] | None = None
     ) -> None:
         self._ledger, self._settle = ledger, settle
-        self.batch = max(BATCH, 2 * in_flight, objects // MAX_BATCHES)
-        self._unwritten = asyncio.Semaphore(self.batch)
+        self._batch = max(BATCH, 2 * in_flight, objects // MAX_BATCHES)
+        self._unwritten = asyncio.Semaphore(self._batch)
         self._outcomes: list[Outcome] = []
-        self._is_enough = asyncio.Event()
         self._writing = asyncio.Lock()
 
     async def begin(self) -> None:
         await self._unwritten.acquire()
 
-    def add(self, outcome: Outcome) -> None:
+    async def add(self, outcome: Outcome) -> None:
         self._outcomes.append(outcome)
-        if len(self._outcomes) >= self.batch // 2:
-            self._is_enough.set()
+        if len(self._outcomes) >= self._batch // 2:
+            await self.flush()
 
     async def flush(self) -> None:
         async with self._writing:
             outcomes, self._outcomes = self._outcomes, []
-            self._is_enough.clear()
-
-            def write() -> None:
-                if self._settle is not None:
-                    self._settle()
-                self._ledger.write(outcomes)
-
             if outcomes:
-                await asyncio.to_thread(write)
+                await asyncio.to_thread(self._write, outcomes)
             for _ in outcomes:
                 self._unwritten.release()
 
-    async def keep(self) -> None:
-        """Write batches until cancelled: a separate task beside the copies."""
-        while True:
-            with suppress(TimeoutError):
-                # wait_for of Python 3.11 loses a cancellation that comes together with the event.
-                async with asyncio.timeout(EVERY_S):
-                    await self._is_enough.wait()
-            await self.flush()
+    def _write(self, outcomes: list[Outcome]) -> None:
+        if self._settle is not None:
+            self._settle()
+        self._ledger.write(outcomes)
 
 
-async def run_concurrently(works: Iterable[Callable[[], Awaitable[None]]], most: int) -> None:
-    """Run all, at most `most` at a time, started in order; the first fault cancels the others and is raised."""
+async def run_concurrently(
+    works: Iterable[Callable[[], Awaitable[None]]],
+    most: int,
+    watch: Callable[[], Coroutine[object, object, None]] | None = None,
+) -> None:
+    """Run all, at most `most` at a time, started in order, and meanwhile `watch`, which is endless; the first fault
+    cancels the others and is raised."""
     left = iter(works)
 
     async def work_off() -> None:
@@ -399,11 +390,18 @@ async def run_concurrently(works: Iterable[Callable[[], Awaitable[None]]], most:
 
     try:
         async with asyncio.TaskGroup() as group:
-            for _ in range(most):
-                group.create_task(work_off())
+            watching = None if watch is None else group.create_task(watch())
+            async with asyncio.TaskGroup() as workers:
+                for _ in range(most):
+                    workers.create_task(work_off())
+            if watching is not None:
+                watching.cancel()
     # Not except*: until Python 3.11.3, what it raises comes wrapped in a group again.
     except ExceptionGroup as faults:
-        raise faults.exceptions[0] from None
+        fault: Exception = faults
+        while isinstance(fault, ExceptionGroup):
+            fault = fault.exceptions[0]
+        raise fault from None
 
 
 DAYS = 7

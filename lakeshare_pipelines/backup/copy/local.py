@@ -8,7 +8,7 @@ import errno
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -44,22 +44,6 @@ FATAL_CODES = {
     "RequestTimeTooSkewed": "Set the clock of this host.",
 }
 """Error codes that every other object would have too, and their remedies."""
-
-
-async def run_with_background(
-    work: Coroutine[object, object, None], *background: Coroutine[object, object, None]
-) -> None:
-    """Run `work`; endless background tasks end with it. The first fault of any ends all and is raised."""
-    tasks = [asyncio.create_task(coroutine) for coroutine in (work, *background)]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:
-            if task.done():
-                task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class CopyRun:
@@ -353,7 +337,7 @@ async def open_copy_session(
         yield CopySession(copier, known.model_dump(), pace)
 
 
-PROGRESS_S = 1.0
+PROGRESS_S = 2.0
 
 
 class LocalEngine:
@@ -393,6 +377,7 @@ class LocalEngine:
             while True:
                 await asyncio.to_thread(run.require_not_cancelled)
                 counter.report_progress()
+                await writer.flush()
                 await asyncio.sleep(PROGRESS_S)
 
         async with open_copy_session(
@@ -408,15 +393,11 @@ class LocalEngine:
                     outcome = refused.outcome(item)
                 except NoResponse as fault:
                     outcome = engine.NotCopied("RequestTimeout", None, fault.reason).outcome(item)
-                writer.add(outcome)
+                await writer.add(outcome)
                 counter.add(outcome)
 
-            async def copy_all() -> None:
-                try:
-                    works = (partial(copy, item) for item in items)
-                    await engine.run_concurrently(works, task.in_flight)
-                finally:
-                    await writer.flush()
-
-            await run_with_background(copy_all(), writer.keep(), watch())
+            try:
+                await engine.run_concurrently((partial(copy, item) for item in items), task.in_flight, watch)
+            finally:
+                await writer.flush()
             return dict(session.capabilities)

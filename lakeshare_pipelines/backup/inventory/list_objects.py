@@ -5,15 +5,14 @@ import json
 import logging
 import os
 import re
-import stat
 import sys
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from html import unescape
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
@@ -28,7 +27,7 @@ from lakeshare_pipelines.backup.model import LISTING, group_batches, make_listin
 from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.spark.session import count_cores, is_connect
-from lakeshare_server.storage.stores import UNFINISHED
+from lakeshare_server.storage.stores import walk_files
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,50 +41,23 @@ def log_message(sentence: str) -> None:
     log.info("%s", sentence)
 
 
-THREADS = 8  # More threads gain nothing on a local disk
-SCANNING = 4 * THREADS  # Folders that are scanned, or whose rows are not consumed yet
+FOLDER_ROWS = 10_000
 
 
 def list_folder_rows(address: StoreAddress) -> Iterator[pa.RecordBatch]:
-    """All files below a folder, unordered. Raises BackupError if a folder cannot be read, or a name is not UTF-8."""
+    """All files below a folder. Raises BackupError if a folder cannot be read, or a name is not UTF-8."""
     root = Path(address.url)
     with stores.translate_errors(str(root)):
         # A folder below may vanish while it is listed; this one must exist.
         os.scandir(root).close()
-    with ThreadPoolExecutor(THREADS, "folders") as pool:
-        waiting, scanning = [""], set[Future[tuple[pa.RecordBatch, list[str]]]]()
-        try:
-            while waiting or scanning:
-                while waiting and len(scanning) < SCANNING:
-                    scanning.add(pool.submit(_scan_folder, root, waiting.pop()))
-                done, scanning = wait(scanning, return_when=FIRST_COMPLETED)
-                for future in done:
-                    rows, folders = future.result()
-                    waiting += folders
-                    if rows.num_rows:
-                        yield rows
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _scan_folder(root: Path, folder: str) -> tuple[pa.RecordBatch, list[str]]:
-    files: list[tuple[str, os.stat_result]] = []
-    folders: list[str] = []
-    # A folder or file may vanish while it is listed.
-    with (
-        stores.translate_errors(str(root / folder)),
-        suppress(FileNotFoundError),
-        os.scandir(root / folder) as entries,
-    ):
-        for entry in entries:
-            if entry.name.startswith(UNFINISHED):
-                continue
-            with suppress(FileNotFoundError):
-                if entry.is_dir():
-                    folders.append(f"{folder}{entry.name}/")
-                elif stat.S_ISREG((status := entry.stat()).st_mode):
-                    files.append((folder + entry.name, status))
-    return _make_folder_rows(root, files), folders
+    above = os.fsencode(f"{address.url.rstrip('/')}/")
+    found = ((os.fsdecode(path.removeprefix(above)), status) for path, status in walk_files(above[:-1]))
+    try:
+        while files := list(islice(found, FOLDER_ROWS)):
+            yield _make_folder_rows(root, files)
+    except OSError as error:
+        with stores.translate_errors(os.fsdecode(error.filename or above)):
+            raise
 
 
 def _make_folder_rows(root: Path, files: list[tuple[str, os.stat_result]]) -> pa.RecordBatch:
