@@ -4,18 +4,15 @@ Portions are stored in the target: executors need neither the driver's disk nor 
 """
 
 import asyncio
-import heapq
 import io
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
-from zlib import crc32
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -42,6 +39,7 @@ from lakeshare_pipelines.backup.model import (
     select_rows_to_copy,
     write_rows,
 )
+from lakeshare_pipelines.backup.plan import open_plan_database, view_rows
 from lakeshare_pipelines.backup.stores import FOLDER, BackupStore, open_store
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
 from lakeshare_pipelines.spark.session import count_cores, has_driver_ended
@@ -50,7 +48,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 HEAVY_BYTES = 64 * 1024**2
-BYTES_A_REQUEST = 4 * 1024**2  # Copying so many bytes takes about as long as one more request
 MIN_ROWS = 256
 MAX_ROWS = 1_000_000
 PORTIONS_A_WORKER = 3  # Several, so that a worker that finishes early takes another
@@ -74,10 +71,7 @@ def load_or_make_portions(store: BackupStore, prefix: str, plan: Path, workers: 
     portions = Portions(
         prefix=prefix, count=choose_portion_count(rows, workers), objects=rows, size_bytes=size_bytes
     )
-    with tempfile.TemporaryDirectory() as scratch:
-        write_portions(
-            store, prefix, portions.count, lambda: select_rows_to_copy(read_rows(plan)), Path(scratch)
-        )
+    write_portions(store, prefix, portions.count, plan)
     store.put(f"{prefix}portions.json", portions.model_dump_json().encode())
     return portions
 
@@ -88,56 +82,32 @@ def choose_portion_count(rows: int, workers: int) -> int:
     return max(1, wanted, -(-rows // MAX_ROWS))
 
 
-def estimate_cost(size_bytes: int) -> float:
-    """The cost of copying an object, in requests."""
-    return 1 + size_bytes / BYTES_A_REQUEST
+# Heavy objects in turns by their size, there and back, others by their keys: no prefix belongs to one worker.
+_PORTIONS = f"""
+CREATE TEMP TABLE portions AS FROM (
+    SELECT *, hash(key) % $count AS portion, false AS is_heavy FROM plan
+    WHERE lane <> 'held' AND coalesce(size_bytes, 0) < {HEAVY_BYTES}
+    UNION ALL SELECT * EXCLUDE (turn), if(turn // $count % 2 = 0, turn % $count, $count - 1 - turn % $count), true
+    FROM (SELECT *, row_number() OVER (ORDER BY size_bytes DESC, key) - 1 AS turn FROM plan
+        WHERE lane <> 'held' AND size_bytes >= {HEAVY_BYTES})
+) ORDER BY portion, is_heavy DESC, key
+"""  # noqa: S608  of constants only
 
 
-def write_portions(
-    store: BackupStore, prefix: str, count: int, read: Callable[[], Iterable[pa.RecordBatch]], scratch: Path
-) -> None:
-    """Write the rows of a plan as `<prefix>0.parquet`, …, with a deterministic assignment, heavy rows first. `read`
-    returns the rows to copy, and is called twice. `scratch` is a folder for temporary files."""
-    paths = [scratch / f"{number}.parquet" for number in range(count)]
-    writers = [pq.ParquetWriter(path, PLAN, compression="zstd") for path in paths]
-    try:
-        for rows, numbers in _assign(count, read):
-            for number in np.unique(numbers):
-                writers[number].write(rows.filter(pa.array(numbers == number)))
-    finally:
-        for writer in writers:
-            writer.close()
-    for number, path in enumerate(paths):
-        store.put(f"{prefix}{number}.parquet", path.read_bytes())
-        path.unlink()
-
-
-def _assign(
-    count: int, read: Callable[[], Iterable[pa.RecordBatch]]
-) -> "Iterator[tuple[pa.RecordBatch | pa.Table, np.ndarray[tuple[int], np.dtype[np.int64]]]]":
-    """Yields rows with the numbers of their portions: the largest first, each to the portion with the lowest cost
-    (longest processing time first), then the light ones by their keys."""
-    heavy = [rows for batch in read() if (rows := batch.filter(_is_heavy(batch))).num_rows]
-    if heavy:
-        table = pa.Table.from_batches(heavy).sort_by([("size_bytes", "descending"), ("key", "ascending")])
-        loads, numbers = [(0.0, number) for number in range(count)], []
-        for size_bytes in table["size_bytes"].to_pylist():
-            load, number = heapq.heappop(loads)
-            numbers.append(number)
-            heapq.heappush(loads, (load + estimate_cost(size_bytes), number))
-        yield table, np.array(numbers)
-    for batch in read():
-        light = batch.filter(pc.invert(_is_heavy(batch)))
-        hashes = (crc32(key.encode()) % count for key in light["key"].to_pylist())
-        yield light, np.fromiter(hashes, np.int64, light.num_rows)
+def write_portions(store: BackupStore, prefix: str, count: int, plan: Path) -> None:
+    """Write the rows to copy as `<prefix>0.parquet`, …, with a deterministic assignment, heavy rows first."""
+    with tempfile.TemporaryDirectory() as spilled, open_plan_database(Path(spilled)) as on:
+        view_rows(on, "plan", plan)
+        on.execute(_PORTIONS, {"count": count})
+        for number in range(count):
+            rows = on.sql("FROM portions WHERE portion = $number", params={"number": number})
+            content = io.BytesIO()
+            pq.write_table(rows.to_arrow_table().select(PLAN.names).cast(PLAN), content, compression="zstd")
+            store.put(f"{prefix}{number}.parquet", content.getvalue())
 
 
 def read_portion(store: BackupStore, prefix: str, number: int) -> pa.Table:
     return pq.read_table(io.BytesIO(store.read(f"{prefix}{number}.parquet")))
-
-
-def _is_heavy(batch: pa.RecordBatch) -> pa.Array:
-    return pc.greater_equal(pc.fill_null(batch["size_bytes"], 0), HEAVY_BYTES)
 
 
 @dataclass(frozen=True)
