@@ -7,7 +7,7 @@ import io
 import json
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from hashlib import blake2b, md5, sha256
@@ -437,66 +437,60 @@ def thaw(
     days: int = DAYS,
     poll_s: float = POLL_S,
     wait: Callable[[float], None] = time.sleep,
-) -> "Thawing":
+) -> list[Archived]:
     """Request archived objects (S3 API, RestoreObject) and wait until each can be read, for `days` days. Objects that
-    can be read already are skipped: it may be called again at any time, by any process."""
+    can be read already are skipped: it may be called again at any time, by any process. Returns those that no longer
+    exist."""
     began = time.monotonic()
-    frozen = list(wanted)
+    frozen, gone = list(wanted), list[Archived]()
     objects, size_bytes = len(frozen), sum(item.size_bytes for item in frozen)
-    thawing = Thawing(days, objects)
     while True:
-        frozen = asyncio.run(thawing.poll(store, frozen))
+        frozen = asyncio.run(_select_frozen(store, frozen, gone, days))
         thawed, thawed_bytes = objects - len(frozen), size_bytes - sum(item.size_bytes for item in frozen)
         seconds = time.monotonic() - began
-        report_progress(Progress(thawed, objects, thawed_bytes, size_bytes, len(thawing.gone), seconds))
+        report_progress(Progress(thawed, objects, thawed_bytes, size_bytes, len(gone), seconds))
         if not frozen:
-            return thawing
+            return gone
         wait(poll_s)
 
 
-@dataclass
-class Thawing:
-    """Result of thawing: all objects except `gone` can be read now."""
+async def _select_frozen(
+    store: StoreAddress, items: list[Archived], gone: list[Archived], days: int
+) -> list[Archived]:
+    """The objects that cannot be read yet, which are requested; those that do not exist are added to `gone`."""
+    frozen: list[Archived] = []
 
-    days: int
-    objects: int
-    requested: int = 0  # Restores requested by this call; others were requested before, or are not needed
-    gone: list[Archived] = field(default_factory=list)  # Objects that no longer exist
+    async def check(item: Archived) -> None:
+        if not await _is_readable(s3.at(item.bucket), item, gone, days):
+            frozen.append(item)
 
-    async def poll(self, store: StoreAddress, items: list[Archived]) -> list[Archived]:
-        frozen: list[Archived] = []
+    async with AsyncS3(store, IN_FLIGHT) as s3:
+        await run_concurrently((partial(check, item) for item in items), min(IN_FLIGHT, len(items)))
+    return frozen
 
-        async def check(item: Archived) -> None:
-            if not await self._is_readable(s3.at(item.bucket), item):
-                frozen.append(item)
 
-        async with AsyncS3(store, IN_FLIGHT) as s3:
-            await run_concurrently((partial(check, item) for item in items), min(IN_FLIGHT, len(items)))
-        return frozen
-
-    async def _is_readable(self, s3: AsyncS3, item: Archived) -> bool:
-        version = {"versionId": item.version_id} if item.version_id else {}
-        response = await s3.request("HEAD", item.key, version)
-        if response.status == 404:
-            self.gone.append(item)
-            return True
-        _require_allowed(response, s3, item, "it cannot be looked at")
-        restore = response.headers.get("x-amz-restore", "")
-        if restore:
-            return 'ongoing-request="false"' in restore
-        is_tiered = bool(response.headers.get("x-amz-archive-status"))
-        if not is_tiered and response.headers.get("x-amz-storage-class") not in ARCHIVES:
-            return True
-        # Intelligent-Tiering restores an object permanently and refuses a number of days.
-        days = "" if is_tiered else f"<Days>{self.days}</Days>"
-        tier = "<GlacierJobParameters><Tier>Bulk</Tier></GlacierJobParameters>"
-        namespace = "http://s3.amazonaws.com/doc/2006-03-01/"
-        body = f'<RestoreRequest xmlns="{namespace}">{days}{tier}</RestoreRequest>'.encode()
-        response = await s3.request("POST", item.key, {"restore": "", **version}, {}, body)
-        if response.code != "RestoreAlreadyInProgress":
-            _require_allowed(response, s3, item, "it cannot be restored from its archive")
-            self.requested += 1
-        return False
+async def _is_readable(s3: AsyncS3, item: Archived, gone: list[Archived], days: int) -> bool:
+    version = {"versionId": item.version_id} if item.version_id else {}
+    response = await s3.request("HEAD", item.key, version)
+    if response.status == 404:
+        gone.append(item)
+        return True
+    _require_allowed(response, s3, item, "it cannot be looked at")
+    restore = response.headers.get("x-amz-restore", "")
+    if restore:
+        return 'ongoing-request="false"' in restore
+    is_tiered = bool(response.headers.get("x-amz-archive-status"))
+    if not is_tiered and response.headers.get("x-amz-storage-class") not in ARCHIVES:
+        return True
+    # Intelligent-Tiering restores an object permanently and refuses a number of days.
+    number = "" if is_tiered else f"<Days>{days}</Days>"
+    tier = "<GlacierJobParameters><Tier>Bulk</Tier></GlacierJobParameters>"
+    namespace = "http://s3.amazonaws.com/doc/2006-03-01/"
+    body = f'<RestoreRequest xmlns="{namespace}">{number}{tier}</RestoreRequest>'.encode()
+    response = await s3.request("POST", item.key, {"restore": "", **version}, {}, body)
+    if response.code != "RestoreAlreadyInProgress":
+        _require_allowed(response, s3, item, "it cannot be restored from its archive")
+    return False
 
 
 def _require_allowed(response: Response, s3: AsyncS3, item: Archived, problem: str) -> None:

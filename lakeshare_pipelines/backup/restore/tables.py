@@ -1,7 +1,7 @@
 """Restores of the tables of a point, in their original place or at another one, their plans, and partitions."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -40,33 +40,9 @@ from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.wap.staged import open_lake_without_spark
 from lakeshare_server.catalog import Catalog, Ledger
-from lakeshare_server.errors import LakeshareError
 from lakeshare_server.storage import normalise_location
 from lakeshare_server.tables.delta.files import vector_name
 from lakeshare_server.tables.delta.log import Key
-
-
-@dataclass(frozen=True)
-class RestoreResult:
-    """The results of several restores; a failed one does not stop the others."""
-
-    records: tuple[RestoreRecord, ...]
-    failures: tuple[str, ...]  # Sentences with the table's name
-
-
-def restore_each(
-    names: Iterable[str],
-    restore: Callable[[str], RestoreRecord],
-    report_message: ReportMessage = ignore_message,
-) -> RestoreResult:
-    records, failures = [], []
-    for name in names:
-        try:
-            records.append(restore(name))
-        except LakeshareError as error:
-            failures.append(f"{name}: {error}")
-            report_message(f"{name} could not be restored: {error}")
-    return RestoreResult(tuple(records), tuple(failures))
 
 
 def list_tables_of_set(settings: LakeSettings, name: str) -> list[str]:
