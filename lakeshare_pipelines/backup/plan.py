@@ -7,7 +7,7 @@ import datetime as dt
 import io
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -497,16 +497,13 @@ def compare_sides(on: duckdb.DuckDBPyConnection, roots: Iterable[str]) -> None:
         on.execute(_LOCATED.format(name, rows))
 
 
-ReportMessage = Callable[[str], None]
-
-
 def make_plan(
     backup: Backup,
     workspace: Workspace,
     listing: model.ListingRecord,
     points: Points,
     day: str,
-    report_message: ReportMessage = lambda sentence: None,
+    report_message: model.ReportMessage = lambda sentence: None,
     *,
     is_bounded: bool = True,
 ) -> model.PlanRecord:
@@ -533,7 +530,7 @@ class _PlanDraft:
     listing: model.ListingRecord
     points: Points
     day: str
-    report_message: ReportMessage
+    report_message: model.ReportMessage
     on: duckdb.DuckDBPyConnection
     roots: TableRoots = field(default_factory=TableRoots)
     logs: LogFiles = field(default_factory=lambda: LogFiles(list))

@@ -20,17 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from lakeshare_pipelines.backup import model
 from lakeshare_pipelines.backup.async_s3 import AsyncS3, Response
-from lakeshare_pipelines.backup.model import (
-    ARCHIVES,
-    COPY_RESULTS,
-    LISTING,
-    CopyRecord,
-    count_rows,
-    read_rows,
-    select_rows_to_copy,
-    write_rows,
-)
 from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
 
@@ -77,7 +68,7 @@ ReportProgress = Callable[[Progress], None]
 class CopyEngine(Protocol):
     name: str
 
-    def copy(self, task: CopyTask, report_progress: ReportProgress) -> CopyRecord:
+    def copy(self, task: CopyTask, report_progress: ReportProgress) -> model.CopyRecord:
         """Copy all rows; after a crash, a new call continues and copies nothing twice. An object that cannot be
         copied is a failed row. Raises BackupError if too many fail, or the target refuses all."""
 
@@ -88,7 +79,7 @@ class CopyEngine(Protocol):
 def compute_plan_digest(batches: Iterable[pa.RecordBatch]) -> str:
     """16 hexadecimal digits, the same for plans that copy the same objects to the same keys in the same order."""
     digest = sha256()
-    for rows in select_rows_to_copy(batches):
+    for rows in model.select_rows_to_copy(batches):
         names = ("bucket", "key", "version_id", "size_bytes", "stored_key", "etag")
         texts = [rows[name].cast(pa.string()) for name in names]
         lines = pc.binary_join_element_wise(*texts, "\n", null_handling="replace", null_replacement="")
@@ -104,12 +95,12 @@ def write_results(
     seconds: float,
     reports: Sequence[str],
     capabilities: Mapping[str, bool],
-) -> CopyRecord:
+) -> model.CopyRecord:
     """Write the rows of COPY_RESULTS of a complete copy into `task.done`; returns the record of the engine."""
-    rows = write_rows(task.done, COPY_RESULTS, results)
-    written = read_rows(task.done, ["status", "size_bytes"])
-    succeeded, size_bytes = count_rows(_filter_by_status(batch, "succeeded") for batch in written)
-    return CopyRecord(
+    rows = model.write_rows(task.done, model.COPY_RESULTS, results)
+    written = model.read_rows(task.done, ["status", "size_bytes"])
+    succeeded, size_bytes = model.count_rows(_filter_by_status(batch, "succeeded") for batch in written)
+    return model.CopyRecord(
         engine=engine,
         succeeded=succeeded,
         failed=rows - succeeded,
@@ -193,7 +184,7 @@ def read_results(store: BackupStore, manifest_key: str) -> pa.Table:
             fix = "The file was changed: run the copy again."
             raise BackupError(store.address.location(key), reason, fix)
         rows += _parse_results(content, store.address.location(key))
-    return pa.Table.from_pylist(rows, COPY_RESULTS)
+    return pa.Table.from_pylist(rows, model.COPY_RESULTS)
 
 
 def _parse_results(content: bytes, where: str) -> Iterator[dict[str, object]]:
@@ -214,7 +205,7 @@ def _parse_results(content: bytes, where: str) -> Iterator[dict[str, object]]:
             yield {**result, "status": "failed", **failure}
 
 
-LEDGER = COPY_RESULTS.append(LISTING.field("etag"))
+LEDGER = model.COPY_RESULTS.append(model.LISTING.field("etag"))
 """Rows of an engine's ledger: COPY_RESULTS, and the listed ETag, which is part of a copy's identity."""
 
 
@@ -270,7 +261,7 @@ def require_success(response: Response) -> Response:
 
 
 def read_items(plan: Path) -> Iterator[CopyItem]:
-    for batch in select_rows_to_copy(read_rows(plan, [*CopyItem._fields, "lane"])):
+    for batch in model.select_rows_to_copy(model.read_rows(plan, [*CopyItem._fields, "lane"])):
         yield from make_items(batch)
 
 
@@ -333,7 +324,7 @@ def _take_planned(rows: pa.RecordBatch, planned: set[bytes]) -> Iterator[pa.Reco
         taken.append(item.digest in planned)
         planned.discard(item.digest)
     if any(taken):
-        yield rows.filter(pa.array(taken)).select(COPY_RESULTS.names)
+        yield rows.filter(pa.array(taken)).select(model.COPY_RESULTS.names)
 
 
 def _filter_by_status(batch: pa.RecordBatch, status: str) -> pa.RecordBatch:
@@ -424,7 +415,7 @@ class Archived:
 
 def archived_in_plan(plan: Path) -> Iterator[Archived]:
     columns = ["bucket", "key", "version_id", "size_bytes", "lane"]
-    for batch in read_rows(plan, columns):
+    for batch in model.read_rows(plan, columns):
         for row in batch.filter(pc.field("lane") == "archived").drop_columns(["lane"]).to_pylist():
             yield Archived(row["bucket"], row["key"], row["version_id"], row["size_bytes"] or 0)
 
@@ -480,7 +471,7 @@ async def _is_readable(s3: AsyncS3, item: Archived, gone: list[Archived], days: 
     if restore:
         return 'ongoing-request="false"' in restore
     is_tiered = bool(response.headers.get("x-amz-archive-status"))
-    if not is_tiered and response.headers.get("x-amz-storage-class") not in ARCHIVES:
+    if not is_tiered and response.headers.get("x-amz-storage-class") not in model.ARCHIVES:
         return True
     # Intelligent-Tiering restores an object permanently and refuses a number of days.
     number = "" if is_tiered else f"<Days>{days}</Days>"

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import BaseModel
 
+from lakeshare_pipelines.backup import model
 from lakeshare_pipelines.backup.async_s3 import PREFIX_PER_S, AsyncS3
 from lakeshare_pipelines.backup.copy.engine import (
     CopyTask,
@@ -28,17 +29,6 @@ from lakeshare_pipelines.backup.copy.engine import (
 )
 from lakeshare_pipelines.backup.copy.local import Capabilities, LocalEngine, probe_capabilities
 from lakeshare_pipelines.backup.inventory.list_objects import run_spark_tasks
-from lakeshare_pipelines.backup.model import (
-    COPY_RESULTS,
-    PLAN,
-    CopyRecord,
-    OpenSpark,
-    count_rows,
-    read_rows,
-    read_table,
-    select_rows_to_copy,
-    write_rows,
-)
 from lakeshare_pipelines.backup.plan import open_plan_database, view_rows
 from lakeshare_pipelines.backup.stores import FOLDER, BackupStore, open_store
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
@@ -67,7 +57,7 @@ def load_or_make_portions(store: BackupStore, prefix: str, plan: Path, workers: 
     """The portions of a plan below a prefix of the target, made now for `workers` if they do not exist."""
     if store.head(f"{prefix}portions.json") is not None:
         return Portions.model_validate_json(store.read(f"{prefix}portions.json"))
-    rows, size_bytes = count_rows(select_rows_to_copy(read_rows(plan)))
+    rows, size_bytes = model.count_rows(model.select_rows_to_copy(model.read_rows(plan)))
     portions = Portions(
         prefix=prefix, count=choose_portion_count(rows, workers), objects=rows, size_bytes=size_bytes
     )
@@ -102,7 +92,9 @@ def write_portions(store: BackupStore, prefix: str, count: int, plan: Path) -> N
         for number in range(count):
             rows = on.sql("FROM portions WHERE portion = $number", params={"number": number})
             content = io.BytesIO()
-            pq.write_table(rows.to_arrow_table().select(PLAN.names).cast(PLAN), content, compression="zstd")
+            pq.write_table(
+                rows.to_arrow_table().select(model.PLAN.names).cast(model.PLAN), content, compression="zstd"
+            )
             store.put(f"{prefix}{number}.parquet", content.getvalue())
 
 
@@ -118,7 +110,7 @@ class PortionWork:
     portions: Portions
     engine: LocalEngine
 
-    def copy(self, number: int) -> CopyRecord:
+    def copy(self, number: int) -> model.CopyRecord:
         store = open_store(self.task.target)
         record = read_portion_record(store, self.portions, number)
         return self._copy(store, number) if record is None or record.failed else record
@@ -127,22 +119,22 @@ class PortionWork:
         prefix = self.portions.folder(number)
         return replace(self.task, plan=folder / "plan", done=folder / "done", work_prefix=prefix)
 
-    def _copy(self, store: BackupStore, number: int) -> CopyRecord:
+    def _copy(self, store: BackupStore, number: int) -> model.CopyRecord:
         with tempfile.TemporaryDirectory(prefix="lakeshare-portion-") as scratch:
             task = self.task_of(number, Path(scratch))
-            write_rows(task.plan, PLAN, [read_portion(store, self.portions.prefix, number)])
+            model.write_rows(task.plan, model.PLAN, [read_portion(store, self.portions.prefix, number)])
             # The driver reads the progress from the ledgers, including those of executors that died.
             record = self.engine.copy(task, lambda _: None)
             content = io.BytesIO()
-            pq.write_table(read_table(task.done, COPY_RESULTS), content, compression="zstd")
+            pq.write_table(model.read_table(task.done, model.COPY_RESULTS), content, compression="zstd")
         store.put(f"{task.work_prefix}done.parquet", content.getvalue())
         store.put(f"{task.work_prefix}record.json", record.model_dump_json().encode())
         return record
 
 
-def read_portion_record(store: BackupStore, portions: Portions, number: int) -> CopyRecord | None:
+def read_portion_record(store: BackupStore, portions: Portions, number: int) -> model.CopyRecord | None:
     try:
-        return CopyRecord.model_validate_json(store.read(f"{portions.folder(number)}record.json"))
+        return model.CopyRecord.model_validate_json(store.read(f"{portions.folder(number)}record.json"))
     except ObjectMissing:
         return None
 
@@ -166,20 +158,22 @@ class SparkEngine:
 
     name = "spark"
 
-    def __init__(self, open_spark: OpenSpark, *, workers: int | None = None, poll_s: float = POLL_S) -> None:
+    def __init__(
+        self, open_spark: model.OpenSpark, *, workers: int | None = None, poll_s: float = POLL_S
+    ) -> None:
         self._open_spark = open_spark
         self._workers, self._poll_s = workers, poll_s
         self._running: SparkSession | None = None
 
-    def copy(self, task: CopyTask, report_progress: ReportProgress) -> CopyRecord:
+    def copy(self, task: CopyTask, report_progress: ReportProgress) -> model.CopyRecord:
         """See CopyEngine. Finished portions are skipped, the others continue by their ledgers."""
         began = time.monotonic()
-        if next(select_rows_to_copy(read_rows(task.plan)), None) is None:
+        if next(model.select_rows_to_copy(model.read_rows(task.plan)), None) is None:
             # A day without changes needs no Spark.
             return write_results(self.name, task, (), 0.0, (), {})
         store, spark = open_store(task.target), self._open_spark()
         workers = self._workers or count_cores(spark)
-        prefix = f"{_get_prefix(task)}{compute_plan_digest(read_rows(task.plan))}/"
+        prefix = f"{_get_prefix(task)}{compute_plan_digest(model.read_rows(task.plan))}/"
         portions = load_or_make_portions(store, prefix, task.plan, workers)
         at_a_time = min(workers, portions.count)
         in_flight = max(1, min(task.in_flight, MAX_IN_FLIGHT // at_a_time))
@@ -228,7 +222,7 @@ class _PortionProgress:
                 self.seen.add(file.key)
                 content = io.BytesIO(self.store.read(file.key))
                 rows = pq.read_table(content, columns=["status", "size_bytes"])
-                copied, size_bytes = count_rows([rows.filter(pc.field("status") == "succeeded")])
+                copied, size_bytes = model.count_rows([rows.filter(pc.field("status") == "succeeded")])
                 self.succeeded += copied
                 self.failed += rows.num_rows - copied
                 self.size_bytes += size_bytes
@@ -241,14 +235,14 @@ class _PortionProgress:
 
 def _run(
     spark: "SparkSession", task: CopyTask, work: PortionWork, progress: _PortionProgress, poll_s: float
-) -> list[CopyRecord]:
+) -> list[model.CopyRecord]:
     count = work.portions.count
 
-    def collect() -> list[CopyRecord]:
+    def collect() -> list[model.CopyRecord]:
         # Tags belong to a thread.
         spark.addTag(_get_tag(task))
         results = run_spark_tasks(spark, count, lambda number: [[work.copy(number).model_dump_json()]])
-        return [CopyRecord.model_validate_json(text) for (text,) in results]
+        return [model.CopyRecord.model_validate_json(text) for (text,) in results]
 
     with ThreadPoolExecutor(1, "lakeshare-copy") as pool:
         records = pool.submit(collect)

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from lakeshare_pipelines.backup import stores
 from lakeshare_pipelines.backup.async_s3 import AsyncS3
 from lakeshare_pipelines.backup.config import GIB
-from lakeshare_pipelines.backup.model import LISTING, group_batches, make_listing_batch
+from lakeshare_pipelines.backup.model import LISTING, ReportMessage, group_batches, make_listing_batch
 from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.spark.session import count_cores, is_connect
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 log = logging.getLogger("lakeshare_pipelines.backup.inventory")
-
-ReportProgress = Callable[[str], None]
 
 
 def log_message(sentence: str) -> None:
@@ -576,7 +574,7 @@ def list_rows(
     versions: bool = False,
     in_flight: int = IN_FLIGHT,
     ranges: list[KeyRange] | None = None,
-    report_progress: ReportProgress | None = log_message,
+    report_progress: ReportMessage | None = log_message,
 ) -> Iterator[pa.RecordBatch]:
     """All objects of a source, or of ranges of a bucket, unordered: batches of about `ROWS_A_BATCH` rows of LISTING."""
     if source.kind == stores.FOLDER:
@@ -622,7 +620,7 @@ def _run_generator(pages: AsyncGenerator[pa.RecordBatch, None]) -> Iterator[pa.R
 
 
 def _report_rows(
-    batches: Iterator[pa.RecordBatch], source: StoreAddress, report_progress: ReportProgress
+    batches: Iterator[pa.RecordBatch], source: StoreAddress, report_progress: ReportMessage
 ) -> Iterator[pa.RecordBatch]:
     began = reported_at = time.monotonic()
     rows = size = 0
@@ -648,7 +646,7 @@ def list_by_spark(
     source: StoreAddress,
     versions: bool,
     write: Callable[[Iterable[pa.RecordBatch]], Iterable[Sequence[Any]]],
-    report_progress: ReportProgress,
+    report_progress: ReportMessage,
 ) -> list[Any]:
     """List a bucket by Spark's tasks, which `write` the batches of their ranges; returns the results of `write`."""
     cores = count_cores(spark)

@@ -13,12 +13,11 @@ import pyarrow.compute as pc
 from lakeshare_pipelines.backup import plan
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.copy.engine import ReportProgress
-from lakeshare_pipelines.backup.model import POINT_COPIES, FoundTable, Point, TableProof
+from lakeshare_pipelines.backup.model import POINT_COPIES, FoundTable, Point, ReportMessage, TableProof
 from lakeshare_pipelines.backup.points import Points
 from lakeshare_pipelines.backup.restore import targets
 from lakeshare_pipelines.backup.restore.copies import (
     DestinationState,
-    ReportMessage,
     RestorePlan,
     RestoreRecord,
     SelectedTable,

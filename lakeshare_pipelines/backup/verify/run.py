@@ -303,7 +303,6 @@ STATUSES_WORST_FIRST: tuple[model.Status, ...] = ("failed", "degraded", "verifie
 MAX_NAMED = 5
 VANISHED_CODES = ("NoSuchKey", "NoSuchVersion", "PreconditionFailed", "404", "412")
 UNSTORABLE_CODES = ("InvalidKey", "KeyTooLongError")  # The target cannot have such a key
-ReportProgress = Callable[[str], None]
 
 
 def verify_copies(
@@ -313,7 +312,7 @@ def verify_copies(
     points: Points,
     day: str,
     spark: model.OpenSpark | None = None,
-    report_progress: ReportProgress = _log.info,
+    report_progress: model.ReportMessage = _log.info,
     pointers: Sequence[str] = (),
 ) -> model.Verification:
     """Verify a day's copies, heal what can be healed, and write the rows of the copies that the point holds.
