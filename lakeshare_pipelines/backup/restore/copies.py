@@ -32,7 +32,6 @@ CONCURRENT_REQUESTS = 16
 DAMAGED = "Restore from another point; `lakeshare backup drill` shows which points are whole."
 Row: TypeAlias = dict[str, Any]  # of POINT_COPIES, with `to_bucket` and `to_key`
 MapKey = Callable[[str, str], tuple[str, str]]  # New bucket and key of an object
-Head: TypeAlias = stores.ListedObject | stores.ObjectHead
 
 
 def keep_key(bucket: str, key: str) -> tuple[str, str]:
@@ -219,15 +218,15 @@ def read_verified(selected: SelectedTable, copies: stores.BackupStore, row: Row)
     return content
 
 
-def head_copies(selected: SelectedTable, rows: pa.Table) -> dict[str, Head]:
+def head_copies(selected: SelectedTable, rows: pa.Table) -> dict[str, stores.ListedObject]:
     """The current heads of copies, by key."""
     store = stores.open_store(selected.copies)
     root = selected.table.stored_root
     # Objects of no table are requested one by one.
     listed = {head.key: head for head in store.list(f"{root}/") if not head.is_delete_marker} if root else {}
 
-    def check(row: Row) -> Head:
-        copy: Head | None = listed.get(row["stored_key"])
+    def check(row: Row) -> stores.ListedObject:
+        copy: stores.ListedObject | None = listed.get(row["stored_key"])
         if copy is None or (row["stored_etag"] not in (None, copy.etag) and row["stored_version_id"]):
             copy = store.head(row["stored_key"], row["stored_version_id"])
         if copy is None:
@@ -245,7 +244,7 @@ def head_copies(selected: SelectedTable, rows: pa.Table) -> dict[str, Head]:
         return {row["stored_key"]: head for row, head in heads}
 
 
-def select_archived(stored: dict[str, Head]) -> list[Head]:
+def select_archived(stored: dict[str, stores.ListedObject]) -> list[stores.ListedObject]:
     return [head for head in stored.values() if head.storage_class in model.ARCHIVES]
 
 
@@ -325,7 +324,7 @@ def require_outside_target(backup: Backup, to: stores.StoreAddress) -> None:
             raise BackupError(f"--to {to.url}", reason, "Name an empty place outside of it.")
 
 
-def _is_same(selected: SelectedTable, row: Row, store: stores.BackupStore, head: Head) -> bool:
+def _is_same(selected: SelectedTable, row: Row, store: stores.BackupStore, head: stores.ListedObject) -> bool:
     """Compare size and ETag; if only the ETag differs, the content: a copy may have another ETag."""
     if head.size_bytes != row["size_bytes"]:
         return False
@@ -453,7 +452,7 @@ class TableRestore:
                 else:
                     self._copy(of_bucket, stored, self.to if bucket == self.to.bucket else self.to.at(bucket))
 
-    def _copy(self, rows: list[Row], stored: dict[str, Head], to: stores.StoreAddress) -> None:
+    def _copy(self, rows: list[Row], stored: dict[str, stores.ListedObject], to: stores.StoreAddress) -> None:
         planned = [
             make_plan_row(
                 stored[row["stored_key"]],
