@@ -34,10 +34,6 @@ Row: TypeAlias = dict[str, Any]  # of POINT_COPIES, with `to_bucket` and `to_key
 MapKey = Callable[[str, str], tuple[str, str]]  # New bucket and key of an object
 
 
-def keep_key(bucket: str, key: str) -> tuple[str, str]:
-    return bucket, key
-
-
 def ignore_progress(progress: Progress) -> None: ...
 
 
@@ -418,7 +414,7 @@ class TableRestore:
         parts = (self.selected.point.day, self.selected.table.root, str(self.selected.version), self.place)
         return sha256("\n".join(parts).encode()).hexdigest()[:16]
 
-    def compare(self, map_key: MapKey = keep_key) -> DestinationState:
+    def compare(self, map_key: MapKey = lambda bucket, key: (bucket, key)) -> DestinationState:
         """Compare the copies with their destination; `map_key` gives the new bucket and key of an object."""
         return compare_destination(self.selected, self.to, self.root, map_key)
 
