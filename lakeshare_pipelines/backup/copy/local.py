@@ -396,8 +396,13 @@ class LocalEngine:
                 await writer.add(outcome)
                 counter.add(outcome)
 
-            try:
-                await engine.run_concurrently((partial(copy, item) for item in items), task.in_flight, watch)
-            finally:
-                await writer.flush()
+            async def copy_all() -> None:
+                try:
+                    works = (partial(copy, item) for item in items)
+                    await engine.run_concurrently(works, task.in_flight)
+                finally:
+                    # Before `watch` is cancelled, which may be writing a batch.
+                    await writer.flush()
+
+            await engine.run_concurrently([copy_all], 1, watch)
             return dict(session.capabilities)
