@@ -2,7 +2,7 @@
 
 import datetime as dt
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -15,7 +15,7 @@ from sqlalchemy import JSON, Connection, DateTime, MetaData, Table, delete, func
 from sqlalchemy.orm import Session
 
 from lakeshare_pipelines.backup.config import Backup
-from lakeshare_pipelines.backup.model import CatalogRecord
+from lakeshare_pipelines.backup.model import CatalogRecord, ReportMessage
 from lakeshare_pipelines.backup.points import OWN_PREFIX, Points
 from lakeshare_pipelines.contracts.loader import PACKAGED
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
@@ -176,7 +176,6 @@ def insert_rows(connection: Connection, table: Table, lines: Iterator[bytes]) ->
 
 
 PROGRESS_INDEXES = 100
-ReportProgress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -194,7 +193,7 @@ def restore_catalog(
     points: Points,
     day: str,
     contracts_to: Path | None = None,
-    report_progress: ReportProgress = print,
+    report_progress: ReportMessage = print,
 ) -> RestoredCatalog:
     """Restore the catalog of a point into the database of the settings, which must be empty or not exist.
 
@@ -245,7 +244,7 @@ def _require_empty(catalog: Catalog, manifest: Manifest) -> None:
 
 
 def _restore_indexes(
-    settings: LakeSettings, points: Points, manifest: Manifest, report_progress: ReportProgress
+    settings: LakeSettings, points: Points, manifest: Manifest, report_progress: ReportMessage
 ) -> int:
     restored = 0
     for file in manifest.indexes:

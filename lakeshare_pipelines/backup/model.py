@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 OpenSpark = Callable[[], "SparkSession"]
+ReportMessage = Callable[[str], None]
 Status = Literal["verified", "verified_with_fallback", "degraded", "failed"]
 GOOD_STATUSES: tuple[Status, ...] = ("verified", "verified_with_fallback")
 """Only these statuses count for retention, drills and the age of a backup."""

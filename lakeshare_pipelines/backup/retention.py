@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeshare_pipelines.backup.config import GIB, Backup, Retention
-from lakeshare_pipelines.backup.model import GOOD_STATUSES, POINT_COPIES, Point, Status
+from lakeshare_pipelines.backup.model import GOOD_STATUSES, POINT_COPIES, Point, ReportMessage, Status
 from lakeshare_pipelines.backup.points import CLAIM, POINT, SWEEP, SWEPT, Points, get_point_time
 from lakeshare_pipelines.backup.stores import (
     CHECK_ENDPOINT,
@@ -29,21 +29,7 @@ from lakeshare_pipelines.backup.stores import (
     open_store,
     remove_unfinished,
 )
-from lakeshare_pipelines.backup.verify.delta import (
-    BrokenLogFile,
-    LogReader,
-    list_chains,
-    read_chain,
-    sort_names,
-)
-from lakeshare_pipelines.backup.verify.iceberg import (
-    FOLDER,
-    NAME,
-    CopiedFiles,
-    Snapshot,
-    list_live_files,
-    read_metadata,
-)
+from lakeshare_pipelines.backup.verify import delta, iceberg
 from lakeshare_pipelines.backup.verify.objects import (
     TableCopy,
     load_copies,
@@ -125,7 +111,6 @@ PROGRESS_EVERY = 5_000
 LATER = "lock.json"  # In a point's folder: the end of a lock that was set after the point was made
 SECOND = dt.timedelta(seconds=1)  # Stores keep the end of a lock in whole seconds
 
-ReportMessage = Callable[[str], None]
 Row = dict[str, Any]  # a row of an Arrow table, by column
 
 
@@ -587,7 +572,7 @@ def find_orphans(
             own = copies.filter(pc.starts_with(copies["key"], f"{table.root}/".lstrip("/")))
             copy = TableCopy(table, backup.source, store, own, lambda _: copies.slice(0, 0))
             named.append(_read_delta_names(copy) if table.format == "delta" else _read_iceberg_names(copy))
-        except (BrokenLogFile, ObjectMissing, ValueError) as error:
+        except (delta.BrokenLogFile, ObjectMissing, ValueError) as error:
             unknown[table.root] = f"{table.root}: {str(error).rstrip('.')}; its files are not judged."
     orphans = _select_orphans(backup, point, copies, pa.chunked_array(named))
     known = [table for table in orphans if table.root not in unknown]
@@ -618,15 +603,15 @@ def _select_orphans(
 
 
 def _read_delta_names(copy: TableCopy) -> pa.Array:
-    reader = LogReader(copy)
-    log = sort_names(reader.names)
-    chains = list_chains(log)
+    reader = delta.LogReader(copy)
+    log = delta.sort_names(reader.names)
+    chains = delta.list_chains(log)
     newest = max((*log.commits, *log.checkpoints), default=None)
     if newest is None or not chains or chains[-1].versions[-1] < newest:
-        raise BrokenLogFile("", "the copy of its log has a hole")
+        raise delta.BrokenLogFile("", "the copy of its log has a hole")
     found = [pa.array([], pa.string())]
     for chain in chains:
-        for events in read_chain(copy.location, chain, reader.read, {}):
+        for events in delta.read_chain(copy.location, chain, reader.read, {}):
             added = events.filter(events["is_add"])
             found += [*added["location"].chunks, *added["dv_location"].drop_null().chunks]
     return pc.unique(pa.chunked_array(found))
@@ -634,16 +619,18 @@ def _read_delta_names(copy: TableCopy) -> pa.Array:
 
 def _read_iceberg_names(copy: TableCopy) -> pa.Array:
     """The files that any existing metadata file names: branches of a catalog have their own."""
-    files, found, snapshots = CopiedFiles(copy), set[str](), dict[str, Snapshot]()
+    files, found, snapshots = iceberg.CopiedFiles(copy), set[str](), dict[str, iceberg.Snapshot]()
 
     def read_named(location: str) -> bytes | None:
         found.add(location)
         return None if files.find(location) is None else files.read(location)
 
-    for row in copy.below(f"{FOLDER}/").select(["key", "location"]).to_pylist():
-        if NAME.fullmatch(row["key"].removeprefix(f"{copy.table.root}/{FOLDER}/".lstrip("/"))):
+    for row in copy.below(f"{iceberg.FOLDER}/").select(["key", "location"]).to_pylist():
+        if iceberg.NAME.fullmatch(
+            row["key"].removeprefix(f"{copy.table.root}/{iceberg.FOLDER}/".lstrip("/"))
+        ):
             found.add(row["location"])
-            metadata = read_metadata(row["key"], files.read(row["location"]))
+            metadata = iceberg.read_metadata(row["key"], files.read(row["location"]))
             found |= {normalize_location(location) for location in metadata.statistics}
             for snapshot in metadata.snapshots.values():
                 snapshots[snapshot.manifest_list or f"snapshot {snapshot.id}"] = snapshot
@@ -657,5 +644,5 @@ def _read_iceberg_names(copy: TableCopy) -> pa.Array:
             manifests |= {(normalize_location(file.path), file.spec_id or 0) for file in listed}
     for location, spec_id in manifests:
         if (content := read_named(location)) is not None:
-            found |= {location for location, _, _ in list_live_files(content, spec_id)}
+            found |= {location for location, _, _ in iceberg.list_live_files(content, spec_id)}
     return pa.array(sorted(found), pa.string())

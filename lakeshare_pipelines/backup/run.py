@@ -23,7 +23,7 @@ from lakeshare_pipelines.backup.copy.engine import (
     thaw,
 )
 from lakeshare_pipelines.backup.points import Points, Record, Workspace, get_point_time
-from lakeshare_pipelines.backup.restore.copies import ReportMessage, TableRestore, get_point, ignore_message
+from lakeshare_pipelines.backup.restore.copies import TableRestore, get_point, ignore_message
 from lakeshare_pipelines.backup.restore.tables import PointRestore
 from lakeshare_pipelines.backup.restore.targets import map_to_new_keys, select_copied
 from lakeshare_pipelines.backup.stores import StoreAddress
@@ -68,7 +68,10 @@ class BackupRun:
 
 
 def make_point(
-    backup_run: BackupRun, now: dt.datetime, report_message: ReportMessage, report_progress: ReportProgress
+    backup_run: BackupRun,
+    now: dt.datetime,
+    report_message: model.ReportMessage,
+    report_progress: ReportProgress,
 ) -> model.Point:
     """Make the point of a day, from the listing to its record; called again after a crash it continues.
 
@@ -289,7 +292,7 @@ def run_drill(
     points: Points,
     settings: LakeSettings,
     seed: str,
-    report_message: ReportMessage = ignore_message,
+    report_message: model.ReportMessage = ignore_message,
 ) -> DrillRecord:
     """Restore one table of a point and compare it; the same seed draws the same table of the same point.
 

@@ -14,9 +14,9 @@ import pyarrow as pa
 from pydantic import BaseModel
 
 from lakeshare_pipelines.backup.config import Backup
-from lakeshare_pipelines.backup.model import ARCHIVES
+from lakeshare_pipelines.backup.model import ARCHIVES, ReportMessage
 from lakeshare_pipelines.backup.points import OWN_PREFIX, Points, Workspace, get_point_time
-from lakeshare_pipelines.backup.restore.copies import ReportMessage, ignore_progress
+from lakeshare_pipelines.backup.restore.copies import ignore_progress
 from lakeshare_pipelines.backup.retention import hold_point
 from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, open_store
 from lakeshare_pipelines.backup.verify import objects

@@ -104,15 +104,11 @@ class ListedObject:
 
 
 @dataclass(frozen=True)
-class ObjectHead:
+class ObjectHead(ListedObject):
     """Metadata of one object; `checksums` by algorithm ("crc64nvme"), their values as the store spells them."""
 
-    key: str
     size_bytes: int
-    last_modified: dt.datetime
     etag: str
-    version_id: str | None = None
-    storage_class: str | None = None
     encryption: str | None = None
     checksums: dict[str, str] = field(default_factory=dict)
 
@@ -324,9 +320,9 @@ class S3Store:
             response["LastModified"],
             response["ETag"].strip('"'),
             response.get("VersionId"),
-            response.get("StorageClass", "STANDARD"),
-            response.get("ServerSideEncryption"),
-            checksums,
+            storage_class=response.get("StorageClass", "STANDARD"),
+            encryption=response.get("ServerSideEncryption"),
+            checksums=checksums,
         )
 
     def read(self, key: str, version_id: str | None = None) -> bytes:

@@ -5,7 +5,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import sqlalchemy
 
 from lakeshare_pipelines.backup.config import load_backups
-from lakeshare_pipelines.backup.policies import check_backup
+from lakeshare_pipelines.backup.policies import Check, check_backup
 from lakeshare_pipelines.errors import BackupError, ContractError, IcebergCatalogError, JavaError, NessieError
 from lakeshare_pipelines.nessie.client import Nessie
 from lakeshare_pipelines.nessie.server import ensure_nessie, key_path, nessie_status
@@ -35,22 +35,12 @@ CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_
 PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
 
 
-@dataclass(frozen=True)
-class Finding:
-    """Result of one check; `remedy` is empty if it passed."""
-
-    name: str
-    ok: bool
-    detail: str
-    remedy: str = ""
-
-
-def examine(settings: LakeSettings) -> list[Finding]:
+def examine(settings: LakeSettings) -> list[Check]:
     """Runs all checks, in the order in which a run needs what they check."""
     return [finding for check in CHECKS for finding in check(settings)]
 
 
-def check_packages(_settings: LakeSettings) -> Iterator[Finding]:
+def check_packages(_settings: LakeSettings) -> Iterator[Check]:
     """Compares the installed packages with the versions that lakeshare was tested with."""
     wrong = []
     for name, pinned in _required_packages():
@@ -62,12 +52,12 @@ def check_packages(_settings: LakeSettings) -> Iterator[Finding]:
             wrong.append(f"{name} {found}" + (f" (wanted {pinned})" if pinned else ""))
     if wrong:
         remedy = "Install lakeshare[pipelines] again from requirements.lock"
-        yield Finding("packages", False, ", ".join(wrong), remedy)
+        yield Check("packages", ", ".join(wrong), remedy)
     else:
-        yield Finding("packages", True, f"lakeshare {metadata.version('lakeshare')} and all it needs")
+        yield Check("packages", f"lakeshare {metadata.version('lakeshare')} and all it needs")
 
 
-def check_java(settings: LakeSettings) -> Iterator[Finding]:
+def check_java(settings: LakeSettings) -> Iterator[Check]:
     """Lists the Java for Spark and Nessie, and unsuitable installations."""
     for purpose, title in jars.TITLES.items():
         if purpose == "nessie" and settings.iceberg_catalog != NESSIE:
@@ -75,17 +65,17 @@ def check_java(settings: LakeSettings) -> Iterator[Finding]:
         try:
             java = jars.find_java(purpose, settings)
         except JavaError as error:
-            yield Finding(f"Java for {title}", False, error.reason, error.fix)
+            yield Check(f"Java for {title}", error.reason, error.fix)
         else:
             detail = f"Java {java.version} in {java.home} ({java.origin})"
-            yield Finding(f"Java for {title}", True, detail)
+            yield Check(f"Java for {title}", detail)
     for candidate in jars.list_candidates(settings):
         if not any(candidate.serves(purpose) for purpose in jars.TITLES):
             reasons = "; ".join(dict.fromkeys(candidate.refusals.values()))
-            yield Finding("Java, passed over", True, f"{candidate.place} ({candidate.origin}): {reasons}")
+            yield Check("Java, passed over", f"{candidate.place} ({candidate.origin}): {reasons}")
 
 
-def check_jars(settings: LakeSettings) -> Iterator[Finding]:
+def check_jars(settings: LakeSettings) -> Iterator[Check]:
     """Checks that the cache folder holds the pinned jars."""
     try:
         names = list_session_jars(settings)
@@ -98,52 +88,52 @@ def check_jars(settings: LakeSettings) -> Iterator[Finding]:
     size_mb = sum(jar.size_bytes for jar in missing) / 1e6
     folder = settings.cache_dir / "jars"
     if not missing:
-        yield Finding("jars", True, f"{len(required)} of {len(required)} in {folder}, as in the lock")
+        yield Check("jars", f"{len(required)} of {len(required)} in {folder}, as in the lock")
         return
     lacking = ", ".join(jar.name for jar in missing)
     detail = f"{lacking} not in {folder}, or not whole ({size_mb:.0f} MB)"
     if not settings.offline:
-        yield Finding("jars", True, f"{detail}: the next run fetches them")
+        yield Check("jars", f"{detail}: the next run fetches them")
         return
     remedy = (
         f"Unset it for one run, or copy the `jars` folder of a machine that has them to {settings.cache_dir}"
     )
-    yield Finding("jars", False, f"{detail}, and LAKESHARE_OFFLINE is set", remedy)
+    yield Check("jars", f"{detail}, and LAKESHARE_OFFLINE is set", remedy)
 
 
-def check_nessie(settings: LakeSettings) -> Iterator[Finding]:
+def check_nessie(settings: LakeSettings) -> Iterator[Check]:
     """Checks that Nessie runs and accepts the writer's token, and that its key is private."""
     if settings.iceberg_catalog != NESSIE:
         return
     key = key_path(settings)
     if key.exists() and key.stat().st_mode & 0o077:
-        yield Finding("Nessie's key", False, f"{key} can be read by others", f"chmod 600 {key}")
+        yield Check("Nessie's key", f"{key} can be read by others", f"chmod 600 {key}")
     status = nessie_status(settings)
     if not status.is_running:
         if status.is_embedded:
-            yield Finding("Nessie", True, "does not run; the next run starts it")
+            yield Check("Nessie", "does not run; the next run starts it")
         else:
             remedy = "Start it, or correct or unset LAKESHARE_NESSIE_URI"
-            yield Finding("Nessie", False, f"{status.uri} does not answer", remedy)
+            yield Check("Nessie", f"{status.uri} does not answer", remedy)
         return
     try:
         main = Nessie.connect(ensure_nessie(settings), "writer").reference("main")
     except NessieError as error:
         remedy = "Run `lakeshare down`, then again" if status.is_embedded else "Check LAKESHARE_NESSIE_TOKEN"
-        yield Finding("Nessie", False, str(error), remedy)
+        yield Check("Nessie", str(error), remedy)
         return
     memory = f", {status.memory_bytes / 1e6:.0f} MB" if status.memory_bytes else ""
     process = f" (pid {status.pid}{memory})" if status.is_embedded else ""
-    yield Finding("Nessie", True, f"{status.uri}{process}, main at {main.hash[:12]}")
+    yield Check("Nessie", f"{status.uri}{process}, main at {main.hash[:12]}")
 
 
-def check_folders(settings: LakeSettings) -> Iterator[Finding]:
+def check_folders(settings: LakeSettings) -> Iterator[Check]:
     """Checks that the state, warehouse, landing and cache folders can be written and have space."""
     yield _check_writable("state folder", "LAKESHARE_STATE_DIR", settings.state_dir)
     try:
         locations = list_warehouses(settings)
     except ContractError as error:
-        yield Finding("contracts", False, str(error), "Correct it; `lakeshare contract check` checks all")
+        yield Check("contracts", str(error), "Correct it; `lakeshare contract check` checks all")
         locations = (settings.lake_root,)
     for location in locations:
         yield _check_warehouse(settings, location)
@@ -154,27 +144,27 @@ def check_folders(settings: LakeSettings) -> Iterator[Finding]:
     if free < MIN_FREE_BYTES:
         detail += f", less than {MIN_FREE_BYTES / 1e9:.0f} GB"
         remedy = "Free some, or set LAKESHARE_STATE_DIR to another disk"
-        yield Finding("disk of the state folder", False, detail, remedy)
+        yield Check("disk of the state folder", detail, remedy)
     else:
-        yield Finding("disk of the state folder", True, detail)
+        yield Check("disk of the state folder", detail)
 
 
-def _check_landing(settings: LakeSettings) -> Finding:
+def _check_landing(settings: LakeSettings) -> Check:
     root = settings.landing_root
     if not root.startswith("/"):
         try:
             folders = Stores(settings.landing_stores).folders(root)
         except LakeshareError as error:
             remedy = "Check LAKESHARE_LANDING, its endpoint, and the rights of these credentials"
-            return Finding("landing", False, f"{root} cannot be listed: {error}".rstrip("."), remedy)
-        return Finding("landing", True, f"{root} can be listed and has folders of {len(folders)} sets")
+            return Check("landing", f"{root} cannot be listed: {error}".rstrip("."), remedy)
+        return Check("landing", f"{root} can be listed and has folders of {len(folders)} sets")
     if settings.landing is not None and not Path(root).exists():
         detail = f"{root} does not exist: no delivery will ever be seen"
-        return Finding("landing folder", False, detail, "Make it, mount it, or correct LAKESHARE_LANDING")
+        return Check("landing folder", detail, "Make it, mount it, or correct LAKESHARE_LANDING")
     return _check_writable("landing folder", "LAKESHARE_LANDING", Path(root))
 
 
-def check_iceberg_catalog(settings: LakeSettings) -> Iterator[Finding]:
+def check_iceberg_catalog(settings: LakeSettings) -> Iterator[Check]:
     """Checks that another catalog than Nessie responds, and lists what is weaker with it."""
     title = "Iceberg catalog"
     try:
@@ -189,23 +179,23 @@ def check_iceberg_catalog(settings: LakeSettings) -> Iterator[Finding]:
             opened = catalog.open(settings, Stores(settings))
             with translate_catalog_errors(catalog.name):
                 count = len(opened.list_namespaces())
-            yield Finding(title, True, f"{shown} responds, with {count} namespaces")
+            yield Check(title, f"{shown} responds, with {count} namespaces")
     except IcebergCatalogError as error:
-        yield Finding(title, False, f"{error.catalog}: {error.reason}", error.fix)
+        yield Check(title, f"{error.catalog}: {error.reason}", error.fix)
         return
-    yield Finding("publication in the catalog", True, WEAKER)
+    yield Check("publication in the catalog", WEAKER)
 
 
-def check_database(settings: LakeSettings) -> Iterator[Finding]:
+def check_database(settings: LakeSettings) -> Iterator[Check]:
     shown = sqlalchemy.make_url(settings.catalog_url).render_as_string(hide_password=True)
     yield _probe_database("database", settings.catalog_url, shown, "correct LAKESHARE_DATABASE_URL")
 
 
-def _probe_database(name: str, address: str, shown: str, remedy: str) -> Finding:
+def _probe_database(name: str, address: str, shown: str, remedy: str) -> Check:
     """Connects to a database; a SQLite file is not created."""
     url = sqlalchemy.make_url(address)
     if url.get_backend_name() == "sqlite" and url.database and not Path(url.database).exists():
-        return Finding(name, True, f"{shown} is made by the first run")
+        return Check(name, f"{shown} is made by the first run")
     try:
         engine = sqlalchemy.create_engine(url)
         try:
@@ -214,16 +204,16 @@ def _probe_database(name: str, address: str, shown: str, remedy: str) -> Finding
         finally:
             engine.dispose()
     except (sqlalchemy.exc.SQLAlchemyError, ImportError) as error:
-        return Finding(name, False, f"{shown}: {str(error).splitlines()[0]}", f"Start it, or {remedy}")
-    return Finding(name, True, f"{shown} answers")
+        return Check(name, f"{shown}: {str(error).splitlines()[0]}", f"Start it, or {remedy}")
+    return Check(name, f"{shown} answers")
 
 
-def check_network(_settings: LakeSettings) -> Iterator[Finding]:
+def check_network(_settings: LakeSettings) -> Iterator[Check]:
     """Lists the proxy and certificates for downloads; sends nothing."""
     for name in CERTIFICATES:
         path = os.environ.get(name)
         if path and not Path(path).exists():
-            yield Finding("certificates", False, f"{name}={path} does not exist", f"Correct or unset {name}")
+            yield Check("certificates", f"{name}={path} does not exist", f"Correct or unset {name}")
     for name in PROXIES:
         proxy = os.environ.get(name) or os.environ.get(name.lower())
         if not proxy:
@@ -232,24 +222,24 @@ def check_network(_settings: LakeSettings) -> Iterator[Finding]:
         if parts.scheme and parts.hostname:
             port = f":{parts.port}" if parts.port else ""
             detail = f"downloads go through {parts.scheme}://{parts.hostname}{port} ({name})"
-            yield Finding("proxy", True, detail)
+            yield Check("proxy", detail)
         else:
             remedy = f"Set {name} to http://HOST:PORT, or unset it"
-            yield Finding("proxy", False, f"{name} is no URL", remedy)
+            yield Check("proxy", f"{name} is no URL", remedy)
 
 
-def check_backups(settings: LakeSettings) -> Iterator[Finding]:
+def check_backups(settings: LakeSettings) -> Iterator[Check]:
     try:
         declared = load_backups(settings)
     except BackupError as error:
-        yield Finding("backups", False, f"{error.subject}: {error.reason}", error.fix)
+        yield Check("backups", f"{error.subject}: {error.reason}", error.fix)
         return
     for backup in declared:
         for check in check_backup(backup):
-            yield Finding(f"backup {backup.name}, {check.name}", check.ok, check.detail, check.remedy)
+            yield replace(check, name=f"backup {backup.name}, {check.name}")
 
 
-CHECKS: tuple[Callable[[LakeSettings], Iterator[Finding]], ...] = (
+CHECKS: tuple[Callable[[LakeSettings], Iterator[Check]], ...] = (
     check_packages,
     check_java,
     check_jars,
@@ -273,7 +263,7 @@ def _required_packages() -> Iterator[tuple[str, str | None]]:
             yield found[1], found[2]
 
 
-def _check_writable(name: str, variable: str, folder: Path) -> Finding:
+def _check_writable(name: str, variable: str, folder: Path) -> Check:
     """Writes a temporary file: permission bits do not show read-only mounts and full disks."""
     nearest = _find_existing_parent(folder)
     try:
@@ -281,19 +271,17 @@ def _check_writable(name: str, variable: str, folder: Path) -> Finding:
             probe.write(b"x")
             probe.flush()
     except OSError as error:
-        return Finding(name, False, f"{folder}: {error.strerror}", f"Correct it, or set {variable} elsewhere")
+        return Check(name, f"{folder}: {error.strerror}", f"Correct it, or set {variable} elsewhere")
     note = "" if nearest == folder else " (made by the first run)"
-    return Finding(name, True, f"{folder} can be written{note}")
+    return Check(name, f"{folder} can be written{note}")
 
 
-def _check_warehouse(settings: LakeSettings, location: str) -> Finding:
+def _check_warehouse(settings: LakeSettings, location: str) -> Check:
     if location.startswith("/"):
         return _check_writable("warehouse", "LAKESHARE_WAREHOUSE", Path(location))
     if lacking := find_shortcoming(Stores(settings), location):
-        return Finding("warehouse", False, lacking.what, lacking.remedy)
-    return Finding(
-        "warehouse", True, f"{location} can be read, written, listed and deleted, by one writer at a time"
-    )
+        return Check("warehouse", lacking.what, lacking.remedy)
+    return Check("warehouse", f"{location} can be read, written, listed and deleted, by one writer at a time")
 
 
 def _find_existing_parent(folder: Path) -> Path:

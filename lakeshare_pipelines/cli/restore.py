@@ -9,6 +9,7 @@ import typer
 
 from lakeshare_pipelines.cli.backup import load_backup, print_message, show_progress
 from lakeshare_pipelines.errors import BackupError
+from lakeshare_server.errors import LakeshareError
 
 if TYPE_CHECKING:
     from lakeshare_pipelines.backup.config import Backup
@@ -184,17 +185,21 @@ def partition(
 
 
 def _restore_each(options: RestoreOptions, names: list[str], *, plan: bool) -> None:
-    from lakeshare_pipelines.backup.restore.tables import restore_each
-
+    """Restores each table; a failed restore does not stop the others."""
     if plan:
         for name in names:
             options.show_plan(name, None, options.location_of(name))
         return
-    restored = restore_each(names, lambda name: options.restore(name, None, options.location_of(name)))
-    for failure in restored.failures:
+    failures = []
+    for name in names:
+        try:
+            options.restore(name, None, options.location_of(name))
+        except LakeshareError as error:
+            failures.append(f"{name}: {error}")
+    for failure in failures:
         typer.echo(f"NOT RESTORED: {failure}", err=True)
-    typer.echo(f"{len(restored.records)} of {len(names)} tables restored")
-    raise typer.Exit(1 if restored.failures else 0)
+    typer.echo(f"{len(names) - len(failures)} of {len(names)} tables restored")
+    raise typer.Exit(1 if failures else 0)
 
 
 def _parse_options(

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -65,17 +66,40 @@ def backup_definitions(
         description=f"Make the backup point of a day of {backup.source}.",
     )
     return dg.Definitions(
-        assets=[*(make(backup) for make in (_listing, _plan, _copies, _tables)), _point(backup, contracts)],
+        assets=_make_assets(backup, contracts),
         jobs=[job],
         sensors=[_sensor(backup, job, is_declared=is_declared)],
     )
 
 
-def _step(
-    backup: Backup, name: str, description: str, after: str | None = None, kinds: set[str] | None = None
-) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
-    """Returns the decorator of the asset of a step, which runs after another one."""
-    return dg.asset(
+def _make_assets(backup: Backup, contracts: Sequence[SetContract]) -> list[dg.AssetsDefinition]:
+    listed = f"The objects of {backup.source}, listed by {backup.listing.kind}."
+    planned = "The objects of the day's point, which of them to copy, and the cost."
+    verified = "The tables of the copies, each verified to open at a version."
+    written = f"The backup point of the day in {backup.target}, with a dump of the catalog."
+    kind = "s3" if backup.source.kind == "s3" else "file"
+    return [
+        _make_step(backup, "listing", listed, _list, kinds={kind}),
+        _make_step(backup, "plan", planned, _plan, "listing"),
+        _make_step(
+            backup, "copies", f"The day's copies, made by the engine `{backup.engine}`.", _copy, "plan"
+        ),
+        _make_step(backup, "tables", verified, _verify, "copies", {"deltalake", "iceberg"}),
+        _make_step(backup, "point", written, partial(_finish, contracts), "tables"),
+    ]
+
+
+def _make_step(
+    backup: Backup,
+    name: str,
+    description: str,
+    execute: Callable[[dg.AssetExecutionContext, run.BackupRun], dg.MaterializeResult[None]],
+    after: str | None = None,
+    kinds: set[str] | None = None,
+) -> dg.AssetsDefinition:
+    """Returns the asset of a step, which runs after another one."""
+
+    @dg.asset(
         key=backup_key(backup, name),
         description=description,
         deps=[backup_key(backup, after)] if after else None,
@@ -87,148 +111,110 @@ def _step(
             for check, text in STEP_CHECKS.get(name, {}).items()
         ],
     )
-
-
-def _listing(backup: Backup) -> dg.AssetsDefinition:
-    @_step(
-        backup,
-        "listing",
-        f"The objects of {backup.source}, listed by {backup.listing.kind}.",
-        kinds={"s3" if backup.source.kind == "s3" else "file"},
-    )
-    def listing(context: dg.AssetExecutionContext, lakeshare: LakeResource) -> dg.MaterializeResult[None]:
+    def step(
+        context: dg.AssetExecutionContext, lakeshare: LakeResource
+    ) -> Iterator[dg.MaterializeResult[None]]:
+        # A run that resumes after a failure has another id and the same root.
+        owner = context.run.root_run_id or context.run.run_id
+        settings, day = lakeshare.settings(), context.partition_key
+        backup_run = run.BackupRun(settings, backup, day, owner, lambda: lakeshare.lake().spark)
         with fail_without_retry():
-            found = run.ensure_listing(_make_backup_run(context, lakeshare, backup), datetime.now(UTC))
-        if found is None:
-            raise dg.Failure(
-                f"{backup.listing.location} has no report for {context.partition_key} yet. The sensor "
-                f"backup_{backup.name}_days starts the day again when there is one.",
-                allow_retries=False,
+            result = execute(context, backup_run)
+        yield result
+
+    return step
+
+
+def _list(context: dg.AssetExecutionContext, backup_run: run.BackupRun) -> dg.MaterializeResult[None]:
+    found = run.ensure_listing(backup_run, datetime.now(UTC))
+    if found is None:
+        backup = backup_run.backup
+        raise dg.Failure(
+            f"{backup.listing.location} has no report for {context.partition_key} yet. The sensor "
+            f"backup_{backup.name}_days starts the day again when there is one.",
+            allow_retries=False,
+        )
+    return dg.MaterializeResult(
+        metadata={
+            "lakeshare/objects": found.rows,
+            "lakeshare/size_bytes": found.size_bytes,
+            "lakeshare/report": found.location,
+            "lakeshare/scan_started_at": found.scan_started_at.isoformat(),
+            "lakeshare/late": found.is_late,
+        }
+    )
+
+
+def _plan(context: dg.AssetExecutionContext, backup_run: run.BackupRun) -> dg.MaterializeResult[None]:
+    found = run.ensure_plan(backup_run)
+    sums = _select(found.estimate, "objects", "size_bytes", "held_objects", "requests", "usd", "minutes")
+    return dg.MaterializeResult(
+        metadata={
+            "lakeshare/tables": len(found.tables),
+            **sums,
+            "lakeshare/previous": found.previous or "none",
+            "lakeshare/lanes": dg.MetadataValue.json(found.estimate.by_lane),
+            "lakeshare/left_out": dg.MetadataValue.json(found.left_out),
+        },
+        check_results=[
+            dg.AssetCheckResult(
+                check_name="no_warnings",
+                passed=not found.warnings,
+                severity=dg.AssetCheckSeverity.WARN,
+                description=" ".join(found.warnings) or "there are no warnings",
             )
-        return dg.MaterializeResult(
-            metadata={
-                "lakeshare/objects": found.rows,
-                "lakeshare/size_bytes": found.size_bytes,
-                "lakeshare/report": found.location,
-                "lakeshare/scan_started_at": found.scan_started_at.isoformat(),
-                "lakeshare/late": found.is_late,
-            }
-        )
-
-    return listing
-
-
-def _plan(backup: Backup) -> dg.AssetsDefinition:
-    @_step(backup, "plan", "The objects of the day's point, which of them to copy, and the cost.", "listing")
-    def plan(
-        context: dg.AssetExecutionContext, lakeshare: LakeResource
-    ) -> Iterator[dg.MaterializeResult[None]]:
-        with fail_without_retry():
-            found = run.ensure_plan(_make_backup_run(context, lakeshare, backup))
-        yield dg.MaterializeResult(
-            metadata={
-                "lakeshare/tables": len(found.tables),
-                **_select(
-                    found.estimate, "objects", "size_bytes", "held_objects", "requests", "usd", "minutes"
-                ),
-                "lakeshare/previous": found.previous or "none",
-                "lakeshare/lanes": dg.MetadataValue.json(found.estimate.by_lane),
-                "lakeshare/left_out": dg.MetadataValue.json(found.left_out),
-            },
-            check_results=[
-                dg.AssetCheckResult(
-                    check_name="no_warnings",
-                    passed=not found.warnings,
-                    severity=dg.AssetCheckSeverity.WARN,
-                    description=" ".join(found.warnings) or "there are no warnings",
-                )
-            ],
-        )
-
-    return plan
-
-
-def _copies(backup: Backup) -> dg.AssetsDefinition:
-    @_step(backup, "copies", f"The day's copies, made by the engine `{backup.engine}`.", "plan")
-    def copies(
-        context: dg.AssetExecutionContext, lakeshare: LakeResource
-    ) -> Iterator[dg.MaterializeResult[None]]:
-        with fail_without_retry():
-            found = run.ensure_copies(_make_backup_run(context, lakeshare, backup), _log_progress(context))
-        yield dg.MaterializeResult(
-            metadata={
-                **_select(found, "succeeded", "failed", "size_bytes", "seconds"),
-                "lakeshare/reports": list(found.reports),
-                "lakeshare/capabilities": dg.MetadataValue.json(found.capabilities),
-            },
-            check_results=[
-                dg.AssetCheckResult(
-                    check_name="all_copied",
-                    passed=found.failed == 0,
-                    # The next step repairs or reports what tables need.
-                    severity=dg.AssetCheckSeverity.WARN,
-                    description=f"{found.failed} of {found.succeeded + found.failed} copies failed",
-                )
-            ],
-        )
-
-    return copies
-
-
-def _tables(backup: Backup) -> dg.AssetsDefinition:
-    @_step(
-        backup,
-        "tables",
-        "The tables of the copies, each verified to open at a version.",
-        "copies",
-        {"deltalake", "iceberg"},
+        ],
     )
-    def tables(
-        context: dg.AssetExecutionContext, lakeshare: LakeResource
-    ) -> Iterator[dg.MaterializeResult[None]]:
-        with fail_without_retry():
-            found = run.ensure_verification(_make_backup_run(context, lakeshare, backup))
-        yield dg.MaterializeResult(
-            metadata={
-                **_select(found, "status", "objects", "size_bytes"),
-                "lakeshare/tables": dg.MetadataValue.json(
-                    [_make_proof_metadata(table) for table in found.tables[:SHOWN]]
-                ),
-            },
-            check_results=_make_check_results(found),
-        )
-
-    return tables
 
 
-def _point(backup: Backup, contracts: Sequence[SetContract]) -> dg.AssetsDefinition:
-    @_step(
-        backup,
-        "point",
-        f"The backup point of the day in {backup.target}, with a dump of the catalog.",
-        "tables",
+def _copy(context: dg.AssetExecutionContext, backup_run: run.BackupRun) -> dg.MaterializeResult[None]:
+    found = run.ensure_copies(backup_run, _log_progress(context))
+    return dg.MaterializeResult(
+        metadata={
+            **_select(found, "succeeded", "failed", "size_bytes", "seconds"),
+            "lakeshare/reports": list(found.reports),
+            "lakeshare/capabilities": dg.MetadataValue.json(found.capabilities),
+        },
+        check_results=[
+            dg.AssetCheckResult(
+                check_name="all_copied",
+                passed=found.failed == 0,
+                # The next step repairs or reports what tables need.
+                severity=dg.AssetCheckSeverity.WARN,
+                description=f"{found.failed} of {found.succeeded + found.failed} copies failed",
+            )
+        ],
     )
-    def point(context: dg.AssetExecutionContext, lakeshare: LakeResource) -> dg.MaterializeResult[None]:
-        with fail_without_retry():
-            written = run.finish_point(_make_backup_run(context, lakeshare, backup), datetime.now(UTC))
-        for proof in written.verification.tables:
-            table = _find_published_table(proof.table.root.removeprefix(backup.source.prefix), contracts)
-            if table is not None:
-                metadata = {f"lakeshare/backup/{backup.name}": written.day, **_make_proof_metadata(proof)}
-                context.log_event(dg.AssetObservation(asset_key=table_key(table), metadata=metadata))
-        locked_until = written.locked_until.isoformat() if written.locked_until else "not locked"
-        return dg.MaterializeResult(
-            metadata={
-                "lakeshare/status": written.status,
-                "lakeshare/as_of": written.as_of.isoformat(),
-                "lakeshare/target": written.target,
-                "lakeshare/retention_class": written.retention_class,
-                "lakeshare/locked_until": locked_until,
-                "lakeshare/next": f"lakeshare backup show {backup.name} {written.day}",
-            }
-        )
 
-    return point
+
+def _verify(context: dg.AssetExecutionContext, backup_run: run.BackupRun) -> dg.MaterializeResult[None]:
+    found = run.ensure_verification(backup_run)
+    shown = [_make_proof_metadata(table) for table in found.tables[:SHOWN]]
+    metadata = _select(found, "status", "objects", "size_bytes")
+    return dg.MaterializeResult(
+        metadata={**metadata, "lakeshare/tables": dg.MetadataValue.json(shown)},
+        check_results=_make_check_results(found),
+    )
+
+
+def _finish(
+    contracts: Sequence[SetContract], context: dg.AssetExecutionContext, backup_run: run.BackupRun
+) -> dg.MaterializeResult[None]:
+    backup, written = backup_run.backup, run.finish_point(backup_run, datetime.now(UTC))
+    for proof in written.verification.tables:
+        table = _find_published_table(proof.table.root.removeprefix(backup.source.prefix), contracts)
+        if table is not None:
+            metadata = {f"lakeshare/backup/{backup.name}": written.day, **_make_proof_metadata(proof)}
+            context.log_event(dg.AssetObservation(asset_key=table_key(table), metadata=metadata))
+    locked_until = written.locked_until.isoformat() if written.locked_until else "not locked"
+    return dg.MaterializeResult(
+        metadata={
+            **_select(written, "status", "target", "retention_class"),
+            "lakeshare/as_of": written.as_of.isoformat(),
+            "lakeshare/locked_until": locked_until,
+            "lakeshare/next": f"lakeshare backup show {backup.name} {written.day}",
+        }
+    )
 
 
 def _sensor(backup: Backup, job: "UnresolvedAssetJobDefinition", *, is_declared: bool) -> dg.SensorDefinition:
@@ -247,16 +233,6 @@ def _sensor(backup: Backup, job: "UnresolvedAssetJobDefinition", *, is_declared:
             yield dg.SkipReason(f"no day of {backup.name} is due")
 
     return days_due
-
-
-def _make_backup_run(
-    context: dg.AssetExecutionContext, lakeshare: LakeResource, backup: Backup
-) -> run.BackupRun:
-    # A run that resumes after a failure has another id and the same root.
-    owner = context.run.root_run_id or context.run.run_id
-    return run.BackupRun(
-        lakeshare.settings(), backup, context.partition_key, owner, lambda: lakeshare.lake().spark
-    )
 
 
 @contextmanager

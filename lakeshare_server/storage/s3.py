@@ -450,12 +450,16 @@ def signed_request(
     return SignedRequest(url, {names[lowered]: [value] for lowered, value in signed.items()})
 
 
+def make_bucket_arn(bucket: str, region: str | None) -> str:
+    """Returns the ARN of a bucket; its partition depends on the region."""
+    partitions = {"cn-": "aws-cn", "us-gov-": "aws-us-gov"}
+    found = (name for start, name in partitions.items() if (region or "").startswith(start))
+    return f"arn:{next(found, 'aws')}:s3:::{bucket}"
+
+
 def session_policy(bucket: str, key: str, region: str, on_aws: bool) -> str:
     """Returns a policy that permits reading and listing below `key` only."""
-    partition = (
-        "aws-cn" if region.startswith("cn-") else "aws-us-gov" if region.startswith("us-gov-") else "aws"
-    )
-    arn = f"arn:{partition}:s3:::{bucket}"
+    arn = make_bucket_arn(bucket, region)
     # Wildcards of policies are escaped, as AWS alone supports.
     literal = "".join(f"${{{sign}}}" if sign in PATTERNS else sign for sign in key.strip("/"))
     below = f"{literal}/*" if key else "*"

@@ -13,7 +13,7 @@ import pytest
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.model import Point
 from lakeshare_pipelines.backup.restore.copies import RestoreRecord
-from lakeshare_pipelines.backup.restore.tables import PointRestore, restore_each
+from lakeshare_pipelines.backup.restore.tables import PointRestore
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.share.publication import publish_or_replay
 from lakeshare_pipelines.wap.stage import stage
@@ -86,12 +86,9 @@ class Scene:
         """Restore all tables of the set; what became of the orders."""
         point = self.point
         assert point is not None
-        restored = restore_each(
-            [table.name for table in self.contract.tables],
-            lambda name: PointRestore(self.lake.settings, self.backup, point).in_place(self.catalog, name),
-        )
-        assert restored.failures == ()
-        return next(one for one in restored.records if one.registered_as == self.orders)
+        restores = PointRestore(self.lake.settings, self.backup, point)
+        restored = [restores.in_place(self.catalog, table.name) for table in self.contract.tables]
+        return next(one for one in restored if one.registered_as == self.orders)
 
 
 @pytest.fixture

@@ -6,15 +6,14 @@ Another engine copies what no job can: objects above its limit, and keys that a 
 import datetime as dt
 import io
 import logging
-import re
 import shutil
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -30,9 +29,6 @@ from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, make_s3
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
 from lakeshare_server.storage import s3
 from lakeshare_server.storage.s3 import S3Refused, S3Unreachable
-
-if TYPE_CHECKING:
-    from botocore.model import ServiceModel, Shape
 
 log = logging.getLogger(__name__)
 
@@ -107,59 +103,6 @@ def divide_into_jobs(batches: Iterable[pa.RecordBatch], rows_a_job: int = ROWS_A
 Fields = dict[str, Any]
 
 
-def check_request(operation: str, request: Mapping[str, Any]) -> None:
-    """Raises BackupError with all faults of a request to s3control by the service's model, before it is sent."""
-    from botocore.validate import ParamValidator
-
-    shape = _load_model().operation_model(operation).input_shape
-    report = ParamValidator().validate(request, shape).generate_report()
-    faults = [*report.splitlines(), *_find_limit_faults("", shape, request)]
-    if operation == "CreateJob":
-        faults += _find_job_faults(request)
-    if faults:
-        fix = "Correct the backup's `batch`, `target` or account."
-        raise BackupError(f"s3control.{operation}", f"the request is not valid: {'; '.join(faults)}", fix)
-
-
-@cache
-def _load_model() -> "ServiceModel":
-    import botocore.session
-
-    return botocore.session.get_session().get_service_model("s3control")
-
-
-def _find_limit_faults(path: str, shape: "Shape", value: Any) -> Iterator[str]:
-    """Yields faults that botocore does not check: enums, patterns and maxima."""
-    limits = shape.metadata
-    if "enum" in limits and value not in limits["enum"]:
-        yield f"{path} is {value!r}, none of {', '.join(limits['enum'])}"
-    if "pattern" in limits and not re.fullmatch(limits["pattern"], str(value)):
-        yield f"{path} is {value!r}, not like {limits['pattern']}"
-    size, unit = (len(value), " long") if isinstance(value, str | list) else (value, "")
-    if "max" in limits and isinstance(size, int) and size > limits["max"]:
-        yield f"{path} is {size}{unit}, at most {limits['max']}"
-    if shape.type_name == "structure" and isinstance(value, Mapping):
-        for name in (name for name in value if name in shape.members):
-            yield from _find_limit_faults(f"{path}.{name}".lstrip("."), shape.members[name], value[name])
-    elif shape.type_name == "list" and isinstance(value, list):
-        for number, element in enumerate(value):
-            yield from _find_limit_faults(f"{path}[{number}]", shape.member, element)
-
-
-def _find_job_faults(request: Mapping[str, Any]) -> Iterator[str]:
-    """Yields faults that the service refuses although its model allows them."""
-    if len(request.get("Operation", {})) != 1:
-        yield "Operation needs exactly one operation"
-    if ("Manifest" in request) == ("ManifestGenerator" in request):
-        yield "exactly one of Manifest and ManifestGenerator is needed"
-    location = request.get("Manifest", {}).get("Location", {})
-    if '"' in str(location.get("ETag", "")):
-        yield "Manifest.Location.ETag has quotes"
-    report = request.get("Report", {})
-    if report.get("Enabled") and not {"Bucket", "Format", "ReportScope"} <= set(report):
-        yield "Report needs Bucket, Format and ReportScope where it is enabled"
-
-
 class BatchJob(BaseModel):
     """One job and its last known state. Keys are those of the target."""
 
@@ -215,7 +158,7 @@ def make_copy_request(
     }
     if target.account:
         report["ExpectedBucketOwner"] = target.account
-    request: Fields = {
+    return {
         "AccountId": batch.account,
         "ConfirmationRequired": batch.confirm,
         "Operation": {"S3PutObjectCopy": operation},
@@ -232,8 +175,6 @@ def make_copy_request(
         "Priority": batch.priority,
         "RoleArn": batch.role_arn,
     }
-    check_request("CreateJob", request)
-    return request
 
 
 class _TokenUsed(BackupError):
@@ -333,25 +274,18 @@ class JobService:
         )
 
     def confirm(self, job: BatchJob) -> None:
-        self._update("UpdateJobStatus", job, RequestedJobStatus="Ready")
+        self._call("update_job_status", {**self._identify(job), "RequestedJobStatus": "Ready"})
 
     def cancel(self, job: BatchJob, reason: str) -> BatchJob:
         """Cancel a job unless it is ending; returns its state before. Finished copies stay."""
         current = self.refresh(job)
         if not current.has_ended and current.status not in {"Cancelling", "Failing", "Completing"}:
             changes = {"RequestedJobStatus": "Cancelled", "StatusUpdateReason": reason[:256]}
-            self._update("UpdateJobStatus", job, **changes)
+            self._call("update_job_status", self._identify(job) | changes)
         return current
 
     def set_priority(self, job: BatchJob, priority: int) -> None:
-        self._update("UpdateJobPriority", job, Priority=priority)
-
-    def _update(self, operation: str, job: BatchJob, **changes: str | int) -> None:
-        from botocore import xform_name
-
-        request = {**self._identify(job), **changes}
-        check_request(operation, request)
-        self._call(xform_name(operation), request)
+        self._call("update_job_priority", {**self._identify(job), "Priority": priority})
 
     def _identify(self, job: BatchJob) -> Fields:
         return {"AccountId": self.batch.account, "JobId": job.job_id}

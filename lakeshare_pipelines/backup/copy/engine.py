@@ -6,9 +6,8 @@ import datetime as dt
 import io
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from hashlib import blake2b, md5, sha256
@@ -21,17 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from lakeshare_pipelines.backup import model
 from lakeshare_pipelines.backup.async_s3 import AsyncS3, Response
-from lakeshare_pipelines.backup.model import (
-    ARCHIVES,
-    COPY_RESULTS,
-    LISTING,
-    CopyRecord,
-    count_rows,
-    read_rows,
-    select_rows_to_copy,
-    write_rows,
-)
 from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
 
@@ -48,9 +38,6 @@ class CopyTask:
     as_of: dt.datetime  # Copies of objects that were modified later fail
     copy_limit_bytes: int
     in_flight: int
-    overwrite: bool = True
-    """False, for restores: an existing key of the target stays, and its row fails as `AlreadyThere`; if it is the very
-    object that was to be copied, the row succeeds."""
 
     def token(self, attempt: int = 0) -> str:
         """At most 64 characters that are the same for the same work."""
@@ -81,7 +68,7 @@ ReportProgress = Callable[[Progress], None]
 class CopyEngine(Protocol):
     name: str
 
-    def copy(self, task: CopyTask, report_progress: ReportProgress) -> CopyRecord:
+    def copy(self, task: CopyTask, report_progress: ReportProgress) -> model.CopyRecord:
         """Copy all rows; after a crash, a new call continues and copies nothing twice. An object that cannot be
         copied is a failed row. Raises BackupError if too many fail, or the target refuses all."""
 
@@ -92,7 +79,7 @@ class CopyEngine(Protocol):
 def compute_plan_digest(batches: Iterable[pa.RecordBatch]) -> str:
     """16 hexadecimal digits, the same for plans that copy the same objects to the same keys in the same order."""
     digest = sha256()
-    for rows in select_rows_to_copy(batches):
+    for rows in model.select_rows_to_copy(batches):
         names = ("bucket", "key", "version_id", "size_bytes", "stored_key", "etag")
         texts = [rows[name].cast(pa.string()) for name in names]
         lines = pc.binary_join_element_wise(*texts, "\n", null_handling="replace", null_replacement="")
@@ -108,12 +95,12 @@ def write_results(
     seconds: float,
     reports: Sequence[str],
     capabilities: Mapping[str, bool],
-) -> CopyRecord:
+) -> model.CopyRecord:
     """Write the rows of COPY_RESULTS of a complete copy into `task.done`; returns the record of the engine."""
-    rows = write_rows(task.done, COPY_RESULTS, results)
-    written = read_rows(task.done, ["status", "size_bytes"])
-    succeeded, size_bytes = count_rows(_filter_by_status(batch, "succeeded") for batch in written)
-    return CopyRecord(
+    rows = model.write_rows(task.done, model.COPY_RESULTS, results)
+    written = model.read_rows(task.done, ["status", "size_bytes"])
+    succeeded, size_bytes = model.count_rows(_filter_by_status(batch, "succeeded") for batch in written)
+    return model.CopyRecord(
         engine=engine,
         succeeded=succeeded,
         failed=rows - succeeded,
@@ -197,7 +184,7 @@ def read_results(store: BackupStore, manifest_key: str) -> pa.Table:
             fix = "The file was changed: run the copy again."
             raise BackupError(store.address.location(key), reason, fix)
         rows += _parse_results(content, store.address.location(key))
-    return pa.Table.from_pylist(rows, COPY_RESULTS)
+    return pa.Table.from_pylist(rows, model.COPY_RESULTS)
 
 
 def _parse_results(content: bytes, where: str) -> Iterator[dict[str, object]]:
@@ -218,7 +205,7 @@ def _parse_results(content: bytes, where: str) -> Iterator[dict[str, object]]:
             yield {**result, "status": "failed", **failure}
 
 
-LEDGER = COPY_RESULTS.append(LISTING.field("etag"))
+LEDGER = model.COPY_RESULTS.append(model.LISTING.field("etag"))
 """Rows of an engine's ledger: COPY_RESULTS, and the listed ETag, which is part of a copy's identity."""
 
 
@@ -274,7 +261,7 @@ def require_success(response: Response) -> Response:
 
 
 def read_items(plan: Path) -> Iterator[CopyItem]:
-    for batch in select_rows_to_copy(read_rows(plan, [*CopyItem._fields, "lane"])):
+    for batch in model.select_rows_to_copy(model.read_rows(plan, [*CopyItem._fields, "lane"])):
         yield from make_items(batch)
 
 
@@ -286,7 +273,6 @@ def make_items(rows: pa.RecordBatch) -> Iterator[CopyItem]:
 
 BATCH = 256
 MAX_BATCHES = 4096
-EVERY_S = 2.0
 
 
 class Ledger:
@@ -338,7 +324,7 @@ def _take_planned(rows: pa.RecordBatch, planned: set[bytes]) -> Iterator[pa.Reco
         taken.append(item.digest in planned)
         planned.discard(item.digest)
     if any(taken):
-        yield rows.filter(pa.array(taken)).select(COPY_RESULTS.names)
+        yield rows.filter(pa.array(taken)).select(model.COPY_RESULTS.names)
 
 
 def _filter_by_status(batch: pa.RecordBatch, status: str) -> pa.RecordBatch:
@@ -346,54 +332,47 @@ def _filter_by_status(batch: pa.RecordBatch, status: str) -> pa.RecordBatch:
 
 
 class LedgerWriter:
-    """Writes outcomes in batches beside the copies: `begin` before a copy, `add` after it, `flush` at the end. `settle`
-    is called before a batch is written."""
+    """Writes outcomes in batches beside the copies: `begin` before a copy, `add` after it, `flush` at any time and at
+    the end. `settle` is called before a batch is written."""
 
     def __init__(
         self, ledger: Ledger, objects: int, in_flight: int, settle: Callable[[], None] | None = None
     ) -> None:
         self._ledger, self._settle = ledger, settle
-        self.batch = max(BATCH, 2 * in_flight, objects // MAX_BATCHES)
-        self._unwritten = asyncio.Semaphore(self.batch)
+        self._batch = max(BATCH, 2 * in_flight, objects // MAX_BATCHES)
+        self._unwritten = asyncio.Semaphore(self._batch)
         self._outcomes: list[Outcome] = []
-        self._is_enough = asyncio.Event()
         self._writing = asyncio.Lock()
 
     async def begin(self) -> None:
         await self._unwritten.acquire()
 
-    def add(self, outcome: Outcome) -> None:
+    async def add(self, outcome: Outcome) -> None:
         self._outcomes.append(outcome)
-        if len(self._outcomes) >= self.batch // 2:
-            self._is_enough.set()
+        if len(self._outcomes) >= self._batch // 2:
+            await self.flush()
 
     async def flush(self) -> None:
         async with self._writing:
             outcomes, self._outcomes = self._outcomes, []
-            self._is_enough.clear()
-
-            def write() -> None:
-                if self._settle is not None:
-                    self._settle()
-                self._ledger.write(outcomes)
-
             if outcomes:
-                await asyncio.to_thread(write)
+                await asyncio.to_thread(self._write, outcomes)
             for _ in outcomes:
                 self._unwritten.release()
 
-    async def keep(self) -> None:
-        """Write batches until cancelled: a separate task beside the copies."""
-        while True:
-            with suppress(TimeoutError):
-                # wait_for of Python 3.11 loses a cancellation that comes together with the event.
-                async with asyncio.timeout(EVERY_S):
-                    await self._is_enough.wait()
-            await self.flush()
+    def _write(self, outcomes: list[Outcome]) -> None:
+        if self._settle is not None:
+            self._settle()
+        self._ledger.write(outcomes)
 
 
-async def run_concurrently(works: Iterable[Callable[[], Awaitable[None]]], most: int) -> None:
-    """Run all, at most `most` at a time, started in order; the first fault cancels the others and is raised."""
+async def run_concurrently(
+    works: Iterable[Callable[[], Awaitable[None]]],
+    most: int,
+    watch: Callable[[], Coroutine[object, object, None]] | None = None,
+) -> None:
+    """Run all, at most `most` at a time, started in order, and meanwhile `watch`, which is endless; the first fault
+    cancels the others and is raised."""
     left = iter(works)
 
     async def work_off() -> None:
@@ -402,11 +381,18 @@ async def run_concurrently(works: Iterable[Callable[[], Awaitable[None]]], most:
 
     try:
         async with asyncio.TaskGroup() as group:
-            for _ in range(most):
-                group.create_task(work_off())
+            watching = None if watch is None else group.create_task(watch())
+            async with asyncio.TaskGroup() as workers:
+                for _ in range(most):
+                    workers.create_task(work_off())
+            if watching is not None:
+                watching.cancel()
     # Not except*: until Python 3.11.3, what it raises comes wrapped in a group again.
     except ExceptionGroup as faults:
-        raise faults.exceptions[0] from None
+        fault: Exception = faults
+        while isinstance(fault, ExceptionGroup):
+            fault = fault.exceptions[0]
+        raise fault from None
 
 
 DAYS = 7
@@ -429,7 +415,7 @@ class Archived:
 
 def archived_in_plan(plan: Path) -> Iterator[Archived]:
     columns = ["bucket", "key", "version_id", "size_bytes", "lane"]
-    for batch in read_rows(plan, columns):
+    for batch in model.read_rows(plan, columns):
         for row in batch.filter(pc.field("lane") == "archived").drop_columns(["lane"]).to_pylist():
             yield Archived(row["bucket"], row["key"], row["version_id"], row["size_bytes"] or 0)
 
@@ -442,66 +428,60 @@ def thaw(
     days: int = DAYS,
     poll_s: float = POLL_S,
     wait: Callable[[float], None] = time.sleep,
-) -> "Thawing":
+) -> list[Archived]:
     """Request archived objects (S3 API, RestoreObject) and wait until each can be read, for `days` days. Objects that
-    can be read already are skipped: it may be called again at any time, by any process."""
+    can be read already are skipped: it may be called again at any time, by any process. Returns those that no longer
+    exist."""
     began = time.monotonic()
-    frozen = list(wanted)
+    frozen, gone = list(wanted), list[Archived]()
     objects, size_bytes = len(frozen), sum(item.size_bytes for item in frozen)
-    thawing = Thawing(days, objects)
     while True:
-        frozen = asyncio.run(thawing.poll(store, frozen))
+        frozen = asyncio.run(_select_frozen(store, frozen, gone, days))
         thawed, thawed_bytes = objects - len(frozen), size_bytes - sum(item.size_bytes for item in frozen)
         seconds = time.monotonic() - began
-        report_progress(Progress(thawed, objects, thawed_bytes, size_bytes, len(thawing.gone), seconds))
+        report_progress(Progress(thawed, objects, thawed_bytes, size_bytes, len(gone), seconds))
         if not frozen:
-            return thawing
+            return gone
         wait(poll_s)
 
 
-@dataclass
-class Thawing:
-    """Result of thawing: all objects except `gone` can be read now."""
+async def _select_frozen(
+    store: StoreAddress, items: list[Archived], gone: list[Archived], days: int
+) -> list[Archived]:
+    """The objects that cannot be read yet, which are requested; those that do not exist are added to `gone`."""
+    frozen: list[Archived] = []
 
-    days: int
-    objects: int
-    requested: int = 0  # Restores requested by this call; others were requested before, or are not needed
-    gone: list[Archived] = field(default_factory=list)  # Objects that no longer exist
+    async def check(item: Archived) -> None:
+        if not await _is_readable(s3.at(item.bucket), item, gone, days):
+            frozen.append(item)
 
-    async def poll(self, store: StoreAddress, items: list[Archived]) -> list[Archived]:
-        frozen: list[Archived] = []
+    async with AsyncS3(store, IN_FLIGHT) as s3:
+        await run_concurrently((partial(check, item) for item in items), min(IN_FLIGHT, len(items)))
+    return frozen
 
-        async def check(item: Archived) -> None:
-            if not await self._is_readable(s3.at(item.bucket), item):
-                frozen.append(item)
 
-        async with AsyncS3(store, IN_FLIGHT) as s3:
-            await run_concurrently((partial(check, item) for item in items), min(IN_FLIGHT, len(items)))
-        return frozen
-
-    async def _is_readable(self, s3: AsyncS3, item: Archived) -> bool:
-        version = {"versionId": item.version_id} if item.version_id else {}
-        response = await s3.request("HEAD", item.key, version)
-        if response.status == 404:
-            self.gone.append(item)
-            return True
-        _require_allowed(response, s3, item, "it cannot be looked at")
-        restore = response.headers.get("x-amz-restore", "")
-        if restore:
-            return 'ongoing-request="false"' in restore
-        is_tiered = bool(response.headers.get("x-amz-archive-status"))
-        if not is_tiered and response.headers.get("x-amz-storage-class") not in ARCHIVES:
-            return True
-        # Intelligent-Tiering restores an object permanently and refuses a number of days.
-        days = "" if is_tiered else f"<Days>{self.days}</Days>"
-        tier = "<GlacierJobParameters><Tier>Bulk</Tier></GlacierJobParameters>"
-        namespace = "http://s3.amazonaws.com/doc/2006-03-01/"
-        body = f'<RestoreRequest xmlns="{namespace}">{days}{tier}</RestoreRequest>'.encode()
-        response = await s3.request("POST", item.key, {"restore": "", **version}, {}, body)
-        if response.code != "RestoreAlreadyInProgress":
-            _require_allowed(response, s3, item, "it cannot be restored from its archive")
-            self.requested += 1
-        return False
+async def _is_readable(s3: AsyncS3, item: Archived, gone: list[Archived], days: int) -> bool:
+    version = {"versionId": item.version_id} if item.version_id else {}
+    response = await s3.request("HEAD", item.key, version)
+    if response.status == 404:
+        gone.append(item)
+        return True
+    _require_allowed(response, s3, item, "it cannot be looked at")
+    restore = response.headers.get("x-amz-restore", "")
+    if restore:
+        return 'ongoing-request="false"' in restore
+    is_tiered = bool(response.headers.get("x-amz-archive-status"))
+    if not is_tiered and response.headers.get("x-amz-storage-class") not in model.ARCHIVES:
+        return True
+    # Intelligent-Tiering restores an object permanently and refuses a number of days.
+    number = "" if is_tiered else f"<Days>{days}</Days>"
+    tier = "<GlacierJobParameters><Tier>Bulk</Tier></GlacierJobParameters>"
+    namespace = "http://s3.amazonaws.com/doc/2006-03-01/"
+    body = f'<RestoreRequest xmlns="{namespace}">{number}{tier}</RestoreRequest>'.encode()
+    response = await s3.request("POST", item.key, {"restore": "", **version}, {}, body)
+    if response.code != "RestoreAlreadyInProgress":
+        _require_allowed(response, s3, item, "it cannot be restored from its archive")
+    return False
 
 
 def _require_allowed(response: Response, s3: AsyncS3, item: Archived, problem: str) -> None:

@@ -8,11 +8,11 @@ import errno
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from hashlib import file_digest, sha256
+from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 from uuid import uuid4
@@ -34,7 +34,7 @@ from lakeshare_pipelines.backup.stores import (
 )
 from lakeshare_pipelines.errors import BackupError, NoResponse, ObjectMissing
 from lakeshare_server.storage.sigv4 import quote_path
-from lakeshare_server.storage.stores import UNFINISHED, move_into_place
+from lakeshare_server.storage.stores import UNFINISHED
 
 FAILURES_COUNT_FROM = 1000
 MAX_FAILED_FRACTION = 0.5  # A greater share of failures ends the copy, as in Batch Operations
@@ -44,22 +44,6 @@ FATAL_CODES = {
     "RequestTimeTooSkewed": "Set the clock of this host.",
 }
 """Error codes that every other object would have too, and their remedies."""
-
-
-async def run_with_background(
-    work: Coroutine[object, object, None], *background: Coroutine[object, object, None]
-) -> None:
-    """Run `work`; endless background tasks end with it. The first fault of any ends all and is raised."""
-    tasks = [asyncio.create_task(coroutine) for coroutine in (work, *background)]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:
-            if task.done():
-                task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class CopyRun:
@@ -185,7 +169,6 @@ async def _probe_part_copies(target: AsyncS3, key: str, copy_source: dict[str, s
     return part.is_success and bool(part.text("ETag"))
 
 
-CHUNK_BYTES = 1 << 20
 PIECE_BYTES = 16 * 1024**2
 DISK_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 S3_CODES = {
@@ -196,34 +179,6 @@ S3_CODES = {
 """S3 error codes of errors of the file system that concern one file."""
 
 Result = TypeVar("Result")
-
-
-class FolderCopier:
-    def __init__(self, source: FolderStore, target: FolderStore, task: engine.CopyTask) -> None:
-        self._source, self._target, self._task = source, target, task
-
-    async def copy(self, item: engine.CopyItem) -> engine.Outcome:
-        return await run_in_thread(lambda: self._copy(item))
-
-    def _copy(self, item: engine.CopyItem) -> engine.Outcome:
-        path = get_file_path(self._target, item.stored_key)
-        if not self._task.overwrite:
-            with suppress(FileNotFoundError):
-                # An existing copy of the file has its time and size.
-                if compute_etag(path.stat()) != item.etag:
-                    raise objects.make_key_taken_error(str(path))
-                return make_file_outcome(item, path, None)
-        digest = sha256()
-        # The copy gets its name after the source was checked again.
-        with (
-            write_file(path, self._task) as unfinished,
-            open_as_listed(self._source, item, self._task) as (file, status),
-        ):
-            unfinished.modified_ns = status.st_mtime_ns
-            while chunk := file.read(CHUNK_BYTES):
-                digest.update(chunk)
-                unfinished.file.write(chunk)
-        return make_file_outcome(item, path, f"sha256:{digest.hexdigest()}")
 
 
 class FolderSource:
@@ -249,45 +204,33 @@ class FolderSource:
             return described, file.read(size)
 
 
-class FetchingCopier:
-    def __init__(self, source: objects.BucketSource, target: FolderStore, task: engine.CopyTask) -> None:
-        self._source, self._target, self._task = source, target, task
+class FolderCopier:
+    """Copies into a folder: small objects whole, larger ones in pieces."""
+
+    def __init__(self, source: objects.Source, target: FolderStore, memory: objects.MemoryBudget) -> None:
+        self._source, self._target, self._memory = source, target, memory
 
     async def copy(self, item: engine.CopyItem) -> engine.Outcome:
         path = get_file_path(self._target, item.stored_key)
-        if not self._task.overwrite and path.exists():
-            return await self._compare(item, path)
-        if item.size_bytes <= PIECE_BYTES:
-            described, content = await self._source.whole(item)
-            return await run_in_thread(lambda: self._write(item, path, described, content))
-        described, digest = await self._source.describe(item), sha256()
-        with translate_disk_errors(), write_file(path, self._task) as unfinished:
-            unfinished.modified_ns = described.modified_ns
-            for start, end in objects.split_ranges(item.size_bytes, PIECE_BYTES):
-                content = await self._source.piece(item, start, end)
-                digest.update(content)
-                await run_in_thread(partial(unfinished.file.write, content))
-        return make_file_outcome(item, path, f"sha256:{digest.hexdigest()}")
+        async with self._memory.reserve(min(item.size_bytes, PIECE_BYTES)):
+            if item.size_bytes <= PIECE_BYTES:
+                described, content = await self._source.whole(item)
+                return await run_in_thread(lambda: self._write(item, path, described, content))
+            described, digest = await self._source.describe(item), sha256()
+            # The copy gets its name after the source was checked again.
+            with translate_disk_errors(), write_file(path, described.modified_ns) as file:
+                for start, end in objects.split_ranges(described.size_bytes, PIECE_BYTES):
+                    content = await self._source.piece(item, start, end)
+                    digest.update(content)
+                    await run_in_thread(partial(file.write, content))
+        return make_file_outcome(item, path, digest.hexdigest())
 
     def _write(
         self, item: engine.CopyItem, path: Path, described: objects.SourceObject, content: bytes
     ) -> engine.Outcome:
-        with write_file(path, self._task) as unfinished:
-            unfinished.modified_ns = described.modified_ns
-            unfinished.file.write(content)
-        return make_file_outcome(item, path, f"sha256:{sha256(content).hexdigest()}")
-
-    async def _compare(self, item: engine.CopyItem, path: Path) -> engine.Outcome:
-        """Accepts an existing file with the same content, for example of an aborted run."""
-        size = (await run_in_thread(path.stat)).st_size
-        if size != item.size_bytes:
-            raise objects.make_key_taken_error(str(path))
-        digest = sha256()
-        for start, end in objects.split_ranges(size, PIECE_BYTES):
-            digest.update(await self._source.piece(item, start, end) if size else b"")
-        if await run_in_thread(lambda: _compute_sha256(path)) != digest.digest():
-            raise objects.make_key_taken_error(str(path))
-        return make_file_outcome(item, path, f"sha256:{digest.hexdigest()}")
+        with write_file(path, described.modified_ns) as file:
+            file.write(content)
+        return make_file_outcome(item, path, sha256(content).hexdigest())
 
 
 @contextmanager
@@ -308,30 +251,22 @@ def open_as_listed(
             raise engine.NotCopied.changed(f"{path} changed while it was copied")
 
 
-@dataclass
-class UnfinishedFile:
-    file: BinaryIO
-    modified_ns: int = 0
-
-
 @contextmanager
-def write_file(path: Path, task: engine.CopyTask) -> Iterator[UnfinishedFile]:
-    """A file that gets its name and time when it is complete. Raises NotCopied if the name must not be overwritten."""
+def write_file(path: Path, modified_ns: int) -> Iterator[BinaryIO]:
+    """A file that gets its name and time when it is complete."""
     temporary = path.with_name(f"{UNFINISHED}{uuid4().hex}")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with temporary.open("xb") as file:
-            unfinished = UnfinishedFile(file)
-            yield unfinished
-        os.utime(temporary, ns=(unfinished.modified_ns, unfinished.modified_ns))
-        if not move_into_place(temporary, path, if_absent=not task.overwrite):
-            raise objects.make_key_taken_error(str(path))
+            yield file
+        os.utime(temporary, ns=(modified_ns, modified_ns))
+        temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def make_file_outcome(item: engine.CopyItem, path: Path, checksum: str | None) -> engine.Outcome:
-    return engine.Outcome(item, stored_etag=compute_etag(path.stat()), checksum=checksum)
+def make_file_outcome(item: engine.CopyItem, path: Path, digest: str) -> engine.Outcome:
+    return engine.Outcome(item, stored_etag=compute_etag(path.stat()), checksum=f"sha256:{digest}")
 
 
 def get_file_path(store: FolderStore, key: str) -> Path:
@@ -363,11 +298,6 @@ def translate_disk_errors() -> Iterator[None]:
         raise engine.NotCopied(code, status, f"{where}: {reason}") from error
 
 
-def _compute_sha256(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file_digest(file, sha256).digest()
-
-
 @dataclass(frozen=True)
 class CopySession:
     copier: objects.Copier
@@ -381,29 +311,25 @@ async def open_copy_session(
 ) -> AsyncIterator[CopySession]:
     """The copier of a task until the end of the block. `prefix_per_s` is this process's share of the requests to a
     prefix. Without `capabilities` the target is probed."""
-    is_from_folder = task.source.kind == FOLDER
     copier: objects.Copier
+    memory = objects.MemoryBudget()
     async with AsyncExitStack() as stack:
+        if task.source.kind == FOLDER:
+            source: AsyncS3 | None = None
+            reader: objects.Source = FolderSource(FolderStore(task.source), task)
+        else:
+            source = await stack.enter_async_context(AsyncS3(task.source, task.in_flight))
+            reader = objects.BucketSource(source)
         if task.target.kind == FOLDER:
-            folder = FolderStore(task.target)
-            if is_from_folder:
-                copier = FolderCopier(FolderStore(task.source), folder, task)
-            else:
-                source = await stack.enter_async_context(AsyncS3(task.source, task.in_flight))
-                copier = FetchingCopier(objects.BucketSource(source), folder, task)
-            yield CopySession(copier, {}, None)
+            yield CopySession(FolderCopier(reader, FolderStore(task.target), memory), {}, None)
             return
         pace = Pace(task.in_flight, prefix_per_s)
         target = await stack.enter_async_context(AsyncS3(task.target, task.in_flight, pace=pace))
         known = capabilities or await probe_capabilities(target, task.work_prefix)
-        uploads, memory = objects.Uploads(target, task), objects.MemoryBudget()
-        reader: objects.Source = FolderSource(FolderStore(task.source), task)
-        if not is_from_folder:
-            source = await stack.enter_async_context(AsyncS3(task.source, task.in_flight))
-            reader = objects.BucketSource(source)
+        uploads = objects.Uploads(target, task)
         copier = objects.StreamedCopier(reader, target, task, uploads, memory)
         # Within one store, the store itself copies; the target's identity must be allowed to read the source.
-        if not is_from_folder and task.source.endpoint == task.target.endpoint:
+        if source is not None and task.source.endpoint == task.target.endpoint:
             larger = objects.PartsCopier(source, target, task, uploads) if known.copies_parts else copier
             copier = objects.ServerSideCopier(
                 source, target, task, larger, is_conditional=known.copies_on_condition
@@ -411,7 +337,7 @@ async def open_copy_session(
         yield CopySession(copier, known.model_dump(), pace)
 
 
-PROGRESS_S = 1.0
+PROGRESS_S = 2.0
 
 
 class LocalEngine:
@@ -451,6 +377,7 @@ class LocalEngine:
             while True:
                 await asyncio.to_thread(run.require_not_cancelled)
                 counter.report_progress()
+                await writer.flush()
                 await asyncio.sleep(PROGRESS_S)
 
         async with open_copy_session(
@@ -466,7 +393,7 @@ class LocalEngine:
                     outcome = refused.outcome(item)
                 except NoResponse as fault:
                     outcome = engine.NotCopied("RequestTimeout", None, fault.reason).outcome(item)
-                writer.add(outcome)
+                await writer.add(outcome)
                 counter.add(outcome)
 
             async def copy_all() -> None:
@@ -474,7 +401,8 @@ class LocalEngine:
                     works = (partial(copy, item) for item in items)
                     await engine.run_concurrently(works, task.in_flight)
                 finally:
+                    # Before `watch` is cancelled, which may be writing a batch.
                     await writer.flush()
 
-            await run_with_background(copy_all(), writer.keep(), watch())
+            await engine.run_concurrently([copy_all], 1, watch)
             return dict(session.capabilities)

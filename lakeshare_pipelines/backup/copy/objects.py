@@ -49,27 +49,6 @@ def make_source_headers(item: CopyItem, task: CopyTask) -> dict[str, str]:
     return headers
 
 
-def make_target_headers(task: CopyTask) -> dict[str, str]:
-    return {} if task.overwrite else {"if-none-match": "*"}
-
-
-async def find_existing_copy(target: AsyncS3, item: CopyItem, task: CopyTask) -> Outcome | None:
-    """The existing copy, if nothing may be overwritten. Raises NotCopied if another object has the key."""
-    if task.overwrite:
-        return None
-    # Not all stores support the condition of the write.
-    response = await target.request("HEAD", item.stored_key)
-    if response.status == 404:
-        return None
-    if not _is_copy(require_success(response), item):
-        raise make_key_taken_error(target.address.location(item.stored_key))
-    return make_copied_outcome(item, response)
-
-
-def make_key_taken_error(location: str) -> NotCopied:
-    return NotCopied("AlreadyThere", 412, f"something else is at {location}, and nothing is overwritten")
-
-
 def make_copied_outcome(item: CopyItem, response: Response, checksum: str | None = None) -> Outcome:
     """The outcome of a copy. Raises NotCopied if the store returned no ETag: then it has not copied."""
     etag = response.text("ETag").strip('"') or _get_etag(response)
@@ -87,11 +66,6 @@ def make_copied_outcome(item: CopyItem, response: Response, checksum: str | None
 
 def _get_etag(response: Response) -> str:
     return response.headers.get("etag", "").strip('"')
-
-
-def _is_copy(response: Response, item: CopyItem) -> bool:
-    size = response.headers.get("content-length")
-    return _get_etag(response) == item.etag and size == str(item.size_bytes)
 
 
 class ServerSideCopier:
@@ -117,18 +91,12 @@ class ServerSideCopier:
         if item.size_bytes > self._task.copy_limit_bytes:
             outcome = await self._larger.copy(item)
         else:
-            outcome = await self._copy_object(item)
+            headers = make_source_headers(item, self._task)
+            response = await self._target.request("PUT", item.stored_key, headers=headers)
+            outcome = make_copied_outcome(item, require_success(response))
         if not self._is_conditional:
             await self._require_unchanged(item)
         return outcome
-
-    async def _copy_object(self, item: CopyItem) -> Outcome:
-        existing = await find_existing_copy(self._target, item, self._task)
-        if existing is not None:
-            return existing
-        headers = {**make_source_headers(item, self._task), **make_target_headers(self._task)}
-        response = await self._target.request("PUT", item.stored_key, headers=headers)
-        return make_copied_outcome(item, require_success(response))
 
     async def _require_unchanged(self, item: CopyItem) -> None:
         response = await self._source.at(item.bucket).request("HEAD", item.key, _version_query(item))
@@ -282,7 +250,7 @@ class Uploads:
     """Uploads in parts into one bucket, recorded under `<work prefix>uploads/` so that a later run can continue."""
 
     def __init__(self, target: AsyncS3, task: CopyTask) -> None:
-        self._target, self._prefix, self._task = target, f"{task.work_prefix}uploads/", task
+        self._target, self._prefix = target, f"{task.work_prefix}uploads/"
 
     async def copy(
         self,
@@ -297,10 +265,9 @@ class Uploads:
         record = await self._load_record(item)
         etags = None if record is None else await self._list_parts(item, record)
         if record is None or etags is None:
-            existing = None if record is None else await self._find_completed(item)
-            existing = existing or await find_existing_copy(self._target, item, self._task)
-            if existing is not None:
-                return existing
+            completed = None if record is None else await self._find_completed(item)
+            if completed is not None:
+                return completed
             begun = require_success(
                 await self._target.request("POST", item.stored_key, {"uploads": ""}, described.headers)
             )
@@ -334,9 +301,8 @@ class Uploads:
         )
         space = "http://s3.amazonaws.com/doc/2006-03-01/"
         body = f'<CompleteMultipartUpload xmlns="{space}">{parts}</CompleteMultipartUpload>'.encode()
-        headers = make_target_headers(self._task)
         return require_success(
-            await self._target.request("POST", item.stored_key, {"uploadId": upload_id}, headers, body)
+            await self._target.request("POST", item.stored_key, {"uploadId": upload_id}, body=body)
         )
 
     async def _list_parts(self, item: CopyItem, record: _UploadRecord) -> dict[int, str] | None:
@@ -363,8 +329,9 @@ class Uploads:
         if item.etag is None:
             return None
         response = await self._target.request("HEAD", item.stored_key)
-        is_copy = response.is_success and _is_copy(response, item)
-        return make_copied_outcome(item, response) if is_copy else None
+        is_copy = response.is_success and _get_etag(response) == item.etag
+        has_size = response.headers.get("content-length") == str(item.size_bytes)
+        return make_copied_outcome(item, response) if is_copy and has_size else None
 
     async def _load_record(self, item: CopyItem) -> _UploadRecord | None:
         response = await self._target.request("GET", self._record_key(item))
@@ -454,17 +421,11 @@ class StreamedCopier:
         """Copy a small object by one PutObject, a larger one in parts (S3 API)."""
         if item.size_bytes > min(WHOLE_BYTES, self._task.copy_limit_bytes):
             return await self._copy_parts(item)
-        existing = await find_existing_copy(self._target, item, self._task)
-        if existing is not None:
-            return existing
         async with self._memory.reserve(item.size_bytes):
             described, content = await self._source.whole(item)
             digest = sha256(content)
-            headers = {
-                **described.headers,
-                **make_target_headers(self._task),
-                "x-amz-checksum-sha256": b64encode(digest.digest()).decode(),
-            }
+            checksum = b64encode(digest.digest()).decode()
+            headers = {**described.headers, "x-amz-checksum-sha256": checksum}
             response = await self._target.request("PUT", item.stored_key, headers=headers, body=content)
             return make_copied_outcome(item, require_success(response), f"sha256:{digest.hexdigest()}")
 

@@ -4,23 +4,21 @@ Portions are stored in the target: executors need neither the driver's disk nor 
 """
 
 import asyncio
-import heapq
 import io
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
-from zlib import crc32
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import BaseModel
 
+from lakeshare_pipelines.backup import model
 from lakeshare_pipelines.backup.async_s3 import PREFIX_PER_S, AsyncS3
 from lakeshare_pipelines.backup.copy.engine import (
     CopyTask,
@@ -31,17 +29,7 @@ from lakeshare_pipelines.backup.copy.engine import (
 )
 from lakeshare_pipelines.backup.copy.local import Capabilities, LocalEngine, probe_capabilities
 from lakeshare_pipelines.backup.inventory.list_objects import run_spark_tasks
-from lakeshare_pipelines.backup.model import (
-    COPY_RESULTS,
-    PLAN,
-    CopyRecord,
-    OpenSpark,
-    count_rows,
-    read_rows,
-    read_table,
-    select_rows_to_copy,
-    write_rows,
-)
+from lakeshare_pipelines.backup.plan import open_plan_database, view_rows
 from lakeshare_pipelines.backup.stores import FOLDER, BackupStore, open_store
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
 from lakeshare_pipelines.spark.session import count_cores, has_driver_ended
@@ -50,7 +38,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 HEAVY_BYTES = 64 * 1024**2
-BYTES_A_REQUEST = 4 * 1024**2  # Copying so many bytes takes about as long as one more request
 MIN_ROWS = 256
 MAX_ROWS = 1_000_000
 PORTIONS_A_WORKER = 3  # Several, so that a worker that finishes early takes another
@@ -70,14 +57,11 @@ def load_or_make_portions(store: BackupStore, prefix: str, plan: Path, workers: 
     """The portions of a plan below a prefix of the target, made now for `workers` if they do not exist."""
     if store.head(f"{prefix}portions.json") is not None:
         return Portions.model_validate_json(store.read(f"{prefix}portions.json"))
-    rows, size_bytes = count_rows(select_rows_to_copy(read_rows(plan)))
+    rows, size_bytes = model.count_rows(model.select_rows_to_copy(model.read_rows(plan)))
     portions = Portions(
         prefix=prefix, count=choose_portion_count(rows, workers), objects=rows, size_bytes=size_bytes
     )
-    with tempfile.TemporaryDirectory() as scratch:
-        write_portions(
-            store, prefix, portions.count, lambda: select_rows_to_copy(read_rows(plan)), Path(scratch)
-        )
+    write_portions(store, prefix, portions.count, plan)
     store.put(f"{prefix}portions.json", portions.model_dump_json().encode())
     return portions
 
@@ -88,56 +72,34 @@ def choose_portion_count(rows: int, workers: int) -> int:
     return max(1, wanted, -(-rows // MAX_ROWS))
 
 
-def estimate_cost(size_bytes: int) -> float:
-    """The cost of copying an object, in requests."""
-    return 1 + size_bytes / BYTES_A_REQUEST
+# Heavy objects in turns by their size, there and back, others by their keys: no prefix belongs to one worker.
+_PORTIONS = f"""
+CREATE TEMP TABLE portions AS FROM (
+    SELECT *, hash(key) % $count AS portion, false AS is_heavy FROM plan
+    WHERE lane <> 'held' AND coalesce(size_bytes, 0) < {HEAVY_BYTES}
+    UNION ALL SELECT * EXCLUDE (turn), if(turn // $count % 2 = 0, turn % $count, $count - 1 - turn % $count), true
+    FROM (SELECT *, row_number() OVER (ORDER BY size_bytes DESC, key) - 1 AS turn FROM plan
+        WHERE lane <> 'held' AND size_bytes >= {HEAVY_BYTES})
+) ORDER BY portion, is_heavy DESC, key
+"""  # noqa: S608  of constants only
 
 
-def write_portions(
-    store: BackupStore, prefix: str, count: int, read: Callable[[], Iterable[pa.RecordBatch]], scratch: Path
-) -> None:
-    """Write the rows of a plan as `<prefix>0.parquet`, …, with a deterministic assignment, heavy rows first. `read`
-    returns the rows to copy, and is called twice. `scratch` is a folder for temporary files."""
-    paths = [scratch / f"{number}.parquet" for number in range(count)]
-    writers = [pq.ParquetWriter(path, PLAN, compression="zstd") for path in paths]
-    try:
-        for rows, numbers in _assign(count, read):
-            for number in np.unique(numbers):
-                writers[number].write(rows.filter(pa.array(numbers == number)))
-    finally:
-        for writer in writers:
-            writer.close()
-    for number, path in enumerate(paths):
-        store.put(f"{prefix}{number}.parquet", path.read_bytes())
-        path.unlink()
-
-
-def _assign(
-    count: int, read: Callable[[], Iterable[pa.RecordBatch]]
-) -> "Iterator[tuple[pa.RecordBatch | pa.Table, np.ndarray[tuple[int], np.dtype[np.int64]]]]":
-    """Yields rows with the numbers of their portions: the largest first, each to the portion with the lowest cost
-    (longest processing time first), then the light ones by their keys."""
-    heavy = [rows for batch in read() if (rows := batch.filter(_is_heavy(batch))).num_rows]
-    if heavy:
-        table = pa.Table.from_batches(heavy).sort_by([("size_bytes", "descending"), ("key", "ascending")])
-        loads, numbers = [(0.0, number) for number in range(count)], []
-        for size_bytes in table["size_bytes"].to_pylist():
-            load, number = heapq.heappop(loads)
-            numbers.append(number)
-            heapq.heappush(loads, (load + estimate_cost(size_bytes), number))
-        yield table, np.array(numbers)
-    for batch in read():
-        light = batch.filter(pc.invert(_is_heavy(batch)))
-        hashes = (crc32(key.encode()) % count for key in light["key"].to_pylist())
-        yield light, np.fromiter(hashes, np.int64, light.num_rows)
+def write_portions(store: BackupStore, prefix: str, count: int, plan: Path) -> None:
+    """Write the rows to copy as `<prefix>0.parquet`, …, with a deterministic assignment, heavy rows first."""
+    with tempfile.TemporaryDirectory() as spilled, open_plan_database(Path(spilled)) as on:
+        view_rows(on, "plan", plan)
+        on.execute(_PORTIONS, {"count": count})
+        for number in range(count):
+            rows = on.sql("FROM portions WHERE portion = $number", params={"number": number})
+            content = io.BytesIO()
+            pq.write_table(
+                rows.to_arrow_table().select(model.PLAN.names).cast(model.PLAN), content, compression="zstd"
+            )
+            store.put(f"{prefix}{number}.parquet", content.getvalue())
 
 
 def read_portion(store: BackupStore, prefix: str, number: int) -> pa.Table:
     return pq.read_table(io.BytesIO(store.read(f"{prefix}{number}.parquet")))
-
-
-def _is_heavy(batch: pa.RecordBatch) -> pa.Array:
-    return pc.greater_equal(pc.fill_null(batch["size_bytes"], 0), HEAVY_BYTES)
 
 
 @dataclass(frozen=True)
@@ -148,7 +110,7 @@ class PortionWork:
     portions: Portions
     engine: LocalEngine
 
-    def copy(self, number: int) -> CopyRecord:
+    def copy(self, number: int) -> model.CopyRecord:
         store = open_store(self.task.target)
         record = read_portion_record(store, self.portions, number)
         return self._copy(store, number) if record is None or record.failed else record
@@ -157,22 +119,22 @@ class PortionWork:
         prefix = self.portions.folder(number)
         return replace(self.task, plan=folder / "plan", done=folder / "done", work_prefix=prefix)
 
-    def _copy(self, store: BackupStore, number: int) -> CopyRecord:
+    def _copy(self, store: BackupStore, number: int) -> model.CopyRecord:
         with tempfile.TemporaryDirectory(prefix="lakeshare-portion-") as scratch:
             task = self.task_of(number, Path(scratch))
-            write_rows(task.plan, PLAN, [read_portion(store, self.portions.prefix, number)])
+            model.write_rows(task.plan, model.PLAN, [read_portion(store, self.portions.prefix, number)])
             # The driver reads the progress from the ledgers, including those of executors that died.
             record = self.engine.copy(task, lambda _: None)
             content = io.BytesIO()
-            pq.write_table(read_table(task.done, COPY_RESULTS), content, compression="zstd")
+            pq.write_table(model.read_table(task.done, model.COPY_RESULTS), content, compression="zstd")
         store.put(f"{task.work_prefix}done.parquet", content.getvalue())
         store.put(f"{task.work_prefix}record.json", record.model_dump_json().encode())
         return record
 
 
-def read_portion_record(store: BackupStore, portions: Portions, number: int) -> CopyRecord | None:
+def read_portion_record(store: BackupStore, portions: Portions, number: int) -> model.CopyRecord | None:
     try:
-        return CopyRecord.model_validate_json(store.read(f"{portions.folder(number)}record.json"))
+        return model.CopyRecord.model_validate_json(store.read(f"{portions.folder(number)}record.json"))
     except ObjectMissing:
         return None
 
@@ -196,20 +158,22 @@ class SparkEngine:
 
     name = "spark"
 
-    def __init__(self, open_spark: OpenSpark, *, workers: int | None = None, poll_s: float = POLL_S) -> None:
+    def __init__(
+        self, open_spark: model.OpenSpark, *, workers: int | None = None, poll_s: float = POLL_S
+    ) -> None:
         self._open_spark = open_spark
         self._workers, self._poll_s = workers, poll_s
         self._running: SparkSession | None = None
 
-    def copy(self, task: CopyTask, report_progress: ReportProgress) -> CopyRecord:
+    def copy(self, task: CopyTask, report_progress: ReportProgress) -> model.CopyRecord:
         """See CopyEngine. Finished portions are skipped, the others continue by their ledgers."""
         began = time.monotonic()
-        if next(select_rows_to_copy(read_rows(task.plan)), None) is None:
+        if next(model.select_rows_to_copy(model.read_rows(task.plan)), None) is None:
             # A day without changes needs no Spark.
             return write_results(self.name, task, (), 0.0, (), {})
         store, spark = open_store(task.target), self._open_spark()
         workers = self._workers or count_cores(spark)
-        prefix = f"{_get_prefix(task)}{compute_plan_digest(read_rows(task.plan))}/"
+        prefix = f"{_get_prefix(task)}{compute_plan_digest(model.read_rows(task.plan))}/"
         portions = load_or_make_portions(store, prefix, task.plan, workers)
         at_a_time = min(workers, portions.count)
         in_flight = max(1, min(task.in_flight, MAX_IN_FLIGHT // at_a_time))
@@ -258,7 +222,7 @@ class _PortionProgress:
                 self.seen.add(file.key)
                 content = io.BytesIO(self.store.read(file.key))
                 rows = pq.read_table(content, columns=["status", "size_bytes"])
-                copied, size_bytes = count_rows([rows.filter(pc.field("status") == "succeeded")])
+                copied, size_bytes = model.count_rows([rows.filter(pc.field("status") == "succeeded")])
                 self.succeeded += copied
                 self.failed += rows.num_rows - copied
                 self.size_bytes += size_bytes
@@ -271,16 +235,14 @@ class _PortionProgress:
 
 def _run(
     spark: "SparkSession", task: CopyTask, work: PortionWork, progress: _PortionProgress, poll_s: float
-) -> list[CopyRecord]:
+) -> list[model.CopyRecord]:
     count = work.portions.count
 
-    def collect() -> list[CopyRecord]:
+    def collect() -> list[model.CopyRecord]:
         # Tags belong to a thread.
         spark.addTag(_get_tag(task))
-        results = run_spark_tasks(
-            spark, count, count, lambda number: [[work.copy(number).model_dump_json()]], BackupError
-        )
-        return [CopyRecord.model_validate_json(text) for (text,) in results]
+        results = run_spark_tasks(spark, count, lambda number: [[work.copy(number).model_dump_json()]])
+        return [model.CopyRecord.model_validate_json(text) for (text,) in results]
 
     with ThreadPoolExecutor(1, "lakeshare-copy") as pool:
         records = pool.submit(collect)

@@ -320,11 +320,8 @@ def put_statement(backup: Backup) -> Document:
 
 
 def make_arn(address: StoreAddress) -> str:
-    """The ARN of a bucket; its partition depends on the region."""
-    region = address.region or ""
-    partition = {"cn-": "aws-cn", "us-gov-": "aws-us-gov"}
-    name = next((name for start, name in partition.items() if region.startswith(start)), "aws")
-    return f"arn:{name}:s3:::{address.bucket}"
+    """The ARN of a bucket."""
+    return s3.make_bucket_arn(address.bucket, address.region)
 
 
 def _get_policy(address: StoreAddress) -> Document:

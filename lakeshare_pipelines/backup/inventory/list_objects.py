@@ -5,15 +5,14 @@ import json
 import logging
 import os
 import re
-import stat
 import sys
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from html import unescape
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
@@ -24,68 +23,39 @@ import pyarrow.compute as pc
 from lakeshare_pipelines.backup import stores
 from lakeshare_pipelines.backup.async_s3 import AsyncS3
 from lakeshare_pipelines.backup.config import GIB
-from lakeshare_pipelines.backup.model import LISTING, group_batches, make_listing_batch
+from lakeshare_pipelines.backup.model import LISTING, ReportMessage, group_batches, make_listing_batch
 from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.spark.session import count_cores, is_connect
-from lakeshare_server.storage.stores import UNFINISHED
+from lakeshare_server.storage.stores import walk_files
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 log = logging.getLogger("lakeshare_pipelines.backup.inventory")
 
-ReportProgress = Callable[[str], None]
-
 
 def log_message(sentence: str) -> None:
     log.info("%s", sentence)
 
 
-THREADS = 8  # More threads gain nothing on a local disk
-SCANNING = 4 * THREADS  # Folders that are scanned, or whose rows are not consumed yet
+FOLDER_ROWS = 10_000
 
 
 def list_folder_rows(address: StoreAddress) -> Iterator[pa.RecordBatch]:
-    """All files below a folder, unordered. Raises BackupError if a folder cannot be read, or a name is not UTF-8."""
+    """All files below a folder. Raises BackupError if a folder cannot be read, or a name is not UTF-8."""
     root = Path(address.url)
     with stores.translate_errors(str(root)):
         # A folder below may vanish while it is listed; this one must exist.
         os.scandir(root).close()
-    with ThreadPoolExecutor(THREADS, "folders") as pool:
-        waiting, scanning = [""], set[Future[tuple[pa.RecordBatch, list[str]]]]()
-        try:
-            while waiting or scanning:
-                while waiting and len(scanning) < SCANNING:
-                    scanning.add(pool.submit(_scan_folder, root, waiting.pop()))
-                done, scanning = wait(scanning, return_when=FIRST_COMPLETED)
-                for future in done:
-                    rows, folders = future.result()
-                    waiting += folders
-                    if rows.num_rows:
-                        yield rows
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _scan_folder(root: Path, folder: str) -> tuple[pa.RecordBatch, list[str]]:
-    files: list[tuple[str, os.stat_result]] = []
-    folders: list[str] = []
-    # A folder or file may vanish while it is listed.
-    with (
-        stores.translate_errors(str(root / folder)),
-        suppress(FileNotFoundError),
-        os.scandir(root / folder) as entries,
-    ):
-        for entry in entries:
-            if entry.name.startswith(UNFINISHED):
-                continue
-            with suppress(FileNotFoundError):
-                if entry.is_dir():
-                    folders.append(f"{folder}{entry.name}/")
-                elif stat.S_ISREG((status := entry.stat()).st_mode):
-                    files.append((folder + entry.name, status))
-    return _make_folder_rows(root, files), folders
+    above = os.fsencode(f"{address.url.rstrip('/')}/")
+    found = ((os.fsdecode(path.removeprefix(above)), status) for path, status in walk_files(above[:-1]))
+    try:
+        while files := list(islice(found, FOLDER_ROWS)):
+            yield _make_folder_rows(root, files)
+    except OSError as error:
+        with stores.translate_errors(os.fsdecode(error.filename or above)):
+            raise
 
 
 def _make_folder_rows(root: Path, files: list[tuple[str, os.stat_result]]) -> pa.RecordBatch:
@@ -604,7 +574,7 @@ def list_rows(
     versions: bool = False,
     in_flight: int = IN_FLIGHT,
     ranges: list[KeyRange] | None = None,
-    report_progress: ReportProgress | None = log_message,
+    report_progress: ReportMessage | None = log_message,
 ) -> Iterator[pa.RecordBatch]:
     """All objects of a source, or of ranges of a bucket, unordered: batches of about `ROWS_A_BATCH` rows of LISTING."""
     if source.kind == stores.FOLDER:
@@ -650,7 +620,7 @@ def _run_generator(pages: AsyncGenerator[pa.RecordBatch, None]) -> Iterator[pa.R
 
 
 def _report_rows(
-    batches: Iterator[pa.RecordBatch], source: StoreAddress, report_progress: ReportProgress
+    batches: Iterator[pa.RecordBatch], source: StoreAddress, report_progress: ReportMessage
 ) -> Iterator[pa.RecordBatch]:
     began = reported_at = time.monotonic()
     rows = size = 0
@@ -676,7 +646,7 @@ def list_by_spark(
     source: StoreAddress,
     versions: bool,
     write: Callable[[Iterable[pa.RecordBatch]], Iterable[Sequence[Any]]],
-    report_progress: ReportProgress,
+    report_progress: ReportMessage,
 ) -> list[Any]:
     """List a bucket by Spark's tasks, which `write` the batches of their ranges; returns the results of `write`."""
     cores = count_cores(spark)
@@ -694,7 +664,7 @@ def list_by_spark(
         return write(list_rows(source, versions=versions, ranges=ranges[number::tasks], report_progress=None))
 
     with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(run_spark_tasks, spark, tasks, tasks, work, BackupError)
+        future = pool.submit(run_spark_tasks, spark, tasks, work)
         while not wait([future], timeout=SPARK_PROGRESS_EVERY_S).done:
             if not is_connect(spark):
                 done = _count_done_tasks(spark, tasks)
@@ -710,28 +680,24 @@ def _count_done_tasks(spark: "SparkSession", tasks: int) -> int:
 
 
 def run_spark_tasks(
-    spark: "SparkSession",
-    count: int,
-    partitions: int,
-    work: Callable[[int], Iterable[Sequence[Any]]],
-    error: type[BackupError],
+    spark: "SparkSession", count: int, work: Callable[[int], Iterable[Sequence[Any]]]
 ) -> list[Any]:
-    """The results of `work` for the numbers up to `count`, sent as JSON; raises the first `error` of a task. A task
-    with an `error` is not retried by Spark. With as many partitions as numbers, each has one, in every mode."""
+    """The results of `work` for the numbers up to `count`, sent as JSON; raises the first BackupError of a task, which
+    Spark does not retry. With as many partitions as numbers, each has one, in every mode."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch["id"].to_pylist():
                 try:
                     results: list[Any] = list(work(number))
-                except error as refused:
+                except BackupError as refused:
                     results = [{"refusal": (refused.subject, refused.reason, refused.fix)}]
                 texts = [json.dumps(result) for result in results]
                 yield pa.RecordBatch.from_arrays([pa.array(texts, pa.string())], ["result"])
 
-    rows = spark.range(0, count, 1, partitions).mapInArrow(run, "result string").collect()
+    rows = spark.range(0, count, 1, count).mapInArrow(run, "result string").collect()
     results = [json.loads(row.result) for row in rows]
     for result in results:
         if isinstance(result, dict):
-            raise error(*result["refusal"])
+            raise BackupError(*result["refusal"])
     return results

@@ -40,7 +40,6 @@ from lakeshare_pipelines.backup.inventory.configuration import (
 )
 from lakeshare_pipelines.backup.inventory.list_objects import (
     IN_FLIGHT,
-    ReportProgress,
     decode_keys,
     list_by_spark,
     list_rows,
@@ -199,7 +198,7 @@ def use_first_report(
     day: str,
     now: dt.datetime,
     use: Callable[[Report, list[str]], Result],
-    report_message: ReportProgress = lambda _: None,
+    report_message: model.ReportMessage = lambda _: None,
 ) -> Result | LateReport | None:
     """The result of `use` for the first report that covers a day and for which `use` does not raise ReportUnusable.
 
@@ -405,7 +404,7 @@ def list_report(
     backup: Backup,
     report: Report,
     workspace: Workspace,
-    report_progress: ReportProgress,
+    report_progress: model.ReportMessage,
 ) -> model.ListingRecord:
     """Read a report into the workspace's folder `listing`. Raises ReportUnusable if it is damaged, or has no object."""
     lacking = [name for name in NEEDED if name not in report.columns]
@@ -446,7 +445,7 @@ def count_listing(workspace: Workspace) -> tuple[int, int]:
 
 
 def _write_files_of_report(
-    backup: Backup, report: Report, folder: Path, report_progress: ReportProgress
+    backup: Backup, report: Report, folder: Path, report_progress: model.ReportMessage
 ) -> None:
     """Write the source's rows of each data file as a Parquet file. Raises ReportUnusable."""
     store, own, prefix = open_store(report.store), own_prefixes(backup), backup.source.prefix
@@ -524,7 +523,7 @@ def generate_report(
     *,
     in_flight: int = IN_FLIGHT,
     spark: model.OpenSpark | None = None,
-    report_progress: ReportProgress = log_message,
+    report_progress: model.ReportMessage = log_message,
 ) -> GeneratedReport:
     """List all of a source and write a report, which exists when its checksum is written. Its time is the moment
     before the listing began: it may or may not include later changes."""

@@ -28,11 +28,16 @@ from lakeshare_pipelines.backup.inventory.configuration import (
 )
 from lakeshare_pipelines.backup.inventory.list_objects import (
     IN_FLIGHT,
-    ReportProgress,
     list_rows,
     log_message,
 )
-from lakeshare_pipelines.backup.model import LISTING, ListingRecord, make_listing_batch, write_rows
+from lakeshare_pipelines.backup.model import (
+    LISTING,
+    ListingRecord,
+    ReportMessage,
+    make_listing_batch,
+    write_rows,
+)
 from lakeshare_pipelines.backup.points import Workspace, get_point_time
 from lakeshare_pipelines.backup.stores import (
     FOLDER,
@@ -56,7 +61,7 @@ def _write_listing(workspace: Workspace, batches: Iterable[pa.RecordBatch]) -> t
 
 
 def list_source(
-    backup: Backup, workspace: Workspace, report_progress: ReportProgress = log_message
+    backup: Backup, workspace: Workspace, report_progress: ReportMessage = log_message
 ) -> ListingRecord:
     """List a source without lakeshare's own objects. Raises BackupError if it is empty."""
     source, own, versions = backup.source, own_prefixes(backup), backup.listing.versions
@@ -90,7 +95,7 @@ class ManifestEntry:
 
 
 def list_manifest(
-    backup: Backup, workspace: Workspace, now: dt.datetime, report_progress: ReportProgress
+    backup: Backup, workspace: Workspace, now: dt.datetime, report_progress: ReportMessage
 ) -> ListingRecord:
     """List the objects of a manifest by HEAD requests. Raises BackupError if it is invalid, or no object exists."""
     location, source = backup.listing.location or "", backup.source
@@ -278,7 +283,7 @@ def list_newest_snapshots(backup: Backup) -> dict[str, dt.datetime | None]:
 
 
 def list_metadata(
-    backup: Backup, workspace: Workspace, day: str, snapshot: "Snapshot", report_progress: ReportProgress
+    backup: Backup, workspace: Workspace, day: str, snapshot: "Snapshot", report_progress: ReportMessage
 ) -> ListingRecord:
     """Read a snapshot of the live inventory. Raises ReportUnusable if a table lacks a column, or has no object. A
     table without versions and without a journal is streamed; else it is held in memory, about 300 bytes an object."""
@@ -395,7 +400,7 @@ def make_listing(
     workspace: Workspace,
     day: str,
     now: dt.datetime,
-    report_progress: ReportProgress = log_message,
+    report_progress: ReportMessage = log_message,
 ) -> ListingRecord | None:
     """List the source for a day; None during the wait for a report, or before the end of the day. After an unusable
     report the next one is read; after the wait the generator lists, and the record has the reasons."""

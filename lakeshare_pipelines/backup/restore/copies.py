@@ -17,19 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BaseModel
 
-from lakeshare_pipelines.backup import model
+from lakeshare_pipelines.backup import model, stores
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.copy.engine import Archived, Progress, ReportProgress, thaw
 from lakeshare_pipelines.backup.points import OWN_PREFIX, Points, Workspace
-from lakeshare_pipelines.backup.stores import (
-    BackupStore,
-    ListedObject,
-    ObjectHead,
-    StoreAddress,
-    make_storage_options,
-    open_store,
-    remove_unfinished,
-)
 from lakeshare_pipelines.backup.verify.delta import SIDECARS, count_rows, get_log_folder, parse_version
 from lakeshare_pipelines.backup.verify.iceberg import open_static, read_scan
 from lakeshare_pipelines.backup.verify.objects import compute_sha256, copy_rows, get_first_line, make_plan_row
@@ -40,13 +31,7 @@ from lakeshare_server.storage import normalise_location
 CONCURRENT_REQUESTS = 16
 DAMAGED = "Restore from another point; `lakeshare backup drill` shows which points are whole."
 Row: TypeAlias = dict[str, Any]  # of POINT_COPIES, with `to_bucket` and `to_key`
-ReportMessage = Callable[[str], None]
 MapKey = Callable[[str, str], tuple[str, str]]  # New bucket and key of an object
-Head: TypeAlias = ListedObject | ObjectHead
-
-
-def keep_key(bucket: str, key: str) -> tuple[str, str]:
-    return bucket, key
 
 
 def ignore_progress(progress: Progress) -> None: ...
@@ -99,7 +84,7 @@ class SelectedTable:
     proof: model.TableProof
     version: int
     rows: pa.Table
-    copies: StoreAddress
+    copies: stores.StoreAddress
 
     @property
     def table(self) -> model.FoundTable:
@@ -220,7 +205,7 @@ def _make_iceberg_filter(proof: model.TableProof) -> Callable[[str], bool]:
     return belongs
 
 
-def read_verified(selected: SelectedTable, copies: BackupStore, row: Row) -> bytes:
+def read_verified(selected: SelectedTable, copies: stores.BackupStore, row: Row) -> bytes:
     """The content of a copy (a row of schema POINT_COPIES); an error if it is not what was backed up."""
     content = copies.read(row["stored_key"], row["stored_version_id"])
     kind, _, digest = (row["checksum"] or "").partition(":")
@@ -229,15 +214,15 @@ def read_verified(selected: SelectedTable, copies: BackupStore, row: Row) -> byt
     return content
 
 
-def head_copies(selected: SelectedTable, rows: pa.Table) -> dict[str, Head]:
+def head_copies(selected: SelectedTable, rows: pa.Table) -> dict[str, stores.ListedObject]:
     """The current heads of copies, by key."""
-    store = open_store(selected.copies)
+    store = stores.open_store(selected.copies)
     root = selected.table.stored_root
     # Objects of no table are requested one by one.
     listed = {head.key: head for head in store.list(f"{root}/") if not head.is_delete_marker} if root else {}
 
-    def check(row: Row) -> Head:
-        copy: Head | None = listed.get(row["stored_key"])
+    def check(row: Row) -> stores.ListedObject:
+        copy: stores.ListedObject | None = listed.get(row["stored_key"])
         if copy is None or (row["stored_etag"] not in (None, copy.etag) and row["stored_version_id"]):
             copy = store.head(row["stored_key"], row["stored_version_id"])
         if copy is None:
@@ -255,7 +240,7 @@ def head_copies(selected: SelectedTable, rows: pa.Table) -> dict[str, Head]:
         return {row["stored_key"]: head for row, head in heads}
 
 
-def select_archived(stored: dict[str, Head]) -> list[Head]:
+def select_archived(stored: dict[str, stores.ListedObject]) -> list[stores.ListedObject]:
     return [head for head in stored.values() if head.storage_class in model.ARCHIVES]
 
 
@@ -263,7 +248,7 @@ def _make_damaged_error(selected: SelectedTable, row: Row, reason: str) -> Backu
     return BackupError(f"the copy {selected.copies.location(row['stored_key'])}", reason, DAMAGED)
 
 
-def _require_done(selected: SelectedTable, rows: list[Row], done: list[Row], to: StoreAddress) -> None:
+def _require_done(selected: SelectedTable, rows: list[Row], done: list[Row], to: stores.StoreAddress) -> None:
     backed_up = {row["stored_key"]: row for row in rows}
     failed = next((result for result in done if result["status"] != "succeeded"), None)
     if failed is not None:
@@ -275,7 +260,7 @@ def _require_done(selected: SelectedTable, rows: list[Row], done: list[Row], to:
         kinds = {(checksum or "").partition(":")[0] for checksum in (result["checksum"], row["checksum"])}
         if len(kinds) == 1 and result["checksum"] != row["checksum"]:
             # This restore just wrote it, and it must not pass for the lost object.
-            open_store(to).delete(result["stored_key"])
+            stores.open_store(to).delete(result["stored_key"])
             reason = f"its content is {result['checksum']}, {row['checksum']} was backed up"
             raise _make_damaged_error(selected, row, reason)
     if len(done) != len(rows):
@@ -298,29 +283,31 @@ class DestinationState:
 
 
 def compare_destination(
-    selected: SelectedTable, address: StoreAddress, root: str, map_key: MapKey
+    selected: SelectedTable, address: stores.StoreAddress, root: str, map_key: MapKey
 ) -> DestinationState:
     rows = selected.rows.to_pylist()
     prefix = f"{root}/" if root else ""
-    existing = {head.key: head for head in open_store(address).list(prefix) if not head.is_delete_marker}
+    existing = {
+        head.key: head for head in stores.open_store(address).list(prefix) if not head.is_delete_marker
+    }
     missing: list[dict[str, Any]] = []
     differing: list[str] = []
     expected: set[str] = set()
     for row in rows:
         bucket, key = map_key(row["bucket"], row["key"])
         store = address if bucket == address.bucket else address.at(bucket)
-        at_key = existing.get(key) if bucket == address.bucket else open_store(store).head(key)
+        at_key = existing.get(key) if bucket == address.bucket else stores.open_store(store).head(key)
         expected.add(key)
         if at_key is None:
             missing.append({**row, "to_bucket": bucket, "to_key": key})
-        elif not _is_same(selected, row, open_store(store), at_key):
+        elif not _is_same(selected, row, stores.open_store(store), at_key):
             differing.append(store.location(key))
     table = pa.Table.from_pylist(missing, pa.schema([*selected.rows.schema, *ROW]))
     others = tuple(key for key in existing if key not in expected)
     return DestinationState(table, len(rows) - len(missing) - len(differing), tuple(differing), others)
 
 
-def require_outside_target(backup: Backup, to: StoreAddress) -> None:
+def require_outside_target(backup: Backup, to: stores.StoreAddress) -> None:
     """Refuse a destination inside the target of a backup, where a sweep or a scrub would take it for copies."""
     for target in (backup.target, backup.records):
         if to.kind != target.kind or to.endpoint != target.endpoint:
@@ -333,7 +320,7 @@ def require_outside_target(backup: Backup, to: StoreAddress) -> None:
             raise BackupError(f"--to {to.url}", reason, "Name an empty place outside of it.")
 
 
-def _is_same(selected: SelectedTable, row: Row, store: BackupStore, head: Head) -> bool:
+def _is_same(selected: SelectedTable, row: Row, store: stores.BackupStore, head: stores.ListedObject) -> bool:
     """Compare size and ETag; if only the ETag differs, the content: a copy may have another ETag."""
     if head.size_bytes != row["size_bytes"]:
         return False
@@ -341,7 +328,7 @@ def _is_same(selected: SelectedTable, row: Row, store: BackupStore, head: Head) 
         return True
     kind, _, checksum = (row["checksum"] or "").partition(":")
     if kind != "sha256":
-        copies = open_store(selected.copies)
+        copies = stores.open_store(selected.copies)
         checksum = compute_sha256(copies, row["stored_key"], row["stored_version_id"])
     return compute_sha256(store, head.key) == checksum
 
@@ -358,20 +345,20 @@ class OpenedTable:
     reader: str
 
 
-def open_delta(address: StoreAddress, root: str, version: int) -> OpenedTable:
+def open_delta(address: stores.StoreAddress, root: str, version: int) -> OpenedTable:
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError
 
     location = address.location(root)
     try:
-        files = len(DeltaTable(location, version, make_storage_options(address) or None).file_uris())
+        files = len(DeltaTable(location, version, stores.make_storage_options(address) or None).file_uris())
         rows, reader = count_rows(address, root, version, files)
     except (DeltaError, OSError, ValueError) as error:
         raise _make_open_error(location, error) from error
     return OpenedTable(rows, files, reader)
 
 
-def open_iceberg(address: StoreAddress, metadata_location: str, snapshot_id: int) -> OpenedTable:
+def open_iceberg(address: stores.StoreAddress, metadata_location: str, snapshot_id: int) -> OpenedTable:
     """Open an Iceberg table at a snapshot with PyIceberg, which reads every data file."""
     # PyIceberg passes errors of file systems and decoders on without a class of its own.
     try:
@@ -400,9 +387,9 @@ class TableRestore:
     settings: LakeSettings
     backup: Backup
     selected: SelectedTable
-    to: StoreAddress
+    to: stores.StoreAddress
     root: str
-    report_message: ReportMessage = ignore_message
+    report_message: model.ReportMessage = ignore_message
     report_progress: ReportProgress = ignore_progress
     began: float = field(default_factory=time.monotonic)
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
@@ -411,8 +398,8 @@ class TableRestore:
     notes: list[str] = field(default_factory=list)
 
     @cached_property
-    def store(self) -> BackupStore:
-        return open_store(self.to)
+    def store(self) -> stores.BackupStore:
+        return stores.open_store(self.to)
 
     @property
     def place(self) -> str:
@@ -427,7 +414,7 @@ class TableRestore:
         parts = (self.selected.point.day, self.selected.table.root, str(self.selected.version), self.place)
         return sha256("\n".join(parts).encode()).hexdigest()[:16]
 
-    def compare(self, map_key: MapKey = keep_key) -> DestinationState:
+    def compare(self, map_key: MapKey = lambda bucket, key: (bucket, key)) -> DestinationState:
         """Compare the copies with their destination; `map_key` gives the new bucket and key of an object."""
         return compare_destination(self.selected, self.to, self.root, map_key)
 
@@ -436,7 +423,7 @@ class TableRestore:
         if not at.missing.num_rows:
             return
         if self.to.kind == "folder" and self.root:
-            remove_unfinished(Path(self.to.url) / self.root)
+            stores.remove_unfinished(Path(self.to.url) / self.root)
         self._copy_all(at.missing, into_live_log=into_live_log)
         self.objects += at.missing.num_rows
         self.size_bytes += sum(at.missing["size_bytes"].to_pylist())
@@ -461,7 +448,7 @@ class TableRestore:
                 else:
                     self._copy(of_bucket, stored, self.to if bucket == self.to.bucket else self.to.at(bucket))
 
-    def _copy(self, rows: list[Row], stored: dict[str, Head], to: StoreAddress) -> None:
+    def _copy(self, rows: list[Row], stored: dict[str, stores.ListedObject], to: stores.StoreAddress) -> None:
         planned = [
             make_plan_row(
                 stored[row["stored_key"]],
@@ -480,7 +467,7 @@ class TableRestore:
 
     def _commit(self, rows: list[Row]) -> None:
         """Write files of a log, where others may commit meanwhile, only if they do not exist."""
-        copies = open_store(self.selected.copies)
+        copies = stores.open_store(self.selected.copies)
         for row in sorted(rows, key=lambda row: str(row["to_key"])):
             content = read_verified(self.selected, copies, row)
             key = row["to_key"]

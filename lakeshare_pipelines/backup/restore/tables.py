@@ -1,7 +1,7 @@
 """Restores of the tables of a point, in their original place or at another one, their plans, and partitions."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,14 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeshare_pipelines.backup import plan
-from lakeshare_pipelines.backup.config import GIB, Backup
+from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.copy.engine import ReportProgress
-from lakeshare_pipelines.backup.model import POINT_COPIES, FoundTable, Point, TableProof
+from lakeshare_pipelines.backup.model import POINT_COPIES, FoundTable, Point, ReportMessage, TableProof
 from lakeshare_pipelines.backup.points import Points
 from lakeshare_pipelines.backup.restore import targets
 from lakeshare_pipelines.backup.restore.copies import (
     DestinationState,
-    ReportMessage,
     RestorePlan,
     RestoreRecord,
     SelectedTable,
@@ -40,33 +39,9 @@ from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.wap.staged import open_lake_without_spark
 from lakeshare_server.catalog import Catalog, Ledger
-from lakeshare_server.errors import LakeshareError
 from lakeshare_server.storage import normalise_location
 from lakeshare_server.tables.delta.files import vector_name
 from lakeshare_server.tables.delta.log import Key
-
-
-@dataclass(frozen=True)
-class RestoreResult:
-    """The results of several restores; a failed one does not stop the others."""
-
-    records: tuple[RestoreRecord, ...]
-    failures: tuple[str, ...]  # Sentences with the table's name
-
-
-def restore_each(
-    names: Iterable[str],
-    restore: Callable[[str], RestoreRecord],
-    report_message: ReportMessage = ignore_message,
-) -> RestoreResult:
-    records, failures = [], []
-    for name in names:
-        try:
-            records.append(restore(name))
-        except LakeshareError as error:
-            failures.append(f"{name}: {error}")
-            report_message(f"{name} could not be restored: {error}")
-    return RestoreResult(tuple(records), tuple(failures))
 
 
 def list_tables_of_set(settings: LakeSettings, name: str) -> list[str]:
@@ -77,19 +52,11 @@ def list_tables_of_set(settings: LakeSettings, name: str) -> list[str]:
 
 
 def make_restore_plan(work: TableRestore, rows: pa.Table, there: int, steps: list[str]) -> RestorePlan:
-    copies, to, prices, in_flight = work.selected.copies, work.to, work.backup.prices, work.backup.in_flight
     thawed = select_archived(head_copies(work.selected, rows))
-    size_bytes = int(pc.sum(rows["size_bytes"]).as_py() or 0)
-    requests = rows.num_rows + len(thawed)
-    usd = requests / plan.MILLION * prices.per_million_copies if to.kind == "s3" else 0.0
-    if (copies.kind, to.kind) != ("folder", "folder"):
-        usd += size_bytes / GIB * prices.per_gib_transferred
-        usd += sum(copy.size_bytes or 0 for copy in thawed) / GIB * prices.per_gib_thawed
-    # The longer of requests and transfer, without thawing.
-    seconds = max(rows.num_rows / plan.LOCAL_FILES_A_S, size_bytes / plan.LOCAL_BYTES_A_S)
-    if copies.kind == to.kind == "s3" and copies.endpoint == to.endpoint:
-        by_requests = rows.num_rows / min(plan.S3_COPIES_A_S, in_flight / plan.S3_COPY_S)
-        seconds = max(by_requests, size_bytes / (plan.S3_BYTES_A_S * in_flight))
+    size_bytes, requests = int(pc.sum(rows["size_bytes"]).as_py() or 0), rows.num_rows + len(thawed)
+    ends = work.backup, work.selected.copies, work.to
+    usd = plan.estimate_usd(*ends, requests, size_bytes, sum(copy.size_bytes or 0 for copy in thawed))
+    minutes = plan.estimate_minutes(*ends, rows.num_rows, size_bytes)
     if thawed:
         steps = [f"{len(thawed):,} archived copies are requested first, which takes hours.", *steps]
     return RestorePlan(
@@ -103,7 +70,7 @@ def make_restore_plan(work: TableRestore, rows: pa.Table, there: int, steps: lis
         archived=len(thawed),
         requests=requests,
         usd=round(usd, 6),
-        minutes=round(seconds / 60, 2),
+        minutes=round(minutes, 2),
         steps=tuple(steps),
     )
 

@@ -14,11 +14,10 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakeshare_pipelines.backup.model import Point
+from lakeshare_pipelines.backup.model import Point, ReportMessage
 from lakeshare_pipelines.backup.points import Points
 from lakeshare_pipelines.backup.restore.copies import (
     DestinationState,
-    ReportMessage,
     RestoreRecord,
     SelectedTable,
     TableRestore,
@@ -29,15 +28,7 @@ from lakeshare_pipelines.backup.restore.copies import (
     select_table,
 )
 from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, make_storage_options, open_store
-from lakeshare_pipelines.backup.verify.delta import (
-    format_commit_name,
-    get_log_folder,
-    list_log_names,
-    list_names,
-    list_sidecars,
-    sort_names,
-    write_pointer,
-)
+from lakeshare_pipelines.backup.verify import delta
 from lakeshare_pipelines.backup.verify.rewriting import (
     MOUNT_PROPERTIES,
     RewrittenTable,
@@ -119,7 +110,7 @@ def copy_delta(work: TableRestore) -> None:
             "Restore it in place.",
         )
     work.bring(compare_new_place(work))
-    write_pointer(work.store, work.root, work.selected.version)
+    delta.write_pointer(work.store, work.root, work.selected.version)
 
 
 def copy_iceberg(work: TableRestore) -> RewrittenTable:
@@ -436,7 +427,7 @@ def restore_delta_in_place(work: TableRestore, lake: Lake, catalog: Catalog) -> 
     """Restore a Delta table to its own root; a commit shows the restored state if its log has newer versions."""
     table = find_lake_table(lake, catalog, normalise_location(work.place), "delta")
     with target_lock_set(table, work) as lease:
-        log = sort_names(list_log_names(work.store, work.root))
+        log = delta.sort_names(delta.list_log_names(work.store, work.root))
         newest, version = find_newest_commit(log), work.selected.version
         at = _compare_with_destination(work)
         if table is not None and newest is not None and (at.differing or newest > version):
@@ -448,7 +439,7 @@ def restore_delta_in_place(work: TableRestore, lake: Lake, catalog: Catalog) -> 
         else:
             require_contiguous_commits(work.place, log, version)
             work.bring(at, into_live_log=newest is not None)
-            write_pointer(work.store, work.root, max(version, newest or 0))
+            delta.write_pointer(work.store, work.root, max(version, newest or 0))
             now = version
             if newest is not None and newest > version:
                 now = commit_restore(work.to, work.root, version, properties)
@@ -691,7 +682,7 @@ def make_commit_info(version: int) -> dict[str, Any]:
 def put_commit(address: StoreAddress, root: str, version: int, actions: Sequence[Mapping[str, Any]]) -> None:
     """Write a commit (Delta PROTOCOL.md, "Delta Log Entries"); an error if the version exists."""
     lines = "".join(json.dumps(action, ensure_ascii=False) + "\n" for action in actions)
-    key = f"{get_log_folder(root)}{format_commit_name(version)}"
+    key = f"{delta.get_log_folder(root)}{delta.format_commit_name(version)}"
     if not open_store(address).put(key, lines.encode(), if_absent=True):
         place = address.location(root)
         reason = f"another writer committed version {version} meanwhile"
@@ -700,7 +691,7 @@ def put_commit(address: StoreAddress, root: str, version: int, actions: Sequence
 
 def read_live_adds(store: BackupStore, root: str, version: int) -> dict[Key, Add]:
     """The `add` actions of a table at a version, by path and deletion vector, as in its log."""
-    log, folder = sort_names(list_log_names(store, root)), get_log_folder(root)
+    log, folder = delta.sort_names(delta.list_log_names(store, root)), delta.get_log_folder(root)
     try:
         segment = next(log.segments(version))
     except TableFilesMissing as error:
@@ -713,8 +704,8 @@ def read_live_adds(store: BackupStore, root: str, version: int) -> dict[Key, Add
         raise BackupError(f"{store.address.location(root)} at version {version}", reason, fix) from error
     adds: dict[Key, Add] = {}
     if segment.checkpoint is not None:
-        sidecars = list_sidecars(segment.checkpoint, lambda name: store.read(folder + name))
-        for name in [*list_names(segment.checkpoint), *sidecars]:
+        sidecars = delta.list_sidecars(segment.checkpoint, lambda name: store.read(folder + name))
+        for name in [*delta.list_names(segment.checkpoint), *sidecars]:
             state = CheckpointState()
             read_checkpoint_file(name, io.BytesIO(store.read(folder + name)), state, ADD_FIELDS)
             of_columns = (add for rows in state.adds for add in rows.to_pylist())

@@ -28,7 +28,7 @@ from lakeshare_pipelines.backup import model
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.copy.engine import CopyTask, ReportProgress
 from lakeshare_pipelines.backup.points import OWN_PREFIX, Points, Workspace, get_point_time
-from lakeshare_pipelines.backup.stores import BackupStore, ListedObject, ObjectHead, StoreAddress, open_store
+from lakeshare_pipelines.backup.stores import BackupStore, ListedObject, StoreAddress, open_store
 from lakeshare_pipelines.errors import BackupError, DamagedRecord, ObjectMissing
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.locations import normalise_location
@@ -125,7 +125,7 @@ def list_copies(store: BackupStore, prefixes: Sequence[str]) -> pa.Table:
     return make_listed_table(listed for prefix in prefixes for listed in store.list(prefix))
 
 
-def make_listed_table(objects: Iterable[ListedObject | ObjectHead]) -> pa.Table:
+def make_listed_table(objects: Iterable[ListedObject]) -> pa.Table:
     """Objects of the target with the columns `stored_key`, `listed_size` and `listed_etag`."""
     keys, sizes, etags = list[str](), list[int | None](), list[str | None]()
     for listed in objects:
@@ -206,7 +206,7 @@ def normalize_location(location: str) -> str:
         return location
 
 
-def make_plan_row(head: ObjectHead | ListedObject, backup: Backup, **columns: Any) -> Row:
+def make_plan_row(head: ListedObject, backup: Backup, **columns: Any) -> Row:
     """A row of schema PLAN for a current object, with further columns."""
     names = ("key", "version_id", "size_bytes", "last_modified", "etag", "storage_class")
     of_head = {name: getattr(head, name) for name in names}
@@ -541,7 +541,7 @@ def _find_damage(
     )
 
 
-def repair_points(points: Points, place: str, stored_key: str, head: ObjectHead, was: Row) -> None:
+def repair_points(points: Points, place: str, stored_key: str, head: ListedObject, was: Row) -> None:
     """Record the new version and ETag of a copy that was made again in the points that hold it."""
     for point in points.readable(as_made=True)[0]:
         if points.backup.target_of(point.day).url != place:

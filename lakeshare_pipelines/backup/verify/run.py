@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +17,7 @@ from lakeshare_pipelines.backup import model
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.copy.engine import Progress
 from lakeshare_pipelines.backup.points import OWN_PREFIX, Points, Workspace
-from lakeshare_pipelines.backup.stores import BackupStore, ListedObject, ObjectHead, head_existing, open_store
+from lakeshare_pipelines.backup.stores import BackupStore, ListedObject, head_existing, open_store
 from lakeshare_pipelines.backup.verify.delta import DeltaTable
 from lakeshare_pipelines.backup.verify.delta import assess as assess_delta
 from lakeshare_pipelines.backup.verify.iceberg import IcebergTable
@@ -96,14 +97,9 @@ class Healer:
         try:
             store = self.store(wanted.bucket)
             head = store.head(wanted.key)
-            found: ObjectHead | ListedObject | None = head if head and self._is_right(wanted, head) else None
-            if found is None:
-                versions = (
-                    version
-                    for version in store.versions(wanted.key)
-                    if version.key == wanted.key and not version.is_delete_marker
-                )
-                found = next((version for version in versions if self._is_right(wanted, version)), None)
+            # Versions are listed only if the current object is not the right one.
+            every = chain((head,) if head else (), store.versions(wanted.key))
+            found = next((version for version in every if self._is_right(wanted, version)), None)
         except BackupError as error:
             self.refusals.append(str(error))
             return None
@@ -120,7 +116,9 @@ class Healer:
             first_point=self.day,
         )
 
-    def _is_right(self, wanted: MissingObject, found: ObjectHead | ListedObject) -> bool:
+    def _is_right(self, wanted: MissingObject, found: ListedObject) -> bool:
+        if found.key != wanted.key or found.is_delete_marker:
+            return False
         if wanted.size_bytes is not None and found.size_bytes != wanted.size_bytes:
             return False
         if wanted.etag is not None:
@@ -303,7 +301,6 @@ STATUSES_WORST_FIRST: tuple[model.Status, ...] = ("failed", "degraded", "verifie
 MAX_NAMED = 5
 VANISHED_CODES = ("NoSuchKey", "NoSuchVersion", "PreconditionFailed", "404", "412")
 UNSTORABLE_CODES = ("InvalidKey", "KeyTooLongError")  # The target cannot have such a key
-ReportProgress = Callable[[str], None]
 
 
 def verify_copies(
@@ -313,7 +310,7 @@ def verify_copies(
     points: Points,
     day: str,
     spark: model.OpenSpark | None = None,
-    report_progress: ReportProgress = _log.info,
+    report_progress: model.ReportMessage = _log.info,
     pointers: Sequence[str] = (),
 ) -> model.Verification:
     """Verify a day's copies, heal what can be healed, and write the rows of the copies that the point holds.

@@ -166,20 +166,20 @@ def test_a_full_disk_ends_the_copying_and_a_run_again_goes_on(
     for number in range(30):
         open_store(source).put(f"t/{number}", os.urandom(10))
     a_plan(tmp_path / "plan", source)
-    task, moved, names = a_task(tmp_path, source, target), local.move_into_place, list[Path]()
+    task, set_time, names = a_task(tmp_path, source, target), os.utime, list[Path]()
 
-    def full(unfinished: Path, path: Path, *, if_absent: bool) -> bool:
+    def full(path: Path, *, ns: tuple[int, int]) -> None:
         if len(names) == 10:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         names.append(path)
-        return moved(unfinished, path, if_absent=if_absent)
+        set_time(path, ns=ns)
 
-    monkeypatch.setattr(local, "move_into_place", full)
+    monkeypatch.setattr(os, "utime", full)
     with pytest.raises(
         BackupError, match=r"the disk takes nothing more: No space left on device\. Free space"
     ):
         LocalEngine().copy(task, lambda _: None)
     assert not list(Path(target.url).rglob(".lakeshare-unfinished-*"))
-    monkeypatch.setattr(local, "move_into_place", moved)
+    monkeypatch.setattr(os, "utime", set_time)
     assert LocalEngine().copy(task, lambda _: None).succeeded == 30
     assert len(done_of(task)) == 30

@@ -1,13 +1,15 @@
 """A folder is copied into a folder: every file whole, with its time and checksum, or a failed row that says why."""
 
 import os
+import time
 from hashlib import sha256
 from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
 
-from lakeshare_pipelines.backup.copy.engine import Ledger, Progress, find_report, read_results
+from lakeshare_pipelines.backup.copy import local
+from lakeshare_pipelines.backup.copy.engine import Ledger, Outcome, Progress, find_report, read_results
 from lakeshare_pipelines.backup.copy.local import LocalEngine
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
 from lakeshare_pipelines.errors import BackupError
@@ -109,17 +111,20 @@ def test_another_etag_makes_it_another_copy(
     assert Path(target.url, "objects", "empty").read_text() == "grown"
 
 
-def test_where_nothing_is_to_be_overwritten_only_the_same_object_is_taken_as_copied(
-    tmp_path: Path, source: StoreAddress, target: StoreAddress
+def test_a_copy_ends_after_a_batch_of_the_ledger_that_is_being_written(
+    tmp_path: Path, source: StoreAddress, target: StoreAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    a_plan(tmp_path / "plan", source)
-    LocalEngine().copy(a_task(tmp_path, source, target), lambda _: None)
-    Path(target.url, "objects", "empty").write_text("something else")
-    again = a_task(tmp_path, source, target, work_prefix="_lakeshare/restore/", overwrite=False)
-    record = LocalEngine().copy(again, lambda _: None)
-    assert (record.succeeded, record.failed) == (3, 1)
-    assert done_of(again)["empty"]["error_code"] == "AlreadyThere"
-    assert Path(target.url, "objects", "empty").read_text() == "something else"
+    write = Ledger.write
+
+    def write_slowly(ledger: Ledger, outcomes: list[Outcome]) -> None:
+        time.sleep(0.2)
+        write(ledger, outcomes)
+
+    monkeypatch.setattr(Ledger, "write", write_slowly)
+    monkeypatch.setattr(local, "PROGRESS_S", 0)
+    keys = a_plan(tmp_path / "plan", source)
+    record = LocalEngine().copy(a_task(tmp_path, source, target), lambda _: None)
+    assert (record.succeeded, record.failed) == (len(keys), 0)
 
 
 def test_a_key_that_no_folder_can_hold_is_a_failed_row(

@@ -7,18 +7,14 @@ import pytest
 
 from lakeshare_pipelines.backup.copy import spark
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
-from tests.builders.backup_plan import plan_batch, planned
+from tests.builders.backup_plan import plan_folder, planned
 
 MIB = 1024**2
 
 
 def portions_of(folder: Path, rows: list[dict[str, Any]], count: int) -> list[list[dict[str, Any]]]:
     store = open_store(StoreAddress(url=str(folder / "store")))
-    (folder / "scratch").mkdir(exist_ok=True)
-    batches = [plan_batch(*rows[start : start + 100]) for start in range(0, len(rows), 100)]
-    spark.write_portions(
-        store, "work/", count, lambda: spark.select_rows_to_copy(batches), folder / "scratch"
-    )
+    spark.write_portions(store, "work/", count, plan_folder(folder / "plan", rows))
     return [spark.read_portion(store, "work/", number).to_pylist() for number in range(count)]
 
 
@@ -35,11 +31,11 @@ def test_keys_of_one_prefix_are_spread(tmp_path: Path) -> None:
     assert all(800 < len(portion) < 1200 for portion in found)
 
 
-def test_heavy_objects_are_balanced_by_cost_and_come_first(tmp_path: Path) -> None:
+def test_heavy_objects_are_balanced_and_come_first(tmp_path: Path) -> None:
     heavy = [planned(f"h{number}", size_bytes=(number + 1) * 100 * MIB, lane="large") for number in range(40)]
     found = portions_of(tmp_path, [planned(f"k{number}") for number in range(400)] + heavy, 4)
-    costs = [sum(spark.estimate_cost(row["size_bytes"]) for row in portion) for portion in found]
-    assert max(costs) < 1.1 * min(costs)
+    sizes = [sum(row["size_bytes"] for row in portion) for portion in found]
+    assert max(sizes) < 1.1 * min(sizes)
     for portion in found:
         lanes = [row["lane"] for row in portion]
         assert lanes == sorted(lanes), "large comes before small"

@@ -1,4 +1,4 @@
-"""The request of a copy says all that it depends on: version, condition, owner, and that nothing is overwritten."""
+"""The request of a copy says all that it depends on: version, condition and owner."""
 
 import datetime as dt
 from pathlib import Path
@@ -12,7 +12,6 @@ from lakeshare_pipelines.backup.copy.objects import (
     choose_part_bounds,
     make_copied_outcome,
     make_source_headers,
-    make_target_headers,
     split_ranges,
 )
 from lakeshare_pipelines.backup.stores import StoreAddress
@@ -22,9 +21,9 @@ LAKE = StoreAddress(url="s3://lake/sales/", account="123456789012")
 MIB = 1024**2
 
 
-def a_task(overwrite: bool = True) -> CopyTask:
+def a_task() -> CopyTask:
     vault, folder = StoreAddress(url="s3://vault"), Path("unused")
-    return CopyTask(LAKE, vault, folder, folder, "work/", AS_OF, 5 * 1024 * MIB, 1, overwrite)
+    return CopyTask(LAKE, vault, folder, folder, "work/", AS_OF, 5 * 1024 * MIB, 1)
 
 
 def wanted(
@@ -63,11 +62,6 @@ def wanted(
 )
 def test_the_source_is_named_with_its_conditions(one: CopyItem, headers: dict[str, str]) -> None:
     assert make_source_headers(one, a_task()) == headers
-
-
-def test_what_is_not_to_be_overwritten_says_so() -> None:
-    assert make_target_headers(a_task(overwrite=False)) == {"if-none-match": "*"}
-    assert make_target_headers(a_task()) == {}
 
 
 @pytest.mark.parametrize(

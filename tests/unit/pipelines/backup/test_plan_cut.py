@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lakeshare_pipelines.backup.plan_tables import select_rows_of_moment
+from lakeshare_pipelines.backup.plan import select_rows_of_moment
 from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.errors import BackupError
 from tests.builders.backup_plans import a_marker, a_planner, an_object

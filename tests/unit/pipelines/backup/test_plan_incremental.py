@@ -157,7 +157,7 @@ def test_what_was_followed_outside_stays_held_while_its_table_is_there(
 
 
 def test_a_prefix_of_the_target_stands_before_everything(tmp_path: Path) -> None:
-    from lakeshare_pipelines.backup.plan_tables import make_stored_prefixes
+    from lakeshare_pipelines.backup.plan import make_stored_prefixes
     from lakeshare_pipelines.backup.stores import StoreAddress
 
     backup = a_planner(tmp_path, target=StoreAddress(url="s3://safe/keep")).backup

@@ -7,8 +7,7 @@ import pyarrow as pa
 import pytest
 
 from lakeshare_pipelines.backup.model import LISTING, POINT_COPIES
-from lakeshare_pipelines.backup.plan import compare_sides
-from lakeshare_pipelines.backup.plan_tables import TableRoots
+from lakeshare_pipelines.backup.plan import TableRoots, compare_sides
 from tests.builders.backup_plans import a_delta_table, a_planner, an_object
 
 COMMIT = "_delta_log/00000000000000000000.json"

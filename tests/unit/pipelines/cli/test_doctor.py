@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from lakeshare_pipelines.backup.policies import Check
 from lakeshare_pipelines.cli import doctor
-from lakeshare_pipelines.cli.doctor import Finding, examine
+from lakeshare_pipelines.cli.doctor import examine
 from lakeshare_pipelines.nessie.client import load_signing_key
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark import jars
@@ -15,7 +16,7 @@ def settings_of(tmp_path: Path, **more: object) -> LakeSettings:
     return LakeSettings(**{"state_dir": tmp_path / "state", "cache_dir": tmp_path / "cache", **more})
 
 
-def the(findings: list[Finding], name: str) -> Finding:
+def the(findings: list[Check], name: str) -> Check:
     [found] = [finding for finding in findings if finding.name == name]
     return found
 
