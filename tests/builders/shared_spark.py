@@ -18,7 +18,7 @@ from lakeshare_pipelines.file_lock import hold_lock
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark import session as driver_session
 from lakeshare_pipelines.spark.jars import AZURE_JARS, GCS_JARS, JDBC_JARS, S3_JARS
-from lakeshare_pipelines.spark.session import open_session, stop_session
+from lakeshare_pipelines.spark.session import keep_functions, open_session, stop_session
 from lakeshare_pipelines.wap.staged import Lake
 
 START_S = 300.0
@@ -62,6 +62,7 @@ class SharedSpark:
             patch.setenv("PYSPARK_GATEWAY_PORT", str(self.port))
             patch.setenv("PYSPARK_GATEWAY_SECRET", self.secret)
             gateway = launch_gateway()
+        keep_functions(gateway.jvm)
         SparkContext._ensure_initialized(gateway=gateway)
         # As lakeshare_pipelines.spark.session does: otherwise workers run the first python3 on the PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
