@@ -33,8 +33,13 @@ LOCAL_FILES = Path(__file__).parent / "builders" / "local_files" / "local_files.
 # By default a heap begins with a sixty-fourth of the memory, and young objects are collected several times as often.
 LARGE_YOUNG = "-XX:InitialRAMPercentage=6"
 
+# The jars are pinned by digest: verifying the bytecode of their classes is a fifth of a driver's start.
+UNVERIFIED = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+
 # For many queries on few rows, and many small files.
-os.environ.setdefault("LAKESHARE_SPARK_DRIVER_OPTIONS", f"{SHORT_RUNS} {LARGE_YOUNG} {INTERPRETED}")
+os.environ.setdefault(
+    "LAKESHARE_SPARK_DRIVER_OPTIONS", f"{SHORT_RUNS} {LARGE_YOUNG} {UNVERIFIED} {INTERPRETED}"
+)
 os.environ.setdefault("SPARK_DIST_CLASSPATH", str(LOCAL_FILES))
 
 # As in lakeshare_pipelines.cli.main: in a background job, Dagster would let every process of the tests ignore SIGTERM.
