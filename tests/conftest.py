@@ -15,6 +15,9 @@ import psutil
 import pytest
 import typer.main
 from _pytest.unraisableexception import gc_collect_iterations_key
+from sqlalchemy import Engine
+from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
+from sqlalchemy.util import LRUCache
 from xdist.scheduler import LoadFileScheduling
 
 from lakeshare_pipelines.settings import SHORT_RUNS
@@ -30,8 +33,13 @@ LOCAL_FILES = Path(__file__).parent / "builders" / "local_files" / "local_files.
 # By default a heap begins with a sixty-fourth of the memory, and young objects are collected several times as often.
 LARGE_YOUNG = "-XX:InitialRAMPercentage=6"
 
+# The jars are pinned by digest: verifying the bytecode of their classes is a fifth of a driver's start.
+UNVERIFIED = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+
 # For many queries on few rows, and many small files.
-os.environ.setdefault("LAKESHARE_SPARK_DRIVER_OPTIONS", f"{SHORT_RUNS} {LARGE_YOUNG} {INTERPRETED}")
+os.environ.setdefault(
+    "LAKESHARE_SPARK_DRIVER_OPTIONS", f"{SHORT_RUNS} {LARGE_YOUNG} {UNVERIFIED} {INTERPRETED}"
+)
 os.environ.setdefault("SPARK_DIST_CLASSPATH", str(LOCAL_FILES))
 
 # As in lakeshare_pipelines.cli.main: in a background job, Dagster would let every process of the tests ignore SIGTERM.
@@ -40,6 +48,14 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 # A process that runs one command builds the tree of all commands once; so do the tests.
 typer.main.get_command = cache(typer.main.get_command)
+
+# A server compiles each statement once for its only database. So do the tests of a worker, for the databases of all:
+# compiling took a tenth of the time of the tests with a database. Statements are kept by dialect, which is one object
+# for each database; those of SQLite are equal, as a process has one version of it.
+COMPILED: LRUCache[Any, Any] = LRUCache(5_000)
+Engine._compiled_cache = property(lambda _: COMPILED, lambda _engine, _own: None)
+SQLiteDialect_pysqlite.__hash__ = lambda self: hash(type(self))
+SQLiteDialect_pysqlite.__eq__ = lambda self, other: type(self) is type(other)
 
 # Modules and collected tests stay to the end. Looking for garbage among them took a third of the collection's time, a
 # sixth of the tests' and seconds at the end.
@@ -95,6 +111,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(100_000, 20, 20)
     gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure() -> None:
+    # pytest collects twice: what was garbage is found by now, and the second search would visit the same objects.
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

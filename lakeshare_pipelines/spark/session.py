@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lakeshare_pipelines.errors import (
     DeliveryError,
@@ -326,12 +326,35 @@ def start_driver(settings: LakeSettings, conf: Mapping[str, str]) -> None:
                     spark_conf, popen_kwargs={"stdout": out, "stderr": subprocess.STDOUT}
                 )
             SparkContext(gateway=gateway, conf=spark_conf)
+            keep_functions(gateway.jvm)
         else:
             SparkContext(conf=spark_conf)
     except (PySparkRuntimeError, Py4JJavaError) as error:
         fix = f"read the end of {log_path}; `lakeshare doctor` checks Java and the jars"
         reason = error.java_exception if isinstance(error, Py4JJavaError) else error.getErrorClass() or error
         raise SparkError(f"Spark did not start: {reason}", fix) from error
+
+
+class KeptClass:
+    """A Java class whose static methods are looked up once; Py4J asks the driver for them before each call."""
+
+    def __init__(self, java_class: Any) -> None:
+        self._java_class = java_class
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._java_class, name)
+        setattr(self, name, method)
+        return method
+
+
+FUNCTIONS = ("functions", "org.apache.spark.sql.functions", "PythonUtils", "PythonSQLUtils")
+"""The classes of static methods that PySpark calls for each column."""
+
+
+def keep_functions(jvm: Any) -> None:
+    """Keeps the classes of column functions: for a short name, Py4J lets the driver search all jars at each use."""
+    for name in FUNCTIONS:
+        setattr(jvm, name, KeptClass(getattr(jvm, name)))
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar
 
 from sqlalchemy import func, select
-from sqlalchemy.orm import Session, subqueryload
+from sqlalchemy.orm import Session, selectinload
 
 from lakeshare_server.catalog.models import (
     ActivationRow,
@@ -381,12 +381,12 @@ def get_share(session: Session, name: str) -> Share:
 # Read again also within a transaction that changes them, with one query for each kind of object in them.
 WHOLE_RECIPIENTS = (
     select(RecipientRow)
-    .options(*map(subqueryload, (RecipientRow.tokens, RecipientRow.links)))
-    .options(*map(subqueryload, (RecipientRow.policies, RecipientRow.groups)))
+    .options(*map(selectinload, (RecipientRow.tokens, RecipientRow.links)))
+    .options(*map(selectinload, (RecipientRow.policies, RecipientRow.groups)))
     .execution_options(populate_existing=True)
 )
 WHOLE_GROUPS = (
-    select(GroupRow).options(subqueryload(GroupRow.members)).execution_options(populate_existing=True)
+    select(GroupRow).options(selectinload(GroupRow.members)).execution_options(populate_existing=True)
 )
 # The shared tables with their shares and schemas.
 OBJECTS = (

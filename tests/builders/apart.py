@@ -1,15 +1,16 @@
 """Another process for tests: a process has one Spark and one environment only, and other tests keep theirs.
 
-It imports this module and those of the functions that it is called with, which decide how long it takes to start.
+It is forked from a process that has the longest imports done (forks.py), which no test has changed.
 """
 
 import gc
-import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
+
+from tests.builders.forks import FORKS
 
 T = TypeVar("T")
 
@@ -27,14 +28,16 @@ class Apart:
 
 @contextmanager
 def process_apart(environment: Mapping[str, str]) -> Iterator[Apart]:
-    """The other process, with these variables added to its environment; it ends with the block."""
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, spawn, _add_to_environment, (dict(environment),)) as pool:
+    """The other process, with this one's environment and these variables; it ends with the block."""
+    variables = {**os.environ, **environment}
+    with ProcessPoolExecutor(1, FORKS, _set_environment, (variables,)) as pool:
         yield Apart(pool)
 
 
-def _add_to_environment(variables: Mapping[str, str]) -> None:
+def _set_environment(variables: Mapping[str, str]) -> None:
     # As in tests/conftest.py: modules are no garbage, and little else is.
     gc.freeze()
     gc.set_threshold(100_000, 20, 20)
+    # Instead of the one that this process was forked from has.
+    os.environ.clear()
     os.environ.update(variables)

@@ -1,11 +1,8 @@
 """A driver on a Spark cluster or behind Spark Connect: sets of both formats, published, corrected, and maintained.
 
-Run as `python -m tests.builders.cluster_run FOLDER PREFIX [maintain]`, with the settings in the environment. On a
-cluster it kills an executor. Prints the rows that Spark reads of each set's orders as JSON.
+For a process of its own (apart.py), with the settings in its environment. On a cluster it kills an executor.
 """
 
-import json
-import sys
 from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
@@ -71,12 +68,13 @@ def kill_executor(lake: Lake) -> int:
     return len(found)
 
 
-def publish_and_correct(lake: Lake, catalog: Catalog, contract: SetContract) -> None:
+def publish_and_correct(lake: Lake, catalog: Catalog, contract: SetContract) -> int:
+    """Returns how many executors there were when one was killed, 0 behind Spark Connect."""
     run_without_reading(lake, catalog, contract, MONDAY, 3)
-    if lake.settings.spark_mode == "cluster":
-        print(f"{kill_executor(lake)} executors", file=sys.stderr)
+    executors = kill_executor(lake) if lake.settings.spark_mode == "cluster" else 0
     # The same day corrected: Spark also writes which rows changed.
     run_without_reading(lake, catalog, contract, MONDAY, 2)
+    return executors
 
 
 def publish_and_maintain(lake: Lake, catalog: Catalog, contract: SetContract) -> None:
@@ -88,20 +86,19 @@ def publish_and_maintain(lake: Lake, catalog: Catalog, contract: SetContract) ->
     assert (result.before.files, result.after.files) == (SMALL_FILES + 1, 2)
 
 
-def main(folder: Path, prefix: str, *what: str) -> None:
-    settings = LakeSettings(_env_file=None)
+def publish_sets(
+    folder: Path, prefix: str, is_maintained: bool
+) -> tuple[dict[str, list[tuple[object, ...]]], int]:
+    """Publishes the sets; returns the rows that Spark reads of each set's orders, and the number of executors."""
+    settings, found, executors = LakeSettings(_env_file=None), {}, 0
     catalog = open_catalog(settings.catalog_url)
     with open_lake(settings) as lake:
         for contract in sets_in(folder, prefix):
-            if "maintain" in what:
+            if is_maintained:
                 publish_and_maintain(lake, catalog, contract)
             elif contract.tables[0].format == "delta":
                 run(lake, catalog, contract, 2)
             else:
-                publish_and_correct(lake, catalog, contract)
-            rows = rows_on_main(lake, contract, "orders")
-            print(json.dumps({"set": contract.name, "rows": rows}))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:])
+                executors = publish_and_correct(lake, catalog, contract)
+            found[contract.name] = rows_on_main(lake, contract, "orders")
+    return found, executors

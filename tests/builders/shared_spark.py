@@ -18,10 +18,12 @@ from lakeshare_pipelines.file_lock import hold_lock
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark import session as driver_session
 from lakeshare_pipelines.spark.jars import AZURE_JARS, GCS_JARS, JDBC_JARS, S3_JARS
-from lakeshare_pipelines.spark.session import open_session, stop_session
+from lakeshare_pipelines.spark.session import keep_functions, open_session, stop_session
 from lakeshare_pipelines.wap.staged import Lake
 
 START_S = 300.0
+# Delta reads the state of a table by a job at each of its versions; those of tests have some lines.
+SMALL_LOGS = {"spark.databricks.delta.snapshotPartitions": "1"}
 OF_ALL_TESTS = (*S3_JARS, *GCS_JARS, *AZURE_JARS, *JDBC_JARS)
 
 
@@ -62,6 +64,7 @@ class SharedSpark:
             patch.setenv("PYSPARK_GATEWAY_PORT", str(self.port))
             patch.setenv("PYSPARK_GATEWAY_SECRET", self.secret)
             gateway = launch_gateway()
+        keep_functions(gateway.jvm)
         SparkContext._ensure_initialized(gateway=gateway)
         # As lakeshare_pipelines.spark.session does: otherwise workers run the first python3 on the PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -93,6 +96,7 @@ def driver_of_all_workers(
                 with pytest.MonkeyPatch.context() as patch:
                     # Whatever the first worker's settings: tests of other stores and catalogs use this driver, too.
                     patch.setattr(driver_session, "list_store_jars", lambda _locations: OF_ALL_TESTS)
+                    patch.setattr(driver_session, "LOCAL_CONF", {**driver_session.LOCAL_CONF, **SMALL_LOGS})
                     session, started_here = open_session(settings), True
                 address.write_text(json.dumps(asdict(SharedSpark.of(session))))
             fcntl.flock(users, fcntl.LOCK_SH)

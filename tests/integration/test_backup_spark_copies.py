@@ -2,7 +2,6 @@
 
 import io
 import itertools
-import multiprocessing
 import os
 import random
 import signal
@@ -33,6 +32,7 @@ from tests.builders.backup_batch import keys_of
 from tests.builders.backup_buckets import Copies, buckets, done_of
 from tests.builders.backup_processes import FORK
 from tests.builders.campaign import campaign_size
+from tests.builders.forks import FORKS
 from tests.builders.shared_spark import SharedSpark
 from tests.builders.small_batches import BATCH, SlowCopies, SmallBatches
 from tests.builders.waiting import wait_until
@@ -46,8 +46,6 @@ WORKERS, IN_FLIGHT, ROWS_A_PORTION = 2, 4, 16
 # Two workers with this pause before each copy copy 40 objects a second. A driver that copies lives so long at most, and
 # a second more until its first copy is seen.
 LIFE_S, OBJECTS_A_LIFE = 3, 160
-# A driver of its own: in a fork of this process, PySpark would continue the driver of this one.
-SPAWN = multiprocessing.get_context("spawn")
 KEYS = ["t/a.parquet", "t/day=2026-11-19/b c+d.parquet", "t/%20ü.parquet", "t/a,b\"c'.parquet"]
 
 
@@ -283,7 +281,8 @@ def test_a_run_goes_on_after_its_driver_is_killed(lake: Lake, copies: Copies) ->
         if kill == DRIVER_KILLS:
             SparkEngine(lambda: lake.spark, workers=WORKERS, poll_s=0.05).copy(task, nothing)
         else:
-            run = SPAWN.Process(target=a_run, args=(dict(os.environ), lake.settings, task))
+            # A driver of its own: in a fork of this process, PySpark would continue the driver of this one.
+            run = FORKS.Process(target=a_run, args=(dict(os.environ), lake.settings, task))
             run.start()
             # Every look lists all objects, while the driver starts for a long time.
             wait_until(lambda times=times: times_copied(copies).total() > times.total(), look_s=1)

@@ -4,7 +4,6 @@ The servers are those of `lakeshare demo --store s3`. The driver is a process of
 The campaign has a Spark Connect server there, too, and runs tests there that others run with a local Spark.
 """
 
-import json
 import os
 import shutil
 import signal
@@ -36,8 +35,9 @@ from lakeshare_pipelines.wap.stage import list_staging_locations
 from lakeshare_pipelines.wap.staged import Lake
 from lakeshare_server.catalog import DeclaredShare, Ledger, SharedTable, apply_shares, open_catalog
 from lakeshare_server.settings import ServerSettings
+from tests.builders.apart import process_apart
 from tests.builders.campaign import IS_CAMPAIGN
-from tests.builders.cluster_run import MONDAY, executors_on, sets_in
+from tests.builders.cluster_run import MONDAY, executors_on, publish_sets, sets_in
 from tests.builders.killed_run import Run, start_run, wait_for_exit
 from tests.builders.main_state import main_state
 from tests.builders.recipients import Recipients
@@ -48,7 +48,6 @@ from tests.integration.processes import connect, free_ports, running
 from tests.integration.s3_server import S3Server
 from tests.integration.test_killed_runs import STAGING
 
-RUN_S = 300
 CAMPAIGN_S, TEST_S, LOST_S = 3600, 1800, 120
 CRASHES = "test_killed_runs.py"
 CAMPAIGN = {
@@ -87,15 +86,6 @@ def cluster(lake) -> Iterator[Mapping[str, str]]:
     shutil.rmtree(postgres_folder(lake.settings))
 
 
-def run_on_cluster(*arguments: str, **variables: str) -> tuple[dict[str, list[Any]], str]:
-    """Runs tests/builders/cluster_run.py; returns the rows that Spark reads of each set, and the errors' text."""
-    command = [sys.executable, "-m", "tests.builders.cluster_run", *arguments]
-    environment = {**os.environ, **variables}
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S, check=False, env=environment)
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    return {line["set"]: line["rows"] for line in map(json.loads, ran.stdout.splitlines())}, ran.stderr
-
-
 def require_served(database: str, contracts: list[SetContract], found: Mapping[str, list[Any]]) -> None:
     """A recipient reads the rows that Spark reads."""
     settings, catalog = ServerSettings(_env_file=None, port=0), open_catalog(database)
@@ -110,14 +100,15 @@ def require_served(database: str, contracts: list[SetContract], found: Mapping[s
             assert latest is not None
             assert latest.location.startswith("s3://lake/tables/")
             frame = delta_sharing.load_as_pandas(f"{profile}#{share}.{contract.name}.orders")
-            rows = sorted([str(row[0]), *row[1:]] for row in frame.itertuples(index=False))
+            rows = sorted((str(row[0]), *row[1:]) for row in frame.itertuples(index=False))
             assert rows == found[contract.name]
             assert latest.rows == len(rows)
 
 
 def test_sets_are_published_on_a_cluster_also_when_an_executor_dies(cluster, lake, tmp_path):
-    found, errors = run_on_cluster(str(tmp_path), "cluster")
-    assert "2 executors" in errors
+    with process_apart({}) as apart:
+        found, executors = apart(publish_sets, tmp_path, "cluster", False)
+    assert executors == 2
     contracts = sets_in(tmp_path, "cluster")
     require_served(cluster["LAKESHARE_DATABASE_URL"], contracts, found)
     ledger = Ledger(open_catalog(cluster["LAKESHARE_DATABASE_URL"]))
@@ -150,8 +141,9 @@ if IS_CAMPAIGN:
     @pytest.mark.campaign
     @pytest.mark.parametrize("mode", ["cluster", "connect"])
     def test_sets_are_audited_corrected_and_compacted(cluster, mode, tmp_path):
-        with connect_server(tmp_path) if mode == "connect" else nullcontext({}) as variables:
-            found, _ = run_on_cluster(str(tmp_path), f"kept_{mode}", "maintain", **variables)
+        server = connect_server(tmp_path) if mode == "connect" else nullcontext({})
+        with server as variables, process_apart(variables) as apart:
+            found, _ = apart(publish_sets, tmp_path, f"kept_{mode}", True)
         assert [len(rows) for rows in found.values()] == [8, 8]
         require_served(cluster["LAKESHARE_DATABASE_URL"], sets_in(tmp_path, f"kept_{mode}"), found)
 

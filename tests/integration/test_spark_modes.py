@@ -7,6 +7,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from pyspark.sql import functions
 from typer.testing import CliRunner
 
 from lakeshare_pipelines.cli.main import app
@@ -177,3 +178,24 @@ def test_a_cluster_is_not_given_the_confs_of_a_small_machine(settings):
     assert "spark.sql.shuffle.partitions" not in conf
     assert "spark.sql.adaptive.enabled" not in conf
     assert "spark.driver.host" not in conf
+
+
+def test_a_function_of_columns_is_looked_up_once(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, sent = lake.spark.sparkContext._gateway._gateway_client, []
+    send = client.send_command
+    monkeypatch.setattr(
+        client,
+        "send_command",
+        lambda command, *more, **named: sent.append(command) or send(command, *more, **named),
+    )
+
+    def count_lookups() -> tuple[int, int]:
+        """Look-ups of names (commands of reflection), and calls, for two functions."""
+        sent.clear()
+        functions.coalesce(functions.col("a"), functions.lit(1))
+        return sum(each.startswith("r\n") for each in sent), sum(each.startswith("c\n") for each in sent)
+
+    count_lookups()
+    lookups, calls = count_lookups()
+    assert lookups == 0
+    assert calls > 3
