@@ -315,21 +315,23 @@ class IcebergStaging:
         # Other names than the table's: the columns of both are in the conditions.
         renamed = [column_by_name(name).alias(SOURCE_PREFIX + name) for name in names]
         values = {name: F.col(SOURCE_PREFIX + name) for name in names}
-        # Spark knows the size of held rows, and sends few to each task instead of sorting the table.
-        source = changes.select(*renamed, DELETED).persist()
-        if not source.count():
-            return
+        same = [column_by_name(name) == values[name] for name in table.primary_key]
         # Iceberg takes the properties of a merge's snapshot from the session.
         properties = stage.run_properties(self.contract, staged.run_id)
         conf = {f"spark.sql.iceberg.snapshot-property.{key}": value for key, value in properties.items()}
         conf["spark.sql.autoBroadcastJoinThreshold"] = MAX_SENT
-        # Spark would read the keys of the whole table to find its files again.
-        finds_files = self._measure_untouched(table, changes) > MAX_UNTOUCHED
-        conf["spark.sql.optimizer.runtime.rowLevelOperationGroupFilter.enabled"] = str(finds_files).lower()
-        same = [column_by_name(name) == values[name] for name in table.primary_key]
-        merge = source.mergeInto(self.lake.table_at(table.name, staged.ref), reduce(and_, same))
-        merge = merge.whenMatched(F.col(DELETED)).delete().whenMatched().update(values)
+        # Spark knows the size of held rows, and sends few to each task instead of sorting the table.
+        source = changes.select(*renamed, DELETED).persist()
         try:
+            if not source.count():
+                return
+            # Spark would read the keys of the whole table to find its files again.
+            finds_files = self._measure_untouched(table, changes) > MAX_UNTOUCHED
+            conf["spark.sql.optimizer.runtime.rowLevelOperationGroupFilter.enabled"] = str(
+                finds_files
+            ).lower()
+            merge = source.mergeInto(self.lake.table_at(table.name, staged.ref), reduce(and_, same))
+            merge = merge.whenMatched(F.col(DELETED)).delete().whenMatched().update(values)
             with set_conf(self.lake.spark, conf):
                 merge.merge()
         finally:
