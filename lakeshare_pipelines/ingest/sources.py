@@ -156,10 +156,13 @@ def digest_positions(reads: Mapping[str, SourceRead]) -> str:
 
 @contextmanager
 def blame_source(context: SourceContext) -> Iterator[None]:
-    """Raises unknown errors in the block as `SourceError`, except those of Spark's connections and of the system."""
+    """Raises unknown errors in the block as `SourceError`, except those of Spark's connections and of the system.
+
+    Those of the system are the user's if the source is.
+    """
     try:
         yield
-    except (PipelineError, OSError):
+    except PipelineError:
         raise
     except LakeshareError as error:
         raise context.fail(
@@ -170,7 +173,8 @@ def blame_source(context: SourceContext) -> Iterator[None]:
 
         from lakeshare_pipelines.ingest.jdbc import explain_error
 
-        if isinstance(error, Py4JNetworkError):
+        is_theirs = context.table.reads is not None and context.table.reads.python is not None
+        if isinstance(error, Py4JNetworkError) or (isinstance(error, OSError) and not is_theirs):
             raise
         if (known := explain_error(context, error)) is not None:
             # The driver's error may have the options of the connection.
@@ -319,9 +323,9 @@ def _make_source(context: SourceContext, entry: PythonSource) -> Source:
     module_name, _, name = entry.source.partition(":")
     try:
         kind = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError) as error:
-        fix = "Correct the name, install its package, or start the run in its folder."
-        raise context.fail(f"cannot be imported: {error}", fix) from error
+    except (Exception, SystemExit) as error:
+        fix = "Correct the name or the module, install its package, or start the run in its folder."
+        raise context.fail(f"cannot be imported: {type(error).__name__}: {error}", fix) from error
     source: Source = kind(context, **entry.options)
     missing = [each for each in ("is_repeatable", "find_position", "read") if not hasattr(source, each)]
     if missing:

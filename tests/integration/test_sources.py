@@ -284,6 +284,7 @@ def test_files_and_a_class_of_the_user_are_read(read, lake, tmp_path):
     (folder / "one.xml").write_text("<rows><row><number>4</number><note>d</note></row></rows>")
     module = f"sources_{uuid4().hex[:8]}"
     (tmp_path / f"{module}.py").write_text(CLASS)
+    (tmp_path / f"{module}_ends.py").write_text("raise SystemExit('no licence')\n")
     reader = read(
         a_table("from_csv", {"files": {"path": f"{folder}/*.csv", "format": "csv"}}),
         a_table("from_json", {"files": {"path": f"{folder}/*.json", "format": "json"}}),
@@ -307,6 +308,18 @@ def test_files_and_a_class_of_the_user_are_read(read, lake, tmp_path):
             SourceError, match=rf"source {module}:Counter .* cannot be read: TypeError: .*find_position"
         ):
             broken.stage()
+        missing = read(
+            a_table(
+                "events", {"python": {"class": f"{module}:FromFile", "options": {"size": f"{tmp_path}/no"}}}
+            )
+        )
+        with pytest.raises(
+            SourceError, match=rf"source {module}:FromFile .* cannot be read: FileNotFoundError"
+        ):
+            missing.stage()
+        ending = read(a_table("events", {"python": {"class": f"{module}_ends:Counter"}}))
+        with pytest.raises(SourceError, match=r"cannot be imported: SystemExit: no licence"):
+            ending.stage()
     sys.modules.pop(module)
     assert reader.rows("from_csv") == [(1, "a")]
     assert reader.rows("from_json") == [(2, '{"text":"b"}')]
@@ -330,4 +343,9 @@ class Counter:
         first = since["number"] if since else 0
         numbers = self.spark.range(first, until["number"])
         return numbers.selectExpr("id AS number", "element_at(array('zero', 'one'), int(id) + 1) AS note")
+
+
+class FromFile(Counter):
+    def find_position(self, since):
+        return {"text": open(self.size).read()}
 """
