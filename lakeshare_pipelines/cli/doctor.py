@@ -271,7 +271,7 @@ def _check_writable(name: str, variable: str, folder: Path) -> Check:
             probe.write(b"x")
             probe.flush()
     except OSError as error:
-        return Check(name, f"{folder}: {error.strerror}", f"Correct it, or set {variable} elsewhere")
+        return Check(name, f"{folder}: {error.strerror}", f"Correct it, or set {variable} to another folder")
     note = "" if nearest == folder else " (made by the first run)"
     return Check(name, f"{folder} can be written{note}")
 

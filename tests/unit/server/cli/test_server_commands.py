@@ -144,7 +144,7 @@ def test_shares_are_listed_with_what_recipients_read(provider: Provider, run: Ru
 
 
 def test_a_table_that_cannot_be_shared_is_not_followed_either(
-    provider: Provider, run: Runner, tmp_path: Path
+    provider: Provider, run: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = str(tmp_path / "table")
     ended = run.ended("table", "follow", table, "--as", "lake.planned", "--share", "flights")
@@ -152,7 +152,10 @@ def test_a_table_that_cannot_be_shared_is_not_followed_either(
     assert run("table", "list") == ""
     run("table", "follow", table, "--as", "lake.planned", "--share", "partners")
     assert run.ended("table", "follow", table, "--as", "lake.planned", "--share", "flights").code == 1
+    # Settings of the server are not needed for what follows.
+    monkeypatch.setenv("LAKESHARE_PORT", "none")
     assert run("table", "list").startswith("lake.planned\t")
+    assert "lake.planned is followed no more" in run("table", "unfollow", "lake.planned")
 
 
 def test_whoever_ends_the_following_of_a_table_is_told_that_directory_access_ended(
