@@ -66,7 +66,7 @@ def check(
 
 @contract_app.command("show")
 def show(
-    set_name: Annotated[str, typer.Argument(metavar="SET")],
+    set_name: Annotated[str, typer.Argument(metavar="SET", help="A contract's name.")],
     published: Annotated[
         bool, typer.Option("--published", help="Print the text of the contract that is published.")
     ] = False,

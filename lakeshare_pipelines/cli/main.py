@@ -37,6 +37,9 @@ snowflake_app = typer.Typer(
 TableArgument = Annotated[
     str, typer.Argument(metavar="TABLE", help="Table of the lake, like flights.departures.")
 ]
+StagedRef = Annotated[
+    str, typer.Argument(metavar="REF", help="A staged set, as `lakeshare wap list` prints it.")
+]
 Volume = Annotated[
     str | None,
     typer.Option(
@@ -239,7 +242,7 @@ def wap_list() -> None:
 
 
 @wap_app.command("show")
-def wap_show(ref: str) -> None:
+def wap_show(ref: StagedRef) -> None:
     """Show a staged set: its tables, its verdicts, the rows that broke a rule."""
     from lakeshare_pipelines.wap.stage import find_staging_location, format_staging_location
 
@@ -247,7 +250,7 @@ def wap_show(ref: str) -> None:
 
 
 @wap_app.command("discard")
-def wap_discard(ref: str) -> None:
+def wap_discard(ref: StagedRef) -> None:
     """Remove a staged set. Published data is never changed."""
     from lakeshare_pipelines.wap.stage import drop_staging_location, find_staging_location
 
@@ -258,7 +261,7 @@ def wap_discard(ref: str) -> None:
 
 
 @wap_app.command("retry")
-def wap_retry(ref: str) -> None:
+def wap_retry(ref: StagedRef) -> None:
     """Audit a staged set again in its current state, and publish it if it is green."""
     from lakeshare_pipelines.share.publication import retry
     from lakeshare_pipelines.wap.stage import format_verdicts
@@ -272,7 +275,10 @@ def wap_retry(ref: str) -> None:
 
 
 @app.command()
-def rollback(table: str, number: int) -> None:
+def rollback(
+    table: TableArgument,
+    number: Annotated[int, typer.Argument(help="The publication that is to be the latest.")],
+) -> None:
     """Publish publication NUMBER of TABLE and its views again under a new number, on main and for every recipient."""
     from lakeshare_pipelines.share.publication import rollback_with_views
 

@@ -11,7 +11,7 @@ quarantine_app = typer.Typer(
     help="Quarantine: the rows that did not parse, by run. They may hold personal data.", no_args_is_help=True
 )
 
-SetName = Annotated[str, typer.Argument(metavar="SET")]
+SetName = Annotated[str, typer.Argument(metavar="SET", help="A contract's name.")]
 Run = Annotated[str, typer.Option("--run", help="Id of the run that rejected the rows.")]
 
 

@@ -66,7 +66,7 @@ def list_keys() -> None:
 
 
 @key_app.command("revoke")
-def revoke_key(name: str) -> None:
+def revoke_key(name: Annotated[str, typer.Argument(help="The key's name.")]) -> None:
     """Revoke a key at once; its name stays reserved."""
     with edit_catalog() as edit:
         revoked = credentials.revoke_admin_key(edit, name)

@@ -166,7 +166,7 @@ def drop(name: GroupName, yes: Yes = False) -> None:
 
 @recipient_app.command("invite")
 def invite_recipient(
-    name: str, link_days: LinkDays = LINK_DAYS, token_days: TokenDays = None, url: Url = None
+    name: RecipientName, link_days: LinkDays = LINK_DAYS, token_days: TokenDays = None, url: Url = None
 ) -> None:
     """Create a link that gives a recipient its profile, once. Unused earlier links end; tokens stay.
 
@@ -278,7 +278,7 @@ def _expires_at(days: int | None) -> datetime | None:
 
 @recipient_app.command("add")
 def add_recipient(
-    name: str,
+    name: RecipientName,
     share: Annotated[list[str], typer.Option(help="A share the recipient may read; repeat for more.")],
     days: TokenDays = None,
     comment: Annotated[str | None, typer.Option(help="A description.")] = None,
@@ -329,7 +329,9 @@ def list_recipients() -> None:
 
 
 @recipient_app.command("rotate")
-def rotate_recipient(name: str, days: TokenDays = None, profile: ProfilePath = None, url: Url = None) -> None:
+def rotate_recipient(
+    name: RecipientName, days: TokenDays = None, profile: ProfilePath = None, url: Url = None
+) -> None:
     """Issue a new token, or client secret, and profile; the old one stops working at once."""
     with edit_catalog() as edit:
         issued = credentials.rotate_token(edit, name, expires_at=_expires_at(days))
@@ -338,7 +340,7 @@ def rotate_recipient(name: str, days: TokenDays = None, profile: ProfilePath = N
 
 
 @recipient_app.command("revoke")
-def revoke_recipient(name: str) -> None:
+def revoke_recipient(name: RecipientName) -> None:
     """End all access of a recipient at once."""
     with edit_catalog() as edit:
         revoked = sharing.revoke_recipient(edit, name)

@@ -381,6 +381,17 @@ def test_the_tree_of_commands() -> None:
     check_snapshot("commands.txt", "\n".join(lines))
 
 
+def test_every_parameter_of_the_commands_has_its_help_printed(run: Callable[..., tuple[int, str]]) -> None:
+    without = [
+        (path, one.name)
+        for path, command in commands_below(tree_of(commands))
+        for one in command.params
+        if not getattr(one, "help", None)
+    ]
+    assert without == []
+    assert "The share's name." in run("share", "drop", "--help")[1]
+
+
 # What is run, in this order, in one state folder.
 COMMAND_LINES: tuple[str, ...] = (
     "--help",
