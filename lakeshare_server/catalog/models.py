@@ -22,6 +22,8 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 from sqlalchemy.types import JSON, TypeDecorator
 
+from lakeshare_server.text_fields import TEXT_FIELDS
+
 
 class AnyText(TypeDecorator[str]):
     """Text of any origin: NUL and halves of surrogate pairs, which not every database stores, become U+FFFD."""
@@ -288,6 +290,12 @@ class RecipientRow(Edited, IdRow):
     groups: Mapped[list["GroupRow"]] = relationship(
         secondary="group_members", viewonly=True, order_by="GroupRow.key"
     )
+
+
+for _model, _texts in ((ShareRow, TEXT_FIELDS["share"]), (RecipientRow, TEXT_FIELDS["recipient"])):
+    for _text in _texts:
+        if _text.name not in _model.__table__.c:
+            setattr(_model, _text.name, mapped_column(AnyText(), nullable=True))
 
 
 class TokenRow(IdRow):

@@ -58,6 +58,7 @@ from lakeshare_server.catalog.states import (
     share_from_row,
 )
 from lakeshare_server.errors import BadRequest, CatalogConflict, EditedMeanwhile, NameTaken, NotFound
+from lakeshare_server.text_fields import TEXT_FIELDS
 
 LOCAL_OPERATOR = "command line"
 Keeper = Literal["contracts", "files", "hand"]
@@ -352,13 +353,13 @@ CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "properties": require_properties,
     "authentication": partial(require_choice, get_args(Authentication)),
     "ip_allow": parse_networks,
-    "agreement": partial(require_text, 100_000, "Give a text of 1 to 100000 characters."),
     "table": require_lake_table,
     "kind": partial(require_choice, get_args(Kind)),
     "rule": require_rule_text,
     **dict.fromkeys(("expires_at", "starts_at", "ends_at"), require_aware),
     **dict.fromkeys(("start_version", "publication"), require_version),
     **dict.fromkeys(LIMITS, require_limit),
+    **{text.name: text.check for texts in TEXT_FIELDS.values() for text in texts},
 }
 
 

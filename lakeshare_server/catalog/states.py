@@ -1,7 +1,7 @@
 """Reads the objects that administrators edit: whole lists in a few queries, single objects by name."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, make_dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar
@@ -25,6 +25,7 @@ from lakeshare_server.catalog.models import (
     TokenRow,
 )
 from lakeshare_server.errors import NotFound
+from lakeshare_server.text_fields import TEXT_FIELDS, TextOwner
 
 Kind = Literal["TABLE", "VIEW"]
 Authentication = Literal["TOKEN", "OAUTH_CLIENT_CREDENTIALS", "OIDC_FEDERATION"]
@@ -46,6 +47,25 @@ class JsonState:
 State = TypeVar("State", bound=JsonState)
 
 
+def add_texts(owner: TextOwner) -> Callable[[type[State]], type[State]]:
+    """A class decorator: adds those texts of an object that the dataclass does not have yet, each None by default."""
+
+    def decorate(state: type[State]) -> type[State]:
+        known = state.__dataclass_fields__
+        texts = [
+            (text.name, str | None, field(default=None))
+            for text in TEXT_FIELDS[owner]
+            if text.name not in known
+        ]
+        if not texts:
+            return state
+        derived = make_dataclass(state.__name__, texts, bases=(state,), frozen=True, kw_only=True)
+        derived.__module__, derived.__doc__ = state.__module__, state.__doc__
+        return derived
+
+    return decorate
+
+
 def _json(value: object) -> object:
     if isinstance(value, datetime):
         return value.isoformat()
@@ -56,6 +76,7 @@ def _json(value: object) -> object:
     return dict(value) if isinstance(value, Mapping) else value
 
 
+@add_texts("share")
 @dataclass(frozen=True, kw_only=True)
 class Share(JsonState):
     """A share; its revision counts the edits of everything in it, its key grows in listing order and never changes."""
@@ -233,6 +254,7 @@ class FederationPolicy(JsonState):
         return self.updated_at or self.created_at
 
 
+@add_texts("recipient")
 @dataclass(frozen=True, kw_only=True)
 class RecipientState(JsonState):
     """A recipient with its tokens, links, policies and groups."""

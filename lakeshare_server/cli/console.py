@@ -1,15 +1,19 @@
 """Shared by the commands: the catalog of this machine's settings, the operator, confirmation, and parsers."""
 
+import inspect
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.settings import ServerSettings, StateSettings
+from lakeshare_server.text_fields import TEXT_FIELDS, TextField, TextOwner
 
 if TYPE_CHECKING:
     from lakeshare_server.catalog import Catalog
@@ -51,6 +55,56 @@ def given(**options: Any) -> dict[str, Any]:
 def given_texts(**options: str | None) -> dict[str, Any]:
     """The texts that are given, as fields of a change; an empty text is None, which empties the field."""
     return {name: text or None for name, text in options.items() if text is not None}
+
+
+Command = Callable[..., None]
+Texts = Mapping[str, str | None]
+
+
+def text_options(owner: TextOwner) -> Callable[[Command], Command]:
+    """Give a command an option for each text of an object; `texts` has those given, None for an empty one."""
+    texts = TEXT_FIELDS[owner]
+
+    def decorate(command: Command) -> Command:
+        @wraps(command)
+        def run(**arguments: Any) -> None:
+            options = {text: arguments.pop(text.name) for text in texts}
+            given_options = {text: value for text, value in options.items() if value is not None}
+            command(
+                **arguments,
+                texts={text.name: _read_text(text, value) for text, value in given_options.items()},
+            )
+
+        signature = inspect.signature(command, eval_str=True)
+        own = [parameter for name, parameter in signature.parameters.items() if name != "texts"]
+        added = [
+            inspect.Parameter(
+                text.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_option(text)
+            )
+            for text in texts
+        ]
+        parameters = sorted([*own, *added], key=lambda parameter: parameter.kind)
+        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # of any function
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return run
+
+    return decorate
+
+
+def _option(text: TextField) -> Any:  # an annotation
+    if text.from_file:
+        return Annotated[Path | None, typer.Option(help=f"{text.description} A text file.")]
+    return Annotated[str | None, typer.Option(help=f"{text.description} Like: {text.example}")]
+
+
+def _read_text(text: TextField, value: str | Path) -> str | None:
+    if not isinstance(value, Path):
+        return value or None
+    try:
+        return value.read_text(encoding="utf-8").strip() or None
+    except (OSError, UnicodeDecodeError) as error:
+        option = f"--{text.name.replace('_', '-')}"
+        raise BadRequest(option, str(value), f"Give a readable text file: {error}.") from error
 
 
 @contextmanager

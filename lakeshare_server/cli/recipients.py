@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import typer
 
 from lakeshare_server.cli.console import (
+    Texts,
     confirm,
     drop_named,
     edit_catalog,
@@ -20,6 +21,7 @@ from lakeshare_server.cli.console import (
     operator_name,
     parse_moment,
     parse_properties,
+    text_options,
 )
 from lakeshare_server.errors import BadRequest, Unavailable
 from lakeshare_server.lazy import LazyModule
@@ -277,9 +279,11 @@ def _expires_at(days: int | None) -> datetime | None:
 
 
 @recipient_app.command("add")
+@text_options("recipient")
 def add_recipient(
     name: RecipientName,
     share: Annotated[list[str], typer.Option(help="A share the recipient may read; repeat for more.")],
+    texts: Texts,
     days: TokenDays = None,
     comment: Annotated[str | None, typer.Option(help="A description.")] = None,
     by: Annotated[
@@ -297,7 +301,7 @@ def add_recipient(
     """
     issued = made_link = None
     with edit_catalog() as edit:
-        sharing.create_recipient(edit, name, comment=comment, authentication=AUTHENTICATION[by])
+        sharing.create_recipient(edit, name, comment=comment, authentication=AUTHENTICATION[by], **texts)
         for share_name in {each.lower(): each for each in share}.values():
             sharing.grant(edit, share_name, recipient=name)
         if invite:
@@ -368,20 +372,19 @@ def show_recipient(name: RecipientName) -> None:
 
 
 @recipient_app.command("set")
+@text_options("recipient")
 def set_recipient(
     name: RecipientName,
+    texts: Texts,
     comment: Annotated[str | None, typer.Option(help="A description.")] = None,
     owner: Annotated[str | None, typer.Option(help="The person responsible for the recipient.")] = None,
     rename: Annotated[str | None, typer.Option(help="The new name; tokens and grants stay.")] = None,
     expires: Annotated[str | None, typer.Option(help="End of access, with the zone; '' for never.")] = None,
-    agreement: Annotated[Path | None, typer.Option(help="Text file to accept with the next link.")] = None,
 ) -> None:
-    """Change the given fields of a recipient; an empty text removes a comment or the end of access."""
-    fields = given(new_name=rename, owner=owner) | given_texts(comment=comment)
+    """Change the given fields of a recipient; an empty text removes a text or the end of access."""
+    fields = given(new_name=rename, owner=owner) | given_texts(comment=comment) | dict(texts)
     if expires is not None:
         fields["expires_at"] = parse_moment("--expires", expires or None)
-    if agreement is not None:
-        fields["agreement"] = _read_agreement(agreement)
     with edit_catalog() as edit:
         altered = sharing.alter_recipient(edit, name, **fields)
     typer.echo(f"{altered.name} is at revision {altered.revision}")
@@ -436,13 +439,6 @@ def drop_recipient(name: RecipientName, yes: Yes = False) -> None:
         state = states.get_recipient(session, name)
         grants = len(states.list_grants(session, recipient=name))
     drop_named(catalog, "recipient", state, f"Drop {state.name}, which may read {grants} shares?", yes=yes)
-
-
-def _read_agreement(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8").strip() or None
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadRequest("--agreement", str(path), f"Give a readable text file: {error}.") from error
 
 
 def _day(moment: datetime | None) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lakeshare_server.cli.console import (
+    Texts,
     confirm,
     drop_named,
     edit_catalog,
@@ -23,6 +24,7 @@ from lakeshare_server.cli.console import (
     parse_properties,
     parse_shared_path,
     parse_table_path,
+    text_options,
 )
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.lazy import LazyModule
@@ -48,7 +50,6 @@ share_app = typer.Typer(help="Shares: what can be granted, and to whom it is.", 
 ShareName = Annotated[str, typer.Argument(metavar="SHARE", help="The share's name.")]
 TablePath = Annotated[str, typer.Argument(metavar="SHARE.SCHEMA.TABLE", help="The recipients' name of it.")]
 Comment = Annotated[str | None, typer.Option(help="A description.")]
-DisplayName = Annotated[str | None, typer.Option(help="A name for people.")]
 Properties = Annotated[
     list[str] | None, typer.Option("--property", help="key=value; replaces all properties; repeat for more.")
 ]
@@ -110,10 +111,11 @@ def show_share(name: ShareName) -> None:
 
 
 @share_app.command("create")
+@text_options("share")
 def create(
     name: ShareName,
+    texts: Texts,
     comment: Comment = None,
-    display_name: DisplayName = None,
     owner: Annotated[str | None, typer.Option(help="The person responsible; by default its creator.")] = None,
     property_: Properties = None,
 ) -> None:
@@ -123,17 +125,16 @@ def create(
     """
     properties = parse_properties("--property", property_ or [])
     with edit_catalog() as edit:
-        share = sharing.create_share(
-            edit, name, comment=comment, display_name=display_name, owner=owner, properties=properties
-        )
+        share = sharing.create_share(edit, name, comment=comment, owner=owner, properties=properties, **texts)
     typer.echo(f"{share.name} is there: lakeshare share add {share.name} LAKE.TABLE")
 
 
 @share_app.command("set")
+@text_options("share")
 def set_(
     name: ShareName,
+    texts: Texts,
     comment: Comment = None,
-    display_name: DisplayName = None,
     owner: Annotated[str | None, typer.Option(help="The person responsible.")] = None,
     rename: Annotated[str | None, typer.Option(help="New name; the old one ends for recipients.")] = None,
     property_: Properties = None,
@@ -142,7 +143,7 @@ def set_(
     with edit_catalog() as edit:
         properties = None if property_ is None else parse_properties("--property", property_)
         fields = given(new_name=rename, owner=owner, properties=properties)
-        fields |= given_texts(comment=comment, display_name=display_name)
+        fields |= given_texts(comment=comment) | dict(texts)
         altered = sharing.alter_share(edit, name, **fields)
     typer.echo(f"{altered.name} is at revision {altered.revision}")
 

@@ -42,6 +42,7 @@ from lakeshare_server.tables.iceberg.deletes import MAGIC
 from lakeshare_server.tables.index import FileIndex
 from lakeshare_server.tables.lines import decode_z85
 from lakeshare_server.tables.serveability import CLIENTS
+from lakeshare_server.text_fields import TEXT_FIELDS
 from lakeshare_server.versions import Version
 
 if TYPE_CHECKING:
@@ -56,9 +57,10 @@ def describe_token(request: RecipientRequest) -> dict[str, Any]:
     """The token's recipient, state and end, as JSON types."""
     used = request.audit_record.access.credential_id if request.audit_record.access is not None else None
     with request.app_state.catalog.reading() as session:
-        tokens = states.get_recipient(session, request.reader.name).tokens
+        recipient = states.get_recipient(session, request.reader.name)
     # Tokens of other issuers are not in the list.
-    token = next((token for token in tokens if token.id == used), None)
+    token = next((token for token in recipient.tokens if token.id == used), None)
+    texts = {text.label: getattr(recipient, text.name) for text in TEXT_FIELDS["recipient"] if text.in_portal}
     ends = request.reader.expires_at
     until = "further notice" if ends is None else f"{ends.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
     state, text = "valid", f"The token works until {until}"
@@ -73,6 +75,7 @@ def describe_token(request: RecipientRequest) -> dict[str, Any]:
         "expiresAt": _format_iso(ends),
         "createdAt": _format_iso(token.created_at if token else None),
         "lastUsedAt": _format_iso(token.last_used_at if token else None),
+        "texts": {label: text for label, text in texts.items() if text is not None} or None,
     }
     return {name: value for name, value in status.items() if value is not None}
 

@@ -17,6 +17,7 @@ from pydantic import (
 
 from lakeshare_server.catalog.states import Grant, LinkState, RecipientState, TokenState
 from lakeshare_server.errors import BadRequest
+from lakeshare_server.text_fields import add_text_fields
 
 LAST_MS = 253_402_300_799_000
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -98,11 +99,11 @@ MAX_GRACE_S = 10 * 365 * 86_400
 Authentication = Literal["TOKEN", "OAUTH_CLIENT_CREDENTIALS", "OIDC_FEDERATION"]
 
 
+@add_text_fields("share")
 class CreateShare(RequestBody):
     name: str
     comment: str | None = None
     owner: str | None = Field(None, description="The creator by default.")
-    display_name: str | None = Field(None, description="lakeshare: the name shown to recipients.")
     properties: dict[str, str] | None = Field(None, description="lakeshare: shown to recipients.")
 
 
@@ -149,11 +150,11 @@ class DataObjectUpdate(RequestBody):
     data_object: DataObject
 
 
+@add_text_fields("share")
 class UpdateShare(RequestBody):
     new_name: str | None = None
     comment: str | None = None
     owner: str | None = None
-    display_name: str | None = None
     properties: dict[str, str] | None = None
     updates: list[DataObjectUpdate] = Field(default_factory=list, max_length=MAX_UPDATES)
 
@@ -196,6 +197,7 @@ PropertiesSent = Annotated[
 ]
 
 
+@add_text_fields("recipient")
 class RecipientBody(RequestBody):
     comment: str | None = None
     owner: str | None = None
@@ -207,13 +209,11 @@ class CreateRecipient(RecipientBody):
     name: str
     authentication_type: Authentication = Field("TOKEN", serialization_alias="authentication")
     expiration_time: Expiration = Field(None, description="When all access ends.")
-    agreement: str | None = Field(None, description="lakeshare: text to accept at activation.")
 
 
 class UpdateRecipient(RecipientBody):
     new_name: str | None = None
     expiration_time: Expiration = None
-    agreement: str | None = None
 
 
 class RotateToken(RequestBody):
@@ -313,6 +313,7 @@ class SharedDataObject(Reply):
     notice: str | None = Field(None, description="lakeshare: the end of the table, if a contract retires it.")
 
 
+@add_text_fields("share")
 class ShareInfo(Reply):
     name: str
     id: str
@@ -322,7 +323,6 @@ class ShareInfo(Reply):
     created_by: str | None = None
     updated_at: Moment = None
     updated_by: str | None = None
-    display_name: str | None = None
     properties: Annotated[dict[str, str] | None, OrNone] = None
     revision: int = Field(description="lakeshare: counts the edits; the ETag.")
     declared: bool = Field(description="lakeshare: whether a contract declares it.")
@@ -378,6 +378,7 @@ class PropertiesInfo(Reply):
     properties: dict[str, str]
 
 
+@add_text_fields("recipient")
 class RecipientInfo(Reply):
     name: str
     id: str
@@ -403,7 +404,6 @@ class RecipientInfo(Reply):
     ] = Field(None, validation_alias="properties")
     tokens: list[RecipientTokenInfo] | None = Field(None, validation_alias="valid_tokens")
     state: str = Field(description="lakeshare: invited, activated, rotating, expired or revoked.")
-    agreement: str | None = None
     groups: Annotated[list[str] | None, OrNone] = None
     revision: int = Field(description="lakeshare: counts the edits; the ETag.")
 

@@ -19,6 +19,7 @@ from lakeshare_server.catalog.states import FederationPolicy, Kind
 from lakeshare_server.errors import LakeshareError, NotFound
 from lakeshare_server.sql import show, statements
 from lakeshare_server.sql.statements import ObjectKind, Statement
+from lakeshare_server.text_fields import TEXT_FIELDS
 
 MAX_NUMBER = (1 << 63) - 1
 MAX_DEPTH = 64
@@ -385,7 +386,7 @@ class StatementBuilder(Transformer_NonRecursive[Token, Any]):
 
     def _create(self, kind: Literal["SHARE", "GROUP"], children: Children) -> Statement:
         if_not_exists, (name, *clauses) = _flagged(children)
-        return statements.Create(kind, name, if_not_exists, **collect_clauses(clauses))
+        return statements.Create(kind, name, if_not_exists, collect_clauses(clauses))
 
     def _alter(self, kind: ObjectKind, children: Children) -> Statement:
         return statements.Alter(kind, *children)
@@ -539,9 +540,19 @@ MAX_LISTED = 12
 
 @cache
 def get_parser() -> Lark:
-    """The parser, built once."""
-    grammar = GRAMMAR.read_text(encoding="utf-8")
+    """The parser, built once; the texts of shares and recipients extend its grammar."""
+    grammar = "\n".join([GRAMMAR.read_text(encoding="utf-8"), *_text_rules()])
     return Lark(grammar, parser="lalr", start="script", propagate_positions=True, maybe_placeholders=False)
+
+
+def _text_rules() -> Iterator[str]:
+    """Rules by which CREATE takes a text of an object, and ALTER … SET and UNSET change it."""
+    for owner, texts in TEXT_FIELDS.items():
+        for text in texts:
+            keywords = " ".join(f'"{word}"i' for word in text.keywords)
+            yield f"%extend {owner}_clause: {keywords} TEXT -> clause_{text.name}"
+            yield f'%extend {owner}_field: "SET"i {keywords} (TEXT | NULL) -> field_{text.name}'
+            yield f'                      | "UNSET"i {keywords} -> field_{text.name}'
 
 
 def parse(text: str, source: str | None = None) -> tuple[PlacedStatement, ...]:

@@ -20,6 +20,10 @@ from lakeshare_server.catalog.models import MAX_LONG
 from lakeshare_server.catalog.states import RecipientState, SharedTable
 from lakeshare_server.errors import BadRequest, Denied, NotFound
 from lakeshare_server.sql.statements import Cell, Grantee, ObjectKind, Result, Statement
+from lakeshare_server.text_fields import TEXT_FIELDS
+
+# The texts of recipients that fit into a column.
+SHORT_TEXTS = tuple(text for text in TEXT_FIELDS["recipient"] if not text.from_file)
 
 # The columns of a result: their type, and the attribute of an object, or a function of it, with their value.
 Table = Mapping[str, tuple[type, str | Callable[[Any], Cell]]]
@@ -40,7 +44,7 @@ def _integers(*names: str) -> Table:
 SHARES: Table = {**_texts("name"), **_times("created_at"), **_texts("created_by", "comment")}
 SHARE_DETAILS: Table = {
     **SHARES,
-    **_texts("display_name", "owner"),
+    **_texts(*(text.name for text in TEXT_FIELDS["share"]), "owner"),
     **_times("updated_at"),
     **_texts("updated_by"),
 }
@@ -140,7 +144,7 @@ RECIPIENTS_VIEW: Table = {
     "authentication_type": (str, "authentication"),
     **_texts("comment"),
     **TOUCHED,
-    **_texts("state"),
+    **_texts("state", *(text.name for text in SHORT_TEXTS)),
 }
 TOKENS_VIEW = {
     "recipient_name": str,
@@ -433,6 +437,7 @@ def _describe_recipient(recipient: RecipientState) -> Result:
         ("expiration", recipient.expires_at),
         *((f"property {key}", value) for key, value in recipient.properties.items()),
         ("ip_allow", ", ".join(recipient.ip_allow) or None),
+        *((text.name, getattr(recipient, text.name)) for text in SHORT_TEXTS),
         ("agreement_accepted_at", recipient.agreement_accepted_at),
         ("groups", ", ".join(recipient.groups) or None),
         *((f"oidc {policy.name}", f"{policy.issuer} {policy.subject}") for policy in recipient.policies),

@@ -105,13 +105,13 @@ class Create(ChangeStatement):
     kind: Literal["SHARE", "GROUP"]
     name: str
     if_not_exists: bool = False
-    comment: str | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)  # as the operation of the catalog takes them
 
     def execute(self, edit: Edit, _: Provider) -> Result:
         if self.if_not_exists and _exists(self.kind, edit, self.name):
             return _already_there(self.kind, self.name)
         kind = self.kind.lower()
-        created = sharing.NAMED[kind].create(edit, self.name, comment=self.comment)
+        created = sharing.NAMED[kind].create(edit, self.name, **self.fields)
         return Result(message=f"{kind} {created.name} is made")
 
 

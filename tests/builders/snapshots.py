@@ -39,6 +39,16 @@ def check_snapshot(name: str, text: str) -> None:
     )
 
 
+def check_section(name: str, title: str, text: str) -> None:
+    """Compare a text with the section of a title, `# title` before it, of the snapshot of a name."""
+    path = FOLDER / name
+    parts = re.split(
+        r"^# (.*)\n", path.read_text(encoding="utf-8") if path.is_file() else "", flags=re.MULTILINE
+    )
+    sections = dict(zip(parts[1::2], parts[2::2], strict=True)) | {title: text.rstrip("\n") + "\n"}
+    check_snapshot(name, "".join(f"# {heading}\n{lines}" for heading, lines in sorted(sections.items())))
+
+
 def as_json(value: Any, *, sort_keys: bool = True) -> str:
     """A value as indented JSON."""
     return json.dumps(value, indent=2, sort_keys=sort_keys, ensure_ascii=False)

@@ -37,6 +37,7 @@ from lakeshare_server.errors import (
     Unavailable,
     Unserveable,
 )
+from lakeshare_server.text_fields import add_text_fields
 from lakeshare_server.yaml_documents import Parsed, PathInDocument, explain_faults, format_path
 
 OF_CONTRACTS = frozenset({"table", "kind", "comment", "history", "retire_date", "successor"})
@@ -190,6 +191,7 @@ class TablePart(Part):
         return self
 
 
+@add_text_fields("share")
 class SharePart(Part):
     """A share and its tables."""
 
@@ -226,6 +228,7 @@ class PolicyPart(Part):
         return cls.model_construct(**{**fields, "audiences": list(policy.audiences)})
 
 
+@add_text_fields("recipient")
 class RecipientPart(Part):
     """A recipient of shares. It has no token until it is invited."""
 

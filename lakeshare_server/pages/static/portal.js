@@ -64,6 +64,8 @@ function showStatus(status) {
   pill.textContent = status.state;
   pill.className = `pill ${status.state === "valid" ? "good" : "warn"}`;
   document.getElementById("token-ends").textContent = status.message;
+  const texts = Object.entries(status.texts || {}).map(([label, text]) => `${label}: ${text}`);
+  document.getElementById("recipient-texts").textContent = texts.join(" · ");
   document.getElementById("status").hidden = false;
 }
 

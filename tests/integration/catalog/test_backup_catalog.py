@@ -42,11 +42,12 @@ from tests.builders.publications import a_publication
 from tests.integration.nessie_fixtures import a_running_nessie
 
 DAY = "2026-11-20"
-LATER = """
+NEXT = f"{int(database_module.HEAD) + 1:04}"
+LATER = f"""
 import sqlalchemy as sa
 from alembic import op
 
-revision, down_revision, branch_labels, depends_on = "0011", "0010", None, None
+revision, down_revision, branch_labels, depends_on = "{NEXT}", "{database_module.HEAD}", None, None
 
 
 def upgrade() -> None:
@@ -202,7 +203,7 @@ def test_a_dump_of_an_older_lakeshare_is_migrated(
     _add_migration(tmp_path / "migrations", monkeypatch)
     restore_catalog(elsewhere, points, DAY)
     back = open_catalog(elsewhere.catalog_url)
-    assert back.revision() == "0011"
+    assert back.revision() == NEXT
     assert rows_of(back) == rows
     with back.reading() as session:
         assert session.execute(text("SELECT DISTINCT later FROM recipients")).scalars().all() == [7]
@@ -297,6 +298,6 @@ def _change_manifest(points: Points, **different: object) -> None:
 def _add_migration(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let this process be a newer lakeshare, whose catalog has one more column."""
     shutil.copytree(database_module.MIGRATIONS, folder)
-    (folder / "versions" / "0011_later.py").write_text(LATER)
+    (folder / "versions" / f"{NEXT}_later.py").write_text(LATER)
     monkeypatch.setattr(database_module, "MIGRATIONS", folder)
-    monkeypatch.setattr(database_module, "HEAD", "0011")
+    monkeypatch.setattr(database_module, "HEAD", NEXT)

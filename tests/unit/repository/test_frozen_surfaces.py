@@ -1,6 +1,7 @@
 """Settings, YAML, commands, exit codes, error responses, OpenAPI and the SQLite schema stay as their snapshots.
 
-Other surfaces have files of their own: `test_frozen_wire.py`, `test_frozen_definitions.py`, `test_frozen_schema.py`.
+Other surfaces have files of their own: `test_frozen_wire.py`, `test_frozen_definitions.py`, `test_frozen_schema.py`;
+the schema of the files of `lakeshare apply` is in `docs/reference/`, and `test_apply_documents.py` compares it.
 Descriptions and help texts are not part of the snapshots: their wording may improve.
 """
 
@@ -38,7 +39,7 @@ from lakeshare_server.errors import LakeshareError
 from lakeshare_server.settings import ServerSettings
 from tests.builders.database_schema import schema_lines
 from tests.builders.json_schemas import field_lines
-from tests.builders.snapshots import as_json, check_snapshot
+from tests.builders.snapshots import as_json, check_section, check_snapshot
 
 tree_of = cache(typer.main.get_command)
 [LAKESHARE] = entry_points(group="console_scripts", name="lakeshare")
@@ -161,13 +162,6 @@ def split_properties(schema: dict[str, Any]) -> tuple[dict[str, Any], dict[str, 
     own = {name.removeprefix("customProperties."): part for name, part in fields.items() if "." in name}
     kept = {name: part for name, part in fields.items() if "." not in name}
     return {**schema, "properties": kept}, own
-
-
-def test_yaml_of_shares(run: Callable[..., tuple[int, str]]) -> None:
-    code, printed = run("export", "--json-schema")
-    assert code == 0, printed
-    schema = yaml.safe_load(printed)
-    check_snapshot("yaml/shares.txt", "\n".join(field_lines(schema)))
 
 
 def test_yaml_of_backups(run: Callable[..., tuple[int, str]]) -> None:
@@ -619,6 +613,6 @@ def without_texts(value: Any, parent: str = "") -> Any:
 def test_schema_of_a_migrated_sqlite_database(tmp_path: Path) -> None:
     catalog = open_catalog(f"sqlite:///{tmp_path / 'lakeshare.db'}")
     try:
-        check_snapshot("database/sqlite.txt", "\n".join(schema_lines(catalog.engine)))
+        check_section("database.txt", "SQLite", "\n".join(schema_lines(catalog.engine)))
     finally:
         catalog.close()

@@ -35,7 +35,7 @@ def a_policy(**fields: object) -> FederationPolicy:
 
 STATEMENTS = [
     ("CREATE SHARE s", said.Create("SHARE", "s")),
-    ("create share if not exists s comment 'it''s'", said.Create("SHARE", "s", True, "it's")),
+    ("create share if not exists s comment 'it''s'", said.Create("SHARE", "s", True, {"comment": "it's"})),
     ("DROP SHARE s", said.Drop("SHARE", "s")),
     ("DROP SHARE IF EXISTS `a-b`", said.Drop("SHARE", "a-b", True)),
     ("ALTER SHARE s RENAME TO t", said.Alter("SHARE", "s", {"new_name": "t"})),
@@ -146,7 +146,7 @@ STATEMENTS = [
     ("ALTER RECIPIENT bob DROP OIDC n", said.DropPolicy("bob", "n")),
     ("REVOKE RECIPIENT bob", said.RevokeRecipient("bob")),
     ("DROP RECIPIENT IF EXISTS bob", said.Drop("RECIPIENT", "bob", True)),
-    ("CREATE GROUP IF NOT EXISTS europe COMMENT 'c'", said.Create("GROUP", "europe", True, "c")),
+    ("CREATE GROUP IF NOT EXISTS europe COMMENT 'c'", said.Create("GROUP", "europe", True, {"comment": "c"})),
     ("ALTER GROUP europe ADD RECIPIENT bob, rob", said.ChangeMembers("europe", "ADD", ("bob", "rob"))),
     ("ALTER GROUP europe REMOVE RECIPIENT bob", said.ChangeMembers("europe", "REMOVE", ("bob",))),
     ("ALTER GROUP europe RENAME TO eu", said.Alter("GROUP", "europe", {"new_name": "eu"})),
@@ -227,7 +227,7 @@ def test_a_script_has_many_statements_and_tells_where_each_is():
 # text, line, column, what is said
 WRONG = [
     ("CREATE SHAR s", 1, 8, "Did you mean SHARE?"),
-    ("CREATE SHARE s\nCREATE SHARE t", 2, 1, "expected COMMENT, `;` or the end"),
+    ("CREATE SHARE s\nCREATE SHARE t", 2, 1, "expected COMMENT, DISPLAY, `;` or the end"),
     ("CREATE SHARE s;\n\n   SHOW TABLES", 3, 9, "expected ALL, FOLLOWED, GRANT, GRANTS, GROUPS, RECIPIENTS, SHARES"),
     ("CREATE SHARE", 1, 13, "ends too early; expected IF or a name"),
     ("CREATE SHARE s COMMENT 'x", 1, 24, "does not end"),
@@ -304,7 +304,7 @@ def test_a_text_that_only_ends_too_early_is_told_from_a_wrong_one(text, unfinish
 @given(st.text())
 def test_any_text_comes_back_out_of_its_quotes(text):
     [placed] = parse(f"CREATE SHARE s COMMENT {quoted_text(text)}")
-    assert placed.statement.comment == text
+    assert placed.statement.fields == {"comment": text}
 
 
 @given(st.text(min_size=1).filter(str.strip))
