@@ -77,6 +77,10 @@ class LakeshareError(Exception):
         """The text for a recipient, without locations and settings of the provider."""
         return str(self)
 
+    def for_provider(self) -> str:
+        """The text for commands and the admin API."""
+        return str(self)
+
 
 class NotFound(LakeshareError):
     """Unknown, or not granted: both have the same text."""
@@ -86,6 +90,9 @@ class NotFound(LakeshareError):
             f"{kind} '{name}' does not exist, please contact your share provider for further information."
         )
         self.kind, self.name = kind, name
+
+    def for_provider(self) -> str:
+        return f"{self.kind} '{shorten_value(self.name)}' does not exist."
 
 
 class BadRequest(LakeshareError):
@@ -178,8 +185,8 @@ class StoreError(LakeshareError):
 class StoreMissing(StoreError):
     """The object does not exist."""
 
-    def __init__(self, location: str) -> None:
-        super().__init__(location, f"{location} is not in its store.")
+    def __init__(self, location: str, fix: str = "") -> None:
+        super().__init__(location, f"{location} is not in its store. {fix}".rstrip())
 
     def for_recipient(self) -> str:
         return f"A file of the table is not in its store. {ASK_PROVIDER}."
@@ -200,8 +207,12 @@ class TableFilesMissing(StoreError):
 
     def __init__(self, location: str, what: str) -> None:
         # The tests of clients search for "table files missing".
-        super().__init__(location, f"The table cannot be read, table files missing: {what}.")
+        super().__init__(location, f"The table at {location} cannot be read, table files missing: {what}.")
         self.what = what
+
+    def for_recipient(self) -> str:
+        text = f"The table cannot be read, table files missing: {self.what}."
+        return without_places(text, [self.location])
 
 
 class CatalogConflict(LakeshareError):

@@ -3,6 +3,7 @@
 Contracts, files of `lakeshare apply` and declarations of backups are read with it.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -204,10 +205,18 @@ def explain_faults(
         elif kind == "missing":
             yield where, "is missing", f"Add it; {reference} lists every field."
         else:
-            value = fault["input"]
-            is_plain = isinstance(value, str | int | float | bool | None)
-            shown = shorten_value(repr(value)) if is_plain else f"a {type(value).__name__}"
-            yield where, f"cannot be {shown}", _find_remedy(fault)
+            yield where, f"cannot be {_show_value(fault)}", _find_remedy(fault)
+
+
+def _show_value(fault: Mapping[str, Any]) -> str:
+    """The refused value; only its type if that is wrong and it is a mapping or a list."""
+    value = fault["input"]
+    if isinstance(value, date):
+        return value.isoformat()
+    if fault["type"] == "value_error" and isinstance(value, dict | list):
+        return shorten_value(json.dumps(value, ensure_ascii=False, default=str))
+    is_plain = isinstance(value, str | int | float | bool | None)
+    return shorten_value(repr(value)) if is_plain else f"a {type(value).__name__}"
 
 
 def _find_remedy(fault: Mapping[str, Any]) -> str:

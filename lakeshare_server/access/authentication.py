@@ -270,7 +270,7 @@ KEY_MISSING = "Send an administrator's key as `Authorization: Bearer <key>`."
 class Permission(Enum):
     LOOK = "look at shares, recipients and grants"
     SHARE = "change shares, recipients and grants"
-    ADMINISTER = "say who administers"
+    ADMINISTER = "manage keys and followed tables"
 
 
 PERMISSIONS_BY_ROLE: Mapping[Role, frozenset[Permission]] = {

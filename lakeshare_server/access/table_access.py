@@ -167,7 +167,9 @@ class TableView:
         """The first and last version of a change data feed. Raises BadRequest outside the readable versions."""
         if not self.entry.history:
             hint = f"cdf is not enabled on table {self.entry.path}: its history is not shared."
-            raise BadRequest("startingVersion", "given", hint)
+            if request.starting_timestamp is not None:
+                raise BadRequest("startingTimestamp", request.starting_timestamp.text, hint)
+            raise BadRequest("startingVersion", request.starting_version, hint)
         latest = self.latest()
         first = self._first_changed(request, latest)
         if request.ending_timestamp is not None:

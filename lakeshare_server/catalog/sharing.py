@@ -498,10 +498,11 @@ def _move(
     left = schema
     if new_schema.lower() != schema.name_key:
         schema = _find_or_create_schemas(edit, share, [new_schema])[new_schema.lower()]
-        row.schema_key = schema.key
     if "name" in fields or schema is not left:
+        # Before the row moves: the query would flush it.
         _require_free_name(edit, share, schema, fields.get("name", row.name), row.key)
         fields["name_key"] = fields.get("name", row.name).lower()
+    row.schema_key = schema.key
     return schema
 
 

@@ -36,7 +36,7 @@ def main() -> None:
     try:
         commands()
     except LakeshareError as error:
-        typer.secho(f"lakeshare: {error}", err=True, fg=typer.colors.RED)
+        typer.secho(f"lakeshare: {error.for_provider()}", err=True, fg=typer.colors.RED)
         sys.exit(1)
 
 

@@ -374,8 +374,12 @@ def export(
     if output is None:
         typer.echo(text, nl=False)
     else:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(text, encoding="utf-8")
+        try:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            output.write_text(text, encoding="utf-8")
+        except OSError as error:
+            hint = f"No file can be made there: {error.strerror}."
+            raise BadRequest("--output", str(output), hint) from error
         typer.echo(f"written: {output}", err=True)
 
 

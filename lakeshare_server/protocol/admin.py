@@ -73,7 +73,9 @@ def parse_body(model: type[AnyRequest], fields: Mapping[str, Any]) -> AnyRequest
         field = ".".join(str(part) for part in first["loc"])
         # For a missing field, pydantic's "input" is the object around it.
         value = None if first["type"] == "missing" else first["input"]
-        raise BadRequest(field or "body", value, f"{first['msg']}.") from error
+        # Pydantic's own text names the class.
+        hint = "Give an object." if first["type"] == "model_type" else f"{first['msg']}."
+        raise BadRequest(field or "body", value, hint) from error
 
 
 def _require_whole_texts(fields: Mapping[str, Any]) -> None:

@@ -19,6 +19,7 @@ from lakeshare_server.catalog import (
     Ledger,
     SharedTable,
     open_catalog,
+    require_shareable,
     share_table,
     states,
 )
@@ -223,6 +224,9 @@ class Following:
         known = self._followed.get(request.name)
         if known is None:
             require_table_name("name", request.name)
+        with self._catalog.reading() as session:
+            # Before the table is followed: its versions would stay in the ledger.
+            require_shareable(session, request.share, *request.name.split(".", 1))
         identity = read_unfollowed(place, self._stores, self._settings)
         self._followed.add(request.name, place, request.check_every_s, request.start_version, identity, by)
         try:

@@ -37,7 +37,6 @@ from lakeshare_server.errors import (
     NameTaken,
     NotFound,
     Unauthenticated,
-    shorten_value,
 )
 from lakeshare_server.protocol import admin as bodies
 from lakeshare_server.protocol.admin import RequestBody
@@ -684,9 +683,7 @@ class AdminErrors(ProtocolErrors):
     def message(self, request: Request, status: int, error: LakeshareError) -> str:
         if status >= 500:
             _log.error("%s %s: %s", request.method, request.url.path, error)
-        if isinstance(error, NotFound):
-            return f"{error.kind} '{shorten_value(error.name)}' does not exist."
-        return str(error)
+        return error.for_provider()
 
     def invalid_request(self, request: Request, error: Exception) -> Response:
         first = error.errors()[0] if isinstance(error, RequestValidationError) else {}

@@ -137,7 +137,7 @@ def _sign_request(request: TableRequest, table: LoadedTable, body: bytes) -> Res
 def text_field(fields: dict[str, object], name: str) -> str:
     value = fields.get(name)
     if not isinstance(value, str):
-        raise BadRequest(name, value, "Give it as text, as the request to sign has it.")
+        raise BadRequest(name, value, "Give it as text.")
     return value
 
 

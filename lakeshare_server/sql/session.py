@@ -151,7 +151,9 @@ class SqlSession:
     def _execute_within(self, edit: Edit, statement: SqlStatement) -> Result:
         if isinstance(statement, statements.SetRecipient):
             hint = "Recipients see what is committed: look as one outside of the transaction."
-            raise BadRequest("SET RECIPIENT", statement.name or "", hint)
+            if statement.name is None:
+                raise BadRequest("RESET RECIPIENT", "RESET RECIPIENT", hint)
+            raise BadRequest("SET RECIPIENT", statement.name, hint)
         self._require_provider()
         if isinstance(statement, ReadStatement):
             return statement.read(edit.session, self.provider.catalog)

@@ -328,7 +328,7 @@ class Invite(ChangeStatement):
 
     def execute(self, edit: Edit, provider: Provider) -> Result:
         until = states.get_recipient(edit.session, self.name).expires_at
-        life = self.link_life or credentials.DEFAULT_LINK_LIFE
+        life = credentials.DEFAULT_LINK_LIFE if self.link_life is None else self.link_life
         link, code = credentials.create_link(edit, self.name, link_life=life, token_expires_at=until)
         return _link_result(link, code, provider)
 

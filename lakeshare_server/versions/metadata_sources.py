@@ -480,6 +480,8 @@ MAX_PARALLEL_READS = 16
 
 def normalise_followed_location(location: str, settings: StoreSettings) -> str:
     """The location in normal form; raises `BadRequest` for an unknown form or catalog. Reads only configuration."""
+    if not location.strip():
+        raise BadRequest("location", location, "Give the place of a Delta or Iceberg table.")
     if not location.startswith(IN_CATALOGS):
         is_path = not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", location)
         return normalise_location(
@@ -537,7 +539,11 @@ def read_table_name(location: str) -> str:
 def _list_table_folders(location: str, stores: Stores) -> list[str]:
     """The folders in a folder that have a Delta log or Iceberg metadata."""
     root = location.rstrip("/")
-    folders = [f"{root}/{name}" for name in stores.folders(location) if not name.startswith(("_", "."))]
+    try:
+        names = stores.folders(location)
+    except StoreMissing as error:
+        raise StoreMissing(location, "Give a folder that has tables in it.") from error
+    folders = [f"{root}/{name}" for name in names if not name.startswith(("_", "."))]
 
     def has_table(folder: str) -> bool:
         return any(next(iter(stores.list(f"{folder}/{name}")), None) for name in (LOG, METADATA))

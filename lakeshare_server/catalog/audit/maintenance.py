@@ -172,7 +172,7 @@ ROWS = 10_000
 def export(events: Iterable[ChainedEvent], path: Path) -> int:
     """Writes events to a new file, which appears when it is complete; returns the number of events.
 
-    Raises BadRequest if the file exists, or its suffix is of no known format, and OSError.
+    Raises BadRequest if the file exists or cannot be made, or its suffix is of no known format.
     """
     write = {".jsonl": _write_lines, ".ndjson": _write_lines, ".parquet": _write_parquet}.get(path.suffix)
     if write is None:
@@ -183,6 +183,8 @@ def export(events: Iterable[ChainedEvent], path: Path) -> int:
     try:
         count = write(events, unfinished)
         unfinished.rename(path)
+    except OSError as error:
+        raise BadRequest("file", str(path), f"No file can be made there: {error.strerror}.") from error
     finally:
         unfinished.unlink(missing_ok=True)
     return count

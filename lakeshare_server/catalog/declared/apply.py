@@ -32,7 +32,7 @@ from lakeshare_server.catalog.declared.plan import (
     read_current_shares,
 )
 from lakeshare_server.catalog.ledger import alter_followed, follow_table, unfollow_table
-from lakeshare_server.catalog.models import ShareRow
+from lakeshare_server.catalog.models import SharedTableRow, ShareRow
 from lakeshare_server.catalog.sharing import LOCAL_OPERATOR, Edit, editing, require_name
 from lakeshare_server.catalog.states import FederationPolicy, SharedTable, find_object_row
 from lakeshare_server.errors import BadRequest, CatalogConflict, NotFound
@@ -442,22 +442,39 @@ def share_table(
         CatalogConflict: a contract declares a table of that name.
     """
     with editing(catalog, by) as edit:
-        taken = select(ShareRow.key).where(ShareRow.name_key == share.lower())
-        if edit.session.scalars(taken).one_or_none() is None:
+        row = require_shareable(edit.session, share, table.schema, table.name)
+        if _is_new_share(edit.session, share):
             sharing.create_share(edit, share)
         fields: dict[str, Any] = {"table": table.table, "comment": table.comment, "history": table.history}
         fields["start_version"] = start_version
-        try:
-            *_, row = find_object_row(edit.session, share, table.schema, table.name)
-        except NotFound:
+        if row is None:
             return sharing.add_table(edit, share, SharedTable(schema=table.schema, name=table.name, **fields))
-        else:
-            if row.declared:
-                raise CatalogConflict(
-                    f"{share}.{table.schema}.{row.name} is declared by a contract",
-                    "Share the table under another name, or change the contract.",
-                )
-            return sharing.alter_table(edit, share, table.schema, table.name, new_name=table.name, **fields)
+        return sharing.alter_table(edit, share, table.schema, table.name, new_name=table.name, **fields)
+
+
+def require_shareable(session: Session, share: str, schema: str, name: str) -> SharedTableRow | None:
+    """The row of a shared table that `share_table` would change; None if it would add the table.
+
+    Raises:
+        BadRequest: the share would be new, and has a name that clients cannot read.
+        CatalogConflict: a contract declares a table of that name.
+    """
+    try:
+        *_, row = find_object_row(session, share, schema, name)
+    except NotFound:
+        if _is_new_share(session, share):
+            require_name("share", share)
+        return None
+    if row.declared:
+        raise CatalogConflict(
+            f"{share}.{schema}.{row.name} is declared by a contract",
+            "Share the table under another name, or change the contract.",
+        )
+    return row
+
+
+def _is_new_share(session: Session, name: str) -> bool:
+    return session.scalar(select(ShareRow.key).where(ShareRow.name_key == name.lower())) is None
 
 
 def allow_directory_access(
