@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from dataclasses import field as dataclass_field
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,21 +34,16 @@ from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import Stores
 from lakeshare_server.tables.iceberg.deletes import Targets, targets_of
 from lakeshare_server.tables.iceberg.manifests import DataFiles, DeleteFile, live_files
-from lakeshare_server.tables.iceberg.metadata import NO_SNAPSHOT, open_metadata, schema_at
+from lakeshare_server.tables.iceberg.metadata import NO_SNAPSHOT, list_paths, open_metadata, schema_at
 from lakeshare_server.tables.iceberg.partitions import (
     PartitionTexts,
-    bounded_type,
-    column_bounds,
     identity_columns,
-    null_counts,
     partition_columns,
-    partition_ranges,
-    partition_values,
+    pruning_columns,
 )
 from lakeshare_server.tables.index import CacheFolder, RecentValues
-from lakeshare_server.tables.predicates import ColumnName, limit_parts, rename_columns
+from lakeshare_server.tables.predicates import limit_parts
 from lakeshare_server.tables.pruning import evaluate
-from lakeshare_server.tables.restrictions import SPEC_PARTITION, only_within
 from lakeshare_server.versions import PinnedSnapshot
 
 if TYPE_CHECKING:
@@ -139,7 +135,7 @@ def tasks_json(tasks: Sequence[str], deletes: Sequence[Mapping[str, Any]], follo
     return ",".join(members)
 
 
-LAYOUT = 3
+LAYOUT = 4
 BATCH_ROWS = 16_000
 # Limit for pairs of data and delete files: an equality delete without partition applies to all older data files.
 MAX_REFERENCES = 5_000_000
@@ -151,7 +147,7 @@ STATISTICS = ("lower", "upper", "null_counts", "nan_counts")
 
 
 class ScanFiles:
-    """A snapshot's data files, memory-mapped, and its delete files as JSON objects.
+    """A snapshot's data files, memory-mapped, with paths as in the file index, and its delete files as JSON objects.
 
     `may_lack_columns`: a file may lack a column whose partition value is a text in JSON, like a date.
     """
@@ -180,13 +176,7 @@ def write_scan_files(
     by_file, used = _deletes_of(targets, live.deletes, len(files), root)
     columns = _by_id(client_schema, schema_at(table, snapshot))
     partitions = PartitionTexts(table, client_schema, root)
-    ranges = partition_ranges(table, columns, files, bounded_type)
-    pruning = {
-        "partition": partition_values(table, columns, files, partition_columns(table, columns, files)),
-        "min": column_bounds(columns.fields, files, ranges, is_upper=False),
-        "max": column_bounds(columns.fields, files, ranges, is_upper=True),
-        "null_count": null_counts(columns.fields, files, ranges),
-    }
+    pruning = pruning_columns(table, columns, files, partition_columns(table, columns, files))
     statistics = {
         f"{name}:{field_id}": values
         for name in STATISTICS
@@ -195,10 +185,8 @@ def write_scan_files(
     }
     rows = pa.table(
         {
-            "path": files.column("path"),
+            "path": list_paths(files),
             "rows": files.column("rows"),
-            "spec_id": files.column("spec_id"),
-            **_own_partitions(columns, files, table),
             **{name: struct for name, struct in pruning.items() if struct.type.num_fields},
             "data_file": pa.array(_data_files(files, partitions), pa.string()),
             "deletes": pa.array(by_file, pa.list_(pa.int32())),
@@ -242,18 +230,6 @@ def _by_id(client_schema: "Schema", own: "Schema") -> "Schema":
     collect(client_schema.fields)
     collect(own.fields)
     return Schema(*columns.values())
-
-
-def _own_partitions(columns: "Schema", files: DataFiles, table: "TableMetadata") -> dict[str, pa.Array]:
-    by_spec: dict[str, pa.Array] = {}
-    for spec_id in files.spec_ids:
-        is_own = files.in_spec(spec_id)
-        own = files.filtered(is_own)
-        values = partition_values(table, columns, own, partition_columns(table, columns, own))
-        if values.type.num_fields:
-            places = pc.subtract(pc.cumulative_sum(is_own.cast(pa.int64())), 1)
-            by_spec[f"{SPEC_PARTITION}{spec_id}"] = pc.take(values, pc.if_else(is_own, places, None))
-    return by_spec
 
 
 def _data_files(files: DataFiles, partitions: PartitionTexts) -> Iterator[str]:
@@ -328,6 +304,7 @@ def _numbers(targets: Targets, delete: DeleteFile) -> list[int]:
 
 
 PAGE_BYTES = 64 << 20
+MAX_CACHED_MASKS = 64  # snapshots and rules, a bit for each file
 
 
 @dataclass
@@ -343,6 +320,7 @@ class IcebergScans:
     def __init__(self, stores: Stores, settings: ServerSettings) -> None:
         self._stores = stores
         self._files = CacheFolder(settings.index_dir / "cache", "scan", settings.index_cache_bytes, ScanFiles)
+        self._masks = RecentValues[Hashable, Sequence[pa.BooleanArray]](MAX_CACHED_MASKS)
 
     def page(
         self,
@@ -365,7 +343,7 @@ class IcebergScans:
         if task.snapshot_id == NO_SNAPSHOT:
             return page
         scan_filter = parse_filter(scan.filter, names, is_of_snapshot=scan.is_of_snapshot)
-        files = self._scan_files(table, _pin_of(table, task.snapshot_id))
+        files, masks = self._open(view, table, _pin_of(table, task.snapshot_id))
         if is_for_pyiceberg and files.may_lack_columns:
             # PyIceberg 0.12 compares the texts in plans with numbers of days, and loses the rows of such a file.
             in_client = "Plan scans in the client: set scan-planning-mode to client."
@@ -375,10 +353,9 @@ class IcebergScans:
             )
         columns = [names.column(name) for name in scan.stats_fields]
         counted = sorted({column.field_id for column in columns if column is not None})
-        _require_own_deletes(view, table, files)
         most = min(most, max(1, PAGE_BYTES // len(scan_filter.residual)))
         references: dict[int, int] = {}
-        for begin, batch, places in _select_files(view, table, files, scan_filter, task.start):
+        for begin, batch, places in _select_files(files, masks, scan_filter, task.start):
             room = most - len(page.tasks)
             selected = batch.take(pa.array(places[:room], pa.int64()))
             texts = add_statistics(selected, counted)
@@ -397,13 +374,51 @@ class IcebergScans:
 
     def readable(self, view: TableView, table: LoadedTable, pin: PinnedSnapshot) -> Iterator[str]:
         """Paths of a snapshot's data and delete files that a restricted recipient may read. Raises Unserveable."""
-        files = self._scan_files(table, pin)
-        _require_own_deletes(view, table, files)
-        for batch in files.batches():
-            allowed = batch.filter(_readable_files(view, table, batch))
+        files, masks = self._open(view, table, pin)
+        for batch, mask in zip(files.batches(), masks, strict=True):
+            allowed = batch.filter(mask)
             yield from allowed.column("path").to_pylist()
             for place in pc.unique(pc.list_flatten(allowed.column("deletes"))).to_pylist():
                 yield files.delete_files[place]["file-path"]
+
+    def _open(
+        self, view: TableView, table: LoadedTable, pin: PinnedSnapshot
+    ) -> tuple[ScanFiles, Sequence[pa.BooleanArray]]:
+        """A snapshot's files, and for each batch which of them the recipient may read. Raises Unserveable."""
+        files = self._scan_files(table, pin)
+        if not view.is_restricted:
+            return files, [pa.repeat(pa.scalar(True), batch.num_rows) for batch in files.batches()]
+        key = view.entry.table, pin, view.restriction
+        masks = self._masks.get(key)
+        if masks is None:
+            masks = self._find_readable(view, pin, files)
+            _require_own_deletes(view, files, masks)
+            self._masks.keep(key, masks)
+        return files, masks
+
+    def _find_readable(
+        self, view: TableView, pin: PinnedSnapshot, files: ScanFiles
+    ) -> Sequence[pa.BooleanArray]:
+        """For each batch, which of its files are in the restricted index of the version."""
+        index = view.index(pin.version)
+        sources = (index.batches(), files.batches())
+        own, paths = (
+            pa.chunked_array([batch.column("path") for batch in batches], pa.string()) for batches in sources
+        )
+        if index.header.table_format != "iceberg":
+            # The log of a Delta table spells locations in another way than its Iceberg metadata (UniForm).
+            own, paths = (self._normalise(column) for column in (own, paths))
+        is_own = pc.is_in(paths, value_set=own.combine_chunks()).combine_chunks()
+        ends = accumulate(batch.num_rows for batch in files.batches())
+        return [
+            is_own.slice(end - batch.num_rows, batch.num_rows)
+            for end, batch in zip(ends, files.batches(), strict=True)
+        ]
+
+    def _normalise(self, paths: pa.ChunkedArray) -> pa.ChunkedArray:
+        place = self._stores.place
+        chunks = [[place(path).location for path in chunk.to_pylist()] for chunk in paths.chunks]
+        return pa.chunked_array(chunks, pa.string())
 
     def _scan_files(self, table: LoadedTable, pin: PinnedSnapshot) -> ScanFiles:
         schema = orjson.dumps(table.schema())
@@ -444,40 +459,26 @@ def _pin_of(table: LoadedTable, snapshot_id: int) -> PinnedSnapshot:
 
 
 def _select_files(
-    view: TableView, table: LoadedTable, files: ScanFiles, scan_filter: Filter, start: int
+    files: ScanFiles, masks: Sequence[pa.BooleanArray], scan_filter: Filter, start: int
 ) -> Iterator[tuple[int, pa.RecordBatch, list[int]]]:
     """Batches, each with its start and the places of selected files in it; `start` is a place among all files."""
     predicate, begin = limit_parts(scan_filter.predicate, MAX_PARTS), 0
-    for batch in files.batches():
+    for batch, mask in zip(files.batches(), masks, strict=True):
         if begin + batch.num_rows > start:
-            kept = pc.and_(evaluate(predicate, batch).true, _readable_files(view, table, batch))
+            kept = pc.and_(evaluate(predicate, batch).true, mask)
             places: list[int] = pc.indices_nonzero(kept).to_pylist()
             yield begin, batch, [place for place in places if begin + place >= start]
         begin += batch.num_rows
 
 
-def _readable_files(view: TableView, table: LoadedTable, batch: pa.RecordBatch) -> pa.BooleanArray:
-    if not view.is_restricted:
-        return pa.repeat(pa.scalar(True), batch.num_rows)
-    schema = table.schema()
-    names = ColumnNames(schema, schema, is_case_sensitive=False)
-
-    def by_id(name: ColumnName) -> ColumnName | None:
-        column = names.column(name if isinstance(name, str) else ".".join(name))
-        return None if column is None else str(column.field_id)
-
-    return only_within(rename_columns(view.rule, by_id), batch)
-
-
-def _require_own_deletes(view: TableView, table: LoadedTable, files: ScanFiles) -> None:
+def _require_own_deletes(view: TableView, files: ScanFiles, masks: Sequence[pa.BooleanArray]) -> None:
     """Checks that no delete file of readable files references other files or, by equality, keys of any row."""
-    if not view.is_restricted or not files.delete_files:
+    if not files.delete_files:
         return
     own: set[str] = set()
     foreign: set[str] = set()
     has_any_keys = False
-    for batch in files.batches():
-        is_readable = _readable_files(view, table, batch)
+    for batch, is_readable in zip(files.batches(), masks, strict=True):
         for paths, is_selected in ((own, is_readable), (foreign, pc.invert(is_readable))):
             places = pc.unique(pc.list_flatten(batch.column("deletes").filter(is_selected))).to_pylist()
             deletes = [files.delete_files[place] for place in places]

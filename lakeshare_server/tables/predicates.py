@@ -6,7 +6,7 @@ A part that is not understood is `Unknown`: it may be true, false or null for an
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Context, Decimal
@@ -98,18 +98,6 @@ def replace_leaves(predicate: Predicate, replaced: Callable[[Predicate], Predica
             return Or(tuple(replace_leaves(operand, replaced) for operand in operands))
         case _:
             return replaced(predicate)
-
-
-def rename_columns(predicate: Predicate, column_of: Callable[[ColumnName], ColumnName | None]) -> Predicate:
-    """Returns the predicate with renamed columns; a part whose column has no new name becomes `Unknown`."""
-
-    def rename(leaf: Predicate) -> Predicate:
-        if not isinstance(leaf, Compare | IsNull):
-            return leaf
-        name = column_of(leaf.column)
-        return Unknown(str(leaf.column)) if name is None else replace(leaf, column=name)
-
-    return replace_leaves(predicate, rename)
 
 
 def operands_of(predicate: Predicate) -> tuple[Predicate, ...]:

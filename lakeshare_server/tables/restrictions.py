@@ -35,10 +35,9 @@ from lakeshare_server.tables.predicates import (
     json_kind,
     list_leaves,
 )
-from lakeshare_server.tables.pruning import batch_columns, count_live_rows
+from lakeshare_server.tables.pruning import count_live_rows
 from lakeshare_server.tables.snapshot import TableHead, parse_schema
 
-SPEC_PARTITION = "partition of spec "
 WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 DECIMAL = re.compile(r"[+-]?[0-9]{1,38}(\.[0-9]{1,38})?")
 LONGS = range(-(1 << 63), 1 << 63)
@@ -62,23 +61,11 @@ class Undecided:
     reason: str
 
 
-def only_within(rule: Predicate, batch: pa.RecordBatch) -> pa.BooleanArray:
-    """For each file of a batch with rows, spec_id and `SPEC_PARTITION` columns, whether a rule is true for all rows.
-
-    Parts that are not understood, name no partition column of the file or are null are not true.
-    """
-    result = pa.repeat(pa.scalar(False), batch.num_rows)
-    for spec_id in pc.unique(batch.column("spec_id")).to_pylist():
-        if f"{SPEC_PARTITION}{spec_id}" in batch.schema.names:
-            partition = batch.column(f"{SPEC_PARTITION}{spec_id}")
-            columns = batch_columns(pa.record_batch({"partition": partition}))
-            is_in_spec = pc.equal(batch.column("spec_id"), spec_id)
-            result = pc.if_else(is_in_spec, is_within(rule, partition, columns), result)
-    return result
-
-
 def is_within(rule: Predicate, partition: pa.StructArray, columns: Columns) -> pa.BooleanArray:
-    """For each file with these partition values, whether the rule is true for all of its rows."""
+    """For each file with these partition values, whether the rule is true for all of its rows.
+
+    Parts that are not understood, name no partition column or are null are not true.
+    """
     return pc.fill_null(_truth(rule, partition, columns), False)
 
 

@@ -7,7 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
@@ -87,13 +87,6 @@ class DataFiles:
 
     def in_spec(self, spec_id: int) -> pa.BooleanArray:
         return pc.equal(self.column("spec_id"), spec_id)
-
-    def filtered(self, kept: pa.BooleanArray) -> "DataFiles":
-        maps = ("lower", "upper", "null_counts", "nan_counts", "partition")
-        changes: dict[str, Any] = {
-            name: {key: values.filter(kept) for key, values in getattr(self, name).items()} for name in maps
-        }
-        return replace(self, columns=self.columns.filter(kept), **changes)
 
 
 def arrow_chunk(entries: Entries) -> pa.Table:

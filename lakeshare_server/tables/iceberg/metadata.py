@@ -90,21 +90,16 @@ def read_iceberg(
     in_files = columns_in_files(stores, table, schema, files, root, identities, ids)
     in_lines = partitions.columns_in_lines(table, schema, files, known, in_files, root)
     head = add_vector_feature(iceberg_head(table, schema, root, in_lines, in_files), vectors)
-    ranges = partitions.partition_ranges(table, schema, files, partitions.bounded_type)
-    upper = partitions.column_bounds(schema.fields, files, ranges, is_upper=True)
-    names = files.column("path")
+    # Pruning also uses values that are not in lines.
+    pruning = partitions.pruning_columns(table, schema, files, in_lines or known)
     columns = {
-        "path": _list_paths(names),
-        "name": names,
+        "path": list_paths(files),
+        "name": files.column("path"),
         "size": files.column("size"),
         "modification_time": _list_times(table, snapshot, files.column("snapshot_id")),
         "rows": files.column("rows"),
-        # Pruning also uses values that are not in lines.
-        "partition": partitions.partition_values(table, schema, files, in_lines or known),
-        "min": partitions.column_bounds(schema.fields, files, ranges, is_upper=False),
-        "max": upper,
-        "client_max": partitions.client_maxima(upper, schema.fields, files),
-        "null_count": partitions.null_counts(schema.fields, files, ranges),
+        **pruning,
+        "client_max": partitions.client_maxima(pruning["max"], schema.fields, files),
         **vectors,
     }
     return TableSnapshot(
@@ -112,8 +107,9 @@ def read_iceberg(
     )
 
 
-def _list_paths(names: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
+def list_paths(files: DataFiles) -> pa.Array:
     """Where files are read, by their names in manifests."""
+    names = files.column("path")
     if not pc.any(pc.starts_with(names, "file:"), min_count=0).as_py():
         return names
     return pa.array([local_path(name) for name in names.to_pylist()], pa.string())

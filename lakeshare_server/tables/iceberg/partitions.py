@@ -208,13 +208,21 @@ def tighter_bound(one: pa.Array, other: pa.Array, *, is_upper: bool) -> pa.Array
     return pc.if_else(pc.or_(pc.is_null(one), pc.fill_null(is_tighter, False)), other, one)
 
 
-def partition_ranges(
-    table: "TableMetadata",
-    schema: "Schema",
-    files: DataFiles,
-    type_of: "Callable[[PrimitiveType], pa.DataType | None]",
-) -> dict[int, Range]:
-    """Bounds and null counts of columns by the files' partitions, by column id; `type_of` gives None without bounds."""
+def pruning_columns(
+    table: "TableMetadata", schema: "Schema", files: DataFiles, columns: tuple[str, ...]
+) -> dict[str, pa.StructArray]:
+    """The columns of files that predicates are evaluated on; `columns` are those with partition values."""
+    ranges = _partition_ranges(table, schema, files)
+    return {
+        "partition": partition_values(table, schema, files, columns),
+        "min": _column_bounds(schema.fields, files, ranges, is_upper=False),
+        "max": _column_bounds(schema.fields, files, ranges, is_upper=True),
+        "null_count": _null_counts(schema.fields, files, ranges),
+    }
+
+
+def _partition_ranges(table: "TableMetadata", schema: "Schema", files: DataFiles) -> dict[int, Range]:
+    """Bounds and null counts of columns by the files' partitions, by column id."""
     from pyiceberg.types import PrimitiveType
 
     found: dict[int, Range] = {}
@@ -224,7 +232,7 @@ def partition_ranges(
             values = files.partition.get((spec_id, field.field_id))
             # A dropped column is not in the schema, but in partitions.
             source = schema.find_type(field.source_id) if field.source_id in schema.field_ids else None
-            kind = type_of(source) if isinstance(source, PrimitiveType) else None
+            kind = bounded_type(source) if isinstance(source, PrimitiveType) else None
             span = None if kind is None else _span_of(str(field.transform), str(source))
             if values is None or kind is None or span is None:
                 continue
@@ -311,7 +319,7 @@ WITH_BOUNDS = {
 }  # fmt: skip
 
 
-def column_bounds(
+def _column_bounds(
     fields: Sequence["NestedField"], files: DataFiles, ranges: Mapping[int, Range], *, is_upper: bool
 ) -> pa.StructArray:
     """The lower or upper bounds of all files, as a struct of the table's columns."""
@@ -351,7 +359,7 @@ def client_maxima(known: pa.StructArray, fields: Sequence["NestedField"], files:
     return pa.StructArray.from_arrays(arrays, [member.name for member in known.type])
 
 
-def null_counts(
+def _null_counts(
     fields: Sequence["NestedField"], files: DataFiles, ranges: Mapping[int, Range]
 ) -> pa.StructArray:
     """The null counts of all files, as a struct of the table's columns; null if unknown."""

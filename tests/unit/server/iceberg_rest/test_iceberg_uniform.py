@@ -10,6 +10,7 @@ import pytest
 from lakeshare_server.catalog import Ledger
 from lakeshare_server.tables import open_index
 from lakeshare_server.tables.serveability import judge_serveability
+from tests.builders.grants import grant_to
 from tests.builders.iceberg_rest import TABLE, door, rest_catalog, told_values
 from tests.builders.lake_tables import a_delta_table, some_rows
 from tests.builders.sharing import Provider, Running, a_provider, a_server
@@ -63,6 +64,18 @@ def test_a_converted_table_is_listed_loaded_and_read(
     told = client.get(TABLE).json()["metadata"]
     assert told["current-snapshot-id"] == snapshot
     assert {"delta-version", "delta-timestamp", "secret-owner"}.isdisjoint(told_values(told))
+
+
+def test_scans_are_planned_of_the_files_that_a_rule_allows(
+    provider: Provider, made: UniformTable, running: tuple[Running, httpx.Client, str]
+) -> None:
+    _, client, _ = running
+    made.append(some_rows(days=1))
+    made.convert()
+    published(provider, made)
+    for rule, files in (("NOT FALSE", 2), ("FALSE", 0)):
+        grant_to(provider, "bob", rule=rule)
+        assert len(client.post(f"{TABLE}/plan", json={}).json()["file-scan-tasks"]) == files
 
 
 def test_each_readable_version_that_was_converted_is_a_snapshot(
