@@ -24,7 +24,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lakeshare_pipelines.backup import plan
+from lakeshare_pipelines.backup import model, plan
 from lakeshare_pipelines.backup.model import LISTING, POINT_COPIES, write_rows
 
 MOST, MOST_GIB = 2.0, 6.0
@@ -60,7 +60,7 @@ def planned(listed: Path, held: Path, into: Path) -> None:
     """Ours: whole rows that are fresh, keys of those that are gone."""
     with plan.open_plan_database(into) as on:
         for name, folder in (("cut", listed), ("before", held)):
-            plan.view_rows(on, name, folder)
+            model.view_rows(on, name, folder)
         plan.compare_sides(on, ["warehouse/sales.db/orders_1"])
         gone = pa.schema([POINT_COPIES.field("key")])
         for name, schema in (("fresh", LISTING), ("gone", gone)):

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from lakeshare_pipelines.backup.model import FoundTable
+from lakeshare_pipelines.backup.model import FoundTable, open_database
 from lakeshare_pipelines.backup.points import get_point_time
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
 from lakeshare_pipelines.backup.verify.delta import assess
-from lakeshare_pipelines.backup.verify.objects import OBJECTS, TableCopy, open_database
+from lakeshare_pipelines.backup.verify.objects import OBJECTS, TableCopy
 
 ADDS, COMMITS = 1_000_000, 500
 MOST_S = 25.0

@@ -1,11 +1,17 @@
 """Records of each step of a backup, kept as JSON in the workspace and the point; schemas of the row files."""
 
+import atexit
 import datetime as dt
+import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Literal
 
+import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -57,7 +63,7 @@ class Estimate(BaseModel, frozen=True):
 
 
 class PlanRecord(BaseModel, frozen=True):
-    """A plan: rows of schema PLAN in the workspace's folder `plan`."""
+    """A plan: rows of schema COPIES in the workspace's folder `plan`."""
 
     day: str
     as_of: dt.datetime
@@ -69,7 +75,7 @@ class PlanRecord(BaseModel, frozen=True):
 
 
 class CopyRecord(BaseModel, frozen=True):
-    """Result of an engine: rows of COPY_RESULTS in the workspace's folder `done`, one for each row to copy."""
+    """Result of an engine: rows of COPIES in the workspace's folder `done`, one for each row to copy."""
 
     engine: str
     succeeded: int
@@ -221,7 +227,7 @@ LANES = ("held", "small", "large", "archived", "external")
 """held: the target has the object already. small, large: up to and above the limit of one copy request. archived: to
 be thawed first. external: a file of a table outside the source."""
 
-PLAN = pa.schema(
+COPIES = pa.schema(
     [
         *LISTING,
         _required("lane", pa.string()),  # One of LANES
@@ -229,17 +235,8 @@ PLAN = pa.schema(
         # Key of the table's root without a slash at its end; null for objects outside tables.
         pa.field("table_root", pa.string()),
         _required("first_point", pa.string()),  # The day of the point that copied the object first
-    ]
-)
-"""The objects that a point will hold, each once."""
-
-COPY_RESULTS = pa.schema(
-    [
-        _required("bucket", pa.string()),
-        _required("key", pa.string()),
-        pa.field("version_id", pa.string()),
-        _required("stored_key", pa.string()),
-        _required("status", pa.string()),  # "succeeded" or "failed"
+        # "held", "succeeded" or "failed"; null before the object is copied.
+        pa.field("status", pa.string()),
         # S3's error code ("NoSuchKey", "PreconditionFailed", …), HTTP status and message; null on success.
         pa.field("error_code", pa.string()),
         pa.field("http_status", pa.int32()),
@@ -248,20 +245,24 @@ COPY_RESULTS = pa.schema(
         pa.field("stored_version_id", pa.string()),
         # "sha256:…" or "crc64nvme:…" of the copied content, if the engine knows it.
         pa.field("checksum", pa.string()),
-        pa.field("size_bytes", pa.int64()),
+        # Verification level: 0 reported, 1 present with its size, 2 same ETag, 3 same checksum (levels L0-L3).
+        pa.field("level", pa.int8()),
+        # Whether the copy was made again, or of an older version, by the verification.
+        pa.field("is_healed", pa.bool_()),
     ]
 )
-"""The result of each object of a plan: rows of an engine's ledger, and of any report in AWS's layout."""
+"""The objects that a point will hold, each once, from the plan to the verification. A plan has what the earlier point
+knows of its held objects; an engine adds the results of the others."""
+
+RESULT_COLUMNS = (
+    "status", "error_code", "http_status", "message", "stored_etag", "stored_version_id", "checksum"
+)  # fmt: skip
 
 POINT_COPIES = pa.schema(
     [
-        *map(PLAN.field, ("bucket", "key", "version_id", "size_bytes", "last_modified", "etag", "storage_class")),
-        *(PLAN.field(name) for name in ("stored_key", "table_root", "first_point")),
-        *(COPY_RESULTS.field(name) for name in ("stored_etag", "stored_version_id", "checksum")),
-        # Verification level: 0 reported, 1 present with its size, 2 same ETag, 3 same checksum (levels L0-L3).
-        _required("level", pa.int8()),
-        # Whether the copy was made again, or of an older version, by the verification.
-        _required("is_healed", pa.bool_()),
+        *map(COPIES.field, ("bucket", "key", "version_id", "size_bytes", "last_modified", "etag", "storage_class")),
+        *map(COPIES.field, ("stored_key", "table_root", "first_point", "stored_etag", "stored_version_id", "checksum")),
+        *(COPIES.field(name).with_nullable(False) for name in ("level", "is_healed")),
     ]
 )  # fmt: skip
 """The objects that a point holds: enough to find, to compare with the next listing, and to restore each."""
@@ -269,6 +270,30 @@ POINT_COPIES = pa.schema(
 ARCHIVES = ("GLACIER", "DEEP_ARCHIVE")  # Storage classes of objects that must be thawed; GLACIER_IR is none
 ROWS_A_FILE = 1_000_000
 ROWS_A_BATCH = 32_768  # Small batches reuse memory: touching new memory costs as much as reading
+
+
+DUCKDB_MEMORY = "2GB"
+
+
+@contextmanager
+def open_database() -> Iterator[duckdb.DuckDBPyConnection]:
+    """A connection whose temporary tables and registered tables are its own; what exceeds the memory is on the disk."""
+    with _database_of_process(os.getpid()).cursor() as database:
+        yield database
+
+
+@cache
+def _database_of_process(_pid: int) -> duckdb.DuckDBPyConnection:
+    """The one DuckDB of this process: starting one takes 10 ms, which several queries per table would wait for."""
+    spilled = mkdtemp(prefix="lakeshare-backup-")
+    atexit.register(shutil.rmtree, spilled, ignore_errors=True)
+    return duckdb.connect(config={"memory_limit": DUCKDB_MEMORY, "temp_directory": spilled})
+
+
+def view_rows(on: duckdb.DuckDBPyConnection, name: str, folder: Path) -> None:
+    """Make a temporary view of a folder of rows."""
+    paths = ", ".join("'" + str(path).replace("'", "''") + "'" for path in sorted(folder.glob("*.parquet")))
+    on.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS FROM read_parquet([{paths}])")
 
 
 def write_rows(folder: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch | pa.Table]) -> int:
@@ -282,12 +307,11 @@ def write_rows(folder: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch
     rows, writer, number = 0, None, 0
     try:
         for batch in batches:
-            table = batch if isinstance(batch, pa.Table) else pa.Table.from_batches([batch])
             if writer is None:
                 path = unfinished / f"part-{number:05}.parquet"
                 writer = pq.ParquetWriter(path, schema, compression="zstd")
-            writer.write_table(table.select(schema.names).cast(schema))
-            rows += table.num_rows
+            writer.write_table(conform(batch, schema))
+            rows += batch.num_rows
             if rows // ROWS_A_FILE > number:
                 writer.close()
                 writer, number = None, rows // ROWS_A_FILE
@@ -298,6 +322,15 @@ def write_rows(folder: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch
             writer.close()
     unfinished.rename(folder)
     return rows
+
+
+def conform(rows: pa.Table | pa.RecordBatch, schema: pa.Schema) -> pa.Table:
+    """The columns of a schema; those that the rows lack are null."""
+    names = rows.schema.names
+    columns = [
+        rows[field.name] if field.name in names else pa.nulls(rows.num_rows, field.type) for field in schema
+    ]
+    return pa.table(columns, schema.names).cast(schema)
 
 
 def make_listing_batch(columns: dict[str, pa.Array], count: int) -> pa.RecordBatch:

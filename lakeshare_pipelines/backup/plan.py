@@ -344,9 +344,7 @@ def select_rows_of_moment(
         "to_folder": backup.target.kind == FOLDER,
     }
     with duckdb.connect() as database:
-        database.read_parquet([str(path) for path in sorted(listing.glob("*.parquet"))]).create_view(
-            "listing"
-        )
+        model.view_rows(database, "listing", listing)
         rows = database.sql(_AT_MOMENT_OF_VERSIONS if has_versions else _AT_MOMENT, params=values)
         for batch in rows.to_arrow_reader(model.ROWS_A_BATCH):
             for count in pc.value_counts(batch["reason"].drop_null()).to_pylist():
@@ -446,9 +444,7 @@ INSERT INTO moved SELECT DISTINCT unit FROM wanted w JOIN copies c USING (stored
 WHERE NOT coalesce(w.etag = c.etag AND w.size_bytes = c.size_bytes, false)
 """
 _HELD = """
-SELECT *, 'held' AS lane, true AS is_latest, false AS is_delete_marker,
-    NULL AS is_multipart, NULL AS encryption, NULL AS checksum_algorithm
-FROM (
+SELECT *, 'held' AS lane, 'held' AS status, true AS is_latest, false AS is_delete_marker FROM (
     SELECT * REPLACE (nearest AS table_root) FROM unchanged ANTI JOIN moved USING (unit)
     UNION ALL BY NAME SELECT * FROM stored SEMI JOIN roots ON table_root = root WHERE bucket <> $bucket AND $follow
 )
@@ -478,10 +474,6 @@ def open_plan_database(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
         yield on
 
 
-def view_rows(on: duckdb.DuckDBPyConnection, name: str, folder: Path) -> None:
-    on.read_parquet([str(path) for path in sorted(folder.glob("*.parquet"))]).create_view(name)
-
-
 def compare_sides(on: duckdb.DuckDBPyConnection, roots: Iterable[str]) -> None:
     """Compare views `cut` and `before` by key, ETag and size. Makes views `fresh` (rows that are only in `cut`),
     `unchanged` (rows of `before` that are in both) and `gone` (keys of the others of `before`); a changed key is in
@@ -507,7 +499,7 @@ def make_plan(
     *,
     is_bounded: bool = True,
 ) -> model.PlanRecord:
-    """Write rows of schema PLAN, the objects of the day's point, into the workspace's folder `plan`.
+    """Write rows of schema COPIES, the objects of the day's point, into the workspace's folder `plan`.
 
     Raises BackupError if there is no listing, it has nothing of the day, or, with `is_bounded`, the plan exceeds the
     backup's bounds.
@@ -546,8 +538,8 @@ class _PlanDraft:
             self._move_conflicts(previous, prefixes)
         moved = {family for (family,) in self.on.sql(_MOVED_FAMILIES).fetchall()}
         families = dict(self.on.sql(_FAMILIES).fetchall())
-        model.write_rows(self.workspace.clear("plan"), model.PLAN, self._make_rows(prefixes))
-        view_rows(self.on, "plan", self.workspace.rows("plan"))
+        model.write_rows(self.workspace.clear("plan"), model.COPIES, self._make_rows(prefixes))
+        model.view_rows(self.on, "plan", self.workspace.rows("plan"))
         estimate = self._estimate(previous)
         races = []
         # With versions, a removed file is still there as an older version.
@@ -629,8 +621,8 @@ class _PlanDraft:
         stored = self.workspace.clear("stored")
         copies = () if previous is None else self.points.read_copies(previous)
         model.write_rows(stored, model.POINT_COPIES, copies)
-        view_rows(self.on, "cut", self.workspace.rows("cut"))
-        view_rows(self.on, "stored", stored)
+        model.view_rows(self.on, "cut", self.workspace.rows("cut"))
+        model.view_rows(self.on, "stored", stored)
         # No listing has files outside the source.
         is_source = duckdb.ColumnExpression("bucket") == duckdb.ConstantExpression(self.backup.source.bucket)
         self.on.view("stored").filter(is_source).create_view("before")

@@ -125,7 +125,7 @@ class Points:
     def read_copies(self, point: Point, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
         """The copies of a point: rows of schema POINT_COPIES; copies that were made again are in their new place.
         Raises DamagedRecord if a file of the rows is missing, truncated or changed."""
-        repaired = self._read_repaired(point)
+        repaired = self.read_repaired(point.day)
         repaired_keys = repaired["stored_key"].combine_chunks()
         read = columns if columns is None or "stored_key" in columns else [*columns, "stored_key"]
         for name, content in self._read_held_files(point):
@@ -156,17 +156,18 @@ class Points:
             files += 1
         return digest.hexdigest() if files else None
 
-    def _read_repaired(self, point: Point) -> pa.Table:
+    def read_repaired(self, day: str) -> pa.Table:
+        """The copies of a day's point that were made again: rows of schema POINT_COPIES."""
         try:
-            content = self.store.read(f"{self.folder(point.day)}held-repaired.parquet")
+            content = self.store.read(f"{self.folder(day)}held-repaired.parquet")
             return pq.read_table(io.BytesIO(content)).cast(POINT_COPIES)
         except ObjectMissing:
             return POINT_COPIES.empty_table()
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise self._make_error(point.day, f"held-repaired.parquet cannot be read: {error}") from error
+            raise self._make_error(day, f"held-repaired.parquet cannot be read: {error}") from error
 
     def record_repaired(self, point: Point, rows: pa.Table) -> None:
-        before = self._read_repaired(point)
+        before = self.read_repaired(point.day)
         stays = pc.invert(pc.is_in(before["stored_key"], rows["stored_key"].combine_chunks()))
         file = io.BytesIO()
         pq.write_table(pa.concat_tables([before.filter(stays), rows.cast(POINT_COPIES)]), file)

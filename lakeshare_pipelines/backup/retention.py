@@ -19,7 +19,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeshare_pipelines.backup.config import GIB, Backup, Retention
-from lakeshare_pipelines.backup.model import GOOD_STATUSES, POINT_COPIES, Point, ReportMessage, Status
+from lakeshare_pipelines.backup.model import (
+    GOOD_STATUSES,
+    POINT_COPIES,
+    Point,
+    ReportMessage,
+    Status,
+    open_database,
+)
 from lakeshare_pipelines.backup.points import CLAIM, POINT, SWEEP, SWEPT, Points, get_point_time
 from lakeshare_pipelines.backup.stores import (
     CHECK_ENDPOINT,
@@ -34,7 +41,6 @@ from lakeshare_pipelines.backup.verify.objects import (
     TableCopy,
     load_copies,
     normalize_location,
-    open_database,
 )
 from lakeshare_pipelines.errors import BackupError, DamagedRecord, ObjectMissing
 from lakeshare_server.storage.s3 import S3Refused, S3Unreachable

@@ -10,11 +10,10 @@ from functools import partial
 from typing import Any
 
 import duckdb
-import pyarrow as pa
 from pydantic import BaseModel
 
 from lakeshare_pipelines.backup.config import Backup
-from lakeshare_pipelines.backup.model import ARCHIVES, ReportMessage
+from lakeshare_pipelines.backup.model import ARCHIVES, ReportMessage, open_database
 from lakeshare_pipelines.backup.points import OWN_PREFIX, Points, Workspace, get_point_time
 from lakeshare_pipelines.backup.restore.copies import ignore_progress
 from lakeshare_pipelines.backup.retention import hold_point
@@ -70,7 +69,7 @@ def scrub(
     reads all copies. Called again after an interruption, it continues. Raises BackupError if the target does not
     answer, or refuses.
     """
-    with ExitStack() as leases, objects.open_database() as on:
+    with ExitStack() as leases, open_database() as on:
         whole, damaged = points.readable(as_made=True)
         # No sweep removes a copy while it is read.
         for point in whole:
@@ -149,13 +148,8 @@ class _ScrubRun:
         return tuple(repaired)
 
     def _order(self) -> tuple[int, int, int, int]:
-        known = objects.ReadingStore(self.points).load()
-        times = known["read_at"].cast(pa.timestamp("us"))
-        self.on.register("readings", known.set_column(known.column_names.index("read_at"), "read_at", times))
-        made_at = (
-            "CASE WHEN contains(first_point, 'T') THEN strptime(first_point, '%Y-%m-%dT%H%M%SZ') "
-            "ELSE strptime(first_point, '%Y-%m-%d') + INTERVAL 1 DAY END"
-        )
+        objects.register_readings(self.on, self.points)
+        made_at = objects.MADE_AT
         self.on.execute(
             "CREATE TEMP TABLE once AS SELECT DISTINCT ON (place, stored_key, stored_version_id) * FROM copies "
             "ORDER BY place, stored_key, stored_version_id, day DESC"
@@ -279,15 +273,14 @@ class _ScrubRun:
             first_point=row["first_point"],
         )
         ends, prefix = (source.address, target.address), self._get_work_prefix(target)
-        _, done = objects.copy_rows(
+        done = objects.copy_rows(
             self.backup, self._workspace, [planned], *ends, prefix, self.now, ignore_progress
         )
         return bool(done["status"].to_pylist() == ["succeeded"])
 
 
 def _rows(on: duckdb.DuckDBPyConnection, query: str, values: Sequence[Any] = ()) -> list[Row]:
-    found: list[Row] = on.sql(query, params=list(values)).to_arrow_table().to_pylist()
-    return found
+    return objects.fetch_rows(on.sql(query, params=list(values)))
 
 
 def _row(on: duckdb.DuckDBPyConnection, query: str, values: Sequence[Any] = ()) -> tuple[Any, ...]:

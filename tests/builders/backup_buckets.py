@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from lakeshare_pipelines.backup.copy.engine import CopyTask
-from lakeshare_pipelines.backup.model import COPY_RESULTS, read_table
+from lakeshare_pipelines.backup.model import COPIES, read_table
 from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, open_store
 from tests.builders.backup_keys import put_objects, read_objects
 from tests.builders.backup_plan import plan_folder, planned
@@ -104,7 +104,7 @@ def buckets(client: Any, endpoint: str, region: str, folder: Path) -> Copies:
 
 def done_of(task: CopyTask) -> dict[str, dict[str, Any]]:
     """What an engine left of a task: rows of schema DONE by key; each key is there once."""
-    table: pa.Table = read_table(task.done, COPY_RESULTS)
+    table: pa.Table = read_table(task.done, COPIES)
     rows = {row["key"]: row for row in table.to_pylist()}
     assert len(rows) == table.num_rows, "a row is told twice"
     return rows

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from lakeshare_pipelines.backup.copy.engine import CopyTask
-from lakeshare_pipelines.backup.model import COPY_RESULTS, PLAN, read_table, write_rows
+from lakeshare_pipelines.backup.model import COPIES, read_table, write_rows
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
 
 AS_OF = dt.datetime(2100, 1, 1, tzinfo=dt.UTC)
@@ -18,7 +18,7 @@ WORK = "_lakeshare/lake/points/2026-11-20/engine/"
 def a_plan(
     folder: Path, source: StoreAddress, *, stored: str = "objects/", held: Iterable[str] = ()
 ) -> list[str]:
-    """Everything in a store, as rows of PLAN in `folder`; returns the keys to copy."""
+    """Everything in a store, as rows of COPIES in `folder`; returns the keys to copy."""
     held, rows = set(held), []
     for one in open_store(source).list():
         rows.append(
@@ -37,7 +37,7 @@ def a_plan(
                 "first_point": "2026-11-20",
             }
         )
-    write_rows(folder, PLAN, [pa.Table.from_pylist(rows, PLAN)])
+    write_rows(folder, COPIES, [pa.Table.from_pylist(rows, COPIES)])
     return [row["key"] for row in rows if row["key"] not in held]
 
 
@@ -51,4 +51,4 @@ def a_task(folder: Path, source: StoreAddress, target: StoreAddress, **given: An
 
 def done_of(task: CopyTask) -> dict[str, dict[str, Any]]:
     """What became of each object, by its key."""
-    return {row["key"]: row for row in read_table(task.done, COPY_RESULTS).to_pylist()}
+    return {row["key"]: row for row in read_table(task.done, COPIES).to_pylist()}

@@ -18,9 +18,8 @@ from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.copy.engine import CopyTask
 from lakeshare_pipelines.backup.copy.local import LocalEngine
 from lakeshare_pipelines.backup.model import (
-    COPY_RESULTS,
+    COPIES,
     LISTING,
-    PLAN,
     CopyRecord,
     Estimate,
     FoundTable,
@@ -90,7 +89,7 @@ class Lake:
         """Plan what was listed of before as_of; `held` are keys that the point before it has."""
         rows = [one for one in listing if one.last_modified < as_of]
         tables = found_tables([one.key for one in rows], self.backup)
-        write_rows(self.workspace(day).clear("plan"), PLAN, [_plan_rows(self, rows, tables, day, held)])
+        write_rows(self.workspace(day).clear("plan"), COPIES, [_plan_rows(self, rows, tables, day, held)])
         estimate = Estimate(
             objects=len(rows),
             size_bytes=0,
@@ -113,12 +112,10 @@ class Lake:
                 for path in sorted((self.workspace(day).rows("plan")).glob("*.parquet"))
                 for batch in _batches(path)
             ],
-            PLAN,
+            COPIES,
         )
         rows = [_copied(self, row) for row in plan.to_pylist() if row["lane"] != "held"]
-        write_rows(
-            self.workspace(day).clear("done"), COPY_RESULTS, [pa.Table.from_pylist(rows, COPY_RESULTS)]
-        )
+        write_rows(self.workspace(day).clear("done"), COPIES, [pa.Table.from_pylist(rows, COPIES)])
         failed = sum(row["status"] == "failed" for row in rows)
         if changed is not None:
             changed(self.target)
@@ -236,6 +233,10 @@ def _plan_rows(
     lake: Lake, rows: Sequence[ListedObject], tables: Sequence[FoundTable], day: str, held: Sequence[str]
 ) -> pa.Table:
     roots = sorted((table.root for table in tables), key=len, reverse=True)
+    points = Points(lake.backup)
+    earlier = points.latest(before=day) if held else None
+    batches = points.read_copies(earlier) if earlier else ()
+    known = {row["key"]: {**row, "status": "held"} for batch in batches for row in batch.to_pylist()}
     prefix = "objects/" if lake.layout == "incremental" else ""
     planned = [
         {
@@ -246,10 +247,11 @@ def _plan_rows(
             "stored_key": f"{prefix}{one.key}",
             "table_root": next((root for root in roots if one.key.startswith(f"{root}/")), None),
             "first_point": day,
+            **(known.get(one.key, {}) if one.key in held else {}),
         }
         for one in rows
     ]
-    return pa.Table.from_pylist(planned, PLAN)
+    return pa.Table.from_pylist(planned, COPIES)
 
 
 def _batches(path: Path) -> list[pa.RecordBatch]:
@@ -257,17 +259,16 @@ def _batches(path: Path) -> list[pa.RecordBatch]:
 
 
 def _copied(lake: Lake, row: dict) -> dict:
-    base = {name: row[name] for name in ("bucket", "key", "version_id", "stored_key", "size_bytes")}
     now = open_store(lake.backup.source).head(row["key"])
     if now is None:
-        return base | {
+        return row | {
             "status": "failed",
             "error_code": "NoSuchKey",
             "http_status": 404,
             "message": "it is gone",
         }
     if now.etag != row["etag"]:
-        return base | {
+        return row | {
             "status": "failed",
             "error_code": "PreconditionFailed",
             "http_status": 412,
@@ -276,4 +277,4 @@ def _copied(lake: Lake, row: dict) -> dict:
     to = lake.target / row["stored_key"]
     to.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy2(lake.source / row["key"], to)
-    return base | {"status": "succeeded", "checksum": f"sha256:{hashlib.sha256(to.read_bytes()).hexdigest()}"}
+    return row | {"status": "succeeded", "checksum": f"sha256:{hashlib.sha256(to.read_bytes()).hexdigest()}"}

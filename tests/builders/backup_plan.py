@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from lakeshare_pipelines.backup.model import PLAN, write_rows
+from lakeshare_pipelines.backup.model import COPIES, write_rows
 
 MODIFIED = dt.datetime(2026, 11, 19, 12, tzinfo=dt.UTC)
 
@@ -37,10 +37,10 @@ def planned(key: str, **changed: Any) -> dict[str, Any]:
 
 def plan_batch(*rows: dict[str, Any]) -> pa.RecordBatch:
     """The rows as one batch."""
-    return pa.RecordBatch.from_pylist(list(rows), PLAN)
+    return pa.RecordBatch.from_pylist(list(rows), COPIES)
 
 
 def plan_folder(folder: Path, rows: Iterable[dict[str, Any]]) -> Path:
     """The rows in a folder, as a workspace has them."""
-    write_rows(folder, PLAN, [plan_batch(*rows)])
+    write_rows(folder, COPIES, [plan_batch(*rows)])
     return folder

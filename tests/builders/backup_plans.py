@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.model import (
+    COPIES,
     LISTING,
-    PLAN,
     POINT_COPIES,
     CopyRecord,
     ListingRecord,
@@ -98,7 +98,7 @@ class Planner:
 
     def rows(self, day: str) -> list[dict[str, Any]]:
         """The day's planned rows."""
-        found: list[dict[str, Any]] = read_table(self.workspace(day).rows("plan"), PLAN).to_pylist()
+        found: list[dict[str, Any]] = read_table(self.workspace(day).rows("plan"), COPIES).to_pylist()
         return found
 
     def by_key(self, day: str) -> dict[str, dict[str, Any]]:

@@ -9,15 +9,16 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakeshare_pipelines.backup.model import FoundTable, read_rows
-from lakeshare_pipelines.backup.stores import StoreAddress, head_existing, open_store
+from lakeshare_pipelines.backup.model import POINT_COPIES, FoundTable, open_database
+from lakeshare_pipelines.backup.stores import StoreAddress, open_store
 from lakeshare_pipelines.backup.verify.objects import (
     TableCopy,
-    join_reports,
+    fetch_objects,
     judge_objects,
-    make_listed_table,
+    load_listed,
+    view_reports,
 )
-from tests.builders.backup_lakes import AS_OF, Lake, at
+from tests.builders.backup_lakes import AS_OF, DAY, Lake, at
 from tests.builders.deletion_vector import to_z85
 from tests.builders.log_files import WrittenLog, add, metadata, remove
 
@@ -187,11 +188,12 @@ def table_copy(lake: Lake, root: str = ROOT) -> TableCopy:
     """One table of a lake, after everything was copied."""
     lake.plan(lake.listing())
     lake.copy()
-    target = open_store(StoreAddress(url=str(lake.target)))
-    workspace = lake.workspace()
-    reported, _ = join_reports(read_rows(workspace.rows("plan")), read_rows(workspace.rows("done")), ())
-    listed = make_listed_table(head_existing(target, reported["stored_key"].to_pylist()))
-    objects = judge_objects(reported, listed, lake.backup.source, target)
+    target, workspace = open_store(StoreAddress(url=str(lake.target))), lake.workspace()
+    with open_database() as on:
+        view_reports(on, workspace.rows("plan"), workspace.rows("done"), POINT_COPIES.empty_table())
+        load_listed(on, target.address)
+        judge_objects(on, lake.backup.source, target, DAY, AS_OF)
+        objects = fetch_objects(on)
     table = FoundTable(bucket=str(lake.source), root=root, format="delta", stored_root=f"objects/{root}")
     own = objects.filter(pc.equal(objects["table_root"], root))
     return TableCopy(table, lake.backup.source, target, own, lambda named: _by_location(objects, named))

@@ -188,16 +188,16 @@ def test_every_version_that_is_asked_for_is_the_one_that_is_copied(
 ) -> None:
     import pyarrow as pa
 
-    from lakeshare_pipelines.backup.model import PLAN, read_table, write_rows
+    from lakeshare_pipelines.backup.model import COPIES, read_table, write_rows
 
     for bucket in (lake.bucket, vault.bucket):
         client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
     old = client.put_object(Bucket=lake.bucket, Key="t/part-00", Body=b"old")
     client.put_object(Bucket=lake.bucket, Key="t/part-00", Body=b"new")
     a_plan(tmp_path / "all" / "plan", lake)
-    rows = [row for row in read_table(tmp_path / "all" / "plan", PLAN).to_pylist() if "00" in row["key"]]
+    rows = [row for row in read_table(tmp_path / "all" / "plan", COPIES).to_pylist() if "00" in row["key"]]
     rows[0] |= {"version_id": old["VersionId"], "etag": old["ETag"].strip('"'), "size_bytes": 3}
-    write_rows(tmp_path / "plan", PLAN, [pa.Table.from_pylist(rows, PLAN)])
+    write_rows(tmp_path / "plan", COPIES, [pa.Table.from_pylist(rows, COPIES)])
     task = a_task(tmp_path, lake, vault)
     record = LocalEngine().copy(task, lambda _: None)
     stored = done_of(task)["t/part-00"]

@@ -39,7 +39,7 @@ NULL_VERSION = "null"  # The null version in a manifest; an empty version id fai
 
 COPIED = ("bucket", "key", "version_id", "size_bytes", "stored_key")
 ROWS = pa.schema(
-    [model.PLAN.field(name) for name in COPIED]
+    [model.COPIES.field(name) for name in COPIED]
     + [pa.field("asked_version", pa.string()), pa.field("asked_key", pa.string(), nullable=False)]
 )
 """The rows of a job; `asked_key` and `asked_version` are spelt as in its manifest."""
@@ -313,22 +313,20 @@ NOT_REPORTED = "NotReported"  # Error code of rows that are missing in the repor
 OBJECT_ERRORS = {"NoSuchKey", "NoSuchVersion", "PreconditionFailed", "InvalidObjectState", NOT_REPORTED}
 FEW = 10  # From so many failures on, without any success, the cause is not the objects
 MAX_NAMED = 3
-REPORT_COLUMNS = [name for name in model.COPY_RESULTS.names if name not in COPIED]
 
 
 def join_report(rows: pa.Table, report: pa.Table) -> pa.Table:
-    """A job's rows (schema ROWS) with their results in its report (columns of COPY_RESULTS): schema COPY_RESULTS."""
+    """A job's rows (schema ROWS) with their results in its report (schema RESULTS): schema RESULTS without ETags."""
     names = _join_ids(report, "key", "version_id").combine_chunks()
     # Reports spell keys like the manifest, or decoded.
     matches = [pc.index_in(_join_ids(rows, key, "asked_version"), names) for key in ("asked_key", "key")]
     index = min(matches, key=lambda match: match.null_count)
-    columns = {name: report[name].take(index) for name in REPORT_COLUMNS}
+    columns = {name: report[name].take(index) for name in model.RESULT_COLUMNS}
     is_missing = pc.is_null(columns["status"])
     message = "the job's report does not contain it"
     missing = {"status": "failed", "error_code": NOT_REPORTED, "message": message}
     columns |= {name: pc.if_else(is_missing, value, columns[name]) for name, value in missing.items()}
-    columns |= {name: rows[name] for name in COPIED}
-    return pa.table([columns[name] for name in model.COPY_RESULTS.names], schema=model.COPY_RESULTS)
+    return model.conform(pa.table(columns | {name: rows[name] for name in COPIED}), engine.RESULTS)
 
 
 def _join_ids(table: pa.Table, key: str, version: str) -> pa.ChunkedArray:
@@ -397,9 +395,9 @@ class AttemptStore:
         return attempt
 
     def done(self, job: BatchJob) -> pa.Table:
-        """The results of a job's rows, by its report; schema COPY_RESULTS, in the order of `rows`."""
+        """The results of a job's rows, by its report; schema RESULTS, in the order of `rows`."""
         key = self.find_report(job)
-        report = engine.read_results(self.store, key) if key else model.COPY_RESULTS.empty_table()
+        report = engine.read_results(self.store, key) if key else engine.RESULTS.empty_table()
         return join_report(self.rows(job), report)
 
     def rows(self, job: BatchJob) -> pa.Table:
@@ -480,7 +478,7 @@ class AwsBatchEngine:
         others = _make_task_of_others(task)
         shutil.rmtree(others.plan.parent, ignore_errors=True)
         others.plan.parent.mkdir(parents=True)
-        if model.write_rows(others.plan, model.PLAN, _select_others(model.read_rows(task.plan))):
+        if model.write_rows(others.plan, model.COPIES, _select_others(model.read_rows(task.plan))):
             others_record = self._beside.copy(others, progress.report_others)
         else:
             others_record = engine.write_results(self._beside.name, others, (), 0.0, (), {})
@@ -490,7 +488,8 @@ class AwsBatchEngine:
         results = chain(_read_results_of_jobs(store, attempts), model.read_rows(others.done))
         keys = [store.find_report(job) for attempt in attempts.attempts for job in attempt.jobs]
         reports = [*(task.target.location(key) for key in keys if key), *others_record.reports]
-        return engine.write_results(self.name, task, results, seconds, reports, others_record.capabilities)
+        capabilities = others_record.capabilities
+        return engine.write_results(self.name, task, results, seconds, reports, capabilities, engine.NAMES)
 
     def cancel(self, task: engine.CopyTask) -> None:
         """Cancel the unfinished jobs of a task; finished copies stay, the next `copy` makes new jobs."""

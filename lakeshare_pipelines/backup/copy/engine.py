@@ -32,8 +32,8 @@ class CopyTask:
 
     source: StoreAddress
     target: StoreAddress
-    plan: Path  # Folder of rows of schema PLAN; those of lane `held` are not copied
-    done: Path  # Folder of rows of COPY_RESULTS; it appears when the copy is complete
+    plan: Path  # Folder of rows of schema COPIES; those of lane `held` are not copied
+    done: Path  # Folder of the copied rows with their results; it appears when the copy is complete
     work_prefix: str  # Prefix in the target of the engine's ledger, manifests and reports; ends with a slash
     as_of: dt.datetime  # Copies of objects that were modified later fail
     copy_limit_bytes: int
@@ -88,18 +88,65 @@ def compute_plan_digest(batches: Iterable[pa.RecordBatch]) -> str:
     return digest.hexdigest()[:16]
 
 
+RESULTS = pa.schema(
+    map(
+        model.COPIES.field,
+        ("bucket", "key", "version_id", "stored_key", "size_bytes", "etag", *model.RESULT_COLUMNS),
+    )
+)
+"""The result of one copy: rows of an engine's ledger, and of a report in AWS's layout."""
+
+NAMES = ("bucket", "key", "version_id", "stored_key")  # The columns that identify a copy of one plan
+IDENTITY = (*NAMES, "etag")  # Those that identify a copy of any plan
+# Of several results of an object a success counts, else the newest.
+_BEST = """
+CREATE TEMP TABLE best AS SELECT * FROM given
+QUALIFY row_number() OVER (PARTITION BY {identity} ORDER BY status = 'succeeded' DESC, place DESC) = 1
+"""
+_JOINED = """
+SELECT p.* REPLACE ({results}) FROM plan p LEFT JOIN best b ON {identity} WHERE p.lane <> 'held'
+"""
+
+
+def join_results(
+    plan: Path, results: Iterable[pa.RecordBatch | pa.Table], identity: Sequence[str] = IDENTITY
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a plan that an engine copies, with the best of their results (columns of RESULTS), oldest first."""
+    given = (
+        model.conform(rows, RESULTS).append_column("place", pa.array([place] * rows.num_rows, pa.int64()))
+        for place, rows in enumerate(results)
+    )
+    schema = RESULTS.append(pa.field("place", pa.int64()))
+    batches = (batch for table in given for batch in table.to_batches())
+    with model.open_database() as on:
+        on.register("given", pa.RecordBatchReader.from_batches(schema, batches))
+        on.execute(_BEST.format(identity=", ".join(identity)))
+        model.view_rows(on, "plan", plan)
+        columns = ", ".join(f"b.{name} AS {name}" for name in model.RESULT_COLUMNS)
+        is_same = " AND ".join(f"p.{name} IS NOT DISTINCT FROM b.{name}" for name in identity)
+        yield from on.sql(_JOINED.format(results=columns, identity=is_same)).to_arrow_reader(
+            model.ROWS_A_BATCH
+        )
+
+
 def write_results(
     engine: str,
     task: CopyTask,
-    results: Iterable[pa.RecordBatch],
+    results: Iterable[pa.RecordBatch | pa.Table],
     seconds: float,
     reports: Sequence[str],
     capabilities: Mapping[str, bool],
+    identity: Sequence[str] = IDENTITY,
 ) -> model.CopyRecord:
-    """Write the rows of COPY_RESULTS of a complete copy into `task.done`; returns the record of the engine."""
-    rows = model.write_rows(task.done, model.COPY_RESULTS, results)
+    """Write the rows of a complete copy into `task.done`; returns the record of the engine. Raises BackupError if an
+    object of the plan has no result."""
+    rows = model.write_rows(
+        task.done, model.COPIES, _require_results(task, join_results(task.plan, results, identity))
+    )
     written = model.read_rows(task.done, ["status", "size_bytes"])
-    succeeded, size_bytes = model.count_rows(_filter_by_status(batch, "succeeded") for batch in written)
+    succeeded, size_bytes = model.count_rows(
+        batch.filter(pc.field("status") == "succeeded") for batch in written
+    )
     return model.CopyRecord(
         engine=engine,
         succeeded=succeeded,
@@ -111,6 +158,17 @@ def write_results(
     )
 
 
+def _require_results(task: CopyTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    without = 0
+    for batch in batches:
+        without += batch["status"].null_count
+        yield batch
+    if without:
+        reason = f"there is no result for {without} objects of the plan"
+        fix = "Run the copy again: it copies what is left."
+        raise BackupError(task.target.location(task.work_prefix), reason, fix)
+
+
 REPORT_FORMAT = "Report_CSV_20180820"
 SCHEMA = "Bucket, Key, VersionId, TaskStatus, ErrorCode, HTTPStatusCode, ResultMessage"
 MANIFESTS = ("manifest.json", "report.json")  # The names in the user guide and in the service model
@@ -118,7 +176,7 @@ COLUMNS = 7
 
 
 def write_report(store: BackupStore, prefix: str, job: str, done: Iterable[pa.RecordBatch]) -> str:
-    """Write rows of COPY_RESULTS as a report; returns the location of its manifest, which is written last."""
+    """Write rows of RESULTS as a report; returns the location of its manifest, which is written last."""
     folder = f"{prefix}job-{job}/"
     texts = {"succeeded": io.StringIO(), "failed": io.StringIO()}
     writers = {status: csv.writer(text, lineterminator="\n") for status, text in texts.items()}
@@ -161,7 +219,7 @@ def find_report(store: BackupStore, prefix: str, job: str) -> str | None:
 
 
 def read_results(store: BackupStore, manifest_key: str) -> pa.Table:
-    """The rows of a report, by its manifest, as COPY_RESULTS without stored keys; keys are spelt as in the job's
+    """The rows of a report, by its manifest, as RESULTS without stored keys; keys are spelt as in the job's
     manifest: quoted, or not. Raises BackupError if a file is missing, or its MD5 differs."""
     where = store.address.location(manifest_key)
     try:
@@ -184,7 +242,7 @@ def read_results(store: BackupStore, manifest_key: str) -> pa.Table:
             fix = "The file was changed: run the copy again."
             raise BackupError(store.address.location(key), reason, fix)
         rows += _parse_results(content, store.address.location(key))
-    return pa.Table.from_pylist(rows, model.COPY_RESULTS)
+    return pa.Table.from_pylist(rows, RESULTS)
 
 
 def _parse_results(content: bytes, where: str) -> Iterator[dict[str, object]]:
@@ -203,10 +261,6 @@ def _parse_results(content: bytes, where: str) -> Iterator[dict[str, object]]:
             http_status = int(http) if http.isdigit() else None
             failure = {"error_code": code or None, "http_status": http_status, "message": message}
             yield {**result, "status": "failed", **failure}
-
-
-LEDGER = model.COPY_RESULTS.append(model.LISTING.field("etag"))
-"""Rows of an engine's ledger: COPY_RESULTS, and the listed ETag, which is part of a copy's identity."""
 
 
 class CopyItem(NamedTuple):
@@ -260,11 +314,6 @@ def require_success(response: Response) -> Response:
     return response
 
 
-def read_items(plan: Path) -> Iterator[CopyItem]:
-    for batch in model.select_rows_to_copy(model.read_rows(plan, [*CopyItem._fields, "lane"])):
-        yield from make_items(batch)
-
-
 def make_items(rows: pa.RecordBatch) -> Iterator[CopyItem]:
     columns = (rows[name].to_pylist() for name in CopyItem._fields)
     for bucket, key, version, stored_key, size_bytes, etag in zip(*columns, strict=True):
@@ -287,48 +336,15 @@ class Ledger:
             for outcome in outcomes
         ]
         content = io.BytesIO()
-        pq.write_table(pa.Table.from_pylist(rows, LEDGER), content, compression="zstd")
+        pq.write_table(pa.Table.from_pylist(rows, RESULTS), content, compression="zstd")
         self._store.put(f"{self._prefix}{time.time_ns():020}-{uuid4().hex[:8]}.parquet", content.getvalue())
 
-    def rows(self, *, newest_first: bool = False) -> Iterator[pa.RecordBatch]:
+    def rows(self) -> Iterator[pa.Table]:
+        """The batches of results, oldest first."""
         # SeaweedFS keeps an empty object of a writer that was killed before it sent the content.
         files = (file for file in self._store.list(self._prefix) if file.size_bytes)
-        keys = sorted((file.key for file in files), reverse=newest_first)
-        for key in keys:
-            yield from pq.read_table(io.BytesIO(self._store.read(key)), schema=LEDGER).to_batches()
-
-    def copied(self) -> set[bytes]:
-        """The digests (CopyItem.digest) of finished copies; a new run retries failed ones."""
-        digests: set[bytes] = set()
-        for batch in self.rows():
-            digests.update(item.digest for item in make_items(_filter_by_status(batch, "succeeded")))
-        return digests
-
-    def done(self, planned: set[bytes]) -> Iterator[pa.RecordBatch]:
-        """One row for each digest in `planned`, which is emptied; successes first. Raises BackupError if rows lack."""
-        failed = []
-        for batch in self.rows(newest_first=True):
-            yield from _take_planned(_filter_by_status(batch, "succeeded"), planned)
-            failed.append(_filter_by_status(batch, "failed"))
-        for batch in failed:
-            yield from _take_planned(batch, planned)
-        if planned:
-            reason = f"the ledger has no result for {len(planned)} objects of the plan"
-            fix = "Run the copy again: it copies what is left."
-            raise BackupError(self._store.address.location(self._prefix), reason, fix)
-
-
-def _take_planned(rows: pa.RecordBatch, planned: set[bytes]) -> Iterator[pa.RecordBatch]:
-    taken = []
-    for item in make_items(rows):
-        taken.append(item.digest in planned)
-        planned.discard(item.digest)
-    if any(taken):
-        yield rows.filter(pa.array(taken)).select(model.COPY_RESULTS.names)
-
-
-def _filter_by_status(batch: pa.RecordBatch, status: str) -> pa.RecordBatch:
-    return batch.filter(pc.equal(batch.column("status"), status))
+        for key in sorted(file.key for file in files):
+            yield pq.read_table(io.BytesIO(self._store.read(key)), schema=RESULTS)
 
 
 class LedgerWriter:

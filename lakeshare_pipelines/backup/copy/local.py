@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 from uuid import uuid4
 
+import pyarrow.compute as pc
 from pydantic import BaseModel
 
 from lakeshare_pipelines.backup import model
@@ -77,14 +78,13 @@ class CopyCounter:
         rows = model.select_rows_to_copy(model.read_rows(task.plan, ["lane", "size_bytes"]))
         self.objects_of, self.size_bytes_of = model.count_rows(rows)
 
-    def select_items(self, copied: set[bytes]) -> Iterator[engine.CopyItem]:
-        """The objects of the task that are not copied yet; the others, whose digests are given, count as done."""
-        for item in engine.read_items(self._task.plan):
-            if copied and item.digest in copied:
-                self.objects += 1
-                self.size_bytes += item.size_bytes
-            else:
-                yield item
+    def select_items(self, ledger: engine.Ledger) -> Iterator[engine.CopyItem]:
+        """The objects of the task that are not copied yet; the others count as done."""
+        for batch in engine.join_results(self._task.plan, ledger.rows()):
+            is_copied = pc.fill_null(pc.equal(batch["status"], "succeeded"), False)
+            objects, size_bytes = model.count_rows([batch.filter(is_copied)])
+            self.objects, self.size_bytes = self.objects + objects, self.size_bytes + size_bytes
+            yield from engine.make_items(batch.filter(pc.invert(is_copied)))
 
     def add(self, outcome: engine.Outcome) -> None:
         """Count an outcome. Raises BackupError if too many copies failed, or the fault affects all objects."""
@@ -358,8 +358,7 @@ class LocalEngine:
         run.require_not_cancelled()
         counter.report_progress()
         seconds = counter.seconds
-        planned = {item.digest for item in engine.read_items(task.plan)}
-        record = engine.write_results(self.name, task, ledger.done(planned), seconds, (), capabilities)
+        record = engine.write_results(self.name, task, ledger.rows(), seconds, (), capabilities)
         report = engine.write_report(store, task.work_prefix, task.token(), model.read_rows(task.done))
         return record.model_copy(update={"reports": (report,)})
 
@@ -383,7 +382,7 @@ class LocalEngine:
         async with open_copy_session(
             task, capabilities=self._capabilities, prefix_per_s=self._prefix_per_s
         ) as session:
-            items = counter.select_items(await asyncio.to_thread(ledger.copied))
+            items = counter.select_items(ledger)
 
             async def copy(item: engine.CopyItem) -> None:
                 await writer.begin()

@@ -21,6 +21,7 @@ from pydantic import BaseModel
 from lakeshare_pipelines.backup import model
 from lakeshare_pipelines.backup.async_s3 import PREFIX_PER_S, AsyncS3
 from lakeshare_pipelines.backup.copy.engine import (
+    NAMES,
     CopyTask,
     Progress,
     ReportProgress,
@@ -29,7 +30,6 @@ from lakeshare_pipelines.backup.copy.engine import (
 )
 from lakeshare_pipelines.backup.copy.local import Capabilities, LocalEngine, probe_capabilities
 from lakeshare_pipelines.backup.inventory.list_objects import run_spark_tasks
-from lakeshare_pipelines.backup.plan import open_plan_database, view_rows
 from lakeshare_pipelines.backup.stores import FOLDER, BackupStore, open_store
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
 from lakeshare_pipelines.spark.session import count_cores, has_driver_ended
@@ -86,15 +86,13 @@ CREATE TEMP TABLE portions AS FROM (
 
 def write_portions(store: BackupStore, prefix: str, count: int, plan: Path) -> None:
     """Write the rows to copy as `<prefix>0.parquet`, …, with a deterministic assignment, heavy rows first."""
-    with tempfile.TemporaryDirectory() as spilled, open_plan_database(Path(spilled)) as on:
-        view_rows(on, "plan", plan)
+    with model.open_database() as on:
+        model.view_rows(on, "plan", plan)
         on.execute(_PORTIONS, {"count": count})
         for number in range(count):
             rows = on.sql("FROM portions WHERE portion = $number", params={"number": number})
             content = io.BytesIO()
-            pq.write_table(
-                rows.to_arrow_table().select(model.PLAN.names).cast(model.PLAN), content, compression="zstd"
-            )
+            pq.write_table(model.conform(rows.to_arrow_table(), model.COPIES), content, compression="zstd")
             store.put(f"{prefix}{number}.parquet", content.getvalue())
 
 
@@ -122,11 +120,11 @@ class PortionWork:
     def _copy(self, store: BackupStore, number: int) -> model.CopyRecord:
         with tempfile.TemporaryDirectory(prefix="lakeshare-portion-") as scratch:
             task = self.task_of(number, Path(scratch))
-            model.write_rows(task.plan, model.PLAN, [read_portion(store, self.portions.prefix, number)])
+            model.write_rows(task.plan, model.COPIES, [read_portion(store, self.portions.prefix, number)])
             # The driver reads the progress from the ledgers, including those of executors that died.
             record = self.engine.copy(task, lambda _: None)
             content = io.BytesIO()
-            pq.write_table(model.read_table(task.done, model.COPY_RESULTS), content, compression="zstd")
+            pq.write_table(model.read_table(task.done, model.COPIES), content, compression="zstd")
         store.put(f"{task.work_prefix}done.parquet", content.getvalue())
         store.put(f"{task.work_prefix}record.json", record.model_dump_json().encode())
         return record
@@ -190,7 +188,7 @@ class SparkEngine:
         reports = [report for record in records for report in record.reports]
         done = read_done_rows(store, portions)
         seconds = time.monotonic() - began
-        return write_results(self.name, task, done, seconds, reports, records[0].capabilities)
+        return write_results(self.name, task, done, seconds, reports, records[0].capabilities, NAMES)
 
     def cancel(self, task: CopyTask) -> None:
         """Stop a task: at once in this engine, soon in other processes; finished copies stay."""

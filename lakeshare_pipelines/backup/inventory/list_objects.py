@@ -42,14 +42,18 @@ def log_message(sentence: str) -> None:
 FOLDER_ROWS = 10_000
 
 
-def list_folder_rows(address: StoreAddress) -> Iterator[pa.RecordBatch]:
-    """All files below a folder. Raises BackupError if a folder cannot be read, or a name is not UTF-8."""
+def list_folder_rows(address: StoreAddress, prefix: str = "") -> Iterator[pa.RecordBatch]:
+    """All files below a folder, or below the folder `prefix` of it if that exists. Raises BackupError if a folder
+    cannot be read, or a name is not UTF-8."""
     root = Path(address.url)
+    if prefix and not (root / prefix).is_dir():
+        return
     with stores.translate_errors(str(root)):
         # A folder below may vanish while it is listed; this one must exist.
         os.scandir(root).close()
     above = os.fsencode(f"{address.url.rstrip('/')}/")
-    found = ((os.fsdecode(path.removeprefix(above)), status) for path, status in walk_files(above[:-1]))
+    start = (above + os.fsencode(prefix)).rstrip(b"/")
+    found = ((os.fsdecode(path.removeprefix(above)), status) for path, status in walk_files(start))
     try:
         while files := list(islice(found, FOLDER_ROWS)):
             yield _make_folder_rows(root, files)
@@ -571,29 +575,32 @@ PROGRESS_EVERY_S = 1.0
 def list_rows(
     source: StoreAddress,
     *,
+    prefix: str = "",
     versions: bool = False,
     in_flight: int = IN_FLIGHT,
     ranges: list[KeyRange] | None = None,
     report_progress: ReportMessage | None = log_message,
 ) -> Iterator[pa.RecordBatch]:
-    """All objects of a source, or of ranges of a bucket, unordered: batches of about `ROWS_A_BATCH` rows of LISTING."""
+    """All objects of a store, of a folder `prefix` (with a slash at its end) or of ranges of a bucket, unordered:
+    batches of about `ROWS_A_BATCH` rows of LISTING."""
     if source.kind == stores.FOLDER:
-        batches = list_folder_rows(source)
+        batches = list_folder_rows(source, prefix)
     else:
-        batches = _run_generator(_list_bucket_rows(source, versions, in_flight, ranges))
+        at = prefix or source.prefix
+        batches = _run_generator(_list_bucket_rows(source, at, versions, in_flight, ranges))
     if report_progress is not None:
         batches = _report_rows(batches, source, report_progress)
     return (pa.concat_batches(group) for group in group_batches(batches, ROWS_A_BATCH))
 
 
 async def _list_bucket_rows(
-    source: StoreAddress, versions: bool, in_flight: int, ranges: list[KeyRange] | None
+    source: StoreAddress, prefix: str, versions: bool, in_flight: int, ranges: list[KeyRange] | None
 ) -> AsyncGenerator[pa.RecordBatch, None]:
     async with AsyncS3(source, in_flight) as s3:
         listing = BucketListing(s3, in_flight=in_flight, versions=versions)
         if ranges is None:
             wanted = RANGES_EACH * in_flight if in_flight > 1 else 1
-            ranges, beside = await listing.ranges(source.prefix, wanted)
+            ranges, beside = await listing.ranges(prefix, wanted)
             for rows in beside:
                 yield rows
         async for rows in listing.rows(ranges):

@@ -462,7 +462,7 @@ class TableRestore:
             for row in rows
         ]
         ends, now, report = (self.selected.copies, to), datetime.now(UTC), self.report_progress
-        _, done = copy_rows(self.backup, self._workspace, planned, *ends, self._prefix, now, report)
+        done = copy_rows(self.backup, self._workspace, planned, *ends, self._prefix, now, report)
         _require_done(self.selected, rows, done.to_pylist(), to)
 
     def _commit(self, rows: list[Row]) -> None:

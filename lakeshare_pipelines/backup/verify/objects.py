@@ -1,21 +1,16 @@
 """Levels L0 to L3 of copies: reported by the engine, listed by the target, and the same content."""
 
-import atexit
 import base64
 import binascii
 import datetime as dt
 import hashlib
 import io
 import logging
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
-from operator import itemgetter
-from tempfile import mkdtemp
+from pathlib import Path
 from typing import Any, Literal
 from uuid import uuid4
 
@@ -27,7 +22,8 @@ import pyarrow.parquet as pq
 from lakeshare_pipelines.backup import model
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.copy.engine import CopyTask, ReportProgress
-from lakeshare_pipelines.backup.points import OWN_PREFIX, Points, Workspace, get_point_time
+from lakeshare_pipelines.backup.inventory.list_objects import list_rows
+from lakeshare_pipelines.backup.points import OWN_PREFIX, Points, Workspace
 from lakeshare_pipelines.backup.stores import BackupStore, ListedObject, StoreAddress, open_store
 from lakeshare_pipelines.errors import BackupError, DamagedRecord, ObjectMissing
 from lakeshare_server.errors import BadRequest
@@ -58,16 +54,17 @@ OBJECTS = pa.schema(
 """Rows of a plan with the state of their copies."""
 
 Row = dict[str, Any]  # a row of an Arrow table, by column
-JOINED = """
-SELECT p.*, coalesce(d.status, if(h.key IS NULL, NULL, 'held')) AS status, d.error_code, d.message,
-    coalesce(d.stored_etag, h.stored_etag) AS stored_etag,
-    coalesce(d.stored_version_id, h.stored_version_id) AS stored_version_id,
-    coalesce(d.checksum, h.checksum) AS checksum, h.level, coalesce(h.is_healed, false) AS is_healed
-FROM planned p
-LEFT JOIN done d ON p.lane <> 'held' AND p.bucket = d.bucket AND p.key = d.key
-LEFT JOIN earlier h ON p.lane = 'held' AND p.bucket = h.bucket AND p.key = h.key
+_REPORTED = """
+CREATE TEMP VIEW reported AS SELECT p.* REPLACE (
+    if(r.stored_key IS NULL, p.stored_etag, r.stored_etag) AS stored_etag,
+    if(r.stored_key IS NULL, p.stored_version_id, r.stored_version_id) AS stored_version_id)
+FROM plan p LEFT JOIN repaired r ON p.stored_key = r.stored_key WHERE p.lane = 'held' UNION ALL BY NAME FROM done
 """
-JUDGED = f"""
+# When the point that copied an object first was made: the end of its day, or the time in its name.
+MADE_AT = """CASE WHEN contains(first_point, 'T') THEN strptime(first_point, '%Y-%m-%dT%H%M%SZ')
+ELSE strptime(first_point, '%Y-%m-%d') + INTERVAL 1 DAY END"""
+_JUDGED = f"""
+CREATE TEMP TABLE objects AS
 WITH listed_rows AS (
     SELECT r.*, listed_size, listed_etag, CASE
         WHEN status IS NULL THEN 'nothing is reported of it'
@@ -83,8 +80,12 @@ WITH listed_rows AS (
         END AS level
     FROM listed_rows
 )
--- An ETag of one part without a KMS key is the content's MD5: two such ETags of S3 must not differ.
-SELECT *, coalesce(starts_with(checksum, '{SHA256}'), false)
+-- The next point compares with the ETag that the target lists, not with the reported one.
+SELECT * REPLACE (listed_etag AS stored_etag, coalesce(is_healed, false) AS is_healed),
+    if($is_folder, bucket, 's3://' || bucket) || '/' || key AS location,
+    first_point <> $day AS is_held, if(is_held, {MADE_AT}, $now::TIMESTAMP) AS compared_at,
+    -- An ETag of one part without a KMS key is the content's MD5: two such ETags of S3 must not differ.
+    coalesce(starts_with(checksum, '{SHA256}'), false)
         AND coalesce(problem = '{CHANGED}' OR problem IS NULL AND status = 'succeeded', false)
     OR $is_s3 AND problem IS NULL AND level = {PRESENT}
         AND coalesce(NOT contains(etag || listed_etag, '-'), false) AND NOT contains(coalesce(encryption, ''), 'KMS')
@@ -93,86 +94,101 @@ FROM judged
 """  # noqa: S608  the only values that are not bound are constants of this module
 
 
-def join_reports(
-    plan: Iterable[pa.RecordBatch], done: Iterable[pa.RecordBatch], earlier: Iterable[pa.RecordBatch]
-) -> tuple[pa.Table, bool]:
-    """The plan's rows with the reports of engines and of the earlier point, and L0: whether all are accounted for."""
-    planned = pa.Table.from_batches(list(plan), model.PLAN)
-    with open_database() as on:
-        on.register("planned", planned)
-        on.register("done", pa.Table.from_batches(list(done), model.COPY_RESULTS))
-        on.register("earlier", pa.Table.from_batches(list(earlier), model.POINT_COPIES))
-        rows = on.sql(JOINED).to_arrow_table().combine_chunks()
-    return rows, not rows["status"].null_count and rows.num_rows == planned.num_rows
+def view_reports(on: duckdb.DuckDBPyConnection, plan: Path, done: Path, repaired: pa.Table) -> bool:
+    """Make the view `reported` of the rows of a plan with the results of its copies; returns L0: whether all are
+    accounted for. `repaired` are copies of the earlier point (schema POINT_COPIES) that were made again."""
+    model.view_rows(on, "plan", plan)
+    model.view_rows(on, "done", done)
+    on.register("repaired", repaired)
+    on.execute(_REPORTED)
+    ((planned, rows, reported),) = on.sql(
+        "SELECT (SELECT count(*) FROM plan), count(*), count(status) FROM reported"
+    ).fetchall()
+    return bool(planned == rows == reported)
 
 
-def list_prefixes(objects: pa.Table) -> list[str]:
-    """The prefixes of stored keys before the original keys."""
-    with open_database() as on:
-        on.register("objects", objects)
-        prefixes = on.sql(
-            "SELECT DISTINCT left(stored_key, len(stored_key) - len(key)) FROM objects"
-        ).fetchall()
-    found = [prefix for (prefix,) in prefixes]
-    # What is below another prefix would be listed twice.
+def list_folders(on: duckdb.DuckDBPyConnection) -> list[str]:
+    """The folders of view `reported` that hold whole keys: the part of stored keys before the original keys."""
+    prefixes = on.sql("SELECT DISTINCT left(stored_key, len(stored_key) - len(key)) FROM reported").fetchall()
+    found = {prefix[: prefix.rfind("/") + 1] for (prefix,) in prefixes}
+    # What is below another folder would be listed twice.
     return sorted(
-        prefix for prefix in found if not any(prefix != other and prefix.startswith(other) for other in found)
+        folder for folder in found if not any(folder != other and folder.startswith(other) for other in found)
     )
 
 
-def list_copies(store: BackupStore, prefixes: Sequence[str]) -> pa.Table:
-    """The target's listing below these prefixes."""
-    return make_listed_table(listed for prefix in prefixes for listed in store.list(prefix))
+LISTED = pa.schema([("stored_key", pa.string()), ("listed_size", pa.int64()), ("listed_etag", pa.string())])
 
 
-def make_listed_table(objects: Iterable[ListedObject]) -> pa.Table:
-    """Objects of the target with the columns `stored_key`, `listed_size` and `listed_etag`."""
-    keys, sizes, etags = list[str](), list[int | None](), list[str | None]()
-    for listed in objects:
-        keys.append(listed.key)
-        sizes.append(listed.size_bytes)
-        etags.append(listed.etag)
-    columns = (pa.array(keys, pa.string()), pa.array(sizes, pa.int64()), pa.array(etags, pa.string()))
-    return pa.table(columns, ["stored_key", "listed_size", "listed_etag"])
+def load_listed(on: duckdb.DuckDBPyConnection, address: StoreAddress) -> None:
+    """Make the table `listed` of the target's objects in the folders of view `reported`."""
+    batches = (
+        pa.RecordBatch.from_arrays([batch[name] for name in ("key", "size_bytes", "etag")], schema=LISTED)
+        for folder in list_folders(on)
+        for batch in list_rows(address, prefix=folder, report_progress=None)
+    )
+    on.register("listing", pa.RecordBatchReader.from_batches(LISTED, batches))
+    on.execute("CREATE TEMP TABLE listed AS FROM listing")
 
 
-def judge_objects(reported: pa.Table, listed: pa.Table, source: StoreAddress, store: BackupStore) -> pa.Table:
-    """Rows of schema OBJECTS; content is read unless an earlier point proved it and the target lists the same ETag."""
-    is_s3 = source.kind == "s3" and store.address.kind == "s3"
-    with open_database() as on:
-        on.register("reported", reported)
-        on.register("listed", listed)
-        rows = on.sql(JUDGED, params={"is_s3": is_s3}).to_arrow_table().combine_chunks()
-    level, problem = rows["level"], rows["problem"]
-    places = pc.indices_nonzero(rows["is_unclear"]).to_pylist()
-    with ThreadPoolExecutor(READERS) as pool:
-        unclear_rows = rows.take(pa.array(places, pa.int64())).to_pylist()
-        results = list(pool.map(lambda row: _judge_content(store, row), unclear_rows))
-    if results:
-        levels, problems = level.to_pylist(), problem.to_pylist()
-        for place, result in zip(places, results, strict=True):
-            levels[place], problems[place] = result
-        level, problem = pa.array(levels, pa.int8()), pa.array(problems, pa.string())
-    columns = {
-        "level": level,
-        "problem": problem,
-        "is_whole": pc.is_null(problem),
-        "is_healed": pc.fill_null(rows["is_healed"], False),
-        # Copies held from earlier points are compared by read_held_copies.
-        "compared_at": pa.array([dt.datetime.now(dt.UTC)] * rows.num_rows, OBJECTS.field("compared_at").type),
-        "location": pc.binary_join_element_wise(
-            rows["bucket"]
-            if source.kind == "folder"
-            else pc.binary_join_element_wise("s3://", rows["bucket"], ""),
-            rows["key"],
-            "/",
-        ),
-        # What the next point compares with: listed by the target, not reported by the engine.
-        "stored_etag": rows["listed_etag"],
+def make_listed_table(heads: Iterable[ListedObject]) -> pa.Table:
+    rows = [
+        {"stored_key": head.key, "listed_size": head.size_bytes, "listed_etag": head.etag} for head in heads
+    ]
+    return pa.Table.from_pylist(rows, LISTED)
+
+
+def judge_objects(
+    on: duckdb.DuckDBPyConnection, source: StoreAddress, store: BackupStore, day: str, now: dt.datetime
+) -> None:
+    """Make the table `objects` of views `reported` and `listed`; content is read unless an earlier point proved it and
+    the target lists the same ETag."""
+    values = {
+        "is_s3": source.kind == "s3" and store.address.kind == "s3",
+        "is_folder": source.kind == "folder",
+        "day": day,
+        "now": now.astimezone(dt.UTC).replace(tzinfo=None),
     }
-    return pa.table(
-        {name: columns.get(name, rows[name] if name in rows.column_names else None) for name in OBJECTS.names}
-    ).cast(OBJECTS)
+    on.execute(_JUDGED, values)
+    unclear = fetch_rows(
+        on.sql(
+            "SELECT rowid AS place, stored_key, stored_version_id, checksum, status, level, problem, compared_at "
+            "FROM objects WHERE is_unclear"
+        )
+    )
+    with ThreadPoolExecutor(READERS) as pool:
+        results = pool.map(lambda row: _judge_content(store, row), unclear)
+        _set_problems(
+            on,
+            [
+                row | {"level": level, "problem": problem}
+                for row, (level, problem) in zip(unclear, results, strict=True)
+            ],
+        )
+
+
+def _set_problems(on: duckdb.DuckDBPyConnection, rows: Sequence[Row]) -> None:
+    """Set level, problem and time of comparison in table `objects` by `place`; without a level it stays."""
+    types = [
+        ("place", pa.int64()),
+        ("level", pa.int32()),
+        ("problem", pa.string()),
+        ("compared_at", pa.timestamp("us")),
+    ]
+    naive = [row | {"compared_at": row["compared_at"].replace(tzinfo=None)} for row in rows]
+    on.register("judged", pa.Table.from_pylist(naive, pa.schema(types)))
+    on.execute(
+        "UPDATE objects SET level = coalesce(j.level, objects.level), problem = j.problem, compared_at = j.compared_at "
+        "FROM judged j WHERE objects.rowid = j.place"
+    )
+
+
+def fetch_objects(on: duckdb.DuckDBPyConnection) -> pa.Table:
+    """The rows of table `objects`, which is dropped; schema OBJECTS."""
+    rows = on.sql("SELECT *, problem IS NULL AS is_whole FROM objects")
+    table = rows.select(*OBJECTS.names).to_arrow_table().cast(OBJECTS)
+    on.execute("DROP TABLE objects")
+    return table
 
 
 def _judge_content(store: BackupStore, row: Row) -> tuple[int, str | None]:
@@ -207,7 +223,7 @@ def normalize_location(location: str) -> str:
 
 
 def make_plan_row(head: ListedObject, backup: Backup, **columns: Any) -> Row:
-    """A row of schema PLAN for a current object, with further columns."""
+    """A row of schema COPIES for a current object, with further columns."""
     names = ("key", "version_id", "size_bytes", "last_modified", "etag", "storage_class")
     of_head = {name: getattr(head, name) for name in names}
     lane = "large" if (head.size_bytes or 0) > backup.copy_limit_bytes else "small"
@@ -223,8 +239,8 @@ def copy_rows(
     work_prefix: str,
     as_of: dt.datetime,
     report_progress: ReportProgress,
-) -> tuple[pa.Table, pa.Table]:
-    """Copy rows of schema PLAN between addresses; returns the rows of the plan and of the results.
+) -> pa.Table:
+    """Copy rows of schema COPIES between addresses; returns the rows with their results.
 
     The engine's own files are in a new folder below `work_prefix` of the target, which is removed at the end.
     """
@@ -233,7 +249,7 @@ def copy_rows(
     # Of its own each time: what an earlier call copied may be damaged again.
     name = uuid4().hex
     plan, done = workspace.clear(f"plan-{name}"), workspace.clear(f"done-{name}")
-    model.write_rows(plan, model.PLAN, [pa.Table.from_pylist(rows, model.PLAN)])
+    model.write_rows(plan, model.COPIES, [pa.Table.from_pylist(rows, model.COPIES)])
     task = CopyTask(
         source=source,
         target=target,
@@ -246,7 +262,7 @@ def copy_rows(
     )
     try:
         LocalEngine().copy(task, report_progress)
-        return model.read_table(plan, model.PLAN), model.read_table(done, model.COPY_RESULTS)
+        return model.read_table(done, model.COPIES)
     finally:
         store = open_store(target)
         for listed in list(store.list(task.work_prefix)):
@@ -266,7 +282,6 @@ def compute_sha256(store: BackupStore, key: str, version_id: str | None = None) 
 _log = logging.getLogger(__name__)
 
 CONTENT_READERS = 8
-DUCKDB_MEMORY = "2GB"
 MD5_HEX = 32
 SHOWN = 100
 NO_MD5 = {"EXPRESS_ONEZONE"}  # Storage classes whose ETags are not MD5
@@ -285,21 +300,6 @@ READ = pa.schema(
     ]
 )
 """Results of reading copies again."""
-
-
-@contextmanager
-def open_database() -> Iterator[duckdb.DuckDBPyConnection]:
-    """A connection whose temporary tables and registered tables are its own; what exceeds the memory is on the disk."""
-    with _database_of_process(os.getpid()).cursor() as database:
-        yield database
-
-
-@cache
-def _database_of_process(_pid: int) -> duckdb.DuckDBPyConnection:
-    """The one DuckDB of this process: starting one takes 10 ms, which several queries per table would wait for."""
-    spilled = mkdtemp(prefix="lakeshare-backup-")
-    atexit.register(shutil.rmtree, spilled, ignore_errors=True)
-    return duckdb.connect(config={"memory_limit": DUCKDB_MEMORY, "temp_directory": spilled})
 
 
 def load_copies(
@@ -415,7 +415,7 @@ class ReadingStore:
 
 
 def _select_newest(tables: Sequence[pa.Table]) -> pa.Table:
-    with open_database() as on:
+    with model.open_database() as on:
         on.register("readings", pa.concat_tables([READ.empty_table(), *tables]))
         newest = (
             "SELECT DISTINCT ON (place, stored_key, stored_version_id) * FROM readings ORDER BY read_at DESC"
@@ -423,69 +423,70 @@ def _select_newest(tables: Sequence[pa.Table]) -> pa.Table:
         return on.sql(newest).to_arrow_table().cast(READ)
 
 
+def register_readings(on: duckdb.DuckDBPyConnection, points: Points, place: str | None = None) -> None:
+    """Register all readings, or those at a place, as `readings`, with times in UTC without a zone."""
+    known = ReadingStore(points).load()
+    if place is not None:
+        known = known.filter(pc.equal(known["place"], place))
+    times = known["read_at"].cast(pa.timestamp("us"))
+    on.register("readings", known.set_column(known.column_names.index("read_at"), "read_at", times))
+
+
+# Copies that earlier points hold, with the last reading of each.
+_HELD = """
+CREATE TEMP VIEW held AS SELECT o.rowid AS place, o.stored_key, o.stored_version_id, o.stored_etag, size_bytes,
+    checksum, o.problem, sha256, read_at, r.problem AS found, compared_at
+FROM objects o LEFT JOIN readings r ON o.stored_key = r.stored_key
+    AND o.stored_version_id IS NOT DISTINCT FROM r.stored_version_id
+    AND o.stored_etag IS NOT DISTINCT FROM r.stored_etag
+WHERE is_held
+"""
+# Those first that were not read for the longest time, and at least one.
+_CHOSEN = """
+FROM (SELECT *, sum(size_bytes) OVER (ORDER BY compared_at, place) AS through FROM held
+    WHERE problem IS NULL AND found IS NULL) WHERE through <= $budget OR through = size_bytes ORDER BY through
+"""
+
+
 def read_held_copies(
-    points: Points, store: BackupStore, objects: pa.Table, day: str, budget_bytes: int, now: dt.datetime
-) -> tuple[pa.Table, list[Row]]:
-    """Rows of schema OBJECTS with when each was compared, and with known or new damage; and rows of schema READ.
+    on: duckdb.DuckDBPyConnection, points: Points, store: BackupStore, day: str, now: dt.datetime
+) -> list[Row]:
+    """Set in table `objects` when each copy was compared, and known or new damage; returns rows of schema READ.
 
     In a folder, copies that an earlier point holds are read again within the budget. A bucket compares contents itself,
     and lists an ETag of the content: there only findings of a scrub are used.
     """
-    place = points.backup.target_of(day).url
-    known_readings = ReadingStore(points).load()
-    of_place = known_readings.filter(pc.equal(known_readings["place"], place)).to_pylist()
-    identity = ("stored_key", "stored_version_id", "stored_etag")
-    identify = itemgetter(*identity)
-    known = {identify(row): row for row in of_place}
-    names = [*identity, "size_bytes", "checksum", "first_point", "is_whole"]
-    rows = objects.select(names).to_pylist()
-    problems: list[str | None] = objects["problem"].to_pylist()
-    compared: list[dt.datetime] = []
-    old: list[tuple[dt.datetime, int]] = []
-    sha256_of: dict[int, str | None] = {}
-    readings: list[Row] = []
-    for at, row in enumerate(rows):
-        earlier = known.get(identify(row))
-        is_held = row["first_point"] != day
-        compared_at = get_point_time(row["first_point"]) if is_held else now
-        if is_held and earlier is not None:
-            compared_at, sha256_of[at] = max(compared_at, earlier["read_at"]), earlier["sha256"]
-        compared.append(compared_at)
-        if is_held and problems[at] in DAMAGE:
-            readings.append(make_reading_row(place, row, now, problems[at]))
-        if row["is_whole"] and is_held:
-            if earlier is not None and earlier["problem"] is not None:
-                problems[at] = earlier["problem"]
-                readings.append(earlier)
-            elif store.address.kind == "folder":
-                old.append((compared_at, at))
-    chosen, spent = list[int](), 0
-    for _, at in sorted(old):
-        spent += rows[at]["size_bytes"]
-        if chosen and spent > budget_bytes:
-            break
-        chosen.append(at)
+    place, budget = points.backup.target_of(day).url, points.backup.scrub.bytes_per_run
+    register_readings(on, points, place)
+    on.execute(_HELD)
+    on.execute(
+        "UPDATE objects SET compared_at = read_at FROM held WHERE objects.rowid = place AND read_at > held.compared_at"
+    )
+    damaged = on.sql("FROM held WHERE list_contains($damage, problem)", params={"damage": list(DAMAGE)})
+    readings = [make_reading_row(place, row, now, row["problem"]) for row in fetch_rows(damaged)]
+    known = fetch_rows(on.sql("FROM held WHERE problem IS NULL AND found IS NOT NULL"))
+    chosen = []
+    if store.address.kind == "folder":
+        chosen = fetch_rows(on.sql(_CHOSEN, params={"budget": budget}))
     with ThreadPoolExecutor(CONTENT_READERS) as pool:
-        results = list(pool.map(lambda at: read_copy(store, rows[at], sha256_of.get(at)), chosen))
-    for at, (problem, sha256) in zip(chosen, results, strict=True):
-        compared[at], problems[at] = now, problem
-        readings.append(make_reading_row(place, rows[at], now, problem, sha256))
-    return _replace_problems(objects, problems, compared), readings
+        results = list(pool.map(lambda row: read_copy(store, row, row["sha256"]), chosen))
+    for row in known:
+        read_at = row["read_at"].replace(tzinfo=dt.UTC)
+        readings.append(make_reading_row(place, row, read_at, row["found"], row["sha256"]))
+    for row, (problem, sha256) in zip(chosen, results, strict=True):
+        readings.append(make_reading_row(place, row, now, problem, sha256))
+    found = [row | {"compared_at": row["compared_at"], "problem": row["found"]} for row in known]
+    found += [
+        row | {"compared_at": now, "problem": problem}
+        for row, (problem, _) in zip(chosen, results, strict=True)
+    ]
+    _set_problems(on, found)
+    return readings
 
 
-def _replace_problems(
-    objects: pa.Table, problems: Sequence[str | None], compared: Sequence[dt.datetime]
-) -> pa.Table:
-    problem = pa.array(problems, pa.string())
-    columns = {
-        "problem": problem,
-        "is_whole": pc.is_null(problem),
-        "compared_at": pa.array(compared, pa.timestamp("us", tz="UTC")),
-    }
-    for name, column in columns.items():
-        index = objects.schema.get_field_index(name)
-        objects = objects.set_column(index, objects.schema.field(index), column)
-    return objects
+def fetch_rows(found: duckdb.DuckDBPyRelation) -> list[Row]:
+    rows: list[Row] = found.to_arrow_table().to_pylist()
+    return rows
 
 
 def make_reading_row(

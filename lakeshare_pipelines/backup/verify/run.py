@@ -3,7 +3,7 @@
 import datetime as dt
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain
@@ -29,18 +29,17 @@ from lakeshare_pipelines.backup.verify.objects import (
     ReadingStore,
     TableCopy,
     copy_rows,
-    join_reports,
+    fetch_objects,
     judge_objects,
-    list_copies,
-    list_prefixes,
+    load_listed,
     make_listed_table,
     make_plan_row,
     make_reading_row,
     normalize_location,
-    open_database,
     read_held_copies,
     repair_points,
     report_damage,
+    view_reports,
 )
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_server.errors import BadRequest
@@ -127,12 +126,13 @@ class Healer:
 
     def _copy(self, bucket: str, rows: list[dict[str, Any]]) -> pa.Table:
         source, to, report = self.backup.source.at(bucket), self.target.address, self.report_progress
-        planned, done = copy_rows(
-            self.backup, self.workspace, rows, source, to, self.work_prefix, self.as_of, report
-        )
-        reported, _ = join_reports(planned.to_batches(), done.to_batches(), ())
-        listed = make_listed_table(head_existing(self.target, [row["stored_key"] for row in rows]))
-        objects = judge_objects(reported, listed, source, self.target)
+        done = copy_rows(self.backup, self.workspace, rows, source, to, self.work_prefix, self.as_of, report)
+        heads = head_existing(self.target, [row["stored_key"] for row in rows])
+        with model.open_database() as on:
+            on.register("reported", done)
+            on.register("listed", make_listed_table(heads))
+            judge_objects(on, source, self.target, self.day, dt.datetime.now(dt.UTC))
+            objects = fetch_objects(on)
         healed = objects["is_whole"]
         return objects.set_column(OBJECTS.names.index("is_healed"), OBJECTS.field("is_healed"), healed)
 
@@ -318,19 +318,17 @@ def verify_copies(
     `pointers` are the locations of the metadata files that the catalog had at as_of: the files alone do not show which
     of an Iceberg table's metadata is current.
     """
-    target = open_store(backup.target_of(day))
-    earlier: Iterable[pa.RecordBatch] = ()
-    if plan.previous is not None:
-        earlier = points.read_copies(points.get(plan.previous))
-    reported, accounted_for = join_reports(
-        model.read_rows(workspace.rows("plan")), model.read_rows(workspace.rows("done")), earlier
+    target, now = open_store(backup.target_of(day)), dt.datetime.now(dt.UTC)
+    repaired = (
+        model.POINT_COPIES.empty_table() if plan.previous is None else points.read_repaired(plan.previous)
     )
-    report_progress(f"{reported.num_rows:,} objects: comparing with the listing of the target")
-    listed = list_copies(target, list_prefixes(reported))
-    objects = judge_objects(reported, listed, backup.source, target)
-    now = dt.datetime.now(dt.UTC)
-    place, budget = backup.target_of(day).url, backup.scrub.bytes_per_run
-    objects, readings = read_held_copies(points, target, objects, day, budget, now)
+    with model.open_database() as on:
+        accounted_for = view_reports(on, workspace.rows("plan"), workspace.rows("done"), repaired)
+        report_progress("comparing with the listing of the target")
+        load_listed(on, target.address)
+        judge_objects(on, backup.source, target, day, now)
+        readings = read_held_copies(on, points, target, day, now)
+        objects = fetch_objects(on)
     work_prefix = f"{target.address.prefix}{OWN_PREFIX}{backup.name}/points/{day}/engine/"
     healer = Healer(
         backup,
@@ -342,13 +340,13 @@ def verify_copies(
         lambda progress: report_progress(f"healing: {progress.objects:,} of {progress.objects_of:,} objects"),
     )
     locations = [normalize_location(pointer) for pointer in pointers]
-    with open_database() as database:
+    with model.open_database() as database:
         tables = Tables(backup, plan, target, points, objects, locations, spark, database, report_progress)
         tables.heal(healer)
     proofs = tables.proofs()
     copies = tables.objects.filter(tables.objects["is_whole"])
     model.write_rows(workspace.clear("held"), model.POINT_COPIES, [copies.select(model.POINT_COPIES.names)])
-    _save_readings(points, place, target, tables.objects, readings, now)
+    _save_readings(points, target.address.url, target, tables.objects, readings, now)
     return _make_verification(tables.objects, proofs, copies, healer.refusals, accounted_for=accounted_for)
 
 

@@ -13,7 +13,7 @@ from lakeshare_pipelines.backup.copy.aws_batch import (
     explain_broken_job,
     join_report,
 )
-from lakeshare_pipelines.backup.model import COPY_RESULTS
+from lakeshare_pipelines.backup.copy.engine import RESULTS
 from tests.builders.backup_plan import plan_batch, planned
 from tests.builders.keys import AWKWARD_KEYS
 
@@ -29,7 +29,7 @@ def rows_of(*rows: dict[str, Any]) -> pa.Table:
 def told(keys: Sequence[str], status: str = "succeeded", **said: Any) -> pa.Table:
     """A report's rows, of schema DONE."""
     rows = [{"bucket": "lake", "key": key, "stored_key": "", "status": status, **said} for key in keys]
-    return pa.Table.from_pylist(rows, COPY_RESULTS)
+    return pa.Table.from_pylist(rows, RESULTS)
 
 
 @pytest.mark.parametrize("spelt", ["asked_key", "key"])
@@ -39,10 +39,10 @@ def test_rows_are_found_in_a_report_that_has_encoded_or_decoded_keys(spelt: str,
     report = told(list(reversed(rows[spelt].to_pylist())))
     numbers = [str(number) for number in reversed(range(len(keys)))]
     report = report.set_column(
-        COPY_RESULTS.get_field_index("message"), COPY_RESULTS.field("message"), pa.array(numbers)
+        RESULTS.get_field_index("message"), RESULTS.field("message"), pa.array(numbers)
     )
     done = join_report(rows, report)
-    assert done.schema == COPY_RESULTS
+    assert done.schema == RESULTS
     assert done["key"].to_pylist() == keys
     assert done["message"].to_pylist() == [str(number) for number in range(len(keys))]
     assert done["stored_key"].to_pylist() == [f"objects/{key}" for key in keys]
@@ -68,7 +68,7 @@ def test_rows_that_no_report_tells_of_have_failed() -> None:
     done = join_report(rows_of(planned("a"), planned("b")), told(["b"]))
     assert done["status"].to_pylist() == ["failed", "succeeded"]
     assert done["error_code"].to_pylist() == ["NotReported", None]
-    assert join_report(rows_of(planned("a")), COPY_RESULTS.empty_table())["status"].to_pylist() == ["failed"]
+    assert join_report(rows_of(planned("a")), RESULTS.empty_table())["status"].to_pylist() == ["failed"]
 
 
 @pytest.mark.parametrize(

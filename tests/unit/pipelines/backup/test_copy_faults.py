@@ -14,9 +14,9 @@ import pytest
 
 from lakeshare_pipelines.backup import async_s3
 from lakeshare_pipelines.backup.copy import local
-from lakeshare_pipelines.backup.copy.engine import Ledger, read_items
+from lakeshare_pipelines.backup.copy.engine import Ledger, make_items
 from lakeshare_pipelines.backup.copy.local import Capabilities, LocalEngine, open_copy_session
-from lakeshare_pipelines.backup.model import PLAN, write_rows
+from lakeshare_pipelines.backup.model import COPIES, read_rows, write_rows
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
 from lakeshare_pipelines.errors import BackupError
 from tests.builders.answering_store import answering_store, said
@@ -83,7 +83,7 @@ def copy_of(folder: Path, endpoint: str, objects: int) -> "tuple[LocalEngine, ob
         "first_point": "2026-11-20",
     }
     rows = [{**row, "key": f"t/{number}", "stored_key": f"objects/t/{number}"} for number in range(objects)]
-    write_rows(folder / "plan", PLAN, [pa.Table.from_pylist(rows, PLAN)])
+    write_rows(folder / "plan", COPIES, [pa.Table.from_pylist(rows, COPIES)])
     lake, vault = (
         StoreAddress(url=f"s3://{name}", endpoint=endpoint, region="us-east-1") for name in ("lake", "vault")
     )
@@ -114,7 +114,7 @@ def test_copies_become_fewer_at_a_time_when_the_store_asks_for_it(tmp_path: Path
     async def run() -> float:
         async with open_copy_session(task, capabilities=Capabilities()) as way:
             assert way.pace is not None
-            await way.copier.copy(next(read_items(task.plan)))
+            await way.copier.copy(next(make_items(next(read_rows(task.plan)))))
             return way.pace.limit
 
     with answering_store(bucket.answer) as store:

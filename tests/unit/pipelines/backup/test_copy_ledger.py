@@ -2,17 +2,23 @@
 
 from pathlib import Path
 
-from lakeshare_pipelines.backup.copy.engine import Ledger, Outcome, make_items
+from lakeshare_pipelines.backup.copy.engine import Ledger, Outcome, join_results, make_items
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
-from tests.builders.backup_plan import plan_batch, planned
+from tests.builders.backup_plan import plan_batch, plan_folder, planned
 
 
 def test_an_empty_object_of_a_writer_that_was_killed_is_no_batch(tmp_path: Path) -> None:
     """SeaweedFS 4.48 keeps one if the connection ends after the headers of a PUT."""
-    [wanted] = make_items(plan_batch(planned("t/a")))
+    rows = [planned("t/a"), planned("t/b"), planned("t/c"), planned("t/d", lane="held")]
+    plan = plan_folder(tmp_path / "plan", rows)
+    a, b, other = make_items(plan_batch(*rows[:2], planned("t/c", etag="1" * 32)))
     store = open_store(StoreAddress(url=str(tmp_path)))
     ledger = Ledger(store, "work/")
-    ledger.write([Outcome(wanted)])
+    ledger.write([Outcome(a, stored_etag="first"), Outcome(b, "SlowDown", 503, "slow")])
+    ledger.write([Outcome(b, stored_etag="second")])
+    ledger.write([Outcome(a, "NoSuchKey", 404, "gone"), Outcome(other)])
     store.put("work/ledger/00000000000000000001-killed.parquet", b"")
-    assert ledger.copied() == {wanted.digest}
-    assert sum(batch.num_rows for batch in ledger.done({wanted.digest})) == 1
+    joined = {row["key"]: row for batch in join_results(plan, ledger.rows()) for row in batch.to_pylist()}
+    found = {key: (row["status"], row["stored_etag"], row["error_code"]) for key, row in joined.items()}
+    succeeded = {"t/a": ("succeeded", "first", None), "t/b": ("succeeded", "second", None)}
+    assert found == {**succeeded, "t/c": (None, None, None)}, "a success counts, of a listed ETag"

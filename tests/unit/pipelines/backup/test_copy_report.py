@@ -8,8 +8,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pytest
 
-from lakeshare_pipelines.backup.copy.engine import find_report, read_results, write_report
-from lakeshare_pipelines.backup.model import COPY_RESULTS
+from lakeshare_pipelines.backup.copy.engine import RESULTS, find_report, read_results, write_report
 from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, open_store
 from lakeshare_pipelines.errors import BackupError
 
@@ -94,7 +93,7 @@ def test_our_own_reports_are_read_back(store: BackupStore) -> None:
         }
         for number, key in enumerate(keys)
     ]
-    location = write_report(store, "work/", "abc", [pa.RecordBatch.from_pylist(rows, COPY_RESULTS)])
+    location = write_report(store, "work/", "abc", [pa.RecordBatch.from_pylist(rows, RESULTS)])
     assert location.endswith("/work/job-abc/manifest.json")
     read = read_results(store, "work/job-abc/manifest.json").to_pylist()
     results = {unquote(one["key"]): one for one in read}

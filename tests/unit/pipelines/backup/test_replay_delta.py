@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from lakeshare_pipelines.backup.model import open_database
 from lakeshare_pipelines.backup.verify.delta import assess
-from lakeshare_pipelines.backup.verify.objects import open_database
 from tests.builders.backup_lakes import AS_OF
 from tests.builders.backup_replays import CASES, Case, copied
 
