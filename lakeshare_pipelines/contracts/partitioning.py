@@ -1,6 +1,6 @@
 """Partitions of a set: their keys, the values of the partition column that belong to each, and other sets' keys.
 
-Here is the arithmetic only; Spark's expressions for it are in `spark/partitions.py`, Dagster's in `defs/wap.py`.
+Here is the arithmetic only; Spark's expressions for it are in `spark/rows.py`, Dagster's in `defs/wap.py`.
 """
 
 import datetime as dt

@@ -28,8 +28,7 @@ from lakeshare_pipelines.errors import ContractError
 from lakeshare_pipelines.ingest.delivery import Delivery, LandingFile, assign_files, blame_changed_delivery
 from lakeshare_pipelines.ingest.raw_rows import BAD, FILE, LINE, PARTITION, RAW, RawRows, read_raw
 from lakeshare_pipelines.ingest.readable import DEFAULT_LIMITS, ReadingLimits, require_readable
-from lakeshare_pipelines.spark.partitions import make_key_column
-from lakeshare_pipelines.spark.rows import column_by_name, get_parts
+from lakeshare_pipelines.spark.rows import column_by_name, get_parts, make_key_column
 from lakeshare_server.lazy import LazyModule
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from lakeshare_pipelines.contracts.model import Drift
 from lakeshare_pipelines.contracts.partitioning import split_key
 from lakeshare_pipelines.contracts.rules import UNIQUENESS, Assertion, is_class, list_rule_columns
 from lakeshare_pipelines.errors import ContractError
-from lakeshare_pipelines.spark.partitions import make_key_column
+from lakeshare_pipelines.spark.rows import make_key_column
 from lakeshare_pipelines.wap.staged import (
     Finding,
     Severity,

@@ -19,8 +19,7 @@ from lakeshare_pipelines.errors import (
     NessieError,
     NoSuchPublication,
 )
-from lakeshare_pipelines.spark.partitions import filter_partitions
-from lakeshare_pipelines.spark.rows import column_by_name
+from lakeshare_pipelines.spark.rows import column_by_name, filter_partitions
 from lakeshare_pipelines.spark.session import set_conf, to_hadoop_path
 from lakeshare_pipelines.wap import stage
 from lakeshare_pipelines.wap.checks import get_types

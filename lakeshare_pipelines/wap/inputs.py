@@ -33,8 +33,7 @@ from lakeshare_pipelines.ingest.sources import (
     digest_positions,
     find_source_read,
 )
-from lakeshare_pipelines.spark.partitions import filter_partitions
-from lakeshare_pipelines.spark.rows import column_by_name, find_other_fields
+from lakeshare_pipelines.spark.rows import column_by_name, filter_partitions, find_other_fields
 from lakeshare_pipelines.spark.scans import Scan, list_scans
 from lakeshare_pipelines.spark.session import MAIN_CATALOG, is_connect, translate_errors
 from lakeshare_pipelines.wap.staged import WHOLE, Lake, ReadTable, read_snapshot

@@ -15,7 +15,7 @@ from lakeshare_pipelines.errors import DeliveryError
 from lakeshare_pipelines.ingest import find_deliveries, find_deliveries_of_run
 from lakeshare_pipelines.ingest.frame import read_delivery
 from lakeshare_pipelines.share.publication import publish
-from lakeshare_pipelines.spark.partitions import filter_partitions, make_key_column
+from lakeshare_pipelines.spark.rows import filter_partitions, make_key_column
 from lakeshare_pipelines.wap.audit import audit
 from lakeshare_pipelines.wap.staged import Lake
 from lakeshare_server.catalog import Catalog
