@@ -64,6 +64,14 @@ TEXT_FIELDS: Mapping[TextOwner, tuple[TextField, ...]] = {
             max_chars=100_000,
             from_file=True,
         ),
+        TextField(
+            "contact_email",
+            "Whom the provider writes to about the recipient's data.",
+            "data@acme.example",
+            max_chars=254,
+            pattern=r"[^@\s]+@[^@\s]+\.[^@\s]+",
+            in_portal=True,
+        ),
     ),
 }
 
