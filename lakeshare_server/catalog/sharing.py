@@ -338,15 +338,22 @@ def require_rule_text(field: str, rule: str | None) -> str | None:
     return rule
 
 
-def require_limit(field: str, most: int | None) -> int | None:
-    """Refuses with BadRequest a number that is no limit."""
-    if most is not None and (isinstance(most, bool) or not 1 <= most <= MAX_LONG):
-        hint = "Give a whole number of one or more, or none to take the settings'."
-        raise BadRequest(field, most, hint)
-    return most
-
-
 LIMITS = ("requests_per_minute", "urls_per_day", "bytes_per_day")
+
+
+def require_limits(field: str, limits: Mapping[str, int | None] | None) -> dict[str, int] | None:
+    """The column of a recipient's limits, None for those of the settings; raises BadRequest for what is no limit."""
+    for name, most in (limits or {}).items():
+        if name not in LIMITS:
+            raise BadRequest(field, name, f"Limits are {', '.join(LIMITS)}.")
+        if most is not None and (
+            not isinstance(most, int) or isinstance(most, bool) or not 1 <= most <= MAX_LONG
+        ):
+            hint = "Give a whole number of one or more, or none to take the settings'."
+            raise BadRequest(f"{field}.{name}", most, hint)
+    return {name: most for name, most in (limits or {}).items() if most is not None} or None
+
+
 # The checks of fields by their names; each returns the value for the column.
 CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "owner": partial(require_text, 255, "Name a principal in 1 to 255 characters."),
@@ -358,7 +365,7 @@ CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "rule": require_rule_text,
     **dict.fromkeys(("expires_at", "starts_at", "ends_at"), require_aware),
     **dict.fromkeys(("start_version", "publication"), require_version),
-    **dict.fromkeys(LIMITS, require_limit),
+    "limits": require_limits,
     **{text.name: text.check for texts in TEXT_FIELDS.values() for text in texts},
 }
 
@@ -728,15 +735,6 @@ def _find_grant(
         raise BadRequest("recipient,group", f"{recipient}, {group}", "Name one recipient or one group.")
     own = {"share_key": share_key, **reader}
     return edit.session.scalars(select(model).filter_by(**own)).one_or_none(), partial(model, **own)
-
-
-def set_limits(edit: Edit, name: str, *, revision: int | None = None, **changes: Any) -> RecipientState:
-    """Changes those of `LIMITS` that are given; None restores the limit of the settings."""
-    row, before = find_recipient_row(edit.session, name), get_recipient(edit.session, name)
-    columns = {**(row.limits or {}), **usable(changes)}
-    touch_row(edit, row, revision)
-    edit.update(row, {"limits": {name: most for name, most in columns.items() if most is not None} or None})
-    return edit.changed("set_limits", row.name, before, get_recipient(edit.session, row.name))
 
 
 @dataclass(frozen=True)

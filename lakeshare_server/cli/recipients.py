@@ -110,9 +110,11 @@ def limit_recipient(
         "urls_per_day": urls_per_day,
         "bytes_per_day": bytes_per_day,
     }
-    if usual or any(limits.values()):
+    changes = given(**limits)
+    if usual or changes:
         with sharing.editing(catalog, operator_name()) as edit:
-            sharing.set_limits(edit, name, **limits if usual else given(**limits))
+            kept = {} if usual else states.get_recipient(edit.session, name).limits
+            sharing.alter_recipient(edit, name, limits={**kept, **changes})
     with catalog.reading() as session:
         in_force = states.get_recipient(session, name).limits
     for key in limits:

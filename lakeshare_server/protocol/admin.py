@@ -205,6 +205,9 @@ class RecipientBody(RequestBody):
     owner: str | None = None
     ip_access_list: Addresses = None
     properties_kvpairs: PropertiesSent = None
+    limits: dict[str, Annotated[int, Field(strict=True)]] | None = Field(
+        None, description="lakeshare: limits in place of those of the settings, by name; replaces all."
+    )
 
 
 class CreateRecipient(RecipientBody):
@@ -407,6 +410,7 @@ class RecipientInfo(Reply):
     tokens: list[RecipientTokenInfo] | None = Field(None, validation_alias="valid_tokens")
     state: str = Field(description="lakeshare: invited, activated, rotating, expired or revoked.")
     groups: Annotated[list[str] | None, OrNone] = None
+    limits: Annotated[dict[str, int] | None, OrNone] = None
     revision: int = Field(description="lakeshare: counts the edits; the ETag.")
 
 

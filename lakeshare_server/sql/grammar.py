@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -256,9 +256,9 @@ def collect_clauses(clauses: Sequence[Clause]) -> dict[str, Any]:
     return {name: clause.value for name, clause in by_name.items()}
 
 
-def require_unique(pairs: Sequence[tuple[str, str, SourcePosition]], what: str) -> dict[str, str]:
+def require_unique(pairs: Sequence[tuple[str, T, SourcePosition]], what: str) -> dict[str, T]:
     """Pairs as a mapping; refuses a second pair of a key."""
-    values: dict[str, str] = {}
+    values: dict[str, T] = {}
     for key, value, position in pairs:
         if key in values:
             raise InvalidClause(f"{what} {key!r} is there twice.", position)
@@ -299,6 +299,7 @@ VALUES: Mapping[str, Callable[[Children], Any]] = {
     "texts": lambda children: tuple(map(unquote_text, children)),
     "key": _dotted,
     "properties": lambda children: require_unique(children, "The property"),
+    "limits": lambda children: require_unique(children, "The limit"),
     "equal": lambda children: f"{quoted_name(children[0])} = {children[1]}",
     "like": lambda children: f"{quoted_name(children[0])} LIKE {quoted_text(unquote_text(children[1]))}",
     "text_value": lambda children: quoted_text(unquote_text(children[0])),
@@ -342,6 +343,12 @@ CLAUSES: Mapping[str, tuple[str, str, Callable[[Children], Any]]] = {
     ),
     "using_token": ("using", "USING TOKEN", lambda _: {"authentication": "TOKEN"}),
 }
+
+
+def _unset_entries(kind: statements.Entries, name: str, *keys: str) -> Statement:
+    return statements.UnsetEntries(kind, name, tuple(dict.fromkeys(keys)))
+
+
 # Statements whose fields are the values of their parts, in order; most of their rules have the names of the classes.
 STATEMENTS: Mapping[str, Callable[..., Statement]] = {
     **{
@@ -350,7 +357,8 @@ STATEMENTS: Mapping[str, Callable[..., Statement]] = {
         for statement in kind.__subclasses__() or [kind]
     },
     "unpin_publication": lambda share, *path: statements.PinPublication(share, None, *path),
-    "unset_properties": lambda name, *keys: statements.UnsetProperties(name, tuple(dict.fromkeys(keys))),
+    **{f"set_{kind}": partial(statements.SetEntries, kind) for kind in ("properties", "limits")},
+    **{f"unset_{kind}": partial(_unset_entries, kind) for kind in ("properties", "limits")},
     "rotate_token": lambda name, *clauses: statements.RotateToken(name, **collect_clauses(clauses)),
     "revoke_token_of": lambda *parts: statements.RevokeToken(parts[-1], *parts[:-1]),
     "add_members": lambda name, *recipients: statements.ChangeMembers(name, "ADD", recipients),
@@ -429,6 +437,10 @@ class StatementBuilder(Transformer_NonRecursive[Token, Any]):
     def property(self, meta: Meta, children: Children) -> tuple[Any, ...]:
         key, value = children
         return key, unquote_text(value), position_at(meta)
+
+    def limit(self, meta: Meta, children: Children) -> tuple[Any, ...]:
+        name, number = children
+        return name.lower(), number, position_at(meta)
 
     def oidc_field(self, meta: Meta, children: Children) -> tuple[Any, ...]:
         key, value = children

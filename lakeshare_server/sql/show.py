@@ -437,6 +437,7 @@ def _describe_recipient(recipient: RecipientState) -> Result:
         ("expiration", recipient.expires_at),
         *((f"property {key}", value) for key, value in recipient.properties.items()),
         ("ip_allow", ", ".join(recipient.ip_allow) or None),
+        *((f"limit {name}", most) for name, most in recipient.limits.items()),
         *((text.name, getattr(recipient, text.name)) for text in SHORT_TEXTS),
         ("agreement_accepted_at", recipient.agreement_accepted_at),
         ("groups", ", ".join(recipient.groups) or None),

@@ -263,28 +263,33 @@ class CreateRecipient(ChangeStatement):
         )
 
 
-class SetProperties(ChangeStatement):
-    """ALTER RECIPIENT … SET PROPERTIES; other properties stay."""
+Entries = Literal["properties", "limits"]
 
+
+class SetEntries(ChangeStatement):
+    """ALTER RECIPIENT … SET PROPERTIES | LIMITS; the others stay."""
+
+    kind: Entries
     name: str
-    properties: Mapping[str, str]
+    entries: Mapping[str, Any]
 
     def execute(self, edit: Edit, provider: Provider) -> Result:
-        properties = {**states.get_recipient(edit.session, self.name).properties, **self.properties}
-        return Alter("RECIPIENT", self.name, {"properties": properties}).execute(edit, provider)
+        entries = {**getattr(states.get_recipient(edit.session, self.name), self.kind), **self.entries}
+        return Alter("RECIPIENT", self.name, {self.kind: entries}).execute(edit, provider)
 
 
-class UnsetProperties(ChangeStatement):
+class UnsetEntries(ChangeStatement):
+    kind: Entries
     name: str
     keys: tuple[str, ...]
 
     def execute(self, edit: Edit, provider: Provider) -> Result:
-        properties = dict(states.get_recipient(edit.session, self.name).properties)
+        entries = dict(getattr(states.get_recipient(edit.session, self.name), self.kind))
         for key in self.keys:
-            if key not in properties:
-                raise BadRequest("properties", key, f"{self.name} has: {', '.join(properties) or 'none'}.")
-            del properties[key]
-        return Alter("RECIPIENT", self.name, {"properties": properties}).execute(edit, provider)
+            if key not in entries:
+                raise BadRequest(self.kind, key, f"{self.name} has: {', '.join(entries) or 'none'}.")
+            del entries[key]
+        return Alter("RECIPIENT", self.name, {self.kind: entries}).execute(edit, provider)
 
 
 class RotateToken(ChangeStatement):

@@ -19,7 +19,6 @@ from lakeshare_server.catalog.sharing import (
     grant,
     revoke,
     revoke_recipient,
-    set_limits,
 )
 from tests.builders.credentials import OAUTH, Known, a_recipient, ask_token
 from tests.builders.lake_tables import FIRST_DAY
@@ -197,7 +196,7 @@ def test_an_end_that_was_set_before_is_kept_by_every_worker(workers: Workers, en
 def test_a_limit_holds_for_all_workers_together(workers: Workers) -> None:
     most = 40
     known = a_recipient(workers.provider, "limited")
-    edited(workers, set_limits, "limited", requests_per_minute=most)
+    edited(workers, alter_recipient, "limited", limits={"requests_per_minute": most})
     allowed: dict[int, int] = {}
     statuses: list[int] = []
     while statuses != [429] * WORKERS:
@@ -212,7 +211,7 @@ def test_a_limit_holds_for_all_workers_together(workers: Workers) -> None:
 def test_a_quota_of_files_is_exceeded_by_no_more_than_the_answers_under_way(workers: Workers) -> None:
     most = 30
     known = a_recipient(workers.provider, "rationed")
-    edited(workers, set_limits, "rationed", urls_per_day=most)
+    edited(workers, alter_recipient, "rationed", limits={"urls_per_day": most})
     answered, statuses = 0, [200]
     began = time.monotonic()
     while statuses != [429] * WORKERS:

@@ -111,6 +111,7 @@ TablePath = Annotated[str, AfterValidator(_path), Field(description="schema.tabl
 Moment = Annotated[datetime, BeforeValidator(_moment, json_schema_input_type=datetime)]
 Network = Annotated[str, AfterValidator(_network)]
 Number = Annotated[int, Field(ge=0, le=MAX_LONG)]
+Limit = Annotated[int | None, Field(ge=1, le=MAX_LONG)]
 Revision = Annotated[
     int | None,
     Field(ge=1, description="Refuse to change anything of this when the catalog has another revision of it"),
@@ -228,6 +229,14 @@ class PolicyPart(Part):
         return cls.model_construct(**{**fields, "audiences": list(policy.audiences)})
 
 
+class LimitsPart(Part):
+    """Limits of a recipient in place of those of the settings."""
+
+    requests_per_minute: Annotated[Limit, Field(description="Requests in a minute")] = None
+    urls_per_day: Annotated[Limit, Field(description="Files with URLs in a day (UTC)")] = None
+    bytes_per_day: Annotated[Limit, Field(description="Bytes of these files in a day (UTC)")] = None
+
+
 @add_text_fields("recipient")
 class RecipientPart(Part):
     """A recipient of shares. It has no token until it is invited."""
@@ -240,6 +249,9 @@ class RecipientPart(Part):
     ] = {}
     ip_allow: Annotated[
         list[Network] | None, Field(min_length=1, description="Addresses it may come from; any when left out")
+    ] = None
+    limits: Annotated[
+        LimitsPart | None, Field(description="Stay as they are when left out; {} takes those of the settings")
     ] = None
     expires_at: Moment | None = None
     agreement: Annotated[Text | None, Field(description="What it has to accept when it is activated")] = None

@@ -114,9 +114,14 @@ def grant_name(grant: GrantPart | Grant) -> str:
 
 # The fields of parts that are names, or no fields of the object itself.
 UNCOMPARED = frozenset({"declared", "exclude", "tables", "revision", "share", "recipient", "group"})
+# Fields that stay as they are when a file leaves them out.
+UNCHANGED = ("owner", "limits")
 # The one form of values that files and the catalog write differently.
 COMPARABLE: Mapping[str, Callable[[Any], object]] = {
     "properties": dict,
+    "limits": lambda limits: (
+        limits.model_dump(exclude_none=True) if isinstance(limits, Part) else dict(limits or {})
+    ),
     "ip_allow": lambda networks: tuple(dict.fromkeys(networks or ())),
     "members": lambda members: tuple(sorted({member.lower() for member in members})),
     "policies": lambda policies: {name: claims.model_dump() for name, claims in sorted(policies.items())},
@@ -362,9 +367,9 @@ def _named(
     kind: str, name: str, part: SharePart | RecipientPart | GroupPart, origin: Origin
 ) -> DesiredObject:
     fields = compared_fields(type(part), part, {"name": name})
-    owner = fields.pop("owner", None)
-    if owner is not None:
-        fields["owner"] = owner
+    for field in UNCHANGED:
+        if getattr(part, field, None) is None:
+            fields.pop(field, None)
     return DesiredObject(object_key(kind, name), name, fields, origin, part.revision)
 
 

@@ -119,8 +119,8 @@ STATEMENTS = [
     ("ALTER RECIPIENT bob SET OWNER TO 'ann'", said.Alter("RECIPIENT", "bob", {"owner": "ann"})),
     ("ALTER RECIPIENT bob COMMENT 'c'", said.Alter("RECIPIENT", "bob", {"comment": "c"})),
     ("COMMENT ON RECIPIENT bob IS NULL", said.Alter("RECIPIENT", "bob", {"comment": None})),
-    ("ALTER RECIPIENT bob SET PROPERTIES (a = 'b')", said.SetProperties("bob", {"a": "b"})),
-    ("ALTER RECIPIENT bob UNSET PROPERTIES (a, b.c)", said.UnsetProperties("bob", ("a", "b.c"))),
+    ("ALTER RECIPIENT bob SET PROPERTIES (a = 'b')", said.SetEntries("properties", "bob", {"a": "b"})),
+    ("ALTER RECIPIENT bob UNSET PROPERTIES (a, b.c)", said.UnsetEntries("properties", "bob", ("a", "b.c"))),
     (
         "ALTER RECIPIENT bob SET IP ALLOW ('10.0.0.0/8')",
         said.Alter("RECIPIENT", "bob", {"ip_allow": ("10.0.0.0/8",)}),

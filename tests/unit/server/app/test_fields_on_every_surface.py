@@ -1,4 +1,4 @@
-"""Every text of a share and of a recipient is set, printed, emptied and checked on every surface."""
+"""Every text of a share and of a recipient, and its limits, are set, printed, emptied and checked on every surface."""
 
 import json
 from collections.abc import Iterator
@@ -132,6 +132,47 @@ def test_a_text_that_cannot_be_used_is_refused_with_its_field_and_remedy(
     assert (refused.status_code, refused.json()["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
     assert text.name in refused.json()["message"]
     assert f"of 1 to {text.max_chars} characters" in refused.json()["message"]
+
+
+def test_limits_are_set_printed_and_removed_on_every_surface(
+    server: Administered, run: Runner, tmp_path: Path
+) -> None:
+    catalog = server.provider.catalog
+
+    def limits() -> dict[str, int]:
+        with catalog.reading() as session:
+            return dict(states.get_recipient(session, "limited").limits)
+
+    def apply(fields: str) -> None:
+        (tmp_path / "limits.yaml").write_text(f"recipients: {{limited: {{{fields}}}}}")
+        run("apply", "-f", "limits.yaml", "--yes")
+
+    run("sql", "-c", "CREATE RECIPIENT limited LIMITS (requests_per_minute = 60, bytes_per_day = 1000)")
+    assert limits() == {"requests_per_minute": 60, "bytes_per_day": 1000}
+    run("sql", "-c", "ALTER RECIPIENT limited SET LIMITS (urls_per_day = 7)")
+    run("sql", "-c", "ALTER RECIPIENT limited UNSET LIMITS (bytes_per_day)")
+    assert limits() == {"requests_per_minute": 60, "urls_per_day": 7}
+    assert "limit urls_per_day" in run("sql", "-c", "DESCRIBE RECIPIENT limited")
+    assert yaml.safe_load(run("export"))["recipients"]["limited"]["limits"] == limits()
+    apply("comment: Left as they are.")
+    assert limits() == {"requests_per_minute": 60, "urls_per_day": 7}
+    apply("limits: {bytes_per_day: 5}")
+    assert limits() == {"bytes_per_day": 5}
+    apply("limits: {}")
+    assert limits() == {}
+    with server.client(prefix=PROVIDER) as client:
+        sent = {"urls_per_day": 3}
+        assert client.patch("/recipients/limited", json={"limits": sent}).json()["limits"] == sent
+        for bad, field in (({"urls_per_day": 0}, "limits.urls_per_day"), ({"per_year": 1}, "per_year")):
+            refused = client.patch("/recipients/limited", json={"limits": bad})
+            assert (refused.status_code, field in refused.json()["message"]) == (400, True)
+        assert client.get("/recipients/limited").json()["limits"] == sent
+    run("recipient", "limit", "limited", "--requests-per-minute", "9")
+    assert limits() == {"urls_per_day": 3, "requests_per_minute": 9}
+    run("recipient", "limit", "limited", "--usual", "--bytes-per-day", "4")
+    assert limits() == {"bytes_per_day": 4}
+    with server.client(prefix=PROVIDER) as client:
+        assert "limits" not in client.patch("/recipients/limited", json={"limits": None}).json()
 
 
 def empty_file(folder: Path) -> Path:
