@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
+    AfterValidator,
     AliasChoices,
     BaseModel,
     BeforeValidator,
@@ -15,6 +16,7 @@ from pydantic import (
     ValidationError,
 )
 
+from lakeshare_server.catalog.models import MAX_LONG
 from lakeshare_server.catalog.states import Grant, LinkState, RecipientState, TokenState
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.text_fields import add_text_fields
@@ -97,6 +99,7 @@ MAX_UPDATES = 100  # "The maximum number update data objects allowed is a 100."
 MAX_ADDRESSES = 100
 MAX_CHANGES = 1000
 MAX_GRACE_S = 10 * 365 * 86_400
+MAX_EVENTS = 1000
 
 Authentication = Literal["TOKEN", "OAUTH_CLIENT_CREDENTIALS", "OIDC_FEDERATION"]
 
@@ -280,6 +283,41 @@ class FollowTables(RequestBody):
     check_every_s: float = Field(10.0, ge=0, description="Seconds between checks for new versions.")
     start_version: int = Field(0, ge=0, description="The oldest version that recipients may read.")
     history: bool = Field(True, description="Whether recipients may read earlier versions and changes.")
+
+
+def _in_utc(moment: datetime) -> datetime:
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+
+
+Instant = Annotated[datetime, AfterValidator(_in_utc)]
+
+
+class AuditQuery(BaseModel):
+    """Conditions on audit events, all of which must hold; the newest events come first."""
+
+    recipient: str | None = None
+    principal: str | None = Field(None, description="An administrator.")
+    action: str | None = Field(None, description="A call or change, like query_table or alter_share.")
+    object_name: str | None = Field(None, alias="object", description="A share or table, and what is in it.")
+    request_id: str | None = Field(None, alias="request", description="The x-request-id of a response.")
+    ip: str | None = None
+    refused: bool = Field(False, description="Only refused and failed requests.")
+    since: Instant | None = Field(None, description="From this time on, in ISO 8601; UTC without a zone.")
+    until: Instant | None = Field(None, description="Before this time.")
+    before: int | None = Field(None, ge=1, le=MAX_LONG, description="Before the event of this number.")
+    max_results: int = Field(100, ge=1, le=MAX_EVENTS)
+
+
+class UsageQuery(BaseModel):
+    """Days in UTC, both included; the last 30 by default."""
+
+    since: date | None = None
+    until: date | None = None
+    recipient: str | None = None
+    table: str | None = Field(None, description="SHARE.SCHEMA.TABLE")
+    by: list[Literal["day", "recipient", "table", "version"]] = Field(
+        ["recipient", "table"], description="Groups; repeat for more."
+    )
 
 
 class PartitionValueInfo(Reply):
@@ -482,6 +520,59 @@ class ActivationInfo(Reply):
 class ErrorReply(Reply):
     error_code: str
     message: str
+
+
+class AuditEventInfo(Reply):
+    """A request and its result, the end of a streamed response, or a change with the object before and after."""
+
+    number: int = Field(description="In the chain.")
+    at: str
+    kind: Literal["request", "change", "end"]
+    recipient: str | None = None
+    principal: str | None = None
+    action: str
+    object_name: str | None = None
+    status: int
+    error_code: str | None = None
+    version: int | None = None
+    files: int | None = None
+    size_bytes: int | None = None
+    rows: int | None = None
+    request_id: str
+    ip: str | None = None
+    user_agent: str | None = None
+    elapsed_ms: int
+    details: dict[str, Any] | None = None
+    previous_hash: str | None = None
+    hash: str | None = None
+
+
+class AuditEvents(Reply):
+    """Events, the newest first."""
+
+    events: list[AuditEventInfo]
+    next_before: int | None = Field(None, description="`before` of the next page; left out on the last one.")
+
+
+class UsageInfo(Reply):
+    """Counts of a group; files and bytes are those of signed URLs, versions the distinct ones that were read."""
+
+    day: date | None = None
+    recipient: str | None = None
+    table: str | None = None
+    version: int | None = None
+    requests: int
+    queries: int
+    files: int
+    size_bytes: int
+    refused: int
+    versions: int
+
+
+class UsageReply(Reply):
+    """Usage by the groups of the query, most queries first."""
+
+    usage: list[UsageInfo]
 
 
 class Myself(Reply):

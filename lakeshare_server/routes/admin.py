@@ -7,7 +7,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from importlib.resources import files
 from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from lakeshare_server.access.authentication import Administrator, Permission, make_profile
 from lakeshare_server.access.rate_limit import require_allowed
 from lakeshare_server.access.rules import require_decidable_rules
-from lakeshare_server.catalog import FollowedTables, credentials, ledger, sharing, states
+from lakeshare_server.catalog import FollowedTables, audit, credentials, ledger, sharing, states
 from lakeshare_server.catalog.sharing import Edit, editing
 from lakeshare_server.catalog.states import FederationPolicy
 from lakeshare_server.errors import (
@@ -80,6 +80,7 @@ NAMES = ("share", "recipient", "group", "policy", "key", "table")
 NOT_KEPT = {"Cache-Control": "no-store"}
 MAX_CODE_CHARS = 200
 MAX_NAME_CHARS = 255
+USAGE_DAYS = 30
 STYLE = (files("lakeshare_server.routes") / "admin_document.css").read_text()
 PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; "
@@ -597,6 +598,30 @@ def unfollow_table(request: OwnerDep, table: str) -> Content:
         return ledger.unfollow_table(edit, table)
 
 
+audit_router = APIRouter(tags=["audit"], route_class=AdminRoute)
+
+
+@audit_router.get("/audit-events", response_model=bodies.AuditEvents)
+def list_audit_events(request: LookDep, query: Annotated[bodies.AuditQuery, Query()]) -> Content:
+    """Search the audit log. Events of the last second may be missing."""
+    conditions = query.model_dump(exclude={"max_results"})
+    found = audit.search(request.app_state.catalog, audit.Search(**conditions), query.max_results + 1)[::-1]
+    page = found[: query.max_results]
+    next_before = page[-1].number if len(found) > len(page) else None
+    return {"events": [event.as_json() for event in page], "next_before": next_before}
+
+
+@audit_router.get("/usage", response_model=bodies.UsageReply)
+def count_usage(request: LookDep, query: Annotated[bodies.UsageQuery, Query()]) -> Content:
+    """Count the requests of recipients by day, recipient, table or version."""
+    until = query.until or datetime.now(UTC).date()
+    since = query.since or until - timedelta(days=USAGE_DAYS - 1)
+    if since > until:
+        raise BadRequest("since", since.isoformat(), f"Give a day up to {until.isoformat()}, the last one.")
+    usages = audit.read_usage(request.app_state.catalog, since, until, query.recipient, query.table)
+    return {"usage": audit.group_usage(usages, list(dict.fromkeys(query.by)))}
+
+
 impersonation_router = APIRouter(tags=["see as"], route_class=AdminRoute)
 # The parts of a scope that describe the request; the rest belongs to the admin application.
 FORWARDED_SCOPE = (
@@ -742,7 +767,8 @@ def admin_api(app_state: AppState, server: FastAPI) -> FastAPI:
     app.include_router(me, prefix="/2.0/preview/scim/v2")
     app.include_router(activation_router, prefix=f"{DATABRICKS}/public")
     for part in (
-        *of_both, policies_router, groups_router, keys_router, own, followed_router, impersonation_router,
+        *of_both, policies_router, groups_router, keys_router, own, followed_router, audit_router,
+        impersonation_router,
     ):  # fmt: skip
         app.include_router(part, prefix=f"{OPENSHARING}/provider")
     app.include_router(activation_router, prefix=f"{OPENSHARING}/public")

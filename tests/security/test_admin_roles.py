@@ -70,6 +70,8 @@ CALLS: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {
     ("POST", "/followed-tables"): ("owner", {"tables": [{"location": "/nowhere", "name": "a.b"}]}),
     ("GET", "/followed-tables"): ("auditor", {}),
     ("DELETE", "/followed-tables/{table}"): ("owner", {}),
+    ("GET", "/audit-events"): ("auditor", {}),
+    ("GET", "/usage"): ("auditor", {}),
     ("GET", "/Me"): ("auditor", {}),
 }
 RANK = {role: rank for rank, role in enumerate(reversed(ROLES))}

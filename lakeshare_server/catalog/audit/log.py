@@ -157,7 +157,10 @@ class ChainedEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """Conditions on events; None matches any value. `object_name` also matches the objects inside, like tables."""
+    """Conditions on events; None matches any value. `object_name` also matches the objects inside, like tables.
+
+    `before` is the number of an event: those before it match.
+    """
 
     recipient: str | None = None
     principal: str | None = None
@@ -168,6 +171,7 @@ class Search:
     kind: Kind | None = None
     since: datetime | None = None
     until: datetime | None = None
+    before: int | None = None
     refused: bool = False
 
     def conditions(self) -> list[ColumnElement[bool]]:
@@ -181,6 +185,8 @@ class Search:
             conditions.append(AuditRow.at >= self.since)
         if self.until is not None:
             conditions.append(AuditRow.at < self.until)
+        if self.before is not None:
+            conditions.append(AuditRow.key < self.before)
         if self.refused:
             conditions.append(AuditRow.status >= REFUSED_STATUS)
         return conditions

@@ -16,6 +16,7 @@ from lakeshare_server.catalog.models import AuditRow
 from tests.builders import plain_http
 from tests.builders.administration import PROVIDER, UNITY, Administered, an_administered_server
 from tests.builders.lake_tables import an_iceberg_table
+from tests.builders.waiting import wait_until
 
 FAR = int((datetime.now(UTC) + timedelta(days=365)).timestamp()) * 1000
 
@@ -389,3 +390,65 @@ def test_the_document_s_page_takes_nothing_from_elsewhere(server: Administered) 
     assert linked <= set(re.findall(r'id="(\w+)"', page))
     for path in ("/api/2.1/unity-catalog/shares/{share}", "/api/2.1/opensharing/provider/groups"):
         assert html.escape(path) in page
+
+
+def test_the_audit_log_is_searched_in_pages_the_newest_first(
+    server: Administered, provider: httpx.Client
+) -> None:
+    for number in range(3):
+        provider.post("/shares", json={"name": f"audited_{number}"})
+    changes = {"action": "create_share", "principal": "owner"}
+    with server.client("auditor", prefix=PROVIDER) as auditor:
+        first = auditor.get("/audit-events", params=changes | {"max_results": 2}).json()
+        names = [event["object_name"] for event in first["events"]]
+        assert names == ["audited_2", "audited_1"]
+        assert first["events"][0]["details"]["after"]["name"] == "audited_2"
+        assert first["events"][0]["hash"]
+        next_page = auditor.get("/audit-events", params=changes | {"before": first["next_before"]}).json()
+        assert next_page["events"][0]["object_name"] == "audited_0"
+        last = auditor.get("/audit-events", params=changes | {"object": "audited_0"}).json()
+        assert [event["object_name"] for event in last["events"]] == ["audited_0"]
+        assert "next_before" not in last
+        tomorrow = (datetime.now(UTC) + timedelta(days=1)).isoformat()
+        assert auditor.get("/audit-events", params={"since": tomorrow}).json() == {"events": []}
+
+
+def test_usage_is_counted_by_what_is_asked(server: Administered, provider: httpx.Client) -> None:
+    provider.post("/shares", json={"name": "used"})
+    provider.patch("/shares/used", json=added("lake.flights"))
+    made = provider.post("/recipients", json={"name": "user"}).json()
+    provider.patch("/shares/used/permissions", json={"changes": [{"principal": "user", "add": ["SELECT"]}]})
+    code = made["activation_url"].rpartition("/")[2]
+    profile = provider.get(f"{server.root}/api/2.1/opensharing/public/data_sharing_activation/{code}").json()
+    headers = {"Authorization": f"Bearer {profile['bearerToken']}"}
+    query = f"{server.root}/delta-sharing/shares/used/schemas/lake/tables/flights/query"
+    assert plain_http.post(query, json={}, headers=headers).status_code == 200
+
+    def counted() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = provider.get(
+            "/usage", params={"recipient": "user", "by": ["day", "table"]}
+        ).json()["usage"]
+        return found
+
+    wait_until(lambda: any(row["queries"] for row in counted()))
+    [row] = [row for row in counted() if row["queries"]]
+    assert (row["table"], row["queries"], row["versions"]) == ("used.lake.flights", 1, 1)
+    assert row["day"] == datetime.now(UTC).date().isoformat()
+
+
+@pytest.mark.parametrize(
+    ("path", "params", "field"),
+    [
+        ("/audit-events", {"max_results": 0}, "max_results"),
+        ("/audit-events", {"since": "yesterday"}, "since"),
+        ("/audit-events", {"before": "x"}, "before"),
+        ("/usage", {"by": "colour"}, "by"),
+        ("/usage", {"since": "2026-03-02", "until": "2026-03-01"}, "since"),
+    ],
+)
+def test_a_search_that_cannot_be_used_is_refused(
+    provider: httpx.Client, path: str, params: dict[str, Any], field: str
+) -> None:
+    refused = provider.get(path, params=params)
+    assert (refused.status_code, refused.json()["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
+    assert field in refused.json()["message"]
