@@ -519,7 +519,7 @@ def test_every_error_ends_a_command_with_1_and_a_sentence(
             raise raised
 
         monkeypatch.setattr(typer.Typer, "__call__", fail)
-        assert run("share", "list") == (1, f"lakeshare: {error}\n"), kind
+        assert run("share", "list") == (1, f"lakeshare: {error.for_provider()}\n"), kind
 
 
 def test_responses_to_errors(tmp_path: Path) -> None:
