@@ -225,7 +225,8 @@ def _parse_options(
     try:
         address = StoreAddress.model_validate({**(like.model_dump() if like else {}), **given})
     except ValidationError as error:
-        raise BackupError(f"--to {to}", error.errors()[0]["msg"], "Correct it.") from error
+        problem = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise BackupError(f"--to {to}", problem, "Correct it.") from error
     return RestoreOptions(settings, backup, day, address)
 
 

@@ -1,8 +1,8 @@
 """The refusals of bad input: status or exit code, error code and text of each as snapshots, and no change of the state.
 
 The inputs are in `refusals/`, one file for each surface. An input begins in a line of its own; indented lines belong to
-the input before. `{{x * 300}}` stands for the text x 300 times, `<folder>` and `<server>` for those of the run. Options
-stand in front: `[as=auditor; if-match="9"]`.
+the input before. `{{x * 300}}` stands for the text x 300 times, `<folder>` and `<server>` for those of the run, and
+`<link bob>` for the activation link of bob. Options stand in front: `[as=auditor; if-match="9"]`.
 The texts of refused contracts are in `tests/unit/pipelines/contracts/test_contract_refusals.py`.
 """
 
@@ -21,6 +21,7 @@ import pytest
 from sqlalchemy import MetaData, select
 
 from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_server.access.authentication import write_profile
 from lakeshare_server.catalog import DeclaredShare, SharedTable, apply_shares
 from lakeshare_server.catalog.credentials import add_admin_key
 from lakeshare_server.catalog.declared import apply_files, read_files
@@ -39,15 +40,22 @@ from tests.builders.sql_sessions import a_lake, a_session
 from tests.builders.transcripts import UUID
 from tests.builders.written_log import WrittenLog, add, metadata, protocol
 
+[LAKESHARE] = entry_points(group="console_scripts", name="lakeshare")
+run_command = LAKESHARE.load()
 INPUTS = Path(__file__).with_name("refusals")
 OPTIONS = re.compile(r"\[([^]]*)] ")
 REPEATED = re.compile(r"\{\{(.+?) \* (\d+)}}")
 FILE_NAME = "shares.yaml"
-PROFILES = {
+FILES = {
+    "other.yaml": "other: []",
     "none.share": "{}",
     "old.share": '{"shareCredentialsVersion": 2, "bearerToken": "x"}',
     "empty.share": '{"shareCredentialsVersion": 1, "bearerToken": ""}',
     "unknown.share": '{"shareCredentialsVersion": 1, "bearerToken": "x", "endpoint": "http://127.0.0.1:1/"}',
+    "events.jsonl": "",
+    "empty/README.md": "",
+    "broken/one/_delta_log/00000000000000000000.json": "{",
+    "broken/two/_delta_log/00000000000000000000.json": "{}",
 }
 # A time of this run; those of the inputs and in examples are written otherwise.
 MOMENT = re.compile(
@@ -68,18 +76,12 @@ class BadInput:
 
 @dataclass(frozen=True)
 class Site:
-    """A state folder, the server over it, the tokens of its clients, and the commands on it."""
+    """A state folder, the server over it, the tokens of its clients, and what `<folder>` and so on stand for."""
 
     provider: Provider
-    folder: Path
-    root: str
     tokens: Mapping[str, str]
     client: httpx.Client
-
-    @property
-    def places(self) -> Mapping[str, str]:
-        """What `<server>` and `<folder>` stand for."""
-        return {"<server>": self.root, "<folder>": str(self.folder)}
+    places: Mapping[str, str]
 
     def place(self, bad: BadInput) -> BadInput:
         """An input with the places of this run."""
@@ -132,9 +134,33 @@ def read_inputs(surface: str) -> Iterator[BadInput | str]:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("refusals")
-    # Lines that wait for a wrong token would take most of the time.
+    # Responses that wait after many wrong tokens would take most of the time.
     provider = a_lake(folder, public_url=None, port=0, guesses_per_minute=100_000)
     publishing = Publishing(provider.settings, provider.catalog)
+    add_tables(publishing, folder)
+    # Its version is numbered now, not by the first input that needs it.
+    provider.versions.of("lake.vectors").latest()
+    for name, text in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    tokens, links = add_shares(provider)
+    with ExitStack() as stack:
+        environment = stack.enter_context(pytest.MonkeyPatch.context())
+        for name in LakeSettings.model_fields | ServerSettings.model_fields:
+            environment.delenv(f"LAKESHARE_{name.upper()}", raising=False)
+        environment.setenv("LAKESHARE_STATE_DIR", str(provider.settings.state_dir))
+        # No command may start Java.
+        environment.setenv("LAKESHARE_NESSIE_URI", "http://127.0.0.1:1/api/v2")
+        environment.chdir(folder)
+        running = stack.enter_context(a_server(publishing))
+        write_profile(folder / "bob.share", running.url, tokens["bob"], None)
+        root = running.url.removesuffix(provider.settings.endpoint)
+        client = stack.enter_context(httpx.Client(verify=False, base_url=root, timeout=30))
+        yield Site(provider, tokens, client, {"<folder>": str(folder), "<server>": root, **links})
+
+
+def add_tables(publishing: Publishing, folder: Path) -> None:
+    """Beside the published tables: an Iceberg table, a followed table with deletion vectors, and one without files."""
     table = IcebergTable(folder / "warehouse", people.people(1).schema)
     table.append(people.people(1, 2))
     people.publish(publishing, table)
@@ -142,32 +168,22 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     log.commit(protocol(features=("deletionVectors",)), metadata({"delta.enableDeletionVectors": "true"}))
     log.commit(add("p=a/one.parquet", deletionVector=inline_descriptor([0])))
     publishing.follow("lake.vectors", folder / "vectors")
-    # Its version is numbered now, not by the first input that needs it.
-    provider.versions.of("lake.vectors").latest()
     publishing.follow("lake.gone", folder / "gone")
+
+
+def add_shares(provider: Provider) -> tuple[dict[str, str], dict[str, str]]:
+    """What contracts, statements and files create; returns tokens by name, and links as inputs write them."""
     apply_shares(provider.catalog, [DeclaredShare("declared", (SharedTable("lake", "parts", "lake.parts"),))])
-    tokens = {
-        row[0]: row[2]
-        for executed in a_session(provider).run((INPUTS / "setup.sql").read_text(encoding="utf-8"))
-        for row in executed.result.rows
-        if "token" in executed.result.columns
-    }
-    (folder / FILE_NAME).write_text((INPUTS / "setup.yaml").read_text(encoding="utf-8"), encoding="utf-8")
-    apply_files(provider.catalog, read_files([folder / FILE_NAME]), "ann")
+    tokens, links = {}, {}
+    for executed in a_session(provider).run((INPUTS / "setup.sql").read_text(encoding="utf-8")):
+        for row in executed.result.rows:
+            if "token" in executed.result.columns:
+                tokens[row[0]] = row[2]
+            else:
+                links[f"<link {row[0]}>"] = row[1].rpartition("/")[2]
+    apply_files(provider.catalog, read_files([INPUTS / "setup.yaml"]), "ann")
     with editing(provider.catalog, "ann") as edit:
-        tokens |= {role: add_admin_key(edit, role, role)[1] for role in ROLES}
-    for name, text in PROFILES.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    with ExitStack() as stack:
-        environment = stack.enter_context(pytest.MonkeyPatch.context())
-        for name in LakeSettings.model_fields | ServerSettings.model_fields:
-            environment.delenv(f"LAKESHARE_{name.upper()}", raising=False)
-        environment.setenv("LAKESHARE_STATE_DIR", str(provider.settings.state_dir))
-        environment.chdir(folder)
-        running = stack.enter_context(a_server(publishing))
-        root = running.url.removesuffix(provider.settings.endpoint)
-        client = stack.enter_context(httpx.Client(verify=False, base_url=root, timeout=30))
-        yield Site(provider, folder, root, tokens, client)
+        return tokens | {role: add_admin_key(edit, role, role)[1] for role in ROLES}, links
 
 
 def refuse_statement(site: Site, bad: BadInput) -> str | None:
@@ -182,29 +198,28 @@ def refuse_statement(site: Site, bad: BadInput) -> str | None:
 
 def refuse_command(site: Site, bad: BadInput) -> str | None:
     """Runs a command of either package in this process; its exit code and what it prints."""
-    [script] = entry_points(group="console_scripts", name="lakeshare")
-    errors = StringIO()
+    printed = StringIO()
     with (
         pytest.MonkeyPatch.context() as environment,
-        redirect_stderr(errors),
-        redirect_stdout(StringIO()),
+        redirect_stderr(printed),
+        redirect_stdout(printed),
     ):
         environment.setattr("sys.argv", ["lakeshare", *shlex.split(bad.text)])
         environment.setattr("sys.stdin", StringIO())
         try:
-            script.load()()
+            run_command()
         except SystemExit as ended:
             code = ended.code
     if code == 0:
         return None
     # The width of a box is that of the terminal.
-    boxed = " ".join(line.strip("│ ") for line in errors.getvalue().splitlines() if line.startswith("│"))
-    return f"exit {code}\n{boxed or errors.getvalue()}"
+    boxed = " ".join(line.strip("│ ") for line in printed.getvalue().splitlines() if line.startswith("│"))
+    return f"exit {code}\n{boxed or printed.getvalue()}"
 
 
 def refuse_file(site: Site, bad: BadInput) -> str | None:
     """Applies a file of shares."""
-    (site.folder / FILE_NAME).write_text(bad.text, encoding="utf-8")
+    Path(site.places["<folder>"], FILE_NAME).write_text(bad.text, encoding="utf-8")
     return refuse_command(site, replace(bad, text=f"apply -f {FILE_NAME} {bad.options.get('with', '--yes')}"))
 
 

@@ -108,21 +108,6 @@ def test_a_new_link_ends_the_one_before_and_leaves_tokens_alone(run: Run, lake: 
     assert [token.is_valid(datetime.now(UTC)) for token in tokens] == [True, True]
 
 
-def test_nothing_is_added_when_a_share_is_unknown(run: Run) -> None:
-    refused = run("recipient", "add", "nobody", "--share", "flights", "--share", "nothing", "--invite")
-    assert (refused.code, refused.out) == (1, "")
-    assert "Share 'nothing'" in refused.err
-    assert "Recipient 'nobody'" in run("recipient", "invite", "nobody").err
-
-
-@pytest.mark.parametrize("days", ["0", "366"])
-def test_a_life_that_cannot_be_used_makes_no_link(run: Run, lake: OfferedLake, days: str) -> None:
-    lake.invited(f"lived-{days}")
-    before = last_link(lake, f"lived-{days}")
-    assert run("recipient", "invite", f"lived-{days}", "--link-days", days).code == 2
-    assert last_link(lake, f"lived-{days}") == before
-
-
 def test_a_file_that_is_there_stays_and_the_link_too(run: Run, lake: OfferedLake, tmp_path: Path) -> None:
     link = lake.invited("keeper")
     (tmp_path / "keeper.share").write_text("mine")
@@ -182,9 +167,3 @@ def test_what_is_answered_otherwise_is_told_and_leaves_no_file(run: Run, tmp_pat
             assert (refused.code, said in refused.err) == (1, True), refused.err
     assert "does not answer" in run("activate", f"{root}/activate/offered").err
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("link", ["", "acme", "ftp://x/activate/y", "https://", "file:///etc/passwd"])
-def test_what_is_no_link_is_asked_nobody(run: Run, link: str) -> None:
-    refused = run("activate", link)
-    assert (refused.code, "Give the whole link" in refused.err) == (1, True)

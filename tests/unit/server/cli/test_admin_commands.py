@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lakeshare_server.catalog.credentials import PREFIX, find_admin_key, read_admin_keys
+from lakeshare_server.catalog.credentials import PREFIX, find_admin_key
 from lakeshare_server.cli.admin import KEY_FILE, print_first_key
 from lakeshare_server.cli.console import operator_name
 from lakeshare_server.cli.main import commands
-from lakeshare_server.errors import BadRequest, NameTaken, NotFound
 from tests.builders.sharing import Provider, a_provider
 
 
@@ -45,26 +44,6 @@ def test_a_key_is_made_told_once_listed_and_ended(provider: Provider) -> None:
     assert "ann\tsteward\trevoked" in run("list")
     with provider.catalog.reading() as session:
         assert find_admin_key(session, key) is None
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "said"),
-    [
-        (["add", "ann", "--role", "king"], BadRequest, "role: 'king' .* owner, steward, auditor"),
-        (["add", "two words", "--role", "owner"], BadRequest, "name"),
-        (["add", "oidc:ann", "--role", "owner"], BadRequest, "name"),
-        (["add", "known", "--role", "owner"], NameTaken, "known"),
-        (["revoke", "nobody"], NotFound, "nobody"),
-    ],
-)
-def test_what_cannot_be_done_is_refused_and_changes_nothing(
-    provider: Provider, arguments: list[str], error: type[Exception], said: str
-) -> None:
-    run("add", "known", "--role", "auditor")
-    with pytest.raises(error, match=said):
-        run(*arguments)
-    with provider.catalog.reading() as session:
-        assert [key.name for key in read_admin_keys(session)] == ["known"]
 
 
 def test_the_server_makes_its_first_key_once(provider: Provider, capsys: pytest.CaptureFixture[str]) -> None:

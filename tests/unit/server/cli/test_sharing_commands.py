@@ -97,34 +97,6 @@ def test_groups_are_listed_filled_emptied_and_dropped(run: Runner) -> None:
     assert run("group", "list") == ""
 
 
-REFUSED = [
-    (["share", "create", "a.b"], "share: 'a.b' cannot be used"),
-    (["share", "create", "t", "--property", "x"], "--property: 'x' cannot be used. Give key=value"),
-    (["share", "add", "s", "orders"], "LAKE.TABLE: 'orders' cannot be used. Give schema.table"),
-    (["share", "add", "nothing", "a.x"], "Share 'nothing' does not exist"),
-    (["share", "remove", "s.a"], "Give share.schema.table"),
-    (["share", "grant", "s"], "Name one recipient or one group."),
-    (
-        ["share", "grant", "s", "--group", "g", "--until", "tomorrow"],
-        "--until: 'tomorrow' cannot be used",
-    ),
-    (["share", "grant", "s", "--group", "g", "--until", "2030-01-01"], "Give a time with its zone"),
-    (["recipient", "ip", "eve", "--allow", "x", "--any"], "Give one of the two."),
-    (
-        ["recipient", "set", "eve", "--agreement", "nothing.txt"],
-        "--agreement: 'nothing.txt' cannot be used",
-    ),
-    (["group", "add", "nobody", "eve"], "Group 'nobody' does not exist"),
-]
-
-
-def test_refusals_name_the_option_and_the_remedy(run: Runner) -> None:
-    run("share", "create", "s")
-    for arguments, said in REFUSED:
-        ended = run.ended(*arguments)
-        assert (ended.code, said in ended.errors) == (1, True), ended.errors
-
-
 def test_nothing_is_dropped_without_a_yes(run: Runner) -> None:
     run("share", "create", "x")
     run("recipient", "add", "x", "--share", "x")

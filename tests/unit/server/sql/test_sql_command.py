@@ -118,20 +118,6 @@ def test_what_a_comment_has_in_it_does_nothing_to_a_terminal(sql):
     assert len(output.splitlines()) == 4
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        (("-f", "nix.sql"), 1, "nix.sql"),
-        (("-o", "xml"), 2, "table, csv, json"),
-        (("-f", "a", "-c", "b"), 2, "not both"),
-    ],
-)
-def test_what_cannot_be_run_is_refused(sql, arguments, code, words):
-    ended = sql(*arguments)
-    assert ended.code == code
-    assert words in ended.errors
-
-
 def test_a_file_that_is_no_text_is_refused(sql, tmp_path):
     (tmp_path / "s.sql").write_bytes(b"CREATE SHARE \xff\xfe")
     ended = sql("-f", "s.sql")

@@ -224,51 +224,6 @@ def test_a_script_has_many_statements_and_tells_where_each_is():
     assert parse(" ; -- nothing") == ()
 
 
-# text, line, column, what is said
-WRONG = [
-    ("CREATE SHAR s", 1, 8, "Did you mean SHARE?"),
-    ("CREATE SHARE s\nCREATE SHARE t", 2, 1, "expected COMMENT, DISPLAY, `;` or the end"),
-    ("CREATE SHARE s;\n\n   SHOW TABLES", 3, 9, "expected ALL, FOLLOWED, GRANT, GRANTS, GROUPS, RECIPIENTS, SHARES"),
-    ("CREATE SHARE", 1, 13, "ends too early; expected IF or a name"),
-    ("CREATE SHARE s COMMENT 'x", 1, 24, "does not end"),
-    ("CREATE SHARE /* s", 1, 14, "comment that begins here does not end"),
-    ("CREATE SHARE if", 1, 16, "expected NOT"),
-    ("ALTER SHARE add TABLE a.b", 1, 17, "TABLE was not expected here"),
-    ("CREATE SHARE a.b", 1, 15, ". was not expected here"),
-    ("CREATE SHARE ``", 1, 14, "at least one character"),
-    ("CREATE SHARE ` `", 1, 14, "at least one character"),
-    ("CREATE SHARE \x07", 1, 14, "means nothing here"),
-    ("ALTER SHARE s ADD TABLE t", 1, 15, "t has no schema"),
-    ("ALTER SHARE s ADD MODEL lake.t", 1, 25, "lake was not expected here; expected"),
-    ("ALTER SHARE s REMOVE MODEL lake.t", 1, 28, "lake was not expected here; expected"),
-    ("ALTER SHARE s ADD TABLE a.b COMMENT 'x' COMMENT 'y'", 1, 41, "COMMENT is there twice"),
-    ("ALTER SHARE s ADD TABLE a.b WITHOUT HISTORY WITH HISTORY", 1, 45, "exclude each other"),
-    ("ALTER SHARE s ADD TABLE a.b PARTITION (x = 1) WHERE (x = 1)", 1, 47, "PARTITION and WHERE exclude each other"),
-    ("ALTER SHARE s ADD TABLE a.b WHERE ()", 1, 29, "needs a predicate"),
-    (f"ALTER SHARE s ADD TABLE a.b WHERE {'(' * 100}1{')' * 100}", 1, 0, "deeper than 64"),
-    ("ALTER SHARE s SET PUBLICATION 1.5", 1, 31, "whole number"),
-    (f"ALTER SHARE s SET PUBLICATION {'9' * 5000}", 1, 31, "whole number"),
-    ("GRANT SELECT ON SHARE s TO RECIPIENT r UNTIL 'tomorrow'", 1, 46, "'tomorrow' is no time"),
-    ("GRANT SELECT ON SHARE s TO RECIPIENT r UNTIL '2027-02-30'", 1, 46, "is no time"),
-    ("GRANT SELECT ON SHARE s TO RECIPIENT r UNTIL '0001-01-01T00:00+14:00'", 1, 46, "is no time"),
-    ("ALTER RECIPIENT r ROTATE TOKEN KEEP OLD FOR 'a while'", 1, 45, "no span of time"),
-    ("ALTER RECIPIENT r ROTATE TOKEN KEEP OLD FOR '999999999 weeks'", 1, 45, "no span of time"),
-    ("CREATE RECIPIENT r PROPERTIES (a = 'x', a = 'y')", 1, 41, "'a' is there twice"),
-    ("CREATE RECIPIENT r USING TOKEN USING ID 'x'", 1, 32, "exclude each other"),
-    ("CREATE RECIPIENT r USING OIDC (issuer 'x')", 1, 31, "subject is missing"),
-    ("CREATE RECIPIENT r USING OIDC (issuer 'x', subject 'y', sub 'z')", 1, 57, "OIDC has no sub"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("text", "line", "column", "what"), WRONG, ids=[text[:60] for text, *_ in WRONG])
-def test_what_is_wrong_is_told_with_its_place(text, line, column, what):
-    with pytest.raises(SqlError) as refused:
-        parse(text)
-    assert what in str(refused.value)
-    assert refused.value.place.line == line
-    assert column in (0, refused.value.place.column)
-
-
 def test_the_caret_stands_below_the_word_that_is_wrong():
     with pytest.raises(SqlError) as refused:
         parse("CREATE SHARE s;\n\tDROP TABLE x;", "changes.sql")

@@ -11,7 +11,7 @@ from lakeshare_server.catalog.audit import AuditEvent, append_events
 from lakeshare_server.catalog.credentials import find_link, redeem_link
 from lakeshare_server.catalog.models import AuditRow
 from lakeshare_server.catalog.sharing import editing
-from lakeshare_server.errors import BadRequest, CatalogConflict, Denied, NotFound
+from lakeshare_server.errors import CatalogConflict, Denied
 from lakeshare_server.provider.following import Provider
 from lakeshare_server.sql.grammar import SqlError, StatementRefused
 from lakeshare_server.sql.session import SqlSession
@@ -205,82 +205,11 @@ def test_a_session_that_sees_as_a_recipient_shows_what_its_listings_show(session
     assert names(session) == ["other", "sales"]
 
 
-@pytest.mark.parametrize(
-    ("statement", "cause"),
-    [
-        ("CREATE SHARE b", Denied),
-        ("SHOW RECIPIENTS", Denied),
-        ("SHOW GRANTS ON SHARE sales", Denied),
-        ("SHOW USAGE FOR RECIPIENT bob", Denied),
-        ("DESCRIBE RECIPIENT bob", Denied),
-        ("DESCRIBE SHARE sales", NotFound),
-        ("SHOW ALL IN SHARE sales", NotFound),
-        ("SHOW GRANTS TO RECIPIENT eve", NotFound),
-        ("SHOW GRANTS TO GROUP bob", NotFound),
-        ("SELECT * FROM information_schema.recipients", NotFound),
-        ("SELECT * FROM sales.lake.orders", BadRequest),
-    ],
-)
-def test_what_a_recipient_may_not_see_or_do_is_refused_to_whoever_sees_as_it(session, statement, cause):
-    list(session.run(f"{SALES}{BOB} CREATE RECIPIENT eve; SET RECIPIENT bob"))
-    assert isinstance(refused(session, statement).cause, cause)
-    list(session.run("RESET RECIPIENT"))
-    assert names(session) == ["sales"]
-
-
 def test_nobody_is_seen_as_within_a_transaction(session):
     error = refused(session, f"{BOB} SET RECIPIENT bob", single_transaction=True)
     assert "outside of the transaction" in str(error)
     list(session.run(f"{BOB} SET RECIPIENT bob"))
     assert isinstance(refused(session, "SHOW SHARES", single_transaction=True).cause, Denied)
-
-
-# --- refusals: statement, line's caret, words of the message
-
-REFUSED = [
-    ("CREATE SHARE `a b`", "a b", "no space, slash, dot"),
-    ("DROP SHARE nix", "nix", "Share nix does not exist."),
-    ("DROP SHARE s", "s", "Share s does not exist."),
-    ("ALTER SHARE sales ADD TABLE lake.parts AS lake.ORDERS", "ALTER", "sales.lake.orders is shared already"),
-    ("ALTER SHARE sales ADD TABLE lake.parts COLUMNS (a, b)", "a, b", "declare a view with these columns"),
-    ("ALTER SHARE sales ADD SCHEMA nix", "nix", "Schemas with published tables: lake, sea."),
-    ("ALTER SHARE sales ALTER SCHEMA lake COMMENT 'why'", "why", "has no comment"),
-    ("ALTER SHARE sales ALTER TABLE lake.nix", "lake.nix", "In share sales, table or view lake.nix does not exist"),
-    ("ALTER SHARE sales REMOVE TABLE nix.orders", "nix.orders", "nix.orders does not exist"),
-    ("ALTER SHARE sales REMOVE SCHEMA nix", "nix", "In share sales, schema nix does not exist"),
-    ("ALTER SHARE sales SET PUBLICATION 7", "7", "lake.orders has none of this number; the latest is 2"),
-    ("ALTER SHARE empty SET PUBLICATION 7", "empty", "add a table first"),
-    ("CREATE RECIPIENT a USING ID 'aws:b:c'", "aws:b:c", "metastore of Databricks"),
-    ("CREATE RECIPIENT a IP ALLOW ('10.0.0.1/8')", "10.0.0.1/8", "192.0.2.0/24"),
-    ("CREATE RECIPIENT a PROPERTIES (lakeshare.name = 'x')", "lakeshare.name", "reserved"),
-    ("CREATE RECIPIENT a USING OIDC (issuer 'nix', subject 's')", "nix", "URL"),
-    ("ALTER RECIPIENT bob ADD OIDC (issuer 'https://i.example', subject 's')", "bob", "USING OIDC"),
-    ("ALTER RECIPIENT bob UNSET PROPERTIES (nix)", "nix", "bob has: none"),
-    ("REVOKE TOKEN 'nix' FROM RECIPIENT bob", "nix", "Token nix does not exist"),
-    ("GRANT SELECT ON SHARE sales TO RECIPIENT nix", "nix", "Recipient nix does not exist"),
-    ("GRANT SELECT ON SHARE sales TO RECIPIENT bob FROM '2027-01-02' UNTIL '2027-01-01'", "GRANT", "ends after"),
-    ("GRANT SELECT ON SHARE sales TO RECIPIENT bob WHERE (amount = 1)", "amount = 1", "by its partitions. amount"),
-    ("ALTER SHARE sales ADD lake.parts PARTITION (region = 'EU')", "region = 'EU'", "lake.parts cannot decide it"),
-    ("ALTER SHARE sales ALTER TABLE lake.orders WHERE (day = )", "day =", "Its end is missing"),
-    ("REVOKE SELECT ON SHARE sales FROM RECIPIENT bob", "REVOKE", "Grant sales to bob does not exist"),
-    ("PUBLISH TABLE lake.orders FROM BRANCH wap", "lake.orders", "lakeshare wap retry wap"),
-    ("SHOW SHARES IN PROVIDER us", "us", "SHOW SHARES shows its own"),
-    ("SHOW GRANTS TO GROUP nix", "nix", "Group nix does not exist"),
-    ("SELECT * FROM information_schema.nix", "SELECT", "recipient_tokens"),
-    ("SET RECIPIENT nix", "nix", "Recipient nix does not exist"),
-]  # fmt: skip
-
-
-def test_what_cannot_be_done_is_refused_with_its_place_and_leaves_all_as_it_was(session, catalog):
-    list(session.run(f"{SALES}{BOB} CREATE SHARE empty"))
-    before = catalog.generation()
-    for statement, pointed, words in REFUSED:
-        error = refused(session, f"-- a line before\n  {statement}")
-        assert words in str(error), statement
-        _, line, caret = str(error).split("\n")
-        assert line[caret.index("^") :][: caret.count("^")] == pointed, statement
-        assert error.place.line == 2
-    assert catalog.generation() == before
 
 
 def test_a_table_that_is_shared_twice_is_named_by_its_alias(session):
