@@ -40,6 +40,7 @@ from lakeshare_server.tables.iceberg.metadata import (
     readers_schema_id,
 )
 from lakeshare_server.tables.index import FileIndex, describe_index
+from lakeshare_server.tables.publications import pins_of
 from lakeshare_server.tables.serveability import ReasonCode, is_read_by_iceberg_clients
 from lakeshare_server.tables.snapshot import TableSnapshot
 from lakeshare_server.versions.metadata_sources import (
@@ -55,7 +56,6 @@ from lakeshare_server.versions.published import (
     Version,
     VersionSources,
     make_followed_publication,
-    pins_of,
 )
 
 
