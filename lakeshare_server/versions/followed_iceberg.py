@@ -51,7 +51,7 @@ from lakeshare_server.versions.metadata_sources import (
     make_source,
 )
 from lakeshare_server.versions.published import (
-    MAX_CACHED_ROWS,
+    ExpiringValues,
     LedgerVersions,
     Version,
     VersionSources,
@@ -417,9 +417,6 @@ def _replace_locations(text: str, places: Iterable[str]) -> str:
     return text[:1].upper() + text[1:]
 
 
-# A version that only Iceberg clients can read has no index: the refusal is cached, not to read manifests again.
-REFUSED_FOR_S = 60.0
-
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
@@ -440,7 +437,8 @@ class FollowedSnapshots(LedgerVersions):
     ) -> None:
         super().__init__(sources, followed.table)
         self._followed, self._identity, self._observation = followed, identity, observation
-        self._refused: dict[tuple[object, ...], tuple[float, Unserveable]] = {}
+        # A version that only Iceberg clients can read has no index: manifests are not read again for each request.
+        self._refused = ExpiringValues[tuple[object, ...], Unserveable]()
         self._since: int | None = None
 
     def location(self) -> str:
@@ -614,16 +612,14 @@ class FollowedSnapshots(LedgerVersions):
 
     def _index_at(self, metadata_location: str, snapshot_id: int, schema_id: int | None) -> FileIndex:
         identity = "followed", self._identity.table_id, metadata_location, snapshot_id, schema_id
-        refused_at, refusal = self._refused.get(identity, (0.0, None))
-        if refusal is not None and time.monotonic() - refused_at < REFUSED_FOR_S:
+        refusal = self._refused.get(identity)
+        if refusal is not None:
             raise refusal.with_traceback(None)
         try:
             return self._sources.cache.get(identity, lambda: self._read(metadata_location, snapshot_id))
         except Unserveable as error:
             if is_read_by_iceberg_clients(error):
-                if len(self._refused) >= MAX_CACHED_ROWS:
-                    self._refused.clear()
-                self._refused[identity] = (time.monotonic(), error)
+                self._refused.keep(identity, error)
             raise
 
     def _read(self, metadata_location: str, snapshot_id: int) -> TableSnapshot:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import pyarrow.compute as pc
 
@@ -41,8 +41,8 @@ from lakeshare_server.tables.serveability import ReasonCode
 from lakeshare_server.tables.snapshot import TableHead
 
 LAYOUT = 2
-CHECK_EVERY_S = 60.0
-MAX_CACHED_CHECKS = 10_000
+KEPT_S = 60.0
+MAX_KEPT = 10_000
 NOT_RECORDED = "it was published without a record of its changes, and files were removed or rewritten"
 INDEX_MISSING = "its index of changes is lost, and files were removed or rewritten"
 FILES_MISSING = "its change files are lost"
@@ -72,18 +72,22 @@ class PinnedSnapshot:
     snapshot_id: int
 
 
-class RecentChecks:
-    """The keys that were checked a short time ago, at most `MAX_CACHED_CHECKS`; for many threads."""
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+class ExpiringValues(Generic[Key, Value]):
+    """Values that are kept for `KEPT_S`, at most `MAX_KEPT` of them; for many threads."""
 
     def __init__(self) -> None:
-        self._checked_at = RecentValues[str, float](MAX_CACHED_CHECKS)
+        self._values = RecentValues[Key, tuple[float, Value]](MAX_KEPT)
 
-    def has(self, key: str) -> bool:
-        checked_at = self._checked_at.get(key)
-        return checked_at is not None and time.monotonic() - checked_at < CHECK_EVERY_S
+    def get(self, key: Key) -> Value | None:
+        kept = self._values.get(key)
+        return kept[1] if kept is not None and time.monotonic() - kept[0] < KEPT_S else None
 
-    def add(self, key: str) -> None:
-        self._checked_at.keep(key, time.monotonic())
+    def keep(self, key: Key, value: Value) -> None:
+        self._values.keep(key, (time.monotonic(), value))
 
 
 OPEN_INDEXES, OPEN_CHANGES = 64, 512
@@ -98,15 +102,15 @@ class VersionSources(PublicationFiles):
 
     ledger: Ledger
     # Indexes of changes that are lost, and those whose change files are there.
-    lost: RecentChecks = field(default_factory=RecentChecks)
-    whole: RecentChecks = field(default_factory=RecentChecks)
+    lost: ExpiringValues[str, bool] = field(default_factory=ExpiringValues)
+    whole: ExpiringValues[str, bool] = field(default_factory=ExpiringValues)
 
     def recorded_changes(self, digest: str) -> Segment | None:
         """An index of changes; None if it is lost or damaged here and in the store, which is assumed for a while."""
-        is_lost = self.lost.has(digest)
+        is_lost = self.lost.get(digest) is not None
         segment = self.find_changes(digest, fetches=not is_lost)
         if segment is None and not is_lost:
-            self.lost.add(digest)
+            self.lost.keep(digest, True)
         return segment
 
     def _open_index(self, digest: str) -> FileIndex:
@@ -122,11 +126,11 @@ class VersionSources(PublicationFiles):
 
     def has_change_files(self, digest: str, segment: Segment, version: int) -> bool:
         """Whether the store has all files in an index of changes, which is assumed for a while."""
-        if self.whole.has(digest):
+        if self.whole.get(digest):
             return True
         if not have_change_files(self.stores, segment, version):
             return False
-        self.whole.add(digest)
+        self.whole.keep(digest, True)
         return True
 
 
@@ -244,7 +248,7 @@ class LedgerVersions:
     def __init__(self, sources: VersionSources, table: str) -> None:
         self._sources, self._ledger, self._stores = sources, sources.ledger, sources.stores
         self._table = table
-        self._rows: dict[int, Publication] = {}
+        self._rows = RecentValues[int, Publication](MAX_CACHED_ROWS)
         self._last: Publication | None = None
 
     def _newest(self) -> Publication:
@@ -433,12 +437,7 @@ class LedgerVersions:
         )
 
     def _keep(self, row: Publication | None) -> Publication | None:
-        """Caches a row as long as this object lives."""
-        if row is not None:
-            if len(self._rows) >= MAX_CACHED_ROWS:
-                self._rows.clear()
-            self._rows[row.version] = row
-        return row
+        return None if row is None else self._rows.keep(row.version, row)
 
 
 def make_followed_publication(table: str, **fields: Any) -> NewPublication:
