@@ -198,7 +198,4 @@ class FileTickets:
 
 
 def _access_terms(view: TableView) -> bytes:
-    """A digest of the terms of access: the lake's table, the shared history and the readable rows."""
-    entry = view.entry
-    terms = repr((entry.table, entry.history, entry.start_version, view.restriction))
-    return hashlib.sha256(terms.encode("utf-8", "surrogatepass")).digest()[:TERMS_BYTES]
+    return hashlib.sha256(repr(view.terms).encode("utf-8", "surrogatepass")).digest()[:TERMS_BYTES]

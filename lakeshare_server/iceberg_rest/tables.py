@@ -340,8 +340,7 @@ def _is_plannable(metadata: Fields) -> bool:
 
 def _key(view: TableView, version: int) -> tuple[object, ...]:
     # A followed table gets new versions without a change of the catalog.
-    entry = view.entry
-    return entry.table, entry.history, entry.start_version, entry.publication, view.restriction, version
+    return *view.terms, version
 
 
 FileAccess = Literal["credentials", "signed requests", "disk"]
