@@ -34,7 +34,9 @@ from lakeshare_server.settings import StateSettings
 from lakeshare_server.storage import Stores
 from lakeshare_server.tables import read_delta, read_iceberg
 from lakeshare_server.tables.iceberg.metadata import (
+    FORMAT_VERSIONS,
     NO_SNAPSHOT,
+    UNUSABLE,
     MetadataTooLarge,
     decompress_metadata,
     readers_schema_id,
@@ -88,10 +90,7 @@ class LatestObservation:
 
 
 MAX_METADATA_BYTES = 32 << 20
-FORMATS = (1, 2, 3)
 MAIN = "main"
-# Errors of a metadata file that is incomplete or malformed.
-UNUSABLE = (KeyError, TypeError, ValueError, AttributeError)
 
 
 @dataclass(frozen=True)
@@ -173,7 +172,7 @@ def read_history(stores: Stores, pointer: Pointer) -> TableHistory:
 def _parse_history(pointer: Pointer, metadata: Mapping[str, Any]) -> TableHistory:
     location, place = pointer.metadata_location, str(metadata["location"])
     version = metadata["format-version"]
-    if version not in FORMATS:
+    if version not in FORMAT_VERSIONS:
         raise Unserveable(
             f"{place} is an Iceberg table of format version {version}; this server reads versions 1 to 3.",
             "Use a newer lakeshare, or share a copy in an older format version.",
