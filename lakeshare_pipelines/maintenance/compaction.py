@@ -20,7 +20,6 @@ from lakeshare_pipelines.share.changes import (
     TableState,
     get_published_state,
     get_table_state,
-    load_file_index,
     select_files,
 )
 from lakeshare_pipelines.spark.rows import RowDigest, column_by_name, digest_rows
@@ -177,7 +176,7 @@ def _compact_iceberg(
     with TemporaryDirectory(prefix="lakeshare-compaction-") as folder:
         path = Path(folder) / "after.arrow"
         write_index_file(after.read(folder), path)
-        difference = compare_files(load_file_index(lake, latest), FileIndex(path))
+        difference = compare_files(lake.publications.index(latest), FileIndex(path))
         if not difference.is_empty:
             rows = (
                 select_files(before.frame(lake.spark), difference.removed),

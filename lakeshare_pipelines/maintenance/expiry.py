@@ -20,7 +20,7 @@ from lakeshare_pipelines.backup.config import load_backups
 from lakeshare_pipelines.backup.points import Points
 from lakeshare_pipelines.contracts import Table
 from lakeshare_pipelines.errors import WarehouseError
-from lakeshare_pipelines.share.changes import TableState, find_changes, load_file_index
+from lakeshare_pipelines.share.changes import TableState
 from lakeshare_pipelines.wap.delta import PUBLISHED, STAGED_FOLDER
 from lakeshare_pipelines.wap.iceberg import CHANGES_FOLDER, iceberg_tables
 from lakeshare_pipelines.wap.staged import Lake
@@ -320,7 +320,7 @@ def _list_statistics(stores: Stores, metadata_location: str) -> Iterator[str]:
 def _list_indexed_files(lake: Lake, publication: Publication) -> set[str]:
     """The data files and deletion vectors of a publication."""
     names = set[str]()
-    for batch in load_file_index(lake, publication).batches():
+    for batch in lake.publications.index(publication).batches():
         names.update(batch.column("path").to_pylist())
         names.update(path for path in batch.column("dv_path").to_pylist() if path is not None)
     return names
@@ -349,7 +349,7 @@ def _list_changed_files(lake: Lake, oldest: Publication) -> set[str]:
     """The files that left a table with its oldest kept publication; those of later ones are files of the one before."""
     if oldest.changes_digest is None:
         return set()
-    segment = find_changes(lake, oldest.changes_digest)
+    segment = lake.publications.find_changes(oldest.changes_digest)
     if segment is None:
         raise StoreMissing(f"the index of changes of publication {oldest.version}")
     version, names = segment.note.versions[oldest.version], set[str]()

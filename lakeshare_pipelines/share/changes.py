@@ -6,9 +6,8 @@ Delta tables have their changes in their own log.
 import logging
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,7 @@ from lakeshare_pipelines.wap.iceberg import PLANNED, get_changes_folder, get_pla
 from lakeshare_pipelines.wap.merge import CHANGE_TYPE
 from lakeshare_pipelines.wap.staged import Lake, Staged, read_snapshot
 from lakeshare_server.catalog import Catalog, Ledger, Publication, lock_set
-from lakeshare_server.errors import StoreError, StoreMissing, Unavailable, Unserveable
+from lakeshare_server.errors import StoreError, Unserveable
 from lakeshare_server.lazy import LazyModule
 from lakeshare_server.settings import make_private
 from lakeshare_server.tables import (
@@ -32,28 +31,22 @@ from lakeshare_server.tables import (
     Stores,
     TableSnapshot,
     open_index,
-    read_delta,
     read_iceberg,
     write_index,
 )
-from lakeshare_server.tables.delta.changes import Segment, segment_cache
 from lakeshare_server.tables.iceberg.changes import (
     FeedSource,
     FileDifference,
     StateChange,
     compare_files,
     differ_in_all_files,
-    fetch_changes,
     have_change_files,
     is_made_of,
-    open_changes,
     write_change_index,
 )
 from lakeshare_server.tables.iceberg.metadata import keeps_rows, open_metadata, restores_columns, schema_at
 from lakeshare_server.tables.index import (
-    IndexCache,
     StoredIndex,
-    fetch_index,
     index_path,
     new_file,
     share_index,
@@ -235,7 +228,7 @@ def ensure_changes(
     """The recorded index of changes if it leads from the latest publication to this state, else a new one."""
     latest = ledger.latest(table.name)
     if recorded is not None:
-        segment = find_changes(lake, recorded)
+        segment = lake.publications.find_changes(recorded)
         if segment and is_made_of(segment, _next_version(latest), (_get_digest(latest), index_digest)):
             return recorded
         log.warning("the changes of %s were recorded for other states: recording them again", table.name)
@@ -264,7 +257,7 @@ def restore_changes(
     with lock_set(catalog, contract.name, "repair", wait_s) as lease:
         for table, before, row in lost:
             try:
-                after, state = load_file_index(lake, row), get_published_state(lake, row)
+                after, state = lake.publications.index(row), get_published_state(lake, row)
                 digest = _record(lake, table, before, state, after, row.index_digest)
             except (StoreError, Unserveable, PipelineError) as error:
                 message = "the changes of %s in publication %s stay lost: %s"
@@ -290,7 +283,7 @@ def _has_changes(lake: Lake, before: Publication | None, row: Publication) -> bo
     digest = row.changes_digest
     if digest is None:
         return True
-    segment = find_changes(lake, digest)
+    segment = lake.publications.find_changes(digest)
     if segment is None or not is_made_of(segment, row.version, (_get_digest(before), row.index_digest)):
         return False
     if not have_change_files(lake.stores, segment, row.version):
@@ -300,7 +293,7 @@ def _has_changes(lake: Lake, before: Publication | None, row: Publication) -> bo
         return True
     make_private(own.parent)
     with new_file(own.parent) as scratch:
-        if _fetch(lake, digest, scratch):
+        if lake.publications.fetch(digest, scratch):
             return True
     if own.exists():
         share_index(lake.stores, shared, own, again=True)
@@ -318,7 +311,7 @@ def _record(
     published, stores = None if before is None else get_published_state(lake, before), state.stores
     change = StateChange(
         version=_next_version(before),
-        before=None if before is None else load_file_index(lake, before),
+        before=None if before is None else lake.publications.index(before),
         after=after,
         changed_at_ms=open_metadata(stores, *state.key)[1].timestamp_ms,
         keeps_rows=published is not None and keeps_rows(stores, *state.key, published.snapshot_id),
@@ -355,48 +348,8 @@ def get_published_state(lake: Lake, publication: Publication) -> TableState:
     return TableState(publication.metadata_location, publication.snapshot_id, lake.stores)
 
 
-def load_file_index(lake: Lake, publication: Publication) -> FileIndex:
-    """The file index of a publication; read again where it is lost or of an older layout."""
-    index = find_index(lake, publication.index_digest)
-    if index is None:
-        if publication.format == "delta":
-            snapshot = read_delta(publication.location, publication.delta_version, lake.stores)
-        else:
-            snapshot = get_published_state(lake, publication).read(lake.settings.vectors_location)
-        index = open_index(lake.settings.index_dir, keep_index(lake, snapshot).digest)
-    return index
-
-
 def find_index(lake: Lake, digest: str) -> FileIndex | None:
-    """A file index, downloaded if only another host has it; None if it is lost, damaged or of an older layout."""
-
-    def refuse() -> TableSnapshot:
-        raise StoreMissing(digest)
-
-    with suppress(Unavailable):
-        return open_index(lake.settings.index_dir, digest)
-    cache = IndexCache(_cache_folder(lake), lake.settings.index_cache_bytes)
-    with suppress(StoreMissing):
-        return cache.get(("fetched", digest), refuse, partial(_fetch, lake, digest))
-    return None
-
-
-def find_changes(lake: Lake, digest: str) -> Segment | None:
-    """An index of changes, downloaded if only another host has it; None if it is lost or damaged."""
-    with suppress(StoreMissing):
-        return open_changes(lake.settings.index_dir, digest)
-    with suppress(StoreMissing):
-        segments = segment_cache(_cache_folder(lake), lake.settings.index_cache_bytes)
-        return fetch_changes(segments, digest, partial(_fetch, lake))
-    return None
-
-
-def _fetch(lake: Lake, digest: str, path: Path) -> bool:
-    return fetch_index(lake.stores, lake.settings.shared_root, digest, path)
-
-
-def _cache_folder(lake: Lake) -> Path:
-    return lake.settings.index_dir / "cache"
+    return lake.publications.find_index(digest)
 
 
 def keep_index(lake: Lake, snapshot: TableSnapshot) -> StoredIndex:

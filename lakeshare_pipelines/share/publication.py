@@ -17,7 +17,6 @@ from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.errors import Conflict, NoSuchPublication, NotAudited
 from lakeshare_pipelines.share.changes import (
     ensure_changes,
-    find_changes,
     get_table_state,
     keep_index,
     record_changes,
@@ -502,7 +501,7 @@ def _find_abandoned(lake: Lake, ledger: Ledger, table: Table) -> list[str]:
     used: list[str] = []
     for publication in history:
         if publication.changes_digest is not None and publication.version >= oldest:
-            segment = find_changes(lake, publication.changes_digest)
+            segment = lake.publications.find_changes(publication.changes_digest)
             if segment is None:
                 log.warning("the change files of %s stay: not all indexes of changes can be read", table.name)
                 return []

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import functions as F
 
     from lakeshare_pipelines.ingest.frame import TableFrame
+    from lakeshare_server.tables.publications import PublicationFiles
 else:
     deltalake, F = LazyModule("deltalake"), LazyModule("pyspark.sql.functions")
 
@@ -462,6 +463,13 @@ class Lake:
     @cached_property
     def stores(self) -> Stores:
         return Stores(self.settings)
+
+    @cached_property
+    def publications(self) -> "PublicationFiles":
+        """The indexes that publications name."""
+        from lakeshare_server.tables.publications import PublicationFiles
+
+        return PublicationFiles.open(self.stores, self.settings)
 
     def nessie(self, role: Literal["writer", "publisher"] = "writer") -> Nessie:
         """A Nessie client; only the publish step uses the role `publisher`."""

@@ -36,6 +36,7 @@ SERVER_FILES = (
     "dagster_home",
     "demo.share",
 )
+MAX_CACHED_ROOTS = 4096  # tables, each with its own roots or a folder of them
 DATABASE_SUFFIXES = ("", "-wal", "-shm", "-journal")  # the files of an SQLite database
 SECRETS = ".env"
 CATALOGS = ".pyiceberg.yaml"  # pyiceberg's configuration, with credentials of catalogs
@@ -46,10 +47,18 @@ def require_own_stores(table: str, location: str, roots: Collection[str], settin
 
     The server's own folder of deletion vectors is allowed: their names are digests of their content.
     """
+    places = tuple(sorted(set(roots) - {str(settings.vectors_dir)}))
+    _require_own_stores(table, location, places, settings.files_also_in, settings.azure_account)
+
+
+# Each query asks for the roots of its index.
+@lru_cache(MAX_CACHED_ROOTS)
+def _require_own_stores(
+    table: str, location: str, roots: tuple[str, ...], also_in: str, azure_account: str | None
+) -> None:
     own = parse_location(location)
-    also = (parse_location(allowed, settings.azure_account) for allowed in settings.files_also_in.split())
-    stores = [_own_store(own), *also]
-    for root in sorted(set(roots) - {str(settings.vectors_dir)}):
+    stores = [_own_store(own), *(parse_location(allowed, azure_account) for allowed in also_in.split())]
+    for root in roots:
         try:
             parsed = parse_location(root or (location if own.kind == LOCAL else "/"))
         except BadRequest as error:
@@ -198,7 +207,4 @@ class FileTickets:
 
 
 def _access_terms(view: TableView) -> bytes:
-    """A digest of the terms of access: the lake's table, the shared history and the readable rows."""
-    entry = view.entry
-    terms = repr((entry.table, entry.history, entry.start_version, view.restriction))
-    return hashlib.sha256(terms.encode("utf-8", "surrogatepass")).digest()[:TERMS_BYTES]
+    return hashlib.sha256(repr(view.terms).encode("utf-8", "surrogatepass")).digest()[:TERMS_BYTES]

@@ -20,6 +20,7 @@ from lakeshare_server.tables.predicates import (
     EVERYTHING,
     MAX_DEPTH,
     MIRRORED,
+    NOTHING,
     And,
     Compare,
     Comparison,
@@ -194,8 +195,6 @@ def _parse(text: str) -> Predicate:
     # With a transformer, the parser returns the transformer's result, not a tree.
     return cast("Predicate", _build_parser().parse(text))
 
-
-NOTHING = Constant(False)
 
 OWN_NAME, OWN_ID = "lakeshare.name", "lakeshare.id"
 

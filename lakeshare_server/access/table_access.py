@@ -98,6 +98,14 @@ class TableView:
         """A text that identifies the rule; None without a rule."""
         return repr(self.rule) if self.is_restricted else None
 
+    @property
+    def terms(self) -> tuple[object, ...]:
+        """What decides which rows and versions the recipient may read."""
+        entry = self.entry
+        terms = entry.table, entry.history, entry.start_version, self.restriction
+        # Tables without a pinned publication keep the terms that are in tickets of earlier releases.
+        return terms if entry.publication is None else (*terms, entry.publication)
+
     def is_over(self) -> bool:
         """Whether a grant has begun or ended since the view was read."""
         return self.valid_until is not None and self.valid_until <= datetime.now(UTC)

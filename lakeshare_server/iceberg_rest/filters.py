@@ -23,6 +23,7 @@ from lakeshare_server.tables.predicates import (
     EPOCH,
     EVERYTHING,
     MAX_DEPTH,
+    NOTHING,
     US,
     WIDE,
     And,
@@ -155,7 +156,6 @@ class ColumnNames:
         return {name: column for name, column in columns.items() if name not in ambiguous}
 
 
-FALSE = Constant(False)
 COMPARISONS: dict[str, Comparison] = {"lt": "<", "lt-eq": "<=", "gt": ">", "gt-eq": ">=", "eq": "="}
 OPPOSITE = {
     "lt": "gt-eq", "gt-eq": "lt", "gt": "lt-eq", "lt-eq": "gt", "eq": "not-eq", "not-eq": "eq", "in": "not-in",
@@ -292,7 +292,7 @@ def _leaf_predicate(column: NamedColumn, kind: str, literals: list[FilterConstan
         return Unknown(kind)
     equals = tuple(Compare(name, "=", literal.value, None) for literal in literals)
     if kind == "in":
-        return Or(equals) if equals else FALSE
+        return Or(equals) if equals else NOTHING
     if kind in ("not-in", "not-eq"):
         return Or((IsNull(name), And(tuple(Not(equal) for equal in equals))))
     value = literals[0].value if len(literals) == 1 else None

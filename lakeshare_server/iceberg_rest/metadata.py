@@ -19,7 +19,12 @@ from lakeshare_server.locations import local_path
 from lakeshare_server.storage import Stores
 from lakeshare_server.storage.location_columns import find_outside_files, find_roots
 from lakeshare_server.tables.iceberg.manifests import Manifest, delete_files, live_files, parse_manifest_list
-from lakeshare_server.tables.iceberg.metadata import NO_SNAPSHOT, open_metadata, readers_schema_id
+from lakeshare_server.tables.iceberg.metadata import (
+    NO_SNAPSHOT,
+    OPERATIONS,
+    open_metadata,
+    readers_schema_id,
+)
 from lakeshare_server.tables.index import TableFolder
 from lakeshare_server.tables.serveability import is_read_by_iceberg_clients
 from lakeshare_server.versions import PinnedSnapshot
@@ -46,7 +51,6 @@ COUNTS = re.compile(
     r"changed-partition-count|(added|removed|deleted|total)-"
     r"(data-files|(equality-|position-)?delete-files|dvs|records|files-size|(position|equality)-deletes)"
 )
-OPERATIONS = ("append", "replace", "overwrite", "delete")
 UNSORTED: Fields = {"order-id": 0, "fields": []}
 
 

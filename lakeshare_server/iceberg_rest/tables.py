@@ -44,7 +44,12 @@ from lakeshare_server.storage import (
 )
 from lakeshare_server.tables.iceberg.deletes import deletion_vectors, targets_of
 from lakeshare_server.tables.iceberg.manifests import live_files
-from lakeshare_server.tables.iceberg.metadata import NO_SNAPSHOT, open_metadata, read_metadata_text
+from lakeshare_server.tables.iceberg.metadata import (
+    NO_SNAPSHOT,
+    UNUSABLE,
+    open_metadata,
+    read_metadata_text,
+)
 from lakeshare_server.tables.iceberg.partitions import always_has_text
 from lakeshare_server.tables.index import FileIndex, RecentValues, TableFolder
 from lakeshare_server.versions import PinnedSnapshot, Version
@@ -54,8 +59,6 @@ METADATA_FILE = re.compile(r"v?(\d+)[-.][^/]*metadata\.json(\.gz)?")
 # Limit for the metadata files of a table, the newest first; older versions are not available.
 MAX_METADATA_FILES = 32
 MAX_CACHED_UNIFORM = 4096
-# Raised while parsing a file that is corrupt or not Iceberg metadata.
-UNUSABLE_ERRORS = (KeyError, TypeError, ValueError, AttributeError)
 UNREADABLE = "The table's Iceberg metadata cannot be read."
 LOG_NAMES_FILE = "Provider: the server's log says which file it is."
 
@@ -143,7 +146,7 @@ class UniformTables:
             metadata: Any = trim_metadata(read_metadata_text(self._stores, location), ())
             version = metadata["properties"][VERSION]
             return UniformVersion(int(version), location, int(metadata["current-snapshot-id"]))
-        except UNUSABLE_ERRORS as error:
+        except UNUSABLE as error:
             _log.info("%s is no Iceberg metadata of a Delta version: %r", location, error)
             return None
 
@@ -280,7 +283,7 @@ class IcebergTables:
     ) -> LoadedTable:
         newest, snapshot_ids = pins[-1], {pin.snapshot_id for pin in pins}
         what, fix = f"the Iceberg metadata {newest.metadata_location} cannot be used", LOG_NAMES_FILE
-        with replace_errors(what, UNUSABLE_ERRORS, UNREADABLE, fix):
+        with replace_errors(what, UNUSABLE, UNREADABLE, fix):
             published = published_metadata(
                 pins, lambda location: self._read(location, snapshot_ids), self._specs
             )
@@ -340,8 +343,7 @@ def _is_plannable(metadata: Fields) -> bool:
 
 def _key(view: TableView, version: int) -> tuple[object, ...]:
     # A followed table gets new versions without a change of the catalog.
-    entry = view.entry
-    return entry.table, entry.history, entry.start_version, entry.publication, view.restriction, version
+    return *view.terms, version
 
 
 FileAccess = Literal["credentials", "signed requests", "disk"]

@@ -14,6 +14,7 @@ from typing import Any
 from lakeshare_server.errors import BadRequest, MalformedRequest, shorten_value
 from lakeshare_server.tables.predicates import (
     DATE,
+    EPOCH,
     EVERYTHING,
     MAX_DEPTH,
     MIRRORED,
@@ -98,7 +99,6 @@ def optional_text(fields: Mapping[str, Any], name: str) -> str | None:
     raise BadRequest(name, value, "Give a text.")
 
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # fromisoformat takes more than the protocol does: dates alone, week dates, times without separators.
 ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|z|[+-]\d\d:?\d\d)")
 

@@ -41,10 +41,8 @@ from lakeshare_server.routes.context import (
     get_table_request,
     read_body,
 )
-from lakeshare_server.routes.responses import iceberg_error, json_response
+from lakeshare_server.routes.responses import JSON_TYPE, iceberg_error, json_response
 from lakeshare_server.settings import ICEBERG_PATH
-
-JSON = "application/json; charset=utf-8"
 
 
 async def load_table(http_request: Request) -> Response:
@@ -56,7 +54,7 @@ async def load_table(http_request: Request) -> Response:
     planning = planning_config(request.view, table, request.app_state.settings)
     fields = _storage_fields(request, table, replace(storage, config={**planning, **storage.config}))
     around = orjson.dumps({"metadata-location": table.metadata_location, **fields})
-    return Response(around[:-1] + b',"metadata":' + table.metadata + b"}", media_type=JSON)
+    return Response(around[:-1] + b',"metadata":' + table.metadata + b"}", media_type=JSON_TYPE)
 
 
 async def table_exists(http_request: Request) -> Response:
@@ -145,7 +143,7 @@ async def plan_scan(http_request: Request) -> Response:
     request, table = await _load(http_request)
     scan = parse_scan_request(parse_json_object(await read_body(http_request, request)))
     tasks = await request.run(_tasks, request, table, scan, first_task(table, scan))
-    return Response(f'{{"status":"completed",{tasks}}}', media_type=JSON)
+    return Response(f'{{"status":"completed",{tasks}}}', media_type=JSON_TYPE)
 
 
 async def fetch_plan(http_request: Request) -> Response:
@@ -162,7 +160,7 @@ async def fetch_scan_tasks(http_request: Request) -> Response:
     fields = parse_json_object(await read_body(http_request, request))
     scan, task = request.app_state.plan_tasks.open(request.token_holder, text_field(fields, "plan-task"))
     tasks = await request.run(_tasks, request, table, scan, task)
-    return Response(f"{{{tasks}}}", media_type=JSON)
+    return Response(f"{{{tasks}}}", media_type=JSON_TYPE)
 
 
 def _tasks(request: TableRequest, table: LoadedTable, scan: ScanRequest, task: PlanTask) -> str:

@@ -84,7 +84,7 @@ class Or:
 Predicate = Unknown | Constant | Compare | IsNull | Not | And | Or
 
 
-EVERYTHING = Constant(True)
+EVERYTHING, NOTHING = Constant(True), Constant(False)
 
 
 def replace_leaves(predicate: Predicate, replaced: Callable[[Predicate], Predicate]) -> Predicate:

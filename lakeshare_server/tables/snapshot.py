@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from dataclasses import field as dataclass_field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain
 from typing import Any
 
@@ -138,6 +138,8 @@ def arrow_type(type_name: str) -> pa.DataType | None:
     return pa.decimal128(int(decimal[1]), int(decimal[2])) if decimal else PRIMITIVES.get(type_name)
 
 
+# Each response of the parquet format has the schema of its table.
+@lru_cache(64)
 def parquet_format_schema(schema_string: str) -> str:
     """Returns the schema as recipients of the parquet format get it, with the metadata in `READER_METADATA` only."""
     schema = json.loads(schema_string, object_hook=_for_readers)

@@ -16,8 +16,6 @@ from lakeshare_server.catalog import (
 from lakeshare_server.errors import NotFound
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import Stores
-from lakeshare_server.tables.delta.changes import segment_cache
-from lakeshare_server.tables.index import IndexCache
 from lakeshare_server.versions.followed_delta import FollowedLog, FollowedVersions
 from lakeshare_server.versions.followed_iceberg import FollowedSnapshots, LatestObservation
 from lakeshare_server.versions.followed_iceberg import read_unfollowed as read_unfollowed
@@ -84,9 +82,7 @@ class Versions:
 
     def __init__(self, catalog: Catalog, settings: ServerSettings, stores: Stores) -> None:
         self._followed, self._settings, self._stores = FollowedTables(catalog), settings, stores
-        cache = IndexCache(settings.index_dir / "cache", settings.index_cache_bytes)
-        segments = segment_cache(cache.folder, settings.index_cache_bytes)
-        self._sources = VersionSources(Ledger(catalog), stores, settings, cache, segments)
+        self._sources = VersionSources.open(stores, settings, ledger=Ledger(catalog))
         self._audited = replace(self._sources, ledger=Ledger(catalog, readable_only=True))
         self._logs: dict[tuple[str, str, float], FollowedLog] = {}
         self._observations: dict[tuple[str, str, float, IcebergIdentity], LatestObservation] = {}

@@ -34,12 +34,15 @@ from lakeshare_server.settings import StateSettings
 from lakeshare_server.storage import Stores
 from lakeshare_server.tables import read_delta, read_iceberg
 from lakeshare_server.tables.iceberg.metadata import (
+    FORMAT_VERSIONS,
     NO_SNAPSHOT,
+    UNUSABLE,
     MetadataTooLarge,
     decompress_metadata,
     readers_schema_id,
 )
 from lakeshare_server.tables.index import FileIndex, describe_index
+from lakeshare_server.tables.publications import pins_of
 from lakeshare_server.tables.serveability import ReasonCode, is_read_by_iceberg_clients
 from lakeshare_server.tables.snapshot import TableSnapshot
 from lakeshare_server.versions.metadata_sources import (
@@ -50,12 +53,11 @@ from lakeshare_server.versions.metadata_sources import (
     make_source,
 )
 from lakeshare_server.versions.published import (
-    MAX_CACHED_ROWS,
+    ExpiringValues,
     LedgerVersions,
     Version,
     VersionSources,
     make_followed_publication,
-    pins_of,
 )
 
 
@@ -88,10 +90,7 @@ class LatestObservation:
 
 
 MAX_METADATA_BYTES = 32 << 20
-FORMATS = (1, 2, 3)
 MAIN = "main"
-# Errors of a metadata file that is incomplete or malformed.
-UNUSABLE = (KeyError, TypeError, ValueError, AttributeError)
 
 
 @dataclass(frozen=True)
@@ -173,7 +172,7 @@ def read_history(stores: Stores, pointer: Pointer) -> TableHistory:
 def _parse_history(pointer: Pointer, metadata: Mapping[str, Any]) -> TableHistory:
     location, place = pointer.metadata_location, str(metadata["location"])
     version = metadata["format-version"]
-    if version not in FORMATS:
+    if version not in FORMAT_VERSIONS:
         raise Unserveable(
             f"{place} is an Iceberg table of format version {version}; this server reads versions 1 to 3.",
             "Use a newer lakeshare, or share a copy in an older format version.",
@@ -417,9 +416,6 @@ def _replace_locations(text: str, places: Iterable[str]) -> str:
     return text[:1].upper() + text[1:]
 
 
-# A version that only Iceberg clients can read has no index: the refusal is cached, not to read manifests again.
-REFUSED_FOR_S = 60.0
-
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
@@ -440,7 +436,8 @@ class FollowedSnapshots(LedgerVersions):
     ) -> None:
         super().__init__(sources, followed.table)
         self._followed, self._identity, self._observation = followed, identity, observation
-        self._refused: dict[tuple[object, ...], tuple[float, Unserveable]] = {}
+        # A version that only Iceberg clients can read has no index: manifests are not read again for each request.
+        self._refused = ExpiringValues[tuple[object, ...], Unserveable]()
         self._since: int | None = None
 
     def location(self) -> str:
@@ -614,16 +611,14 @@ class FollowedSnapshots(LedgerVersions):
 
     def _index_at(self, metadata_location: str, snapshot_id: int, schema_id: int | None) -> FileIndex:
         identity = "followed", self._identity.table_id, metadata_location, snapshot_id, schema_id
-        refused_at, refusal = self._refused.get(identity, (0.0, None))
-        if refusal is not None and time.monotonic() - refused_at < REFUSED_FOR_S:
+        refusal = self._refused.get(identity)
+        if refusal is not None:
             raise refusal.with_traceback(None)
         try:
             return self._sources.cache.get(identity, lambda: self._read(metadata_location, snapshot_id))
         except Unserveable as error:
             if is_read_by_iceberg_clients(error):
-                if len(self._refused) >= MAX_CACHED_ROWS:
-                    self._refused.clear()
-                self._refused[identity] = (time.monotonic(), error)
+                self._refused.keep(identity, error)
             raise
 
     def _read(self, metadata_location: str, snapshot_id: int) -> TableSnapshot:

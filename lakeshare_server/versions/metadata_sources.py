@@ -72,6 +72,10 @@ class MetadataSource:
         """The states after a commit, oldest first; None where the metadata has its own snapshot log."""
         return None
 
+    def siblings(self) -> list[str]:
+        """The names of the Iceberg tables in the table's namespace, without nested ones; for catalogs only."""
+        raise NotImplementedError
+
 
 METADATA = "metadata"
 HINT = "version-hint.text"
@@ -268,8 +272,6 @@ class CatalogTable(MetadataSource):
         return Pointer(location, location)
 
     def siblings(self) -> list[str]:
-        """The names of the tables in the table's namespace, without nested ones; raises as `current`."""
-
         def list_names(catalog: "Catalog") -> list[str]:
             return [identifier[-1] for identifier in catalog.list_tables(self._identifier[:-1])]
 
@@ -412,7 +414,6 @@ class NessieTable(MetadataSource):
         return ()
 
     def siblings(self) -> list[str]:
-        """The names of the Iceberg tables in the table's namespace, without nested ones; raises as `current`."""
         with self._check_response():
             entries = self._api().pages(f"{ref_path(self._branch)}/entries", "entries", {})
             names = [entry["name"]["elements"] for entry in entries if entry["type"] == ICEBERG_TABLE]
@@ -512,17 +513,9 @@ def list_tables_at(location: str, stores: Stores, settings: StoreSettings) -> li
     before, star, branch = location.partition(".*")
     if not star or (branch and not branch.startswith("@")):
         return [normalise_followed_location(location, settings)]
-    # Checks the form with any table name.
-    normalise_followed_location(f"{before}.t{branch}", settings)
-    kind, _, path = before.partition(":")
-    catalog, _, namespace = path.partition("/")
-    identifier = (*namespace.split("."), "*")
-    service = stores.services.of(str(catalog_service(f"{before}.t{branch}")))
-    if kind == "nessie":
-        names = NessieTable(catalog, identifier, branch[1:] or MAIN, service).siblings()
-    else:
-        names = CatalogTable(catalog, identifier, settings, service).siblings()
-    return [f"{before}.{name}{branch}" for name in names]
+    # Any name of a table gives the source of its namespace.
+    source = make_source(normalise_followed_location(f"{before}.t{branch}", settings), stores, settings)
+    return [f"{before}.{name}{branch}" for name in source.siblings()]
 
 
 def read_table_name(location: str) -> str:

@@ -4,32 +4,20 @@ import json
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import pyarrow.compute as pc
 
 from lakeshare_server.catalog import Ledger, NewPublication, Publication
-from lakeshare_server.errors import (
-    NotFound,
-    StoreError,
-    StoreMissing,
-    TableFilesMissing,
-    Unavailable,
-    Unserveable,
-)
-from lakeshare_server.settings import ServerSettings
+from lakeshare_server.errors import NotFound, TableFilesMissing, Unavailable, Unserveable
 from lakeshare_server.storage import Stores
-from lakeshare_server.tables import read_delta, read_iceberg
 from lakeshare_server.tables.delta.changes import (
     CDC,
     ChangeLog,
     RewrittenSegment,
     Segment,
-    SegmentCache,
     VersionChanges,
     read_changes,
     share_hindrances,
@@ -38,7 +26,6 @@ from lakeshare_server.tables.delta.files import mapping_mode
 from lakeshare_server.tables.iceberg import metadata
 from lakeshare_server.tables.iceberg.changes import (
     StateChange,
-    fetch_changes,
     have_change_files,
     head_of_rows,
     is_made_of,
@@ -48,21 +35,14 @@ from lakeshare_server.tables.iceberg.changes import (
 )
 from lakeshare_server.tables.iceberg.deletes import vector_hindrance
 from lakeshare_server.tables.iceberg.schema import find_lacking_column
-from lakeshare_server.tables.index import (
-    FileIndex,
-    IndexCache,
-    RecentValues,
-    fetch_index,
-    index_path,
-    open_index,
-)
+from lakeshare_server.tables.index import FileIndex, RecentValues, index_path, open_index
+from lakeshare_server.tables.publications import PublicationFiles, pins_of
 from lakeshare_server.tables.serveability import ReasonCode
-from lakeshare_server.tables.snapshot import TableHead, TableSnapshot
+from lakeshare_server.tables.snapshot import TableHead
 
 LAYOUT = 2
-OPEN_CHANGES = 512
-CHECK_EVERY_S = 60.0
-MAX_CACHED_CHECKS = 10_000
+KEPT_S = 60.0
+MAX_KEPT = 10_000
 NOT_RECORDED = "it was published without a record of its changes, and files were removed or rewritten"
 INDEX_MISSING = "its index of changes is lost, and files were removed or rewritten"
 FILES_MISSING = "its change files are lost"
@@ -92,56 +72,65 @@ class PinnedSnapshot:
     snapshot_id: int
 
 
-class RecentChecks:
-    """The keys that were checked a short time ago, at most `MAX_CACHED_CHECKS`; for many threads."""
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+class ExpiringValues(Generic[Key, Value]):
+    """Values that are kept for `KEPT_S`, at most `MAX_KEPT` of them; for many threads."""
 
     def __init__(self) -> None:
-        self._checked_at = RecentValues[str, float](MAX_CACHED_CHECKS)
+        self._values = RecentValues[Key, tuple[float, Value]](MAX_KEPT)
 
-    def has(self, key: str) -> bool:
-        checked_at = self._checked_at.get(key)
-        return checked_at is not None and time.monotonic() - checked_at < CHECK_EVERY_S
+    def get(self, key: Key) -> Value | None:
+        kept = self._values.get(key)
+        return kept[1] if kept is not None and time.monotonic() - kept[0] < KEPT_S else None
 
-    def add(self, key: str) -> None:
-        self._checked_at.keep(key, time.monotonic())
+    def keep(self, key: Key, value: Value) -> None:
+        self._values.keep(key, (time.monotonic(), value))
+
+
+OPEN_INDEXES, OPEN_CHANGES = 64, 512
+# An index does not change, so an open one serves every request of the process.
+_open_index = lru_cache(OPEN_INDEXES)(open_index)
+_open_changes = lru_cache(OPEN_CHANGES)(open_changes)
 
 
 @dataclass(frozen=True)
-class VersionSources:
-    """The ledger, stores, settings of folders, and caches that the versions of tables are read with."""
+class VersionSources(PublicationFiles):
+    """What the versions of tables are read with."""
 
     ledger: Ledger
-    stores: Stores
-    settings: ServerSettings
-    cache: IndexCache
-    segments: SegmentCache
     # Indexes of changes that are lost, and those whose change files are there.
-    lost: RecentChecks = field(default_factory=RecentChecks)
-    whole: RecentChecks = field(default_factory=RecentChecks)
-
-    def fetch(self, digest: str, path: Path) -> bool:
-        """Downloads an index of a publication that another host wrote."""
-        return fetch_index(self.stores, self.settings.shared_root, digest, path)
+    lost: ExpiringValues[str, bool] = field(default_factory=ExpiringValues)
+    whole: ExpiringValues[str, bool] = field(default_factory=ExpiringValues)
 
     def recorded_changes(self, digest: str) -> Segment | None:
         """An index of changes; None if it is lost or damaged here and in the store, which is assumed for a while."""
-        with suppress(StoreMissing):
-            return _open_changes(self.settings.index_dir, digest)
-        if self.lost.has(digest):
-            return None
+        is_lost = self.lost.get(digest) is not None
+        segment = self.find_changes(digest, fetches=not is_lost)
+        if segment is None and not is_lost:
+            self.lost.keep(digest, True)
+        return segment
+
+    def _open_index(self, digest: str) -> FileIndex:
         try:
-            return fetch_changes(self.segments, digest, self.fetch)
-        except StoreMissing:
-            self.lost.add(digest)
-            return None
+            return _open_index(self.settings.index_dir, digest)
+        except Unavailable:
+            if index_path(self.settings.index_dir, digest).exists():
+                _open_index.cache_clear()
+            raise
+
+    def _open_changes(self, digest: str) -> Segment:
+        return _open_changes(self.settings.index_dir, digest)
 
     def has_change_files(self, digest: str, segment: Segment, version: int) -> bool:
         """Whether the store has all files in an index of changes, which is assumed for a while."""
-        if self.whole.has(digest):
+        if self.whole.get(digest):
             return True
         if not have_change_files(self.stores, segment, version):
             return False
-        self.whole.add(digest)
+        self.whole.keep(digest, True)
         return True
 
 
@@ -183,12 +172,6 @@ def _restores_columns(stores: Stores, before: Publication, row: Publication) -> 
 def _schema_key(row: Publication) -> str | int:
     """The schema: Iceberg's id for followed tables, whose rows have no schema string."""
     return row.schema_string if row.schema_id is None else row.schema_id
-
-
-def pins_of(row: Publication) -> tuple[str, int]:
-    if row.metadata_location is None or row.snapshot_id is None:
-        raise Unserveable("It pins no snapshot.", "Publish the table again.")
-    return row.metadata_location, row.snapshot_id
 
 
 def _make_changes(segment: Segment, publication: Publication, fault: str | None) -> VersionChanges:
@@ -247,10 +230,6 @@ def _list_data_paths(change: VersionChanges, *, feed: bool) -> tuple[str, ...]:
 
 
 _find_lacking = lru_cache(OPEN_CHANGES)(find_lacking_column)
-_open_changes = lru_cache(OPEN_CHANGES)(open_changes)
-OPEN_INDEXES = 64
-# An index does not change, so an open one serves every request of the process.
-_open = lru_cache(OPEN_INDEXES)(open_index)
 MAX_CACHED_ROWS = 256  # rows of the ledger, each with its schema
 
 
@@ -269,7 +248,7 @@ class LedgerVersions:
     def __init__(self, sources: VersionSources, table: str) -> None:
         self._sources, self._ledger, self._stores = sources, sources.ledger, sources.stores
         self._table = table
-        self._rows: dict[int, Publication] = {}
+        self._rows = RecentValues[int, Publication](MAX_CACHED_ROWS)
         self._last: Publication | None = None
 
     def _newest(self) -> Publication:
@@ -458,12 +437,7 @@ class LedgerVersions:
         )
 
     def _keep(self, row: Publication | None) -> Publication | None:
-        """Caches a row as long as this object lives."""
-        if row is not None:
-            if len(self._rows) >= MAX_CACHED_ROWS:
-                self._rows.clear()
-            self._rows[row.version] = row
-        return row
+        return None if row is None else self._rows.keep(row.version, row)
 
 
 def make_followed_publication(table: str, **fields: Any) -> NewPublication:
@@ -505,18 +479,7 @@ class PublishedVersions(LedgerVersions):
         return self._read_log(first, last)
 
     def _index(self, row: Publication) -> FileIndex:
-        """The files of a publication; read again from the pinned state if no host's index can be read."""
-        folder, digest = self._sources.settings.index_dir, row.index_digest
-        try:
-            return _open(folder, digest)
-        except Unavailable:
-            if index_path(folder, digest).exists():
-                _open.cache_clear()
-            return self._sources.cache.get(
-                ("publication", row.table, row.version, digest),
-                lambda: self._read_pinned(row),
-                lambda path: self._sources.fetch(digest, path),
-            )
+        return self._sources.index(row)
 
     def _read_log(self, first: int, last: int) -> list[VersionChanges]:
         publication = self._required_row(last)
@@ -540,31 +503,3 @@ class PublishedVersions(LedgerVersions):
         if self._last is None:
             raise NotFound("Publication", "latest")
         return self._last
-
-    def _read_pinned(self, publication: Publication) -> TableSnapshot:
-        try:
-            if publication.format == "delta":
-                snapshot = read_delta(publication.location, publication.delta_version, self._stores)
-            else:
-                vectors = self._sources.settings.vectors_location
-                snapshot = read_iceberg(*pins_of(publication), vectors, self._stores)
-        except Unavailable as error:
-            _log.warning("publication %s of %s: %s", publication.version, publication.table, error)
-            what = "the table's store does not answer"
-            raise Unavailable(what, "Try again in a moment.", error.retry_s) from error
-        except (Unserveable, StoreError) as error:
-            raise _missing_error(publication, "what it was made of cannot be read any more", error) from error
-        if snapshot.head.table_id != publication.table_id:
-            raise _missing_error(publication, "another table is in its place now", snapshot.head.table_id)
-        return snapshot
-
-
-def _missing_error(publication: Publication, why: str, found: object) -> TableFilesMissing:
-    """The error for a lost publication; the log has the details that recipients do not get."""
-    _log.error(
-        "publication %s of %s at %s has lost its file index, and %s (%s). Restore the index folder from its backup, "
-        "or publish the table again.",
-        *(publication.version, publication.table, publication.location, why, found),
-    )
-    what = f"version {publication.version} has lost its file index, and {why}; ask the provider to publish it again"
-    return TableFilesMissing(publication.location, what)

@@ -29,7 +29,6 @@ from lakeshare_pipelines.defs.wap import LakeResource, SparkResource
 from lakeshare_pipelines.errors import Conflict, MaintenanceError, NoSuchPublication
 from lakeshare_pipelines.maintenance.compaction import Compacted, compact, measure
 from lakeshare_pipelines.maintenance.run import MaintenanceResult, format_plan, maintain, plan_maintenance
-from lakeshare_pipelines.share.changes import load_file_index
 from lakeshare_pipelines.share.publication import repair, rollback
 from lakeshare_pipelines.wap.stage import drop_staging_location
 from lakeshare_pipelines.wap.staged import Lake, Staged, Verdicts
@@ -254,7 +253,7 @@ def files_stay_while_one_in_use_is_not_listed(subject: Orders) -> None:
 
 
 def used_files(subject: Orders, publication: Publication) -> set[str]:
-    index = load_file_index(subject.published_set.lake, publication)
+    index = subject.published_set.lake.publications.index(publication)
     return {path for batch in index.batches() for path in batch.column("path").to_pylist()}
 
 

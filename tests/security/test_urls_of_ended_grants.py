@@ -127,6 +127,7 @@ def test_a_url_ends_when_the_table_is_no_longer_shared(provider: Provider, serve
     known = a_recipient(provider, "unshared", shares=("byhand",))
     for change in (
         lambda: alter_shared(provider, "byhand.lake.flights", history=False),
+        lambda: alter_shared(provider, "byhand.lake.flights", publication=0),
         lambda: alter_shared(provider, "byhand.lake.flights", rule=f"day >= '{FIRST_DAY}'"),
         lambda: edited(provider, remove_table, "byhand", "lake", "flights"),
     ):

@@ -27,6 +27,7 @@ from lakeshare_server.errors import Unserveable
 from lakeshare_server.settings import make_private
 from lakeshare_server.storage import LASTING, Stores
 from lakeshare_server.tables.iceberg.manifests import DataFiles, DeleteFile, PartitionRecord
+from lakeshare_server.tables.iceberg.schema import FIELD_ID
 from lakeshare_server.tables.index import keep_file, new_file, remove_abandoned
 from lakeshare_server.tables.lines import encode_z85
 from lakeshare_server.tables.serveability import ReasonCode
@@ -310,7 +311,6 @@ def _store_vector(content: bytes, folder: Path | str, stores: Stores | None) -> 
 
 
 PATH, POSITION = (2147483546, "file_path"), (2147483545, "pos")
-FIELD_ID = b"PARQUET:field_id"
 
 
 def deleted_positions(

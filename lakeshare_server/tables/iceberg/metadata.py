@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 GZIP = b"\x1f\x8b"
 FORMAT_VERSIONS = (1, 2, 3)
+OPERATIONS = ("append", "replace", "overwrite", "delete")
+# Errors of metadata that is incomplete or malformed.
+UNUSABLE = (KeyError, TypeError, ValueError, AttributeError)
 NOT_WHOLE = "it is no JSON, or cut off"
 # Five times the metadata of a hundred thousand commits; some gigabytes as Python objects.
 MAX_METADATA_BYTES = 512 << 20

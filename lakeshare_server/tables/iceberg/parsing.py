@@ -16,11 +16,11 @@ from lakeshare_server.tables.iceberg.metadata import (
     FORMAT_VERSIONS,
     MAX_METADATA_BYTES,
     NOT_WHOLE,
+    OPERATIONS,
     MetadataError,
     decompress_metadata,
 )
 
-OPERATIONS = ("append", "replace", "overwrite", "delete")
 # These fields grow with the table's history and are not needed to read one snapshot.
 OF_HISTORY = ("snapshot-log", "metadata-log", "refs", "statistics", "partition-statistics")
 # The fields kept of other snapshots: of their summaries, which are most of a large file, only the operation.

@@ -7,7 +7,7 @@ imported from Hive lack their partition columns: recipients get the values in th
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import MAXYEAR, MINYEAR, UTC, date, datetime, timedelta
+from datetime import MAXYEAR, MINYEAR, date, timedelta
 from decimal import Decimal
 from functools import partial, reduce
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -20,7 +20,7 @@ from lakeshare_server.errors import Unserveable
 from lakeshare_server.tables.iceberg.manifests import DataFiles
 from lakeshare_server.tables.iceberg.schema import SAME_MEANING, InFiles, delta_type
 from lakeshare_server.tables.lines import partition_text, struct_of
-from lakeshare_server.tables.predicates import WIDE, text_after_prefix
+from lakeshare_server.tables.predicates import DAY_US, EPOCH, WIDE, text_after_prefix
 from lakeshare_server.tables.serveability import ReasonCode
 from lakeshare_server.tables.snapshot import arrow_type
 
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.types import NestedField, PrimitiveType
 
-EPOCH = date(1970, 1, 1)
-START = datetime(1970, 1, 1, tzinfo=UTC)
+FIRST_DAY = EPOCH.date()
 AS_THEY_ARE = {"boolean", "int", "long", "string"}
 AS_TEXTS = {"date", "timestamp", "timestamptz", "binary"}
 
@@ -95,10 +94,10 @@ def json_value(kind: str, value: Any) -> Any:
             raise ValueError(value)
         return float(value)
     if kind == "date":
-        return (EPOCH + timedelta(days=value)).isoformat()
+        return (FIRST_DAY + timedelta(days=value)).isoformat()
     if kind in ("timestamp", "timestamptz"):
         # Raises OverflowError outside of the years 1 to 9999.
-        text = (START + timedelta(microseconds=value)).isoformat(timespec="microseconds")
+        text = (EPOCH + timedelta(microseconds=value)).isoformat(timespec="microseconds")
         return text if kind == "timestamptz" else text.removesuffix("+00:00")
     if kind.startswith("decimal"):
         scale = int(kind.rstrip(")").rpartition(",")[2])
@@ -110,7 +109,6 @@ def json_value(kind: str, value: Any) -> Any:
 
 
 DECIMAL_BYTES = 16
-DAY_US = 86_400_000_000
 # Columns that were promoted keep the narrow bounds of older manifests (spec, "Schema Evolution").
 NARROWER = {pa.int64(): pa.int32(), pa.float64(): pa.float32()}
 
@@ -271,7 +269,7 @@ def _month_start(months: int, per_day: int) -> int | None:
     year, month = 1970 + months // 12, months % 12 + 1
     if not MINYEAR <= year <= MAXYEAR:
         return None
-    return (date(year, month, 1) - EPOCH).days * per_day
+    return (date(year, month, 1) - FIRST_DAY).days * per_day
 
 
 TIMES: Mapping[str, Callable[[int, int], int | None]] = {

@@ -9,8 +9,7 @@ from lakeshare_server.catalog import Ledger
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.settings import StoreSettings
 from lakeshare_server.storage import Stores
-from lakeshare_server.tables.delta.changes import VersionChanges, segment_cache
-from lakeshare_server.tables.index import IndexCache
+from lakeshare_server.tables.delta.changes import VersionChanges
 from lakeshare_server.versions.published import PublishedVersions, VersionSources
 from tests.builders.sharing import Provider, a_provider
 from tests.builders.written_log import FEED, WrittenLog, add, metadata, protocol
@@ -37,10 +36,8 @@ def log(tmp_path: Path) -> WrittenLog:
 
 
 def changes_of(provider: Provider, first: int, last: int) -> Sequence[VersionChanges]:
-    folder = provider.settings.index_dir / "cache"
     stores = Stores(StoreSettings(_env_file=None))
-    caches = IndexCache(folder, 10**9), segment_cache(folder, 10**9)
-    sources = VersionSources(Ledger(provider.catalog), stores, provider.settings, *caches)
+    sources = VersionSources.open(stores, provider.settings, ledger=Ledger(provider.catalog))
     return PublishedVersions(sources, TABLE).changes(first, last)
 
 
