@@ -13,7 +13,6 @@ import pyarrow as pa
 import pytest
 
 from lakeshare_pipelines.backup import async_s3
-from lakeshare_pipelines.backup.copy import local
 from lakeshare_pipelines.backup.copy.engine import Ledger, make_items
 from lakeshare_pipelines.backup.copy.local import Capabilities, LocalEngine, open_copy_session
 from lakeshare_pipelines.backup.model import COPIES, read_rows, write_rows
@@ -125,7 +124,7 @@ def test_copies_become_fewer_at_a_time_when_the_store_asks_for_it(tmp_path: Path
 def test_a_copy_of_which_most_fails_ends_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "FAILURES_COUNT_FROM", 200)
+    monkeypatch.setattr("lakeshare_pipelines.backup.copy.engine.FAILURES_COUNT_FROM", 200)
     denied = said("403 Forbidden", "<Error><Code>AccessDenied</Code><Message>No.</Message></Error>")
     bucket = Bucket(lambda key: denied if int(key.rpartition("/")[2]) % 3 else DONE)
     with answering_store(bucket.answer) as store:
