@@ -114,9 +114,8 @@ def open_results(
         for place, rows in enumerate(results)
     )
     schema = RESULTS.append(pa.field("place", pa.int64()))
-    batches = (batch for table in given for batch in table.to_batches())
     with model.open_database() as on:
-        on.register("given", pa.RecordBatchReader.from_batches(schema, batches))
+        model.load_rows(on, "given", schema, given)
         on.execute(_BEST.format(identity=", ".join(identity)))
         if isinstance(plan, Path):
             model.view_rows(on, "plan", plan)
