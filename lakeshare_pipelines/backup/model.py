@@ -359,14 +359,6 @@ def read_rows(folder: Path, columns: "list[str] | None" = None) -> Iterator[pa.R
             yield from file.iter_batches(ROWS_A_BATCH, columns=columns)
 
 
-def select_rows_to_copy(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows of a plan that an engine copies: all but lane `held`. `lane` must be among the columns."""
-    for batch in batches:
-        selected = batch.filter(pc.field("lane") != "held")
-        if selected.num_rows:
-            yield selected
-
-
 def group_batches(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[list[pa.RecordBatch]]:
     """Groups of batches with at least `rows` rows together; the last group may have fewer."""
     pending, count = list[pa.RecordBatch](), 0

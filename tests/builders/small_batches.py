@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from lakeshare_pipelines.backup.copy import engine
 from lakeshare_pipelines.backup.copy.local import LocalEngine
-from lakeshare_pipelines.backup.copy.objects import ServerSideCopier
+from lakeshare_pipelines.backup.copy.objects import BucketCopier
 
 BATCH = 8
 """At most so many copies are in no ledger."""
@@ -30,11 +30,11 @@ class SlowCopies(SmallBatches):
     """The same, and before each copy it waits PAUSE_S."""
 
     def transfer(self, copying: engine.Copying, condition: str = "true") -> Mapping[str, bool]:
-        copy_at_once = ServerSideCopier.copy
+        copy_at_once = BucketCopier.copy
 
-        async def copy_slowly(copier: ServerSideCopier, item: engine.CopyItem) -> engine.Outcome:
+        async def copy_slowly(copier: BucketCopier, item: engine.CopyItem) -> engine.Outcome:
             await asyncio.sleep(PAUSE_S)
             return await copy_at_once(copier, item)
 
-        with patch.object(ServerSideCopier, "copy", copy_slowly):
+        with patch.object(BucketCopier, "copy", copy_slowly):
             return super().transfer(copying, condition)

@@ -16,7 +16,7 @@ import pytest
 
 from lakeshare_pipelines.backup.copy import spark as spark_copies
 from lakeshare_pipelines.backup.copy.engine import CopyItem, CopyTask, Ledger, Outcome, Progress, open_results
-from lakeshare_pipelines.backup.copy.objects import ServerSideCopier
+from lakeshare_pipelines.backup.copy.objects import BucketCopier
 from lakeshare_pipelines.backup.copy.spark import PortionWork, SparkEngine, write_portions
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
@@ -115,16 +115,16 @@ def copied_again(times: Counter[str]) -> int:
 def an_executor(environment: dict[str, str], work: PortionWork, number: int, life: int | None) -> None:
     """What a process of Spark does with a portion; it is killed after so many copies, before it tells of the last."""
     os.environ.update(environment)
-    copy, copied = ServerSideCopier.copy, itertools.count(1)
+    copy, copied = BucketCopier.copy, itertools.count(1)
 
-    async def mortal_copy(copier: ServerSideCopier, wanted: CopyItem) -> Outcome:
+    async def mortal_copy(copier: BucketCopier, wanted: CopyItem) -> Outcome:
         outcome = await copy(copier, wanted)
         if next(copied) == life:
             os.kill(os.getpid(), signal.SIGKILL)
         return outcome
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(ServerSideCopier, "copy", mortal_copy)
+        patched.setattr(BucketCopier, "copy", mortal_copy)
         work.copy(number)
 
 

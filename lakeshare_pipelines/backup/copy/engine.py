@@ -72,7 +72,8 @@ ReportProgress = Callable[[Progress], None]
 def compute_plan_digest(batches: Iterable[pa.RecordBatch]) -> str:
     """16 hexadecimal digits, the same for plans that copy the same objects to the same keys in the same order."""
     digest = sha256()
-    for rows in model.select_rows_to_copy(batches):
+    for batch in batches:
+        rows = batch.filter(pc.field("lane") != "held")
         names = ("bucket", "key", "version_id", "size_bytes", "stored_key", "etag")
         texts = [rows[name].cast(pa.string()) for name in names]
         lines = pc.binary_join_element_wise(*texts, "\n", null_handling="replace", null_replacement="")

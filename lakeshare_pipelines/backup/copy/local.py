@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 from uuid import uuid4
 
-from pydantic import BaseModel
-
 from lakeshare_pipelines.backup.async_s3 import PREFIX_PER_S, AsyncS3, Pace
 from lakeshare_pipelines.backup.copy import engine, objects
 from lakeshare_pipelines.backup.stores import (
@@ -33,18 +31,7 @@ from lakeshare_server.storage.stores import UNFINISHED
 CONTENT = b"lakeshare asks what this store can"
 
 
-class Capabilities(BaseModel, frozen=True):
-    """Features of a store; recorded in CopyRecord."""
-
-    copies_on_condition: bool = True  # Refuses a copy whose source has another ETag than requested
-    copies_parts: bool = True  # Copies ranges into parts and returns the part's ETag
-    writes_on_condition: bool = True  # Refuses a write with `if-none-match: *` to an existing key
-    checks_checksums: bool = True  # Refuses a body that does not match its checksum
-    versions: bool = False
-    locks: bool = False
-
-
-async def probe_capabilities(target: AsyncS3, work_prefix: str) -> Capabilities:
+async def probe_capabilities(target: AsyncS3, work_prefix: str) -> objects.Capabilities:
     """The features of a bucket. Raises BackupError if it refuses a write."""
     source, copy = f"{work_prefix}probe/source", f"{work_prefix}probe/copy"
     written = await target.request("PUT", source, body=CONTENT)
@@ -60,7 +47,7 @@ async def probe_capabilities(target: AsyncS3, work_prefix: str) -> Capabilities:
         target.request("GET", query={"object-lock": ""}, attempts=1),
         _probe_part_copies(target, f"{work_prefix}probe/parts", copy_source),
     )
-    return Capabilities(
+    return objects.Capabilities(
         copies_on_condition=on_condition.status == 412,
         copies_parts=parts,
         writes_on_condition=again.status == 412,
@@ -220,34 +207,31 @@ class CopySession:
 
 @asynccontextmanager
 async def open_copy_session(
-    task: engine.CopyTask, *, capabilities: Capabilities | None = None, prefix_per_s: float = PREFIX_PER_S
+    task: engine.CopyTask,
+    *,
+    capabilities: objects.Capabilities | None = None,
+    prefix_per_s: float = PREFIX_PER_S,
 ) -> AsyncIterator[CopySession]:
     """The copier of a task until the end of the block. `prefix_per_s` is this process's share of the requests to a
     prefix. Without `capabilities` the target is probed."""
-    copier: objects.Copier
-    memory = objects.MemoryBudget()
     async with AsyncExitStack() as stack:
+        reader: objects.Source
+        source: AsyncS3 | None = None
         if task.source.kind == FOLDER:
-            source: AsyncS3 | None = None
-            reader: objects.Source = FolderSource(FolderStore(task.source), task)
+            reader = FolderSource(FolderStore(task.source), task)
         else:
             source = await stack.enter_async_context(AsyncS3(task.source, task.in_flight))
             reader = objects.BucketSource(source)
         if task.target.kind == FOLDER:
-            yield CopySession(FolderCopier(reader, FolderStore(task.target), memory), {}, None)
+            folder = FolderCopier(reader, FolderStore(task.target), objects.MemoryBudget())
+            yield CopySession(folder, {}, None)
             return
         pace = Pace(task.in_flight, prefix_per_s)
         target = await stack.enter_async_context(AsyncS3(task.target, task.in_flight, pace=pace))
         known = capabilities or await probe_capabilities(target, task.work_prefix)
-        uploads = objects.Uploads(target, task)
-        copier = objects.StreamedCopier(reader, target, task, uploads, memory)
         # Within one store, the store itself copies; the target's identity must be allowed to read the source.
-        if source is not None and task.source.endpoint == task.target.endpoint:
-            larger = objects.PartsCopier(source, target, task, uploads) if known.copies_parts else copier
-            copier = objects.ServerSideCopier(
-                source, target, task, larger, is_conditional=known.copies_on_condition
-            )
-        yield CopySession(copier, known.model_dump(), pace)
+        inside = source if task.source.endpoint == task.target.endpoint else None
+        yield CopySession(objects.BucketCopier(reader, inside, target, task, known), known.model_dump(), pace)
 
 
 PROGRESS_S = 2.0
@@ -260,7 +244,7 @@ class LocalEngine(engine.CopyEngine):
     name = "local"
 
     def __init__(
-        self, *, capabilities: Capabilities | None = None, prefix_per_s: float = PREFIX_PER_S
+        self, *, capabilities: objects.Capabilities | None = None, prefix_per_s: float = PREFIX_PER_S
     ) -> None:
         self._capabilities, self._prefix_per_s = capabilities, prefix_per_s
 

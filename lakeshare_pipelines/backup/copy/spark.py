@@ -27,7 +27,8 @@ from lakeshare_pipelines.backup.copy.engine import (
     Ledger,
     open_results,
 )
-from lakeshare_pipelines.backup.copy.local import Capabilities, LocalEngine, probe_capabilities
+from lakeshare_pipelines.backup.copy.local import LocalEngine, probe_capabilities
+from lakeshare_pipelines.backup.copy.objects import Capabilities
 from lakeshare_pipelines.backup.inventory.list_objects import run_spark_tasks
 from lakeshare_pipelines.backup.stores import FOLDER, BackupStore, open_store
 from lakeshare_pipelines.errors import BackupError

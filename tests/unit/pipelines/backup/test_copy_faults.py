@@ -14,7 +14,8 @@ import pytest
 
 from lakeshare_pipelines.backup import async_s3
 from lakeshare_pipelines.backup.copy.engine import Ledger, make_items
-from lakeshare_pipelines.backup.copy.local import Capabilities, LocalEngine, open_copy_session
+from lakeshare_pipelines.backup.copy.local import LocalEngine, open_copy_session
+from lakeshare_pipelines.backup.copy.objects import Capabilities
 from lakeshare_pipelines.backup.model import COPIES, open_database, read_rows, write_rows
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
 from lakeshare_pipelines.backup.verify.objects import load_listed
