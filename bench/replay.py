@@ -15,7 +15,7 @@ from lakeshare_pipelines.backup.model import FoundTable, open_database
 from lakeshare_pipelines.backup.points import get_point_time
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
 from lakeshare_pipelines.backup.verify.delta import assess
-from lakeshare_pipelines.backup.verify.objects import OBJECTS, TableCopy
+from lakeshare_pipelines.backup.verify.objects import OBJECTS, JudgedObjects, TableCopy
 
 ADDS, COMMITS = 1_000_000, 500
 MOST_S = 25.0
@@ -128,7 +128,7 @@ def _copy(folder: Path, adds: int) -> TableCopy:
     columns |= nothing
     objects = pa.table({name: columns[name] for name in OBJECTS.names}).cast(OBJECTS)
     table = FoundTable(bucket=str(folder), root="table", format="delta", stored_root="table")
-    return TableCopy(table, store.address, store, objects, lambda named: objects.slice(0, 0))
+    return TableCopy(table, store.address, store, JudgedObjects(objects))
 
 
 if __name__ == "__main__":

@@ -290,6 +290,17 @@ def _database_of_process(_pid: int) -> duckdb.DuckDBPyConnection:
     return duckdb.connect(config={"memory_limit": DUCKDB_MEMORY, "temp_directory": spilled})
 
 
+def load_rows(
+    on: duckdb.DuckDBPyConnection, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch | pa.Table]
+) -> None:
+    """Make a temporary table of rows. Errors of their source stay as they are, as they would not inside a query."""
+    on.register("loaded", schema.empty_table())
+    on.execute(f"CREATE TEMP TABLE {name} AS FROM loaded")
+    for batch in batches:
+        on.register("loaded", batch if isinstance(batch, pa.Table) else pa.Table.from_batches([batch]))
+        on.execute(f"INSERT INTO {name} FROM loaded")
+
+
 def view_rows(on: duckdb.DuckDBPyConnection, name: str, folder: Path) -> None:
     """Make a temporary view of a folder of rows."""
     paths = ", ".join("'" + str(path).replace("'", "''") + "'" for path in sorted(folder.glob("*.parquet")))
@@ -346,14 +357,6 @@ def read_rows(folder: Path, columns: "list[str] | None" = None) -> Iterator[pa.R
     for path in sorted(folder.glob("*.parquet")):
         with pq.ParquetFile(path) as file:
             yield from file.iter_batches(ROWS_A_BATCH, columns=columns)
-
-
-def select_rows_to_copy(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows of a plan that an engine copies: all but lane `held`. `lane` must be among the columns."""
-    for batch in batches:
-        selected = batch.filter(pc.field("lane") != "held")
-        if selected.num_rows:
-            yield selected
 
 
 def group_batches(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[list[pa.RecordBatch]]:

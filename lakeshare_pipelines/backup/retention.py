@@ -38,6 +38,7 @@ from lakeshare_pipelines.backup.stores import (
 )
 from lakeshare_pipelines.backup.verify import delta, iceberg
 from lakeshare_pipelines.backup.verify.objects import (
+    JudgedObjects,
     TableCopy,
     load_copies,
     normalize_location,
@@ -575,8 +576,7 @@ def find_orphans(
     for table in point.plan.tables:
         report_message(f"reading what {table.root or 'the table'} names")
         try:
-            own = copies.filter(pc.starts_with(copies["key"], f"{table.root}/".lstrip("/")))
-            copy = TableCopy(table, backup.source, store, own, lambda _: copies.slice(0, 0))
+            copy = TableCopy(table, backup.source, store, JudgedObjects(copies))
             named.append(_read_delta_names(copy) if table.format == "delta" else _read_iceberg_names(copy))
         except (delta.BrokenLogFile, ObjectMissing, ValueError) as error:
             unknown[table.root] = f"{table.root}: {str(error).rstrip('.')}; its files are not judged."
@@ -631,7 +631,7 @@ def _read_iceberg_names(copy: TableCopy) -> pa.Array:
         found.add(location)
         return None if files.find(location) is None else files.read(location)
 
-    for row in copy.below(f"{iceberg.FOLDER}/").select(["key", "location"]).to_pylist():
+    for row in copy.below(f"{iceberg.FOLDER}/", "key", "location").to_pylist():
         if iceberg.NAME.fullmatch(
             row["key"].removeprefix(f"{copy.table.root}/{iceberg.FOLDER}/".lstrip("/"))
         ):

@@ -7,6 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from lakeshare_pipelines.backup.copy.aws_batch import ROWS_A_JOB, JobRows, divide_into_jobs
+from lakeshare_pipelines.backup.copy.engine import open_results
 from lakeshare_pipelines.backup.model import COPIES, write_rows
 
 MODIFIED = dt.datetime(2026, 11, 19, 12, tzinfo=dt.UTC)
@@ -44,3 +46,9 @@ def plan_folder(folder: Path, rows: Iterable[dict[str, Any]]) -> Path:
     """The rows in a folder, as a workspace has them."""
     write_rows(folder, COPIES, [plan_batch(*rows)])
     return folder
+
+
+def jobs_of(batches: list[pa.RecordBatch], rows_a_job: int = ROWS_A_JOB) -> list[JobRows]:
+    """The jobs of a plan of which nothing is copied yet."""
+    with open_results(pa.Table.from_batches(batches), ()) as on:
+        return list(divide_into_jobs(on, rows_a_job))

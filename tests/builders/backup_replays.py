@@ -1,21 +1,21 @@
 """Copied Delta logs of every kind, and which versions of them are complete: one list for every form of the replay."""
 
 import datetime as dt
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import UUID
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
+from lakeshare_pipelines.backup import model
 from lakeshare_pipelines.backup.model import POINT_COPIES, FoundTable, open_database
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
 from lakeshare_pipelines.backup.verify.objects import (
+    OBJECTS,
+    JudgedObjects,
     TableCopy,
-    fetch_objects,
     judge_objects,
     load_listed,
+    read_objects,
     view_reports,
 )
 from tests.builders.backup_lakes import AS_OF, DAY, Lake, at
@@ -193,11 +193,6 @@ def table_copy(lake: Lake, root: str = ROOT) -> TableCopy:
         view_reports(on, workspace.rows("plan"), workspace.rows("done"), POINT_COPIES.empty_table())
         load_listed(on, target.address)
         judge_objects(on, lake.backup.source, target, DAY, AS_OF)
-        objects = fetch_objects(on)
+        objects = model.conform(read_objects(on).read_all(), OBJECTS)
     table = FoundTable(bucket=str(lake.source), root=root, format="delta", stored_root=f"objects/{root}")
-    own = objects.filter(pc.equal(objects["table_root"], root))
-    return TableCopy(table, lake.backup.source, target, own, lambda named: _by_location(objects, named))
-
-
-def _by_location(objects: pa.Table, named: Sequence[str]) -> pa.Table:
-    return objects.filter(pc.is_in(objects["location"], value_set=pa.array(named, pa.string())))
+    return TableCopy(table, lake.backup.source, target, JudgedObjects(objects))

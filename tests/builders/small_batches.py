@@ -4,12 +4,12 @@ Spark's executors import this module too.
 """
 
 import asyncio
+from collections.abc import Mapping
 from unittest.mock import patch
 
 from lakeshare_pipelines.backup.copy import engine
 from lakeshare_pipelines.backup.copy.local import LocalEngine
-from lakeshare_pipelines.backup.copy.objects import ServerSideCopier
-from lakeshare_pipelines.backup.model import CopyRecord
+from lakeshare_pipelines.backup.copy.objects import BucketCopier
 
 BATCH = 8
 """At most so many copies are in no ledger."""
@@ -18,9 +18,9 @@ BATCH = 8
 class SmallBatches(LocalEngine):
     """The local engine with a ledger of batches of BATCH copies."""
 
-    def copy(self, task: engine.CopyTask, report_progress: engine.ReportProgress) -> CopyRecord:
+    def transfer(self, copying: engine.Copying, condition: str = "true") -> Mapping[str, bool]:
         with patch.object(engine, "BATCH", BATCH):
-            return super().copy(task, report_progress)
+            return super().transfer(copying, condition)
 
 
 PAUSE_S = 0.2
@@ -29,12 +29,12 @@ PAUSE_S = 0.2
 class SlowCopies(SmallBatches):
     """The same, and before each copy it waits PAUSE_S."""
 
-    def copy(self, task: engine.CopyTask, report_progress: engine.ReportProgress) -> CopyRecord:
-        copy_at_once = ServerSideCopier.copy
+    def transfer(self, copying: engine.Copying, condition: str = "true") -> Mapping[str, bool]:
+        copy_at_once = BucketCopier.copy
 
-        async def copy_slowly(copier: ServerSideCopier, item: engine.CopyItem) -> engine.Outcome:
+        async def copy_slowly(copier: BucketCopier, item: engine.CopyItem) -> engine.Outcome:
             await asyncio.sleep(PAUSE_S)
             return await copy_at_once(copier, item)
 
-        with patch.object(ServerSideCopier, "copy", copy_slowly):
-            return super().copy(task, report_progress)
+        with patch.object(BucketCopier, "copy", copy_slowly):
+            return super().transfer(copying, condition)

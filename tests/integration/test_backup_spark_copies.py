@@ -15,15 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from lakeshare_pipelines.backup.copy import spark as spark_copies
-from lakeshare_pipelines.backup.copy.engine import CopyItem, CopyTask, Outcome, Progress
-from lakeshare_pipelines.backup.copy.objects import ServerSideCopier
-from lakeshare_pipelines.backup.copy.spark import (
-    PortionWork,
-    SparkEngine,
-    load_or_make_portions,
-    read_done_rows,
-    read_portion_record,
-)
+from lakeshare_pipelines.backup.copy.engine import CopyItem, CopyTask, Ledger, Outcome, Progress, open_results
+from lakeshare_pipelines.backup.copy.objects import BucketCopier
+from lakeshare_pipelines.backup.copy.spark import PortionWork, SparkEngine, write_portions
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.session import spark_session
@@ -121,16 +115,16 @@ def copied_again(times: Counter[str]) -> int:
 def an_executor(environment: dict[str, str], work: PortionWork, number: int, life: int | None) -> None:
     """What a process of Spark does with a portion; it is killed after so many copies, before it tells of the last."""
     os.environ.update(environment)
-    copy, copied = ServerSideCopier.copy, itertools.count(1)
+    copy, copied = BucketCopier.copy, itertools.count(1)
 
-    async def mortal_copy(copier: ServerSideCopier, wanted: CopyItem) -> Outcome:
+    async def mortal_copy(copier: BucketCopier, wanted: CopyItem) -> Outcome:
         outcome = await copy(copier, wanted)
         if next(copied) == life:
             os.kill(os.getpid(), signal.SIGKILL)
         return outcome
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(ServerSideCopier, "copy", mortal_copy)
+        patched.setattr(BucketCopier, "copy", mortal_copy)
         work.copy(number)
 
 
@@ -222,12 +216,13 @@ def test_an_executor_killed_at_random_points_loses_nothing_and_repeats_no_settle
 ) -> None:
     """A process that does what an executor does, killed after a random number of copies, again and again."""
     keys, task = many_to_copy(copies, 30 * KILLS)
-    portions = load_or_make_portions(copies.target, "work/spark/", task.plan, workers=1)
-    work = PortionWork(task, portions, SmallBatches())
+    work, count = PortionWork(task, "run", SmallBatches()), 3
+    with open_results(task.plan, ()) as on:
+        write_portions(copies.target, work.prefix, count, on)
     chance, kills, kills_with_ledger = random.Random(7), 0, 0
     settled: Counter[str] = Counter()
-    for number in itertools.cycle(range(portions.count)):
-        if all(read_portion_record(copies.target, portions, one) for one in range(portions.count)):
+    for number in itertools.cycle(range(count)):
+        if told_as_copied(copies, task) == {f"objects/{key}" for key in keys}:
             break
         life = chance.randrange(1, 40) if kills < KILLS else None
         executor = FORK.Process(target=an_executor, args=(dict(os.environ), work, number, life))
@@ -235,13 +230,14 @@ def test_an_executor_killed_at_random_points_loses_nothing_and_repeats_no_settle
         executor.join()
         if executor.exitcode == -signal.SIGKILL:
             kills += 1
-            kills_with_ledger += bool(copies.target.list(f"{portions.folder(number)}ledger/"))
+            kills_with_ledger += any(Ledger(copies.target, task.work_prefix, f"run/{number}/").rows())
         settled = require_settled(copies, task, settled)
     assert kills == KILLS
     assert kills_with_ledger > 0
     assert copies.copied() == {key: copies.content(key) for key in keys}
-    told = [row for table in read_done_rows(copies.target, portions) for row in table.to_pylist()]
-    assert sorted((row["key"], row["status"]) for row in told) == [(key, "succeeded") for key in keys]
+    with open_results(task.plan, Ledger(copies.target, task.work_prefix).rows()) as on:
+        told = on.sql("SELECT key, status FROM copies").fetchall()
+    assert sorted(told) == [(key, "succeeded") for key in keys]
 
 
 def test_spark_goes_on_after_its_executors_are_killed(

@@ -6,16 +6,14 @@ Another engine copies what no job can: objects above its limit, and keys that a 
 import datetime as dt
 import io
 import logging
-import shutil
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from typing import Any
-from urllib.parse import quote
 
+import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -64,39 +62,35 @@ class JobRows:
         return "".join(f"{line}\n" for line in lines.to_pylist()).encode()
 
 
-def find_stored_prefix(key: str, stored_key: str) -> str | None:
-    """The TargetKeyPrefix from a key to its stored key, may be empty; None if a job cannot write that key."""
-    if stored_key == key:
-        return ""
-    prefix = stored_key.removesuffix(f"/{key}")
-    return prefix if prefix and prefix != stored_key else None
+# The TargetKeyPrefix from a key to its stored key, may be empty; null if a job cannot write that key.
+STORED_PREFIX = """CASE WHEN stored_key = key THEN ''
+WHEN ends_with(stored_key, '/' || key) AND len(stored_key) > len(key) + 1
+THEN left(stored_key, len(stored_key) - len(key) - 1) END"""
+IS_OF_JOB = f"(lane IN {BATCH_LANES} AND {STORED_PREFIX} IS NOT NULL)"
+_ROWS = f"""
+CREATE TEMP TABLE rows AS SELECT *,
+    (row_number() OVER (PARTITION BY bucket, stored_prefix, has_versions ORDER BY key, asked_version) - 1) // $most
+    AS part
+FROM (SELECT *, asked_version IS NOT NULL AS has_versions FROM (
+    SELECT {", ".join(COPIED)}, {STORED_PREFIX} AS stored_prefix,
+        if(version_id IS NULL AND NOT is_latest, '{NULL_VERSION}', version_id) AS asked_version,
+        replace(url_encode(key), '%2F', '/') AS asked_key
+    FROM copies WHERE {engine.IS_LEFT} AND {IS_OF_JOB}))
+"""  # noqa: S608  of constants only
+_ROWS_OF_JOB = """
+FROM rows WHERE (bucket, stored_prefix, has_versions, part) = (?, ?, ?, ?) ORDER BY key, asked_version
+"""
 
 
-def divide_into_jobs(batches: Iterable[pa.RecordBatch], rows_a_job: int = ROWS_A_JOB) -> Iterator[JobRows]:
-    pending: defaultdict[tuple[str, str, bool], list[tuple[str | int | None, ...]]] = defaultdict(list)
-
-    def make_job(kind: tuple[str, str, bool]) -> JobRows:
-        rows, pending[kind] = pending[kind], []
-        columns = zip(*rows, strict=True)
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, ROWS, strict=True)]
-        return JobRows(*kind, pa.Table.from_arrays(arrays, schema=ROWS))
-
-    for batch in batches:
-        columns = [batch[name].to_pylist() for name in (*COPIED, "is_latest", "lane")]
-        for bucket, key, version_id, size_bytes, stored_key, is_latest, lane in zip(*columns, strict=True):
-            prefix = find_stored_prefix(key, stored_key)
-            if lane not in BATCH_LANES or prefix is None:
-                continue
-            version = version_id if version_id or is_latest else NULL_VERSION
-            kind = (bucket, prefix, version is not None)
-            pending[kind].append(
-                (bucket, key, version_id, size_bytes, stored_key, version, quote(key, safe="/"))
-            )
-            if len(pending[kind]) >= rows_a_job:
-                yield make_job(kind)
-    for kind, rows in pending.items():
-        if rows:
-            yield make_job(kind)
+def divide_into_jobs(on: duckdb.DuckDBPyConnection, rows_a_job: int = ROWS_A_JOB) -> Iterator[JobRows]:
+    """The jobs that copy what is left of view `copies`, the same every time."""
+    on.execute(_ROWS, {"most": rows_a_job})
+    jobs = on.sql(
+        "SELECT DISTINCT bucket, stored_prefix, has_versions, part FROM rows ORDER BY ALL"
+    ).fetchall()
+    for bucket, prefix, has_versions, part in jobs:
+        rows = on.sql(_ROWS_OF_JOB, params=[bucket, prefix, has_versions, part]).select(*ROWS.names)
+        yield JobRows(bucket, prefix, has_versions, rows.to_arrow_table().cast(ROWS))
 
 
 # Members of a request or response by name; boto3 has no types.
@@ -403,11 +397,14 @@ class AttemptStore:
     def rows(self, job: BatchJob) -> pa.Table:
         return pq.read_table(io.BytesIO(self.store.read(job.rows_key)))
 
-    def select_missing(self, attempt: Attempt) -> Iterator[JobRows]:
-        for job in attempt.jobs:
-            rows = self.rows(job).filter(pc.not_equal(self.done(job)["status"], "succeeded"))
-            if rows.num_rows:
-                yield JobRows(job.bucket, job.stored_prefix, job.has_versions, rows)
+    def record(self, attempt: Attempt) -> None:
+        """Write the results of an attempt's jobs into the ledger."""
+        ledger = engine.Ledger(self.store, self.task.work_prefix)
+        done = (self.done(job) for job in attempt.jobs)
+        with engine.open_results(self.task.plan, done, engine.NAMES) as on:
+            rows = on.sql("FROM copies WHERE status IS NOT NULL").select(*engine.RESULTS.names)
+            for group in model.group_batches(rows.to_arrow_reader(model.ROWS_A_BATCH), model.ROWS_A_FILE):
+                ledger.put(pa.Table.from_batches(group).cast(engine.RESULTS))
 
     def find_report(self, job: BatchJob) -> str | None:
         return engine.find_report(self.store, f"{job.report_prefix}/", job.job_id) if job.job_id else None
@@ -445,7 +442,7 @@ class AttemptStore:
 POLL_S = 15.0
 
 
-class AwsBatchEngine:
+class AwsBatchEngine(engine.CopyEngine):
     """The engine `aws_batch` of one backup; its whole state is in the target, so that any process can continue.
     `wait` is called between two polls of the jobs."""
 
@@ -463,38 +460,47 @@ class AwsBatchEngine:
             raise BackupError(f"backup {backup.name}", "engine aws_batch needs `batch`", "Declare it.")
         self._backup, self._batch = backup, backup.batch
         self._poll_s, self._rows_a_job, self._wait = poll_s, rows_a_job, wait
-        # Copies what no job can.
-        self._beside = LocalEngine()
 
-    def copy(self, task: engine.CopyTask, report_progress: engine.ReportProgress) -> model.CopyRecord:
-        """See CopyEngine. Continues the jobs of an earlier process, after a broken job (BackupError) with new ones."""
-        began = time.monotonic()
-        store = AttemptStore(open_store(task.target), task)
-        attempts = store.load(engine.compute_plan_digest(model.read_rows(task.plan)))
+    def transfer(self, copying: engine.Copying) -> Mapping[str, bool]:
+        """Continues the jobs of an earlier process, after a broken job (BackupError) with new ones."""
+        store, counter = AttemptStore(copying.ledger.store, copying.task), copying.counter
+        attempts = store.load(engine.compute_plan_digest(model.read_rows(copying.task.plan)))
         if not attempts.attempts:
             # The plan may have been made again: the copies of an earlier plan's jobs are not needed.
             self._cancel(store, f"another plan for backup {self._backup.name}")
-        progress = _JobProgress(report_progress, self._submit(store, attempts), began)
-        others = _make_task_of_others(task)
-        shutil.rmtree(others.plan.parent, ignore_errors=True)
-        others.plan.parent.mkdir(parents=True)
-        if model.write_rows(others.plan, model.COPIES, _select_others(model.read_rows(task.plan))):
-            others_record = self._beside.copy(others, progress.report_others)
-        else:
-            others_record = engine.write_results(self._beside.name, others, (), 0.0, (), {})
-        self._watch(store, attempts, progress.report_jobs)
+        attempt = self._submit(store, attempts, copying.on)
+
+        def report_jobs() -> None:
+            done = [(job, job.succeeded + job.failed) for job in attempt.jobs]
+            size_bytes = sum(job.size_bytes * objects // job.objects for job, objects in done)
+            failed = sum(job.failed for job in attempt.jobs)
+            counter.others = (sum(objects for _, objects in done), size_bytes, failed)
+            counter.report_progress()
+
+        # It copies what no job can.
+        capabilities = LocalEngine().transfer(copying, f"NOT {IS_OF_JOB}")
+        self._watch(store, attempts, report_jobs)
+        store.record(attempt)
         self._require_accepted(store, attempts)
-        seconds = time.monotonic() - began
-        results = chain(_read_results_of_jobs(store, attempts), model.read_rows(others.done))
-        keys = [store.find_report(job) for attempt in attempts.attempts for job in attempt.jobs]
-        reports = [*(task.target.location(key) for key in keys if key), *others_record.reports]
-        capabilities = others_record.capabilities
-        return engine.write_results(self.name, task, results, seconds, reports, capabilities, engine.NAMES)
+        return capabilities
+
+    def write_reports(self, task: engine.CopyTask, store: BackupStore) -> list[str]:
+        """The reports of all jobs, and one of what they did not copy."""
+        jobs = AttemptStore(store, task)
+        attempts = jobs.load(engine.compute_plan_digest(model.read_rows(task.plan))).attempts
+        keys = [jobs.find_report(job) for attempt in attempts for job in attempt.jobs]
+        reports = [task.target.location(key) for key in keys if key]
+        with model.open_database() as on:
+            model.view_rows(on, "done", task.done)
+            others = on.sql(f"FROM done WHERE NOT {IS_OF_JOB}").to_arrow_table()
+        if others.num_rows:
+            reports.append(engine.write_report(store, task.work_prefix, task.token(), others.to_batches()))
+        return reports
 
     def cancel(self, task: engine.CopyTask) -> None:
         """Cancel the unfinished jobs of a task; finished copies stay, the next `copy` makes new jobs."""
         self._cancel(AttemptStore(open_store(task.target), task), f"backup {self._backup.name} was cancelled")
-        self._beside.cancel(_make_task_of_others(task))
+        super().cancel(task)
 
     def jobs(self, task: engine.CopyTask) -> list[BatchJob]:
         store = AttemptStore(open_store(task.target), task)
@@ -516,18 +522,19 @@ class AwsBatchEngine:
             service.set_priority(job, priority)
         return len(unfinished)
 
-    def _submit(self, store: AttemptStore, attempts: Attempts) -> Attempt:
+    def _submit(self, store: AttemptStore, attempts: Attempts, on: duckdb.DuckDBPyConnection) -> Attempt:
         """The attempt to continue, with all its jobs made: the last one, or a new one if that is broken."""
         last = attempts.attempts[-1] if attempts.attempts else None
         is_new = last is None or last.broken is not None
         if last is None:
-            last = store.prepare(
-                attempts, divide_into_jobs(model.read_rows(store.task.plan), self._rows_a_job)
-            )
+            last = store.prepare(attempts, divide_into_jobs(on, self._rows_a_job))
         elif last.broken:
             # Cancelled jobs take a while to end, and write their reports only then.
             self._watch(store, attempts, lambda: None)
-            last = store.prepare(attempts, store.select_missing(last))
+            store.record(last)
+            ledger = engine.Ledger(store.store, store.task.work_prefix)
+            with engine.open_results(store.task.plan, ledger.rows()) as left:
+                last = store.prepare(attempts, divide_into_jobs(left, self._rows_a_job))
         service = JobService(self._batch, store.store)
         for place, job in enumerate(last.jobs):
             if job.job_id is None:
@@ -580,54 +587,3 @@ class AwsBatchEngine:
                     last.jobs[place] = service.cancel(job.model_copy(update={"job_id": job_id}), reason)
             last.broken = last.broken or reason
             store.save(attempts)
-
-
-@dataclass
-class _JobProgress:
-    report_progress: engine.ReportProgress
-    attempt: Attempt
-    began: float
-    others: engine.Progress = field(default_factory=lambda: engine.Progress(0, 0, 0, 0, 0, 0.0))
-
-    def report_others(self, progress: engine.Progress) -> None:
-        self.others = progress
-        self.report_jobs()
-
-    def report_jobs(self) -> None:
-        jobs, others = self.attempt.jobs, self.others
-        done_bytes = sum(job.size_bytes * (job.succeeded + job.failed) // job.objects for job in jobs)
-        self.report_progress(
-            engine.Progress(
-                objects=sum(job.succeeded + job.failed for job in jobs) + others.objects,
-                objects_of=sum(job.objects for job in jobs) + others.objects_of,
-                size_bytes=done_bytes + others.size_bytes,
-                size_bytes_of=sum(job.size_bytes for job in jobs) + others.size_bytes_of,
-                failed=sum(job.failed for job in jobs) + others.failed,
-                seconds=time.monotonic() - self.began,
-            )
-        )
-
-
-def _make_task_of_others(task: engine.CopyTask) -> engine.CopyTask:
-    folder = task.done.with_name(f"{task.done.name}-beside-jobs")
-    prefix = f"{task.work_prefix}beside-jobs/"
-    return replace(task, plan=folder / "plan", done=folder / "done", work_prefix=prefix)
-
-
-def _select_others(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in model.select_rows_to_copy(batches):
-        columns = (batch[name].to_pylist() for name in ("lane", "key", "stored_key"))
-        is_selected = [
-            lane not in BATCH_LANES or find_stored_prefix(key, stored_key) is None
-            for lane, key, stored_key in zip(*columns, strict=True)
-        ]
-        if any(is_selected):
-            yield batch.filter(pa.array(is_selected))
-
-
-def _read_results_of_jobs(store: AttemptStore, attempts: Attempts) -> Iterator[pa.RecordBatch]:
-    for attempt in attempts.attempts:
-        is_last = attempt is attempts.attempts[-1]
-        for job in attempt.jobs:
-            done = store.done(job)
-            yield from (done if is_last else done.filter(pc.field("status") == "succeeded")).to_batches()

@@ -1,4 +1,4 @@
-"""Tasks, results, ledgers and reports of copy engines, and the thawing of archived objects."""
+"""What copy engines have in common: tasks, ledgers, results and reports, and the thawing of archived objects."""
 
 import asyncio
 import csv
@@ -6,23 +6,27 @@ import datetime as dt
 import io
 import json
 import time
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from hashlib import blake2b, md5, sha256
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 from urllib.parse import quote
 from uuid import uuid4
 
+import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lakeshare_pipelines.backup import model
 from lakeshare_pipelines.backup.async_s3 import AsyncS3, Response
-from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress
+from lakeshare_pipelines.backup.stores import CREDENTIALS, FREE_SPACE, BackupStore, StoreAddress, open_store
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
 
 
@@ -65,21 +69,11 @@ class Progress:
 ReportProgress = Callable[[Progress], None]
 
 
-class CopyEngine(Protocol):
-    name: str
-
-    def copy(self, task: CopyTask, report_progress: ReportProgress) -> model.CopyRecord:
-        """Copy all rows; after a crash, a new call continues and copies nothing twice. An object that cannot be
-        copied is a failed row. Raises BackupError if too many fail, or the target refuses all."""
-
-    def cancel(self, task: CopyTask) -> None:
-        """Stop a task that runs in any process; finished copies stay."""
-
-
 def compute_plan_digest(batches: Iterable[pa.RecordBatch]) -> str:
     """16 hexadecimal digits, the same for plans that copy the same objects to the same keys in the same order."""
     digest = sha256()
-    for rows in model.select_rows_to_copy(batches):
+    for batch in batches:
+        rows = batch.filter(pc.field("lane") != "held")
         names = ("bucket", "key", "version_id", "size_bytes", "stored_key", "etag")
         texts = [rows[name].cast(pa.string()) for name in names]
         lines = pc.binary_join_element_wise(*texts, "\n", null_handling="replace", null_replacement="")
@@ -97,65 +91,88 @@ RESULTS = pa.schema(
 """The result of one copy: rows of an engine's ledger, and of a report in AWS's layout."""
 
 NAMES = ("bucket", "key", "version_id", "stored_key")  # The columns that identify a copy of one plan
+IS_LEFT = "status IS DISTINCT FROM 'succeeded'"
 IDENTITY = (*NAMES, "etag")  # Those that identify a copy of any plan
 # Of several results of an object a success counts, else the newest.
 _BEST = """
 CREATE TEMP TABLE best AS SELECT * FROM given
 QUALIFY row_number() OVER (PARTITION BY {identity} ORDER BY status = 'succeeded' DESC, place DESC) = 1
 """
-_JOINED = """
-SELECT p.* REPLACE ({results}) FROM plan p LEFT JOIN best b ON {identity} WHERE p.lane <> 'held'
+_COPIES = """
+CREATE TEMP VIEW copies AS SELECT p.* REPLACE ({results})
+FROM plan p LEFT JOIN best b ON {identity} WHERE p.lane <> 'held'
 """
 
 
-def join_results(
-    plan: Path, results: Iterable[pa.RecordBatch | pa.Table], identity: Sequence[str] = IDENTITY
-) -> Iterator[pa.RecordBatch]:
-    """The rows of a plan that an engine copies, with the best of their results (columns of RESULTS), oldest first."""
+@contextmanager
+def open_results(
+    plan: Path | pa.Table, results: Iterable[pa.Table], identity: Sequence[str] = IDENTITY
+) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A database with the view `copies`: the rows of a plan that an engine copies, each with the best of its results
+    (columns of RESULTS), which are given oldest first; `status` is null without one."""
     given = (
         model.conform(rows, RESULTS).append_column("place", pa.array([place] * rows.num_rows, pa.int64()))
         for place, rows in enumerate(results)
     )
     schema = RESULTS.append(pa.field("place", pa.int64()))
-    batches = (batch for table in given for batch in table.to_batches())
     with model.open_database() as on:
-        on.register("given", pa.RecordBatchReader.from_batches(schema, batches))
+        model.load_rows(on, "given", schema, given)
         on.execute(_BEST.format(identity=", ".join(identity)))
-        model.view_rows(on, "plan", plan)
+        if isinstance(plan, Path):
+            model.view_rows(on, "plan", plan)
+        else:
+            on.register("plan", plan)
         columns = ", ".join(f"b.{name} AS {name}" for name in model.RESULT_COLUMNS)
         is_same = " AND ".join(f"p.{name} IS NOT DISTINCT FROM b.{name}" for name in identity)
-        yield from on.sql(_JOINED.format(results=columns, identity=is_same)).to_arrow_reader(
-            model.ROWS_A_BATCH
+        on.execute(_COPIES.format(results=columns, identity=is_same))
+        yield on
+
+
+class CopyEngine(ABC):
+    """What engines have in common: a ledger beside the copies, by which a later run continues, and a report."""
+
+    name: str
+
+    def copy(self, task: CopyTask, report_progress: ReportProgress) -> model.CopyRecord:
+        """Copy all rows; after a crash, a new call continues and copies nothing twice. An object that cannot be
+        copied is a failed row. Raises BackupError if too many fail, or the target refuses all."""
+        store = open_store(task.target)
+        run, ledger = CopyRun(store, task), Ledger(store, task.work_prefix)
+        run.begin()
+        with open_results(task.plan, ledger.rows()) as on:
+            copying = Copying(task, on, run, ledger, CopyCounter(task, report_progress, on))
+            capabilities = self.transfer(copying)
+        run.require_not_cancelled()
+        copying.counter.report_progress()
+        seconds = copying.counter.seconds
+        with open_results(task.plan, ledger.rows()) as on:
+            rows = on.sql("FROM copies").to_arrow_reader(model.ROWS_A_BATCH)
+            objects = model.write_rows(task.done, model.COPIES, _require_results(task, rows))
+        written = model.read_rows(task.done, ["status", "size_bytes"])
+        succeeded, size_bytes = model.count_rows(
+            batch.filter(pc.field("status") == "succeeded") for batch in written
+        )
+        return model.CopyRecord(
+            engine=self.name,
+            succeeded=succeeded,
+            failed=objects - succeeded,
+            size_bytes=size_bytes,
+            seconds=seconds,
+            reports=tuple(self.write_reports(task, store)),
+            capabilities=dict(capabilities),
         )
 
+    @abstractmethod
+    def transfer(self, copying: "Copying") -> Mapping[str, bool]:
+        """Copy what the ledger lacks, with an entry for each object; returns the features of the target."""
 
-def write_results(
-    engine: str,
-    task: CopyTask,
-    results: Iterable[pa.RecordBatch | pa.Table],
-    seconds: float,
-    reports: Sequence[str],
-    capabilities: Mapping[str, bool],
-    identity: Sequence[str] = IDENTITY,
-) -> model.CopyRecord:
-    """Write the rows of a complete copy into `task.done`; returns the record of the engine. Raises BackupError if an
-    object of the plan has no result."""
-    rows = model.write_rows(
-        task.done, model.COPIES, _require_results(task, join_results(task.plan, results, identity))
-    )
-    written = model.read_rows(task.done, ["status", "size_bytes"])
-    succeeded, size_bytes = model.count_rows(
-        batch.filter(pc.field("status") == "succeeded") for batch in written
-    )
-    return model.CopyRecord(
-        engine=engine,
-        succeeded=succeeded,
-        failed=rows - succeeded,
-        size_bytes=size_bytes,
-        seconds=seconds,
-        reports=tuple(reports),
-        capabilities=dict(capabilities),
-    )
+    def write_reports(self, task: CopyTask, store: BackupStore) -> list[str]:
+        """The locations of the reports of a complete copy."""
+        return [write_report(store, task.work_prefix, task.token(), model.read_rows(task.done))]
+
+    def cancel(self, task: CopyTask) -> None:
+        """Stop a task that runs in any process; finished copies stay."""
+        CopyRun.cancel(open_store(task.target), task)
 
 
 def _require_results(task: CopyTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -169,6 +186,110 @@ def _require_results(task: CopyTask, batches: Iterable[pa.RecordBatch]) -> Itera
         raise BackupError(task.target.location(task.work_prefix), reason, fix)
 
 
+@dataclass(frozen=True)
+class Copying:
+    """A run of an engine: its task, and the database with the view `copies` as it was when the run began."""
+
+    task: CopyTask
+    on: duckdb.DuckDBPyConnection
+    run: "CopyRun"
+    ledger: "Ledger"
+    counter: "CopyCounter"
+
+    def select_items(self, condition: str = "true") -> "Iterator[CopyItem]":
+        """The objects that are not copied yet and meet a condition on the columns of COPIES."""
+        rows = self.on.sql(f"FROM copies WHERE {IS_LEFT} AND ({condition})")
+        for batch in rows.select(*CopyItem._fields).to_arrow_reader(model.ROWS_A_BATCH):
+            yield from make_items(batch)
+
+
+FAILURES_COUNT_FROM = 1000
+MAX_FAILED_FRACTION = 0.5  # A greater share of failures ends the copy, as in Batch Operations
+FATAL_CODES = {
+    **dict.fromkeys(("InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch"), CREDENTIALS),
+    **dict.fromkeys(("QuotaExceeded", "InsufficientStorage", "XMinioStorageFull", "HTTP507"), FREE_SPACE),
+    "RequestTimeTooSkewed": "Set the clock of this host.",
+}
+"""Error codes that every other object would have too, and their remedies."""
+
+
+@dataclass(frozen=True)
+class CopyRun:
+    store: BackupStore
+    task: CopyTask
+    id: str = field(default_factory=lambda: uuid4().hex)
+
+    def begin(self) -> None:
+        self.store.put(f"{self.task.work_prefix}run", self.id.encode())
+
+    @staticmethod
+    def cancel(store: BackupStore, task: CopyTask) -> None:
+        try:
+            run = store.read(f"{task.work_prefix}run")
+        except ObjectMissing:
+            return
+        store.put(f"{task.work_prefix}cancelled", run)
+
+    def require_not_cancelled(self) -> None:
+        try:
+            cancelled = self.store.read(f"{self.task.work_prefix}cancelled").decode()
+        except ObjectMissing:
+            return
+        if cancelled == self.id:
+            fix = "Run it again to go on: what is copied already stays."
+            raise BackupError(str(self.task.target), "the copy was cancelled", fix)
+
+
+_COUNTS = f"""
+SELECT count(*), coalesce(sum(size_bytes), 0), count(*) FILTER (NOT ({IS_LEFT})),
+    coalesce(sum(size_bytes) FILTER (NOT ({IS_LEFT})), 0) FROM copies
+"""  # noqa: S608  of constants only
+
+
+class CopyCounter:
+    """Counts the copies of a run; what an earlier run copied counts as done. `others` are objects, bytes and failures
+    that other processes report."""
+
+    def __init__(self, task: CopyTask, report: ReportProgress, on: duckdb.DuckDBPyConnection) -> None:
+        self._target, self._report, self._began = str(task.target), report, time.monotonic()
+        ((counts),) = on.sql(_COUNTS).fetchall()
+        self.objects_of, self.size_bytes_of, self.objects, self.size_bytes = map(int, counts)
+        self.failed = self._seen = 0
+        self.others = (0, 0, 0)
+        self._codes, self._messages = Counter[str](), dict[str, str]()
+
+    def add(self, outcome: "Outcome") -> None:
+        """Count an outcome. Raises BackupError if too many copies failed, or the fault affects all objects."""
+        self.objects += 1
+        self._seen += 1
+        code, target = outcome.error_code, self._target
+        if code is None:
+            self.size_bytes += outcome.item.size_bytes
+            return
+        self.failed += 1
+        if code in FATAL_CODES:
+            reason = f"nothing more can be copied: {(outcome.message or code).rstrip('.')}"
+            raise BackupError(target, reason, FATAL_CODES[code])
+        self._codes[code] += 1
+        self._messages[code] = outcome.message or ""
+        if self._seen >= FAILURES_COUNT_FROM and self.failed > MAX_FAILED_FRACTION * self._seen:
+            code, times = self._codes.most_common(1)[0]
+            raise BackupError(
+                target,
+                f"{self.failed} of {self._seen} copies failed, {times} of them with {code} ({self._messages[code]})",
+                "Remove the cause and run it again: what is copied already stays.",
+            )
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    def report_progress(self) -> None:
+        objects, size_bytes, failed = self.others
+        counts = (self.objects + objects, self.objects_of, self.size_bytes + size_bytes, self.size_bytes_of)
+        self._report(Progress(*counts, self.failed + failed, self.seconds))
+
+
 REPORT_FORMAT = "Report_CSV_20180820"
 SCHEMA = "Bucket, Key, VersionId, TaskStatus, ErrorCode, HTTPStatusCode, ResultMessage"
 MANIFESTS = ("manifest.json", "report.json")  # The names in the user guide and in the service model
@@ -177,31 +298,26 @@ COLUMNS = 7
 
 def write_report(store: BackupStore, prefix: str, job: str, done: Iterable[pa.RecordBatch]) -> str:
     """Write rows of RESULTS as a report; returns the location of its manifest, which is written last."""
-    folder = f"{prefix}job-{job}/"
-    texts = {"succeeded": io.StringIO(), "failed": io.StringIO()}
-    writers = {status: csv.writer(text, lineterminator="\n") for status, text in texts.items()}
-    for batch in done:
-        for row in batch.to_pylist():
-            is_success = row["status"] == "succeeded"
-            status = 200 if is_success else (row["http_status"] or "")
-            cells = [
-                row["bucket"],
-                quote(str(row["key"]), safe="/-_.~*"),
-                row["version_id"] or "",
-                row["status"],
-            ]
-            cells += [status, row["error_code"] or "", "Successful" if is_success else row["message"]]
-            writers[row["status"]].writerow(cells)
-    results = []
-    for status, text in texts.items():
+    folder, results = f"{prefix}job-{job}/", list[dict[str, str]]()
+
+    def write(status: str, rows: Iterable[dict[str, Any]]) -> None:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(map(_format_result, rows))
         content = text.getvalue().encode()
-        if not content:
-            continue
         digest = md5(content, usedforsecurity=False).hexdigest()
         key = f"{folder}results/{digest}.csv"
         store.put(key, content)
         bucket = store.address.bucket
         results.append({"TaskExecutionStatus": status, "Bucket": bucket, "MD5Checksum": digest, "Key": key})
+
+    for group in model.group_batches(done, model.ROWS_A_FILE):
+        table = pa.Table.from_batches(group)
+        for status in ("succeeded", "failed"):
+            if (rows := table.filter(pc.field("status") == status)).num_rows:
+                write(
+                    status,
+                    (row for batch in rows.to_batches(model.ROWS_A_BATCH) for row in batch.to_pylist()),
+                )
     manifest = {
         "Format": REPORT_FORMAT,
         "ReportCreationDate": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
@@ -210,6 +326,14 @@ def write_report(store: BackupStore, prefix: str, job: str, done: Iterable[pa.Re
     }
     store.put(f"{folder}manifest.json", json.dumps(manifest).encode())
     return store.address.location(f"{folder}manifest.json")
+
+
+def _format_result(row: Mapping[str, Any]) -> list[object]:
+    key = quote(str(row["key"]), safe="/-_.~*")
+    cells = [row["bucket"], key, row["version_id"] or "", row["status"]]
+    if row["status"] == "succeeded":
+        return [*cells, 200, row["error_code"] or "", "Successful"]
+    return [*cells, row["http_status"] or "", row["error_code"] or "", row["message"]]
 
 
 def find_report(store: BackupStore, prefix: str, job: str) -> str | None:
@@ -325,8 +449,10 @@ MAX_BATCHES = 4096
 
 
 class Ledger:
-    def __init__(self, store: BackupStore, work_prefix: str) -> None:
-        self._store, self._prefix = store, f"{work_prefix}ledger/"
+    """The results of a copy, in batches beside the copies; `part` is a folder of it with a slash at its end."""
+
+    def __init__(self, store: BackupStore, work_prefix: str, part: str = "") -> None:
+        self.store, self._prefix = store, f"{work_prefix}ledger/{part}"
 
     def write(self, outcomes: list[Outcome]) -> None:
         rows = [
@@ -335,16 +461,21 @@ class Ledger:
             | {"status": "succeeded" if outcome.is_success else "failed"}
             for outcome in outcomes
         ]
-        content = io.BytesIO()
-        pq.write_table(pa.Table.from_pylist(rows, RESULTS), content, compression="zstd")
-        self._store.put(f"{self._prefix}{time.time_ns():020}-{uuid4().hex[:8]}.parquet", content.getvalue())
+        self.put(pa.Table.from_pylist(rows, RESULTS))
 
-    def rows(self) -> Iterator[pa.Table]:
-        """The batches of results, oldest first."""
+    def put(self, rows: pa.Table) -> None:
+        content = io.BytesIO()
+        pq.write_table(rows, content, compression="zstd")
+        self.store.put(f"{self._prefix}{time.time_ns():020}-{uuid4().hex[:8]}.parquet", content.getvalue())
+
+    def rows(self, seen: set[str] | None = None) -> Iterator[pa.Table]:
+        """The batches of results, oldest first; those in `seen` are left out, and the others added to it."""
+        seen = set() if seen is None else seen
         # SeaweedFS keeps an empty object of a writer that was killed before it sent the content.
-        files = (file for file in self._store.list(self._prefix) if file.size_bytes)
-        for key in sorted(file.key for file in files):
-            yield pq.read_table(io.BytesIO(self._store.read(key)), schema=RESULTS)
+        keys = {file.key for file in self.store.list(self._prefix) if file.size_bytes} - seen
+        for key in sorted(keys, key=lambda key: key.rpartition("/")[2]):
+            seen.add(key)
+            yield pq.read_table(io.BytesIO(self.store.read(key)), schema=RESULTS)
 
 
 class LedgerWriter:
@@ -363,7 +494,7 @@ class LedgerWriter:
     async def begin(self) -> None:
         await self._unwritten.acquire()
 
-    async def add(self, outcome: Outcome) -> None:
+    async def add(self, outcome: "Outcome") -> None:
         self._outcomes.append(outcome)
         if len(self._outcomes) >= self._batch // 2:
             await self.flush()

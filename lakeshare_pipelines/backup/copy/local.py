@@ -6,8 +6,6 @@ A run continues after a crash by its ledger; what the ledger has is not copied a
 import asyncio
 import errno
 import os
-import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -17,121 +15,23 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 from uuid import uuid4
 
-import pyarrow.compute as pc
-from pydantic import BaseModel
-
-from lakeshare_pipelines.backup import model
 from lakeshare_pipelines.backup.async_s3 import PREFIX_PER_S, AsyncS3, Pace
 from lakeshare_pipelines.backup.copy import engine, objects
 from lakeshare_pipelines.backup.stores import (
-    CREDENTIALS,
     FOLDER,
     FREE_SPACE,
-    BackupStore,
     FolderStore,
     compute_etag,
     make_refusal,
-    open_store,
 )
-from lakeshare_pipelines.errors import BackupError, NoResponse, ObjectMissing
+from lakeshare_pipelines.errors import BackupError, NoResponse
 from lakeshare_server.storage.sigv4 import quote_path
 from lakeshare_server.storage.stores import UNFINISHED
-
-FAILURES_COUNT_FROM = 1000
-MAX_FAILED_FRACTION = 0.5  # A greater share of failures ends the copy, as in Batch Operations
-FATAL_CODES = {
-    **dict.fromkeys(("InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch"), CREDENTIALS),
-    **dict.fromkeys(("QuotaExceeded", "InsufficientStorage", "XMinioStorageFull", "HTTP507"), FREE_SPACE),
-    "RequestTimeTooSkewed": "Set the clock of this host.",
-}
-"""Error codes that every other object would have too, and their remedies."""
-
-
-class CopyRun:
-    def __init__(self, store: BackupStore, task: engine.CopyTask) -> None:
-        self._store, self._task, self.id = store, task, uuid4().hex
-        store.put(f"{task.work_prefix}run", self.id.encode())
-
-    @staticmethod
-    def cancel(store: BackupStore, task: engine.CopyTask) -> None:
-        try:
-            run = store.read(f"{task.work_prefix}run")
-        except ObjectMissing:
-            return
-        store.put(f"{task.work_prefix}cancelled", run)
-
-    def require_not_cancelled(self) -> None:
-        try:
-            cancelled = self._store.read(f"{self._task.work_prefix}cancelled").decode()
-        except ObjectMissing:
-            return
-        if cancelled == self.id:
-            fix = "Run it again to go on: what is copied already stays."
-            raise BackupError(str(self._task.target), "the copy was cancelled", fix)
-
-
-class CopyCounter:
-    def __init__(self, task: engine.CopyTask, report: engine.ReportProgress) -> None:
-        self._task, self._report, self._began = task, report, time.monotonic()
-        self.objects = self.size_bytes = self.failed = self._seen = 0
-        self._codes, self._messages = Counter[str](), dict[str, str]()
-        rows = model.select_rows_to_copy(model.read_rows(task.plan, ["lane", "size_bytes"]))
-        self.objects_of, self.size_bytes_of = model.count_rows(rows)
-
-    def select_items(self, ledger: engine.Ledger) -> Iterator[engine.CopyItem]:
-        """The objects of the task that are not copied yet; the others count as done."""
-        for batch in engine.join_results(self._task.plan, ledger.rows()):
-            is_copied = pc.fill_null(pc.equal(batch["status"], "succeeded"), False)
-            objects, size_bytes = model.count_rows([batch.filter(is_copied)])
-            self.objects, self.size_bytes = self.objects + objects, self.size_bytes + size_bytes
-            yield from engine.make_items(batch.filter(pc.invert(is_copied)))
-
-    def add(self, outcome: engine.Outcome) -> None:
-        """Count an outcome. Raises BackupError if too many copies failed, or the fault affects all objects."""
-        self.objects += 1
-        self._seen += 1
-        code, target = outcome.error_code, str(self._task.target)
-        if code is None:
-            self.size_bytes += outcome.item.size_bytes
-            return
-        self.failed += 1
-        if code in FATAL_CODES:
-            reason = f"nothing more can be copied: {(outcome.message or code).rstrip('.')}"
-            raise BackupError(target, reason, FATAL_CODES[code])
-        self._codes[code] += 1
-        self._messages[code] = outcome.message or ""
-        if self._seen >= FAILURES_COUNT_FROM and self.failed > MAX_FAILED_FRACTION * self._seen:
-            code, times = self._codes.most_common(1)[0]
-            raise BackupError(
-                target,
-                f"{self.failed} of {self._seen} copies failed, {times} of them with {code} ({self._messages[code]})",
-                "Remove the cause and run it again: what is copied already stays.",
-            )
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self._began
-
-    def report_progress(self) -> None:
-        counts = (self.objects, self.objects_of, self.size_bytes, self.size_bytes_of, self.failed)
-        self._report(engine.Progress(*counts, self.seconds))
-
 
 CONTENT = b"lakeshare asks what this store can"
 
 
-class Capabilities(BaseModel, frozen=True):
-    """Features of a store; recorded in CopyRecord."""
-
-    copies_on_condition: bool = True  # Refuses a copy whose source has another ETag than requested
-    copies_parts: bool = True  # Copies ranges into parts and returns the part's ETag
-    writes_on_condition: bool = True  # Refuses a write with `if-none-match: *` to an existing key
-    checks_checksums: bool = True  # Refuses a body that does not match its checksum
-    versions: bool = False
-    locks: bool = False
-
-
-async def probe_capabilities(target: AsyncS3, work_prefix: str) -> Capabilities:
+async def probe_capabilities(target: AsyncS3, work_prefix: str) -> objects.Capabilities:
     """The features of a bucket. Raises BackupError if it refuses a write."""
     source, copy = f"{work_prefix}probe/source", f"{work_prefix}probe/copy"
     written = await target.request("PUT", source, body=CONTENT)
@@ -147,7 +47,7 @@ async def probe_capabilities(target: AsyncS3, work_prefix: str) -> Capabilities:
         target.request("GET", query={"object-lock": ""}, attempts=1),
         _probe_part_copies(target, f"{work_prefix}probe/parts", copy_source),
     )
-    return Capabilities(
+    return objects.Capabilities(
         copies_on_condition=on_condition.status == 412,
         copies_parts=parts,
         writes_on_condition=again.status == 412,
@@ -307,74 +207,62 @@ class CopySession:
 
 @asynccontextmanager
 async def open_copy_session(
-    task: engine.CopyTask, *, capabilities: Capabilities | None = None, prefix_per_s: float = PREFIX_PER_S
+    task: engine.CopyTask,
+    *,
+    capabilities: objects.Capabilities | None = None,
+    prefix_per_s: float = PREFIX_PER_S,
 ) -> AsyncIterator[CopySession]:
     """The copier of a task until the end of the block. `prefix_per_s` is this process's share of the requests to a
     prefix. Without `capabilities` the target is probed."""
-    copier: objects.Copier
-    memory = objects.MemoryBudget()
     async with AsyncExitStack() as stack:
+        reader: objects.Source
+        source: AsyncS3 | None = None
         if task.source.kind == FOLDER:
-            source: AsyncS3 | None = None
-            reader: objects.Source = FolderSource(FolderStore(task.source), task)
+            reader = FolderSource(FolderStore(task.source), task)
         else:
             source = await stack.enter_async_context(AsyncS3(task.source, task.in_flight))
             reader = objects.BucketSource(source)
         if task.target.kind == FOLDER:
-            yield CopySession(FolderCopier(reader, FolderStore(task.target), memory), {}, None)
+            folder = FolderCopier(reader, FolderStore(task.target), objects.MemoryBudget())
+            yield CopySession(folder, {}, None)
             return
         pace = Pace(task.in_flight, prefix_per_s)
         target = await stack.enter_async_context(AsyncS3(task.target, task.in_flight, pace=pace))
         known = capabilities or await probe_capabilities(target, task.work_prefix)
-        uploads = objects.Uploads(target, task)
-        copier = objects.StreamedCopier(reader, target, task, uploads, memory)
         # Within one store, the store itself copies; the target's identity must be allowed to read the source.
-        if source is not None and task.source.endpoint == task.target.endpoint:
-            larger = objects.PartsCopier(source, target, task, uploads) if known.copies_parts else copier
-            copier = objects.ServerSideCopier(
-                source, target, task, larger, is_conditional=known.copies_on_condition
-            )
-        yield CopySession(copier, known.model_dump(), pace)
+        inside = source if task.source.endpoint == task.target.endpoint else None
+        yield CopySession(objects.BucketCopier(reader, inside, target, task, known), known.model_dump(), pace)
 
 
 PROGRESS_S = 2.0
 
 
-class LocalEngine:
+class LocalEngine(engine.CopyEngine):
     """Copies in this process. `capabilities` are the target's, if known; `prefix_per_s` is this process's share of
     the requests to a prefix."""
 
     name = "local"
 
     def __init__(
-        self, *, capabilities: Capabilities | None = None, prefix_per_s: float = PREFIX_PER_S
+        self, *, capabilities: objects.Capabilities | None = None, prefix_per_s: float = PREFIX_PER_S
     ) -> None:
         self._capabilities, self._prefix_per_s = capabilities, prefix_per_s
 
-    def copy(self, task: engine.CopyTask, report_progress: engine.ReportProgress) -> model.CopyRecord:
-        store, counter = open_store(task.target), CopyCounter(task, report_progress)
-        run, ledger = CopyRun(store, task), engine.Ledger(store, task.work_prefix)
-        capabilities = asyncio.run(self._copy_items(task, ledger, counter, run))
-        run.require_not_cancelled()
-        counter.report_progress()
-        seconds = counter.seconds
-        record = engine.write_results(self.name, task, ledger.rows(), seconds, (), capabilities)
-        report = engine.write_report(store, task.work_prefix, task.token(), model.read_rows(task.done))
-        return record.model_copy(update={"reports": (report,)})
-
-    def cancel(self, task: engine.CopyTask) -> None:
-        CopyRun.cancel(open_store(task.target), task)
+    def transfer(self, copying: engine.Copying, condition: str = "true") -> Mapping[str, bool]:
+        """As CopyEngine.transfer, of the objects that meet a condition in SQL."""
+        return asyncio.run(self._copy_items(copying, copying.select_items(condition)))
 
     async def _copy_items(
-        self, task: engine.CopyTask, ledger: engine.Ledger, counter: CopyCounter, run: CopyRun
-    ) -> dict[str, bool]:
+        self, copying: engine.Copying, items: Iterator[engine.CopyItem]
+    ) -> Mapping[str, bool]:
+        task, counter = copying.task, copying.counter
         # Copies in a folder must be on disk before the ledger has them.
         settle = os.sync if task.target.kind == FOLDER else None
-        writer = engine.LedgerWriter(ledger, counter.objects_of, task.in_flight, settle)
+        writer = engine.LedgerWriter(copying.ledger, counter.objects_of, task.in_flight, settle)
 
         async def watch() -> None:
             while True:
-                await asyncio.to_thread(run.require_not_cancelled)
+                await asyncio.to_thread(copying.run.require_not_cancelled)
                 counter.report_progress()
                 await writer.flush()
                 await asyncio.sleep(PROGRESS_S)
@@ -382,7 +270,6 @@ class LocalEngine:
         async with open_copy_session(
             task, capabilities=self._capabilities, prefix_per_s=self._prefix_per_s
         ) as session:
-            items = counter.select_items(ledger)
 
             async def copy(item: engine.CopyItem) -> None:
                 await writer.begin()
@@ -404,4 +291,4 @@ class LocalEngine:
                     await writer.flush()
 
             await engine.run_concurrently([copy_all], 1, watch)
-            return dict(session.capabilities)
+            return session.capabilities

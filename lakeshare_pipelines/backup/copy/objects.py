@@ -30,6 +30,17 @@ from lakeshare_server.storage.sigv4 import quote_path
 _CHECKSUM = re.compile(rb"<Checksum(CRC64NVME|SHA256|CRC32C|CRC32|SHA1)>([^<]+)</")
 
 
+class Capabilities(BaseModel, frozen=True):
+    """Features of a store; recorded in CopyRecord."""
+
+    copies_on_condition: bool = True  # Refuses a copy whose source has another ETag than requested
+    copies_parts: bool = True  # Copies ranges into parts and returns the part's ETag
+    writes_on_condition: bool = True  # Refuses a write with `if-none-match: *` to an existing key
+    checks_checksums: bool = True  # Refuses a body that does not match its checksum
+    versions: bool = False
+    locks: bool = False
+
+
 class Copier(Protocol):
     """Copies objects from one store to another; for one event loop."""
 
@@ -66,42 +77,6 @@ def make_copied_outcome(item: CopyItem, response: Response, checksum: str | None
 
 def _get_etag(response: Response) -> str:
     return response.headers.get("etag", "").strip('"')
-
-
-class ServerSideCopier:
-    """Copies within one store: no content passes through this host. Without `is_conditional` the store ignores
-    conditions on the source, which is then checked before and after."""
-
-    def __init__(
-        self,
-        source: AsyncS3,
-        target: AsyncS3,
-        task: CopyTask,
-        larger: Copier,
-        *,
-        is_conditional: bool = True,
-    ) -> None:
-        self._source, self._target, self._task, self._larger = source, target, task, larger
-        self._is_conditional = is_conditional
-
-    async def copy(self, item: CopyItem) -> Outcome:
-        """Copy an object by one CopyObject request (S3 API), or with `larger` above the limit of a request."""
-        if not self._is_conditional:
-            await self._require_unchanged(item)
-        if item.size_bytes > self._task.copy_limit_bytes:
-            outcome = await self._larger.copy(item)
-        else:
-            headers = make_source_headers(item, self._task)
-            response = await self._target.request("PUT", item.stored_key, headers=headers)
-            outcome = make_copied_outcome(item, require_success(response))
-        if not self._is_conditional:
-            await self._require_unchanged(item)
-        return outcome
-
-    async def _require_unchanged(self, item: CopyItem) -> None:
-        response = await self._source.at(item.bucket).request("HEAD", item.key, _version_query(item))
-        if item.etag and _get_etag(require_success(response)) != item.etag:
-            raise NotCopied.changed("it changed since it was listed")
 
 
 def _version_query(item: CopyItem) -> dict[str, str]:
@@ -347,27 +322,6 @@ class Uploads:
         return f"{self._prefix}{item.digest.hex()}.json"
 
 
-class PartsCopier:
-    """Copies large objects within a store, part by part, each part only if the object is the listed one."""
-
-    def __init__(self, source: AsyncS3, target: AsyncS3, task: CopyTask, uploads: Uploads) -> None:
-        self._source, self._target, self._task, self._uploads = BucketSource(source), target, task, uploads
-
-    async def copy(self, item: CopyItem) -> Outcome:
-        """Copy an object by UploadPartCopy (S3 API)."""
-        described = await self._source.describe(item)
-        condition = make_source_headers(item, self._task)
-
-        async def send(upload_id: str, number: int, start: int, end: int) -> str:
-            query = {"partNumber": str(number), "uploadId": upload_id}
-            headers = {**condition, "x-amz-copy-source-range": f"bytes={start}-{end - 1}"}
-            response = require_success(await self._target.request("PUT", item.stored_key, query, headers))
-            return _require_part_etag(response.text("ETag").strip('"'), response, number)
-
-        bounds = choose_part_bounds(described, self._task.copy_limit_bytes)
-        return await self._uploads.copy(item, described, bounds, send)
-
-
 def _require_part_etag(etag: str, response: Response, number: int) -> str:
     if not etag:
         raise NotCopied("NoETag", response.status, f"the store gave no ETag for part {number}")
@@ -410,27 +364,66 @@ class MemoryBudget:
                 self._freed.notify_all()
 
 
-class StreamedCopier:
+class BucketCopier:
+    """Copies into a bucket. With `source`, a bucket of the same store, no content passes through this host, but for
+    parts that the store cannot copy; else content is read from `reader` and sent."""
+
     def __init__(
-        self, source: Source, target: AsyncS3, task: CopyTask, uploads: Uploads, memory: MemoryBudget
+        self, reader: Source, source: AsyncS3 | None, target: AsyncS3, task: CopyTask, known: Capabilities
     ) -> None:
-        self._source, self._target, self._task = source, target, task
-        self._uploads, self._memory = uploads, memory
+        self._reader, self._source, self._target, self._task = reader, source, target, task
+        self._known, self._uploads, self._memory = known, Uploads(target, task), MemoryBudget()
 
     async def copy(self, item: CopyItem) -> Outcome:
-        """Copy a small object by one PutObject, a larger one in parts (S3 API)."""
+        """Copy an object by one CopyObject, one PutObject, UploadPartCopy or UploadPart (S3 API)."""
+        if self._source is None:
+            return await self._send(item)
+        is_large = item.size_bytes > self._task.copy_limit_bytes
+        # A store that ignores conditions is asked before and after.
+        if not self._known.copies_on_condition:
+            await self._require_unchanged(self._source, item)
+        if not is_large:
+            headers = make_source_headers(item, self._task)
+            response = await self._target.request("PUT", item.stored_key, headers=headers)
+            outcome = make_copied_outcome(item, require_success(response))
+        else:
+            outcome = await (self._copy_parts(item) if self._known.copies_parts else self._send(item))
+        if not self._known.copies_on_condition:
+            await self._require_unchanged(self._source, item)
+        return outcome
+
+    async def _require_unchanged(self, source: AsyncS3, item: CopyItem) -> None:
+        response = await source.at(item.bucket).request("HEAD", item.key, _version_query(item))
+        if item.etag and _get_etag(require_success(response)) != item.etag:
+            raise NotCopied.changed("it changed since it was listed")
+
+    async def _copy_parts(self, item: CopyItem) -> Outcome:
+        """Copy a large object within a store, each part only if the object is the listed one."""
+        described = await self._reader.describe(item)
+        condition = make_source_headers(item, self._task)
+
+        async def send(upload_id: str, number: int, start: int, end: int) -> str:
+            query = {"partNumber": str(number), "uploadId": upload_id}
+            headers = {**condition, "x-amz-copy-source-range": f"bytes={start}-{end - 1}"}
+            response = require_success(await self._target.request("PUT", item.stored_key, query, headers))
+            return _require_part_etag(response.text("ETag").strip('"'), response, number)
+
+        bounds = choose_part_bounds(described, self._task.copy_limit_bytes)
+        return await self._uploads.copy(item, described, bounds, send)
+
+    async def _send(self, item: CopyItem) -> Outcome:
         if item.size_bytes > min(WHOLE_BYTES, self._task.copy_limit_bytes):
-            return await self._copy_parts(item)
+            return await self._send_parts(item)
         async with self._memory.reserve(item.size_bytes):
-            described, content = await self._source.whole(item)
+            described, content = await self._reader.whole(item)
             digest = sha256(content)
             checksum = b64encode(digest.digest()).decode()
             headers = {**described.headers, "x-amz-checksum-sha256": checksum}
             response = await self._target.request("PUT", item.stored_key, headers=headers, body=content)
             return make_copied_outcome(item, require_success(response), f"sha256:{digest.hexdigest()}")
 
-    async def _copy_parts(self, item: CopyItem) -> Outcome:
-        described = await self._source.describe(item)
+    async def _send_parts(self, item: CopyItem) -> Outcome:
+        described = await self._reader.describe(item)
         if described.size_bytes != item.size_bytes:
             raise NotCopied.changed(f"it has {described.size_bytes} bytes, {item.size_bytes} were listed")
         bounds = choose_part_bounds(described, MAX_PIECE_BYTES, WHOLE_BYTES)
@@ -442,7 +435,7 @@ class StreamedCopier:
             async with AsyncExitStack() as reserved:
                 async with turn:
                     await reserved.enter_async_context(self._memory.reserve(end - start))
-                    content = await self._source.piece(item, start, end)
+                    content = await self._reader.piece(item, start, end)
                     await asyncio.to_thread(digest.update, content)
                     read_bytes += len(content)
                 query = {"partNumber": str(number), "uploadId": upload_id}

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from duckdb import DuckDBPyConnection
 
 from lakeshare_pipelines.backup.config import Backup
-from lakeshare_pipelines.backup.model import OpenSpark, Status, TableProof
+from lakeshare_pipelines.backup.model import OpenSpark, Status, TableProof, load_rows
 from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, make_storage_options
 from lakeshare_pipelines.backup.verify.objects import (
     MAX_TRIED,
@@ -352,21 +352,17 @@ def replay(
 ) -> Replayed:
     """Replay a chain with the whole objects of the copy; what exceeds the database's memory is on the disk."""
     with database.cursor() as on:
-        on.register("no_events", EVENTS.empty_table())
-        on.execute("CREATE TEMP TABLE events AS FROM no_events")
-        for events in read_chain(copy.location, chain, read, times_ms):
-            on.register("read", events)
-            on.execute("INSERT INTO events FROM read")
-        whole = copy.whole.select(["location", "size_bytes"])
+        load_rows(on, "events", EVENTS, read_chain(copy.location, chain, read, times_ms))
+        names = ("location", "size_bytes")
+        whole = copy.select(*names, condition="is_whole")
         on.register("own", whole)
         others = on.sql(
             "SELECT location FROM (SELECT location FROM events UNION SELECT dv_location FROM events) "
             "ANTI JOIN own USING (location) WHERE location IS NOT NULL"
         ).to_arrow_table()
         if others.num_rows:
-            found = copy.elsewhere(others["location"].to_pylist())
-            found = found.filter(found["is_whole"]).select(["location", "size_bytes"])
-            whole = pa.concat_tables([whole, found])
+            found = copy.objects.select_locations((*names, "is_whole"), others["location"].to_pylist())
+            whole = pa.concat_tables([whole, found.filter(found["is_whole"]).select(names)])
         on.register("whole", whole)
         on.register("wanted", pa.table({"version": pa.array(chain.versions, pa.int64())}))
         on.execute(REPLAY)
@@ -445,9 +441,7 @@ def find_contradiction(copy: TableCopy, found: DeltaAssessment, count: VersionCo
 class LogReader:
     def __init__(self, copy: TableCopy) -> None:
         self._copy, self._folder = copy, get_log_folder(copy.table.root)
-        log = copy.below(f"{LOG}/").select(
-            ["key", "stored_key", "stored_version_id", "last_modified", "is_whole"]
-        )
+        log = copy.below(f"{LOG}/", "key", "stored_key", "stored_version_id", "last_modified", "is_whole")
         self._rows = {row["key"].removeprefix(self._folder): row for row in log.to_pylist()}
 
     @property
@@ -670,7 +664,7 @@ class DeltaTable:
             is_longer = head is not None and head.last_modified < self.as_of
         if not (assessed.has_hole or is_longer) or not _is_same_log(copy, folder, assessed, source):
             return []
-        known = set(copy.objects["key"].to_pylist())
+        known = set(copy.below(f"{LOG}/", "key")["key"].to_pylist())
         return [
             Need(copy.locate(file.key), file.size_bytes, file.etag)
             for file in source.list(folder)
@@ -768,6 +762,6 @@ def _is_same_log(copy: TableCopy, folder: str, assessed: DeltaAssessment, source
     if assessed.newest_known is None:
         return True
     key = f"{folder}{assessed.newest_known}"
-    listed = copy.objects["etag"].filter(pc.equal(copy.objects["key"], key)).to_pylist()
+    listed = copy.select("etag", condition="key = $key", key=key)["etag"].to_pylist()
     head = source.head(key)
     return head is not None and [head.etag] == listed

@@ -124,6 +124,9 @@ class Closure:
         self.rows = None if self.rows is None or other.rows is None else self.rows + other.rows
 
 
+STORED = ("location", "stored_key", "stored_version_id", "size_bytes")
+
+
 class StoredCopy(NamedTuple):
     key: str
     version_id: str | None
@@ -138,7 +141,7 @@ class CopiedFiles:
         self._stored: dict[str, StoredCopy] = {}
         self._looked_up: set[str] = set()
         self._manifests: dict[str, Closure] = {}
-        self._take(copy.whole)
+        self._take(copy.select(*STORED, condition="is_whole"))
 
     def find(self, location: str) -> StoredCopy | None:
         """The copy of an original location; None if it is not whole."""
@@ -210,12 +213,12 @@ class CopiedFiles:
         ]
         if unknown:
             self._looked_up.update(unknown)
-            found = self._copy.elsewhere(unknown)
+            found = self._copy.objects.select_locations((*STORED, "is_whole"), unknown)
             self._take(found.filter(found["is_whole"]))
 
     def _take(self, objects: pa.Table) -> None:
-        names = ("location", "stored_key", "stored_version_id", "size_bytes")
-        for location, *stored in zip(*(objects[name].to_pylist() for name in names), strict=True):
+        columns = (objects[name].to_pylist() for name in STORED)
+        for location, *stored in zip(*columns, strict=True):
             self._stored[location] = StoredCopy(*stored)
 
 
@@ -295,7 +298,7 @@ def assess(copy: TableCopy, as_of: dt.datetime, pointer: str | None, tried: int)
 def _read_newest(
     copy: TableCopy, files: CopiedFiles, as_of: dt.datetime, found: IcebergAssessment
 ) -> list[TableMetadata]:
-    rows = copy.below(f"{FOLDER}/").select(["key", "location", "last_modified", "is_whole"]).to_pylist()
+    rows = copy.below(f"{FOLDER}/", "key", "location", "last_modified", "is_whole").to_pylist()
     named = [row for row in rows if NAME.fullmatch(row["key"])]
     named.sort(key=lambda row: row["last_modified"], reverse=True)
     read: list[TableMetadata] = []

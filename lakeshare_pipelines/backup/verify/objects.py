@@ -9,7 +9,8 @@ import logging
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 from uuid import uuid4
@@ -127,8 +128,7 @@ def load_listed(on: duckdb.DuckDBPyConnection, address: StoreAddress) -> None:
         for folder in list_folders(on)
         for batch in list_rows(address, prefix=folder, report_progress=None)
     )
-    on.register("listing", pa.RecordBatchReader.from_batches(LISTED, batches))
-    on.execute("CREATE TEMP TABLE listed AS FROM listing")
+    model.load_rows(on, "listed", LISTED, batches)
 
 
 def make_listed_table(heads: Iterable[ListedObject]) -> pa.Table:
@@ -183,12 +183,55 @@ def _set_problems(on: duckdb.DuckDBPyConnection, rows: Sequence[Row]) -> None:
     )
 
 
-def fetch_objects(on: duckdb.DuckDBPyConnection) -> pa.Table:
-    """The rows of table `objects`, which is dropped; schema OBJECTS."""
-    rows = on.sql("SELECT *, problem IS NULL AS is_whole FROM objects")
-    table = rows.select(*OBJECTS.names).to_arrow_table().cast(OBJECTS)
-    on.execute("DROP TABLE objects")
-    return table
+def read_objects(on: duckdb.DuckDBPyConnection) -> pa.RecordBatchReader:
+    """The rows of table `objects` as schema OBJECTS has them, by table."""
+    rows = on.sql("SELECT *, problem IS NULL AS is_whole FROM objects ORDER BY table_root, key")
+    return rows.select(*OBJECTS.names).to_arrow_reader(model.ROWS_A_BATCH)
+
+
+_CHANGED = """
+CREATE TEMP VIEW objects AS
+FROM (FROM judged ANTI JOIN healed USING (location) UNION ALL BY NAME FROM healed) ANTI JOIN removed USING (stored_key)
+"""
+
+
+@dataclass
+class JudgedObjects:
+    """The objects of a plan with the state of their copies: rows of schema OBJECTS in a folder, or in memory."""
+
+    rows: Path | pa.Table
+    healed: pa.Table = field(default_factory=OBJECTS.empty_table)  # In place of the rows of these locations
+    removed: list[str] = field(default_factory=list)  # Stored keys of copies that were removed since
+
+    @contextmanager
+    def open(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        """A database with the view `objects`."""
+        with model.open_database() as on:
+            is_changed = bool(self.healed.num_rows or self.removed)
+            name = "judged" if is_changed else "objects"
+            if isinstance(self.rows, Path):
+                model.view_rows(on, name, self.rows)
+            else:
+                on.register(name, self.rows)
+            if is_changed:
+                on.register("healed", self.healed)
+                on.register("removed", pa.table({"stored_key": pa.array(self.removed, pa.string())}))
+                on.execute(_CHANGED)
+            yield on
+
+    def select(self, columns: Sequence[str], condition: str = "true", **values: object) -> pa.Table:
+        """Columns of the rows that meet a condition in SQL with these values."""
+        query = f"SELECT {', '.join(columns)} FROM objects WHERE {condition}"  # noqa: S608  of callers' constants
+        with self.open() as on:
+            rows = on.sql(query, params=values or None).to_arrow_table()
+        return rows.cast(pa.schema(map(OBJECTS.field, columns)))
+
+    def select_locations(self, columns: Sequence[str], locations: Sequence[str]) -> pa.Table:
+        return self.select(columns, "location IN (SELECT unnest($locations))", locations=list(locations))
+
+    def heal(self, healed: pa.Table) -> None:
+        again = pc.is_in(self.healed["location"], value_set=healed["location"].combine_chunks())
+        self.healed = pa.concat_tables([self.healed.filter(pc.invert(again)), healed])
 
 
 def _judge_content(store: BackupStore, row: Row) -> tuple[int, str | None]:
@@ -577,13 +620,12 @@ class Need:
 
 @dataclass(frozen=True)
 class TableCopy:
-    """The objects of one table: rows of schema OBJECTS below its root."""
+    """The objects of one table."""
 
     table: model.FoundTable
     source: StoreAddress
     store: BackupStore
-    objects: pa.Table
-    elsewhere: Callable[[Sequence[str]], pa.Table]  # Rows of schema OBJECTS by location, of any table
+    objects: JudgedObjects  # Of all tables
 
     def locate(self, key: str) -> str:
         """The location of a key of the source's bucket, as tables name it."""
@@ -593,13 +635,14 @@ class TableCopy:
     def location(self) -> str:
         return self.locate(self.table.root)
 
-    @property
-    def whole(self) -> pa.Table:
-        return self.objects.filter(self.objects["is_whole"])
+    def select(self, *columns: str, condition: str = "true", **values: object) -> pa.Table:
+        """Columns of schema OBJECTS of the table's objects that meet a condition in SQL."""
+        condition = f"table_root = $root AND {condition}"
+        return self.objects.select(columns, condition, root=self.table.root, **values)
 
-    def below(self, name: str) -> pa.Table:
+    def below(self, name: str, *columns: str) -> pa.Table:
         folder = f"{self.table.root}/{name}".lstrip("/")
-        return self.objects.filter(pc.starts_with(self.objects["key"], folder))
+        return self.select(*columns, condition="starts_with(key, $folder)", folder=folder)
 
     def is_inside(self, location: str) -> bool:
         return location.startswith(f"{self.location.rstrip('/')}/")
@@ -617,7 +660,7 @@ class TableCopy:
         self, status: model.Status, wanted: int | None, missing: list[str], reasons: list[str], **opened: Any
     ) -> model.TableProof:
         """The proof of the table; `opened` are fields of the version that opens, if there is one."""
-        healed = self.objects.filter(self.objects["is_healed"])["key"]
+        healed = self.select("key", condition="is_healed")["key"]
         return model.TableProof(
             table=self.table,
             status=status,
@@ -633,7 +676,7 @@ class TableCopy:
         self, within_days: int, *, was_read: bool
     ) -> tuple[int, dt.datetime | None, tuple[str, ...]]:
         """The level of an opened table, since when, and why it is not the highest; `was_read`: with every data file."""
-        whole = self.whole
+        whole = self.select("compared_at", "level", condition="is_whole")
         compared_at = pc.min(whole["compared_at"]).as_py()
         lowest = int(pc.min(whole["level"]).as_py() or 0)
         oldest = dt.datetime.now(dt.UTC) - dt.timedelta(days=within_days)

@@ -10,7 +10,6 @@ from itertools import chain
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from duckdb import DuckDBPyConnection
 
 from lakeshare_pipelines.backup import model
@@ -25,11 +24,11 @@ from lakeshare_pipelines.backup.verify.iceberg import assess as assess_iceberg
 from lakeshare_pipelines.backup.verify.objects import (
     MAX_TRIED,
     OBJECTS,
+    JudgedObjects,
     Need,
     ReadingStore,
     TableCopy,
     copy_rows,
-    fetch_objects,
     judge_objects,
     load_listed,
     make_listed_table,
@@ -37,6 +36,7 @@ from lakeshare_pipelines.backup.verify.objects import (
     make_reading_row,
     normalize_location,
     read_held_copies,
+    read_objects,
     repair_points,
     report_damage,
     view_reports,
@@ -132,7 +132,7 @@ class Healer:
             on.register("reported", done)
             on.register("listed", make_listed_table(heads))
             judge_objects(on, source, self.target, self.day, dt.datetime.now(dt.UTC))
-            objects = fetch_objects(on)
+            objects = model.conform(read_objects(on).read_all(), OBJECTS)
         healed = objects["is_whole"]
         return objects.set_column(OBJECTS.names.index("is_healed"), OBJECTS.field("is_healed"), healed)
 
@@ -161,7 +161,7 @@ class Tables:
     plan: model.PlanRecord
     target: BackupStore
     points: Points
-    objects: pa.Table
+    objects: JudgedObjects
     pointers: Sequence[str]
     spark: model.OpenSpark | None
     database: DuckDBPyConnection  # For the replay of Delta logs
@@ -171,9 +171,9 @@ class Tables:
     def heal(self, healer: Healer) -> None:
         self._assess(self.plan.tables)
         looked_up: set[tuple[str, str, int | None]] = set()
-        columns = ["bucket", "key", "stored_key", "table_root", "size_bytes", "etag"]
-        failed = self.objects.filter(pc.invert(self.objects["is_whole"])).slice(0, MAX_OBJECTS)
-        missing = [MissingObject(**row) for row in failed.select(columns).to_pylist()]
+        columns = ("bucket", "key", "stored_key", "table_root", "size_bytes", "etag")
+        failed = self.objects.select(columns, f"NOT is_whole LIMIT {MAX_OBJECTS}")
+        missing = [MissingObject(**row) for row in failed.to_pylist()]
         for _ in range(ROUNDS):
             missing += [need for table in self.plan.tables for need in self._list_needs(table, healer)]
             new = {(need.bucket, need.key, need.size_bytes): need for need in missing}
@@ -185,8 +185,7 @@ class Tables:
             healed = healer.heal(list(new.values()))
             if healed.num_rows == 0:
                 return
-            replaced = pc.is_in(self.objects["location"], value_set=healed["location"].combine_chunks())
-            self.objects = pa.concat_tables([self.objects.filter(pc.invert(replaced)), healed])
+            self.objects.heal(healed)
             touched = set(healed["table_root"].to_pylist())
             # A table may need objects that belong to another table, or to none.
             self._assess(
@@ -206,20 +205,11 @@ class Tables:
                 proofs.append(proof)
                 self.report_progress(f"{len(proofs):,} of {len(self.plan.tables):,} tables opened")
         delta_tables = (table for table in self.assessed.values() if isinstance(table, DeltaTable))
-        removed = [key for table in delta_tables for key in table.removed]
-        gone = pc.is_in(self.objects["stored_key"], value_set=pa.array(removed, pa.string()))
-        self.objects = self.objects.filter(pc.invert(gone))
+        self.objects.removed += [key for table in delta_tables for key in table.removed]
         return proofs
 
     def _assess(self, tables: Sequence[model.FoundTable]) -> None:
-        slices = _group_by_root(self.objects)
-        nothing = self.objects.slice(0, 0)
-        copies = [
-            TableCopy(
-                table, self.backup.source, self.target, slices.get(table.root, nothing), self._by_location
-            )
-            for table in tables
-        ]
+        copies = [TableCopy(table, self.backup.source, self.target, self.objects) for table in tables]
         with ThreadPoolExecutor(AT_ONCE) as pool:
             for copy, assessed in zip(copies, pool.map(self._assess_copy, copies), strict=True):
                 self.assessed[copy.table.root] = assessed
@@ -233,10 +223,6 @@ class Tables:
             return IcebergTable(copy, assessed, as_of, self.points, self.plan.day, self.spark)
         return DeltaTable(copy, assess_delta(copy, as_of, self.database), self.backup, as_of, self.spark)
 
-    def _by_location(self, locations: Sequence[str]) -> pa.Table:
-        named = pa.array(locations, pa.string())
-        return self.objects.filter(pc.is_in(self.objects["location"], value_set=named))
-
     def _list_needs(self, table: model.FoundTable, healer: Healer) -> list[MissingObject]:
         assessed = self.assessed[table.root]
         needs = list(assessed.found.needs)
@@ -248,11 +234,8 @@ class Tables:
                 healer.refusals.append(str(error))
         if not needs:
             return []
-        rows = self._by_location([need.location for need in needs])
-        known = {
-            row["location"]: row
-            for row in rows.select(["location", "stored_key", "size_bytes", "etag"]).to_pylist()
-        }
+        names, locations = ("location", "stored_key", "size_bytes", "etag"), [need.location for need in needs]
+        known = {row["location"]: row for row in self.objects.select_locations(names, locations).to_pylist()}
         missing = (self._find_need(assessed.copy, need, known.get(need.location)) for need in needs)
         return [need for need in missing if need is not None]
 
@@ -279,20 +262,6 @@ class Tables:
             etag = str(row["etag"])
         root = copy.table.root if copy.is_inside(need.location) else None
         return MissingObject(bucket, key, stored_key, root, need.size_bytes, etag)
-
-
-def _group_by_root(objects: pa.Table) -> dict[str | None, pa.Table]:
-    """The objects of each table by its root; in one pass, for there may be thousands of tables."""
-    rows = objects.sort_by("table_root").combine_chunks()
-    if rows.num_rows == 0:
-        return {}
-    runs = pc.run_end_encode(rows["table_root"].combine_chunks())
-    groups: dict[str | None, pa.Table] = {}
-    start = 0
-    for root, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
-        groups[root] = rows.slice(start, end - start)
-        start = end
-    return groups
 
 
 _log = logging.getLogger(__name__)
@@ -328,7 +297,8 @@ def verify_copies(
         load_listed(on, target.address)
         judge_objects(on, backup.source, target, day, now)
         readings = read_held_copies(on, points, target, day, now)
-        objects = fetch_objects(on)
+        objects = JudgedObjects(workspace.clear("objects"))
+        model.write_rows(workspace.rows("objects"), OBJECTS, read_objects(on))
     work_prefix = f"{target.address.prefix}{OWN_PREFIX}{backup.name}/points/{day}/engine/"
     healer = Healer(
         backup,
@@ -344,23 +314,27 @@ def verify_copies(
         tables = Tables(backup, plan, target, points, objects, locations, spark, database, report_progress)
         tables.heal(healer)
     proofs = tables.proofs()
-    copies = tables.objects.filter(tables.objects["is_whole"])
-    model.write_rows(workspace.clear("held"), model.POINT_COPIES, [copies.select(model.POINT_COPIES.names)])
-    _save_readings(points, target.address.url, target, tables.objects, readings, now)
-    return _make_verification(tables.objects, proofs, copies, healer.refusals, accounted_for=accounted_for)
+    with objects.open() as on:
+        copies = on.sql("FROM objects WHERE is_whole").select(*model.POINT_COPIES.names)
+        batches = copies.to_arrow_reader(model.ROWS_A_BATCH)
+        model.write_rows(workspace.clear("held"), model.POINT_COPIES, batches)
+    _save_readings(points, target.address.url, target, objects, readings, now)
+    counts = model.count_rows(model.read_rows(workspace.rows("held"), ["size_bytes"]))
+    return _make_verification(objects, proofs, counts, healer.refusals, accounted_for=accounted_for)
 
 
 def _save_readings(
     points: Points,
     place: str,
     target: BackupStore,
-    objects: pa.Table,
+    objects: JudgedObjects,
     readings: list[dict[str, Any]],
     now: dt.datetime,
 ) -> None:
     damaged = {row["stored_key"]: row for row in readings if row["problem"] is not None}
-    is_damaged = pc.is_in(objects["stored_key"], pa.array(list(damaged), pa.string()))
-    for row in objects.filter(pc.and_(objects["is_whole"], is_damaged)).to_pylist():
+    columns = ("stored_key", "stored_version_id", "stored_etag")
+    is_damaged = "is_whole AND list_contains($damaged, stored_key)"
+    for row in objects.select(columns, is_damaged, damaged=list(damaged)).to_pylist():
         head = target.head(row["stored_key"])
         if head is not None:
             repair_points(points, place, row["stored_key"], head, damaged[row["stored_key"]])
@@ -373,18 +347,15 @@ def _save_readings(
 
 
 def _make_verification(
-    objects: pa.Table,
+    objects: JudgedObjects,
     proofs: Sequence[model.TableProof],
-    copies: pa.Table,
+    counts: tuple[int, int],
     refusals: Sequence[str],
     *,
     accounted_for: bool,
 ) -> model.Verification:
-    lost = objects.filter(pc.and_(pc.invert(objects["is_whole"]), pc.is_null(objects["table_root"])))
-    problems = lost["problem"].to_pylist()
-    reasons = [
-        f"{count} of no table: {problem}." for problem, count in Counter(problems).most_common(MAX_NAMED)
-    ]
+    lost = objects.select(("problem",), "NOT is_whole AND table_root IS NULL")["problem"].to_pylist()
+    reasons = [f"{count} of no table: {problem}." for problem, count in Counter(lost).most_common(MAX_NAMED)]
     unique_refusals = list(dict.fromkeys(refusals))[:MAX_NAMED]
     reasons += [f"The source did not answer: {refusal}" for refusal in unique_refusals]
     statuses: list[model.Status] = [proof.status for proof in proofs]
@@ -394,7 +365,7 @@ def _make_verification(
     if not accounted_for:
         statuses.append("failed")
         reasons.insert(0, "The engine's report lacks planned objects; run the copy again.")
-    problems = [problem for problem in problems if problem.split(":")[0] not in UNSTORABLE_CODES]
+    problems = [problem for problem in lost if problem.split(":")[0] not in UNSTORABLE_CODES]
     if problems:
         vanished = all(problem.split(":")[0] in VANISHED_CODES for problem in problems)
         # Objects that were removed or overwritten at the source after the listing are no fault of the copy.
@@ -402,9 +373,9 @@ def _make_verification(
     return model.Verification(
         status=min(statuses, key=STATUSES_WORST_FIRST.index, default="verified"),
         tables=tuple(proofs),
-        objects=copies.num_rows,
-        size_bytes=pc.sum(copies["size_bytes"], min_count=0).as_py(),
+        objects=counts[0],
+        size_bytes=counts[1],
         accounted_for=accounted_for,
-        failed_objects=lost.num_rows,
+        failed_objects=len(lost),
         reasons=tuple(reasons),
     )

@@ -13,11 +13,12 @@ import pyarrow as pa
 import pytest
 
 from lakeshare_pipelines.backup import async_s3
-from lakeshare_pipelines.backup.copy import local
 from lakeshare_pipelines.backup.copy.engine import Ledger, make_items
-from lakeshare_pipelines.backup.copy.local import Capabilities, LocalEngine, open_copy_session
-from lakeshare_pipelines.backup.model import COPIES, read_rows, write_rows
+from lakeshare_pipelines.backup.copy.local import LocalEngine, open_copy_session
+from lakeshare_pipelines.backup.copy.objects import Capabilities
+from lakeshare_pipelines.backup.model import COPIES, open_database, read_rows, write_rows
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
+from lakeshare_pipelines.backup.verify.objects import load_listed
 from lakeshare_pipelines.errors import BackupError
 from tests.builders.answering_store import answering_store, said
 from tests.builders.backup_copies import WORK, a_plan, a_task, done_of
@@ -108,6 +109,15 @@ def test_a_storm_of_503_is_waited_for_and_nothing_is_lost(tmp_path: Path) -> Non
     assert set(bucket.copies) == {f"objects/t/{number}" for number in range(200)}
 
 
+def test_a_target_that_refuses_to_be_listed_is_an_error_of_the_backup() -> None:
+    denied = said("403 Forbidden", "<Error><Code>AccessDenied</Code><Message>No.</Message></Error>")
+    with answering_store(lambda _: denied) as store, open_database() as on:
+        on.execute("CREATE TEMP VIEW reported AS SELECT 'objects/a' AS stored_key, 'a' AS key")
+        address = StoreAddress(url="s3://vault", endpoint=store.endpoint, region="us-east-1")
+        with pytest.raises(BackupError, match="s3://vault/objects/"):
+            load_listed(on, address)
+
+
 def test_copies_become_fewer_at_a_time_when_the_store_asks_for_it(tmp_path: Path) -> None:
     bucket = Bucket(lambda _: SLOW if len(bucket.copies) == 1 else DONE)
 
@@ -125,7 +135,7 @@ def test_copies_become_fewer_at_a_time_when_the_store_asks_for_it(tmp_path: Path
 def test_a_copy_of_which_most_fails_ends_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "FAILURES_COUNT_FROM", 200)
+    monkeypatch.setattr("lakeshare_pipelines.backup.copy.engine.FAILURES_COUNT_FROM", 200)
     denied = said("403 Forbidden", "<Error><Code>AccessDenied</Code><Message>No.</Message></Error>")
     bucket = Bucket(lambda key: denied if int(key.rpartition("/")[2]) % 3 else DONE)
     with answering_store(bucket.answer) as store:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from lakeshare_pipelines.backup.copy.engine import Ledger, Outcome, join_results, make_items
+from lakeshare_pipelines.backup.copy.engine import Ledger, Outcome, make_items, open_results
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
 from tests.builders.backup_plan import plan_batch, plan_folder, planned
 
@@ -18,7 +18,8 @@ def test_an_empty_object_of_a_writer_that_was_killed_is_no_batch(tmp_path: Path)
     ledger.write([Outcome(b, stored_etag="second")])
     ledger.write([Outcome(a, "NoSuchKey", 404, "gone"), Outcome(other)])
     store.put("work/ledger/00000000000000000001-killed.parquet", b"")
-    joined = {row["key"]: row for batch in join_results(plan, ledger.rows()) for row in batch.to_pylist()}
+    with open_results(plan, ledger.rows()) as on:
+        joined = {row["key"]: row for row in on.sql("FROM copies").to_arrow_table().to_pylist()}
     found = {key: (row["status"], row["stored_etag"], row["error_code"]) for key, row in joined.items()}
     succeeded = {"t/a": ("succeeded", "first", None), "t/b": ("succeeded", "second", None)}
     assert found == {**succeeded, "t/c": (None, None, None)}, "a success counts, of a listed ETag"

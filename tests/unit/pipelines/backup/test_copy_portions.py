@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from lakeshare_pipelines.backup.copy import spark
+from lakeshare_pipelines.backup.copy.engine import open_results
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
 from tests.builders.backup_plan import plan_folder, planned
 
@@ -14,7 +15,8 @@ MIB = 1024**2
 
 def portions_of(folder: Path, rows: list[dict[str, Any]], count: int) -> list[list[dict[str, Any]]]:
     store = open_store(StoreAddress(url=str(folder / "store")))
-    spark.write_portions(store, "work/", count, plan_folder(folder / "plan", rows))
+    with open_results(plan_folder(folder / "plan", rows), ()) as on:
+        spark.write_portions(store, "work/", count, on)
     return [spark.read_portion(store, "work/", number).to_pylist() for number in range(count)]
 
 

@@ -6,15 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from lakeshare_pipelines.backup.copy.engine import CopyTask
+from lakeshare_pipelines.backup.copy.engine import CopyTask, Ledger, open_results
 from lakeshare_pipelines.backup.copy.local import LocalEngine
-from lakeshare_pipelines.backup.copy.spark import (
-    Portions,
-    PortionWork,
-    SparkEngine,
-    load_or_make_portions,
-    read_done_rows,
-)
+from lakeshare_pipelines.backup.copy.spark import PortionWork, SparkEngine, write_portions
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
 from tests.builders.backup_buckets import Copies, done_of
 
@@ -34,21 +28,24 @@ def copies(tmp_path: Path) -> Copies:
     return made
 
 
-def work_of(copies: Copies, task: CopyTask) -> PortionWork:
-    return PortionWork(task, load_or_make_portions(copies.target, "work/spark/", task.plan, 8), LocalEngine())
+def work_of(copies: Copies, task: CopyTask, run: str = "first") -> PortionWork:
+    """A run whose three portions are written."""
+    work = PortionWork(task, run, LocalEngine())
+    with open_results(task.plan, Ledger(copies.target, task.work_prefix).rows()) as on:
+        write_portions(copies.target, work.prefix, 3, on)
+    return work
 
 
-def told(copies: Copies, portions: Portions) -> list[tuple[str, str]]:
-    rows = (row for table in read_done_rows(copies.target, portions) for row in table.to_pylist())
-    return sorted((row["key"], row["status"]) for row in rows)
+def told(copies: Copies, task: CopyTask) -> list[tuple[str, str]]:
+    with open_results(task.plan, Ledger(copies.target, task.work_prefix).rows()) as on:
+        return sorted(on.sql("SELECT key, status FROM copies").fetchall())
 
 
 def test_portions_together_are_the_plan(copies: Copies) -> None:
     work = work_of(copies, copies.task(copies.rows()))
-    assert work.portions.count == 3
-    records = [work.copy(number) for number in range(work.portions.count)]
-    assert sum(record.succeeded for record in records) == len(KEYS)
-    assert told(copies, work.portions) == [(key, "succeeded") for key in KEYS]
+    for number in range(3):
+        work.copy(number)
+    assert told(copies, work.task) == [(key, "succeeded") for key in KEYS]
     assert copies.copied() == {key: copies.content(key) for key in KEYS}
 
 
@@ -56,20 +53,24 @@ def test_two_executors_at_one_portion_do_no_harm(copies: Copies) -> None:
     work = work_of(copies, copies.task(copies.rows()))
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(work.copy, [0, 1, 2, 0, 1, 2]))
-    assert told(copies, work.portions) == [(key, "succeeded") for key in KEYS]
+    assert told(copies, work.task) == [(key, "succeeded") for key in KEYS]
     assert copies.copied() == {key: copies.content(key) for key in KEYS}
 
 
-def test_a_portion_that_is_copied_is_left_alone_and_failed_rows_are_tried_again(copies: Copies) -> None:
-    work = work_of(copies, copies.task(copies.rows()))
+def test_a_later_run_tries_only_failed_rows_again(copies: Copies) -> None:
+    task = copies.task(copies.rows())
     copies.source.delete(KEYS[0])
-    first = [work.copy(number) for number in range(3)]
-    (lacking,) = [number for number, record in enumerate(first) if record.failed]
-    before = {one.key: one.last_modified for one in copies.target.list("objects/")}
-    again = [work.copy(number) for number in range(3)]
-    assert [number for number in range(3) if again[number] != first[number]] == [lacking]
-    assert {one.key: one.last_modified for one in copies.target.list("objects/")} == before
-    assert told(copies, work.portions) == [(KEYS[0], "failed"), *((key, "succeeded") for key in KEYS[1:])]
+    for run in ("first", "second"):
+        work = work_of(copies, task, run)
+        for number in range(3):
+            work.copy(number)
+        assert told(copies, task) == [(KEYS[0], "failed"), *((key, "succeeded") for key in KEYS[1:])]
+        rows = [
+            row["key"]
+            for table in Ledger(copies.target, task.work_prefix, f"{run}/").rows()
+            for row in table.to_pylist()
+        ]
+        assert sorted(rows) == (KEYS if run == "first" else KEYS[:1])
 
 
 def test_a_day_without_changes_starts_no_spark(copies: Copies) -> None:
@@ -80,9 +81,3 @@ def test_a_day_without_changes_starts_no_spark(copies: Copies) -> None:
 
     assert SparkEngine(never).copy(task, print).succeeded == 0
     assert done_of(task) == {}
-
-
-def test_how_many_portions_there_are_does_not_change(copies: Copies) -> None:
-    task = copies.task(copies.rows())
-    made = load_or_make_portions(copies.target, "work/spark/", task.plan, 8)
-    assert load_or_make_portions(copies.target, "work/spark/", task.plan, 1) == made
