@@ -130,6 +130,7 @@ class FollowedTable(JsonState):
     created_at: datetime
     iceberg: IcebergIdentity | None = None
     applied: bool = False
+    configuration: str | None = None
 
     @property
     def format(self) -> TableFormat:
@@ -309,7 +310,8 @@ def _find_followed(session: Session, table: str) -> FollowedTableRow | None:
 def _followed_from_row(row: FollowedTableRow) -> FollowedTable:
     identity, name = _identity(row), row.table_name
     every_s, start = row.check_every_s, row.start_version
-    return FollowedTable(name, row.location, every_s, start, row.created_at, identity, row.applied)
+    declared = row.applied, row.configuration
+    return FollowedTable(name, row.location, every_s, start, row.created_at, identity, *declared)
 
 
 def _identity(row: FollowedTableRow) -> IcebergIdentity | None:

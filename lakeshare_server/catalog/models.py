@@ -107,14 +107,20 @@ class IdRow(GrowingRow):
     id: Mapped[PublicId]
 
 
-class Edited:
+class Declarable:
+    """Columns of the objects that files of `lakeshare apply` declare, in a configuration if it has a name."""
+
+    applied: Mapped[bool] = mapped_column(default=False)
+    configuration: Mapped[Name | None]
+
+
+class Edited(Declarable):
     """Columns of the named objects that administrators edit; the revision grows with each edit."""
 
     name: Mapped[Name]
     name_key: Mapped[Name] = mapped_column(unique=True)
     comment: Mapped[str | None]
     created_at: Mapped[datetime]
-    applied: Mapped[bool] = mapped_column(default=False)
     revision: Mapped[Long] = mapped_column(default=1)
     created_by: Mapped[Name | None]
     updated_at: Mapped[datetime | None]
@@ -199,7 +205,7 @@ class SetLockRow(Base):
     expires_at: Mapped[datetime | None]
 
 
-class FollowedTableRow(GrowingRow):
+class FollowedTableRow(Declarable, GrowingRow):
     """A table whose versions are found in storage; `applied`: a file of `lakeshare apply` declares it."""
 
     __tablename__ = "followed_tables"
@@ -211,7 +217,6 @@ class FollowedTableRow(GrowingRow):
     table_id: Mapped[Word | None]
     table_location: Mapped[str | None]
     created_at: Mapped[datetime]
-    applied: Mapped[bool] = mapped_column(default=False)
 
 
 class ShareRow(Edited, IdRow):
@@ -237,7 +242,7 @@ class SchemaRow(GrowingRow):
     declared: Mapped[bool]
 
 
-class SharedTableRow(IdRow):
+class SharedTableRow(Declarable, IdRow):
     """A table or view of a share; `publication` is the number that is served instead of the latest.
 
     `retire_date` is the last day on which a contract shares it, `successor` the table of the share to read instead.
@@ -258,7 +263,6 @@ class SharedTableRow(IdRow):
     kind: Mapped[str] = mapped_column(ShortText(16), default="TABLE")
     rule: Mapped[str | None]
     publication: Mapped[Long | None]
-    applied: Mapped[bool] = mapped_column(default=False)
     added_at: Mapped[datetime | None]
     added_by: Mapped[Name | None]
     retire_date: Mapped[str | None] = mapped_column(ShortText(10))
@@ -393,7 +397,7 @@ class GroupMemberRow(Base):
     )
 
 
-class GrantTerms:
+class GrantTerms(Declarable):
     """The time and the rule of a grant."""
 
     created_at: Mapped[datetime]
@@ -401,7 +405,6 @@ class GrantTerms:
     starts_at: Mapped[datetime | None]
     ends_at: Mapped[datetime | None]
     rule: Mapped[str | None]
-    applied: Mapped[bool] = mapped_column(default=False)
 
 
 class GrantRow(GrantTerms, GrowingRow):

@@ -86,6 +86,7 @@ class Edit:
     at: datetime
     request_id: str
     keeper: Keeper = "hand"
+    configuration: str | None = None
     changes: list[Change] = field(default_factory=list)
 
     def changed(self, action: str, object_name: str, before: JsonState | None, after: State) -> State:
@@ -99,7 +100,7 @@ class Edit:
     ) -> None:  # of any model with `applied`, and with `declared` where contracts write
         """Marks a row as owned by the files or contracts that write it; an edit by hand takes nothing over."""
         if self.keeper == "files":
-            row.applied = True
+            row.applied, row.configuration = True, self.configuration
         elif self.keeper == "contracts":
             row.declared = True
 
@@ -140,11 +141,17 @@ def operating_system_user() -> str:
 
 @contextmanager
 def editing(
-    catalog: Catalog, by: str, keeper: Keeper = "hand", *, request_id: str | None = None
+    catalog: Catalog,
+    by: str,
+    keeper: Keeper = "hand",
+    *,
+    configuration: str | None = None,
+    request_id: str | None = None,
 ) -> Iterator[Edit]:
     """Opens a transaction in the name of `by`: all of its operations take effect, or none.
 
-    `keeper` owns the objects that the operations create. `request_id` connects its events with that request's event.
+    `keeper` owns the objects that the operations create, files as those of their `configuration`. `request_id` connects
+    its events with that request's event.
 
     Raises:
         BadRequest: `by` is empty or too long.
@@ -155,7 +162,7 @@ def editing(
         raise BadRequest("by", by, "Name who edits, in 1 to 255 characters.")
     try:
         with catalog.writing() as session:
-            edit = Edit(session, by, datetime.now(UTC), request_id or uuid.uuid4().hex, keeper)
+            edit = Edit(session, by, datetime.now(UTC), request_id or uuid.uuid4().hex, keeper, configuration)
             yield edit
             session.flush()
             events = [

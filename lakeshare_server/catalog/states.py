@@ -95,6 +95,7 @@ class Share(JsonState):
     revision: int
     declared: bool
     applied: bool
+    configuration: str | None
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,7 @@ class SharedTable(JsonState):
     added_by: str | None = None
     declared: bool = False
     applied: bool = False
+    configuration: str | None = None
     key: int = 0
     share_id: str = ""
 
@@ -174,6 +176,7 @@ class Grant(JsonState):
     created_at: datetime
     created_by: str | None = None
     applied: bool = False
+    configuration: str | None = None
 
     @property
     def privileges(self) -> tuple[str, ...]:
@@ -280,6 +283,7 @@ class RecipientState(JsonState):
     revoked_at: datetime | None
     revision: int
     applied: bool
+    configuration: str | None
     tokens: tuple[TokenState, ...] = ()
     links: tuple[LinkState, ...] = ()
     policies: tuple[FederationPolicy, ...] = ()
@@ -302,6 +306,7 @@ class Group(JsonState):
     updated_by: str | None
     revision: int
     applied: bool
+    configuration: str | None
 
 
 @dataclass(frozen=True)

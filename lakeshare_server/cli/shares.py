@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -65,10 +65,16 @@ Group = Annotated[str | None, typer.Option("--group", help="The group whose memb
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Files = Annotated[list[Path], typer.Option("--file", "-f", help="YAML file, or folder of them; repeatable.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+ConfigurationName = Annotated[
+    str | None,
+    typer.Option(
+        "--configuration", help="The name of these files, for several teams: the objects of others stay."
+    ),
+]
 
 SHOWN_FIELDS = (
     *("comment", "start_version", "rule", "publication", "directory_access", "retire_date", "successor"),
-    *("declared", "applied"),
+    *("declared", "applied", "configuration"),
 )
 DIFFERS_EXIT_CODE = 2
 COLORS = {"+": typer.colors.GREEN, "~": typer.colors.YELLOW, "-": typer.colors.RED, "?": typer.colors.CYAN}
@@ -271,6 +277,10 @@ def apply(
         bool,
         typer.Option("--prune", help="Also remove objects that files created and no file names any more."),
     ] = False,
+    configuration: ConfigurationName = None,
+    take_from: Annotated[
+        str | None, typer.Option(help="Another configuration, whose objects these files may take over.")
+    ] = None,
     yes: Yes = False,
     expect: Annotated[str | None, typer.Option(help="Apply only the plan with this digest.")] = None,
     as_json: AsJson = False,
@@ -283,30 +293,34 @@ def apply(
     Example: lakeshare apply -f shares/ --plan
 
     Example: lakeshare apply -f shares/ --prune --yes
+
+    Example: lakeshare apply -f sales/ --configuration sales --prune
     """
+    scope = declared.Configuration(configuration, take_from)
     desired, provider = _read_files(files), open_provider()
     catalog, versions = provider.catalog, provider.versions
+    options: dict[str, Any] = {"prune": prune, "scope": scope}
     with following.FollowPrefetch(provider.settings, versions) as ahead:
-        changes = declared.plan_changes(catalog, desired, prune=prune)
+        changes = declared.plan_changes(catalog, desired, **options)
         desired = ahead.read(desired, changes.steps)
         check = _make_rule_check(catalog, versions, ahead, desired, changes)
         if plan:
-            changes = declared.dry_run(catalog, desired, operator_name(), prune=prune, check=check)
+            changes = declared.dry_run(catalog, desired, operator_name(), **options, check=check)
             _print_plan(changes, as_json=as_json)
             raise typer.Exit(DIFFERS_EXIT_CODE if changes.steps else 0)
         if yes or expect is not None:
             changes = declared.apply_files(
-                catalog, desired, operator_name(), prune=prune, digest=expect, check=check
+                catalog, desired, operator_name(), **options, digest=expect, check=check
             )
             _print_plan(changes, as_json=as_json)
         else:
-            changes = declared.plan_changes(catalog, desired, prune=prune)
+            changes = declared.plan_changes(catalog, desired, **options)
             _print_plan(changes, as_json=as_json)
             if not changes.steps:
                 return
             confirm("Do this?", f"give --yes, or --expect {changes.digest} for this plan and no other.")
             digest = changes.digest
-            declared.apply_files(catalog, desired, operator_name(), prune=prune, digest=digest, check=check)
+            declared.apply_files(catalog, desired, operator_name(), **options, digest=digest, check=check)
     if changes.steps and not as_json:
         typer.echo(declared.format_applied(changes))
         _print_missing_tokens(changes)
@@ -344,12 +358,13 @@ def _make_rule_check(
     return lambda edit: require_decidable_rules(edit, ahead)
 
 
-def diff(files: Files, as_json: AsJson = False) -> None:
+def diff(files: Files, configuration: ConfigurationName = None, as_json: AsJson = False) -> None:
     """Show how the catalog differs from files, manual changes included: exit code 0 without differences, else 2.
 
     Example: lakeshare diff -f shares/
     """
-    changes = declared.plan_changes(open_state_catalog(), _read_files(files))
+    scope = declared.Configuration(configuration)
+    changes = declared.plan_changes(open_state_catalog(), _read_files(files), scope=scope)
     _print_plan(changes, as_json=as_json)
     raise typer.Exit(DIFFERS_EXIT_CODE if changes.drifted else 0)
 

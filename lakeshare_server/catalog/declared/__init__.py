@@ -9,6 +9,7 @@ from lakeshare_server.catalog.declared.apply import dry_run as dry_run
 from lakeshare_server.catalog.declared.apply import plan_changes as plan_changes
 from lakeshare_server.catalog.declared.documents import Document as Document
 from lakeshare_server.catalog.declared.files import read_files as read_files
+from lakeshare_server.catalog.declared.plan import Configuration as Configuration
 from lakeshare_server.catalog.declared.plan import Plan as Plan
 from lakeshare_server.catalog.declared.plan import export as export
 from lakeshare_server.catalog.declared.plan import format_applied as format_applied

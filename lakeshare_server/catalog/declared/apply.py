@@ -24,6 +24,8 @@ from lakeshare_server.catalog.declared.files import (
     parents,
 )
 from lakeshare_server.catalog.declared.plan import (
+    UNNAMED,
+    Configuration,
     Plan,
     Step,
     plan_files,
@@ -40,7 +42,7 @@ from lakeshare_server.lazy import gc_disabled
 
 RENAMED = {"name": "new_name"}
 Policies = Mapping[str, Mapping[str, Any]]
-NOT_ARGUMENTS = frozenset({"kept_by", "schema", "policies", "members", "authentication"})
+NOT_ARGUMENTS = frozenset({"kept_by", "configuration", "schema", "policies", "members", "authentication"})
 
 
 def apply_steps(edit: Edit, steps: Iterable[Step]) -> None:
@@ -175,10 +177,16 @@ OPERATIONS: dict[tuple[str, str], Callable[[Edit, Step], object]] = {
 }
 
 
-def plan_changes(catalog: Catalog, desired: Mapping[Key, DesiredObject], *, prune: bool = False) -> Plan:
+def plan_changes(
+    catalog: Catalog,
+    desired: Mapping[Key, DesiredObject],
+    *,
+    prune: bool = False,
+    scope: Configuration = UNNAMED,
+) -> Plan:
     """Plans the application of the files; raises DocumentError."""
     with gc_disabled(), catalog.reading() as session:
-        return plan_files(desired, read_current(session), prune=prune)
+        return plan_files(desired, read_current(session), prune=prune, scope=scope)
 
 
 class _RollBack(Exception):
@@ -191,16 +199,20 @@ def dry_run(
     principal: str,
     *,
     prune: bool = False,
+    scope: Configuration = UNNAMED,
     check: Callable[[Edit], None] = lambda _: None,
 ) -> Plan:
     """Plans the application of the files, and applies them in a transaction that is rolled back.
 
     Raises DocumentError if the files cannot be applied, or `check` refuses the result.
     """
-    plan = plan_changes(catalog, desired, prune=prune)
+    plan = plan_changes(catalog, desired, prune=prune, scope=scope)
     if plan.steps:
-        with suppress(_RollBack), editing(catalog, principal, keeper="files") as edit:
-            plan = plan_files(desired, read_current(edit.session), prune=prune)
+        with (
+            suppress(_RollBack),
+            editing(catalog, principal, keeper="files", configuration=scope.name) as edit,
+        ):
+            plan = plan_files(desired, read_current(edit.session), prune=prune, scope=scope)
             _take_steps(edit, plan, check)
             raise _RollBack
     return plan
@@ -212,6 +224,7 @@ def apply_files(
     principal: str,
     *,
     prune: bool = False,
+    scope: Configuration = UNNAMED,
     digest: str | None = None,
     check: Callable[[Edit], None] = lambda _: None,
 ) -> Plan:
@@ -223,11 +236,11 @@ def apply_files(
     """
     if digest is None:
         # Without changes no writer has to wait.
-        plan = plan_changes(catalog, desired, prune=prune)
+        plan = plan_changes(catalog, desired, prune=prune, scope=scope)
         if not plan.steps:
             return plan
-    with editing(catalog, principal, keeper="files") as edit:
-        plan = plan_files(desired, read_current(edit.session), prune=prune)
+    with editing(catalog, principal, keeper="files", configuration=scope.name) as edit:
+        plan = plan_files(desired, read_current(edit.session), prune=prune, scope=scope)
         if digest not in (None, plan.digest):
             raise CatalogConflict(
                 f"what is to be done is not plan {digest} any more, but {plan.digest}: files or catalog have changed",

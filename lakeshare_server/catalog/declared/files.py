@@ -84,6 +84,7 @@ class CurrentObject:
     fields: Mapping[str, object]
     declared: bool = False
     applied: bool = False
+    configuration: str | None = None
     revision: int | None = None
     updated_by: str | None = None
     updated_at: datetime | None = None

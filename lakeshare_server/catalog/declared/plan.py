@@ -29,7 +29,7 @@ from lakeshare_server.catalog.declared.files import (
     parents,
 )
 from lakeshare_server.catalog.ledger import CHECK_EVERY_S, FollowedTable, followed_tables
-from lakeshare_server.catalog.sharing import NAME_HINT, Keeper, is_name
+from lakeshare_server.catalog.sharing import NAME_HINT, Keeper, is_name, require_name
 from lakeshare_server.catalog.states import Grant, Group, RecipientState, Share, SharedTable
 from lakeshare_server.errors import DocumentError
 
@@ -77,10 +77,13 @@ def plan_steps(
     current: Mapping[Key, CurrentObject],
     keeper: Keeper,
     removed: Collection[Key] = (),
+    configuration: str | None = None,
 ) -> tuple[Step, ...]:
     """Plans the steps from `current` to `desired`, in an order in which they can be taken."""
     creations = [
-        step for item in desired.values() for step in _plan_step(item, current.get(item.key), keeper)
+        step
+        for item in desired.values()
+        for step in _plan_step(item, current.get(item.key), keeper, configuration)
     ]
     deletions = [
         Step("delete", key, item.name, tuple(_differences(item.fields, is_removed=True)), current=item)
@@ -94,7 +97,9 @@ def plan_steps(
     return (*early, *creations, *late)
 
 
-def _plan_step(desired: DesiredObject, current: CurrentObject | None, keeper: Keeper) -> Iterator[Step]:
+def _plan_step(
+    desired: DesiredObject, current: CurrentObject | None, keeper: Keeper, configuration: str | None
+) -> Iterator[Step]:
     if current is None:
         yield Step("create", desired.key, desired.name, tuple(_differences(desired.fields)), desired)
         return
@@ -106,6 +111,8 @@ def _plan_step(desired: DesiredObject, current: CurrentObject | None, keeper: Ke
     is_kept = current.declared if keeper == "contracts" else current.applied
     if not (desired.of_contract or is_kept):
         changed.append(Difference("kept_by", current.keeper, keeper))
+    elif keeper == "files" and is_kept and current.configuration != configuration:
+        changed.append(Difference("configuration", current.configuration, configuration))
     if changed:
         yield Step("update", desired.key, desired.name, tuple(changed), desired, current)
 
@@ -134,20 +141,38 @@ class LeftObject:
 
 
 @dataclass(frozen=True)
+class Configuration:
+    """The files that declare some of the objects, by name; `take_from` is another one whose objects they may take."""
+
+    name: str | None = None
+    take_from: str | None = None
+
+    def __post_init__(self) -> None:
+        for field, name in (("--configuration", self.name), ("--take-from", self.take_from)):
+            if name is not None:
+                require_name(field, name)
+
+
+UNNAMED = Configuration()
+
+
+@dataclass(frozen=True)
 class Plan:
     """The steps of `lakeshare apply`, in order, and the objects that it leaves."""
 
     steps: tuple[Step, ...]
     left: tuple[LeftObject, ...] = ()
+    configuration: str | None = None
 
     @property
     def digest(self) -> str:
-        """Twelve hex digits of a hash of the steps."""
+        """Twelve hex digits of a hash of the configuration and the steps."""
         steps = [
             (step.verb, step.key, [(each.field, each.before, each.after) for each in step.differences])
             for step in self.steps
         ]
-        text = json.dumps(steps, default=str, sort_keys=True)
+        planned = steps if self.configuration is None else [self.configuration, steps]
+        text = json.dumps(planned, default=str, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
@@ -157,19 +182,25 @@ class Plan:
 
 
 def plan_files(
-    desired: Mapping[Key, DesiredObject], current: Mapping[Key, CurrentObject], *, prune: bool = False
+    desired: Mapping[Key, DesiredObject],
+    current: Mapping[Key, CurrentObject],
+    *,
+    prune: bool = False,
+    scope: Configuration = UNNAMED,
 ) -> Plan:
-    """Plans the steps from the catalog to the files.
+    """Plans the steps from the catalog to the files of a configuration; those of others stay.
 
     Raises:
-        DocumentError: the files name an object that does not exist, that a contract declares, that was revoked, or
-            that has another revision; its `also` holds all further refusals.
+        DocumentError: the files name an object that does not exist, that a contract declares, that was revoked, that
+            is of another configuration, or that has another revision; its `also` holds all further refusals.
     """
-    orphans = [item for item in current.values() if item.applied and item.key not in desired]
+    own = [item for item in current.values() if item.applied and item.configuration == scope.name]
+    orphans = [item for item in own if item.key not in desired]
     needed = _needed_objects(desired, current, {orphan.key for orphan in orphans})
     removed = [orphan.key for orphan in orphans if prune and orphan.key not in needed]
-    steps = plan_steps(desired, current, "files", removed)
-    raise_all([*_faults(desired, current, frozenset(removed)), *_stale(steps, desired, current)])
+    steps = plan_steps(desired, current, "files", removed, scope.name)
+    faults = _faults(desired, current, frozenset(removed), scope)
+    raise_all([*faults, *_stale(steps, desired, current)])
     left = [
         LeftObject("needed" if orphan.key in needed else "orphan", orphan)
         for orphan in orphans
@@ -183,7 +214,7 @@ def plan_files(
         and item.key[0] in ("table", "grant")
         and object_key("share", item.key[1]) in desired
     ]
-    return Plan(steps, tuple(left))
+    return Plan(steps, tuple(left), scope.name)
 
 
 def _needed_objects(
@@ -203,11 +234,20 @@ def _lake_table_of(item: DesiredObject | CurrentObject) -> Key:
 
 
 def _faults(
-    desired: Mapping[Key, DesiredObject], current: Mapping[Key, CurrentObject], removed: frozenset[Key]
+    desired: Mapping[Key, DesiredObject],
+    current: Mapping[Key, CurrentObject],
+    removed: frozenset[Key],
+    scope: Configuration,
 ) -> Iterator[DocumentError]:
     for item in desired.values():
         if item.origin is not None:
-            yield from _faults_of_object(item, current.get(item.key), item.origin)
+            existing = current.get(item.key)
+            yield from _faults_of_object(item, existing, item.origin)
+            if existing is not None and existing.configuration not in (None, scope.name, scope.take_from):
+                hint = (
+                    f"Take it out of the file, or give --take-from {existing.configuration} to move it here."
+                )
+                yield item.origin.fault(f"{existing.name} is of configuration {existing.configuration}", hint)
             missing = [key for key in _references(item) if key not in desired]
             shared = _lake_table_of(item)
             for kind, name in (key for key in (*missing, shared) if key in removed):
@@ -306,7 +346,7 @@ def read_current_shares(session: Session) -> dict[Key, CurrentObject]:
 
 
 def _current(key: Key, name: str, fields: dict[str, object], state: object, **flags: Any) -> CurrentObject:
-    kept = ("declared", "applied", "revision", "updated_by", "updated_at")
+    kept = ("declared", "applied", "configuration", "revision", "updated_by", "updated_at")
     known = {flag: getattr(state, flag) for flag in kept if hasattr(state, flag)}
     return CurrentObject(key, name, fields, **(known | flags))
 

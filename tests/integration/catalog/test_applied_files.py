@@ -3,13 +3,14 @@
 import threading
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from sqlalchemy import select
 
 from lakeshare_server.catalog import Catalog, states
 from lakeshare_server.catalog.credentials import issue_token
-from lakeshare_server.catalog.declared import Plan, apply_files, dry_run, plan_changes
+from lakeshare_server.catalog.declared import Configuration, Plan, apply_files, dry_run, plan_changes
 from lakeshare_server.catalog.models import AuditRow
 from lakeshare_server.catalog.sharing import (
     alter_recipient,
@@ -23,7 +24,7 @@ from lakeshare_server.catalog.sharing import (
     revoke,
     revoke_recipient,
 )
-from lakeshare_server.errors import CatalogConflict, DocumentError
+from lakeshare_server.errors import BadRequest, CatalogConflict, DocumentError
 from tests.builders.applied_files import EVERYTHING, by_hand, exported, paths, told
 
 
@@ -265,3 +266,51 @@ def test_every_step_is_an_event_with_before_and_after(catalog: Catalog, said: Ca
             ("remove_table", "ben", "s.a.y"),
             ("alter_table", "ben", "s.a.x"),
         ]
+
+
+def test_configurations_prune_their_own_objects_only(catalog: Catalog, said: Callable[[str], Any]) -> None:
+    sales, stock = Configuration("sales"), Configuration("stock")
+    apply_files(
+        catalog, said("shares: {orders: {tables: [a.x]}}\nrecipients: {acme: , bob: }"), "ann", scope=sales
+    )
+    of_stock = "shares: {parts: {tables: [a.y]}}\ngrants: [{share: parts, recipient: acme}]"
+    apply_files(catalog, said(of_stock), "ben", scope=stock)
+    apply_files(catalog, said("groups: {unnamed: {members: [acme]}}"), "ann")
+
+    left = plan_changes(catalog, said("{}"), prune=True, scope=sales)
+    assert told(left.steps) == [
+        ("delete", "orders.a.x", ANY),
+        ("delete", "orders", ANY),
+        ("delete", "bob", ANY),
+    ]
+    assert [(item.why, item.current.name) for item in left.left] == [("needed", "acme")], (
+        "stock has granted to it"
+    )
+    assert plan_changes(catalog, said(of_stock), prune=True, scope=stock).drifted is False
+    pruned = apply_files(catalog, said("recipients: {acme: }"), "ann", prune=True, scope=sales)
+    assert {step.name for step in pruned.steps} == {"orders.a.x", "orders", "bob"}
+    with catalog.reading() as session:
+        kept = [(state.name, state.configuration) for state in states.list_shares(session)]
+        assert (kept, states.list_groups(session)[0].configuration) == ([("parts", "stock")], None)
+
+
+def test_an_object_moves_to_another_configuration_when_that_is_asked_for(
+    catalog: Catalog, said: Callable[[str], Any]
+) -> None:
+    files, sales, stock = "shares: {orders: {tables: [a.x]}}", Configuration("sales"), Configuration("stock")
+    apply_files(catalog, said(files), "ann")
+    taken = apply_files(catalog, said(files), "ann", scope=sales)
+    assert told(taken.steps) == [
+        ("update", "orders", ["configuration"]),
+        ("update", "orders.a.x", ["configuration"]),
+    ]
+    for scope in (stock, Configuration()):
+        with pytest.raises(DocumentError, match=r"orders is of configuration sales.*give --take-from sales"):
+            apply_files(catalog, said(files), "ben", scope=scope)
+    moved = Configuration("stock", take_from="sales")
+    digest = plan_changes(catalog, said(files), scope=moved).digest
+    assert digest != plan_changes(catalog, said(files), scope=Configuration(take_from="sales")).digest
+    apply_files(catalog, said(files), "ben", scope=moved, digest=digest)
+    assert plan_changes(catalog, said(files), prune=True, scope=stock).drifted is False
+    with pytest.raises(BadRequest, match="--configuration"):
+        Configuration("no name")
