@@ -97,9 +97,7 @@ class FileIndex:
         self._begin = buffer.address
         reader = pa.ipc.open_file(pa.BufferReader(buffer))
         self.schema: pa.Schema = reader.schema
-        fields = json.loads(self.schema.metadata[HEADER_KEY])
-        fields |= {"head": TableHead.from_json(fields["head"]), "roots": tuple(fields["roots"])}
-        self.header = IndexHeader(**fields)
+        self.header = _parse_header(self.schema.metadata[HEADER_KEY])
         self._batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
 
     def batches(self, columns: Collection[str] | None = None) -> Iterator[pa.RecordBatch]:
@@ -123,6 +121,13 @@ class FileIndex:
         start -= start % mmap.PAGESIZE
         # The pages stay in the page cache of the system, so the next reader does not wait for the disk.
         self._mapped.madvise(mmap.MADV_DONTNEED, start, end - start)
+
+
+def _parse_header(text: bytes) -> IndexHeader:
+    fields = json.loads(text)
+    return IndexHeader(
+        **{**fields, "head": TableHead.from_json(fields["head"]), "roots": tuple(fields["roots"])}
+    )
 
 
 def open_index(index_dir: Path, digest: str) -> FileIndex:
@@ -438,6 +443,8 @@ BATCH_ROWS = 16_000
 CHUNK_ROWS = 16_000
 LARGE_CHUNK_ROWS = 2 * CHUNK_ROWS
 RENDERERS = 2
+# How long the file of an index waits for the first response to begin, and to end: it needs the processors.
+FIRST_READER_S, FIRST_RESPONSE_S = 1.0, 5.0
 FILE_COLUMNS = ("path", "size", "modification_time", "rows")
 BOUNDS = ("min", "max", "null_count")
 STRUCTS = ("partition", *BOUNDS)
@@ -477,28 +484,33 @@ def write_index_file(snapshot: TableSnapshot, path: Path) -> IndexHeader:
 class SnapshotIndex(FileIndex):
     """The index of a snapshot that is not in a file yet: its lines are rendered each time they are read.
 
-    `find_written` returns the same index in its file. `was_read` is set when the batches were read once, or are needed
-    from the file.
+    `find_written` returns the same index in its file, which is written after the first reader of the batches.
     """
 
     is_written = False
 
     def __init__(self, snapshot: TableSnapshot, find_written: Callable[[], FileIndex] | None = None) -> None:
         self._snapshot, self._names = snapshot, PhysicalNames(snapshot.head)
-        self._find_written, self.was_read = find_written, Event()
-        self.header = _make_header(snapshot)
+        self._find_written, self._has_reader, self._was_read = find_written, False, Event()
+        self._header_text = json.dumps(asdict(_make_header(snapshot)), sort_keys=True).encode()
+        # Its properties are in the same order as those in the file.
+        self.header = _parse_header(self._header_text)
         self.schema = self._schema_of(snapshot.files)
 
     @cached_property
     def _whole(self) -> TableSnapshot:
         return self._snapshot if self._snapshot.complete is None else self._snapshot.complete()
 
+    @cached_property
+    def _order(self) -> pa.Array:
+        return pc.sort_indices(self._snapshot.files.column("path"))
+
     def _schema_of(self, files: pa.Table) -> pa.Schema:
         columns = [name for name in (*FILE_COLUMNS, "dv_cardinality") if name in files.column_names]
         columns += [name for name in STRUCTS if files.schema.field(name).type.num_fields]
         fields = [files.schema.field(name) for name in columns]
         fields += [pa.field(name, pa.string()) for name in LINE_COLUMNS]
-        return pa.schema(fields, {HEADER_KEY: json.dumps(asdict(self.header), sort_keys=True).encode()})
+        return pa.schema(fields, {HEADER_KEY: self._header_text})
 
     def batches(self, columns: Collection[str] | None = None) -> Iterator[pa.RecordBatch]:
         needs_bounds = columns is None or not set(columns).isdisjoint(BOUNDS)
@@ -507,23 +519,26 @@ class SnapshotIndex(FileIndex):
         schema = pa.schema(
             [field for field in whole if columns is None or field.name in columns], whole.metadata
         )
+        self._has_reader = True
         try:
             for chunk, lines in self._render(files, schema.names):
                 arrays = [lines[name] if name in lines else column_of(chunk, name) for name in schema.names]
                 yield from pa.Table.from_arrays(arrays, schema=schema).to_batches(BATCH_ROWS)
         finally:
-            self.was_read.set()
+            self._was_read.set()
 
     def give_back(self, batch: pa.RecordBatch, *, is_read: bool = True) -> None:
         """Does nothing: the batch is not mapped."""
 
     def written(self) -> FileIndex:
-        self.was_read.set()
+        self._was_read.set()
         return self if self._find_written is None else self._find_written()
 
     def write(self, path: Path) -> IndexHeader:
         if self._snapshot.complete is not None and self._find_written is not None:
-            self.was_read.wait(FIRST_RESPONSE_S)
+            is_read = self._was_read.wait(FIRST_READER_S)
+            if self._has_reader and not is_read:
+                self._was_read.wait(FIRST_RESPONSE_S)
         batches = self.batches()
         schema = self._schema_of(self._whole.files)
         with pa.OSFile(os.fsencode(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
@@ -539,7 +554,7 @@ class SnapshotIndex(FileIndex):
         if "stats" in files.column_names:
             # The lines have the log's texts.
             files = files.drop_columns([name for name in STRUCTS if name not in columns])
-        order, pieces = pc.sort_indices(files.column("path")), pieces_of(files)
+        order, pieces = self._order, pieces_of(files)
         # Rows of one chunk are in all pieces: with few rows from each, the calls would take longer than the work.
         chunk_rows = CHUNK_ROWS if len(pieces) == 1 else LARGE_CHUNK_ROWS
 
@@ -578,8 +593,6 @@ def _make_header(snapshot: TableSnapshot) -> IndexHeader:
 
 
 REVISION = 1
-# How long the file of an index waits for the end of the first response, which needs the processors.
-FIRST_RESPONSE_S = 5.0
 
 
 class IndexCache:
