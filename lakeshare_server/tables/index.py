@@ -444,7 +444,7 @@ CHUNK_ROWS = 16_000
 LARGE_CHUNK_ROWS = 2 * CHUNK_ROWS
 RENDERERS = 2
 # How long the file of an index waits for the first response to begin, and to end: it needs the processors.
-FIRST_READER_S, FIRST_RESPONSE_S = 1.0, 5.0
+FIRST_READER_S, FIRST_RESPONSE_S = 1.0, 30.0
 FILE_COLUMNS = ("path", "size", "modification_time", "rows")
 BOUNDS = ("min", "max", "null_count")
 STRUCTS = ("partition", *BOUNDS)
@@ -563,7 +563,8 @@ class SnapshotIndex(FileIndex):
             rendered = render_lines(self._names.of(chunk), self._names.partition_columns, line_columns)
             return chunk, dict(zip(line_columns, rendered, strict=True))
 
-        with ThreadPoolExecutor(RENDERERS) as pool:
+        pool = ThreadPoolExecutor(RENDERERS)
+        try:
             ahead: deque[Future[tuple[pa.Table, dict[str, pa.Array]]]] = deque()
             for start in range(0, files.num_rows, chunk_rows):
                 ahead.append(pool.submit(render, start))
@@ -571,6 +572,9 @@ class SnapshotIndex(FileIndex):
                     yield ahead.popleft().result()
             while ahead:
                 yield ahead.popleft().result()
+        finally:
+            # A response that ends early must not wait for chunks that it does not need.
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _make_header(snapshot: TableSnapshot) -> IndexHeader:
