@@ -227,7 +227,7 @@ def require_decidable(field: str, text: str, tables: Mapping[str, TableVersions]
     rule = replace_leaves(parse_rule(text, field), unbind)
     for name, versions in tables.items():
         try:
-            index = versions.index(versions.latest())
+            index = versions.index(versions.latest()).written()
         except NotFound:
             continue
         undecided = find_undecided_in_index(index, rule)

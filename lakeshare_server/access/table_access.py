@@ -196,6 +196,7 @@ class TableView:
         index = self.versions.index(version)
         if not self.is_restricted:
             return index
+        index = index.written()
         undecided = find_undecided_in_index(index, self.rule) or self._renamed(index.header.head)
         self._require_decided(undecided, version.number)
         return restrict_index(index, self.rule)

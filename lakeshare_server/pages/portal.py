@@ -391,7 +391,7 @@ def describe_table(request: TableRequest, signers: LocationSigners) -> dict[str,
 
 def count_rows(index: FileIndex) -> int | None:
     """The rows of a version; None if a file has no row count."""
-    is_counted = all(batch.column("rows").null_count == 0 for batch in index.batches())
+    is_counted = all(batch.column("rows").null_count == 0 for batch in index.batches(["rows"]))
     return index.header.rows if is_counted else None
 
 

@@ -270,6 +270,7 @@ PIECE_ROWS = 1000
 # Most of a batch was read if more than one file in this many was used.
 PARTS = 8
 PLACE, SURE_ROWS = "place", "sure_rows"
+COUNTED = ("size", "rows", "dv_cardinality")
 
 
 @dataclass
@@ -315,7 +316,9 @@ class SnapshotResponse:
 
     def _wanted(self, columns: Sequence[str], progress: Progress) -> Iterator[pa.RecordBatch]:
         room, rows_left = self.most, self.rows_wanted
-        for begin, batch in self._from_start():
+        # A predicate may need any column.
+        needed = [*columns, *COUNTED] if self.predicate == EVERYTHING else None
+        for begin, batch in self._from_start(needed):
             if rows_left is not None and rows_left <= 0:
                 return
             kept = self._kept(begin, batch, columns)
@@ -336,9 +339,9 @@ class SnapshotResponse:
             self.index.give_back(batch, is_read=kept.num_rows * PARTS > batch.num_rows)
             room = None if room is None else room - kept.num_rows
 
-    def _from_start(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def _from_start(self, columns: Sequence[str] | None) -> Iterator[tuple[int, pa.RecordBatch]]:
         begin = 0
-        for batch in self.index.batches():
+        for batch in self.index.batches(columns):
             skipped = max(self.start - begin, 0)
             if skipped < batch.num_rows:
                 yield begin + skipped, batch.slice(skipped)
@@ -355,7 +358,7 @@ class SnapshotResponse:
             # Only rows that surely pass the predicate count towards the limit.
             more[SURE_ROWS] = rows if maybe is None else pc.if_else(maybe.surely_all, rows, 0)
         if maybe is not None:
-            counted = [name for name in ("size", "rows", "dv_cardinality") if name in batch.schema.names]
+            counted = [name for name in COUNTED if name in batch.schema.names]
             batch = batch.select([*columns, *counted])
         for name, values in more.items():
             batch = batch.append_column(name, values)

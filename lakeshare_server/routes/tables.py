@@ -356,8 +356,13 @@ class OpenResponse:
         pieces: Iterator[bytes | memoryview],
         progress: Progress,
         closing: EndStreamFields,
+        *,
+        is_rendered: bool = True,
     ) -> Response:
-        """The response: the head lines `first`, the files in `pieces`, and the closing line."""
+        """The response: the head lines `first`, the files in `pieces`, and the closing line.
+
+        Not `is_rendered`: making pieces waits for the rendering of lines.
+        """
         audit_record, capabilities = self.request.audit_record, self.request.capabilities
         audit_record.version = version
         wants_end = closing.is_requested or capabilities.wants_end_stream_action
@@ -369,7 +374,7 @@ class OpenResponse:
             version,
             self.response_format,
             capabilities,
-            slow_store=self.session.slow_store,
+            slow_store=self.session.slow_store if is_rendered else "rendering",
         )
 
     def _end_stream(self, closing: EndStreamFields, progress: Progress) -> dict[str, object]:
@@ -507,7 +512,9 @@ def respond_with_snapshot(
     )
     progress = Progress()
     pieces = selected.render(lines, opening.session.sign, progress)
-    return opening.respond(number, head.of(header.head), pieces, progress, closing)
+    return opening.respond(
+        number, head.of(header.head), pieces, progress, closing, is_rendered=index.is_written
+    )
 
 
 def respond_with_window(request: TableRequest, query: QueryRequest, page: Page | None) -> Response:

@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 
 from lakeshare_server.locations import find_root, is_absolute, local_path
 
-NOT_PLAIN = r"[%:]|//|/\.|^[/.]"
+# What only paths that are encoded, absolute or not normalised have.
+NOT_PLAIN = (b"%", b":", b"//", b"/.")
 
 
 def find_outside_files(location: str, files: pa.Table) -> list[str]:
@@ -19,11 +20,14 @@ def find_outside_files(location: str, files: pa.Table) -> list[str]:
     found: list[str] = []
     for name in ("path", "dv_path"):
         if name in files.column_names:
-            paths = files.column(name)
-            inside = pc.starts_with(paths, location.rstrip("/") + "/")
-            if location.startswith("/"):
-                inside = pc.and_not(inside, pc.match_substring(paths, "/../"))
-            found += [path for path in paths.filter(pc.invert(inside)).to_pylist() if path is not None]
+            for paths in files.column(name).chunks:
+                inside = pc.starts_with(paths, location.rstrip("/") + "/")
+                # The column is searched as a whole first, which takes a fifth of the time.
+                if location.startswith("/") and has_any(paths, b"/../"):
+                    inside = pc.and_not(inside, pc.match_substring(paths, "/../"))
+                if inside.false_count:
+                    outside = paths.filter(pc.invert(inside)).to_pylist()
+                    found += [path for path in outside if path is not None]
     return found
 
 
@@ -45,7 +49,8 @@ def find_roots(location: str, others: Iterable[str]) -> set[str]:
 def resolve_names(root: str, names: pa.Array) -> pa.Array:
     """Returns absolute locations of a Delta log's files, whose names are URL-encoded and mostly relative."""
     root = root.rstrip("/") + "/"
-    if not pc.any(pc.match_substring_regex(names, NOT_PLAIN), min_count=0).as_py():
+    is_relative = pc.invert(pc.or_(pc.starts_with(names, "/"), pc.starts_with(names, ".")))
+    if pc.all(is_relative, min_count=0).as_py() and not has_any(names, *NOT_PLAIN):
         return pc.binary_join_element_wise(root, names, "")
     resolved: list[str | None] = []
     for name in names.to_pylist():
@@ -80,15 +85,19 @@ def is_printable(values: pa.StringArray) -> bool:
 
 def is_plain(values: pa.StringArray, *, without: bytes = b"") -> bool:
     """Whether no text of a column has a backslash, a control character (with DEL) or the character `without`."""
-    if not is_printable(values):
-        return False
+    unwanted = [character for character in (b"\\", b"\x7f", without) if character]
+    return is_printable(values) and not has_any(values, *unwanted)
+
+
+def has_any(values: pa.StringArray, *parts: bytes) -> bool:
+    """Whether the characters of a column, all texts joined, have one of the parts."""
     text = memoryview(_characters(values)).tobytes()
-    return all(character not in text for character in (b"\\", b"\x7f", without) if character)
+    return any(part in text for part in parts)
 
 
 def _characters(values: pa.StringArray) -> pa.Buffer:
     _, offsets, characters = values.buffers()
-    if characters is None:
+    if characters is None or not len(values):
         return pa.py_buffer(b"")
     ends = memoryview(offsets).cast("i")
     first = ends[values.offset]

@@ -12,12 +12,13 @@ import os
 import time
 import uuid
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock, Thread
 from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
@@ -87,6 +88,8 @@ class IndexHeader(TableFolder):
 class FileIndex:
     """An open index. Batches are views into the mapped file, created once."""
 
+    is_written = True
+
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
             self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -94,14 +97,16 @@ class FileIndex:
         self._begin = buffer.address
         reader = pa.ipc.open_file(pa.BufferReader(buffer))
         self.schema: pa.Schema = reader.schema
-        fields = json.loads(self.schema.metadata[HEADER_KEY])
-        fields |= {"head": TableHead.from_json(fields["head"]), "roots": tuple(fields["roots"])}
-        self.header = IndexHeader(**fields)
+        self.header = _parse_header(self.schema.metadata[HEADER_KEY])
         self._batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """The files in batches of some thousand, in the order of their paths."""
+    def batches(self, columns: Collection[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """The files in batches of some thousand, in the order of their paths, at least with these columns."""
         return iter(self._batches)
+
+    def written(self) -> "FileIndex":
+        """Returns this index, or the same one in its file if it is not in a file yet."""
+        return self
 
     def give_back(self, batch: pa.RecordBatch, *, is_read: bool = True) -> None:
         """Releases the memory of a batch of a large index; not `is_read`: only a predicate and few files of it were."""
@@ -116,6 +121,13 @@ class FileIndex:
         start -= start % mmap.PAGESIZE
         # The pages stay in the page cache of the system, so the next reader does not wait for the disk.
         self._mapped.madvise(mmap.MADV_DONTNEED, start, end - start)
+
+
+def _parse_header(text: bytes) -> IndexHeader:
+    fields = json.loads(text)
+    return IndexHeader(
+        **{**fields, "head": TableHead.from_json(fields["head"]), "roots": tuple(fields["roots"])}
+    )
 
 
 def open_index(index_dir: Path, digest: str) -> FileIndex:
@@ -269,20 +281,31 @@ class CacheFolder(Generic[Opened]):
         identity: Sequence[object],
         write: Callable[[Path], None],
         is_good: Callable[[Opened], bool] = lambda _: True,
+        substitute: Callable[[], Opened | None] = lambda: None,
     ) -> Opened:
         """Returns the file with this identity; writes it if it is missing or not good.
 
+        If there is a `substitute`, it is returned until a thread has written the file.
+
         Raises:
             Unavailable: the folder cannot be written.
-            LakeshareError: from `write`; no file is kept then.
+            LakeshareError: from `write` or `substitute`; no file is kept then.
         """
         key = _key(identity)
         opened = self._find(key)
         if opened is not None and is_good(opened):
             return opened
-        with self._building[int(key[:8], 16) % LOCKS], self._alone(key):
+        with ExitStack() as locks:
+            locks.enter_context(self._alone(key))
             opened = self._find(key)
-            return opened if opened is not None and is_good(opened) else self._build(key, write)
+            if opened is not None and is_good(opened):
+                return opened
+            opened = substitute()
+            if opened is None:
+                return self._build(key, write)
+            self._keep(key, opened)
+            Thread(target=self._build_later, args=(locks.pop_all(), key, write), name=self.kind).start()
+            return opened
 
     def find(self, identity: Sequence[object]) -> Opened | None:
         return self._find(_key(identity))
@@ -329,6 +352,17 @@ class CacheFolder(Generic[Opened]):
         self._free_space(key)
         return self._keep(key, opened)
 
+    def _build_later(self, locks: ExitStack, key: str, write: Callable[[Path], None]) -> None:
+        with locks:
+            try:
+                self._build(key, write)
+            except Exception:
+                logger.exception(
+                    "%s of kind %s is not written: the next request builds it again", key, self.kind
+                )
+                with self._opening:
+                    self._open.pop(key, None)
+
     def _free_space(self, kept: str) -> None:
         """Removes the least recently used files; open ones stay readable until they are closed."""
         remove_abandoned(self.folder)
@@ -354,15 +388,17 @@ class CacheFolder(Generic[Opened]):
 
     @contextmanager
     def _alone(self, key: str) -> Iterator[None]:
-        """Locks out other processes that build the same file."""
-        try:
-            make_private(self.folder)
-            file = (self.folder / f".building-{self.kind}-{int(key[:8], 16) % LOCKS}").open("a")
-        except OSError as error:
-            raise self._unwritable(error) from error
-        with file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+        """Locks out other threads and processes that build the same file."""
+        number = int(key[:8], 16) % LOCKS
+        with self._building[number]:
+            try:
+                make_private(self.folder)
+                file = (self.folder / f".building-{self.kind}-{number}").open("a")
+            except OSError as error:
+                raise self._unwritable(error) from error
+            with file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                yield
 
 
 def _key(identity: Sequence[object]) -> str:
@@ -405,9 +441,13 @@ def _rename(values: pa.StructArray, fields: Sequence[Field]) -> pa.StructArray:
 BATCH_ROWS = 16_000
 # Files that are rendered at once: large enough for columnar speed, small enough for the memory.
 CHUNK_ROWS = 16_000
-LARGE_CHUNK_ROWS = 4 * CHUNK_ROWS
+LARGE_CHUNK_ROWS = 2 * CHUNK_ROWS
 RENDERERS = 2
-STRUCTS = ("partition", "min", "max", "null_count")
+# How long the file of an index waits for the first response to begin, and to end: it needs the processors.
+FIRST_READER_S, FIRST_RESPONSE_S = 1.0, 30.0
+FILE_COLUMNS = ("path", "size", "modification_time", "rows")
+BOUNDS = ("min", "max", "null_count")
+STRUCTS = ("partition", *BOUNDS)
 
 
 @dataclass(frozen=True)
@@ -438,18 +478,111 @@ def write_by_digest(index_dir: Path, write: Callable[[Path], Written]) -> tuple[
 
 def write_index_file(snapshot: TableSnapshot, path: Path) -> IndexHeader:
     """Writes an index that can be built again at any time: to the caller's path, not synced."""
-    with pa.OSFile(os.fsencode(path), "wb") as file:
-        return _write(file, snapshot)
+    return SnapshotIndex(snapshot).write(path)
 
 
-def _write(file: pa.NativeFile, snapshot: TableSnapshot) -> IndexHeader:
-    files, names = snapshot.files, snapshot.files.column_names
-    live_rows, outside = files.column("rows"), find_outside_files(snapshot.location, files)
-    columns = ["path", "size", "modification_time", "rows"]
-    if "dv_cardinality" in names:
-        columns.append("dv_cardinality")
+class SnapshotIndex(FileIndex):
+    """The index of a snapshot that is not in a file yet: its lines are rendered each time they are read.
+
+    `find_written` returns the same index in its file, which is written after the first reader of the batches.
+    """
+
+    is_written = False
+
+    def __init__(self, snapshot: TableSnapshot, find_written: Callable[[], FileIndex] | None = None) -> None:
+        self._snapshot, self._names = snapshot, PhysicalNames(snapshot.head)
+        self._find_written, self._has_reader, self._was_read = find_written, False, Event()
+        self._header_text = json.dumps(asdict(_make_header(snapshot)), sort_keys=True).encode()
+        # Its properties are in the same order as those in the file.
+        self.header = _parse_header(self._header_text)
+        self.schema = self._schema_of(snapshot.files)
+
+    @cached_property
+    def _whole(self) -> TableSnapshot:
+        return self._snapshot if self._snapshot.complete is None else self._snapshot.complete()
+
+    @cached_property
+    def _order(self) -> pa.Array:
+        return pc.sort_indices(self._snapshot.files.column("path"))
+
+    def _schema_of(self, files: pa.Table) -> pa.Schema:
+        columns = [name for name in (*FILE_COLUMNS, "dv_cardinality") if name in files.column_names]
+        columns += [name for name in STRUCTS if files.schema.field(name).type.num_fields]
+        fields = [files.schema.field(name) for name in columns]
+        fields += [pa.field(name, pa.string()) for name in LINE_COLUMNS]
+        return pa.schema(fields, {HEADER_KEY: self._header_text})
+
+    def batches(self, columns: Collection[str] | None = None) -> Iterator[pa.RecordBatch]:
+        needs_bounds = columns is None or not set(columns).isdisjoint(BOUNDS)
+        files = (self._whole if needs_bounds else self._snapshot).files
+        whole = self._schema_of(files)
+        schema = pa.schema(
+            [field for field in whole if columns is None or field.name in columns], whole.metadata
+        )
+        self._has_reader = True
+        try:
+            for chunk, lines in self._render(files, schema.names):
+                arrays = [lines[name] if name in lines else column_of(chunk, name) for name in schema.names]
+                yield from pa.Table.from_arrays(arrays, schema=schema).to_batches(BATCH_ROWS)
+        finally:
+            self._was_read.set()
+
+    def give_back(self, batch: pa.RecordBatch, *, is_read: bool = True) -> None:
+        """Does nothing: the batch is not mapped."""
+
+    def written(self) -> FileIndex:
+        self._was_read.set()
+        return self if self._find_written is None else self._find_written()
+
+    def write(self, path: Path) -> IndexHeader:
+        if self._snapshot.complete is not None and self._find_written is not None:
+            is_read = self._was_read.wait(FIRST_READER_S)
+            if self._has_reader and not is_read:
+                self._was_read.wait(FIRST_RESPONSE_S)
+        batches = self.batches()
+        schema = self._schema_of(self._whole.files)
+        with pa.OSFile(os.fsencode(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+        return self.header
+
+    def _render(
+        self, files: pa.Table, columns: Sequence[str]
+    ) -> Iterator[tuple[pa.Table, dict[str, pa.Array]]]:
+        """Chunks of files with their lines, in path order: later chunks are rendered while earlier ones are used."""
+        line_columns = [name for name in LINE_COLUMNS if name in columns]
+        if "stats" in files.column_names:
+            # The lines have the log's texts.
+            files = files.drop_columns([name for name in STRUCTS if name not in columns])
+        order, pieces = self._order, pieces_of(files)
+        # Rows of one chunk are in all pieces: with few rows from each, the calls would take longer than the work.
+        chunk_rows = CHUNK_ROWS if len(pieces) == 1 else LARGE_CHUNK_ROWS
+
+        def render(start: int) -> tuple[pa.Table, dict[str, pa.Array]]:
+            chunk = take_rows(pieces, order.slice(start, chunk_rows))
+            rendered = render_lines(self._names.of(chunk), self._names.partition_columns, line_columns)
+            return chunk, dict(zip(line_columns, rendered, strict=True))
+
+        pool = ThreadPoolExecutor(RENDERERS)
+        try:
+            ahead: deque[Future[tuple[pa.Table, dict[str, pa.Array]]]] = deque()
+            for start in range(0, files.num_rows, chunk_rows):
+                ahead.append(pool.submit(render, start))
+                if len(ahead) > RENDERERS:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        finally:
+            # A response that ends early must not wait for chunks that it does not need.
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _make_header(snapshot: TableSnapshot) -> IndexHeader:
+    files, outside = snapshot.files, find_outside_files(snapshot.location, snapshot.files)
+    live_rows = files.column("rows")
+    if "dv_cardinality" in files.column_names:
         live_rows = pc.subtract(live_rows, pc.fill_null(files.column("dv_cardinality"), 0))
-    header = IndexHeader(
+    return IndexHeader(
         layout=LAYOUT,
         table_format=snapshot.format,
         location=snapshot.location,
@@ -461,35 +594,6 @@ def _write(file: pa.NativeFile, snapshot: TableSnapshot) -> IndexHeader:
         files=files.num_rows,
         size_bytes=total(files.column("size")),
     )
-    columns += [name for name in STRUCTS if files.schema.field(name).type.num_fields]
-    fields = [files.schema.field(name) for name in columns]
-    fields += [pa.field(name, pa.string()) for name in LINE_COLUMNS]
-    schema = pa.schema(fields, {HEADER_KEY: json.dumps(asdict(header), sort_keys=True).encode()})
-    with pa.ipc.new_file(file, schema) as writer:
-        for chunk, lines in _render(files, PhysicalNames(snapshot.head)):
-            arrays = [*(column_of(chunk, name) for name in columns), *lines]
-            writer.write_table(pa.Table.from_arrays(arrays, schema=schema), max_chunksize=BATCH_ROWS)
-    return header
-
-
-def _render(files: pa.Table, names: PhysicalNames) -> Iterator[tuple[pa.Table, list[pa.Array]]]:
-    """Chunks of files with their lines, in path order: later chunks are rendered while earlier ones are written."""
-    order, pieces = pc.sort_indices(files.column("path")), pieces_of(files)
-    # Rows of one chunk are in all pieces: with few rows from each, the calls would take longer than the work.
-    chunk_rows = CHUNK_ROWS if len(pieces) == 1 else LARGE_CHUNK_ROWS
-
-    def render(start: int) -> tuple[pa.Table, list[pa.Array]]:
-        chunk = take_rows(pieces, order.slice(start, chunk_rows))
-        return chunk, render_lines(names.of(chunk), names.partition_columns)
-
-    with ThreadPoolExecutor(RENDERERS) as pool:
-        ahead: deque[Future[tuple[pa.Table, list[pa.Array]]]] = deque()
-        for start in range(0, files.num_rows, chunk_rows):
-            ahead.append(pool.submit(render, start))
-            if len(ahead) > RENDERERS:
-                yield ahead.popleft().result()
-        for chunk in ahead:
-            yield chunk.result()
 
 
 REVISION = 1
@@ -519,7 +623,28 @@ class IndexCache:
             if not (fetch(path) and _has_layout(path)):
                 write_index_file(build(), path)
 
-        return self._files.get(("index", LAYOUT, REVISION, *identity), write)
+        return self._files.get(self._identity(identity), write)
+
+    def get_early(self, identity: Sequence[object], build: Callable[[], TableSnapshot]) -> FileIndex:
+        """As `get`, but the index of a snapshot without bounds is returned before it is in its file."""
+        key, built = self._identity(identity), list[SnapshotIndex]()
+
+        def find_written() -> FileIndex:
+            return self._files.get(key, write, lambda index: index.is_written)
+
+        def substitute() -> SnapshotIndex | None:
+            snapshot = build()
+            built.append(SnapshotIndex(snapshot, find_written))
+            return None if snapshot.complete is None else built[0]
+
+        def write(path: Path) -> None:
+            index = built.pop() if built else SnapshotIndex(build())
+            index.write(path)
+
+        return self._files.get(key, write, substitute=substitute)
+
+    def _identity(self, identity: Sequence[object]) -> tuple[object, ...]:
+        return "index", LAYOUT, REVISION, *identity
 
 
 def _has_layout(path: Path) -> bool:

@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import pyarrow as pa
@@ -184,19 +185,22 @@ def total(values: pa.Array) -> int:
 LINE_COLUMNS = ("parquet_id", "delta_id", "common", "delta_rest", "dv_path", "dv_file_id", "dv_rest")
 
 
-def render_lines(files: pa.Table, partition_columns: tuple[str, ...]) -> list[pa.Array]:
-    """Returns the columns of `LINE_COLUMNS` for one chunk of a snapshot's files.
+def render_lines(
+    files: pa.Table, partition_columns: tuple[str, ...], columns: Sequence[str] = LINE_COLUMNS
+) -> list[pa.Array]:
+    """Returns these columns of `LINE_COLUMNS` for one chunk of a snapshot's files.
 
     Files of changes have the begin of `delta_rest` in the column rest.
     """
-    names = column_of(files, "name")
-    return [
-        file_ids(names, hashlib.md5),
-        file_ids(names, hashlib.sha256),
-        _common(files, partition_columns),
-        _delta_rest(files),
-        *_vectors(files),
-    ]
+    names, vectors = column_of(files, "name"), _vectors(files)
+    renderers: tuple[Callable[[], pa.Array], ...] = (
+        lambda: file_ids(names, hashlib.md5),
+        lambda: file_ids(names, hashlib.sha256),
+        lambda: _common(files, partition_columns),
+        lambda: _delta_rest(files),
+        *(partial(vectors.__getitem__, number) for number in range(3)),
+    )
+    return [render() for name, render in zip(LINE_COLUMNS, renderers, strict=True) if name in columns]
 
 
 def file_ids(names: pa.Array, digest: Callable[..., "hashlib._Hash"]) -> pa.Array:
@@ -237,7 +241,8 @@ def _logged_stats(texts: pa.Array) -> list[Part]:
     else:
         escaped = (None if text is None else PLAIN.escaped(text) for text in texts.to_pylist())
         quoted = pa.array(escaped, pa.string())
-    return [pc.fill_null(join_parts([',"stats":"', quoted, '"']), "")]
+    parts: list[Part] = [',"stats":"', quoted, '"']
+    return [pc.fill_null(join_parts(parts), "")] if texts.null_count else parts
 
 
 def _stats(files: pa.Table) -> list[Part]:

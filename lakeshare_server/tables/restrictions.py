@@ -6,7 +6,7 @@ values count, because they apply to all rows of a file, and only in the column's
 
 import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import lru_cache, reduce
@@ -190,8 +190,8 @@ class RestrictedIndex(FileIndex):
         head = without_counts(whole.header.head)
         self.header = replace(whole.header, head=head, rows=rows, files=files, size_bytes=size_bytes)
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        for mask, batch in zip(self._masks, self._whole.batches(), strict=True):
+    def batches(self, columns: Collection[str] | None = None) -> Iterator[pa.RecordBatch]:
+        for mask, batch in zip(self._masks, self._whole.batches(columns), strict=True):
             part = batch.filter(mask)
             self._whole.give_back(batch)
             yield part

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from dataclasses import field as dataclass_field
 from functools import cached_property, lru_cache
@@ -193,7 +193,7 @@ class TableSnapshot:
     (bytes), modification_time (ms), rows, and the structs partition, min, max and null_count, whose fields are columns.
     Null means unknown. If bounds ignore NaN, client_max has the upper bounds that recipients may use. Files of a Delta
     log also have columns that are passed on unchanged: partition_values and stats (texts), tags, row tracking, and the
-    deletion vector (dv_…).
+    deletion vector (dv_…). `complete` reads the snapshot with bounds (min, max and null_count) if this one has none.
     """
 
     format: str
@@ -202,3 +202,4 @@ class TableSnapshot:
     version: int | None = None
     snapshot_id: int | None = None
     files: pa.Table
+    complete: Callable[[], "TableSnapshot"] | None = None

@@ -23,7 +23,7 @@ from lakeshare_server.tables.delta.log import (
 )
 from lakeshare_server.tables.delta.snapshot import snapshot_of
 from lakeshare_server.tables.index import FileIndex, IndexHeader, describe_index
-from lakeshare_server.tables.snapshot import TableHead
+from lakeshare_server.tables.snapshot import TableHead, TableSnapshot
 from lakeshare_server.versions.published import (
     PinnedSnapshot,
     Version,
@@ -183,6 +183,8 @@ class FollowedLog:
 
 
 MAX_READ_ATTEMPTS = 2
+# The first response for a table with more files does not wait for its bounds and the file of its index.
+SMALL_FILES = 50_000
 
 
 class FollowedVersions:
@@ -276,9 +278,12 @@ class FollowedVersions:
 
     def _index(self, number: int) -> FileIndex:
         log = self._log
-        return self._sources.cache.get(
-            log.identity(number), lambda: snapshot_of(log.root, replay(log.stores, log.listing, number))
-        )
+
+        def build() -> TableSnapshot:
+            state = replay(log.stores, log.listing, number)
+            return snapshot_of(log.root, state, with_bounds=state.adds.num_rows <= SMALL_FILES)
+
+        return self._sources.cache.get_early(log.identity(number), build)
 
     def _publish(self, number: int) -> TableHead:
         """Add a version to the ledger, unless it is there; returns its head."""

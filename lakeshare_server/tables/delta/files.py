@@ -5,6 +5,7 @@ import math
 import posixpath
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
@@ -301,14 +302,17 @@ class Statistics:
 def parse_stats(texts: pa.Array, fields: Sequence[Field]) -> Statistics:
     bounds = _arrow_struct(fields, _read_as)
     counts = _arrow_struct(fields, lambda _: pa.int64())
-    members = {"numRecords": pa.int64(), "minValues": bounds, "maxValues": bounds, "nullCount": counts}
-    schema = pa.schema(members)
+    members = {"minValues": bounds, "maxValues": bounds, "nullCount": counts}
+    with_fields = {name: kind for name, kind in members.items() if kind.num_fields}
+    schema = pa.schema({"numRecords": pa.int64(), **with_fields})
     table, is_json = _parsed(texts, schema)
     rows = column_of(table, "numRecords")
     rows = pc.if_else(pc.greater_equal(rows, 0), rows, None)
     usable = pc.and_(is_json, pc.is_valid(rows))
 
     def shape(name: str, convert: Callable[[Field, pa.Array], pa.Array]) -> pa.StructArray:
+        if name not in with_fields:
+            return struct_of({}, len(texts))
         return _shape_values(column_of(table, name), fields, convert)
 
     return Statistics(
@@ -411,21 +415,30 @@ def _leaf(value: Any, kind: pa.DataType) -> Any:
         return None
 
 
+# Pieces of a table that are parsed at once: Arrow reads JSON in threads, but what is before and after it in one.
+PARSERS = 2
 AS_IN_THE_LOG = (
     *("size", "modification_time", "tags", "base_row_id", "default_row_commit_version"),
     *("clustering_provider", "dv_storage", "dv_offset", "dv_size"),
 )
 
 
-def snapshot_files(root: str, metadata: Mapping[str, Any], adds: pa.Table) -> pa.Table:
-    """The files in the form of `TableSnapshot`."""
+def snapshot_files(
+    root: str, metadata: Mapping[str, Any], adds: pa.Table, *, with_bounds: bool = True
+) -> pa.Table:
+    """The files in the form of `TableSnapshot`; without bounds, statistics have only the row counts."""
     require_whole(root, adds)
     partition_columns = list(metadata.get("partitionColumns") or ())
     fields = parse_schema(metadata["schemaString"])
     kinds = {field.name: field.type for field in fields}
     types = [str(kinds[column]) for column in partition_columns]
-    with_stats = [field for field in fields if field.name not in partition_columns]
-    pieces = [_piece_files(root, piece, partition_columns, types, with_stats) for piece in pieces_of(adds)]
+    with_stats = [field for field in fields if with_bounds and field.name not in partition_columns]
+
+    def parse(piece: pa.Table) -> pa.Table:
+        return _piece_files(root, piece, partition_columns, types, with_stats)
+
+    with ThreadPoolExecutor(PARSERS) as pool:
+        pieces = list(pool.map(parse, pieces_of(adds)))
     if len(pieces) == 1:
         return pieces[0]
     read = [piece.schema.field("partition").type for piece in pieces]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
-from itertools import pairwise, takewhile
+from itertools import chain, pairwise, takewhile
 from typing import Any, TypeAlias, TypeVar
 
 import orjson
@@ -272,6 +272,8 @@ def parse_commit(body: bytes, first: int, last: int, modified_ms: int) -> Commit
     return commit
 
 
+# Arrow decodes the members of a struct in one thread: row groups are decoded in several.
+DECODERS = 2
 # Rows of other actions: a checkpoint with few of them is sliced without copying.
 FEW_NULLS = 8
 SMALL = ("protocol", "metaData", "sidecar")
@@ -344,9 +346,17 @@ def read_checkpoint_file(name: str, file: Any, into: CheckpointState, add_fields
         if add_fields and "add" in schema.names:
             members = {member.name for member in schema.field("add").type}
             columns += [f"add.{name}" for name in add_fields if name in members]
-        # Arrow reads no struct with more than 2 GiB of texts at once.
-        for batch in parquet.iter_batches(PIECE_ROWS, columns=columns):
-            _add_batch(batch, into)
+        groups = range(parquet.num_row_groups)
+        share = max(1, -(-len(groups) // DECODERS))
+
+        def decode(first: int) -> list[pa.RecordBatch]:
+            # Arrow reads no struct with more than 2 GiB of texts at once.
+            several = list(groups[first : first + share])
+            return list(parquet.iter_batches(PIECE_ROWS, several, columns))
+
+        with ThreadPoolExecutor(DECODERS) as pool:
+            for batch in chain.from_iterable(pool.map(decode, groups[::share])):
+                _add_batch(batch, into)
 
 
 def _add_batch(batch: pa.RecordBatch, state: CheckpointState) -> None:
@@ -483,7 +493,8 @@ def _drop_seen(table: pa.Table, seen: set[Key]) -> pa.Table:
     paths = pa.array(sorted({path for path, _ in seen}), pa.string())
     names = table.column("path")
     # Absolute paths have several spellings: they are compared one by one.
-    suspects = pc.or_(pc.is_in(names, paths), pc.match_substring_regex(names, "^(/|file:)"))
+    is_absolute = pc.or_(pc.starts_with(names, "/"), pc.starts_with(names, "file:"))
+    suspects = pc.or_(pc.is_in(names, paths), is_absolute)
     if not pc.any(suspects, min_count=0).as_py():
         return table
     suspected = table.filter(suspects)

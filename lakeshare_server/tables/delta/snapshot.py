@@ -119,15 +119,18 @@ def _no_such_version(root: str, version: int, why: str) -> Unserveable:
     )
 
 
-def snapshot_of(root: str, state: TableState) -> TableSnapshot:
-    """Returns the snapshot of a replayed log."""
+def snapshot_of(root: str, state: TableState, *, with_bounds: bool = True) -> TableSnapshot:
+    """Returns the snapshot of a replayed log; without bounds, in half the time."""
     try:
         require_known(state.protocol)
         head = make_delta_head(state.protocol, state.metadata, state.adds)
-        files = snapshot_files(root, state.metadata, state.adds)
+        files = snapshot_files(root, state.metadata, state.adds, with_bounds=with_bounds)
     except NOT_AS_SPECIFIED as error:
         raise TableFilesMissing(root, "the protocol or the metadata in its log is not whole") from error
-    return TableSnapshot(format="delta", location=root, head=head, version=state.version, files=files)
+    complete = None if with_bounds else lambda: snapshot_of(root, state)
+    return TableSnapshot(
+        format="delta", location=root, head=head, version=state.version, files=files, complete=complete
+    )
 
 
 def require_known(protocol: Mapping[str, Any]) -> None:

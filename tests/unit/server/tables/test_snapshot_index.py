@@ -1,0 +1,134 @@
+"""The index of a large table is used before its file is written, and gives the same lines as from the file."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from lakeshare_server.access.rules import parse_rule
+from lakeshare_server.protocol.lines import Progress, ResponseFormat, SnapshotLines, SnapshotResponse
+from lakeshare_server.settings import ServerSettings
+from lakeshare_server.storage import Stores
+from lakeshare_server.tables import TableSnapshot, read_delta, write_index
+from lakeshare_server.tables import index as indexes
+from lakeshare_server.tables.delta.log import list_log, replay
+from lakeshare_server.tables.delta.snapshot import snapshot_of
+from lakeshare_server.tables.index import FileIndex, IndexCache, SnapshotIndex, open_index
+from lakeshare_server.tables.predicates import EVERYTHING, Predicate
+from tests.builders.lake_tables import a_delta_table, append_delta, some_rows
+
+DAY, DISTANCE = parse_rule("day = DATE '2013-01-01'"), parse_rule("distance > 1000")
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    location = a_delta_table(tmp_path_factory.mktemp("early") / "table")
+    append_delta(location, some_rows(days=2))
+    # In an order that is not that of their names.
+    properties = {"delta.checkpointInterval": "7", "delta.appendOnly": "true", "b": "1", "a": "2"}
+    DeltaTable(location).alter.set_table_properties(properties, raise_if_not_exists=False)
+    return location
+
+
+def a_snapshot(table: Path) -> TableSnapshot:
+    """The snapshot of version 2, without bounds."""
+    stores, root = Stores(ServerSettings()), str(table)
+    return snapshot_of(root, replay(stores, list_log(stores, root), 2), with_bounds=False)
+
+
+@pytest.fixture(autouse=True)
+def waiting_for_the_first_response(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(indexes, "FIRST_READER_S", 60.0)
+
+
+def sent(index: FileIndex, response_format: ResponseFormat, predicate: Predicate, limit: int | None) -> bytes:
+    lines = SnapshotLines(response_format=response_format, ids=response_format, expires_at_ms=5)
+    response = SnapshotResponse(index=index, predicate=predicate, rows_wanted=limit)
+
+    def sign(paths: pa.StringArray) -> list[bytes]:
+        return [path.encode() for path in paths.to_pylist()]
+
+    return b"".join(response.render(lines, sign, Progress()))
+
+
+@pytest.mark.parametrize("response_format", ["parquet", "delta"])
+@pytest.mark.parametrize(
+    ("predicate", "limit"), [(EVERYTHING, None), (DAY, None), (DISTANCE, None), (DISTANCE, 3)]
+)
+def test_lines_are_those_of_the_file(
+    table: Path, tmp_path: Path, response_format: ResponseFormat, predicate: Predicate, limit: int | None
+) -> None:
+    early = SnapshotIndex(a_snapshot(table))
+    written = open_index(tmp_path, write_index(read_delta(str(table)), tmp_path).digest)
+    found = sent(early, response_format, predicate, limit)
+    assert found == sent(written, response_format, predicate, limit)
+    assert found
+    # Text, because the order of properties is part of the response.
+    assert repr(early.header) == repr(written.header)
+
+
+def test_the_file_has_the_bytes_that_a_publication_has(table: Path, tmp_path: Path) -> None:
+    early = write_index(a_snapshot(table), tmp_path / "early")
+    assert early.digest == write_index(read_delta(str(table)), tmp_path / "whole").digest
+
+
+def test_only_requested_columns_are_rendered(table: Path) -> None:
+    early = SnapshotIndex(a_snapshot(table))
+    [batch] = early.batches(["path", "common", "rows"])
+    assert batch.schema.names == ["path", "rows", "common"]
+    assert batch.num_rows == early.header.files == 5
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[IndexCache]:
+    yield IndexCache(tmp_path / "cache", 10**9)
+    for thread in threading.enumerate():
+        if thread.name == "index":
+            thread.join(30)
+
+
+def test_the_file_is_written_once_after_the_first_response(
+    table: Path, tmp_path: Path, cache: IndexCache
+) -> None:
+    built = list[int]()
+
+    def build() -> TableSnapshot:
+        built.append(1)
+        return a_snapshot(table)
+
+    def get() -> FileIndex:
+        return cache.get_early(("table",), build)
+
+    early = get()
+    assert (early.is_written, get()) == (False, early)
+    assert not list(tmp_path.glob("cache/*.arrow"))
+    assert list(early.batches(["path"]))
+    written = early.written()
+    assert (written.is_written, get(), built) == (True, written, [1])
+    assert len(list(tmp_path.glob("cache/*.arrow"))) == 1
+
+
+def test_a_file_that_cannot_be_written_is_written_by_the_next_request(
+    table: Path,
+    tmp_path: Path,
+    cache: IndexCache,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(self: SnapshotIndex, path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(SnapshotIndex, "write", refuse)
+        early = cache.get_early(("table",), lambda: a_snapshot(table))
+        for thread in threading.enumerate():
+            if thread.name == "index":
+                thread.join(30)
+    assert "the next request builds it again" in caplog.text
+    assert not list(tmp_path.glob("cache/*.arrow"))
+    again = cache.get_early(("table",), lambda: a_snapshot(table))
+    assert again is not early
+    assert again.written().is_written
