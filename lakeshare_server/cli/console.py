@@ -3,8 +3,8 @@
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
@@ -98,11 +98,19 @@ def parse_moment(option: str, text: str | None) -> datetime | None:
     """A time with its zone in ISO 8601; raises `BadRequest` for anything else."""
     if text is None:
         return None
-    with suppress(ValueError):
+    with suppress(ValueError, OverflowError):
         parsed = datetime.fromisoformat(text)
         if parsed.tzinfo is not None:
-            return parsed
+            return parsed.astimezone(UTC)
     raise BadRequest(option, text, "Give a time with its zone, like 2027-01-01T00:00:00Z.")
+
+
+def shift_now(option: str, days: int, direction: Literal[1, -1] = 1) -> datetime:
+    """The moment so many days after now, or before it; raises `BadRequest` for one that no calendar has."""
+    try:
+        return datetime.now(UTC) + direction * timedelta(days=days)
+    except OverflowError as error:
+        raise BadRequest(option, days, "Give fewer days: years are from 1 to 9999.") from error
 
 
 def parse_properties(option: str, pairs: Sequence[str]) -> dict[str, str]:
