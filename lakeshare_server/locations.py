@@ -188,3 +188,12 @@ def find_root(location: str) -> str:
 
 def is_absolute(name: str) -> bool:
     return name.startswith("/") or bool(urlsplit(name).scheme)
+
+
+def is_web_address(text: str) -> bool:
+    """Whether a text is a URL with a host of http or https."""
+    try:
+        parts = urlsplit(text)
+    except ValueError:  # as for https://[
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname)

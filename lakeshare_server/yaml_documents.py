@@ -229,6 +229,11 @@ def _find_remedy(fault: Mapping[str, Any]) -> str:
             return "Input should be a mapping."
         case "value_error":
             return f"{str(fault['ctx']['error']).rstrip('.')}."
+        # Pydantic counts the characters of a text with a check of its own as items.
+        case "too_short" if isinstance(fault["input"], str):
+            return f"Give {fault['ctx']['min_length']} or more characters."
+        case "too_long" if isinstance(fault["input"], str):
+            return f"Give {fault['ctx']['max_length']} or fewer characters."
         case "string_type" if isinstance(fault["input"], int | float | date):
             return "Write it in quotes: YAML takes it for something else than text."
     return f"{fault['msg']}.".replace("tuple", "list").replace("Tuple", "List")

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Any, Literal, get_args
-from urllib.parse import urlsplit
 
 from sqlalchemy import ColumnElement, Select, delete, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
@@ -39,6 +38,7 @@ from lakeshare_server.catalog.sharing import (
     require_choice,
     require_name,
     require_not_revoked,
+    require_storable,
     touch_row,
 )
 from lakeshare_server.catalog.states import (
@@ -55,6 +55,7 @@ from lakeshare_server.catalog.states import (
     token_from_row,
 )
 from lakeshare_server.errors import BadRequest, CatalogConflict, LinkEnded, NameTaken, NotFound
+from lakeshare_server.locations import is_web_address
 
 TOKEN_BYTES = 32
 
@@ -527,8 +528,7 @@ def _require_unambiguous(edit: Edit, row: RecipientRow, policy: FederationPolicy
 
 def _require_usable(policy: FederationPolicy) -> None:
     require_name("policy", policy.name)
-    parsed = urlsplit(policy.issuer)
-    if parsed.scheme not in ("https", "http") or not parsed.hostname or parsed.query or parsed.fragment:
+    if not is_web_address(policy.issuer) or {"?", "#"} & set(policy.issuer):
         raise BadRequest("issuer", policy.issuer, "Give the issuer's URL as its tokens say it in `iss`.")
     for claim, value in (("subject_claim", policy.subject_claim), ("subject", policy.subject)):
         if not 0 < len(value) <= 255 or not value.isprintable():
@@ -536,6 +536,8 @@ def _require_usable(policy: FederationPolicy) -> None:
     if not policy.audiences or not all(0 < len(audience) <= 255 for audience in policy.audiences):
         hint = "Name at least one audience, each of 1 to 255 characters."
         raise BadRequest("audiences", list(policy.audiences), hint)
+    for audience in policy.audiences:
+        require_storable("audiences", audience)
 
 
 Role = Literal["owner", "steward", "auditor"]

@@ -246,6 +246,8 @@ NAME_PATTERN = re.compile(r"[^\x00-\x20\x7f/.]{1,255}")
 # Clients put names into URLs as they are (delta-sharing 1.4 for Python): there `#` and `?` end the path, and `%` begins
 # an escape.
 OF_URLS = frozenset("#?%")
+SURROGATE = re.compile("[\ud800-\udfff]")
+STORABLE_HINT = "Leave out NUL and halves of surrogate pairs: no database keeps them."
 # Control characters, white space and halves of surrogate pairs.
 INVISIBLE = frozenset({"Cc", "Cs", "Zl", "Zp", "Zs"})
 NAME_HINT = "Names have 1 to 255 characters and no space, slash, dot, #, ?, % or control character."
@@ -261,6 +263,17 @@ def is_name(name: str) -> bool:
     return NAME_PATTERN.fullmatch(name) is not None and not any(
         character in OF_URLS or unicodedata.category(character) in INVISIBLE for character in name
     )
+
+
+def is_storable(text: str) -> bool:
+    """Whether each database keeps the text as it is: without NUL and halves of surrogate pairs."""
+    return "\x00" not in text and (text.isascii() or SURROGATE.search(text) is None)
+
+
+def require_storable(field: str, text: str) -> None:
+    """Refuses with BadRequest a text that a database does not keep."""
+    if not is_storable(text):
+        raise BadRequest(field, text, STORABLE_HINT)
 
 
 def require_name(field: str, name: str) -> None:
@@ -314,9 +327,10 @@ def require_properties(field: str, properties: Mapping[str, str] | None) -> dict
         if key.lower().startswith(RESERVED):
             hint = f"Keys that begin with {' or '.join(RESERVED)} are reserved; take another."
             raise BadRequest(field, key, hint)
-        if not isinstance(value, str) or len(value) > MAX_PROPERTY_CHARS or "\x00" in value:
+        if not isinstance(value, str) or len(value) > MAX_PROPERTY_CHARS:
             hint = f"Values are texts of up to {MAX_PROPERTY_CHARS} characters."
             raise BadRequest(f"{field}.{key}", value, hint)
+        require_storable(f"{field}.{key}", value)
     return dict(properties or {}) or None
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from lakeshare_server.cli.console import edit_catalog, open_state_catalog, operator_name
+from lakeshare_server.cli.console import edit_catalog, open_state_catalog, operator_name, shift_now
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.lazy import LazyModule
 from lakeshare_server.settings import StateSettings, make_private
@@ -45,7 +45,7 @@ def add_key(
     days: Annotated[int | None, typer.Option(min=1, help="Days until it expires; never by default.")] = None,
 ) -> None:
     """Create a key and print it; it is stored nowhere."""
-    expires_at = None if days is None else datetime.now(UTC) + timedelta(days=days)
+    expires_at = None if days is None else shift_now("--days", days)
     with edit_catalog() as edit:
         added, key = credentials.add_admin_key(edit, name, role, expires_at=expires_at)
     until = _until(added.expires_at)
@@ -238,7 +238,7 @@ def prune_events(
     retention_days = days or StateSettings().audit_retention_days
     if retention_days is None:
         raise BadRequest("--days", None, "Give it, or set LAKESHARE_AUDIT_RETENTION_DAYS.")
-    before = datetime.now(UTC) - timedelta(days=retention_days)
+    before = shift_now("--days", retention_days, -1)
     pruned = audit.prune(_complete_catalog(), before, operator_name())
     typer.echo(f"{pruned.events} events of more than {retention_days} days ago are removed")
 
@@ -259,7 +259,8 @@ def usage(
         if name not in maintenance.DIMENSIONS:
             raise BadRequest("--by", name, f"It is one of {', '.join(maintenance.DIMENSIONS)}.")
     today = datetime.now(UTC).date()
-    counted = audit.read_usage(_complete_catalog(), today - timedelta(days=days - 1), today, recipient, table)
+    first = shift_now("--days", days, -1).date() + timedelta(days=1)
+    counted = audit.read_usage(_complete_catalog(), first, today, recipient, table)
     rows = audit.group_usage(counted, dimensions)
     typer.echo(_format_rows(rows, [*dimensions, *maintenance.COUNTS, "versions"], shape), nl=False)
 

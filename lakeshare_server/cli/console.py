@@ -4,10 +4,10 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -152,11 +152,19 @@ def parse_moment(option: str, text: str | None) -> datetime | None:
     """A time with its zone in ISO 8601; raises `BadRequest` for anything else."""
     if text is None:
         return None
-    with suppress(ValueError):
+    with suppress(ValueError, OverflowError):
         parsed = datetime.fromisoformat(text)
         if parsed.tzinfo is not None:
-            return parsed
+            return parsed.astimezone(UTC)
     raise BadRequest(option, text, "Give a time with its zone, like 2027-01-01T00:00:00Z.")
+
+
+def shift_now(option: str, days: int, direction: Literal[1, -1] = 1) -> datetime:
+    """The moment so many days after now, or before it; raises `BadRequest` for one that no calendar has."""
+    try:
+        return datetime.now(UTC) + direction * timedelta(days=days)
+    except OverflowError as error:
+        raise BadRequest(option, days, "Give fewer days: years are from 1 to 9999.") from error
 
 
 def parse_properties(option: str, pairs: Sequence[str]) -> dict[str, str]:

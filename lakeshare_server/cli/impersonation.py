@@ -85,7 +85,12 @@ class ImpersonatingClient:
                 return items
 
     async def _request(self, method: str, path: str, **content: Any) -> "httpx.Response":
-        response = await self.client.request(method, path, **content)
+        import httpx
+
+        try:
+            response = await self.client.request(method, path, **content)
+        except httpx.InvalidURL as error:
+            raise BadRequest("the path", path, f"{error}: give a name of the listings.") from error
         if not response.is_success:
             raise AccessRefused(self.recipient, response)
         return response
@@ -130,7 +135,9 @@ def capabilities_of(client_id: str) -> str:
 
 def table_url_path(table: str) -> str:
     """The path of `share.schema.table` below the protocol's root."""
-    share, schema, name = (quote(part, safe="") for part in parse_shared_path("TABLE", table))
+    share, schema, name = (
+        quote(part, safe="", errors="replace") for part in parse_shared_path("TABLE", table)
+    )
     return f"shares/{share}/schemas/{schema}/tables/{name}"
 
 
@@ -198,7 +205,10 @@ def tables(
 
     async def list_tables(client: ImpersonatingClient) -> list[str]:
         names = [share] if share is not None else [item["name"] for item in await client.items("shares")]
-        listings = [await client.items(f"shares/{quote(name, safe='')}/all-tables") for name in names]
+        listings = [
+            await client.items(f"shares/{quote(name, safe='', errors='replace')}/all-tables")
+            for name in names
+        ]
         return [f"{item['share']}.{item['schema']}.{item['name']}" for items in listings for item in items]
 
     for name in _run_as_recipient(context, list_tables):

@@ -21,10 +21,12 @@ from lakeshare_server.cli.console import (
     operator_name,
     parse_moment,
     parse_properties,
+    shift_now,
     text_options,
 )
 from lakeshare_server.errors import BadRequest, Unavailable
 from lakeshare_server.lazy import LazyModule
+from lakeshare_server.locations import is_web_address
 from lakeshare_server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -177,7 +179,7 @@ def invite_recipient(
     Example: lakeshare recipient invite acme --link-days 7 --token-days 365
     """
     with edit_catalog() as edit:
-        life, expires_at = timedelta(days=link_days), _expires_at(token_days)
+        life, expires_at = timedelta(days=link_days), _expires_at("--token-days", token_days)
         link, code = credentials.create_link(edit, name, link_life=life, token_expires_at=expires_at)
     _print_link(link, code, url)
 
@@ -197,8 +199,7 @@ def activate(
     """
     import httpx
 
-    parts = urlsplit(link)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if not is_web_address(link):
         raise BadRequest("LINK", link, "Give the whole link, from https:// on.")
     with httpx.Client(headers={"Accept": "application/json"}, timeout=RESPONSE_TIMEOUT_S) as client:
         offer = _request_link(client, "GET", link)
@@ -276,8 +277,8 @@ def _print_link(link: "LinkState", code: str, url: str | None) -> None:
     )
 
 
-def _expires_at(days: int | None) -> datetime | None:
-    return None if days is None else datetime.now(UTC) + timedelta(days=days)
+def _expires_at(option: str, days: int | None) -> datetime | None:
+    return None if days is None else shift_now(option, days)
 
 
 @recipient_app.command("add")
@@ -307,10 +308,10 @@ def add_recipient(
         for share_name in {each.lower(): each for each in share}.values():
             sharing.grant(edit, share_name, recipient=name)
         if invite:
-            life, expires_at = timedelta(days=link_days), _expires_at(days)
+            life, expires_at = timedelta(days=link_days), _expires_at("--days", days)
             made_link = credentials.create_link(edit, name, link_life=life, token_expires_at=expires_at)
         elif by != "oidc":
-            issued = credentials.issue_token(edit, name, expires_at=_expires_at(days))
+            issued = credentials.issue_token(edit, name, expires_at=_expires_at("--days", days))
         grants = states.list_grants(edit.session, recipient=name)
         recipient = states.get_recipient(edit.session, name)
     if made_link is not None:
@@ -340,7 +341,7 @@ def rotate_recipient(
 ) -> None:
     """Issue a new token, or client secret, and profile; the old one stops working at once."""
     with edit_catalog() as edit:
-        issued = credentials.rotate_token(edit, name, expires_at=_expires_at(days))
+        issued = credentials.rotate_token(edit, name, expires_at=_expires_at("--days", days))
         recipient = states.get_recipient(edit.session, name)
     _write_issued(profile or Path(f"{recipient.name}.share"), url, recipient, issued)
 

@@ -2,15 +2,18 @@
 
 The inputs are in `refusals/`, one file for each surface. An input begins in a line of its own; indented lines belong to
 the input before. `{{x * 300}}` stands for the text x 300 times, `<folder>` and `<server>` for those of the run, and
-`<link bob>` for the activation link of bob. Options stand in front: `[as=auditor; if-match="9"]`.
+`<link bob>` for the activation link of bob. Options stand in front: `[as=auditor; if-match="9"]`,
+and `[escaped]` for escapes like `\\udcff`.
 The texts of refused contracts are in `tests/unit/pipelines/contracts/test_contract_refusals.py`.
 """
 
 import re
 import shlex
+from codecs import decode
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
+from datetime import date
 from functools import partial
 from importlib.metadata import entry_points
 from io import StringIO
@@ -18,6 +21,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 from sqlalchemy import MetaData, select
 
 from lakeshare_pipelines.settings import LakeSettings
@@ -25,7 +29,9 @@ from lakeshare_server.access.authentication import write_profile
 from lakeshare_server.catalog import DeclaredShare, SharedTable, apply_shares
 from lakeshare_server.catalog.credentials import add_admin_key
 from lakeshare_server.catalog.declared import apply_files, read_files
+from lakeshare_server.catalog.declared.apply import RetiredTable
 from lakeshare_server.catalog.sharing import editing
+from lakeshare_server.errors import LakeshareError
 from lakeshare_server.provider.following import Provider
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.sql.grammar import SqlError, StatementRefused
@@ -128,7 +134,8 @@ def read_inputs(surface: str) -> Iterator[BadInput | str]:
         found = OPTIONS.match(text)
         pairs = found[1].split("; ") if found else []
         options = {name: value for name, _, value in (pair.partition("=") for pair in pairs)}
-        yield BadInput(written, text[found.end() if found else 0 :], options)
+        text = text[found.end() if found else 0 :]
+        yield BadInput(written, decode(text, "unicode_escape") if "escaped" in options else text, options)
 
 
 @pytest.fixture(scope="module")
@@ -196,6 +203,20 @@ def refuse_statement(site: Site, bad: BadInput) -> str | None:
     return None
 
 
+def refuse_declaration(site: Site, bad: BadInput) -> str | None:
+    """Applies shares of contracts, `{share: {schema.table: lake's table}}`, where a contract has declared one."""
+    shares = [
+        DeclaredShare(share, tuple(SharedTable(*path.split(".", 1), table) for path, table in tables.items()))
+        for share, tables in yaml.safe_load(bad.text).items()
+    ]
+    retired = [RetiredTable(bad.options["retired"], date(2999, 1, 1))] if "retired" in bad.options else []
+    try:
+        apply_shares(site.provider.catalog, shares, retired)
+    except LakeshareError as error:
+        return f"{type(error).__name__}\n{error}"
+    return None
+
+
 def refuse_command(site: Site, bad: BadInput) -> str | None:
     """Runs a command of either package in this process; its exit code and what it prints."""
     printed = StringIO()
@@ -246,6 +267,7 @@ def refuse_request(site: Site, bad: BadInput, base: str, usual: str) -> str | No
 SURFACES: Mapping[str, Refuse] = {
     "sql": refuse_statement,
     "declared": refuse_file,
+    "contracts": refuse_declaration,
     "commands": refuse_command,
     "admin_api": partial(refuse_request, base="/api/2.1/opensharing/provider", usual="owner"),
     "sharing": partial(refuse_request, base="/delta-sharing/shares", usual="bob"),

@@ -26,7 +26,7 @@ from pydantic import (
 
 from lakeshare_server.catalog.ledger import CHECK_EVERY_S, is_location_pattern
 from lakeshare_server.catalog.models import MAX_LONG
-from lakeshare_server.catalog.sharing import NAME_HINT, NAME_PATTERN
+from lakeshare_server.catalog.sharing import NAME_HINT, NAME_PATTERN, STORABLE_HINT, is_storable
 from lakeshare_server.catalog.states import FederationPolicy
 from lakeshare_server.errors import (
     BadRequest,
@@ -42,14 +42,13 @@ from lakeshare_server.yaml_documents import Parsed, PathInDocument, explain_faul
 
 OF_CONTRACTS = frozenset({"table", "kind", "comment", "history", "retire_date", "successor"})
 HAS_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
-SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_LABEL_CHARS, MAX_LAKE_TABLE_CHARS = 255, 512
 
 
 def _storable(text: str) -> str:
     # The catalog replaces these characters by U+FFFD, and each further apply would find a difference.
-    if (not text.isascii() and SURROGATE.search(text)) or "\x00" in text:
-        raise ValueError("Leave out NUL and halves of surrogate pairs: no database keeps them.")
+    if not is_storable(text):
+        raise ValueError(STORABLE_HINT)
     return text
 
 
@@ -80,9 +79,10 @@ def _moment(value: Any) -> Any:
     if isinstance(value, str):
         with suppress(ValueError):
             value = datetime.fromisoformat(value)
-    if not isinstance(value, datetime) or value.tzinfo is None:
-        raise ValueError("Give a time with its zone, like 2027-01-01T00:00:00Z.")
-    return value.astimezone(UTC)
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        with suppress(OverflowError):
+            return value.astimezone(UTC)
+    raise ValueError("Give a time with its zone, like 2027-01-01T00:00:00Z.")
 
 
 def _network(text: str) -> str:

@@ -306,22 +306,32 @@ def _add_shared(
 def _yaml_files(paths: Sequence[Path]) -> list[Path]:
     files: dict[Path, Path] = {}
     for path in paths:
-        inside = [path]
-        if path.is_dir():
-            # Hidden folders, like .github/, belong to other tools.
-            inside = sorted(
-                file
-                for file in path.rglob("*")
-                if file.suffix in ENDINGS
-                and file.is_file()
-                and not any(part.startswith(".") for part in file.relative_to(path).parts)
-            )
-            if not inside:
-                hint = "Give a folder with .yaml files."
-                raise DocumentError(path, 1, "the folder", "has no YAML file", hint)
-        for file in inside:
-            files.setdefault(file.resolve(), file)
+        try:
+            for file in _list_inside(path):
+                files.setdefault(file.resolve(), file)
+        except OSError as error:
+            problem = f"cannot be read: {error.strerror}"
+            raise DocumentError(
+                path, 1, "the file", problem, "Give a readable YAML file in UTF-8."
+            ) from error
     return list(files.values())
+
+
+def _list_inside(path: Path) -> list[Path]:
+    """The YAML files in a folder; of a file itself."""
+    if not path.is_dir():
+        return [path]
+    # Hidden folders, like .github/, belong to other tools.
+    inside = sorted(
+        file
+        for file in path.rglob("*")
+        if file.suffix in ENDINGS
+        and file.is_file()
+        and not any(part.startswith(".") for part in file.relative_to(path).parts)
+    )
+    if not inside:
+        raise DocumentError(path, 1, "the folder", "has no YAML file", "Give a folder with .yaml files.")
+    return inside
 
 
 def _read(path: Path) -> tuple[SourceFile, Document]:

@@ -89,28 +89,3 @@ def test_what_was_made_by_hand_is_left_alone(catalog: Catalog) -> None:
     with pytest.raises(BadRequest, match=r"s\.a\.by_hand.*by hand"):
         apply_shares(catalog, [a_share("s", "a.new", "a.by_hand=lake.other")])
     assert list(ids(catalog)) == ["s.a.by_hand"]
-
-
-def test_names_the_protocol_cannot_carry_are_refused_by_field(
-    catalog: Catalog, subtests: pytest.Subtests
-) -> None:
-    for share, field in (
-        (a_share("a b", "a.x"), "share"),
-        (a_share("a.b", "a.x"), "share"),
-        (a_share("", "a.x"), "share"),
-        (a_share("x" * 256, "a.x"), "share"),
-        (DeclaredShare("s", (SharedTable("a/b", "x", "l"),)), "schema"),
-        (DeclaredShare("s", (SharedTable("a", "x\x7f", "l"),)), "table"),
-        (DeclaredShare("s", (SharedTable("a", "x.y", "l"),)), "table"),
-        (a_share("s", "a.x", "A.X"), "table"),
-    ):
-        with subtests.test(share=share):
-            with pytest.raises(BadRequest) as refused:
-                apply_shares(catalog, [a_share("good", "a.x"), share])
-            assert refused.value.field == field
-            assert list_all_shared_tables(catalog) == []
-
-
-def test_a_share_declared_twice_is_refused(catalog: Catalog) -> None:
-    with pytest.raises(BadRequest, match="declared twice"):
-        apply_shares(catalog, [a_share("s", "a.x"), a_share("S", "a.y")])

@@ -9,6 +9,7 @@ from lakeshare_pipelines.contracts import load_contracts
 from lakeshare_pipelines.errors import ContractError
 from tests.builders.snapshots import check_snapshot
 from tests.unit.pipelines.contracts import test_contract_errors as errors
+from tests.unit.pipelines.contracts import test_contract_inputs as inputs
 from tests.unit.pipelines.contracts import test_contract_views as views
 
 Case = tuple[str, Callable[[Path], object]]
@@ -189,6 +190,20 @@ WRONG_PROPERTIES: tuple[tuple[str, str, Any], ...] = (
 )  # fmt: skip
 
 
+# The table `t` of the set `gold`, beside the sets raw (daily), names and above, which reads gold.
+WRONG_INPUTS: tuple[dict[str, Any], ...] = (
+    {"transform": "lake.gold:make", "inputs": ["above.t"]},
+    {"transform": "lake.gold:make", "inputs": ["raw.tt"]},
+    {"transform": "make", "inputs": ["raw.t"]},
+    {"source": "gold", "inputs": ["raw.t"]},
+    {"transform": "lake.gold:make", "inputs": ["t", "raw.t"]},
+    {"transform": "lake.gold:make"},
+    {"derive": "SELECT * FROM {t}", "inputs": ["raw.t"]},
+    {"daily": True, "transform": "lake.gold:make", "inputs": ["names.t"]},
+    {"daily": {"kind": "daily", "timeZone": "Europe/Berlin"}, "transform": "a:b", "inputs": ["raw.t"]},
+)
+
+
 def set_value(contract: dict[str, Any], path: str, value: object) -> None:
     """Sets the value at a dotted path; a list grows by an index behind its end."""
     *steps, last = [int(step) if step.isdigit() else step for step in path.split(".")]
@@ -215,6 +230,20 @@ def load_bytes(content: bytes, folder: Path) -> object:
     return load_contracts(folder)
 
 
+def load_sets(folder: Path, gold: dict[str, Any]) -> object:
+    inputs.write(folder, "raw", daily=True, source="raw")
+    inputs.write(folder, "names", source="names")
+    inputs.write(folder, "above", transform="lake.gold:make", inputs=["gold.t"])
+    inputs.write(folder, "gold", **gold)
+    return load_contracts(folder)
+
+
+def load_twice(folder: Path) -> object:
+    path = inputs.write(folder, "raw", source="raw")
+    path.with_name("same.yaml").write_bytes(path.read_bytes())
+    return load_contracts(folder)
+
+
 def list_cases() -> Iterator[Case]:
     for name, (change, *_) in errors.FAULTS.items():
         yield name, partial(errors.load, spoil=change)
@@ -234,6 +263,11 @@ def list_cases() -> Iterator[Case]:
         b"name: {a: b: c}\n",
     ):
         yield f"the bytes {content!r}", partial(load_bytes, content)
+    for gold in WRONG_INPUTS:
+        yield f"gold.t: {gold}", partial(load_sets, gold=gold)
+    yield "two files of one set", load_twice
+    yield "no file", load_contracts
+    yield "no folder", lambda folder: load_contracts(folder / "none")
 
 
 def test_refusals(tmp_path: Path) -> None:
@@ -244,7 +278,8 @@ def test_refusals(tmp_path: Path) -> None:
         try:
             load(folder)
         except ContractError as error:
-            lines += [f"# {name}", str(error).replace(f"{folder}/", ""), ""]
+            text = str(error).replace(f"{folder}/", "").replace(str(folder), "<folder>")
+            lines += [f"# {name}", text, ""]
         else:
             raise AssertionError(f"accepted: {name}")
     check_snapshot("yaml/contract_refusals.txt", "\n".join(lines))
