@@ -550,37 +550,25 @@ PERMISSION = (
 )
 
 
-@dataclass(frozen=True)
-class Archived:
-    """One object to thaw; `version_id` is None for the current version."""
-
-    bucket: str
-    key: str
-    version_id: str | None = None
-    size_bytes: int = 0
-
-
-def archived_in_plan(plan: Path) -> Iterator[Archived]:
-    columns = ["bucket", "key", "version_id", "size_bytes", "lane"]
-    for batch in model.read_rows(plan, columns):
-        for row in batch.filter(pc.field("lane") == "archived").drop_columns(["lane"]).to_pylist():
-            yield Archived(row["bucket"], row["key"], row["version_id"], row["size_bytes"] or 0)
+def archived_in_plan(plan: Path) -> Iterator[CopyItem]:
+    for batch in model.read_rows(plan, [*CopyItem._fields, "lane"]):
+        yield from make_items(batch.filter(pc.field("lane") == "archived"))
 
 
 def thaw(
     store: StoreAddress,
-    wanted: Iterable[Archived],
+    wanted: Iterable[CopyItem],
     report_progress: ReportProgress,
     *,
     days: int = DAYS,
     poll_s: float = POLL_S,
     wait: Callable[[float], None] = time.sleep,
-) -> list[Archived]:
+) -> list[CopyItem]:
     """Request archived objects (S3 API, RestoreObject) and wait until each can be read, for `days` days. Objects that
     can be read already are skipped: it may be called again at any time, by any process. Returns those that no longer
     exist."""
     began = time.monotonic()
-    frozen, gone = list(wanted), list[Archived]()
+    frozen, gone = list(wanted), list[CopyItem]()
     objects, size_bytes = len(frozen), sum(item.size_bytes for item in frozen)
     while True:
         frozen = asyncio.run(_select_frozen(store, frozen, gone, days))
@@ -593,12 +581,12 @@ def thaw(
 
 
 async def _select_frozen(
-    store: StoreAddress, items: list[Archived], gone: list[Archived], days: int
-) -> list[Archived]:
+    store: StoreAddress, items: list[CopyItem], gone: list[CopyItem], days: int
+) -> list[CopyItem]:
     """The objects that cannot be read yet, which are requested; those that do not exist are added to `gone`."""
-    frozen: list[Archived] = []
+    frozen: list[CopyItem] = []
 
-    async def check(item: Archived) -> None:
+    async def check(item: CopyItem) -> None:
         if not await _is_readable(s3.at(item.bucket), item, gone, days):
             frozen.append(item)
 
@@ -607,7 +595,7 @@ async def _select_frozen(
     return frozen
 
 
-async def _is_readable(s3: AsyncS3, item: Archived, gone: list[Archived], days: int) -> bool:
+async def _is_readable(s3: AsyncS3, item: CopyItem, gone: list[CopyItem], days: int) -> bool:
     version = {"versionId": item.version_id} if item.version_id else {}
     response = await s3.request("HEAD", item.key, version)
     if response.status == 404:
@@ -631,7 +619,7 @@ async def _is_readable(s3: AsyncS3, item: Archived, gone: list[Archived], days: 
     return False
 
 
-def _require_allowed(response: Response, s3: AsyncS3, item: Archived, problem: str) -> None:
+def _require_allowed(response: Response, s3: AsyncS3, item: CopyItem, problem: str) -> None:
     if not response.is_success:
         reason = f"{problem}: {response.code}, {response.message.rstrip('.')}"
         raise BackupError(s3.address.location(item.key), reason, PERMISSION)

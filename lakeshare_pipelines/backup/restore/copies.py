@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from lakeshare_pipelines.backup import model, stores
 from lakeshare_pipelines.backup.config import Backup
-from lakeshare_pipelines.backup.copy.engine import Archived, Progress, ReportProgress, thaw
+from lakeshare_pipelines.backup.copy.engine import CopyItem, Progress, ReportProgress, thaw
 from lakeshare_pipelines.backup.points import OWN_PREFIX, Points, Workspace
 from lakeshare_pipelines.backup.verify.delta import SIDECARS, count_rows, get_log_folder, parse_version
 from lakeshare_pipelines.backup.verify.iceberg import open_static, read_scan
@@ -431,9 +431,9 @@ class TableRestore:
         self.report_message(f"{at.missing.num_rows:,} objects copied to {self.place}, {at.there:,} existed")
 
     def _copy_all(self, rows: pa.Table, *, into_live_log: bool) -> None:
-        stored = head_copies(self.selected, rows)
+        stored, place = head_copies(self.selected, rows), self.selected.copies.bucket
         archived = [
-            Archived(self.selected.copies.bucket, head.key, head.version_id, head.size_bytes or 0)
+            CopyItem(place, head.key, head.version_id, head.key, head.size_bytes or 0, head.etag)
             for head in select_archived(stored)
         ]
         if archived:

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from lakeshare_pipelines.backup.copy.engine import Archived, Progress, archived_in_plan, thaw
+from lakeshare_pipelines.backup.copy.engine import CopyItem, Progress, archived_in_plan, make_items, thaw
 from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.errors import BackupError
 from tests.builders.backup_archive import ASKED, Archive, an_archive, days_of
-from tests.builders.backup_plan import plan_folder, planned
+from tests.builders.backup_plan import plan_batch, plan_folder, planned
 
 
 @pytest.fixture
@@ -25,8 +25,8 @@ def at(archive: Archive) -> StoreAddress:
     return StoreAddress(url="s3://lake", endpoint=archive.endpoint, region="us-east-1")
 
 
-def wanted(*keys: str) -> list[Archived]:
-    return [Archived("lake", key, size_bytes=10) for key in keys]
+def wanted(*keys: str) -> list[CopyItem]:
+    return [CopyItem("lake", key, None, key, 10, None) for key in keys]
 
 
 def test_each_object_is_asked_for_once_and_waited_for(archive: Archive) -> None:
@@ -39,7 +39,7 @@ def test_each_object_is_asked_for_once_and_waited_for(archive: Archive) -> None:
         if len(turns) == 2:
             archive.turn()
 
-    objects = [*wanted(*(f"t/{name} %+" for name in "abc")), Archived("other", "d", size_bytes=10)]
+    objects = [*wanted(*(f"t/{name} %+" for name in "abc")), CopyItem("other", "d", None, "d", 10, None)]
     assert thaw(at(archive), objects, told.append, days=3, poll_s=60, wait=wait) == []
     assert sorted(path for path, _ in archive.orders) == sorted(archive.classes)
     assert {days_of(body) for _, body in archive.orders} == {3}
@@ -98,4 +98,4 @@ def test_a_store_that_refuses_is_told_with_the_remedy(archive: Archive) -> None:
 def test_a_plan_tells_which_objects_are_archived(tmp_path: Path) -> None:
     rows = [planned("a"), planned("b", lane="archived", version_id="v1"), planned("c", lane="held")]
     folder = plan_folder(tmp_path / "plan", rows)
-    assert list(archived_in_plan(folder)) == [Archived("lake", "b", "v1", 4096)]
+    assert list(archived_in_plan(folder)) == list(make_items(plan_batch(rows[1])))
