@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from lakeshare_server.cli.console import edit_catalog, open_state_catalog, operator_name, shift_now
+from lakeshare_server.cli.console import (
+    AsJson,
+    edit_catalog,
+    open_state_catalog,
+    operator_name,
+    print_json,
+    shift_now,
+)
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.lazy import LazyModule
 from lakeshare_server.settings import StateSettings, make_private
@@ -53,10 +60,13 @@ def add_key(
 
 
 @key_app.command("list")
-def list_keys() -> None:
+def list_keys(as_json: AsJson = False) -> None:
     """List the keys: name, role, state, creator; never the keys themselves."""
     with open_state_catalog().reading() as session:
         keys = credentials.read_admin_keys(session)
+    if as_json:
+        print_json([vars(key) for key in keys])
+        return
     now = datetime.now(UTC)
     for key in keys:
         valid = f"valid{_until(key.expires_at)}"
@@ -119,7 +129,7 @@ Address = Annotated[str | None, typer.Option("--ip", help="Only from this addres
 Refused = Annotated[bool, typer.Option("--refused", help="Only refused and failed requests.")]
 Since = Annotated[str | None, typer.Option(help="From 2026-03-01, 2026-03-01T12:00Z, or 2h, 30m, 7d ago on.")]
 Until = Annotated[str | None, typer.Option(help="Before this time; formats as for --since.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Whole events, as JSON lines.")]
+AsLines = Annotated[bool, typer.Option("--json", help="Whole events, as JSON lines.")]
 
 
 @audit_app.command("tail")
@@ -131,7 +141,7 @@ def tail(
     action: Action = None,
     object_name: Object = None,
     refused: Refused = False,
-    as_json: AsJson = False,
+    as_json: AsLines = False,
 ) -> None:
     """Print the newest events, and new events as they come."""
     catalog = _complete_catalog()
@@ -160,7 +170,7 @@ def search_events(
     refused: Refused = False,
     since: Since = None,
     until: Until = None,
-    as_json: AsJson = False,
+    as_json: AsLines = False,
 ) -> None:
     """Search events: of a recipient, an object, a request, an address, a time.
 

@@ -1,6 +1,7 @@
 """Shared by the commands: the catalog of this machine's settings, the operator, confirmation, and parsers."""
 
 import inspect
+import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -55,6 +56,14 @@ def given(**options: Any) -> dict[str, Any]:
 def given_texts(**options: str | None) -> dict[str, Any]:
     """The texts that are given, as fields of a change; an empty text is None, which empties the field."""
     return {name: text or None for name, text in options.items() if text is not None}
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON, times in ISO 8601."""
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, default=datetime.isoformat))
 
 
 Command = Callable[..., None]

@@ -2,13 +2,13 @@
 
 import sys
 from itertools import chain
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lakeshare_conformance.command import conformance_app
 from lakeshare_server.cli.admin import admin_app, audit_app, print_first_key, usage
-from lakeshare_server.cli.console import open_provider, open_state_catalog
+from lakeshare_server.cli.console import AsJson, open_provider, open_state_catalog, print_json
 from lakeshare_server.cli.impersonation import as_app
 from lakeshare_server.cli.recipients import activate, group_app, recipient_app
 from lakeshare_server.cli.shares import apply, diff, export, share_app, sql
@@ -16,6 +16,9 @@ from lakeshare_server.cli.tables import snippet, table_app
 from lakeshare_server.errors import BadRequest, LakeshareError
 from lakeshare_server.lazy import gc_disabled
 from lakeshare_server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from lakeshare_server.catalog import Publication
 
 HELP = "The lakeshare sharing server."
 commands = typer.Typer(help=HELP, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -68,6 +71,7 @@ def serve(
 def publications(
     table: Annotated[str, typer.Argument(help="The lake's table, like flights.departures.")],
     limit: Annotated[int, typer.Option(min=1, help="Number of publications, newest first.")] = 20,
+    as_json: AsJson = False,
 ) -> None:
     """List the publications of a table: number, time, rows, files, partition, run."""
     from lakeshare_server.catalog import Ledger
@@ -77,6 +81,9 @@ def publications(
     if not history:
         raise BadRequest("TABLE", table, f"Published are: {', '.join(ledger.tables()) or 'none'}.")
     oldest = ledger.oldest_readable(table)
+    if as_json:
+        print_json([_publication_json(row, oldest) for row in history])
+        return
     typer.echo("NUMBER\tPUBLISHED\tROWS\tFILES\tPARTITION\tRUN\t")
     for row in history:
         remarks = [] if row.audited else ["unaudited"]
@@ -86,6 +93,17 @@ def publications(
         when = row.published_at.strftime("%Y-%m-%d %H:%M:%SZ")
         words = row.version, when, row.rows, row.files, row.partition, row.run_id, ", ".join(remarks)
         typer.echo("\t".join(map(str, words)))
+
+
+def _publication_json(row: "Publication", oldest: int) -> dict[str, Any]:
+    names = ("rows", "files", "partition", "run_id", "audited", "rollback_of", "maintenance_of")
+    fields = {name: getattr(row, name) for name in names}
+    return {
+        "number": row.version,
+        "published_at": row.published_at,
+        **fields,
+        "expired": row.version < oldest,
+    }
 
 
 def explain(

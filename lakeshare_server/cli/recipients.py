@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import typer
 
 from lakeshare_server.cli.console import (
+    AsJson,
     Texts,
     confirm,
     drop_named,
@@ -21,6 +22,7 @@ from lakeshare_server.cli.console import (
     operator_name,
     parse_moment,
     parse_properties,
+    print_json,
     shift_now,
     text_options,
 )
@@ -31,6 +33,7 @@ from lakeshare_server.settings import ServerSettings
 
 if TYPE_CHECKING:
     import httpx
+    from sqlalchemy.orm import Session
 
     from lakeshare_server.catalog import credentials, sharing, states
     from lakeshare_server.catalog.states import Authentication, IssuedSecret, LinkState, RecipientState
@@ -124,10 +127,14 @@ def limit_recipient(
 
 
 @group_app.command("list")
-def list_groups() -> None:
+def list_groups(as_json: AsJson = False) -> None:
     """List groups with their members."""
     with open_state_catalog().reading() as session:
-        for group in states.list_groups(session):
+        groups = states.list_groups(session)
+    if as_json:
+        print_json([group.as_json() for group in groups])
+    else:
+        for group in groups:
             typer.echo(f"{group.name}\t{', '.join(group.members) or '-'}\t{group.comment or ''}".rstrip())
 
 
@@ -277,6 +284,11 @@ def _print_link(link: "LinkState", code: str, url: str | None) -> None:
     )
 
 
+def _recipient_json(session: "Session", recipient: "RecipientState") -> dict[str, Any]:
+    grants = states.list_grants(session, recipient=recipient.name)
+    return {**recipient.as_json(), "grants": [grant.as_json() for grant in grants]}
+
+
 def _expires_at(option: str, days: int | None) -> datetime | None:
     return None if days is None else shift_now(option, days)
 
@@ -323,10 +335,13 @@ def add_recipient(
 
 
 @recipient_app.command("list")
-def list_recipients() -> None:
+def list_recipients(as_json: AsJson = False) -> None:
     """List recipients with their shares and the expiry of their tokens."""
     with open_state_catalog().reading() as session:
         recipients = sorted(states.list_recipients(session), key=lambda recipient: recipient.name.lower())
+        if as_json:
+            print_json([_recipient_json(session, recipient) for recipient in recipients])
+            return
         for recipient in recipients:
             ends = [token.expires_at for token in recipient.tokens if token.revoked_at is None]
             state = "revoked" if recipient.revoked_at else f"until {_day(ends[-1] if ends else None)}"
@@ -355,13 +370,14 @@ def revoke_recipient(name: RecipientName) -> None:
 
 
 @recipient_app.command("show")
-def show_recipient(name: RecipientName) -> None:
+def show_recipient(name: RecipientName, as_json: AsJson = False) -> None:
     """Show a recipient: its state, tokens and links without their secrets, groups, and what it may read."""
     with open_state_catalog().reading() as session:
-        fields, grants = (
-            states.get_recipient(session, name).as_json(),
-            states.list_grants(session, recipient=name),
-        )
+        recipient, grants = states.get_recipient(session, name), states.list_grants(session, recipient=name)
+        if as_json:
+            print_json(_recipient_json(session, recipient))
+            return
+    fields = recipient.as_json()
     lists = {kind: fields.pop(kind, []) for kind in ("tokens", "links", "policies")}
     for field, value in fields.items():
         typer.echo(f"{field}\t{value}")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lakeshare_server.cli.console import (
+    AsJson,
     Texts,
     confirm,
     drop_named,
@@ -24,6 +25,7 @@ from lakeshare_server.cli.console import (
     parse_properties,
     parse_shared_path,
     parse_table_path,
+    print_json,
     text_options,
 )
 from lakeshare_server.errors import BadRequest
@@ -64,7 +66,6 @@ Recipient = Annotated[str | None, typer.Option("--recipient", help="The recipien
 Group = Annotated[str | None, typer.Option("--group", help="The group whose members may read it.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Files = Annotated[list[Path], typer.Option("--file", "-f", help="YAML file, or folder of them; repeatable.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ConfigurationName = Annotated[
     str | None,
     typer.Option(
@@ -83,25 +84,34 @@ STDIN = Path("-")
 
 
 @share_app.command("list")
-def list_shares() -> None:
+def list_shares(as_json: AsJson = False) -> None:
     """List shared tables with their names in the share and in the lake, and the publication that recipients read."""
     from lakeshare_server.catalog import Ledger
     from lakeshare_server.catalog.listings import list_all_shared_tables
 
     catalog = open_state_catalog()
     ledger = Ledger(catalog)
+    listed = []
     for entry in list_all_shared_tables(catalog):
         latest = ledger.latest(entry.table)
         number = "not published yet" if latest is None else f"publication {latest.version}"
-        typer.echo(f"{entry.path}\t{entry.table}\t{number}")
+        listed.append({"path": entry.path, "table": entry.table, "latest": latest and latest.version})
+        if not as_json:
+            typer.echo(f"{entry.path}\t{entry.table}\t{number}")
+    if as_json:
+        print_json(listed)
 
 
 @share_app.command("show")
-def show_share(name: ShareName) -> None:
+def show_share(name: ShareName, as_json: AsJson = False) -> None:
     """Show a share: its fields, its tables, and its grants with their start and end."""
     with open_state_catalog().reading() as session:
         share, objects = states.get_share(session, name), states.list_objects(session, name)
         grants = states.list_grants(session, share=name)
+    if as_json:
+        parts = {"tables": [one.as_json() for one in objects], "grants": [one.as_json() for one in grants]}
+        print_json({**share.as_json(), **parts})
+        return
     for field, value in share.as_json().items():
         typer.echo(f"{field}\t{value}")
     for shared in objects:
@@ -400,7 +410,7 @@ def export(
 
 def _print_plan(plan: "Plan", *, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(declared.plan_json(plan), indent=2, ensure_ascii=False))
+        print_json(declared.plan_json(plan))
         return
     for line in declared.format_plan(plan):
         typer.secho(line, fg=COLORS.get(line.lstrip()[:1]) if line.startswith(" ") else None)

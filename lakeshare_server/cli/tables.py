@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lakeshare_server.cli.console import open_provider, open_state_catalog, parse_shared_path
+from lakeshare_server.cli.console import (
+    AsJson,
+    open_provider,
+    open_state_catalog,
+    parse_shared_path,
+    print_json,
+)
 from lakeshare_server.errors import BadRequest, NotFound, Unavailable
 from lakeshare_server.lazy import LazyModule
 from lakeshare_server.snippets import ENGINES, Api, EngineName, make_snippet_table, render_snippet
@@ -30,7 +36,6 @@ else:
     table_serveability = LazyModule("lakeshare_server.tables.serveability")
 
 SharedPath = Annotated[str, typer.Argument(help="The recipients' name: share.schema.table.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 table_app = typer.Typer(
     help="Tables: follow tables that no pipeline of ours writes, and show what recipients get.",
@@ -162,10 +167,13 @@ def unfollow(name: Annotated[str, typer.Argument(help="The table's name: schema.
 
 
 @table_app.command("list")
-def list_tables() -> None:
+def list_tables(as_json: AsJson = False) -> None:
     """List followed tables with location, check interval, first version and format."""
-    catalog = open_state_catalog()
-    for followed in server_catalog.FollowedTables(catalog).list():
+    tables = server_catalog.FollowedTables(open_state_catalog()).list()
+    if as_json:
+        print_json([{**followed.as_json(), "created_at": followed.created_at} for followed in tables])
+        return
+    for followed in tables:
         since = f"from version {followed.start_version}" if followed.start_version else "whole history"
         every = f"every {followed.check_every_s:g} s"
         typer.echo(f"{followed.table}\t{followed.location}\t{every}\t{since}\t{followed.format}")

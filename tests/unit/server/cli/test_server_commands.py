@@ -128,6 +128,10 @@ def test_publications_are_listed_newest_first(provider: Provider, run: Runner) -
     Ledger(provider.catalog).append(
         [a_publication(format="delta", delta_version=5, rows=77, audited=False, rollback_of=0, run_id="r5")]
     )
+    listed = json.loads(run("publications", "lake.flights", "--json"))
+    assert [(row["number"], row["expired"]) for row in listed] == sorted(
+        ((row["number"], False) for row in listed), reverse=True
+    )
     head, newest, oldest = run("publications", "lake.flights").splitlines()
     assert head.split("\t")[:4] == ["NUMBER", "PUBLISHED", "ROWS", "FILES"]
     assert newest.startswith("5\t")

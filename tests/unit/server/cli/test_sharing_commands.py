@@ -1,7 +1,10 @@
 """The commands about shares, recipients and groups do what they say and show what is there."""
 
+import json
 import re
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -107,3 +110,30 @@ def test_nothing_is_dropped_without_a_yes(run: Runner) -> None:
         assert re.search(r"Drop x.*This is not a terminal: give --yes\.", ended.errors)
         assert run.answering("n", command, "drop", "x").code == 1
         assert "x is gone" in run.answering("y", command, "drop", "x").output
+
+
+def test_lists_are_printed_as_json(run: Runner) -> None:
+    def parsed(*arguments: str) -> Any:
+        return json.loads(run(*arguments, "--json"))
+
+    run("share", "create", "partners", "--comment", "c")
+    run("share", "add", "partners", "sales.orders", "--where", "region = 'EU'")
+    run("recipient", "add", "acme", "--share", "partners")
+    run("group", "create", "retail", "--member", "acme")
+    run("admin", "key", "add", "robot", "--role", "auditor")
+    assert parsed("share", "list") == [
+        {"path": "partners.sales.orders", "table": "sales.orders", "latest": None}
+    ]
+    share = parsed("share", "show", "partners")
+    assert (share["comment"], share["tables"][0]["rule"], share["grants"][0]["recipient"]) == (
+        "c",
+        "region = 'EU'",
+        "acme",
+    )
+    [recipient] = parsed("recipient", "list")
+    assert parsed("recipient", "show", "acme") == recipient
+    assert (recipient["state"], recipient["grants"][0]["share"]) == ("activated", "partners")
+    assert parsed("group", "list")[0]["members"] == ["acme"]
+    assert parsed("table", "list") == []
+    [key] = [key for key in parsed("admin", "key", "list") if key["name"] == "robot"]
+    assert (key["role"], datetime.fromisoformat(key["created_at"]).tzinfo is not None) == ("auditor", True)
