@@ -362,7 +362,12 @@ def _shorten(edit: Edit, row: RecipientRow, within: timedelta) -> None:
     if within < IMMEDIATELY:
         raise BadRequest("keep_old_for", str(within), "Give a time of zero or more.")
     own = select(TokenRow).where(TokenRow.recipient_key == row.key, TokenRow.revoked_at.is_(None))
-    end = edit.at + within
+    try:
+        end = edit.at + within
+    except OverflowError as error:
+        raise BadRequest(
+            "keep_old_for", str(within), "Give a shorter time: years are from 1 to 9999."
+        ) from error
     for token in edit.session.scalars(own):
         token.superseded_at = token.superseded_at or edit.at
         token.expires_at = end if token.expires_at is None else min(token.expires_at, end)
