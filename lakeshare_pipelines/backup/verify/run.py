@@ -291,7 +291,7 @@ def verify_copies(
     repaired = (
         model.POINT_COPIES.empty_table() if plan.previous is None else points.read_repaired(plan.previous)
     )
-    with model.open_database() as on:
+    with model.open_database(workspace.folder) as on:
         accounted_for = view_reports(on, workspace.rows("plan"), workspace.rows("done"), repaired)
         report_progress("comparing with the listing of the target")
         load_listed(on, target.address)
