@@ -58,7 +58,7 @@ def main() -> int:
 
 def planned(listed: Path, held: Path, into: Path) -> None:
     """Ours: whole rows that are fresh, keys of those that are gone."""
-    with plan.open_plan_database(into) as on:
+    with model.open_database(into) as on:
         for name, folder in (("cut", listed), ("before", held)):
             model.view_rows(on, name, folder)
         plan.compare_sides(on, ["warehouse/sales.db/orders_1"])

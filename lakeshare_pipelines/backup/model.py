@@ -8,14 +8,17 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING, Literal
 
 import duckdb
+import psutil
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import BaseModel
+
+from lakeshare_server.settings import make_private
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -272,14 +275,27 @@ ROWS_A_FILE = 1_000_000
 ROWS_A_BATCH = 32_768  # Small batches reuse memory: touching new memory costs as much as reading
 
 
-DUCKDB_MEMORY = "2GB"
+MEMORY_BYTES = 2 * 1024**3
+LARGE_MEMORY_BYTES = 4 * 1024**3
+"""Enough for ten million rows on each side without spilling; at most half of the free memory is used."""
 
 
 @contextmanager
-def open_database() -> Iterator[duckdb.DuckDBPyConnection]:
-    """A connection whose temporary tables and registered tables are its own; what exceeds the memory is on the disk."""
-    with _database_of_process(os.getpid()).cursor() as database:
+def open_database(folder: Path | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A connection whose temporary tables and registered tables are its own; what exceeds the memory is on the disk.
+    For rows of a whole backup an empty database of its own, which spills into `folder`."""
+    if folder is None:
+        with _database_of_process(os.getpid()).cursor() as database:
+            yield database
+        return
+    memory = min(LARGE_MEMORY_BYTES, psutil.virtual_memory().available // 2)
+    make_private(folder)
+    with TemporaryDirectory(dir=folder, prefix=".spilled-") as spilled, _connect(memory, spilled) as database:
         yield database
+
+
+def _connect(memory_bytes: int, spilled: str) -> duckdb.DuckDBPyConnection:
+    return duckdb.connect(config={"memory_limit": f"{memory_bytes}B", "temp_directory": spilled})
 
 
 @cache
@@ -287,7 +303,7 @@ def _database_of_process(_pid: int) -> duckdb.DuckDBPyConnection:
     """The one DuckDB of this process: starting one takes 10 ms, which several queries per table would wait for."""
     spilled = mkdtemp(prefix="lakeshare-backup-")
     atexit.register(shutil.rmtree, spilled, ignore_errors=True)
-    return duckdb.connect(config={"memory_limit": DUCKDB_MEMORY, "temp_directory": spilled})
+    return _connect(MEMORY_BYTES, spilled)
 
 
 def load_rows(

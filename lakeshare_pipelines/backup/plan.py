@@ -9,15 +9,12 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Literal
 
 import duckdb
 import orjson
-import psutil
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -28,7 +25,6 @@ from lakeshare_pipelines.backup.inventory.configuration import own_prefixes
 from lakeshare_pipelines.backup.points import Points, Workspace, get_point_time
 from lakeshare_pipelines.backup.stores import FOLDER, BackupStore, StoreAddress, head_existing, open_store
 from lakeshare_pipelines.errors import BackupError, DamagedRecord, ObjectMissing
-from lakeshare_server.settings import make_private
 from lakeshare_server.tables.delta.log import CHECKPOINT, COMMIT, parse_commit
 from lakeshare_server.tables.iceberg.metadata import MAX_METADATA_BYTES, MetadataError, decompress_metadata
 
@@ -396,8 +392,6 @@ def _require_target_outside(backup: Backup) -> None:
         raise BackupError(f"backup {backup.name}", reason, fix)
 
 
-MEMORY_BYTES = 4 * 1024**3
-"""Enough for ten million rows on each side without spilling; at most half of the free memory is used."""
 ROWS_AT_ONCE = 100_000
 
 # The folder of each key with its table: the nearest root above it, and its family, the outermost one. Tables inside
@@ -462,18 +456,6 @@ FROM (
 """  # noqa: S608  of constants only
 
 
-@contextmanager
-def open_plan_database(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
-    """An empty database, which spills into `folder`."""
-    memory = min(MEMORY_BYTES, psutil.virtual_memory().available // 2)
-    make_private(folder)
-    with (
-        TemporaryDirectory(dir=folder, prefix=".spilled-") as spilled,
-        duckdb.connect(config={"memory_limit": f"{memory}B", "temp_directory": spilled}) as on,
-    ):
-        yield on
-
-
 def compare_sides(on: duckdb.DuckDBPyConnection, roots: Iterable[str]) -> None:
     """Compare views `cut` and `before` by key, ETag and size. Makes views `fresh` (rows that are only in `cut`),
     `unchanged` (rows of `before` that are in both) and `gone` (keys of the others of `before`); a changed key is in
@@ -505,7 +487,7 @@ def make_plan(
     backup's bounds.
     """
     try:
-        with open_plan_database(workspace.folder) as on:
+        with model.open_database(workspace.folder) as on:
             plan = _PlanDraft(backup, workspace, listing, points, day, report_message, on).plan()
     finally:
         for name in ("cut", "stored"):

@@ -281,7 +281,8 @@ class Workspace:
 
     @classmethod
     def of(cls, settings: LakeSettings, backup: Backup, day: str) -> "Workspace":
-        return cls(settings.state_dir / "backup_work" / backup.name / day)
+        # The number changes with the schema of the rows: steps of an earlier release are run again.
+        return cls(settings.state_dir / "backup_work" / backup.name / "2" / day)
 
     def rows(self, name: str) -> Path:
         return self.folder / name

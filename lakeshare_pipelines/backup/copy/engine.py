@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from hashlib import blake2b, md5, sha256
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -114,17 +115,20 @@ def open_results(
         model.conform(rows, RESULTS).append_column("place", pa.array([place] * rows.num_rows, pa.int64()))
         for place, rows in enumerate(results)
     )
-    schema = RESULTS.append(pa.field("place", pa.int64()))
     with model.open_database() as on:
-        model.load_rows(on, "given", schema, given)
-        on.execute(_BEST.format(identity=", ".join(identity)))
         if isinstance(plan, Path):
             model.view_rows(on, "plan", plan)
         else:
             on.register("plan", plan)
-        columns = ", ".join(f"b.{name} AS {name}" for name in model.RESULT_COLUMNS)
-        is_same = " AND ".join(f"p.{name} IS NOT DISTINCT FROM b.{name}" for name in identity)
-        on.execute(_COPIES.format(results=columns, identity=is_same))
+        first = next(given, None)
+        if first is None:
+            on.execute("CREATE TEMP VIEW copies AS FROM plan WHERE lane <> 'held'")
+        else:
+            model.load_rows(on, "given", first.schema, chain((first,), given))
+            on.execute(_BEST.format(identity=", ".join(identity)))
+            columns = ", ".join(f"b.{name} AS {name}" for name in model.RESULT_COLUMNS)
+            is_same = " AND ".join(f"p.{name} IS NOT DISTINCT FROM b.{name}" for name in identity)
+            on.execute(_COPIES.format(results=columns, identity=is_same))
         yield on
 
 

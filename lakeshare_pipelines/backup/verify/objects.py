@@ -95,16 +95,19 @@ FROM judged
 """  # noqa: S608  the only values that are not bound are constants of this module
 
 
-def view_reports(on: duckdb.DuckDBPyConnection, plan: Path, done: Path, repaired: pa.Table) -> bool:
-    """Make the view `reported` of the rows of a plan with the results of its copies; returns L0: whether all are
-    accounted for. `repaired` are copies of the earlier point (schema POINT_COPIES) that were made again."""
+def view_reports(on: duckdb.DuckDBPyConnection, plan: Path, done: Path, repaired: pa.Table) -> None:
+    """Make the view `reported` of the rows of a plan with the results of its copies. `repaired` are copies of the
+    earlier point (schema POINT_COPIES) that were made again."""
     model.view_rows(on, "plan", plan)
     model.view_rows(on, "done", done)
     on.register("repaired", repaired)
     on.execute(_REPORTED)
-    ((planned, rows, reported),) = on.sql(
-        "SELECT (SELECT count(*) FROM plan), count(*), count(status) FROM reported"
-    ).fetchall()
+
+
+def is_accounted_for(on: duckdb.DuckDBPyConnection) -> bool:
+    """L0: whether table `objects` has every object of view `plan`, each with a result."""
+    counts = "SELECT (SELECT count(*) FROM plan), count(*), count(status) FROM objects"
+    ((planned, rows, reported),) = on.sql(counts).fetchall()
     return bool(planned == rows == reported)
 
 
@@ -169,6 +172,8 @@ def judge_objects(
 
 def _set_problems(on: duckdb.DuckDBPyConnection, rows: Sequence[Row]) -> None:
     """Set level, problem and time of comparison in table `objects` by `place`; without a level it stays."""
+    if not rows:
+        return
     types = [
         ("place", pa.int64()),
         ("level", pa.int32()),

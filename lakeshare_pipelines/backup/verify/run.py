@@ -29,6 +29,7 @@ from lakeshare_pipelines.backup.verify.objects import (
     ReadingStore,
     TableCopy,
     copy_rows,
+    is_accounted_for,
     judge_objects,
     load_listed,
     make_listed_table,
@@ -46,6 +47,7 @@ from lakeshare_server.errors import BadRequest
 from lakeshare_server.locations import LOCAL, parse_location
 
 CONCURRENT_REQUESTS = 16
+LARGE = 100_000  # Objects from which on a verification has a database of its own, which takes 20 ms
 MAX_OBJECTS = 100_000  # If more objects failed, the copy has to be run again, which is faster
 
 
@@ -291,11 +293,13 @@ def verify_copies(
     repaired = (
         model.POINT_COPIES.empty_table() if plan.previous is None else points.read_repaired(plan.previous)
     )
-    with model.open_database() as on:
-        accounted_for = view_reports(on, workspace.rows("plan"), workspace.rows("done"), repaired)
+    is_large = plan.estimate.objects + plan.estimate.held_objects > LARGE
+    with model.open_database(workspace.folder if is_large else None) as on:
+        view_reports(on, workspace.rows("plan"), workspace.rows("done"), repaired)
         report_progress("comparing with the listing of the target")
         load_listed(on, target.address)
         judge_objects(on, backup.source, target, day, now)
+        accounted_for = is_accounted_for(on)
         readings = read_held_copies(on, points, target, day, now)
         objects = JudgedObjects(workspace.clear("objects"))
         model.write_rows(workspace.rows("objects"), OBJECTS, read_objects(on))

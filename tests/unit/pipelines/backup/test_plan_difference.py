@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from lakeshare_pipelines.backup.model import LISTING, POINT_COPIES
-from lakeshare_pipelines.backup.plan import compare_sides, open_plan_database
+from lakeshare_pipelines.backup.model import LISTING, POINT_COPIES, open_database
+from lakeshare_pipelines.backup.plan import compare_sides
 from tests.builders.backup_plans import an_object
 
 Rows = list[dict[str, Any]]
@@ -19,7 +19,7 @@ Told = Callable[[Rows, Rows], tuple[Rows, Rows]]
 @pytest.fixture
 def told(tmp_path: Path) -> Iterator[Told]:
     """A function from what is listed and held to the rows of `fresh` and `gone`, in order of their keys."""
-    with open_plan_database(tmp_path) as on:
+    with open_database(tmp_path) as on:
 
         def compare(listed: Rows, held: Rows) -> tuple[Rows, Rows]:
             on.register("cut", pa.Table.from_pylist(listed, LISTING))
