@@ -21,7 +21,8 @@ import pyarrow as pa
 from bench.copies import OBJECT_BYTES, WORKERS, Bench
 from lakeshare_pipelines.backup.copy.spark import SparkEngine
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.spark.session import driver_pid, spark_session
+from lakeshare_pipelines.spark.session import spark_session
+from tests.builders.shared_spark import driver_pid
 from tests.integration.s3_server import REGION, S3Server, running_s3
 
 MUST_S5CMD, MUST_RCLONE = 0.6, 1.3

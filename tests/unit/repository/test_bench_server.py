@@ -1,5 +1,7 @@
 """The benchmark measures what it says: tables open, clients count, the limit sends our bytes, goals bite."""
 
+import importlib
+import pkgutil
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +12,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+import bench
 from bench.server.filtered_answers import measure_filters
 from bench.server.full_answers import require_whole
 from bench.server.goals import Goal, Picture, Report, Row, Series
@@ -35,6 +38,13 @@ def stage(tmp_path_factory: pytest.TempPathFactory):
     )
     with on_stage(plan) as made:
         yield made
+
+
+def test_every_benchmark_can_be_imported() -> None:
+    names = [module.name for module in pkgutil.walk_packages(bench.__path__, "bench.")]
+    assert len(names) > 30
+    for name in names:
+        importlib.import_module(name)
 
 
 def test_a_big_table_opens_with_every_file_partition_and_statistic(tmp_path: Path) -> None:
