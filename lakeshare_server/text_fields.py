@@ -1,7 +1,7 @@
 """The texts of shares and recipients that every surface sets and prints under one name.
 
 A text is declared here, and a migration adds its column. SQL, the files of `lakeshare apply`, the admin API, options of
-commands, the portal, the check of its value and the audit log follow from the declaration (ADR 79).
+commands, the portal, the check of its value and the audit log follow from the declaration (ADR 78).
 """
 
 import re
