@@ -492,9 +492,11 @@ class SnapshotIndex(FileIndex):
     def __init__(self, snapshot: TableSnapshot, find_written: Callable[[], FileIndex] | None = None) -> None:
         self._snapshot, self._names = snapshot, PhysicalNames(snapshot.head)
         self._find_written, self._has_reader, self._was_read = find_written, False, Event()
-        self._header_text = json.dumps(asdict(_make_header(snapshot)), sort_keys=True).encode()
-        # Its properties are in the same order as those in the file.
-        self.header = _parse_header(self._header_text)
+        self.header = _make_header(snapshot)
+        self._header_text = json.dumps(asdict(self.header), sort_keys=True).encode()
+        if find_written is not None:
+            # As from the file, where the properties are in another order.
+            self.header = _parse_header(self._header_text)
         self.schema = self._schema_of(snapshot.files)
 
     @cached_property

@@ -61,7 +61,7 @@ def sent(index: FileIndex, response_format: ResponseFormat, predicate: Predicate
 def test_lines_are_those_of_the_file(
     table: Path, tmp_path: Path, response_format: ResponseFormat, predicate: Predicate, limit: int | None
 ) -> None:
-    early = SnapshotIndex(a_snapshot(table))
+    early = SnapshotIndex(a_snapshot(table), lambda: written)
     written = open_index(tmp_path, write_index(read_delta(str(table)), tmp_path).digest)
     found = sent(early, response_format, predicate, limit)
     assert found == sent(written, response_format, predicate, limit)
