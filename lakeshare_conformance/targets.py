@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
 from itertools import pairwise
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote
 
 from lakeshare_conformance import wire
@@ -333,6 +333,11 @@ class View:
                 return version
             response.expect(response.status < 500, "200, or a refusal by 4xx", response.summary)
         raise NotApplicable(f"{self.table.name} does not serve {what}")
+
+
+# The targets of cases about one format alone.
+ParquetView = Annotated[View, PARQUET]
+DeltaView = Annotated[View, DELTA]
 
 
 @dataclass(frozen=True)
