@@ -11,8 +11,8 @@ from typing import Any
 
 from lakeshare_conformance import wire
 from lakeshare_conformance.case import Group, NotApplicable, expect, require
-from lakeshare_conformance.client import Client, Response
-from lakeshare_conformance.targets import NOON, Server, Table, View, list_pages, make_path, parse_page
+from lakeshare_conformance.client import NOON, Client, Response
+from lakeshare_conformance.targets import Server, Table, View, list_pages, make_path, parse_page
 
 WRONG_TOKEN = "lakeshare-conformance-no-such-token"  # noqa: S105 - it is wrong on purpose
 WRONG = f"Bearer {WRONG_TOKEN}"

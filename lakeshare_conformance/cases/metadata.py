@@ -2,18 +2,8 @@
 
 from lakeshare_conformance import wire
 from lakeshare_conformance.case import DELTA, PARQUET, Group, require
-from lakeshare_conformance.client import CAPABILITIES, METADATA, PROTOCOL, Response
-from lakeshare_conformance.targets import (
-    ANNOUNCED,
-    FAR_AHEAD,
-    FEATURES,
-    LONG_AGO,
-    NOON,
-    DeltaView,
-    ParquetView,
-    Table,
-    View,
-)
+from lakeshare_conformance.client import CAPABILITIES, FAR_AHEAD, LONG_AGO, METADATA, NOON, PROTOCOL, Response
+from lakeshare_conformance.targets import FEATURES, DeltaView, ParquetView, Table, View
 
 # The types that every client knows.
 PRIMITIVES = {"string", "long", "integer", "short", "byte", "float", "double", "boolean", "binary"}
@@ -29,12 +19,13 @@ class Metadata(Group):
 
     def metadata_is_exactly_two_lines(self, view: View) -> None:
         """must §1.6, §6.2: The metadata call answers the lines protocol and metaData, and no other."""
-        _expect_two_lines(view.metadata)
+        view.metadata.expect_equal(view.metadata.kinds, [PROTOCOL, METADATA], "the lines")
 
     def metadata_is_two_lines_whatever_is_announced(self, view: View) -> None:
         """must §1.6, §1.11: Two lines also for a client that announces includeendstreamaction: there is no
         stream here."""
-        _expect_two_lines(view.table.metadata(view.announce("includeendstreamaction=true")).read())
+        reply = view.table.metadata(view.announce("includeendstreamaction=true")).read()
+        reply.expect_equal(reply.kinds, [PROTOCOL, METADATA], "the lines")
 
     def table_answers_are_ndjson(self, view: View) -> None:
         """must §1.0: Metadata and query are application/x-ndjson with charset utf-8."""
@@ -142,11 +133,6 @@ class Metadata(Group):
             view.table.metadata(view.announced, version=version).refusal(400)
         view.table.metadata(view.announced, version=0, timestamp=NOON).refusal(400)
         view.table.metadata(view.announced, timestamp="not a time").refusal(400)
-
-
-def _expect_two_lines(reply: Response) -> None:
-    is_head = reply.kinds == [PROTOCOL, METADATA]
-    reply.expect(is_head, "two lines, protocol and metaData", reply.kinds)
 
 
 def _expect_shared(reply: Response, name: str) -> None:
@@ -267,7 +253,7 @@ class Negotiation(Group):
 
     def capabilities_are_read_in_any_case(self, view: DeltaView) -> None:
         """must §1.11: Keys and values of the header are read in any case, with unknown keys among them."""
-        announced = str(ANNOUNCED[DELTA])
+        announced = str(view.announced)
         mixed, spaced = f"lakeshare=1,2;{announced};x", announced.replace(";", " ; ")
         for text in (announced.upper(), announced.lower(), mixed, spaced):
             for response in _ask_both(view.table, text):

@@ -8,9 +8,9 @@ from contextlib import suppress
 from lakeshare_conformance import wire
 from lakeshare_conformance.case import Group, NotApplicable, expect, require
 from lakeshare_conformance.cases.snapshots import alter
-from lakeshare_conformance.client import CAPABILITIES, END, METADATA, Response
+from lakeshare_conformance.client import CAPABILITIES, END, METADATA, NOON, Response
 from lakeshare_conformance.rows import TableRows
-from lakeshare_conformance.targets import NOON, Table, View, read_pages
+from lakeshare_conformance.targets import Table, View, read_pages
 
 NO_TOKENS = ("nonsense", "AAAA" * 1000, "é", 1)
 
@@ -20,7 +20,7 @@ class Paging(Group):
 
     def answers_come_in_pages(self, view: View) -> None:
         """optional §1.7: maxFiles splits an answer: no page has more files, and nextPageToken leads on."""
-        _require_two_files(view)
+        require(len(view.snapshot.actions) >= 2, "no table has two files")
         first = view.query(maxFiles=1)
         first.expect(len(first.actions) == 1, "one file", len(first.actions))
         first.expect(first.end.next_page_token, "an endStreamAction with nextPageToken", first.kinds[-1])
@@ -134,10 +134,6 @@ class Paging(Group):
             reply.expect(is_fit, f"minUrlExpirationTimestamp up to {end_ms}", earliest)
 
 
-def _require_two_files(view: View) -> None:
-    require(len(view.snapshot.actions) >= 2, "no table has two files")
-
-
 def _expect_same_head(reply: Response, first: Response) -> None:
     wanted, actual = ([line.raw.decode() for line in one.head] for one in (first, reply))
     reply.expect(actual == wanted, f"the head {wanted}", actual)
@@ -232,7 +228,7 @@ class AsyncQueries(Group):
 
     def queries_are_answered_later(self, view: View) -> None:
         """optional §1.9: asyncquery=true with an idempotency key is answered by a pending queryStatus."""
-        reply = _submit(view)
+        reply = _submit(view).read()
         reply.expect(_parse_status(reply) is not None, "a queryStatus line", reply.kinds)
 
     def the_key_goes_by_both_names(self, view: View) -> None:
@@ -243,7 +239,7 @@ class AsyncQueries(Group):
     def pending_answers_have_the_version(self, view: View) -> None:
         """must §0.7, §1.9: Every answer has Delta-Table-Version, pending ones too; those say asyncquery=true
         and have one line."""
-        reply = _submit(view)
+        reply = _submit(view).read()
         reply.expect(reply.version >= 0, "a version", reply.version)
         _require_query_id(reply)
         _expect_capability(reply, "asyncquery")
@@ -252,15 +248,15 @@ class AsyncQueries(Group):
     def the_answer_comes_as_if_at_once(self, view: View) -> None:
         """must §1.9, §0.7: Asked for by its queryId, a query keeps its id while pending, and is answered at
         last like one without delay."""
-        done = _wait(view, _require_query_id(_submit(view))).read()
+        done = _wait(view, _require_query_id(_submit(view).read())).read()
         done.expect(STATUS not in done.kinds, f"no {STATUS} in the answer", done.kinds)
         done.expect_ids(view.snapshot.ids, "the files of a query without delay")
         done.expect_version(view.snapshot.version)
 
     def pages_come_from_the_same_query(self, view: View) -> None:
         """must §1.9: A finished query is fetched in pages by its queryId."""
-        _require_two_files(view)
-        query_id = _require_query_id(_submit(view, {"maxFiles": 1}))
+        require(len(view.snapshot.actions) >= 2, "no table has two files")
+        query_id = _require_query_id(_submit(view, maxFiles=1).read())
         pages = read_pages(lambda more: _wait(view, query_id, {"maxFiles": 1, **more}).read())
         pages[0].expect_files(view.snapshot.actions, "the snapshot", pages)
 
@@ -277,7 +273,7 @@ class AsyncQueries(Group):
     def a_query_without_a_key_is_400(self, view: View) -> None:
         """must §1.9, §0.19: asyncquery=true without an idempotency key is 400, unless the server answers at
         once anyway."""
-        _require_query_id(_submit(view))
+        _require_query_id(_submit(view).read())
         view.ask({}, ASYNC_ANNOUNCED).refusal(400)
 
     def an_unknown_query_is_404(self, table: Table) -> None:
@@ -287,26 +283,22 @@ class AsyncQueries(Group):
 
     def a_query_belongs_to_its_table(self, table: Table) -> None:
         """should §1.9: A queryId of one table is unknown to the others."""
-        query_id = _require_query_id(_submit(table.first_view))
+        query_id = _require_query_id(_submit(table.first_view).read())
         for other in table.other_views:
             other.table.ask("POST", f"/queries/{query_id}", body={}).refusal(400, 404)
 
     def a_query_that_fails_is_an_error(self, view: View) -> None:
         """must §0.8, §0.19: A query that cannot be answered (of a version that is not there) ends in 4xx, not
         in an unread status."""
-        _require_query_id(_submit(view))
-        response = _submit_response(view, {"version": view.table.latest + 1000})
+        _require_query_id(_submit(view).read())
+        response = _submit(view, version=view.table.latest + 1000)
         if response.status == 200:
             response = _wait(view, _require_query_id(response.read()))
         response.refusal()
 
 
-def _submit_response(view: View, more: Mapping[str, object] | None = None) -> Response:
-    return view.ask({"idempotencyKey": str(uuid.uuid4()), **(more or {})}, ASYNC_ANNOUNCED)
-
-
-def _submit(view: View, more: Mapping[str, object] | None = None) -> Response:
-    return _submit_response(view, more).read()
+def _submit(view: View, **more: object) -> Response:
+    return view.ask({"idempotencyKey": str(uuid.uuid4()), **more}, ASYNC_ANNOUNCED)
 
 
 def _parse_status(reply: Response) -> wire.QueryStatus | None:

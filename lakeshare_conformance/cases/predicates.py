@@ -6,9 +6,9 @@ from functools import partial
 from operator import invert
 
 from lakeshare_conformance.case import Group, NotApplicable, require
-from lakeshare_conformance.client import Response
+from lakeshare_conformance.client import FAR_AHEAD, LONG_AGO, NOON, Response
 from lakeshare_conformance.rows import Hint, TableRows
-from lakeshare_conformance.targets import FAR_AHEAD, LONG_AGO, NOON, Table, View
+from lakeshare_conformance.targets import Table, View
 
 # Types whose literals have no common form in SQL.
 NOT_IN_SQL = ("float", "double", "timestamp")
@@ -38,30 +38,26 @@ class Predicates(Group):
     def comparisons_lose_no_rows(self, view: View) -> None:
         """must §1.14, §1.7: Every file with a row that matches a JSON comparison is answered: each operator, on
         columns of all kinds."""
-        table = TableRows(view)
-        _expect_nothing_lost(view, table, table.list_comparisons())
+        _expect_nothing_lost(view, TableRows.list_comparisons)
 
     def negations_lose_no_rows(self, view: View) -> None:
         """must §1.14, §0.15: not() of a comparison loses no row: that a file may match does not mean that its
         opposite may not."""
-        table = TableRows(view)
-        _expect_nothing_lost(view, table, map(invert, table.list_comparisons()))
+        _expect_nothing_lost(view, lambda table: map(invert, table.list_comparisons()))
 
     def tests_for_null_lose_no_rows(self, view: View) -> None:
         """must §1.14, §0.15: isNull() and its negation lose no row: files with some nulls, with bounds, and
         without statistics."""
-        table = TableRows(view)
-        _expect_nothing_lost(view, table, [*table.list_null_tests(), *map(invert, table.list_null_tests())])
+        _expect_nothing_lost(view, TableRows.list_null_tests)
+        _expect_nothing_lost(view, lambda table: map(invert, table.list_null_tests()))
 
     def combinations_lose_no_rows(self, view: View) -> None:
         """must §1.14, §0.15: AND, OR and NOT over several columns lose no row."""
-        table = TableRows(view)
-        _expect_nothing_lost(view, table, table.list_combinations())
+        _expect_nothing_lost(view, TableRows.list_combinations)
 
     def other_declared_types_lose_no_rows(self, view: View) -> None:
         """must §1.14, §6.2: A column declared with another type than it has, as Spark folds casts, loses no row."""
-        table = TableRows(view)
-        _expect_nothing_lost(view, table, table.list_casts())
+        _expect_nothing_lost(view, TableRows.list_casts)
 
     def sql_comparisons_lose_no_rows(self, view: View) -> None:
         """must §1.14, §1.7: predicateHints in SQL lose no row: =, <>, <, <=, >, >=, IS NULL, IS NOT NULL, the
@@ -115,8 +111,9 @@ class Predicates(Group):
         raise NotApplicable("no table has statistics that distinguish its files")
 
 
-def _expect_nothing_lost(view: View, table: TableRows, hints: Iterable[Hint]) -> None:
-    asked = [(hint, {"jsonPredicateHints": hint.json}) for hint in hints]
+def _expect_nothing_lost(view: View, list_hints: Callable[[TableRows], Iterable[Hint]]) -> None:
+    table = TableRows(view)
+    asked = [(hint, {"jsonPredicateHints": hint.json}) for hint in list_hints(table)]
     _expect_nothing_lost_by(view, table, require(asked, "no table has a column to compare"))
 
 
@@ -230,31 +227,9 @@ class Fragments(Group):
         sentence = "does not exist, please contact your share provider for further information."
         _expect_sentence(sentence, response, status=404)
 
-
-def _query_history(view: View, body: Body) -> Response:
-    """A query that only a table with shared history refuses for this reason; `$latest` is its latest version."""
-    latest = view.versions[-1]
-    values: Body = {"$latest": latest, "$beyond": latest + 1000}
-    return view.ask({name: values.get(str(value), value) for name, value in body.items()})
-
-
-def _read_changes(view: View, params: Body) -> Response:
-    view.feed.expect_head()
-    return view.ask_changes(params)
-
-
-def _query_page(view: View, body: Body) -> Response:
-    """The query of a second page; `NotApplicable` if the server does not page."""
-    return view.ask({"maxFiles": 1, "pageToken": view.page_token, **body})
-
-
-def _refresh(view: View, body: Body) -> Response:
-    require(view.refresh_token, "the server gives no refresh tokens")
-    return view.ask(body)
-
-
-def _query_file_ids(view: View, body: Body) -> Response:
-    return view.ask({}, **{name: str(value) for name, value in body.items()})
+    def an_unknown_scheme_of_ids(self, view: View) -> None:
+        """optional §1.7, §7.3: A refusal says “Unsupported fileidhash: '”."""
+        _expect_sentence("Unsupported fileidhash: '", view.ask({}, fileidhash="md5"))
 
 
 def _expect_sentence(sentence: str, *refusals: Response, status: int = 400) -> None:
@@ -263,14 +238,19 @@ def _expect_sentence(sentence: str, *refusals: Response, status: int = 400) -> N
         response.expect(sentence in message, f"a refusal with “{sentence}”", message)
 
 
-def _expect_refusal_with(
-    sentence: str, ask: Callable[[View, Body], Response], body: Body, view: View
-) -> None:
-    _expect_sentence(sentence, ask(view, body))
+def _expect_refusal_with(sentence: str, needs: str, body: Body, view: View) -> None:
+    """Expect the sentence for a body; `NotApplicable` without what is needed. `$latest` is its latest version."""
+    needed = getattr(view, needs)
+    latest = needed[-1] if needs == "versions" else 0
+    values: Body = {"$latest": latest, "$beyond": latest + 1000, "$token": needed}
+    sent = {name: values.get(str(value), value) for name, value in body.items()}
+    _expect_sentence(sentence, view.ask_changes(sent) if needs == "feed" else view.ask(sent))
 
 
 ONE_OF = "Please only provide one of: version,timestamp,startingVersion"
 REFRESH_OF_VERSION = "includeRefreshToken cannot be used when querying a specific version"
+TOKEN_OF_PAGE: Body = {"maxFiles": 1, "pageToken": "$token", "includeRefreshToken": True}
+UNKNOWN_PAGE: Body = {"maxFiles": 1, "pageToken": "nonsense"}
 TOKEN_OF_VERSION: Body = {"includeRefreshToken": True, "version": "$latest"}
 FIRST_PAGE_ONLY, NO_NUMBER = "must be used in the first page request", "startingVersion is not a valid number"
 WINDOW = "startingVersion(3) must be smaller than or equal to endingVersion(2)"
@@ -280,28 +260,32 @@ TURNED = "CDF range from start 1 to end 0 was invalid. End cannot be before star
 TWO_STARTS, TWO_ENDS = "Multiple starting arguments provided for CDF read", "Multiple ending arguments"
 STARTS: Body = {"startingVersion": 0, "startingTimestamp": NOON}
 ENDS: Body = {"startingVersion": 0, "endingVersion": 0, "endingTimestamp": NOON}
-SENTENCES: tuple[tuple[str, Callable[[View, Body], Response], Body, str], ...] = (
-    ("two_versions", View.ask, {"version": 0, "startingVersion": 0}, ONE_OF),
-    ("negative_version", _query_history, {"version": -1}, "table version cannot be negative"),
-    ("negative_start", _query_history, {"startingVersion": -1}, "startingVersion cannot be negative"),
-    ("no_files_on_a_page", View.ask, {"maxFiles": 0}, "maxFiles must be positive"),
-    ("a_window_turned_round", _query_history, {"startingVersion": 3, "endingVersion": 2}, WINDOW),
-    ("an_end_too_late", _query_history, {"startingVersion": "$latest", "endingVersion": "$beyond"}, TOO_LATE),
-    ("a_time_that_is_none", _query_history, {"timestamp": "2022"}, "Invalid startingTimestamp:"),
-    ("a_time_too_early", _query_history, {"timestamp": LONG_AGO}, "before the earliest available version"),
-    ("a_time_too_late", _query_history, {"timestamp": FAR_AHEAD}, "is after the latest available version"),
-    ("a_refresh_token_of_a_version", _query_history, TOKEN_OF_VERSION, REFRESH_OF_VERSION),
-    ("a_refresh_token_asked_for_later", _query_page, {"includeRefreshToken": True}, FIRST_PAGE_ONLY),
-    ("an_unknown_page_token", _query_page, {"pageToken": "nonsense"}, "Error decoding the page token"),
-    ("an_unknown_refresh_token", _refresh, {"refreshToken": "nonsense"}, "Error decoding refresh token"),
-    ("an_unknown_scheme_of_ids", _query_file_ids, {"fileidhash": "md5"}, "Unsupported fileidhash: '"),
-    ("changes_without_a_start", _read_changes, {}, NO_START),
-    ("changes_with_two_starts", _read_changes, STARTS, TWO_STARTS),
-    ("changes_with_two_ends", _read_changes, ENDS, TWO_ENDS),
-    ("changes_turned_round", _read_changes, {"startingVersion": 1, "endingVersion": 0}, TURNED),
-    ("changes_from_no_number", _read_changes, {"startingVersion": "x"}, NO_NUMBER),
+# The name, what the view must have, the body of the query (or the range of changes), and the sentence.
+SENTENCES: tuple[tuple[str, str, Body, str], ...] = (
+    ("two_versions", "format", {"version": 0, "startingVersion": 0}, ONE_OF),
+    ("negative_version", "versions", {"version": -1}, "table version cannot be negative"),
+    ("negative_start", "versions", {"startingVersion": -1}, "startingVersion cannot be negative"),
+    ("no_files_on_a_page", "format", {"maxFiles": 0}, "maxFiles must be positive"),
+    ("a_window_turned_round", "versions", {"startingVersion": 3, "endingVersion": 2}, WINDOW),
+    ("an_end_too_late", "versions", {"startingVersion": "$latest", "endingVersion": "$beyond"}, TOO_LATE),
+    ("a_time_that_is_none", "versions", {"timestamp": "2022"}, "Invalid startingTimestamp:"),
+    ("a_time_too_early", "versions", {"timestamp": LONG_AGO}, "before the earliest available version"),
+    ("a_time_too_late", "versions", {"timestamp": FAR_AHEAD}, "is after the latest available version"),
+    ("a_refresh_token_of_a_version", "versions", TOKEN_OF_VERSION, REFRESH_OF_VERSION),
+    ("a_refresh_token_asked_for_later", "page_token", TOKEN_OF_PAGE, FIRST_PAGE_ONLY),
+    ("an_unknown_page_token", "page_token", UNKNOWN_PAGE, "Error decoding the page token"),
+    (
+        "an_unknown_refresh_token",
+        "refresh_token",
+        {"refreshToken": "nonsense"},
+        "Error decoding refresh token",
+    ),
+    ("changes_without_a_start", "feed", {}, NO_START),
+    ("changes_with_two_starts", "feed", STARTS, TWO_STARTS),
+    ("changes_with_two_ends", "feed", ENDS, TWO_ENDS),
+    ("changes_turned_round", "feed", {"startingVersion": 1, "endingVersion": 0}, TURNED),
+    ("changes_from_no_number", "feed", {"startingVersion": "x"}, NO_NUMBER),
 )
-for name, ask, body, sentence in SENTENCES:
-    section = "1.8" if ask is _read_changes else "1.7"
-    check = partial(_expect_refusal_with, sentence, ask, body)
+for name, needs, body, sentence in SENTENCES:
+    check, section = partial(_expect_refusal_with, sentence, needs, body), "1.8" if needs == "feed" else "1.7"
     Fragments.add(name, check, f"optional §{section}, §7.3: A refusal says “{sentence}”.")

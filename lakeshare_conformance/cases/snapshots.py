@@ -41,9 +41,7 @@ class Snapshots(Group):
     def delta_files_have_the_documented_fields(self, view: DeltaView) -> None:
         """must §2.2, §0.3: A file in delta format has an id and an add with path (a URL), partitionValues,
         size, modificationTime."""
-        for action in view.snapshot.actions:
-            action.expect(action.modification_time is not None, "the field modificationTime", "none")
-            action.expect(action.data_change is not None, "the field dataChange", "none")
+        view.snapshot.expect_fields("modification_time", "data_change")
 
     def partition_values_are_of_the_partition_columns(self, view: View) -> None:
         """must §2.1, §2.2: partitionValues has exactly the partition columns, by their physical names where
@@ -95,8 +93,7 @@ class Snapshots(Group):
 
     def urls_have_an_expiry(self, view: View) -> None:
         """should §2.7: Every file has expirationTimestamp."""
-        for action in view.snapshot.actions:
-            action.expect(action.expiration_timestamp is not None, "expirationTimestamp", "none")
+        view.snapshot.expect_fields("expiration_timestamp")
 
     def urls_do_not_hold_the_token(self, view: View) -> None:
         """should §1.0: The bearer token is not part of any URL."""
@@ -123,13 +120,9 @@ class Snapshots(Group):
 
     def both_formats_answer_the_same_files(self, view: DeltaView) -> None:
         """should §1.7: A table served in both formats has the same files in both."""
-        other = _get_parquet_view(view)
+        other = require(view.table.view(PARQUET), "no table is served in both formats")
         sizes, wanted = (sorted(action.size for action in one.snapshot.actions) for one in (view, other))
         view.snapshot.expect(sizes == wanted, f"files of the sizes {wanted[:20]}", sizes[:20])
-
-
-def _get_parquet_view(view: View) -> View:
-    return require(view.table.view(PARQUET), "no table is served in both formats")
 
 
 SIGNATURE_KEYS = {"x-amz-signature", "sp", "x-goog-credential", "x-oss-credential", "x-databricks-signature"}
@@ -159,9 +152,7 @@ class DeltaFormat(Group):
         """must §0.18, §2.2: With delta.enableRowTracking every file has baseRowId and defaultRowCommitVersion;
         Spark fails otherwise."""
         require(view.snapshot.is_on("delta.enableRowTracking"), "no table is sent with row tracking")
-        for action in view.snapshot.actions:
-            fields = (action.base_row_id, action.default_row_commit_version)
-            action.expect(None not in fields, "baseRowId and defaultRowCommitVersion", fields)
+        view.snapshot.expect_fields("base_row_id", "default_row_commit_version")
 
 
 MAX_VECTORS = 10
@@ -346,13 +337,10 @@ class DataFiles(Group):
 
     def statistics_count_the_rows(self, view: View) -> None:
         """must §2.1, §1.7: stats.numRecords is the number of rows in the file."""
-        counted = [action for action in sample_files(view.snapshot) if action.rows is not None]
-        for action in require(counted, "no file has numRecords"):
-            actual, wanted = (
-                action.stats and action.stats.num_records,
-                rows.read_parquet(view, action).num_rows,
-            )
-            action.expect_equal(actual, wanted, part="stats.numRecords")
+        parsed = _list_statistics(sample_files(view.snapshot))
+        counts = [(action, stats.num_records) for action, stats in parsed if stats.num_records is not None]
+        for action, count in require(counts, "no file has numRecords"):
+            action.expect_equal(count, rows.read_parquet(view, action).num_rows, part="stats.numRecords")
 
     def statistics_hold_the_rows(self, view: View) -> None:
         """must §2.1, §0.15: No value of a file lies outside its minValues and maxValues, and nullCount is the
@@ -426,12 +414,13 @@ class FileIds(Group):
         """must §1.12, §6.2: fileidhash parquet or delta, in any case, is echoed in lower case: who sent it
         insists on it."""
         for scheme in (PARQUET, DELTA, "Parquet", "DELTA"):
-            _expect_echo(view.ask({}, fileidhash=scheme), scheme)
+            view.ask({}, fileidhash=scheme).expect_status(200).expect_header("fileidhash", scheme.lower())
 
     def the_scheme_of_ids_is_echoed_with_changes(self, view: View) -> None:
         """must §1.12, §1.8: fileidhash is echoed with changes, too."""
         for scheme in (PARQUET, DELTA):
-            _expect_echo(view.ask_changes({"startingVersion": view.change_start}, fileidhash=scheme), scheme)
+            response = view.ask_changes({"startingVersion": view.change_start}, fileidhash=scheme)
+            response.expect_status(200).expect_header("fileidhash", scheme)
 
     def other_schemes_are_400(self, view: View) -> None:
         """must §1.12, §0.19: Any other fileidhash is 400, also an empty one."""
@@ -441,12 +430,8 @@ class FileIds(Group):
     def the_scheme_chooses_the_ids(self, view: DeltaView) -> None:
         """must §1.12, §2.6: With fileidhash both formats answer the same ids for the same files; without it,
         those of their own format."""
-        other = _get_parquet_view(view)
+        other = require(view.table.view(PARQUET), "no table is served in both formats")
         for scheme, native in ((PARQUET, other), (DELTA, view)):
             for one in (view, other):
                 reply = one.ask({}, fileidhash=scheme).read()
                 reply.expect_ids(native.snapshot.ids, f"the ids of {scheme} format")
-
-
-def _expect_echo(response: Response, scheme: str) -> None:
-    response.expect_status(200).expect_header("fileidhash", scheme.lower())
