@@ -164,8 +164,7 @@ class Response(Located):
     def version(self) -> int:
         """The table's version in the header."""
         value = self.header("delta-table-version")
-        is_version = value.isascii() and value.isdigit()
-        self.expect(is_version, "a whole number in delta-table-version", value)
+        self.expect(value.isascii() and value.isdigit(), "a whole number in delta-table-version", value)
         return int(value)
 
     def expect_version(self, version: int) -> Self:

@@ -393,8 +393,7 @@ def list_pages(client: Client, path: str, **params: object) -> Iterator[list[dic
         page = parse_page(response)
         yield page.items
         token = page.next_page_token
-        is_new = token not in tokens and len(tokens) < MAX_PAGES
-        response.expect(is_new, "tokens that come to an end", token)
+        response.expect(token not in tokens and len(tokens) < MAX_PAGES, "tokens that come to an end", token)
         tokens.add(token)
 
 

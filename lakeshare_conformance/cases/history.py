@@ -104,8 +104,7 @@ class Windows(Group):
         times: dict[int, int] = {}
         for action in view.window.actions:
             known = times.setdefault(action.version, action.timestamp)
-            is_same = known == action.timestamp
-            action.expect(is_same, f"the time {known} of its version", action.timestamp)
+            action.expect(known == action.timestamp, f"the time {known} of its version", action.timestamp)
         in_order = [times[version] for version in sorted(times)]
         view.window.expect(in_order == sorted(set(in_order)), "times that grow with versions", times)
 
@@ -115,8 +114,7 @@ class Windows(Group):
         start, end = view.window_start, view.table.latest
         whole = view.ask({"startingVersion": start, "endingVersion": end}).read()
         for action in whole.actions:
-            is_fit = start <= action.version <= end
-            action.expect(is_fit, f"a version from {start} to {end}", action.version)
+            action.expect(start <= action.version <= end, f"a version from {start} to {end}", action.version)
         for version in view.versions_from(start):
             for first in {start, version}:
                 part = view.ask({"startingVersion": first, "endingVersion": version}).read()
@@ -229,8 +227,7 @@ class Changes(Group):
         """must §0.13, §1.8: The head's metaData has a version; the starting one when includeHistoricalMetadata
         is asked for."""
         view.feed.expect(view.feed.shared.version is not None, "metaData.version", "none")
-        reply = view.feed_with_metadata
-        _expect_metadata_version(reply, view.change_start)
+        _expect_metadata_version(view.feed_with_metadata, view.change_start)
 
     def changes_in_delta_format_say_that_they_are_recorded(self, view: DeltaView) -> None:
         """must §0.13: The head's configuration has delta.enableChangeDataFeed, and the writer protocol allows it."""
@@ -293,11 +290,11 @@ class Changes(Group):
             total = sum(table.num_rows for table in wanted)
             deleted = _select_rows(after, changed, stored, "remove")
             missing, extra = count_differences(found, [*wanted, *deleted])
-            rows, actual = (
+            what, actual = (
                 f"its {total} rows from version {earlier} on",
-                f"{missing} missing and {extra} too many",
+                f"{missing} missing, {extra} too many",
             )
-            view.feed.expect(missing + extra == 0, rows, actual, f"version {version}")
+            view.feed.expect(missing + extra == 0, what, actual, f"version {version}")
 
     def changes_that_were_not_recorded_are_400(self, table: Table) -> None:
         """must §1.8, §0.19: Changes of a table that does not record or share them are 400."""

@@ -21,13 +21,8 @@ UNAUTHENTICATED = (401, 403)
 # The statuses of a call that the server does not have, with a valid token too.
 NOT_OFFERED = (404, 405, 501)
 CREDENTIALS_PATH = "/temporary-table-credentials"
-TABLE_CALLS = (
-    ("GET", "/version"),
-    ("GET", "/metadata"),
-    ("POST", "/query"),
-    ("GET", "/changes?startingVersion=0"),
-    ("POST", CREDENTIALS_PATH),
-)
+READ_CALLS = ("GET /version", "GET /metadata", "POST /query", "GET /changes?startingVersion=0")
+TABLE_CALLS = (*READ_CALLS, f"POST {CREDENTIALS_PATH}")
 
 
 class Authentication(Group):
@@ -80,8 +75,8 @@ class Authentication(Group):
     def every_call_about_a_table_wants_a_token(self, table: Table) -> None:
         """must §1.0, §1.1: A table's version, metadata, files, changes and credentials are given only with a
         valid token."""
-        for method, below in (*TABLE_CALLS, ("HEAD", "")):
-            _expect_token_wanted(partial(_call, table, method, below))
+        for call in (*TABLE_CALLS, "HEAD "):
+            _expect_token_wanted(partial(_call, table, call))
 
 
 def _expect_token_wanted(ask: Callable[..., Response]) -> None:
@@ -90,7 +85,8 @@ def _expect_token_wanted(ask: Callable[..., Response]) -> None:
         response.expect_status(*UNAUTHENTICATED)
 
 
-def _call(table: Table, method: str, below: str, **options: Any) -> Response:
+def _call(table: Table, call: str, **options: Any) -> Response:
+    method, below = call.split(" ")
     return table.ask(method, below, body={} if method == "POST" else None, **options)
 
 
@@ -107,8 +103,8 @@ class OtherProfiles(Group):
         for table in tables:
             share, schema, name = table.names
             unknown = Table(server, (share, schema, f"{name}_lakeshare_conformance"))
-            for method, below in TABLE_CALLS:
-                hidden, missing = (_call(target, method, below) for target in (table, unknown))
+            for call in TABLE_CALLS:
+                hidden, missing = (_call(target, call) for target in (table, unknown))
                 missing.expect(missing.status < 500, "a refusal by 4xx", missing.summary)
                 if missing.status == 404:
                     wanted = missing.refusal(404).error_code
@@ -248,8 +244,8 @@ class Listings(Group):
         """must §1.0, §4: A table asked for in another share or schema is 404 for each of its calls."""
         share, schema, name = table.names
         for names in ((share, f"{schema}_", name), (f"{share}_", schema, name), (share, schema, f"{name}_")):
-            for method, below in TABLE_CALLS[:4]:
-                _call(Table(table.server, names), method, below).refusal(404)
+            for call in READ_CALLS:
+                _call(Table(table.server, names), call).refusal(404)
 
     def what_is_not_there_has_its_error_code(self, server: Server) -> None:
         """should §4: The errorCode of a 404 is RESOURCE_DOES_NOT_EXIST."""

@@ -136,8 +136,7 @@ class Metadata(Group):
 
 
 def _expect_shared(reply: Response, name: str) -> None:
-    has_field = reply.shared.fields[name] is not None
-    reply.expect(has_field, f"the field {name}", reply.head[1].value, "metaData")
+    reply.expect(reply.shared.fields[name] is not None, f"the field {name}", reply.head[1].value, "metaData")
 
 
 def _get_features(view: View) -> tuple[set[str], set[str]]:

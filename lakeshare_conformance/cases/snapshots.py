@@ -177,8 +177,7 @@ class DeletionVectors(Group):
         view.snapshot.expect(is_unique, "an id for each vector", sorted(map(str, ids.values())))
         for action, _ in _list_vectors(view.ask({}).read()):
             again, wanted = action.deletion_vector_file_id, ids.get(action.id)
-            is_same = wanted is None or again == wanted
-            action.expect(is_same, f"deletionVectorFileId {wanted} again", again)
+            action.expect(wanted is None or again == wanted, f"deletionVectorFileId {wanted} again", again)
 
     def vectors_can_be_read(self, view: DeltaView) -> None:
         """must §2.3: The bytes of a vector are Delta's: format version 1, length, magic number and checksum;
