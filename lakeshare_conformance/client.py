@@ -257,16 +257,19 @@ class Response(Located):
 
     def _parse_action(self, line: Line) -> wire.Action | None:
         """The file of a line; None if it is another line."""
-        if self.format == PARQUET and line.kind in PARQUET_ACTIONS:
-            return wire.parse_action(PARQUET, PARQUET_ACTIONS[line.kind], line.value, line.value, line.where)
-        if self.format != DELTA or line.kind != "file":
+        kind, fields = PARQUET_ACTIONS.get(line.kind, ""), line.value
+        if self.format == DELTA and line.kind == "file":
+            single = line.inner("deltaSingleAction")
+            is_one = len(single) == 1 and set(single) <= {"add", "remove", "cdc"}
+            line.expect(is_one, "one of add, remove, cdc under deltaSingleAction", single)
+            [(kind, inner)] = single.items()
+            line.expect(isinstance(inner, dict), f"an object under {kind}", inner)
+            outer = {name: line.value.get(name) for name in wire.OUTER_FIELDS}
+            fields = {**inner, **outer}
+        elif self.format != PARQUET or not kind:
             return None
-        single = line.inner("deltaSingleAction")
-        is_one = len(single) == 1 and set(single) <= {"add", "remove", "cdc"}
-        line.expect(is_one, "one of add, remove, cdc under deltaSingleAction", single)
-        [(kind, inner)] = single.items()
-        line.expect(isinstance(inner, dict), f"an object under {kind}", inner)
-        return wire.parse_action(DELTA, kind, line.value, inner, line.where)
+        fields = {**fields, "where": line.where, "kind": kind}
+        return wire.parse(wire.ACTIONS[self.format], fields, line.where)
 
     @property
     def has_vectors(self) -> bool:

@@ -292,16 +292,14 @@ class DataFiles(Group):
     def urls_end_no_sooner_than_their_expiry(self, view: View) -> None:
         """must §2.7, §6.2: expirationTimestamp is no later than the end that the URL itself states: clients
         refresh by it."""
+        ends = [(action, _read_url_end_ms(action.url)) for action in view.snapshot.actions]
         known = [
-            (f"{action.where}, expirationTimestamp", action.expiration_timestamp, end_ms)
-            for action in view.snapshot.actions
-            if (end_ms := _read_url_end_ms(action.url)) is not None
-            and action.expiration_timestamp is not None
+            (action, end_ms) for action, end_ms in ends if end_ms is not None and action.expiration_timestamp
         ]
-        require(known, "no URL states its end, or no file has expirationTimestamp")
-        for where, expiry_ms, latest_ms in known:
+        for action, end_ms in require(known, "no URL states its end, or no file has expirationTimestamp"):
             # URLs state whole seconds.
-            expect(expiry_ms < latest_ms + 1000, where, f"up to {latest_ms}", expiry_ms)
+            expiry_ms = action.expiration_timestamp or 0
+            action.expect(expiry_ms < end_ms + 1000, f"up to {end_ms}", expiry_ms, "expirationTimestamp")
 
     def urls_are_for_reading_only(self, view: View) -> None:
         """must §10: PUT, POST and DELETE of a URL are refused by 4xx (or 501), and the file stays as it is."""
