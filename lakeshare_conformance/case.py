@@ -1,6 +1,6 @@
 """A case: one rule of the protocol with its name, level, sections and promise, and a function that checks one target.
 
-Methods of a `Group` become cases by `must`, `should` and `optional`. A check returns if the rule holds, and raises
+The public methods of a `Group` are cases. A check returns if the rule holds, and raises
 `ExpectationFailed` if it does not and `NotApplicable` if the target lacks what the rule is about. Cases are not pytest
 functions (ADR 0051): the command needs no pytest, and a case has one verdict over all its targets.
 """
@@ -9,14 +9,15 @@ import inspect
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import ClassVar, TypeVar
+from typing import ClassVar, TypeVar, get_args
 
 MAX_SHOWN = 200
 PARQUET, DELTA = "parquet", "delta"
 FORMATS = (PARQUET, DELTA)
+RULE = re.compile(r"(must|should|optional) ((?:§[0-9.]+, )*§[0-9.]+): (.+)")
 
 
 class Level(StrEnum):
@@ -70,33 +71,16 @@ class Case:
     @property
     def lacking(self) -> str:
         """The reason in reports if there is no target."""
-        return (
-            "nothing is shared"
-            if self.target == "table"
-            else f"no table is served as {' or '.join(self.formats)}"
-        )
-
-
-def rule(
-    level: Level, *sections: str, formats: tuple[str, ...] = FORMATS
-) -> Callable[[Callable[..., None]], Case]:
-    """Make a case of a method with a docstring; its parameter `server`, `table` or `view` is what it is run on."""
-
-    def mark(check: Callable[..., None]) -> Case:
-        if not sections or not check.__doc__:
-            raise ValueError(f"{check.__name__} needs a docstring and sections")
-        name, promise = check.__name__.replace("_", "-"), " ".join(check.__doc__.split())
-        target = list(inspect.signature(check).parameters)[-1]
-        return Case(name, "", level, sections, promise, target, formats, check)
-
-    return mark
-
-
-must, should, optional = (partial(rule, level) for level in Level)
+        is_table = self.target == "table"
+        return "nothing is shared" if is_table else f"no table is served as {' or '.join(self.formats)}"
 
 
 class Group:
-    """A subject of the suite: its name is that of the class, its title the docstring, its cases are the methods."""
+    """A subject of the suite: its name is that of the class, its title the docstring, its cases are the methods.
+
+    The docstring of a case is its level, the sections of the protocol, and its promise; what it is run on is its last
+    parameter, `server`, `table` or `view`. Private methods are no cases.
+    """
 
     name: ClassVar[str]
     title: ClassVar[str]
@@ -106,14 +90,27 @@ class Group:
         cls.name = re.sub(r"\B(?=[A-Z])", "-", cls.__name__).lower()
         cls.title = " ".join(str(cls.__doc__).split()).rstrip(".")
         cls.cases = []
-        for case in [value for value in vars(cls).values() if isinstance(value, Case)]:
-            cls.add(case)
+        for name, check in vars(cls).items():
+            if inspect.isfunction(check) and not name.startswith("_"):
+                cls.add(name, partial(check, cls()), str(check.__doc__))
 
     @classmethod
-    def add(cls, case: Case) -> None:
-        """Add a case, named after the group."""
-        check = partial(case.check, cls())
-        cls.cases.append(replace(case, name=f"{cls.name}.{case.name}", group=cls.name, check=check))
+    def add(cls, name: str, check: Callable[..., None], rule: str) -> None:
+        """Add a case; raises ValueError unless the rule reads like `must §1.7, §6.2: A promise.`"""
+        found = RULE.fullmatch(" ".join(rule.split()))
+        if found is None:
+            raise ValueError(
+                f"{cls.__name__}.{name}: the docstring needs level, sections and promise, not {rule!r}"
+            )
+        level, cited, promise = found.groups()
+        [target] = inspect.signature(check).parameters.values()
+        formats = get_args(target.annotation)[1:] or FORMATS
+        full_name, sections = (
+            f"{cls.name}.{name.replace('_', '-')}",
+            tuple(cited.replace("§", "").split(", ")),
+        )
+        case = Case(full_name, cls.name, Level(level), sections, promise, target.name, formats, check)
+        cls.cases.append(case)
 
 
 def expect(holds: object, where: str, expected: str, actual: object) -> None:

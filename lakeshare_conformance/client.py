@@ -14,10 +14,13 @@ from typing import Any, Self
 from urllib.parse import quote, urlencode, urlsplit
 
 import httpx
+from pydantic.alias_generators import to_camel
 
 from lakeshare_conformance import wire
 from lakeshare_conformance.case import DELTA, PARQUET, ExpectationFailed, Located, expect, format_value
 
+# Times for requests: before and after all commits, and one between.
+LONG_AGO, NOON, FAR_AHEAD = "1970-01-02T00:00:00Z", "2022-01-01T12:00:00Z", "2999-01-01T00:00:00Z"
 CAPABILITIES = "delta-sharing-capabilities"
 TIMEOUT_S, CONNECT_TIMEOUT_S = 60, 10
 TOO_MANY_REQUESTS = 429
@@ -161,8 +164,7 @@ class Response(Located):
     def version(self) -> int:
         """The table's version in the header."""
         value = self.header("delta-table-version")
-        is_version = value.isascii() and value.isdigit()
-        self.expect(is_version, "a whole number in delta-table-version", value)
+        self.expect(value.isascii() and value.isdigit(), "a whole number in delta-table-version", value)
         return int(value)
 
     def expect_version(self, version: int) -> Self:
@@ -200,7 +202,6 @@ class Response(Located):
 
     @property
     def head(self) -> tuple[Line, Line]:
-        """The first two lines."""
         self.expect_head()
         return self.lines[0], self.lines[1]
 
@@ -238,12 +239,10 @@ class Response(Located):
         return self.format == DELTA and mode != "none"
 
     def is_on(self, property: str) -> bool:
-        """Whether a property of the table is true."""
         return self.metadata.configuration.get(property) == "true"
 
     @property
     def later(self) -> tuple[Line, ...]:
-        """The lines after the head."""
         return self.lines[2:]
 
     def expect_later(self, *kinds: str) -> None:
@@ -258,26 +257,34 @@ class Response(Located):
 
     def _parse_action(self, line: Line) -> wire.Action | None:
         """The file of a line; None if it is another line."""
-        if self.format == PARQUET and line.kind in PARQUET_ACTIONS:
-            return wire.parse_action(PARQUET, PARQUET_ACTIONS[line.kind], line.value, line.value, line.where)
-        if self.format != DELTA or line.kind != "file":
+        kind, fields = PARQUET_ACTIONS.get(line.kind, ""), line.value
+        if self.format == DELTA and line.kind == "file":
+            single = line.inner("deltaSingleAction")
+            is_one = len(single) == 1 and set(single) <= {"add", "remove", "cdc"}
+            line.expect(is_one, "one of add, remove, cdc under deltaSingleAction", single)
+            [(kind, inner)] = single.items()
+            line.expect(isinstance(inner, dict), f"an object under {kind}", inner)
+            outer = {name: line.value.get(name) for name in wire.OUTER_FIELDS}
+            fields = {**inner, **outer}
+        elif self.format != PARQUET or not kind:
             return None
-        single = line.inner("deltaSingleAction")
-        is_one = len(single) == 1 and set(single) <= {"add", "remove", "cdc"}
-        line.expect(is_one, "one of add, remove, cdc under deltaSingleAction", single)
-        [(kind, inner)] = single.items()
-        line.expect(isinstance(inner, dict), f"an object under {kind}", inner)
-        return wire.parse_action(DELTA, kind, line.value, inner, line.where)
+        fields = {**fields, "where": line.where, "kind": kind}
+        return wire.parse(wire.ACTIONS[self.format], fields, line.where)
 
     @property
     def has_vectors(self) -> bool:
-        """Whether a file has a deletion vector."""
         return any(action.deletion_vector for action in self.actions)
 
     def expect_actions(self, *kinds: str) -> None:
         """Expect files of these kinds only."""
         found = sorted({action.kind for action in self.actions} - set(kinds))
         self.expect(not found, f"files of the kinds {sorted(kinds)} only", found)
+
+    def expect_fields(self, *names: str) -> None:
+        """Expect each file to have these fields, by their names in the model."""
+        for action in self.actions:
+            missing = [to_camel(name) for name in names if name not in action.model_fields_set]
+            action.expect(not missing, " and ".join(map(to_camel, names)), f"none of {missing}")
 
     @property
     def ids(self) -> frozenset[str]:
@@ -373,7 +380,6 @@ class Client:
         return self._send(where, url, method, headers={**sent, **headers}, content=content)
 
     def get(self, path: str, **params: object) -> Response:
-        """Send a GET request."""
         return self.ask("GET", path, params=params)
 
     def fetch(

@@ -45,24 +45,20 @@ OnCase = Callable[[int, int, Case], None]
 
 
 def list_cases() -> tuple[Case, ...]:
-    """The whole suite."""
     return tuple(case for group in GROUPS for case in group.cases)
 
 
 def group_titles() -> dict[str, str]:
-    """The subject of each group."""
     return {group.name: group.title for group in GROUPS}
 
 
 def select_cases(patterns: Sequence[str]) -> tuple[Case, ...]:
     """The cases whose name or group matches a pattern (`paging.*`), all without; raises BadOption if none matches."""
-    if not patterns:
-        return list_cases()
-
-    def is_selected(case: Case) -> bool:
-        return any(fnmatch(case.name, pattern) or case.group == pattern for pattern in patterns)
-
-    found = tuple(filter(is_selected, list_cases()))
+    found = tuple(
+        case
+        for case in list_cases()
+        if not patterns or any(fnmatch(case.name, one) or case.group == one for one in patterns)
+    )
     if not found:
         raise BadOption("--only", ", ".join(patterns), "No case has such a name; --list names them all.")
     return found
@@ -91,7 +87,6 @@ class Outcome:
     elapsed_s: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
-        """The outcome for programs."""
         of_case = {
             name: getattr(self.case, name) for name in ("name", "group", "level", "sections", "promise")
         }
@@ -100,7 +95,6 @@ class Outcome:
 
     @property
     def fails_the_run(self) -> bool:
-        """Whether a `must` failed."""
         return self.verdict == FAILED and self.case.level == MUST
 
 
@@ -152,7 +146,6 @@ class Report:
 
     @property
     def failed(self) -> bool:
-        """Whether a `must` failed."""
         return any(outcome.fails_the_run for outcome in self.outcomes)
 
     def text(self) -> Iterator[str]:
@@ -177,7 +170,6 @@ class Report:
         yield f"{verdict} ({len(self.outcomes)} cases in {self.elapsed_s:.1f} s)"
 
     def as_json(self) -> dict[str, Any]:
-        """The report for programs."""
         return {
             "endpoint": self.targets.server.profile.endpoint,
             "startedAt": self.started_at.isoformat(),

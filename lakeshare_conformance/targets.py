@@ -7,24 +7,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
 from itertools import pairwise
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote
 
 from lakeshare_conformance import wire
 from lakeshare_conformance.case import DELTA, PARQUET, ExpectationFailed, NotApplicable, require
-from lakeshare_conformance.client import (
-    BadOption,
-    Client,
-    Profile,
-    Response,
-    Unreachable,
-)
+from lakeshare_conformance.client import BadOption, Client, Profile, Response, Unreachable
 
 MAX_PAGES, MAX_ANSWER_PAGES = 2000, 200
 MAX_TABLES = 25
 MAX_VERSIONS = 16
-# Times for requests: before and after all commits, and one between.
-LONG_AGO, NOON, FAR_AHEAD = "1970-01-02T00:00:00Z", "2022-01-01T12:00:00Z", "2999-01-01T00:00:00Z"
 FEATURES = (
     "deletionVectors,columnMapping,timestampNtz,typeWidening,typeWidening-preview,variantType,"
     "variantType-preview,variantShredding,variantShredding-preview,geospatial"
@@ -106,7 +98,6 @@ class Server:
             yield path, response, parse_page(response).items
 
     def tables(self) -> Iterator["Table"]:
-        """The tables of all schemas."""
         for share in self.shares:
             for schema in self.schemas(share):
                 for item in self.items(f"{make_path(share, schema)}/tables"):
@@ -134,7 +125,6 @@ class Table:
         return make_path(*self.names)
 
     def ask(self, method: str, below: str = "", **options: Any) -> Response:
-        """Send a request below the table's path."""
         return self.client.ask(method, self.path + below, **options)
 
     def version(self, **params: object) -> Response:
@@ -209,11 +199,9 @@ class View:
         return ";".join(part for part in (self.announced, more) if part) or None
 
     def ask(self, body: Body, more: str | None = None, **headers: str) -> Response:
-        """Send a query."""
         return self.table.query(body, self.announce(more), **headers)
 
     def ask_changes(self, params: Mapping[str, object], more: str | None = None, **headers: str) -> Response:
-        """Send a request for changes."""
         announced = self.announce(more)
         return self.table.ask("GET", "/changes", params=params, capabilities=announced, headers=headers)
 
@@ -335,6 +323,11 @@ class View:
         raise NotApplicable(f"{self.table.name} does not serve {what}")
 
 
+# The targets of cases about one format alone.
+ParquetView = Annotated[View, PARQUET]
+DeltaView = Annotated[View, DELTA]
+
+
 @dataclass(frozen=True)
 class Targets:
     """Everything the cases run on; `left_out` tables exceed the limit of a run."""
@@ -400,8 +393,7 @@ def list_pages(client: Client, path: str, **params: object) -> Iterator[list[dic
         page = parse_page(response)
         yield page.items
         token = page.next_page_token
-        is_new = token not in tokens and len(tokens) < MAX_PAGES
-        response.expect(is_new, "tokens that come to an end", token)
+        response.expect(token not in tokens and len(tokens) < MAX_PAGES, "tokens that come to an end", token)
         tokens.add(token)
 
 

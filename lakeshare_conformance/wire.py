@@ -267,15 +267,8 @@ class DeltaAction(Action):
 
 
 # The fields of a file that stand directly under the line's key in both formats.
-_OUTER = ("id", "version", "timestamp", "expirationTimestamp", "deletionVectorFileId")
+OUTER_FIELDS = ("id", "version", "timestamp", "expirationTimestamp", "deletionVectorFileId")
 ACTIONS = {PARQUET: Action, DELTA: DeltaAction}
-
-
-def parse_action(format: str, kind: str, outer: dict[str, Any], inner: dict[str, Any], where: str) -> Action:
-    """Parse a file line; in delta format `inner` is the Delta action, in parquet format the same as `outer`."""
-    fields = {name: value for name, value in inner.items() if name not in _OUTER}
-    fields |= {name: outer[name] for name in _OUTER if name in outer}
-    return parse(ACTIONS[format], {**fields, "where": where, "kind": kind}, where)
 
 
 class EndStreamAction(Wire):

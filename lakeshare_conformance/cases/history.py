@@ -7,47 +7,43 @@ from itertools import pairwise
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakeshare_conformance.case import DELTA, PARQUET, Group, must, require, should
+from lakeshare_conformance.case import DELTA, PARQUET, Group, require
 from lakeshare_conformance.cases.snapshots import fetch_whole
-from lakeshare_conformance.client import METADATA, PROTOCOL, Response
+from lakeshare_conformance.client import FAR_AHEAD, LONG_AGO, METADATA, NOON, PROTOCOL, Response
 from lakeshare_conformance.rows import MAX_BYTES, count_differences, read_parquet, select_rows
-from lakeshare_conformance.targets import FAR_AHEAD, LONG_AGO, NOON, Table, View
+from lakeshare_conformance.targets import DeltaView, Table, View
 from lakeshare_conformance.wire import Action
 
 
 class TimeTravel(Group):
     """Snapshots of earlier versions."""
 
-    @must("1.7", "6.2")
     def a_version_is_answered_as_asked(self, view: View) -> None:
-        """A query with version answers that version: it is in the header, and in metaData if that has a version."""
+        """must §1.7, §6.2: A query with version answers that version: it is in the header, and in metaData if
+        that has a version."""
         for version in view.versions:
             reply = view.query(version=version)
             reply.expect_version(version)
             if reply.shared.version is not None:
                 _expect_metadata_version(reply, version)
 
-    @should("2.1")
     def a_requested_version_is_in_metadata(self, view: View) -> None:
-        """metaData.version is there when a version was asked for."""
+        """should §2.1: metaData.version is there when a version was asked for."""
         _expect_metadata_version(view.query(version=view.versions[-1]), view.versions[-1])
 
-    @must("1.7", "2.6")
     def the_latest_version_is_the_latest_snapshot(self, view: View) -> None:
-        """Asked for by its number, the latest version has the files of a plain query."""
+        """must §1.7, §2.6: Asked for by its number, the latest version has the files of a plain query."""
         reply = view.query(version=view.versions[-1])
         reply.expect_ids(view.snapshot.ids, "the files of a plain query")
 
-    @must("1.7")
     def versions_are_read_from_text_too(self, view: View) -> None:
-        """A version may be written as a text of digits, as some clients do."""
+        """must §1.7: A version may be written as a text of digits, as some clients do."""
         version = view.versions[-1]
         view.ask({"version": str(version)}).read().expect_version(version)
 
-    @must("1.7", "1.5")
     def a_time_gives_the_version_of_that_time(self, view: View) -> None:
-        """timestamp answers the latest version committed at or before it; startingTimestamp the first at or
-        after it."""
+        """must §1.7, §1.5: timestamp answers the latest version committed at or before it; startingTimestamp
+        the first at or after it."""
         actions = sorted(view.window.actions, key=lambda action: action.version)
         times = {action.version: action.timestamp for action in actions}
         require(len(times) >= 2, f"{view.table.name} has the times of fewer than two versions")
@@ -60,15 +56,13 @@ class TimeTravel(Group):
             response = view.table.version(startingTimestamp=format_time(at_ms))
             response.expect_status(200).expect_version(version)
 
-    @must("1.7", "0.19")
     def a_time_out_of_reach_is_400(self, view: View) -> None:
-        """A timestamp before the first or after the last commit is 400."""
+        """must §1.7, §0.19: A timestamp before the first or after the last commit is 400."""
         if view.versions:
             view.refuse({"timestamp": LONG_AGO}, {"timestamp": FAR_AHEAD})
 
-    @must("1.7", "0.19")
     def a_version_out_of_reach_is_400(self, view: View) -> None:
-        """A version after the latest is 400, not 5xx: clients would ask again for minutes."""
+        """must §1.7, §0.19: A version after the latest is 400, not 5xx: clients would ask again for minutes."""
         if view.versions:
             view.refuse({"version": view.table.latest + 1000})
 
@@ -86,9 +80,8 @@ def _expect_metadata_version(reply: Response, version: int) -> None:
 class Windows(Group):
     """Windows of versions, as streams read them."""
 
-    @must("1.7", "6.2")
     def a_window_begins_with_its_first_version(self, view: View) -> None:
-        """The head is that of startingVersion, which metaData.version and the header have, too."""
+        """must §1.7, §6.2: The head is that of startingVersion, which metaData.version and the header have, too."""
         for version in view.versions_from(view.window_start):
             reply = view.query(startingVersion=version)
             reply.expect_version(version)
@@ -96,57 +89,50 @@ class Windows(Group):
             is_same = reply.metadata.schema_string == view.query(version=version).metadata.schema_string
             reply.expect(is_same, "the schema of its first version", "another")
 
-    @must("1.7", "0.1", "2.1", "2.2")
     def a_window_has_adds_and_removes(self, view: View) -> None:
-        """After the head come add, remove and later metaData lines (in delta format file and metaData),
-        nothing else."""
+        """must §1.7, §0.1, §2.1, §2.2: After the head come add, remove and later metaData lines (in delta
+        format file and metaData), nothing else."""
         view.window.expect_later(METADATA, *(("add", "remove") if view.format == PARQUET else ("file",)))
         view.window.expect_actions("add", "remove")
 
-    @must("2.1", "6.2")
     def files_of_a_window_have_version_and_time(self, view: View) -> None:
-        """Every file of a window has version and timestamp, and a size, removed ones too."""
-        _expect_dated(view.window)
+        """must §2.1, §6.2: Every file of a window has version and timestamp, and a size, removed ones too."""
+        view.window.expect_fields("version", "timestamp")
 
-    @should("1.7")
     def times_grow_with_versions(self, view: View) -> None:
-        """All files of a version have one time, and later versions later ones."""
+        """should §1.7: All files of a version have one time, and later versions later ones."""
         times: dict[int, int] = {}
         for action in view.window.actions:
             known = times.setdefault(action.version, action.timestamp)
-            is_same = known == action.timestamp
-            action.expect(is_same, f"the time {known} of its version", action.timestamp)
+            action.expect(known == action.timestamp, f"the time {known} of its version", action.timestamp)
         in_order = [times[version] for version in sorted(times)]
         view.window.expect(in_order == sorted(set(in_order)), "times that grow with versions", times)
 
-    @must("1.7")
     def a_window_keeps_its_bounds(self, view: View) -> None:
-        """startingVersion and endingVersion are both inclusive: single versions together are the whole window."""
+        """must §1.7: startingVersion and endingVersion are both inclusive: single versions together are the
+        whole window."""
         start, end = view.window_start, view.table.latest
         whole = view.ask({"startingVersion": start, "endingVersion": end}).read()
         for action in whole.actions:
-            is_fit = start <= action.version <= end
-            action.expect(is_fit, f"a version from {start} to {end}", action.version)
+            action.expect(start <= action.version <= end, f"a version from {start} to {end}", action.version)
         for version in view.versions_from(start):
             for first in {start, version}:
                 part = view.ask({"startingVersion": first, "endingVersion": version}).read()
                 part.expect_files(_select(whole, first, version), f"versions {first} to {version}")
 
-    @must("1.7")
     def a_window_without_an_end_goes_to_the_latest(self, view: View) -> None:
-        """Without endingVersion the window ends with the latest version."""
+        """must §1.7: Without endingVersion the window ends with the latest version."""
         whole = view.ask({"startingVersion": view.window_start, "endingVersion": view.table.latest}).read()
         view.window.expect_files(whole.actions, "the window until the latest version")
 
-    @must("1.7", formats=(DELTA,))
-    def a_window_has_data_changes_only(self, view: View) -> None:
-        """Files that only rearranged data (dataChange false) are not part of a window."""
+    def a_window_has_data_changes_only(self, view: DeltaView) -> None:
+        """must §1.7: Files that only rearranged data (dataChange false) are not part of a window."""
         for action in view.window.actions:
             action.expect(action.data_change is True, "dataChange true", action.data_change)
 
-    @must("1.7")
     def a_change_of_the_schema_is_sent_at_its_version(self, view: View) -> None:
-        """Each version of the window whose schema differs from the one before has a metaData line with its version."""
+        """must §1.7: Each version of the window whose schema differs from the one before has a metaData line
+        with its version."""
         start = view.window_start
         changed, later = view.find_schema_changes(start), _list_metadata_versions(view.window)
         for version in later:
@@ -155,9 +141,9 @@ class Windows(Group):
         missing = sorted(changed - set(later))
         view.window.expect(not missing, f"a metaData line at each of {sorted(changed)}", later)
 
-    @must("1.7", formats=(DELTA,))
-    def protocols_are_sent_on_request(self, view: View) -> None:
-        """includeHistoricalProtocol gives every protocol line its version; without it there is one, without."""
+    def protocols_are_sent_on_request(self, view: DeltaView) -> None:
+        """must §1.7: includeHistoricalProtocol gives every protocol line its version; without it there is one,
+        without."""
         start = view.window_start
         plain = [line.value.get("version") for line in view.window.lines if line.kind == PROTOCOL]
         view.window.expect(plain == [None], "one protocol line, without version", plain)
@@ -166,9 +152,9 @@ class Windows(Group):
         is_fit = found[:1] == [start] and all(isinstance(one, int) and one > start for one in found[1:])
         reply.expect(is_fit, f"protocol lines with version, the first {start}, others later", found)
 
-    @must("1.7", "0.19")
     def windows_that_are_none_are_400(self, view: View) -> None:
-        """A window that ends before it begins or begins below 0 is 400, and so is one beside a version or a time."""
+        """must §1.7, §0.19: A window that ends before it begins or begins below 0 is 400, and so is one beside
+        a version or a time."""
         latest = view.versions[-1]
         view.refuse(
             {"startingVersion": latest + 1, "endingVersion": latest},
@@ -179,17 +165,16 @@ class Windows(Group):
             {"version": latest, "timestamp": NOON},
         )
 
-    @must("2.1", "6.2")
     def removed_files_can_be_read(self, view: View) -> None:
-        """The URL of a removed file serves its bytes: the rows that were deleted are read from there."""
+        """must §2.1, §6.2: The URL of a removed file serves its bytes: the rows that were deleted are read from
+        there."""
         removed = [action for action in view.window.actions if action.kind == "remove"]
         for action in require(removed, "no window has a removed file")[:2]:
             fetch_whole(view, action)
 
-    @must("1.7")
     def a_window_adds_up(self, view: View) -> None:
-        """The rows of each version, and those added, without those removed after it, are the rows of the next
-        version."""
+        """must §1.7: The rows of each version, and those added, without those removed after it, are the rows of
+        the next version."""
         versions = view.versions_from(view.window_start)
         require(len(versions) >= 2, "no window has two versions")
         snapshots = {version: view.query(version=version).actions for version in versions}
@@ -206,12 +191,6 @@ class Windows(Group):
             view.window.expect(rows == wanted, f"{wanted} rows", found, f"version {version}")
 
 
-def _expect_dated(reply: Response) -> None:
-    for action in reply.actions:
-        times = (action.version, action.timestamp)
-        action.expect(min(times) >= 0, "version and timestamp", times)
-
-
 def _list_metadata_versions(reply: Response) -> list[object]:
     return [line.value.get("version") for line in reply.later if line.kind == METADATA]
 
@@ -225,61 +204,55 @@ CHANGE_DATA_FEED = "delta.enableChangeDataFeed"
 class Changes(Group):
     """The change data feed: lines, files and rows."""
 
-    @must("1.8", "1.0")
     def changes_begin_with_a_head(self, view: View) -> None:
-        """Changes are protocol, metaData, then files; NDJSON; the header has the starting version."""
+        """must §1.8, §1.0: Changes are protocol, metaData, then files; NDJSON; the header has the starting version."""
         view.feed.expect_head()
         view.feed.expect_version(view.change_start)
         view.feed.expect_media_type("application/x-ndjson")
         view.feed.expect_format(view.format)
 
-    @must("1.8", "0.1")
     def changes_are_added_removed_and_changed_files(self, view: View) -> None:
-        """After the head come add, remove and cdf lines (in delta format file lines), and nothing else."""
+        """must §1.8, §0.1: After the head come add, remove and cdf lines (in delta format file lines), and
+        nothing else."""
         view.feed.expect_later(*(("add", "remove", "cdf") if view.format == PARQUET else ("file",)))
         for action in view.feed.actions if view.format == DELTA else ():
             is_fit = action.kind != "cdc" or action.data_change is False
             action.expect(is_fit, "dataChange false in cdc", action.data_change)
 
-    @must("0.13", "2.1", "6.2")
     def changes_have_version_and_time(self, view: View) -> None:
-        """Every file of a change has version and timestamp, and a size."""
-        _expect_dated(view.feed)
+        """must §0.13, §2.1, §6.2: Every file of a change has version and timestamp, and a size."""
+        view.feed.expect_fields("version", "timestamp")
 
-    @must("0.13", "1.8")
     def metadata_of_changes_has_its_version(self, view: View) -> None:
-        """The head's metaData has a version; the starting one when includeHistoricalMetadata is asked for."""
+        """must §0.13, §1.8: The head's metaData has a version; the starting one when includeHistoricalMetadata
+        is asked for."""
         view.feed.expect(view.feed.shared.version is not None, "metaData.version", "none")
-        reply = view.feed_with_metadata
-        _expect_metadata_version(reply, view.change_start)
+        _expect_metadata_version(view.feed_with_metadata, view.change_start)
 
-    @must("0.13", formats=(DELTA,))
-    def changes_in_delta_format_say_that_they_are_recorded(self, view: View) -> None:
-        """The head's configuration has delta.enableChangeDataFeed, and the writer protocol allows it."""
+    def changes_in_delta_format_say_that_they_are_recorded(self, view: DeltaView) -> None:
+        """must §0.13: The head's configuration has delta.enableChangeDataFeed, and the writer protocol allows it."""
         feed, wanted = view.feed, "a writer protocol with the change data feed"
         feed.expect(feed.is_on(CHANGE_DATA_FEED), f"{CHANGE_DATA_FEED} true", "another value")
         feed.expect(feed.protocol.allows_change_data_feed, wanted, feed.protocol.fields)
 
-    @must("0.11", "1.8")
     def booleans_are_read_in_any_case(self, view: View) -> None:
-        """includeHistoricalMetadata=True, as the Python client writes it, is true."""
+        """must §0.11, §1.8: includeHistoricalMetadata=True, as the Python client writes it, is true."""
         wanted = view.feed_with_metadata.kinds
         for text in ("True", "TRUE"):
             reply = view.changes(startingVersion=view.change_start, includeHistoricalMetadata=text)
             what = "the lines of includeHistoricalMetadata=true"
             reply.expect(reply.kinds == wanted, what, reply.kinds[:10])
 
-    @must("1.8")
     def changes_of_the_schema_are_sent_on_request(self, view: View) -> None:
-        """With includeHistoricalMetadata every later change of the schema is a metaData line with its version."""
+        """must §1.8: With includeHistoricalMetadata every later change of the schema is a metaData line with
+        its version."""
         changed = view.find_schema_changes(view.change_start)
         reply = view.feed_with_metadata
         found = _list_metadata_versions(reply)
         reply.expect(changed <= set(found), f"a metaData line at each of {sorted(changed)}", found)
 
-    @must("1.8")
     def changed_rows_stand_alone(self, view: View) -> None:
-        """A version with files of changed rows (cdf, cdc) has no others: they would count twice."""
+        """must §1.8: A version with files of changed rows (cdf, cdc) has no others: they would count twice."""
         kinds: dict[int, set[str]] = {}
         for action in view.feed.actions:
             kinds.setdefault(action.version, set()).add(action.kind)
@@ -287,15 +260,14 @@ class Changes(Group):
             is_alone = "cdc" not in found or found == {"cdc"}
             view.feed.expect(is_alone, "changed rows alone", sorted(found), f"version {version}")
 
-    @must("1.8", "2.1")
     def files_of_changes_can_be_read(self, view: View) -> None:
-        """The URLs of added, changed and removed files serve their bytes."""
+        """must §1.8, §2.1: The URLs of added, changed and removed files serve their bytes."""
         for action in {action.kind: action for action in reversed(view.feed.actions)}.values():
             fetch_whole(view, action)
 
-    @must("1.8")
     def changed_rows_have_their_kind(self, view: View) -> None:
-        """Files of changed rows have the column _change_type: insert, update_preimage, update_postimage or delete."""
+        """must §1.8: Files of changed rows have the column _change_type: insert, update_preimage,
+        update_postimage or delete."""
         changed = [action for action in view.feed.actions if action.kind == "cdc"]
         for action in require(changed, "no version has files of changed rows")[:3]:
             rows = read_parquet(view, action)
@@ -304,9 +276,9 @@ class Changes(Group):
             known = set().union(*CHANGE_TYPES.values())
             action.expect(found <= known, f"_change_type in {sorted(known)}", sorted(map(str, found)))
 
-    @must("1.8")
     def changes_add_up(self, view: View) -> None:
-        """The rows of each version, with those inserted and without those deleted after it, are the next version's."""
+        """must §1.8: The rows of each version, with those inserted and without those deleted after it, are the
+        next version's."""
         versions = view.versions_from(view.change_start)
         require(len(versions) >= 2, "no range of changes has two versions")
         snapshots = {version: view.query(version=version) for version in versions}
@@ -318,15 +290,14 @@ class Changes(Group):
             total = sum(table.num_rows for table in wanted)
             deleted = _select_rows(after, changed, stored, "remove")
             missing, extra = count_differences(found, [*wanted, *deleted])
-            rows, actual = (
+            what, actual = (
                 f"its {total} rows from version {earlier} on",
-                f"{missing} missing and {extra} too many",
+                f"{missing} missing, {extra} too many",
             )
-            view.feed.expect(missing + extra == 0, rows, actual, f"version {version}")
+            view.feed.expect(missing + extra == 0, what, actual, f"version {version}")
 
-    @must("1.8", "0.19")
     def changes_that_were_not_recorded_are_400(self, table: Table) -> None:
-        """Changes of a table that does not record or share them are 400."""
+        """must §1.8, §0.19: Changes of a table that does not record or share them are 400."""
         delta = table.view(DELTA)
         response = table.first_view.ask_changes({"startingVersion": 0})
         if response.status == 200:
@@ -364,31 +335,30 @@ def _select_rows(
 class ChangeBounds(Group):
     """The bounds of a range of changes."""
 
-    @must("1.8")
     def both_ends_belong_to_the_range(self, view: View) -> None:
-        """startingVersion and endingVersion are both inclusive: single versions together are the whole range."""
+        """must §1.8: startingVersion and endingVersion are both inclusive: single versions together are the
+        whole range."""
         for version in view.versions_from(view.change_start):
             part = view.changes(startingVersion=version, endingVersion=version)
             part.expect_files(_select(view.feed, version, version), f"version {version}")
             part.expect_version(version)
 
-    @must("1.8")
     def a_range_has_all_versions_up_to_its_end(self, view: View) -> None:
-        """A range that begins at the first version has the changes of every version up to its end, the end included."""
+        """must §1.8: A range that begins at the first version has the changes of every version up to its end,
+        the end included."""
         start = view.change_start
         for version in view.versions_from(start)[1:]:
             part = view.changes(startingVersion=start, endingVersion=version)
             part.expect_files(_select(view.feed, start, version), f"the versions up to {version}")
 
-    @should("1.8")
     def an_end_beyond_the_latest_is_the_latest(self, view: View) -> None:
-        """An endingVersion after the latest version stands for the latest one."""
+        """should §1.8: An endingVersion after the latest version stands for the latest one."""
         reply = view.changes(startingVersion=view.change_start, endingVersion=view.table.latest + 1000)
         reply.expect_files(view.feed.actions, "the changes until the latest version")
 
-    @must("1.8")
     def times_bound_a_range_too(self, view: View) -> None:
-        """startingTimestamp is the first version at or after it, endingTimestamp the last at or before it."""
+        """must §1.8: startingTimestamp is the first version at or after it, endingTimestamp the last at or
+        before it."""
         times = {action.version: action.timestamp for action in view.feed.actions}
         require(times, "no changes have times")
         first, last = min(times), max(times)
@@ -399,9 +369,9 @@ class ChangeBounds(Group):
             wanted = _select(view.feed, first + inset, last - inset)
             view.ask_changes(bounds).read().expect_files(wanted, f"the versions between {bounds}")
 
-    @must("1.8", "0.19")
     def ranges_that_are_none_are_400(self, view: View) -> None:
-        """A range without a start, with two starts or two ends, ending before it begins, or out of reach, is 400."""
+        """must §1.8, §0.19: A range without a start, with two starts or two ends, ending before it begins, or
+        out of reach, is 400."""
         start, latest = view.change_start, view.table.latest
         view.refuse_changes(
             {},
@@ -418,9 +388,8 @@ class ChangeBounds(Group):
             {"startingVersion": start, "endingTimestamp": LONG_AGO},
         )
 
-    @must("0.1", "1.13")
     def changes_end_without_an_action_unless_asked(self, view: View) -> None:
-        """No endStreamAction comes after changes to a client that did not ask for it."""
+        """must §0.1, §1.13: No endStreamAction comes after changes to a client that did not ask for it."""
         view.feed.expect_end(False)
 
 

@@ -10,9 +10,9 @@ from datetime import UTC, datetime, timedelta
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from lakeshare_conformance import rows, wire
-from lakeshare_conformance.case import DELTA, PARQUET, Group, NotApplicable, expect, must, require, should
+from lakeshare_conformance.case import DELTA, PARQUET, Group, NotApplicable, expect, require
 from lakeshare_conformance.client import END, Response
-from lakeshare_conformance.targets import View
+from lakeshare_conformance.targets import DeltaView, ParquetView, View
 
 MIN_LIFE_S = 15 * 60
 MIN_TOKEN = 10
@@ -21,42 +21,40 @@ MIN_TOKEN = 10
 class Snapshots(Group):
     """The latest snapshot: lines, files, ids and expiry."""
 
-    @must("1.7", "0.1", "2.1", "2.2")
     def a_snapshot_is_head_and_files(self, view: View) -> None:
-        """A snapshot is the lines protocol and metaData, then lines of one key, file, and nothing else."""
+        """must §1.7, §0.1, §2.1, §2.2: A snapshot is the lines protocol and metaData, then lines of one key,
+        file, and nothing else."""
         view.snapshot.expect_head()
         view.snapshot.expect_later("file", END)
         view.snapshot.expect_actions("add")
 
-    @must("0.1", "1.13")
     def an_end_is_sent_on_request_only(self, view: View) -> None:
-        """No endStreamAction comes to a client that did not ask for it: the Python client dies of it."""
+        """must §0.1, §1.13: No endStreamAction comes to a client that did not ask for it: the Python client
+        dies of it."""
         view.snapshot.expect_end(False)
 
-    @must("2.1", "0.3", formats=(PARQUET,))
-    def parquet_files_have_the_documented_fields(self, view: View) -> None:
-        """A file in parquet format has url (http or https), id, partitionValues and size, and stats as a text."""
+    def parquet_files_have_the_documented_fields(self, view: ParquetView) -> None:
+        """must §2.1, §0.3: A file in parquet format has url (http or https), id, partitionValues and size, and
+        stats as a text."""
         view.snapshot.expect_actions("add")
 
-    @must("2.2", "0.3", formats=(DELTA,))
-    def delta_files_have_the_documented_fields(self, view: View) -> None:
-        """A file in delta format has an id and an add with path (a URL), partitionValues, size, modificationTime."""
-        for action in view.snapshot.actions:
-            action.expect(action.modification_time is not None, "the field modificationTime", "none")
-            action.expect(action.data_change is not None, "the field dataChange", "none")
+    def delta_files_have_the_documented_fields(self, view: DeltaView) -> None:
+        """must §2.2, §0.3: A file in delta format has an id and an add with path (a URL), partitionValues,
+        size, modificationTime."""
+        view.snapshot.expect_fields("modification_time", "data_change")
 
-    @must("2.1", "2.2")
     def partition_values_are_of_the_partition_columns(self, view: View) -> None:
-        """partitionValues has exactly the partition columns, by their physical names where columns are mapped."""
+        """must §2.1, §2.2: partitionValues has exactly the partition columns, by their physical names where
+        columns are mapped."""
         reply = view.snapshot
         columns = rows.get_partition_columns(reply)
         for action in reply.actions:
             found = set(action.partition_values)
             action.expect(found == columns, f"partition values of {sorted(columns)}", sorted(found))
 
-    @must("2.1")
     def partition_values_are_written_as_their_type_is(self, view: View) -> None:
-        """Partition values are texts in the form of their type: decimal numbers, yyyy-MM-dd, true and false."""
+        """must §2.1: Partition values are texts in the form of their type: decimal numbers, yyyy-MM-dd, true
+        and false."""
         reply = view.snapshot
         kinds = {rows.get_physical_name(reply, column.name): column.type for column in reply.columns}
         require(reply.metadata.partition_columns, "no table is partitioned")
@@ -65,9 +63,8 @@ class Snapshots(Group):
                 is_fit = rows.is_partition_value(value, kinds.get(name))
                 action.expect(is_fit, f"a {kinds.get(name)} as text", value, f"partition value {name}")
 
-    @must("2.1")
     def statistics_are_json(self, view: View) -> None:
-        """stats holds JSON: numRecords, and minValues, maxValues and nullCount of columns of the table."""
+        """must §2.1: stats holds JSON: numRecords, and minValues, maxValues and nullCount of columns of the table."""
         names = {column.name for column in view.snapshot.columns}
         for action, stats in _list_statistics(view.snapshot.actions):
             unknown = {*stats.min_values, *stats.max_values, *stats.null_count} - names
@@ -75,70 +72,57 @@ class Snapshots(Group):
             is_fit = view.snapshot.is_mapped or not unknown
             action.expect(is_fit, "columns of the table only", sorted(unknown), "stats")
 
-    @must("2.6", "6.2")
     def ids_are_unique(self, view: View) -> None:
-        """Ids are unique in a reply: Spark keys its URLs by them."""
+        """must §2.6, §6.2: Ids are unique in a reply: Spark keys its URLs by them."""
         counts = Counter(action.id for action in view.snapshot.actions)
         repeated = sorted(id for id, count in counts.items() if count > 1)
         view.snapshot.expect(not repeated, "ids that are unique", repeated)
 
-    @must("2.6", "4")
     def ids_stay(self, view: View) -> None:
-        """Asked again, the same version answers the same ids, with URLs that may be new."""
+        """must §2.6, §4: Asked again, the same version answers the same ids, with URLs that may be new."""
         view.ask({}).read().expect_ids(view.snapshot.ids, "the same ids again")
 
-    @must("2.7", "6.2")
     def urls_live_as_long_as_clients_need(self, view: View) -> None:
-        """expirationTimestamp, where sent, is more than 15 minutes ahead: Spark takes less for an error and guesses."""
+        """must §2.7, §6.2: expirationTimestamp, where sent, is more than 15 minutes ahead: Spark takes less for
+        an error and guesses."""
         now_ms = time.time() * 1000
         timed = [action for action in view.snapshot.actions if action.expiration_timestamp is not None]
         for action in require(timed, "no file has expirationTimestamp"):
             left_s = ((action.expiration_timestamp or 0) - now_ms) / 1000
             action.expect(left_s > MIN_LIFE_S, f"a URL valid for more than {MIN_LIFE_S} s", f"{left_s} s")
 
-    @should("2.7")
     def urls_have_an_expiry(self, view: View) -> None:
-        """Every file has expirationTimestamp."""
-        for action in view.snapshot.actions:
-            action.expect(action.expiration_timestamp is not None, "expirationTimestamp", "none")
+        """should §2.7: Every file has expirationTimestamp."""
+        view.snapshot.expect_fields("expiration_timestamp")
 
-    @should("1.0")
     def urls_do_not_hold_the_token(self, view: View) -> None:
-        """The bearer token is not part of any URL."""
+        """should §1.0: The bearer token is not part of any URL."""
         token = view.client.token
         require(len(token) >= MIN_TOKEN, "the token is so short that it may be part of any text")
         for action in view.snapshot.actions:
             action.expect(token not in action.url, "a URL without the bearer token", "one with it")
 
-    @should("2.1", formats=(PARQUET,))
-    def a_plain_read_has_no_version_in_its_lines(self, view: View) -> None:
-        """Without version or timestamp in the request, metaData and files have no version."""
+    def a_plain_read_has_no_version_in_its_lines(self, view: ParquetView) -> None:
+        """should §2.1: Without version or timestamp in the request, metaData and files have no version."""
         found = [line.where for line in view.snapshot.lines[1:] if line.value.get("version") is not None]
         view.snapshot.expect(not found, "lines without version", found[:3])
 
-    @must("1.7")
     def an_empty_object_asks_for_all(self, view: View) -> None:
-        """The body {} asks for everything, and so does one with fields that the server does not know."""
+        """must §1.7: The body {} asks for everything, and so does one with fields that the server does not know."""
         unknown = {"lakeshareConformance": {"a": [1]}, "requested_columns": [], "queryDeltaLog": False}
         view.expect_all_files({}, unknown)
 
-    @should("1.7")
     def the_content_type_of_a_request_is_optional(self, view: View) -> None:
-        """A query is read with any content type and with none, and an empty body asks for everything."""
+        """should §1.7: A query is read with any content type and with none, and an empty body asks for everything."""
         for media_type in ("application/json", ""):
             view.expect_all_files({}, **{"Content-Type": media_type})
         view.expect_all_files(b"")
 
-    @should("1.7", formats=(DELTA,))
-    def both_formats_answer_the_same_files(self, view: View) -> None:
-        """A table served in both formats has the same files in both."""
-        other = _get_parquet_view(view)
+    def both_formats_answer_the_same_files(self, view: DeltaView) -> None:
+        """should §1.7: A table served in both formats has the same files in both."""
+        other = require(view.table.view(PARQUET), "no table is served in both formats")
         sizes, wanted = (sorted(action.size for action in one.snapshot.actions) for one in (view, other))
         view.snapshot.expect(sizes == wanted, f"files of the sizes {wanted[:20]}", sizes[:20])
-
-
-def _get_parquet_view(view: View) -> View:
-    return require(view.table.view(PARQUET), "no table is served in both formats")
 
 
 SIGNATURE_KEYS = {"x-amz-signature", "sp", "x-goog-credential", "x-oss-credential", "x-databricks-signature"}
@@ -147,9 +131,9 @@ SIGNATURE_KEYS = {"x-amz-signature", "sp", "x-goog-credential", "x-oss-credentia
 class DeltaFormat(Group):
     """What delta format adds to a file."""
 
-    @must("0.2", "6.1", formats=(DELTA,))
-    def urls_have_a_signature_the_python_client_knows(self, view: View) -> None:
-        """The query of each URL, of vectors too, has a key that the Python client knows, like X-Amz-Signature."""
+    def urls_have_a_signature_the_python_client_knows(self, view: DeltaView) -> None:
+        """must §0.2, §6.1: The query of each URL, of vectors too, has a key that the Python client knows, like
+        X-Amz-Signature."""
         for action in view.snapshot.actions:
             vector = action.deletion_vector
             more = [vector.path_or_inline_dv] if vector and vector.storage_type == "p" else []
@@ -158,20 +142,17 @@ class DeltaFormat(Group):
                 wanted = f"one of {sorted(SIGNATURE_KEYS)} in the URL"
                 action.expect(keys & SIGNATURE_KEYS, wanted, sorted(keys))
 
-    @must("2.2", formats=(DELTA,))
-    def mapped_columns_keep_their_mapping(self, view: View) -> None:
-        """With column mapping every column of schemaString has its id and its physical name."""
+    def mapped_columns_keep_their_mapping(self, view: DeltaView) -> None:
+        """must §2.2: With column mapping every column of schemaString has its id and its physical name."""
         require(view.snapshot.is_mapped, "no table maps its columns")
         for column in view.snapshot.columns:
             wire.parse(wire.ColumnMapping, column.metadata, f"{view.snapshot.where}, column {column.name}")
 
-    @must("0.18", "2.2", formats=(DELTA,))
-    def row_tracking_is_whole(self, view: View) -> None:
-        """With delta.enableRowTracking every file has baseRowId and defaultRowCommitVersion; Spark fails otherwise."""
+    def row_tracking_is_whole(self, view: DeltaView) -> None:
+        """must §0.18, §2.2: With delta.enableRowTracking every file has baseRowId and defaultRowCommitVersion;
+        Spark fails otherwise."""
         require(view.snapshot.is_on("delta.enableRowTracking"), "no table is sent with row tracking")
-        for action in view.snapshot.actions:
-            fields = (action.base_row_id, action.default_row_commit_version)
-            action.expect(None not in fields, "baseRowId and defaultRowCommitVersion", fields)
+        view.snapshot.expect_fields("base_row_id", "default_row_commit_version")
 
 
 MAX_VECTORS = 10
@@ -180,14 +161,14 @@ MAX_VECTORS = 10
 class DeletionVectors(Group):
     """Deletion vectors, and the bytes they are made of."""
 
-    @must("0.5", "2.3", formats=(DELTA,))
-    def vectors_have_the_documented_fields(self, view: View) -> None:
-        """A deletion vector is stored as p with a URL, or as i, with pathOrInlineDv, sizeInBytes and cardinality."""
+    def vectors_have_the_documented_fields(self, view: DeltaView) -> None:
+        """must §0.5, §2.3: A deletion vector is stored as p with a URL, or as i, with pathOrInlineDv,
+        sizeInBytes and cardinality."""
         _list_vectors(view.snapshot)
 
-    @must("0.5", "2.3", formats=(DELTA,))
-    def stored_vectors_have_an_id(self, view: View) -> None:
-        """Every vector that is not inline has a deletionVectorFileId of its own, the same when asked again."""
+    def stored_vectors_have_an_id(self, view: DeltaView) -> None:
+        """must §0.5, §2.3: Every vector that is not inline has a deletionVectorFileId of its own, the same when
+        asked again."""
         stored = [action for action, vector in _list_vectors(view.snapshot) if vector.storage_type == "p"]
         for action in require(stored, "no deletion vector is stored in a file"):
             action.expect(action.deletion_vector_file_id is not None, "deletionVectorFileId", "none")
@@ -196,13 +177,11 @@ class DeletionVectors(Group):
         view.snapshot.expect(is_unique, "an id for each vector", sorted(map(str, ids.values())))
         for action, _ in _list_vectors(view.ask({}).read()):
             again, wanted = action.deletion_vector_file_id, ids.get(action.id)
-            is_same = wanted is None or again == wanted
-            action.expect(is_same, f"deletionVectorFileId {wanted} again", again)
+            action.expect(wanted is None or again == wanted, f"deletionVectorFileId {wanted} again", again)
 
-    @must("2.3", formats=(DELTA,))
-    def vectors_can_be_read(self, view: View) -> None:
-        """The bytes of a vector are Delta's: format version 1, length, magic number and checksum; its
-        cardinality fits."""
+    def vectors_can_be_read(self, view: DeltaView) -> None:
+        """must §2.3: The bytes of a vector are Delta's: format version 1, length, magic number and checksum;
+        its cardinality fits."""
         for action, vector in _list_vectors(view.snapshot)[:MAX_VECTORS]:
             where, is_inline = f"{action.where}, deletionVector", vector.storage_type == "i"
             content = _read_inline(where, vector) if is_inline else _read_stored(view, where, vector)
@@ -210,17 +189,15 @@ class DeletionVectors(Group):
             expect(magic == rows.MAGIC, where, f"the magic number {rows.MAGIC.hex()}", magic.hex())
             expect(marked == vector.cardinality, where, f"{vector.cardinality} deleted rows", marked)
 
-    @should("2.3", formats=(DELTA,))
-    def vectors_delete_no_more_than_there_is(self, view: View) -> None:
-        """A vector's cardinality is at most the number of rows of its file."""
+    def vectors_delete_no_more_than_there_is(self, view: DeltaView) -> None:
+        """should §2.3: A vector's cardinality is at most the number of rows of its file."""
         for action, vector in _list_vectors(view.snapshot):
             is_fit = action.rows is None or action.rows >= 0
             action.expect(is_fit, "no more deleted rows than numRecords", vector.cardinality)
 
-    @should("0.14", "2.5", formats=(DELTA,))
-    def tables_with_features_are_paged_and_streamed(self, view: View) -> None:
-        """Tables with deletion vectors or mapped columns are answered in pages, and in windows where history
-        is shared."""
+    def tables_with_features_are_paged_and_streamed(self, view: DeltaView) -> None:
+        """should §0.14, §2.5: Tables with deletion vectors or mapped columns are answered in pages, and in
+        windows where history is shared."""
         has_features = view.snapshot.is_mapped or view.snapshot.has_vectors
         require(has_features, "no table has deletion vectors or mapped columns")
         view.ask({"maxFiles": 1}).expect_status(200)
@@ -260,15 +237,14 @@ PRECONDITION_FAILED, NOT_IMPLEMENTED = 412, 501
 class DataFiles(Group):
     """The bytes behind the URLs."""
 
-    @must("6.2", "0.19")
     def a_file_is_as_long_as_its_size(self, view: View) -> None:
-        """GET of a URL, without a token, is 200 with exactly size bytes."""
+        """must §6.2, §0.19: GET of a URL, without a token, is 200 with exactly size bytes."""
         for action in sample_files(view.snapshot):
             fetch_whole(view, action)
 
-    @must("0.6", "10")
     def a_range_is_206(self, view: View) -> None:
-        """GET with Range is 206 with those bytes, Content-Range and Content-Length: first bytes, middle, open end."""
+        """must §0.6, §10: GET with Range is 206 with those bytes, Content-Range and Content-Length: first
+        bytes, middle, open end."""
         for action in sample_files(view.snapshot):
             whole = view.client.fetch_whole(action.url).body
             size = len(whole)
@@ -276,37 +252,32 @@ class DataFiles(Group):
                 _expect_part(view, action, f"{first}-{last}", whole, first, last)
             _expect_part(view, action, f"{size // 2}-", whole, size // 2, size - 1)
 
-    @should("10")
     def a_suffix_range_is_206(self, view: View) -> None:
-        """GET with Range: bytes=-n is 206 with the last n bytes, where Parquet has its footer."""
+        """should §10: GET with Range: bytes=-n is 206 with the last n bytes, where Parquet has its footer."""
         for action in sample_files(view.snapshot):
             whole = view.client.fetch_whole(action.url).body
             _expect_part(view, action, "-8", whole, len(whole) - 8, len(whole) - 1)
 
-    @should("10")
     def a_range_beyond_the_end_is_416(self, view: View) -> None:
-        """GET with a Range that begins after the last byte is 416."""
+        """should §10: GET with a Range that begins after the last byte is 416."""
         for action in sample_files(view.snapshot):
             beyond = f"bytes={action.size + 10}-{action.size + 15}"
             view.client.fetch(action.url, headers={"Range": beyond}).expect_status(416)
 
-    @must("10", "6.1")
     def head_returns_the_length_or_refuses(self, view: View) -> None:
-        """HEAD of a URL is 200 with Content-Length, or 403, which clients survive."""
+        """must §10, §6.1: HEAD of a URL is 200 with Content-Length, or 403, which clients survive."""
         for action in sample_files(view.snapshot):
             response = view.client.fetch(action.url, "HEAD").expect_status(200, 403)
             if response.status == 200:
                 response.expect_header("content-length", str(action.size))
 
-    @should("10")
     def head_announces_ranges(self, view: View) -> None:
-        """HEAD of a URL is 200 with Accept-Ranges: bytes."""
+        """should §10: HEAD of a URL is 200 with Accept-Ranges: bytes."""
         for action in sample_files(view.snapshot):
             view.client.fetch(action.url, "HEAD").expect_status(200).expect_header("accept-ranges", "bytes")
 
-    @must("10")
     def a_url_that_was_altered_is_refused(self, view: View) -> None:
-        """A URL with another path, another signature or none is 4xx."""
+        """must §10: A URL with another path, another signature or none is 4xx."""
         url = sample_files(view.snapshot)[0].url
         path, mark, query = url.partition("?")
         altered = {
@@ -318,23 +289,20 @@ class DataFiles(Group):
             response = view.client.fetch(changed)
             expect(response.is_refusal, f"{response.where} after {what}", "a refusal by 4xx", response.status)
 
-    @must("2.7", "6.2")
     def urls_end_no_sooner_than_their_expiry(self, view: View) -> None:
-        """expirationTimestamp is no later than the end that the URL itself states: clients refresh by it."""
+        """must §2.7, §6.2: expirationTimestamp is no later than the end that the URL itself states: clients
+        refresh by it."""
+        ends = [(action, _read_url_end_ms(action.url)) for action in view.snapshot.actions]
         known = [
-            (f"{action.where}, expirationTimestamp", action.expiration_timestamp, end_ms)
-            for action in view.snapshot.actions
-            if (end_ms := _read_url_end_ms(action.url)) is not None
-            and action.expiration_timestamp is not None
+            (action, end_ms) for action, end_ms in ends if end_ms is not None and action.expiration_timestamp
         ]
-        require(known, "no URL states its end, or no file has expirationTimestamp")
-        for where, expiry_ms, latest_ms in known:
+        for action, end_ms in require(known, "no URL states its end, or no file has expirationTimestamp"):
             # URLs state whole seconds.
-            expect(expiry_ms < latest_ms + 1000, where, f"up to {latest_ms}", expiry_ms)
+            expiry_ms = action.expiration_timestamp or 0
+            action.expect(expiry_ms < end_ms + 1000, f"up to {end_ms}", expiry_ms, "expirationTimestamp")
 
-    @must("10")
     def urls_are_for_reading_only(self, view: View) -> None:
-        """PUT, POST and DELETE of a URL are refused by 4xx (or 501), and the file stays as it is."""
+        """must §10: PUT, POST and DELETE of a URL are refused by 4xx (or 501), and the file stays as it is."""
         # A store that accepts the method finds the precondition false and changes nothing; PUT sends the same bytes.
         [action, *_] = sample_files(view.snapshot)
         content = view.client.fetch_whole(action.url).body
@@ -350,9 +318,8 @@ class DataFiles(Group):
         again = view.client.fetch_whole(action.url)
         again.expect(again.body == content, "the same bytes as before", f"{len(again.body)} bytes")
 
-    @must("2.1", "2.2")
     def files_are_parquet_with_the_columns_of_the_schema(self, view: View) -> None:
-        """Each file is Parquet; it has columns of the schema, of types that read as the schema's."""
+        """must §2.1, §2.2: Each file is Parquet; it has columns of the schema, of types that read as the schema's."""
         reply = view.snapshot
         columns = rows.get_columns(reply)
         stored = set(columns) - rows.get_partition_columns(reply)
@@ -365,20 +332,16 @@ class DataFiles(Group):
                 (name, kind), found = columns[physical], schema.field(physical).type
                 action.expect(rows.can_read_as(found, kind), f"a {kind}", str(found), f"column {name}")
 
-    @must("2.1", "1.7")
     def statistics_count_the_rows(self, view: View) -> None:
-        """stats.numRecords is the number of rows in the file."""
-        counted = [action for action in sample_files(view.snapshot) if action.rows is not None]
-        for action in require(counted, "no file has numRecords"):
-            actual, wanted = (
-                action.stats and action.stats.num_records,
-                rows.read_parquet(view, action).num_rows,
-            )
-            action.expect_equal(actual, wanted, part="stats.numRecords")
+        """must §2.1, §1.7: stats.numRecords is the number of rows in the file."""
+        parsed = _list_statistics(sample_files(view.snapshot))
+        counts = [(action, stats.num_records) for action, stats in parsed if stats.num_records is not None]
+        for action, count in require(counts, "no file has numRecords"):
+            action.expect_equal(count, rows.read_parquet(view, action).num_rows, part="stats.numRecords")
 
-    @must("2.1", "0.15")
     def statistics_hold_the_rows(self, view: View) -> None:
-        """No value of a file lies outside its minValues and maxValues, and nullCount is the number of nulls."""
+        """must §2.1, §0.15: No value of a file lies outside its minValues and maxValues, and nullCount is the
+        number of nulls."""
         for action, stats in _list_statistics(sample_files(view.snapshot)):
             broken = rows.find_broken_bound(stats, rows.read_parquet(view, action), view.snapshot)
             action.expect(broken is None, "bounds around every value", broken, "stats")
@@ -444,34 +407,28 @@ def alter(text: str) -> str:
 class FileIds(Group):
     """The header fileidhash."""
 
-    @must("1.12", "6.2")
     def the_scheme_of_ids_is_echoed(self, view: View) -> None:
-        """fileidhash parquet or delta, in any case, is echoed in lower case: who sent it insists on it."""
+        """must §1.12, §6.2: fileidhash parquet or delta, in any case, is echoed in lower case: who sent it
+        insists on it."""
         for scheme in (PARQUET, DELTA, "Parquet", "DELTA"):
-            _expect_echo(view.ask({}, fileidhash=scheme), scheme)
+            view.ask({}, fileidhash=scheme).expect_status(200).expect_header("fileidhash", scheme.lower())
 
-    @must("1.12", "1.8")
     def the_scheme_of_ids_is_echoed_with_changes(self, view: View) -> None:
-        """fileidhash is echoed with changes, too."""
+        """must §1.12, §1.8: fileidhash is echoed with changes, too."""
         for scheme in (PARQUET, DELTA):
-            _expect_echo(view.ask_changes({"startingVersion": view.change_start}, fileidhash=scheme), scheme)
+            response = view.ask_changes({"startingVersion": view.change_start}, fileidhash=scheme)
+            response.expect_status(200).expect_header("fileidhash", scheme)
 
-    @must("1.12", "0.19")
     def other_schemes_are_400(self, view: View) -> None:
-        """Any other fileidhash is 400, also an empty one."""
+        """must §1.12, §0.19: Any other fileidhash is 400, also an empty one."""
         for scheme in ("md5", "", "parquet,delta"):
             view.ask({}, fileidhash=scheme).refusal(400)
 
-    @must("1.12", "2.6", formats=(DELTA,))
-    def the_scheme_chooses_the_ids(self, view: View) -> None:
-        """With fileidhash both formats answer the same ids for the same files; without it, those of their own
-        format."""
-        other = _get_parquet_view(view)
+    def the_scheme_chooses_the_ids(self, view: DeltaView) -> None:
+        """must §1.12, §2.6: With fileidhash both formats answer the same ids for the same files; without it,
+        those of their own format."""
+        other = require(view.table.view(PARQUET), "no table is served in both formats")
         for scheme, native in ((PARQUET, other), (DELTA, view)):
             for one in (view, other):
                 reply = one.ask({}, fileidhash=scheme).read()
                 reply.expect_ids(native.snapshot.ids, f"the ids of {scheme} format")
-
-
-def _expect_echo(response: Response, scheme: str) -> None:
-    response.expect_status(200).expect_header("fileidhash", scheme.lower())

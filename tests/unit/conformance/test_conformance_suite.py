@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from lakeshare_conformance.case import Group
 from lakeshare_conformance.client import BadOption
 from lakeshare_conformance.command import conformance_app
 from lakeshare_conformance.report import group_titles, list_cases, select_cases, with_tables
@@ -49,6 +50,15 @@ def test_cases_are_chosen_by_group_name_or_pattern(patterns: list[str], found: i
 def test_a_pattern_that_fits_nothing_is_refused() -> None:
     with pytest.raises(BadOption, match="--only"):
         select_cases(["no-such-case"])
+
+
+@pytest.mark.parametrize("rule", [None, "A promise alone.", "must: no section.", "never §1.7: no level."])
+def test_a_case_without_level_sections_and_promise_is_refused(rule: str | None) -> None:
+    def check(self: object, server: object) -> None: ...
+
+    check.__doc__ = rule
+    with pytest.raises(ValueError, match=r"Odd\.odd_case: the docstring needs level, sections and promise"):
+        type("Odd", (Group,), {"__doc__": "Odd cases.", "odd_case": check})
 
 
 def test_the_reference_lists_the_cases_as_they_are() -> None:
