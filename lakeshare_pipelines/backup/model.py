@@ -11,17 +11,20 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING, Literal
 
-import duckdb
 import psutil
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import BaseModel
 
+from lakeshare_server.lazy import LazyModule
 from lakeshare_server.settings import make_private
 
 if TYPE_CHECKING:
+    import duckdb
     from pyspark.sql import SparkSession
+else:
+    duckdb = LazyModule("duckdb")
 
 OpenSpark = Callable[[], "SparkSession"]
 ReportMessage = Callable[[str], None]
@@ -281,7 +284,7 @@ LARGE_MEMORY_BYTES = 4 * 1024**3
 
 
 @contextmanager
-def open_database(folder: Path | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
+def open_database(folder: Path | None = None) -> "Iterator[duckdb.DuckDBPyConnection]":
     """A connection whose temporary tables and registered tables are its own; what exceeds the memory is on the disk.
     For rows of a whole backup an empty database of its own, which spills into `folder`."""
     if folder is None:
@@ -294,12 +297,12 @@ def open_database(folder: Path | None = None) -> Iterator[duckdb.DuckDBPyConnect
         yield database
 
 
-def _connect(memory_bytes: int, spilled: str) -> duckdb.DuckDBPyConnection:
+def _connect(memory_bytes: int, spilled: str) -> "duckdb.DuckDBPyConnection":
     return duckdb.connect(config={"memory_limit": f"{memory_bytes}B", "temp_directory": spilled})
 
 
 @cache
-def _database_of_process(_pid: int) -> duckdb.DuckDBPyConnection:
+def _database_of_process(_pid: int) -> "duckdb.DuckDBPyConnection":
     """The one DuckDB of this process: starting one takes 10 ms, which several queries per table would wait for."""
     spilled = mkdtemp(prefix="lakeshare-backup-")
     atexit.register(shutil.rmtree, spilled, ignore_errors=True)
@@ -307,7 +310,10 @@ def _database_of_process(_pid: int) -> duckdb.DuckDBPyConnection:
 
 
 def load_rows(
-    on: duckdb.DuckDBPyConnection, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch | pa.Table]
+    on: "duckdb.DuckDBPyConnection",
+    name: str,
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch | pa.Table],
 ) -> None:
     """Make a temporary table of rows. Errors of their source stay as they are, as they would not inside a query."""
     on.register("loaded", schema.empty_table())
@@ -317,7 +323,7 @@ def load_rows(
         on.execute(f"INSERT INTO {name} FROM loaded")
 
 
-def view_rows(on: duckdb.DuckDBPyConnection, name: str, folder: Path) -> None:
+def view_rows(on: "duckdb.DuckDBPyConnection", name: str, folder: Path) -> None:
     """Make a temporary view of a folder of rows."""
     paths = ", ".join("'" + str(path).replace("'", "''") + "'" for path in sorted(folder.glob("*.parquet")))
     on.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS FROM read_parquet([{paths}])")

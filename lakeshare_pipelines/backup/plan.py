@@ -11,9 +11,8 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import duckdb
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,8 +24,14 @@ from lakeshare_pipelines.backup.inventory.configuration import own_prefixes
 from lakeshare_pipelines.backup.points import Points, Workspace, get_point_time
 from lakeshare_pipelines.backup.stores import FOLDER, BackupStore, StoreAddress, head_existing, open_store
 from lakeshare_pipelines.errors import BackupError, DamagedRecord, ObjectMissing
+from lakeshare_server.lazy import LazyModule
 from lakeshare_server.tables.delta.log import CHECKPOINT, COMMIT, parse_commit
 from lakeshare_server.tables.iceberg.metadata import MAX_METADATA_BYTES, MetadataError, decompress_metadata
+
+if TYPE_CHECKING:
+    import duckdb
+else:
+    duckdb = LazyModule("duckdb")
 
 PART_BYTES = 64 * 1024**2  # Assumed size of a part; never more than 10,000 parts
 MAX_PARTS = 10_000
@@ -456,7 +461,7 @@ FROM (
 """  # noqa: S608  of constants only
 
 
-def compare_sides(on: duckdb.DuckDBPyConnection, roots: Iterable[str]) -> None:
+def compare_sides(on: "duckdb.DuckDBPyConnection", roots: Iterable[str]) -> None:
     """Compare views `cut` and `before` by key, ETag and size. Makes views `fresh` (rows that are only in `cut`),
     `unchanged` (rows of `before` that are in both) and `gone` (keys of the others of `before`); a changed key is in
     `fresh` and `gone`. The rows of the first two, and of `listed` (all of `cut`), have their table and their unit."""
@@ -505,7 +510,7 @@ class _PlanDraft:
     points: Points
     day: str
     report_message: model.ReportMessage
-    on: duckdb.DuckDBPyConnection
+    on: "duckdb.DuckDBPyConnection"
     roots: TableRoots = field(default_factory=TableRoots)
     logs: LogFiles = field(default_factory=lambda: LogFiles(list))
 

@@ -7,9 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import duckdb
 from pydantic import BaseModel
 
 from lakeshare_pipelines.backup.config import Backup
@@ -22,6 +21,9 @@ from lakeshare_pipelines.backup.verify import objects
 from lakeshare_pipelines.backup.verify.run import Healer, MissingObject
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
+
+if TYPE_CHECKING:
+    import duckdb
 
 _log = logging.getLogger(__name__)
 
@@ -87,7 +89,7 @@ class _ScrubRun:
     settings: LakeSettings
     now: dt.datetime
     report_message: ReportMessage
-    on: duckdb.DuckDBPyConnection  # With the table `copies`
+    on: "duckdb.DuckDBPyConnection"  # With the table `copies`
 
     def run(self, sentences: list[str], *, budget_bytes: int | None, everything: bool) -> ScrubRecord:
         copies, unarchived, total_bytes, overdue_bytes = self._order()
@@ -279,10 +281,10 @@ class _ScrubRun:
         return bool(done["status"].to_pylist() == ["succeeded"])
 
 
-def _rows(on: duckdb.DuckDBPyConnection, query: str, values: Sequence[Any] = ()) -> list[Row]:
+def _rows(on: "duckdb.DuckDBPyConnection", query: str, values: Sequence[Any] = ()) -> list[Row]:
     return objects.fetch_rows(on.sql(query, params=list(values)))
 
 
-def _row(on: duckdb.DuckDBPyConnection, query: str, values: Sequence[Any] = ()) -> tuple[Any, ...]:
+def _row(on: "duckdb.DuckDBPyConnection", query: str, values: Sequence[Any] = ()) -> tuple[Any, ...]:
     found: tuple[Any, ...] = on.execute(query, list(values)).fetchall()[0]
     return found

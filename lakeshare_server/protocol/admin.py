@@ -16,6 +16,7 @@ from pydantic import (
     ValidationError,
 )
 
+from lakeshare_server.catalog.audit import Kind
 from lakeshare_server.catalog.models import MAX_LONG
 from lakeshare_server.catalog.states import Grant, LinkState, RecipientState, TokenState
 from lakeshare_server.errors import BadRequest
@@ -299,6 +300,7 @@ class AuditQuery(BaseModel):
     principal: str | None = Field(None, description="An administrator.")
     action: str | None = Field(None, description="A call or change, like query_table or alter_share.")
     object_name: str | None = Field(None, alias="object", description="A share or table, and what is in it.")
+    kind: Kind | None = None
     request_id: str | None = Field(None, alias="request", description="The x-request-id of a response.")
     ip: str | None = None
     refused: bool = Field(False, description="Only refused and failed requests.")
@@ -527,7 +529,7 @@ class AuditEventInfo(Reply):
 
     number: int = Field(description="In the chain.")
     at: str
-    kind: Literal["request", "change", "end"]
+    kind: Kind
     recipient: str | None = None
     principal: str | None = None
     action: str

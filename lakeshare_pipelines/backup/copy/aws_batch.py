@@ -11,9 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -27,6 +26,9 @@ from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, make_s3
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
 from lakeshare_server.storage import s3
 from lakeshare_server.storage.s3 import S3Refused, S3Unreachable
+
+if TYPE_CHECKING:
+    import duckdb
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +84,7 @@ FROM rows WHERE (bucket, stored_prefix, has_versions, part) = (?, ?, ?, ?) ORDER
 """
 
 
-def divide_into_jobs(on: duckdb.DuckDBPyConnection, rows_a_job: int = ROWS_A_JOB) -> Iterator[JobRows]:
+def divide_into_jobs(on: "duckdb.DuckDBPyConnection", rows_a_job: int = ROWS_A_JOB) -> Iterator[JobRows]:
     """The jobs that copy what is left of view `copies`, the same every time."""
     on.execute(_ROWS, {"most": rows_a_job})
     jobs = on.sql(
@@ -522,7 +524,7 @@ class AwsBatchEngine(engine.CopyEngine):
             service.set_priority(job, priority)
         return len(unfinished)
 
-    def _submit(self, store: AttemptStore, attempts: Attempts, on: duckdb.DuckDBPyConnection) -> Attempt:
+    def _submit(self, store: AttemptStore, attempts: Attempts, on: "duckdb.DuckDBPyConnection") -> Attempt:
         """The attempt to continue, with all its jobs made: the last one, or a new one if that is broken."""
         last = attempts.attempts[-1] if attempts.attempts else None
         is_new = last is None or last.broken is not None

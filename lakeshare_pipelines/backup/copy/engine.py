@@ -16,11 +16,10 @@ from functools import partial
 from hashlib import blake2b, md5, sha256
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 from uuid import uuid4
 
-import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -29,6 +28,9 @@ from lakeshare_pipelines.backup import model
 from lakeshare_pipelines.backup.async_s3 import AsyncS3, Response
 from lakeshare_pipelines.backup.stores import CREDENTIALS, FREE_SPACE, BackupStore, StoreAddress, open_store
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
+
+if TYPE_CHECKING:
+    import duckdb
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ FROM plan p LEFT JOIN best b ON {identity} WHERE p.lane <> 'held'
 @contextmanager
 def open_results(
     plan: Path | pa.Table, results: Iterable[pa.Table], identity: Sequence[str] = IDENTITY
-) -> Iterator[duckdb.DuckDBPyConnection]:
+) -> "Iterator[duckdb.DuckDBPyConnection]":
     """A database with the view `copies`: the rows of a plan that an engine copies, each with the best of its results
     (columns of RESULTS), which are given oldest first; `status` is null without one."""
     given = (
@@ -195,7 +197,7 @@ class Copying:
     """A run of an engine: its task, and the database with the view `copies` as it was when the run began."""
 
     task: CopyTask
-    on: duckdb.DuckDBPyConnection
+    on: "duckdb.DuckDBPyConnection"
     run: "CopyRun"
     ledger: "Ledger"
     counter: "CopyCounter"
@@ -254,7 +256,7 @@ class CopyCounter:
     """Counts the copies of a run; what an earlier run copied counts as done. `others` are objects, bytes and failures
     that other processes report."""
 
-    def __init__(self, task: CopyTask, report: ReportProgress, on: duckdb.DuckDBPyConnection) -> None:
+    def __init__(self, task: CopyTask, report: ReportProgress, on: "duckdb.DuckDBPyConnection") -> None:
         self._target, self._report, self._began = str(task.target), report, time.monotonic()
         ((counts),) = on.sql(_COUNTS).fetchall()
         self.objects_of, self.size_bytes_of, self.objects, self.size_bytes = map(int, counts)

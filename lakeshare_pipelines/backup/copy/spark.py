@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -35,6 +34,7 @@ from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.spark.session import count_cores, has_driver_ended
 
 if TYPE_CHECKING:
+    import duckdb
     from pyspark.sql import SparkSession
 
 HEAVY_BYTES = 64 * 1024**2
@@ -61,7 +61,7 @@ CREATE TEMP TABLE portions AS FROM (
 """  # noqa: S608  of constants only
 
 
-def write_portions(store: BackupStore, prefix: str, count: int, on: duckdb.DuckDBPyConnection) -> None:
+def write_portions(store: BackupStore, prefix: str, count: int, on: "duckdb.DuckDBPyConnection") -> None:
     """Write what is left of view `copies` as `<prefix>0.parquet`, …, with a deterministic assignment, heavy rows
     first."""
     on.execute(_PORTIONS, {"count": count})

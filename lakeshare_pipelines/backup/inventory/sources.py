@@ -14,7 +14,6 @@ from hashlib import md5
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_plus
 
-import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -47,11 +46,15 @@ from lakeshare_pipelines.backup.stores import (
     open_store,
 )
 from lakeshare_pipelines.errors import BackupError, ReportUnusable
+from lakeshare_server.lazy import LazyModule
 from lakeshare_server.outbound import Service
 
 if TYPE_CHECKING:
+    import duckdb
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
+else:
+    duckdb = LazyModule("duckdb")
 
 
 def _write_listing(workspace: Workspace, batches: Iterable[pa.RecordBatch]) -> tuple[int, int]:

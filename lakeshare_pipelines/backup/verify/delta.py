@@ -15,12 +15,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version as package_version
+from typing import TYPE_CHECKING
 
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from duckdb import DuckDBPyConnection
 
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.model import OpenSpark, Status, TableProof, load_rows
@@ -62,6 +62,9 @@ from lakeshare_server.tables.delta.log import (
     sort_log,
 )
 from lakeshare_server.tables.lines import column_of
+
+if TYPE_CHECKING:
+    import duckdb
 
 CRC = re.compile(r"(\d{20})\.crc")
 SIDECARS = "_sidecars/"
@@ -348,7 +351,7 @@ class Replayed:
 
 
 def replay(
-    copy: TableCopy, chain: Chain, read: Read, times_ms: dict[int, int], database: DuckDBPyConnection
+    copy: TableCopy, chain: Chain, read: Read, times_ms: dict[int, int], database: "duckdb.DuckDBPyConnection"
 ) -> Replayed:
     """Replay a chain with the whole objects of the copy; what exceeds the database's memory is on the disk."""
     with database.cursor() as on:
@@ -388,7 +391,7 @@ class DeltaAssessment:
     has_unpublished: bool = False  # A catalog may have commits that are not in the log
 
 
-def assess(copy: TableCopy, as_of: dt.datetime, database: DuckDBPyConnection) -> DeltaAssessment:
+def assess(copy: TableCopy, as_of: dt.datetime, database: "duckdb.DuckDBPyConnection") -> DeltaAssessment:
     reader = LogReader(copy)
     found = DeltaAssessment(log=sort_names(reader.whole_names))
     replayed = _replay_chains(copy, reader, found, database)
@@ -486,7 +489,7 @@ class LogReader:
 
 
 def _replay_chains(
-    copy: TableCopy, reader: LogReader, found: DeltaAssessment, database: DuckDBPyConnection
+    copy: TableCopy, reader: LogReader, found: DeltaAssessment, database: "duckdb.DuckDBPyConnection"
 ) -> list[Replayed]:
     """Replay all chains; a broken file is left out, and the chains are made again."""
     without: frozenset[Checkpoint] = frozenset()

@@ -12,10 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 
-import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -29,6 +28,9 @@ from lakeshare_pipelines.backup.stores import BackupStore, ListedObject, StoreAd
 from lakeshare_pipelines.errors import BackupError, DamagedRecord, ObjectMissing
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.locations import normalise_location
+
+if TYPE_CHECKING:
+    import duckdb
 
 READERS = 16
 CHUNK_BYTES = 1 << 20
@@ -95,7 +97,7 @@ FROM judged
 """  # noqa: S608  the only values that are not bound are constants of this module
 
 
-def view_reports(on: duckdb.DuckDBPyConnection, plan: Path, done: Path, repaired: pa.Table) -> None:
+def view_reports(on: "duckdb.DuckDBPyConnection", plan: Path, done: Path, repaired: pa.Table) -> None:
     """Make the view `reported` of the rows of a plan with the results of its copies. `repaired` are copies of the
     earlier point (schema POINT_COPIES) that were made again."""
     model.view_rows(on, "plan", plan)
@@ -104,14 +106,14 @@ def view_reports(on: duckdb.DuckDBPyConnection, plan: Path, done: Path, repaired
     on.execute(_REPORTED)
 
 
-def is_accounted_for(on: duckdb.DuckDBPyConnection) -> bool:
+def is_accounted_for(on: "duckdb.DuckDBPyConnection") -> bool:
     """L0: whether table `objects` has every object of view `plan`, each with a result."""
     counts = "SELECT (SELECT count(*) FROM plan), count(*), count(status) FROM objects"
     ((planned, rows, reported),) = on.sql(counts).fetchall()
     return bool(planned == rows == reported)
 
 
-def list_folders(on: duckdb.DuckDBPyConnection) -> list[str]:
+def list_folders(on: "duckdb.DuckDBPyConnection") -> list[str]:
     """The folders of view `reported` that hold whole keys: the part of stored keys before the original keys."""
     prefixes = on.sql("SELECT DISTINCT left(stored_key, len(stored_key) - len(key)) FROM reported").fetchall()
     found = {prefix[: prefix.rfind("/") + 1] for (prefix,) in prefixes}
@@ -124,7 +126,7 @@ def list_folders(on: duckdb.DuckDBPyConnection) -> list[str]:
 LISTED = pa.schema([("stored_key", pa.string()), ("listed_size", pa.int64()), ("listed_etag", pa.string())])
 
 
-def load_listed(on: duckdb.DuckDBPyConnection, address: StoreAddress) -> None:
+def load_listed(on: "duckdb.DuckDBPyConnection", address: StoreAddress) -> None:
     """Make the table `listed` of the target's objects in the folders of view `reported`."""
     batches = (
         pa.RecordBatch.from_arrays([batch[name] for name in ("key", "size_bytes", "etag")], schema=LISTED)
@@ -142,7 +144,7 @@ def make_listed_table(heads: Iterable[ListedObject]) -> pa.Table:
 
 
 def judge_objects(
-    on: duckdb.DuckDBPyConnection, source: StoreAddress, store: BackupStore, day: str, now: dt.datetime
+    on: "duckdb.DuckDBPyConnection", source: StoreAddress, store: BackupStore, day: str, now: dt.datetime
 ) -> None:
     """Make the table `objects` of views `reported` and `listed`; content is read unless an earlier point proved it and
     the target lists the same ETag."""
@@ -170,7 +172,7 @@ def judge_objects(
         )
 
 
-def _set_problems(on: duckdb.DuckDBPyConnection, rows: Sequence[Row]) -> None:
+def _set_problems(on: "duckdb.DuckDBPyConnection", rows: Sequence[Row]) -> None:
     """Set level, problem and time of comparison in table `objects` by `place`; without a level it stays."""
     if not rows:
         return
@@ -188,7 +190,7 @@ def _set_problems(on: duckdb.DuckDBPyConnection, rows: Sequence[Row]) -> None:
     )
 
 
-def read_objects(on: duckdb.DuckDBPyConnection) -> pa.RecordBatchReader:
+def read_objects(on: "duckdb.DuckDBPyConnection") -> pa.RecordBatchReader:
     """The rows of table `objects` as schema OBJECTS has them, by table."""
     rows = on.sql("SELECT *, problem IS NULL AS is_whole FROM objects ORDER BY table_root, key")
     return rows.select(*OBJECTS.names).to_arrow_reader(model.ROWS_A_BATCH)
@@ -209,7 +211,7 @@ class JudgedObjects:
     removed: list[str] = field(default_factory=list)  # Stored keys of copies that were removed since
 
     @contextmanager
-    def open(self) -> Iterator[duckdb.DuckDBPyConnection]:
+    def open(self) -> "Iterator[duckdb.DuckDBPyConnection]":
         """A database with the view `objects`."""
         with model.open_database() as on:
             is_changed = bool(self.healed.num_rows or self.removed)
@@ -351,7 +353,7 @@ READ = pa.schema(
 
 
 def load_copies(
-    on: duckdb.DuckDBPyConnection, points: Points, held: Iterable[model.Point], columns: Sequence[str]
+    on: "duckdb.DuckDBPyConnection", points: Points, held: Iterable[model.Point], columns: Sequence[str]
 ) -> dict[str, DamagedRecord]:
     """Make the table `copies` with these columns of the copies that points hold, the `day` of the point and the `place`
     of the copy, the URL of its store. Returns the errors of the points whose rows cannot be read, by their days."""
@@ -471,7 +473,7 @@ def _select_newest(tables: Sequence[pa.Table]) -> pa.Table:
         return on.sql(newest).to_arrow_table().cast(READ)
 
 
-def register_readings(on: duckdb.DuckDBPyConnection, points: Points, place: str | None = None) -> None:
+def register_readings(on: "duckdb.DuckDBPyConnection", points: Points, place: str | None = None) -> None:
     """Register all readings, or those at a place, as `readings`, with times in UTC without a zone."""
     known = ReadingStore(points).load()
     if place is not None:
@@ -497,7 +499,7 @@ FROM (SELECT *, sum(size_bytes) OVER (ORDER BY compared_at, place) AS through FR
 
 
 def read_held_copies(
-    on: duckdb.DuckDBPyConnection, points: Points, store: BackupStore, day: str, now: dt.datetime
+    on: "duckdb.DuckDBPyConnection", points: Points, store: BackupStore, day: str, now: dt.datetime
 ) -> list[Row]:
     """Set in table `objects` when each copy was compared, and known or new damage; returns rows of schema READ.
 
@@ -532,7 +534,7 @@ def read_held_copies(
     return readings
 
 
-def fetch_rows(found: duckdb.DuckDBPyRelation) -> list[Row]:
+def fetch_rows(found: "duckdb.DuckDBPyRelation") -> list[Row]:
     rows: list[Row] = found.to_arrow_table().to_pylist()
     return rows
 

@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from duckdb import DuckDBPyConnection
 
 from lakeshare_pipelines.backup import model
 from lakeshare_pipelines.backup.config import Backup
@@ -45,6 +44,9 @@ from lakeshare_pipelines.backup.verify.objects import (
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.locations import LOCAL, parse_location
+
+if TYPE_CHECKING:
+    import duckdb
 
 CONCURRENT_REQUESTS = 16
 LARGE = 100_000  # Objects from which on a verification has a database of its own, which takes 20 ms
@@ -166,7 +168,7 @@ class Tables:
     objects: JudgedObjects
     pointers: Sequence[str]
     spark: model.OpenSpark | None
-    database: DuckDBPyConnection  # For the replay of Delta logs
+    database: "duckdb.DuckDBPyConnection"  # For the replay of Delta logs
     report_progress: Callable[[str], None]
     assessed: dict[str, DeltaTable | IcebergTable] = field(default_factory=dict)
 

@@ -349,7 +349,7 @@ def test_the_audit_log_is_searched_in_pages_the_newest_first(
 ) -> None:
     for number in range(3):
         provider.post("/shares", json={"name": f"audited_{number}"})
-    changes = {"action": "create_share", "principal": "owner"}
+    changes = {"kind": "change", "action": "create_share", "principal": "owner"}
     with server.client("auditor", prefix=PROVIDER) as auditor:
         first = auditor.get("/audit-events", params=changes | {"max_results": 2}).json()
         names = [event["object_name"] for event in first["events"]]
