@@ -43,6 +43,18 @@ def test_a_plan_is_shown_and_ends_with_2_for_changes_and_0_for_none(run: Runner)
         assert run(*arguments) == "No changes: the catalog holds what the files say.\n"
 
 
+def test_files_with_a_name_prune_and_compare_their_own_objects(run: Runner, tmp_path: Path) -> None:
+    run("apply", "-f", "shares.yaml", "--configuration", "sales", "--yes")
+    (tmp_path / "stock.yaml").write_text("groups: {retail: {members: [acme]}}")
+    run("apply", "-f", "stock.yaml", "--configuration", "stock", "--prune", "--yes")
+    assert run("diff", "-f", "shares.yaml", "--configuration", "sales").startswith("No changes")
+    refused = run.ended("apply", "-f", "shares.yaml", "--configuration", "stock", "--plan")
+    assert (refused.code, "give --take-from sales" in refused.errors) == (1, True)
+    moved = ("apply", "-f", "shares.yaml", "--configuration", "stock", "--take-from", "sales", "--yes")
+    assert "Applied: 0 added, 4 changed, 0 removed." in run(*moved)
+    assert run.ended("apply", "-f", "shares.yaml", "--configuration", "no name", "--plan").code == 1
+
+
 def test_nothing_is_done_without_being_asked_for(run: Runner) -> None:
     ended = run.ended("apply", "-f", "shares.yaml")
     assert (ended.code, "give --yes, or --expect" in ended.errors) == (1, True)

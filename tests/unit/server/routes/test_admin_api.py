@@ -342,6 +342,8 @@ def test_the_document_s_page_takes_nothing_from_elsewhere(server: Administered) 
     assert linked <= set(re.findall(r'id="(\w+)"', page))
     for path in ("/api/2.1/unity-catalog/shares/{share}", "/api/2.1/opensharing/provider/groups"):
         assert html.escape(path) in page
+    assert "<code>next_before</code>" in page
+    assert re.search(r"Query: .*?<code>max_results</code>", page, re.DOTALL)
 
 
 def test_the_audit_log_is_searched_in_pages_the_newest_first(
