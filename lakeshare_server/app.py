@@ -22,7 +22,7 @@ from lakeshare_server.access.rate_limit import TrustedProxies
 from lakeshare_server.catalog import open_catalog
 from lakeshare_server.errors import Unavailable
 from lakeshare_server.outbound import Services
-from lakeshare_server.pages import activation, portal
+from lakeshare_server.pages import activation, console, portal
 from lakeshare_server.pages.portal import LocationSigners, Previews
 from lakeshare_server.pages.rendering import PageHeaders
 from lakeshare_server.routes import files, health, iceberg, oauth, tables
@@ -36,7 +36,7 @@ from lakeshare_server.routes.errors import (
     add_error_responses,
 )
 from lakeshare_server.routes.responses import LIMITS, ConnectionLimits, GuardedProtocol, RequestBodyMiddleware
-from lakeshare_server.settings import ServerSettings
+from lakeshare_server.settings import CONSOLE_PATH, ServerSettings
 from lakeshare_server.storage import Stores, load_key
 
 SHUTDOWN_S = 10
@@ -92,10 +92,12 @@ def create_app(settings: ServerSettings) -> FastAPI:
         app.include_router(router, prefix=prefix)
     app.include_router(activation.router)
     app.include_router(portal.router)
+    app.include_router(console.entrance)
     # First, because no prefix of ours begins like the paths of the Iceberg catalog.
     app.router.routes[:0] = [*tables.make_priority_routes(prefix), *iceberg.routes()]
     app.router.routes.append(iceberg.other_calls())
     app.mount(ADMIN_PREFIX, admin_api(app_state, app))
+    app.mount(CONSOLE_PATH, console.console_app(app_state, app))
     return app
 
 

@@ -25,7 +25,7 @@ def make_private(folder: Path) -> None:
 # Fixed, because profiles and links that were sent contain these paths.
 ICEBERG_PATH = "/iceberg"
 TOKEN_PATH = "/oauth/token"  # noqa: S105  a path below the endpoint of the protocol
-ACTIVATION_PATH, PORTAL_PATH = "/activate", "/portal"
+ACTIVATION_PATH, PORTAL_PATH, CONSOLE_PATH = "/activate", "/portal", "/console"
 # Of the bytes of local files, below the endpoint of the protocol.
 FILES_PATH = "/files"
 
@@ -242,6 +242,8 @@ class ServerSettings(StateSettings):
     """Values of the claim that make a steward."""
     admin_oidc_auditors: str = "lakeshare-auditor"
     """Values of the claim that make an auditor."""
+    console_session_s: int = Field(28_800, ge=300, le=604_800)
+    """How long a session of the console lasts, in seconds."""
     max_body_bytes: int = Field(2_097_152, ge=1024)
     """Largest request body accepted, in bytes."""
 

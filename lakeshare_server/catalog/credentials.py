@@ -26,6 +26,7 @@ from lakeshare_server.catalog.models import (
     ActivationRow,
     AdminKeyRow,
     AllowanceRow,
+    EndedSessionRow,
     FederationPolicyRow,
     RecipientRow,
     TokenRow,
@@ -628,6 +629,23 @@ def find_admin_key(session: Session, key: str) -> AdminKey | None:
     row = session.scalars(select(AdminKeyRow).where(AdminKeyRow.digest == token_digest(key))).one_or_none()
     state = None if row is None else _admin_key_from_row(row)
     return state if state is not None and state.is_valid(datetime.now(UTC)) else None
+
+
+def get_admin_key(session: Session, name: str) -> AdminKey | None:
+    """Returns the key of a name, also one that has ended."""
+    row = _find_key_row(session, name)
+    return None if row is None else _admin_key_from_row(row)
+
+
+def end_console_session(catalog: Catalog, session_id: str, expires_at: datetime) -> None:
+    """Ends a session of the console, whose cookie expires at that time; ending it again does nothing."""
+    with catalog.writing(seen=False) as session:
+        session.execute(delete(EndedSessionRow).where(EndedSessionRow.expires_at < datetime.now(UTC)))
+        session.merge(EndedSessionRow(id=session_id, expires_at=expires_at))
+
+
+def has_console_session_ended(session: Session, session_id: str) -> bool:
+    return session.get(EndedSessionRow, session_id) is not None
 
 
 def create_first_admin_key(catalog: Catalog) -> str | None:

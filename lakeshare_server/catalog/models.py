@@ -443,6 +443,15 @@ class AdminKeyRow(IdRow):
     revoked_at: Mapped[datetime | None]
 
 
+class EndedSessionRow(Base):
+    """A session of the console that was signed out before its cookie expires."""
+
+    __tablename__ = "ended_sessions"
+
+    id: Mapped[Word] = mapped_column(primary_key=True)
+    expires_at: Mapped[datetime] = mapped_column(index=True)
+
+
 ADMINISTERS = text("principal IS NOT NULL")
 
 

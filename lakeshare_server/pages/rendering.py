@@ -17,7 +17,7 @@ from lakeshare_server.catalog import states
 from lakeshare_server.catalog.states import RecipientState
 from lakeshare_server.provider.serveability import TableServeability
 from lakeshare_server.routes.context import AppState, TableRequest
-from lakeshare_server.settings import ACTIVATION_PATH, PORTAL_PATH, ServerSettings
+from lakeshare_server.settings import ACTIVATION_PATH, CONSOLE_PATH, PORTAL_PATH, ServerSettings
 from lakeshare_server.snippets import EngineSnippet, make_snippet_table, make_snippets
 
 STATIC_PATH = "/pages"
@@ -69,7 +69,8 @@ class PageHeaders:
 
 def _is_of_pages(path: str) -> bool:
     return path == "/" or any(
-        path == root or path.startswith(f"{root}/") for root in (ACTIVATION_PATH, PORTAL_PATH, STATIC_PATH)
+        path == root or path.startswith(f"{root}/")
+        for root in (ACTIVATION_PATH, PORTAL_PATH, CONSOLE_PATH, STATIC_PATH)
     )
 
 
@@ -112,6 +113,8 @@ def _templates() -> Environment:
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["moment"] = format_moment
+    environment.filters["short"] = lambda at: f"{at.astimezone(UTC):%Y-%m-%d %H:%M}"
+    environment.filters["bytes"] = format_bytes
     environment.filters["iso"] = lambda at: at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return environment
 
@@ -147,3 +150,13 @@ def profile_name(recipient: str) -> str:
     """The file name of a recipient's profile, without characters that files or URLs of tables cannot have."""
     plain = "".join(c if c.isalnum() or c in "-_." else "-" for c in recipient)
     return f"{plain.strip('.-')[:100] or 'recipient'}.share"
+
+
+def format_bytes(size: int | None) -> str:
+    """A size in bytes for people, like 1.5 GB; an empty text without one."""
+    if size is None:
+        return ""
+    units = ("B", "kB", "MB", "GB", "TB", "PB")
+    power = min(max(len(str(size)) - 1, 0) // 3, len(units) - 1)
+    value = size / 1000**power
+    return f"{value:.1f} {units[power]}" if power and value < 100 else f"{value:.0f} {units[power]}"

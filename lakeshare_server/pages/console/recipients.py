@@ -1,0 +1,305 @@
+"""Pages of recipients and groups: state, tokens, invitations, limits, issuers, and a preview of what one reads."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from lakeshare_server.catalog import credentials, overviews, sharing, states
+from lakeshare_server.catalog.sharing import NAMED
+from lakeshare_server.catalog.states import FederationPolicy
+from lakeshare_server.errors import BadRequest, Unauthenticated
+from lakeshare_server.pages.console.session import ChangeDep, ConsoleRequest, PageDep, SharePageDep, shown_on
+from lakeshare_server.protocol.requests import optional_integer
+from lakeshare_server.routes.context import impersonating_client, make_impersonation
+from lakeshare_server.settings import PORTAL_PATH
+from lakeshare_server.text_fields import TEXT_FIELDS
+
+AUTHENTICATIONS = (
+    ("TOKEN", "A bearer token, in a profile file"),
+    ("OAUTH_CLIENT_CREDENTIALS", "OAuth client credentials, in a profile file"),
+    ("OIDC_FEDERATION", "Tokens of its own OIDC issuer"),
+)
+LIMITS = (
+    ("requests_per_minute", "Requests in a minute"),
+    ("urls_per_day", "Files in a day"),
+    ("bytes_per_day", "Bytes in a day"),
+)
+MAX_DAYS = 36_500
+
+router = APIRouter()
+
+
+@router.get("/recipients")
+def list_recipients(request: PageDep) -> Response:
+    return recipients_page(request)
+
+
+def recipients_page(request: ConsoleRequest, **refused: Any) -> Response:
+    with request.app_state.catalog.reading() as session:
+        page = overviews.find_recipients(session, request.query("q"), request.query("after"))
+    return request.render(
+        "recipients.html", page=page, texts=TEXT_FIELDS["recipient"], kinds=AUTHENTICATIONS, **refused
+    )
+
+
+@router.post("/recipients")
+@shown_on(recipients_page)
+def create_recipient(request: ChangeDep) -> Response:
+    """Creates a recipient and shows its activation link, once; OIDC federation needs no link."""
+    fields: dict[str, Any] = {
+        **_texts(request),
+        "comment": request.text("comment"),
+        "owner": request.text("owner"),
+        "authentication": request.value("authentication") or "TOKEN",
+    }
+    with request.editing() as edit:
+        recipient = sharing.create_recipient(edit, request.value("name"), **fields)
+        if request.text("share"):
+            sharing.grant(edit, request.value("share"), recipient=recipient.name)
+        if recipient.authentication == "OIDC_FEDERATION":
+            link = None
+        else:
+            link = credentials.create_link(edit, recipient.name, link_life=_days(request, "link_days", 3))
+    if link is None:
+        return request.redirect("recipients", recipient.name, done="created")
+    return _link_page(request, *link)
+
+
+def _link_page(request: ConsoleRequest, link: states.LinkState, code: str) -> Response:
+    url = request.app_state.settings.activation_url(code)
+    return request.render(
+        "link.html", link=link, url=url, done="The link is made. It is shown on this page only."
+    )
+
+
+@router.get("/recipients/{recipient}")
+def show_recipient(request: PageDep, recipient: str) -> Response:
+    return recipient_page(request, recipient)
+
+
+def recipient_page(request: ConsoleRequest, recipient: str, **refused: Any) -> Response:
+    refused.pop("token", None), refused.pop("policy", None)
+    with request.app_state.catalog.reading() as session:
+        state = states.get_recipient(session, recipient)
+        grants = states.list_grants(session, recipient=recipient)
+        tables = overviews.list_granted_tables(session, grants)
+    return request.render(
+        "recipient.html",
+        recipient=state,
+        grants=grants,
+        tables=tables,
+        texts=TEXT_FIELDS["recipient"],
+        limits=LIMITS,
+        now=datetime.now(UTC),
+        **refused,
+    )
+
+
+@router.post("/recipients/{recipient}")
+@shown_on(recipient_page)
+def alter_recipient(request: ChangeDep, recipient: str) -> Response:
+    fields: dict[str, Any] = {
+        **_texts(request),
+        "comment": request.text("comment"),
+        "owner": request.text("owner"),
+        "expires_at": read_moment(request, "expires_at"),
+        "ip_allow": request.value("ip_allow").split() or None,
+        "limits": {name: read_number(request, name) for name, _ in LIMITS},
+    }
+    with request.editing() as edit:
+        sharing.alter_recipient(edit, recipient, revision=request.revision, **fields)
+    return request.redirect("recipients", recipient, done="changed")
+
+
+@router.post("/recipients/{recipient}/invite")
+@shown_on(recipient_page)
+def invite(request: ChangeDep, recipient: str) -> Response:
+    """Makes an activation link; unused earlier links end, tokens stay."""
+    with request.editing() as edit:
+        link = credentials.create_link(
+            edit,
+            recipient,
+            link_life=_days(request, "link_days", 3),
+            token_expires_at=read_moment(request, "token_expires_at"),
+        )
+    return _link_page(request, *link)
+
+
+@router.post("/recipients/{recipient}/rotate")
+@shown_on(recipient_page)
+def rotate(request: ChangeDep, recipient: str) -> Response:
+    """Ends the tokens after a grace time and makes a link for the next one."""
+    hours = read_number(request, "grace_hours", most=24 * MAX_DAYS) or 0
+    with request.editing() as edit:
+        credentials.shorten_tokens(edit, recipient, existing_expire_in=timedelta(hours=hours))
+        link = credentials.create_link(
+            edit,
+            recipient,
+            link_life=_days(request, "link_days", 3),
+            token_expires_at=read_moment(request, "token_expires_at"),
+        )
+    return _link_page(request, *link)
+
+
+@router.post("/recipients/{recipient}/tokens/{token}/revoke")
+@shown_on(recipient_page)
+def revoke_token(request: ChangeDep, recipient: str, token: str) -> Response:
+    with request.editing() as edit:
+        credentials.revoke_token(edit, recipient, token)
+    return request.redirect("recipients", recipient, done="revoked")
+
+
+@router.post("/recipients/{recipient}/revoke")
+@shown_on(recipient_page)
+def revoke_recipient(request: ChangeDep, recipient: str) -> Response:
+    """Ends all access of a recipient for good."""
+    with request.editing() as edit:
+        sharing.revoke_recipient(edit, recipient, revision=request.revision)
+    return request.redirect("recipients", recipient, done="revoked")
+
+
+@router.post("/recipients/{recipient}/drop")
+@shown_on(recipient_page)
+def drop_recipient(request: ChangeDep, recipient: str) -> Response:
+    with request.editing() as edit:
+        sharing.drop_recipient(edit, recipient, revision=request.revision)
+    return request.redirect("recipients", done="removed")
+
+
+@router.post("/recipients/{recipient}/policies")
+@shown_on(recipient_page)
+def put_policy(request: ChangeDep, recipient: str) -> Response:
+    """Accepts the tokens of an issuer whose claims are those of the form."""
+    policy = FederationPolicy(
+        name=request.value("policy_name"),
+        issuer=request.value("issuer"),
+        subject_claim=request.value("subject_claim") or "sub",
+        subject=request.value("subject"),
+        audiences=tuple(request.value("audiences").split()),
+        comment=request.text("policy_comment"),
+    )
+    with request.editing() as edit:
+        credentials.put_policy(edit, recipient, policy)
+    return request.redirect("recipients", recipient, done="changed")
+
+
+@router.post("/recipients/{recipient}/policies/{policy}/drop")
+@shown_on(recipient_page)
+def drop_policy(request: ChangeDep, recipient: str, policy: str) -> Response:
+    with request.editing() as edit:
+        credentials.drop_policy(edit, recipient, policy)
+    return request.redirect("recipients", recipient, done="removed")
+
+
+@router.get("/recipients/{recipient}/as/{share}/{schema}/{table}")
+async def preview_as(request: SharePageDep, recipient: str, share: str, schema: str, table: str) -> Response:
+    """The first rows and the versions of a table as the recipient gets them."""
+    principal = request.administrator.name
+    try:
+        impersonation = make_impersonation(request.app_state.catalog, recipient, principal)
+    except Unauthenticated as error:
+        raise BadRequest("recipient", recipient, str(error)) from error
+    server = request.http_request.app.state.server
+    path = "/".join(("shares", share, "schemas", schema, "tables", table))
+    version = optional_integer(request.http_request.query_params, "version", label="version")
+    query = {} if version is None else {"version": version}
+    replies: dict[str, Any] = {}
+    problem, status = None, 200
+    async with impersonating_client(server, impersonation, "http://lakeshare") as client:
+        for name, fields in (("about", {}), ("preview", query), ("versions", {})):
+            response = await client.get(f"{PORTAL_PATH}/api/{path}/{name}", params=fields)
+            if not response.is_success:
+                problem, status = str(response.json().get("message")), response.status_code
+                break
+            replies[name] = response.json()
+    return request.render(
+        "preview.html",
+        status,
+        recipient=impersonation.reader.name,
+        table=f"{share}.{schema}.{table}",
+        about=replies.get("about"),
+        preview=replies.get("preview"),
+        versions=replies.get("versions"),
+        problem=problem,
+    )
+
+
+@router.get("/groups")
+def list_groups(request: PageDep) -> Response:
+    return groups_page(request)
+
+
+def groups_page(request: ConsoleRequest, **refused: Any) -> Response:
+    refused.pop("group", None)
+    with request.app_state.catalog.reading() as session:
+        page = overviews.find_groups(session, request.query("q"), request.query("after"))
+    return request.render("groups.html", page=page, **refused)
+
+
+@router.post("/groups")
+@shown_on(groups_page)
+def create_group(request: ChangeDep) -> Response:
+    with request.editing() as edit:
+        sharing.create_group(
+            edit,
+            request.value("name"),
+            comment=request.text("comment"),
+            members=request.value("members").split(),
+        )
+    return request.redirect("groups", done="created")
+
+
+@router.post("/groups/{group}")
+@shown_on(groups_page)
+def alter_group(request: ChangeDep, group: str) -> Response:
+    """Adds and removes members."""
+    with request.editing() as edit:
+        sharing.alter_group(
+            edit,
+            group,
+            add=request.value("add").split(),
+            remove=request.value("remove").split(),
+            revision=request.revision,
+        )
+    return request.redirect("groups", done="changed")
+
+
+@router.post("/groups/{group}/drop")
+@shown_on(groups_page)
+def drop_group(request: ChangeDep, group: str) -> Response:
+    with request.editing() as edit:
+        NAMED["group"].drop(edit, group, revision=request.revision)
+    return request.redirect("groups", done="removed")
+
+
+def _texts(request: ConsoleRequest) -> Mapping[str, str | None]:
+    return {text.name: request.text(text.name) for text in TEXT_FIELDS["recipient"]}
+
+
+def _days(request: ConsoleRequest, name: str, default: int) -> timedelta:
+    return timedelta(days=read_number(request, name, most=MAX_DAYS) or default)
+
+
+def read_number(request: ConsoleRequest, name: str, most: int = (1 << 63) - 1) -> int | None:
+    """A field of a form that is a whole number; None if it is empty. Raises BadRequest."""
+    text = request.value(name)
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= most):
+        raise BadRequest(name, text, f"Give a whole number up to {most}, or nothing.")
+    return int(text)
+
+
+def read_moment(request: ConsoleRequest, name: str) -> datetime | None:
+    """A field of a form that is a time in UTC, like 2027-01-31 or 2027-01-31T18:00; None if it is empty."""
+    text = request.value(name)
+    if not text:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        hint = "Give a time in UTC, like 2027-01-31 or 2027-01-31T18:00, or nothing."
+        raise BadRequest(name, text, hint) from error
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment

@@ -1,0 +1,271 @@
+"""Pages of shares: the tables of the lake, what is shared with whom, rules, and the difference from files."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from lakeshare_server.access.rules import parse_rule
+from lakeshare_server.catalog import declared, overviews, sharing, states
+from lakeshare_server.errors import BadRequest, DocumentError, LakeshareError
+from lakeshare_server.pages.console.recipients import read_moment, read_number
+from lakeshare_server.pages.console.session import ChangeDep, ConsoleRequest, PageDep, SharePageDep, shown_on
+from lakeshare_server.provider.serveability import TableServeability, make_unshared_entry, provider_view
+from lakeshare_server.tables.predicates import Predicate
+from lakeshare_server.text_fields import TEXT_FIELDS
+
+router = APIRouter()
+
+
+@router.get("/shares")
+def list_shares(request: PageDep) -> Response:
+    return shares_page(request)
+
+
+def shares_page(request: ConsoleRequest, **refused: Any) -> Response:
+    with request.app_state.catalog.reading() as session:
+        page = overviews.find_shares(session, request.query("q"), request.query("after"))
+    return request.render("shares.html", page=page, texts=TEXT_FIELDS["share"], **refused)
+
+
+@router.post("/shares")
+@shown_on(shares_page)
+def create_share(request: ChangeDep) -> Response:
+    with request.editing() as edit:
+        share = sharing.create_share(
+            edit, request.value("name"), comment=request.text("comment"), **_texts(request)
+        )
+    return request.redirect("shares", share.name, done="created")
+
+
+@router.get("/shares/{share}")
+def show_share(request: PageDep, share: str) -> Response:
+    return share_page(request, share)
+
+
+def share_page(request: ConsoleRequest, share: str, **refused: Any) -> Response:
+    for name in ("schema", "table", "principal"):
+        refused.pop(name, None)
+    with request.app_state.catalog.reading() as session:
+        state = states.get_share(session, share)
+        tables = overviews.find_objects(session, share, request.query("q"), request.query("after"))
+        grants = overviews.find_grants(session, share, request.query("reader"), request.query("after_reader"))
+        of_groups = overviews.list_group_grants(session, share)
+        readers = overviews.count_readers(session, share)
+    return request.render(
+        "share.html",
+        share=state,
+        tables=tables,
+        grants=grants,
+        group_grants=of_groups,
+        readers=readers,
+        texts=TEXT_FIELDS["share"],
+        now=datetime.now(UTC),
+        **refused,
+    )
+
+
+@router.post("/shares/{share}")
+@shown_on(share_page)
+def alter_share(request: ChangeDep, share: str) -> Response:
+    with request.editing() as edit:
+        sharing.alter_share(
+            edit, share, comment=request.text("comment"), revision=request.revision, **_texts(request)
+        )
+    return request.redirect("shares", share, done="changed")
+
+
+@router.post("/shares/{share}/drop")
+@shown_on(share_page)
+def drop_share(request: ChangeDep, share: str) -> Response:
+    with request.editing() as edit:
+        sharing.drop_share(edit, share, revision=request.revision)
+    return request.redirect("shares", done="removed")
+
+
+@router.post("/shares/{share}/tables")
+@shown_on(share_page)
+def add_table(request: ChangeDep, share: str) -> Response:
+    lake_table = request.value("lake_table")
+    schema, _, name = (request.text("alias") or lake_table).rpartition(".")
+    shared = states.SharedTable(schema, name, lake_table, **_table_terms(request))
+    with request.editing() as edit:
+        sharing.add_table(edit, share, shared, revision=request.revision)
+    return request.redirect("shares", share, done="created")
+
+
+@router.post("/shares/{share}/tables/{schema}/{table}")
+@shown_on(share_page)
+def alter_table(request: ChangeDep, share: str, schema: str, table: str) -> Response:
+    with request.editing() as edit:
+        sharing.alter_table(edit, share, schema, table, revision=request.revision, **_table_terms(request))
+    return request.redirect("shares", share, done="changed")
+
+
+@router.post("/shares/{share}/tables/{schema}/{table}/remove")
+@shown_on(share_page)
+def remove_table(request: ChangeDep, share: str, schema: str, table: str) -> Response:
+    with request.editing() as edit:
+        sharing.remove_table(edit, share, schema, table, revision=request.revision)
+    return request.redirect("shares", share, done="removed")
+
+
+def _table_terms(request: ConsoleRequest) -> dict[str, Any]:
+    return {
+        "comment": request.text("comment"),
+        "history": request.value("history") == "yes",
+        "start_version": read_number(request, "start_version"),
+        "rule": request.text("rule"),
+        "publication": read_number(request, "publication"),
+    }
+
+
+@router.post("/shares/{share}/grants")
+@shown_on(share_page)
+def grant(request: ChangeDep, share: str) -> Response:
+    """Grants the share to a recipient or a group, or replaces the terms of the grant."""
+    with request.editing() as edit:
+        sharing.grant(
+            edit,
+            share,
+            recipient=request.text("recipient"),
+            group=request.text("group"),
+            starts_at=read_moment(request, "starts_at"),
+            ends_at=read_moment(request, "ends_at"),
+            rule=request.text("rule"),
+            revision=request.revision,
+        )
+    return request.redirect("shares", share, done="granted")
+
+
+@router.post("/shares/{share}/grants/revoke")
+@shown_on(share_page)
+def revoke(request: ChangeDep, share: str) -> Response:
+    with request.editing() as edit:
+        sharing.revoke(
+            edit,
+            share,
+            recipient=request.text("recipient"),
+            group=request.text("group"),
+            revision=request.revision,
+        )
+    return request.redirect("shares", share, done="revoked")
+
+
+@dataclass(frozen=True)
+class RuleEffect:
+    """What a rule leaves of the newest version of a table, or why it cannot be applied; sizes in bytes."""
+
+    path: str
+    files: int = 0
+    files_left: int = 0
+    rows: int = 0
+    rows_left: int = 0
+    size_left: int = 0
+    problem: str | None = None
+
+
+@router.get("/shares/{share}/rule")
+def try_rule(request: PageDep, share: str) -> Response:
+    """What a rule leaves of each table of a share, without granting anything."""
+    text = request.query("rule")
+    with request.app_state.catalog.reading() as session:
+        state = states.get_share(session, share)
+        tables = overviews.find_objects(session, share, after=request.query("after"))
+    problem, effects = None, []
+    if text:
+        try:
+            rule = parse_rule(text)
+            effects = [_measure(request, entry, rule) for entry in tables.items]
+        except BadRequest as error:
+            problem = str(error)
+    return request.render(
+        "rule.html", share=state, rule=text, effects=effects, tables=tables, problem=problem
+    )
+
+
+def _measure(request: ConsoleRequest, entry: states.SharedTable, rule: Predicate) -> RuleEffect:
+    view = provider_view(entry, request.app_state.versions)
+    try:
+        version = view.latest()
+        whole, left = view.index(version), replace(view, rule=rule).index(version)
+    except LakeshareError as error:
+        return RuleEffect(entry.path, problem=error.for_provider())
+    return RuleEffect(
+        entry.path,
+        whole.header.files,
+        left.header.files,
+        whole.header.rows,
+        left.header.rows,
+        left.header.size_bytes,
+    )
+
+
+@router.get("/tables")
+def list_tables(request: PageDep) -> Response:
+    """The tables of the lake, published and followed, and where they are shared."""
+    with request.app_state.catalog.reading() as session:
+        page = overviews.find_tables(session, request.query("q"), request.query("after"))
+    return request.render("tables.html", page=page)
+
+
+@router.get("/tables/{table}")
+def show_table(request: PageDep, table: str) -> Response:
+    """How the newest version of a table of the lake is served to each client, and why not."""
+    with request.app_state.catalog.reading() as session:
+        paths = overviews.list_paths(session, table)
+    view = provider_view(make_unshared_entry(table), request.app_state.versions)
+    judging = TableServeability(
+        request.app_state.iceberg_tables, request.app_state.signers, request.app_state.settings
+    )
+    served, problem = None, None
+    try:
+        served = judging.judge(view)
+    except LakeshareError as error:
+        problem = error.for_provider()
+    return request.render("table.html", table=table, paths=paths, served=served, problem=problem)
+
+
+@router.get("/export")
+def export(request: PageDep) -> Response:
+    """The catalog as a file for `lakeshare apply`, without secrets."""
+    with request.app_state.catalog.reading() as session:
+        text = declared.export(session, revisions=False)
+    headers = {"Content-Disposition": 'attachment; filename="lakeshare.yaml"'}
+    return Response(text, headers=headers, media_type="application/yaml")
+
+
+@router.get("/drift")
+def show_drift(request: SharePageDep) -> Response:
+    return drift_page(request)
+
+
+def drift_page(request: ConsoleRequest, **refused: Any) -> Response:
+    return request.render("drift.html", **{"lines": None, **refused})
+
+
+@router.post("/drift")
+@shown_on(drift_page)
+def compare_files(request: ChangeDep) -> Response:
+    """How the catalog differs from a file of `lakeshare apply`; changes nothing."""
+    text = request.value("document")
+    if not text:
+        raise BadRequest("document", text, "Paste a file of `lakeshare apply`.")
+    with TemporaryDirectory(prefix="lakeshare-drift-") as folder:
+        path = Path(folder) / "document.yaml"
+        path.write_text(text, encoding="utf-8")
+        try:
+            desired = declared.read_files([path])
+        except DocumentError as error:
+            raise BadRequest("document", "this one", str(error).replace(f"{path}:", "line ")) from error
+    plan = declared.plan_changes(request.app_state.catalog, desired, prune=False)
+    lines = list(declared.format_plan(plan))
+    return drift_page(request, lines=lines, entered=request.form)
+
+
+def _texts(request: ConsoleRequest) -> Mapping[str, str | None]:
+    return {text.name: request.text(text.name) for text in TEXT_FIELDS["share"]}
