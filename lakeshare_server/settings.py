@@ -244,6 +244,8 @@ class ServerSettings(StateSettings):
     """Values of the claim that make an auditor."""
     console_session_s: int = Field(28_800, ge=300, le=604_800)
     """How long a session of the console lasts, in seconds."""
+    dagster_url: Endpoint | None = None
+    """Where the Dagster UI is, for links."""
     max_body_bytes: int = Field(2_097_152, ge=1024)
     """Largest request body accepted, in bytes."""
 

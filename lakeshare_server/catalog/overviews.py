@@ -1,6 +1,6 @@
-"""Pages of long lists for people: shares, tables, recipients and grants by a part of their name, in its order."""
+"""Pages of long lists for people: publications newest first, and shares, tables, recipients and grants by name."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, TypeVar
@@ -9,6 +9,8 @@ from sqlalchemy import ColumnElement, func, or_, select
 from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog.models import (
+    MAX_LONG,
+    ContractRow,
     FollowedTableRow,
     GrantRow,
     GroupGrantRow,
@@ -36,6 +38,7 @@ from lakeshare_server.catalog.states import (
     recipient_from_row,
     share_from_row,
 )
+from lakeshare_server.errors import NotFound
 
 PAGE = 50
 Item = TypeVar("Item")
@@ -70,6 +73,76 @@ class TableOverview:
     size_bytes: int | None
     format: str | None
     paths: Sequence[str]
+
+
+@dataclass(frozen=True)
+class PublicationOverview:
+    """A publication without its schema; `contract` is the version of its contract, None if that is not recorded."""
+
+    key: int
+    table: str
+    version: int
+    set_name: str
+    format: str
+    rows: int
+    files: int
+    size_bytes: int
+    verdicts: Mapping[str, Any]
+    contract_digest: str
+    run_id: str
+    partition: str
+    audited: bool
+    rollback_of: int | None
+    maintenance_of: int | None
+    published_at: datetime
+    contract: str | None
+
+
+PUBLICATION_COLUMNS = [
+    getattr(PublicationRow, name).label(name)
+    for name in PublicationOverview.__dataclass_fields__
+    if name != "contract"
+]
+
+
+def find_publications(
+    session: Session, set_name: str = "", table: str = "", before: int | None = None
+) -> Page[PublicationOverview]:
+    """A page of publications, newest first, of a set and of a table if given.
+
+    `next` is the `before` of the next page: a number of the table, or a key of the ledger without one.
+    """
+    order = PublicationRow.version if table else PublicationRow.key
+    rows = select(*PUBLICATION_COLUMNS).order_by(order.desc()).limit(PAGE + 1)
+    if set_name:
+        rows = rows.where(PublicationRow.set_name == set_name)
+    if table:
+        rows = rows.where(PublicationRow.table == table)
+    if before is not None:
+        rows = rows.where(order < before)
+    found = _publications(session, rows)
+    shown = found[:PAGE]
+    last = (shown[-1].version if table else shown[-1].key) if len(found) > PAGE else None
+    return Page(shown, None if last is None else str(last))
+
+
+def get_publication(session: Session, table: str, version: int) -> PublicationOverview:
+    """The publication of a table with a number; raises NotFound."""
+    rows = select(*PUBLICATION_COLUMNS).where(
+        PublicationRow.table == table, PublicationRow.version == min(version, MAX_LONG)
+    )
+    found = _publications(session, rows)
+    if not found:
+        raise NotFound("Publication", f"{version} of {table}")
+    return found[0]
+
+
+def _publications(session: Session, statement: Any) -> list[PublicationOverview]:
+    rows = [row._mapping for row in session.execute(statement)]
+    digests = {row["contract_digest"] for row in rows}
+    contracts = select(ContractRow.digest, ContractRow.version).where(ContractRow.digest.in_(digests))
+    versions = {row.digest: row.version for row in session.execute(contracts)}
+    return [PublicationOverview(**row, contract=versions.get(row["contract_digest"])) for row in rows]
 
 
 def find_shares(session: Session, text: str = "", after: str = "") -> Page[ShareOverview]:
@@ -142,14 +215,53 @@ def list_group_grants(session: Session, share: str) -> list[Grant]:
 
 def count_readers(session: Session, share: str) -> int:
     """The recipients with a grant on a share, of their own or of a group; ended and future ones too."""
-    key = find_share_row(session, share).key
-    own = select(GrantRow.recipient_key).where(GrantRow.share_key == key)
-    in_groups = (
-        select(GroupMemberRow.recipient_key)
-        .join(GroupGrantRow, GroupGrantRow.group_key == GroupMemberRow.group_key)
-        .where(GroupGrantRow.share_key == key)
+    pairs = _granted_pairs([find_share_row(session, share).key])
+    return session.scalar(select(func.count()).select_from(pairs.subquery())) or 0
+
+
+@dataclass(frozen=True)
+class Readership:
+    """The places where a table is shared, the recipients of each share by its name, and the recipients of all.
+
+    `more` is whether the table is shared at more places than are listed.
+    """
+
+    entries: Sequence[SharedTable]
+    readers: Mapping[str, int]
+    recipients: Page[str]
+    more: bool
+
+
+def find_readership(session: Session, table: str, after: str = "") -> Readership:
+    """Where a table of the lake is shared and with whom; ended and future grants too."""
+    places = OBJECTS.where(SharedTableRow.lake_table == table).order_by(SharedTableRow.key)
+    found = session.execute(places.limit(PAGE + 1)).all()
+    entries = [object_from_row(row, schema.name, parent) for parent, schema, row in found[:PAGE]]
+    shares = (
+        select(SchemaRow.share_key)
+        .join(SharedTableRow, SharedTableRow.schema_key == SchemaRow.key)
+        .where(SharedTableRow.lake_table == table)
     )
-    return session.scalar(select(func.count()).select_from(own.union(in_groups).subquery())) or 0
+    pairs = _granted_pairs(shares).subquery()
+    counted = _count(session, select(pairs.c.share_key, func.count()).group_by(pairs.c.share_key))
+    names = {parent.key: parent.name for parent, _, _ in found}
+    own = select(RecipientRow.name_key, RecipientRow.name).where(
+        RecipientRow.key.in_(select(pairs.c.recipient_key))
+    )
+    rows, following = _page(session, own, RecipientRow.name_key, after, lambda row: str(row[0]))
+    readers = {names[key]: number for key, number in counted.items() if key in names}
+    return Readership(entries, readers, Page([row[1] for row in rows], following), len(found) > PAGE)
+
+
+def _granted_pairs(shares: Any) -> Any:
+    """The shares of a selection of keys with the recipients that they are granted to, each pair once."""
+    own = select(GrantRow.share_key, GrantRow.recipient_key).where(GrantRow.share_key.in_(shares))
+    in_groups = (
+        select(GroupGrantRow.share_key, GroupMemberRow.recipient_key)
+        .join(GroupMemberRow, GroupMemberRow.group_key == GroupGrantRow.group_key)
+        .where(GroupGrantRow.share_key.in_(shares))
+    )
+    return own.union(in_groups)
 
 
 def list_granted_tables(session: Session, grants: Sequence[Grant]) -> list[SharedTable]:

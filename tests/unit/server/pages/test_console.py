@@ -2,8 +2,7 @@
 
 import html
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -12,45 +11,15 @@ from lakeshare_server.catalog import states
 from lakeshare_server.catalog.credentials import add_admin_key, revoke_admin_key
 from lakeshare_server.catalog.sharing import editing
 from tests.builders.administration import Administered, an_administered_server, shares_read
+from tests.builders.console import REVISION, TOKEN, browser
 
-TOKEN = re.compile(r'name="form_token" value="([^"]+)"')
-REVISION = re.compile(r'name="revision" value="([0-9]+)"')
 LINK = re.compile(r'id="activation-link">([^<]+)<')
-
-
-@dataclass(frozen=True)
-class Browser:
-    """A client of the console that keeps cookies, and sends forms with the token of the page they are on."""
-
-    client: httpx.Client
-
-    def page(self, path: str, status: int = 200) -> str:
-        response = self.client.get(path)
-        assert response.status_code == status, response.text
-        return html.unescape(response.text)
-
-    def send(self, page: str, path: str, fields: Mapping[str, str], status: int = 303) -> httpx.Response:
-        """Sends a form of a page with its token and revision."""
-        text = self.client.get(page).text
-        revision = REVISION.search(text)
-        hidden = {"form_token": TOKEN.findall(text)[-1], "revision": revision[1] if revision else ""}
-        response = self.client.post(path, data={**hidden, **fields})
-        assert response.status_code == status, response.text
-        return response
 
 
 @pytest.fixture(scope="module")
 def administered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Administered]:
     with an_administered_server(tmp_path_factory.mktemp("console")) as running:
         yield running
-
-
-def browser(administered: Administered, role: str | None = "owner") -> Browser:
-    client = httpx.Client(base_url=administered.root, timeout=30)
-    if role is not None:
-        response = client.post("/console/sign-in", data={"key": administered.keys[role]})
-        assert response.status_code == 303, response.text
-    return Browser(client)
 
 
 def test_a_share_is_made_granted_read_and_revoked(administered: Administered) -> None:
