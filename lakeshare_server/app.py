@@ -68,6 +68,8 @@ def create_app(settings: ServerSettings) -> FastAPI:
         yield {LIMITS: ConnectionLimits(settings.slow_client_s, settings.connections_per_address, proxies)}
         app_state.async_worker.stop()
         app_state.usage_writer.stop()
+        app_state.usage.stop()
+        app_state.verifications.stop()
         app_state.pools.close()
         app_state.audit.close()
         app_state.catalog.close()

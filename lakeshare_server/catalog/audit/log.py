@@ -199,6 +199,68 @@ def search(catalog: Catalog, query: Search, limit: int) -> list[ChainedEvent]:
         return [_chained(row) for row in session.scalars(statement)][::-1]
 
 
+# Events that are looked through at once, and at most.
+FIRST_WINDOW, LAST_WINDOW, QUICK_S = 5_000, 160_000, 0.02
+
+
+@dataclass(frozen=True)
+class EventPage:
+    """Matching events, newest first. `next` is the `before` of the next page, None at the end of the log.
+
+    `is_complete`: as many as were wanted, or the end of the log; else the time was over before that.
+    """
+
+    events: Sequence[ChainedEvent]
+    next: int | None
+    is_complete: bool
+
+
+def find_events(catalog: Catalog, query: Search, limit: int, within_s: float) -> EventPage:
+    """The newest events that match, looked for in about this time: not every condition has an index.
+
+    Raises Unavailable.
+    """
+    ends_at = time.monotonic() + within_s
+    found: list[ChainedEvent] = []
+    with catalog.reading() as session:
+        lowest, high = _find_bounds(session, query)
+        window = FIRST_WINDOW
+        while high >= lowest:
+            low, began = max(lowest, high - window + 1), time.monotonic()
+            rows = select(AuditRow).where(*query.conditions(), AuditRow.key.between(low, high))
+            newest_first = rows.order_by(AuditRow.key.desc()).limit(limit + 1 - len(found))
+            found += map(_chained, session.scalars(newest_first))
+            if len(found) > limit:
+                return EventPage(found[:limit], found[limit - 1].number, is_complete=True)
+            high = low - 1
+            if high >= lowest and time.monotonic() > ends_at:
+                return EventPage(found, low, is_complete=False)
+            if time.monotonic() - began < QUICK_S:
+                window = min(2 * window, LAST_WINDOW)
+    return EventPage(found, None, is_complete=True)
+
+
+def _find_bounds(session: Session, query: Search) -> tuple[int, int]:
+    """The first and the last number that a matching event can have."""
+    bounds = select(func.min(AuditRow.key), func.max(AuditRow.key))
+    if query.since is not None:
+        bounds = bounds.where(AuditRow.at >= query.since)
+    if query.until is not None:
+        bounds = bounds.where(AuditRow.at < query.until)
+    found: Any = session.execute(bounds).one()
+    first, last = found
+    if first is None:
+        return 1, 0
+    return first, last if query.before is None else min(last, query.before - 1)
+
+
+def get_event(catalog: Catalog, number: int) -> ChainedEvent | None:
+    """The event with a number, None if there is none; raises Unavailable."""
+    with catalog.reading() as session:
+        row = session.get(AuditRow, number)
+        return None if row is None else _chained(row)
+
+
 def events_after(catalog: Catalog, number: int, query: Search | None = None) -> Iterator[ChainedEvent]:
     """All events after a number that match, in the order of the chain, in short transactions; raises Unavailable."""
     conditions = [] if query is None else query.conditions()

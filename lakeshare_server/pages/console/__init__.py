@@ -6,7 +6,7 @@ An application of its own below `/console`, with its own errors; each module has
 from fastapi import APIRouter, FastAPI, Response
 from fastapi.responses import RedirectResponse
 
-from lakeshare_server.pages.console import publications, recipients, session, shares
+from lakeshare_server.pages.console import audit, publications, recipients, session, shares
 from lakeshare_server.pages.console.session import ConsoleErrors, console_url
 from lakeshare_server.routes.context import AppState, AppStateDep, AuditRecordDep
 from lakeshare_server.routes.errors import add_error_responses
@@ -27,6 +27,6 @@ def console_app(app_state: AppState, server: FastAPI) -> FastAPI:
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     app.state.app_state, app.state.server = app_state, server
     add_error_responses(app, ConsoleErrors())
-    for part in (session, publications, shares, recipients):
+    for part in (session, publications, shares, recipients, audit):
         app.include_router(part.router)
     return app

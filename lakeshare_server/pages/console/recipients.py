@@ -294,7 +294,11 @@ def read_number(request: ConsoleRequest, name: str, most: int = (1 << 63) - 1) -
 
 def read_moment(request: ConsoleRequest, name: str) -> datetime | None:
     """A field of a form that is a time in UTC, like 2027-01-31 or 2027-01-31T18:00; None if it is empty."""
-    text = request.value(name)
+    return parse_moment(name, request.value(name))
+
+
+def parse_moment(name: str, text: str) -> datetime | None:
+    """The time in a field's text, as in `read_moment`. Raises BadRequest."""
     if not text:
         return None
     try:
