@@ -1,8 +1,8 @@
 """Pages of long lists for people: publications newest first, and shares, tables, recipients and grants by name."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
 from sqlalchemy import ColumnElement, func, or_, select
@@ -173,6 +173,29 @@ def find_recipients(session: Session, text: str = "", after: str = "") -> Page[R
     matching = _contains(text, RecipientRow.name_key, RecipientRow.comment, RecipientRow.owner)
     rows, following = _page(session, WHOLE_RECIPIENTS.where(*matching), RecipientRow.name_key, after)
     return Page([recipient_from_row(row) for [row] in rows], following)
+
+
+@dataclass(frozen=True)
+class RecipientKey:
+    """A recipient whose access has not ended; `name_key` is its place in lists."""
+
+    name_key: str
+    name: str
+    created_at: datetime
+
+
+def list_recipient_keys(session: Session) -> list[RecipientKey]:
+    """All recipients whose access has not ended, in the order of their names."""
+    columns = RecipientRow.name_key, RecipientRow.name, RecipientRow.created_at
+    is_open = RecipientRow.expires_at.is_(None) | (RecipientRow.expires_at > datetime.now(UTC))
+    rows = select(*columns).where(RecipientRow.revoked_at.is_(None), is_open).order_by(columns[0])
+    return [RecipientKey(*row) for row in session.execute(rows)]
+
+
+def list_recipients_named(session: Session, names: Collection[str]) -> list[RecipientState]:
+    """The recipients with these names, in their order."""
+    rows = WHOLE_RECIPIENTS.where(RecipientRow.name.in_(names)).order_by(RecipientRow.name_key)
+    return [recipient_from_row(row) for [row] in session.execute(rows)]
 
 
 def find_groups(session: Session, text: str = "", after: str = "") -> Page[Group]:

@@ -26,6 +26,7 @@ from lakeshare_server.provider.serveability import make_unshared_entry, provider
 
 # Runs of Dagster have ids of this form; rollbacks, maintenance and followed tables have others.
 DAGSTER_RUN = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+MAX_READS = 50
 
 router = APIRouter()
 
@@ -60,13 +61,17 @@ def show_table_publications(request: PageDep, table: str) -> Response:
     catalog = request.app_state.catalog
     with catalog.reading() as session:
         page = overviews.find_publications(session, "", table, read_query_number(request, "before"))
+        paths = overviews.list_paths(session, table)
     if not page.items and not request.query("before"):
         raise NotFound("Publication", table)
+    counted = request.app_state.usage.read()
     return request.render(
         "table_publications.html",
         table=table,
         page=page,
         oldest=Ledger(catalog).oldest_readable(table),
+        most_reads=MAX_READS,
+        reads=None if counted is None else counted.by_version(paths)[:MAX_READS],
         rows=[_point(one, one.rows, f"{one.rows:,} rows") for one in reversed(page.items)],
         sizes=[_point(one, one.size_bytes, f"{one.size_bytes:,} bytes") for one in reversed(page.items)],
     )

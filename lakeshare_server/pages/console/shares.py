@@ -227,7 +227,9 @@ def show_table(request: PageDep, table: str) -> Response:
         served = judging.judge(view)
     except LakeshareError as error:
         problem = error.for_provider()
-    return request.render("table.html", table=table, paths=paths, served=served, problem=problem)
+    counted = request.app_state.usage.read()
+    days = None if counted is None else counted.by_day(paths=paths)
+    return request.render("table.html", table=table, paths=paths, served=served, days=days, problem=problem)
 
 
 @router.get("/export")

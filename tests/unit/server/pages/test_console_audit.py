@@ -1,4 +1,4 @@
-"""The console's audit pages: search, events with what they changed, export, and verification; and counted usage."""
+"""The console's audit pages: search, events with what they changed, export, and verification."""
 
 import csv
 import json
@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 import pytest
 from sqlalchemy import text
@@ -73,7 +73,7 @@ def test_events_are_found_by_each_filter(administered: Administered, console: Br
         expected = [event.number for event in audit.search(catalog, search, 100)][::-1]
         assert expected
         assert list_numbers(console.page(f"/console/audit?{query}")) == expected, query
-    for query in ("until=2000-01-01", f"from={NOW + timedelta(days=2):%Y-%m-%d}", "recipient=none"):
+    for query in ("until=2000-01-01", "from=2100-01-01", "recipient=none"):
         assert "No event matches" in console.page(f"/console/audit?{query}")
     assert "like 2027-01-31" in console.page("/console/audit?from=soon", 400)
     assert "It is one of" in console.page("/console/audit?kind=other", 400)
