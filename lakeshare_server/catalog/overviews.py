@@ -24,23 +24,20 @@ from lakeshare_server.catalog.models import (
 )
 from lakeshare_server.catalog.states import (
     OBJECTS,
-    WHOLE_GROUPS,
     WHOLE_RECIPIENTS,
     Grant,
-    Group,
     RecipientState,
     Share,
     SharedTable,
     find_share_row,
     grant_from_row,
-    group_from_row,
     object_from_row,
     recipient_from_row,
     share_from_row,
 )
 from lakeshare_server.errors import NotFound
 
-PAGE = 50
+PAGE, SHOWN_MEMBERS = 50, 20
 Item = TypeVar("Item")
 
 
@@ -59,6 +56,17 @@ class ShareOverview:
     share: Share
     tables: int
     grants: int
+
+
+@dataclass(frozen=True)
+class GroupOverview:
+    """A group with the number of its members, and the names of the first of them."""
+
+    name: str
+    comment: str | None
+    revision: int
+    size: int
+    members: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -184,11 +192,13 @@ class RecipientKey:
     created_at: datetime
 
 
-def list_recipient_keys(session: Session) -> list[RecipientKey]:
-    """All recipients whose access has not ended, in the order of their names."""
+def list_recipient_keys(session: Session, names: Collection[str] | None = None) -> list[RecipientKey]:
+    """The recipients whose access has not ended, all or those with these names, in the order of their names."""
     columns = RecipientRow.name_key, RecipientRow.name, RecipientRow.created_at
     is_open = RecipientRow.expires_at.is_(None) | (RecipientRow.expires_at > datetime.now(UTC))
     rows = select(*columns).where(RecipientRow.revoked_at.is_(None), is_open).order_by(columns[0])
+    if names is not None:
+        rows = rows.where(RecipientRow.name.in_(names))
     return [RecipientKey(*row) for row in session.execute(rows)]
 
 
@@ -198,11 +208,30 @@ def list_recipients_named(session: Session, names: Collection[str]) -> list[Reci
     return [recipient_from_row(row) for [row] in session.execute(rows)]
 
 
-def find_groups(session: Session, text: str = "", after: str = "") -> Page[Group]:
+def find_groups(session: Session, text: str = "", after: str = "") -> Page[GroupOverview]:
     """A page of groups whose name or comment contains the text."""
     matching = _contains(text, GroupRow.name_key, GroupRow.comment)
-    rows, following = _page(session, WHOLE_GROUPS.where(*matching), GroupRow.name_key, after)
-    return Page([group_from_row(row) for [row] in rows], following)
+    rows, following = _page(session, select(GroupRow).where(*matching), GroupRow.name_key, after)
+    counted = select(GroupMemberRow.group_key, func.count()).where(
+        GroupMemberRow.group_key.in_([row.key for [row] in rows])
+    )
+    members = _count(session, counted.group_by(GroupMemberRow.group_key))
+    items = [
+        GroupOverview(
+            row.name, row.comment, row.revision, members.get(row.key, 0), _list_members(session, row)
+        )
+        for [row] in rows
+    ]
+    return Page(items, following)
+
+
+def _list_members(session: Session, group: GroupRow) -> list[str]:
+    names = (
+        select(RecipientRow.name)
+        .join(GroupMemberRow, GroupMemberRow.recipient_key == RecipientRow.key)
+        .where(GroupMemberRow.group_key == group.key)
+    )
+    return list(session.scalars(names.order_by(GroupMemberRow.recipient_key).limit(SHOWN_MEMBERS)))
 
 
 def find_objects(session: Session, share: str, text: str = "", after: str = "") -> Page[SharedTable]:
@@ -304,7 +333,7 @@ def list_paths(session: Session, table: str) -> list[str]:
 def find_tables(session: Session, text: str = "", after: str = "") -> Page[TableOverview]:
     """A page of the tables of the lake, published and followed ones, whose name contains the text."""
     newest = (
-        select(PublicationRow.table, func.max(PublicationRow.version).label("version"))
+        select(PublicationRow.table.label("table_name"), func.max(PublicationRow.version).label("version"))
         .where(*_contains(text, PublicationRow.table), PublicationRow.table > after)
         .group_by(PublicationRow.table)
         .order_by(PublicationRow.table)

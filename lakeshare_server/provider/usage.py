@@ -6,7 +6,7 @@ The rules of what is counted are those of `catalog.audit`. Nothing is counted be
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import cached_property
@@ -27,7 +27,7 @@ from lakeshare_server.errors import Unavailable
 
 KEPT_DAYS = 92
 # Counted at once; other threads run in between.
-EVENTS_AT_ONCE = 50_000
+EVENTS_AT_ONCE = 20_000
 REFRESH_EVERY_S = 5.0
 # A page waits for newer events to be counted, but not for the first count.
 WAIT_S = 0.1
@@ -97,7 +97,10 @@ class Names:
 
 @dataclass(frozen=True)
 class CountedUsage:
-    """What was counted up to the event `through`, at a time; `rows` may have several rows of the same keys."""
+    """What was counted up to the event `through`, at a time; `rows` may have several rows of the same keys.
+
+    `last_days` are the last days on which recipients had a request that was answered, by name.
+    """
 
     rows: pa.Table
     recipients: Names
@@ -105,6 +108,7 @@ class CountedUsage:
     through: int
     at: datetime
     since: date
+    last_days: Mapping[str, date]
 
     def by_day(self, *, recipient: str | None = None, paths: Collection[str] | None = None) -> list[DayUsage]:
         """The counts of each day from `since` to today, of a recipient, or of tables by their paths in shares."""
@@ -133,13 +137,6 @@ class CountedUsage:
             )
             for row in grouped.sort_by(order).to_pylist()
         ]
-
-    @cached_property
-    def last_days(self) -> dict[str, date]:
-        """The last day on which each recipient had a request that was answered."""
-        rows = self.rows.filter(pc.greater(self.rows.column("requests"), 0))
-        grouped = rows.group_by("recipient").aggregate([("day", "max")]).to_pylist()
-        return {self.recipients.texts[row["recipient"]]: date.fromordinal(row["day_max"]) for row in grouped}
 
     @cached_property
     def spikes(self) -> list[Spike]:
@@ -233,26 +230,32 @@ class UsageSummary:
         before = self._counted
         if before is None or pruned > before.through:
             empty = SCHEMA.empty_table()
-            first = self._find_first(session, since)
-            before = CountedUsage(empty, Names(), Names(), first - 1, at, since)
+            first = self._find_first(session, since) or newest + 1
+            before = CountedUsage(empty, Names(), Names(), first - 1, at, since, {})
             kept = select(*(getattr(UsageRow, name) for name in COLUMNS))
             parts = [_rows(before, session.execute(kept.where(UsageRow.day >= since.isoformat())))]
         else:
             parts = [before.rows]
-        begins_at = datetime.combine(since, datetime.min.time(), UTC)
+        known = len(parts) if before.rows.num_rows else 0
         for start in range(before.through + 1, newest + 1, EVENTS_AT_ONCE):
             if self._closing.is_set():
                 return None
             keys = AuditRow.key.between(start, min(start + EVENTS_AT_ONCE - 1, newest))
-            events = session.execute(count_requests(session, keys & (AuditRow.at >= begins_at)))
-            parts.append(_rows(before, events))
-        rows = _combine(parts, since)
-        return CountedUsage(rows, before.recipients, before.objects, max(newest, before.through), at, since)
+            events = count_requests(session, keys)
+            # Over the connection: without objects of the mapper, which take as long as the rest.
+            parts.append(_rows(before, session.connection().execute(events)))
+        last_days = dict(before.last_days)
+        for part in parts[known:]:
+            last_days |= _find_last_days(part, before.recipients, last_days)
+        rows, through = _combine(parts, since), max(newest, before.through)
+        counted = CountedUsage(rows, before.recipients, before.objects, through, at, since, last_days)
+        _ = counted.spikes  # before a page waits for them
+        return counted
 
-    def _find_first(self, session: Session, since: date) -> int:
+    def _find_first(self, session: Session, since: date) -> int | None:
         """The first event of these days; later ones may be of earlier days."""
         begins_at = datetime.combine(since, datetime.min.time(), UTC)
-        return session.scalar(select(func.min(AuditRow.key)).where(AuditRow.at >= begins_at)) or 1
+        return session.scalar(select(func.min(AuditRow.key)).where(AuditRow.at >= begins_at))
 
 
 def _rows(counted: CountedUsage, found: Iterable[Any]) -> pa.Table:
@@ -269,11 +272,18 @@ def _rows(counted: CountedUsage, found: Iterable[Any]) -> pa.Table:
     return pa.Table.from_arrays([pa.array(values, kind) for values, kind in fields], schema=SCHEMA)
 
 
+def _find_last_days(rows: pa.Table, recipients: Names, known: Mapping[str, date]) -> dict[str, date]:
+    """The last day of each recipient with an answered request in these rows, or the known one if it is later."""
+    rows = rows.filter(pc.greater(rows.column("requests"), 0))
+    days = {}
+    for row in rows.group_by("recipient").aggregate([("day", "max")]).to_pylist():
+        name = recipients.texts[row["recipient"]]
+        days[name] = max(date.fromordinal(row["day_max"]), known.get(name, date.min))
+    return days
+
+
 def _combine(parts: Sequence[pa.Table], since: date) -> pa.Table:
-    """All rows; many parts are added up, without earlier days."""
-    whole = pa.concat_tables(parts)
-    if whole.column("day").num_chunks <= MAX_PARTS:
-        return whole
-    whole = whole.filter(pc.greater_equal(whole.column("day"), since.toordinal()))
-    grouped = whole.group_by(list(KEYS)).aggregate([(name, "sum") for name in COUNTS])
-    return grouped.select([*KEYS, *(f"{name}_sum" for name in COUNTS)]).rename_columns(SCHEMA.names)
+    """All rows from a day on; many parts become one."""
+    rows = pa.concat_tables(parts)
+    rows = rows.filter(pc.greater_equal(rows.column("day"), since.toordinal()))
+    return rows.combine_chunks() if rows.column("day").num_chunks > MAX_PARTS else rows

@@ -102,6 +102,7 @@ def test_numbers_of_a_table_have_charts_evidence_and_links(console: Browser) -> 
     page = console.page("/console/publications/lake.flights")
     assert "<title>1: 16 rows</title>" in page
     assert console.page("/console/publications/lake.none", 404)
+    assert 'href="/console/tables/lake.flights"' in console.page("/console/tables?q=FLIGHTS")
     number = console.page("/console/publications/lake.flights/1")
     assert f'href="http://dagster.example/runs/{RUN}"' in number
     assert 'href="/console/publications/scratch.flights/1"' in number

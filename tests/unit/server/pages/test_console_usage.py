@@ -12,6 +12,7 @@ import pytest
 from lakeshare_server.catalog import AuditEvent, Catalog, append_events, audit
 from lakeshare_server.catalog.audit.maintenance import COUNTS
 from lakeshare_server.catalog.models import RecipientRow
+from lakeshare_server.catalog.sharing import create_group, create_recipient, editing
 from lakeshare_server.provider.usage import KEPT_DAYS, CountedUsage, UsageSummary
 from tests.builders.administration import an_administered_server
 from tests.builders.console import Browser, browser
@@ -108,6 +109,7 @@ class Used:
 
     console: Browser
     now: datetime
+    catalog: Catalog
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +127,7 @@ def used(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Used]:
         before = [read_of(now, "sudden", day) for day in range(1, 10) for _ in range(4)]
         sudden = [read_of(now, "sudden", version=2)] * 100
         record(provider.catalog, read_of(now, "quiet", 40), *steady, *before, *sudden)
-        yield Used(browser(running), now)
+        yield Used(browser(running), now, provider.catalog)
 
 
 def list_recipients(page: str) -> set[str]:
@@ -160,3 +162,15 @@ def test_pages_of_recipients_and_tables_show_usage_by_day(used: Used) -> None:
     assert "No requests in the last" in open_counted(console, "/console/recipients/newcomer")
     reads = open_counted(console, "/console/publications/lake.flights")
     assert re.search(r'sudden</a></th><td class="number">2</td><td class="number">100</td>', reads)
+
+
+def test_a_large_group_is_shown_by_its_size_and_first_members(used: Used) -> None:
+    names = [f"member{number}" for number in range(25)]
+    with editing(used.catalog, "tests") as edit:
+        for name in names:
+            create_recipient(edit, name)
+        create_group(edit, "many", members=names)
+    page = used.console.page("/console/groups")
+    assert "member19" in page
+    assert "member20" not in page
+    assert "and 5 more" in page
