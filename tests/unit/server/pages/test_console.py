@@ -81,6 +81,9 @@ def test_pages_need_a_session_and_changes_the_form_token_and_the_role(administer
             "/console/shares", data={"name": "x", "form_token": token}, headers=headers
         )
         assert refused.status_code == 403
+    own = {"Origin": "null", "Sec-Fetch-Site": "same-origin"}  # as Chromium sends it from our pages
+    form = {"name": "from-a-browser", "form_token": token}
+    assert console.client.post("/console/shares", data=form, headers=own).status_code == 303
     auditor = browser(administered, "auditor")
     token = TOKEN.findall(auditor.client.get("/console/shares").text)[-1]
     refused = auditor.client.post("/console/shares", data={"name": "x", "form_token": token})
