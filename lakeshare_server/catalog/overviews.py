@@ -189,17 +189,19 @@ class RecipientKey:
 
     name_key: str
     name: str
-    created_at: datetime
 
 
-def list_recipient_keys(session: Session, names: Collection[str] | None = None) -> list[RecipientKey]:
-    """The recipients whose access has not ended, all or those with these names, in the order of their names."""
-    columns = RecipientRow.name_key, RecipientRow.name, RecipientRow.created_at
+def list_recipient_keys(
+    session: Session, *, names: Collection[str] | None = None, created_before: datetime | None = None
+) -> list[RecipientKey]:
+    """The recipients whose access has not ended, all or some, in the order of their names."""
     is_open = RecipientRow.expires_at.is_(None) | (RecipientRow.expires_at > datetime.now(UTC))
-    rows = select(*columns).where(RecipientRow.revoked_at.is_(None), is_open).order_by(columns[0])
+    rows = select(RecipientRow.name_key, RecipientRow.name).where(RecipientRow.revoked_at.is_(None), is_open)
     if names is not None:
         rows = rows.where(RecipientRow.name.in_(names))
-    return [RecipientKey(*row) for row in session.execute(rows)]
+    if created_before is not None:
+        rows = rows.where(RecipientRow.created_at < created_before)
+    return [RecipientKey(*row) for row in session.execute(rows.order_by(RecipientRow.name_key))]
 
 
 def list_recipients_named(session: Session, names: Collection[str]) -> list[RecipientState]:

@@ -1,7 +1,7 @@
 """Pages of recipients and groups: state, tokens, invitations, limits, issuers, and a preview of what one reads."""
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from typing import Any
 
 from fastapi import APIRouter, Response
@@ -70,16 +70,14 @@ def recipients_page(request: ConsoleRequest, **refused: Any) -> Response:
 def find_silent(session: Session, counted: CountedUsage) -> list[RecipientKey]:
     """The recipients that have not ended, are not new, and had no answered request for `SILENT_DAYS`."""
     since = counted.at.date() - timedelta(days=SILENT_DAYS)
-    return [
-        recipient
-        for recipient in overviews.list_recipient_keys(session)
-        if recipient.created_at.date() < since and counted.last_days.get(recipient.name, date.min) < since
-    ]
+    old = overviews.list_recipient_keys(session, created_before=datetime.combine(since, time.min, UTC))
+    return [recipient for recipient in old if counted.last_days.get(recipient.name, date.min) < since]
 
 
 def find_spiking(session: Session, counted: CountedUsage) -> list[RecipientKey]:
     """The recipients with far more requests today than usual; of very many those with the most requests."""
-    return overviews.list_recipient_keys(session, [spike.recipient for spike in counted.spikes[:MAX_SPIKES]])
+    names = [spike.recipient for spike in counted.spikes[:MAX_SPIKES]]
+    return overviews.list_recipient_keys(session, names=names)
 
 
 def _page_of_names(session: Session, found: Sequence[RecipientKey], after: str) -> Page[RecipientState]:
