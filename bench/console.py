@@ -55,44 +55,45 @@ DIGEST = "c" * 64
 GOAL_S, REQUESTS, COUNTED_WITHIN_S = 0.3, 15, 300.0
 EMPTY_ROUTE = "/healthz"
 
+# `n` is another number in each turn: tables and recipients that were not asked for before.
 PAGES = {
     "timeline of publications": "publications",
     "timeline, far back": "publications?before=20000",
     "timeline of a set": f"publications?set={SCHEMA}",
-    "numbers of a table": f"publications/{SCHEMA}.t77",
-    "a number": f"publications/{SCHEMA}.t77/2",
-    "comparison": f"publications/{SCHEMA}.t77/compare",
-    "comparison with rows": f"publications/{SCHEMA}.t77/compare?rows=yes",
-    "preview of a rollback": f"publications/{SCHEMA}.t77/1/rollback",
+    "numbers of a table": f"publications/{SCHEMA}.t{{n}}",
+    "a number": f"publications/{SCHEMA}.t{{n}}/2",
+    "comparison": f"publications/{SCHEMA}.t{{n}}/compare",
+    "comparison with rows": f"publications/{SCHEMA}.t{{n}}/compare?rows=yes",
+    "preview of a rollback": f"publications/{SCHEMA}.t{{n}}/1/rollback",
     "contract": f"contracts/{DIGEST}",
     "shares": "shares",
     "shares by a text": "shares?q=9",
     "share with 10,000 tables and grants": f"shares/{WIDE}",
     "tables of a share by a text": f"shares/{WIDE}?q=99",
     "page in a share": f"shares/{WIDE}?after={SCHEMA}.t5&after_reader=r5",
-    "share": "shares/s7",
-    "rule on a share with 10,000 tables": f"shares/{WIDE}/rule?rule=a%20%3D%201",
+    "share": "shares/s{n}",
+    "rule on a share with 10,000 tables": f"shares/{WIDE}/rule?rule=day%20%3E%3D%20'2013-02-01'",
     "tables": "tables",
     "tables by a text": "tables?q=99",
     "tables by a text of none": "tables?q=nowhere",
-    "table": f"tables/{SCHEMA}.t77",
+    "table": f"tables/{SCHEMA}.t{{n}}",
     "recipients": "recipients",
     "recipients by a text": "recipients?q=99",
     "silent recipients": "recipients?show=silent",
     "spiking recipients": "recipients?show=spiking",
-    "recipient": "recipients/r77",
+    "recipient": "recipients/r{n}",
     "recipient with 5 % of all events": f"recipients/{HEAVY}",
     "groups, one with 10,000 members": "groups",
     "audit": "audit",
-    "audit of a recipient": "audit?recipient=r77",
+    "audit of a recipient": "audit?recipient=r{n}",
     "audit of a recipient's refusals": f"audit?recipient={HEAVY}&refused=yes",
     "audit of an administrator": "audit?principal=steward",
-    "audit of a table": f"audit?object={WIDE}.{SCHEMA}.t77",
+    "audit of a table": f"audit?object={WIDE}.{SCHEMA}.t{{n}}",
     "audit of an action": "audit?action=alter_share",
     "audit by what no event has": "audit?request=none",
     "audit of early days": "audit?until=2000-01-01",
     "audit, far back": "audit?before=500",
-    "event": "audit/777",
+    "event": "audit/{n}",
 }
 
 
@@ -165,7 +166,7 @@ def measure(client: httpx.Client, requests: int) -> dict[str, list[float]]:
     for turn in range(requests + 1):
         for name, path in paths.items():
             began = time.perf_counter()
-            response = client.get(path)
+            response = client.get(path.format(n=turn * 7 + 3))
             elapsed_s = time.perf_counter() - began
             if response.status_code != 200:
                 raise RuntimeError(f"{path}: {response.status_code} {response.text[-500:]}")

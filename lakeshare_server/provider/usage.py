@@ -122,8 +122,8 @@ class CountedUsage:
         days = range(self.since.toordinal(), self.at.date().toordinal() + 1)
         return [DayUsage(date.fromordinal(day), *known.get(day, [0] * len(COUNTS))) for day in days]
 
-    def by_version(self, paths: Collection[str]) -> list[VersionReads]:
-        """Who read which versions of tables by their paths in shares, the last readers first."""
+    def by_version(self, paths: Collection[str], limit: int) -> list[VersionReads]:
+        """Who read which versions of tables by their paths in shares: the last readers first, at most `limit`."""
         rows = self.rows.filter(pc.is_in(self.rows.column("object"), self._find_objects(paths)))
         rows = rows.filter(pc.greater(rows.column("queries"), 0))
         grouped = rows.group_by(["recipient", "version"]).aggregate([("queries", "sum"), ("day", "max")])
@@ -135,7 +135,7 @@ class CountedUsage:
                 row["queries_sum"],
                 date.fromordinal(row["day_max"]),
             )
-            for row in grouped.sort_by(order).to_pylist()
+            for row in grouped.sort_by(order).slice(0, limit).to_pylist()
         ]
 
     @cached_property

@@ -71,7 +71,7 @@ def show_table_publications(request: PageDep, table: str) -> Response:
         page=page,
         oldest=Ledger(catalog).oldest_readable(table),
         most_reads=MAX_READS,
-        reads=None if counted is None else counted.by_version(paths)[:MAX_READS],
+        reads=None if counted is None else counted.by_version(paths, MAX_READS),
         rows=[_point(one, one.rows, f"{one.rows:,} rows") for one in reversed(page.items)],
         sizes=[_point(one, one.size_bytes, f"{one.size_bytes:,} bytes") for one in reversed(page.items)],
     )

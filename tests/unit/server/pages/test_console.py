@@ -150,3 +150,22 @@ def test_refused_forms_show_the_reason_and_keep_what_was_entered(administered: A
     assert "has edited it" in html.unescape(late.text)
     missing = console.page("/console/shares/none", 404)
     assert "does not exist" in missing
+
+
+def test_a_rule_is_tried_on_as_many_tables_as_fit_in_the_time(
+    administered: Administered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lakeshare_server.pages.console.shares.MEASURE_S", -1.0)
+    console = browser(administered)
+    console.send("/console/shares", "/console/shares", {"name": "slow"})
+    for alias in ("Lake.One", "Lake.Two"):
+        fields = {"lake_table": "lake.flights", "alias": alias}
+        console.send("/console/shares/slow", "/console/shares/slow/tables", fields)
+    page = console.page("/console/shares/slow/rule?rule=day+%3D+'2013-01-01'")
+    assert "slow.Lake.One" in page
+    assert "slow.Lake.Two" not in page
+    following = page.partition('rel="next" href="')[2].partition('"')[0]
+    page = console.page(following)
+    assert "slow.Lake.One" not in page
+    assert "slow.Lake.Two" in page
+    assert 'rel="next"' not in page
