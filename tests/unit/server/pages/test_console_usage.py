@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
 from lakeshare_server.catalog import AuditEvent, Catalog, append_events, audit
 from lakeshare_server.catalog.audit.maintenance import COUNTS
@@ -100,6 +101,25 @@ def test_counts_are_those_of_the_audit_log_also_for_newer_and_pruned_events(
     record(catalog, *some_events(now, draw, 20))
     audit.prune(catalog, now - timedelta(days=1), "tests")
     require_same_counts(catalog, summary.read(30))
+    catalog.close()
+
+
+def test_a_database_that_fails_delays_the_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("lakeshare_server.provider.usage.REFRESH_EVERY_S", 0.0)
+    catalog = open_migrated(f"sqlite:///{tmp_path / 'usage.db'}")
+    record(catalog, read_of(datetime.now(UTC), "a"))
+    summary = UsageSummary(catalog)
+    for failing, table in (("audit_log", "elsewhere"), ("elsewhere", "audit_log")):
+        with catalog.engine.begin() as connection:
+            connection.execute(text(f"ALTER TABLE {failing} RENAME TO {table}"))
+        counted = summary.read(30)
+        assert (counted is None) == (table == "elsewhere")
+    assert "usage is not counted" in caplog.text
+    assert counted is not None
+    assert set(counted.last_days) == {"a"}
+    summary.stop()
     catalog.close()
 
 
