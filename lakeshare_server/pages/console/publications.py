@@ -41,6 +41,8 @@ def find_run_url(request: ConsoleRequest, run_id: str) -> str | None:
 def list_publications(request: PageDep) -> Response:
     """The publications of all tables, newest first, of one set or table if the query names it."""
     set_name, table = request.query("set"), request.query("table")
+    # The first page after signing in: other pages need the count.
+    request.app_state.usage.read(wait_s=0)
     with request.app_state.catalog.reading() as session:
         page = overviews.find_publications(session, set_name, table, read_query_number(request, "before"))
     return request.render("publications.html", page=page, set_name=set_name, table=table)

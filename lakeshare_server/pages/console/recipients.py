@@ -348,7 +348,7 @@ def parse_moment(name: str, text: str) -> datetime | None:
         return None
     try:
         moment = datetime.fromisoformat(text)
-    except ValueError as error:
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    except (ValueError, OverflowError) as error:
         hint = "Give a time in UTC, like 2027-01-31 or 2027-01-31T18:00, or nothing."
         raise BadRequest(name, text, hint) from error
-    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment

@@ -7,15 +7,18 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from sqlalchemy import text
 
 from lakeshare_server.catalog import AuditEvent, Catalog, append_events, audit
 from lakeshare_server.catalog.audit import Search
+from lakeshare_server.catalog.audit.verifications import Verifications, list_verifications
 from lakeshare_server.catalog.sharing import alter_share, create_share, editing
 from tests.builders.administration import Administered, an_administered_server
 from tests.builders.console import Browser, browser
+from tests.builders.database_schema import open_migrated
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 NOW = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
@@ -76,7 +79,11 @@ def test_events_are_found_by_each_filter(administered: Administered, console: Br
     for query in ("until=2000-01-01", "from=2100-01-01", "recipient=none"):
         assert "No event matches" in console.page(f"/console/audit?{query}")
     assert "like 2027-01-31" in console.page("/console/audit?from=soon", 400)
+    assert "like 2027-01-31" in console.page("/console/audit?until=0001-01-01T00:00%2B14:00", 400)
     assert "It is one of" in console.page("/console/audit?kind=other", 400)
+    assert "Not a numeric value" in console.page(f"/console/audit?before={10**19}", 400)
+    for odd in ("%00", "%ED%A0%80", "%25_", "'", "x" * 5000):
+        assert "No event matches" in console.page(f"/console/audit?object={odd}")
 
 
 def test_a_search_that_takes_too_long_goes_on_where_it_ended(
@@ -162,3 +169,19 @@ def test_one_verification_runs_at_a_time_and_a_lost_one_is_no_hindrance(
     assert "Its server ended before it" in console.page("/console/audit")
     console.send("/console/audit", "/console/audit/verify", {})
     wait_for(console, "/console/audit", "none removed, changed or moved")
+
+
+def test_a_verification_of_a_server_that_stops_has_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog = open_migrated(f"sqlite:///{tmp_path / 'log.db'}")
+    record(catalog, *[READ] * 3)
+    monkeypatch.setattr("lakeshare_server.catalog.audit.maintenance.BATCH", 1)
+    monkeypatch.setattr("lakeshare_server.catalog.audit.verifications.PAUSE_S", 20.0)
+    verifications = Verifications(catalog)
+    verifications.start("paula")
+    verifications.stop()
+    with catalog.reading() as session:
+        [run] = list_verifications(session, 5)
+    assert (run.problem, run.is_running, run.is_sound) == ("The server was stopped.", False, False)
+    catalog.close()

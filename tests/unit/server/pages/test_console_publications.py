@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyiceberg.types import StringType
 
 from lakeshare_server.catalog import Ledger, SharedTable
 from lakeshare_server.catalog.ledger import RecordedContract
@@ -18,7 +19,7 @@ from lakeshare_server.tables import read_delta
 from lakeshare_server.tables.index import FileIndex, SnapshotIndex
 from tests.builders.administration import Administered, an_administered_server
 from tests.builders.console import Browser, browser
-from tests.builders.lake_tables import a_delta_table, append_delta, some_rows
+from tests.builders.lake_tables import a_delta_table, an_iceberg_table, append_delta, some_rows
 from tests.builders.publications import a_publication
 
 RUN = "0a1b2c3d-0000-4000-8000-0123456789ab"
@@ -133,6 +134,41 @@ def test_two_numbers_are_compared_by_files_and_by_sampled_rows(
     assert 'class="added">1</th>' not in auditor
     assert "same number" in console.page(f"{path}?from=1&to=1")
     assert "does not exist" in console.page(f"{path}?from=9", 404)
+
+
+def test_a_rewritten_file_shows_only_the_rows_that_differ(
+    published: Published, console: Browser, tmp_path: Path
+) -> None:
+    provider = published.administered.provider
+    table = an_iceberg_table(tmp_path / "iceberg", partitioned_by=())
+    provider.publish_iceberg("lake.events", table.state())
+    # Without merge-on-read this writes the other rows of the file again.
+    table.table.delete("flight = 1002")
+    with table.table.update_schema() as schema:
+        schema.add_column("gate", StringType())
+    provider.publish_iceberg("lake.events", table.state())
+    page = console.page("/console/publications/lake.events/compare?rows=yes")
+    assert "Only in number 1: 1, " in page
+    assert "Only in number 0: 1, " in page
+    assert '<th scope="row">gate</th><td><span class="added">added</span></td>' in page
+    assert page.count('class="removed">0</th>') == 1
+    assert 'class="added">1</th>' not in page
+    assert "<td>1002</td>" in page
+
+
+def test_versions_of_a_followed_table_are_compared(
+    published: Published, console: Browser, tmp_path: Path
+) -> None:
+    table = a_delta_table(tmp_path / "followed")
+    provider = published.administered.provider
+    provider.follow("lake.followed", table)
+    console.page("/console/tables/lake.followed")
+    append_delta(table, some_rows(1, 2))
+    console.page("/console/tables/lake.followed")
+    page = console.page("/console/publications/lake.followed/compare?rows=yes")
+    assert page.count('class="added">1</th>') == 2
+    assert "unaudited" in page
+    assert "restore it where it is written" in console.page("/console/publications/lake.followed/0/rollback")
 
 
 def test_a_number_whose_index_is_lost_is_compared_by_its_totals(
