@@ -144,6 +144,11 @@ class StateSettings(StoreSettings):
         return self.state_dir / "audit"
 
     @property
+    def first_key_file(self) -> Path:
+        """File of the first administrator's key, for a server that was not started on a terminal."""
+        return self.state_dir / "first-admin.key"
+
+    @property
     def vectors_dir(self) -> Path:
         """Folder of the deletion vectors written for recipients."""
         return self.state_dir / "vectors"

@@ -12,6 +12,8 @@ from lakeshare_server.routes.context import AppState, AppStateDep, AuditRecordDe
 from lakeshare_server.routes.errors import add_error_responses
 from lakeshare_server.settings import CONSOLE_PATH
 
+PARTS = (session, shares, recipients)
+
 entrance = APIRouter()
 
 
@@ -27,6 +29,6 @@ def console_app(app_state: AppState, server: FastAPI) -> FastAPI:
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     app.state.app_state, app.state.server = app_state, server
     add_error_responses(app, ConsoleErrors())
-    for part in (session, shares, recipients):
+    for part in PARTS:
         app.include_router(part.router)
     return app
