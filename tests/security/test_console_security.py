@@ -15,7 +15,7 @@ from tests.builders.administration import Administered, an_administered_server
 
 # What takes more than the role auditor, which opens all other pages.
 STEWARD_PAGES = {"/recipients/{recipient}/as/{share}/{schema}/{table}", "/drift"}
-OPEN = {("GET", "/sign-in"), ("POST", "/sign-in")}
+OPEN = {("GET", "/sign-in"), ("POST", "/sign-in"), ("GET", "/sign-in/issuer"), ("GET", "/sign-in/callback")}
 ANY_ROLE = {("POST", "/sign-out")}
 CALLS = sorted(
     {
