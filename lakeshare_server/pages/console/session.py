@@ -61,6 +61,8 @@ SECTIONS = (
     ("system", "System"),
 )
 
+SECTION_OF = {"tables": "shares", "drift": "shares", "groups": "recipients", "jobs": "quality"}
+
 
 def console_url(settings: ServerSettings, *parts: object, **query: object) -> str:
     """The path of a page of the console, from unquoted parts; fields of the query without a value are left out."""
@@ -113,6 +115,7 @@ class ConsoleRequest(AdminRequest):
     def render(self, template: str, status: int = 200, **values: Any) -> Response:
         """A page; `problem` is why a form was refused, `entered` its fields."""
         entered = Entered(values.pop("entered", ()))
+        page = self.http_request.url.path.removeprefix(f"{CONSOLE_PATH}/").partition("/")[0]
         return render_page(
             f"console/{template}",
             self.app_state.settings,
@@ -120,7 +123,7 @@ class ConsoleRequest(AdminRequest):
             request=self,
             form_token=self.app_state.console_sessions.form_token(self.session),
             sections=SECTIONS,
-            section=self.http_request.url.path.removeprefix(f"{CONSOLE_PATH}/").partition("/")[0],
+            section=SECTION_OF.get(page, page),
             entered=entered,
             **{"problem": None, "done": DONE.get(self.query("done"))} | values,
         )
@@ -164,10 +167,14 @@ def with_form(permission: Permission) -> Callable[..., Awaitable[ConsoleRequest]
 
 def require_own_page(http_request: Request) -> None:
     """Raises Denied if the browser names another site as the one that made the request."""
-    if http_request.headers.get("sec-fetch-site", "none") not in SAME_SITE:
-        raise Denied(OTHER_SITE)
-    origin = http_request.headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != http_request.headers.get("host"):
+    site = http_request.headers.get("sec-fetch-site")
+    if site is not None:
+        # Pages send no referrer, so that browsers name the origin of their forms `null`.
+        is_own = site in SAME_SITE
+    else:
+        origin = http_request.headers.get("origin")
+        is_own = origin is None or urlsplit(origin).netloc == http_request.headers.get("host")
+    if not is_own:
         raise Denied(OTHER_SITE)
 
 
