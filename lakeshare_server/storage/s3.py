@@ -17,7 +17,15 @@ from urllib.parse import unquote, urlsplit
 import httpx
 from obstore.store import S3Store
 
-from lakeshare_server.errors import Denied, LakeshareError, Unavailable, Unserveable, shorten_value
+from lakeshare_server.errors import (
+    Denied,
+    LakeshareError,
+    StoreDenied,
+    StoreMissing,
+    Unavailable,
+    Unserveable,
+    shorten_value,
+)
 from lakeshare_server.locations import ParsedLocation
 from lakeshare_server.outbound import Service, Services
 from lakeshare_server.settings import StoreSettings
@@ -263,7 +271,12 @@ class S3Access:
         try:
             with translate_errors():
                 found = client.head_object(Bucket=bucket.name, Key=place.key, ChecksumMode="ENABLED")
-        except (S3Refused, S3Unreachable) as error:
+        except S3Refused as error:
+            if error.status in (403, 404):
+                refused = StoreMissing if error.status == 404 else StoreDenied
+                raise refused(place.location) from None
+            raise Unavailable(f"{place.location} cannot be described: {error}", remote.LATER) from None
+        except S3Unreachable as error:
             raise Unavailable(f"{place.location} cannot be described: {error}", remote.LATER) from None
         checksum = found.get("ChecksumSHA256")
         # That of an object in parts is of the digests of its parts.
