@@ -390,10 +390,12 @@ class SharingClient:
     @contextmanager
     def query(self, names: tuple[str, str, str], version: int | None) -> "Iterator[httpx.Response]":
         """The response to a query for all files of a table, with ids of the delta format."""
-        from lakeshare_server.cli.impersonation import ALL_CAPABILITIES, capabilities_of
         from lakeshare_server.protocol.lines import HEADER
+        from lakeshare_server.tables.delta.snapshot import READER_WRITER
 
-        capabilities = f"{capabilities_of(ALL_CAPABILITIES)};includeendstreamaction=true"
+        # All features: bytes are compared, and no column is read.
+        features = ",".join(sorted(feature.lower() for feature in READER_WRITER))
+        capabilities = f"responseformat=delta,parquet;readerfeatures={features};includeendstreamaction=true"
         headers = {HEADER: capabilities, "fileidhash": "delta"}
         path = f"{_table_path(names)}/query"
         request = self.client.build_request("POST", path, json=given(version=version), headers=headers)

@@ -139,7 +139,12 @@ class ContentDigests:
             return None
         known = self._known.get(key)
         if known is None:
-            text = self._read(location)
+            try:
+                text = self._read(location)
+            except StoreError as error:
+                # The publication has the file, signed or not: recipients get the store's error.
+                _log.warning("evidence has no digest of a file: %s", error)
+                text = None
             known = self._known[key] = bytes.fromhex(text) if text else b""
         return known.hex() or None
 
