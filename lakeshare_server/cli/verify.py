@@ -5,6 +5,7 @@ import json
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -176,27 +177,30 @@ class Verification:
         with _open_saved(evidence) as lines:
             verified = self._read(lines)
         result = _make_result(verified, has_response=False)
-        digests = {file.sha256 for file in verified.files.values() if file.sha256}
-        digests |= {file.vector_sha256 for file in verified.files.values() if file.vector_sha256}
-        missing, sizes = set(digests), [file.size for file in verified.files.values() if not file.sha256]
+        # Two files may have the same content.
+        digests = Counter(file.sha256 for file in verified.files.values() if file.sha256)
+        sizes = Counter(file.size for file in verified.files.values() if not file.sha256)
+        vectors = {file.vector_sha256 for file in verified.files.values() if file.vector_sha256}
+        missing_vectors = set(vectors)
         with _Progress("compared", result.files) as progress:
             for path in _list_files(folder):
                 found, size = _hash_file(path)
                 progress.add(size)
                 result.bytes += size
-                if found in digests:
-                    missing.discard(found)
-                elif size in sizes:
-                    sizes.remove(size)
+                if digests[found]:
+                    digests[found] -= 1
+                elif found in vectors:
+                    missing_vectors.discard(found)
+                elif sizes[size]:
+                    sizes[size] -= 1
                     result.sizes += 1
                 else:
                     raise EvidenceRefused(
-                        f"{path} is none of the files that were signed, or its bytes were changed."
+                        f"{path} is none of the files that were signed: its bytes were changed, or it is there twice."
                     )
-        if missing or sizes:
-            raise EvidenceRefused(
-                f"{len(missing) + len(sizes)} of the files that were signed are not in {folder}."
-            )
+        missing = digests.total() + sizes.total() + len(missing_vectors)
+        if missing:
+            raise EvidenceRefused(f"{missing} of the files that were signed are not in {folder}.")
         result.downloaded, result.digests = result.files, result.files - result.sizes
         return result
 

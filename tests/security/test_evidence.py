@@ -1,6 +1,7 @@
 """A recipient with the provider's public key accepts what was published, and nothing else that a server may send."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,13 +10,17 @@ from typing import Any
 import httpx
 import pytest
 
-from lakeshare_server.catalog import Publication
-from lakeshare_server.cli.verify import Verification, VerificationResult, open_client
-from lakeshare_server.errors import EvidenceRefused
+from lakeshare_server.catalog import Ledger, Publication
+from lakeshare_server.catalog.credentials import issue_token
+from lakeshare_server.catalog.sharing import create_recipient, editing, grant
+from lakeshare_server.cli.verify import ServerRefused, Verification, VerificationResult, open_client
+from lakeshare_server.errors import BadRequest, EvidenceRefused
 from lakeshare_server.storage import Stores
 from lakeshare_server.tables.envelope import PublicKey, SigningKey, load_signing_key, write_signing_key
-from lakeshare_server.tables.evidence import EvidenceWriter
+from lakeshare_server.tables.evidence import ContentDigests, EvidenceWriter
 from lakeshare_server.tables.publications import PublicationFiles
+from tests.builders.commands import Runner
+from tests.builders.credentials import OAUTH
 from tests.builders.grants import grant_to
 from tests.builders.lake_tables import a_delta_table, an_iceberg_table, append_delta, some_rows
 from tests.builders.sharing import Provider, Running, a_provider, a_server
@@ -215,3 +220,214 @@ def test_only_given_keys_are_trusted(lake: SharedLake, tmp_path: Path) -> None:
     with pytest.raises(EvidenceRefused, match="No given key has signed"):
         lake.verify(keys=[other.public])
     assert lake.verify(keys=[other.public, *lake.trusted]).is_full
+
+
+def as_part(lake: SharedLake, lie: Lie | None = None, **options: Any) -> VerificationResult:
+    return lake.verify(lie, profile=lake.restricted, **{"restricted": True, **options})
+
+
+def test_a_recipient_with_a_rule_verifies_its_part_and_learns_nothing_of_the_rest(lake: SharedLake) -> None:
+    whole, responses = lake.verify(), list[str]()
+
+    def keep(kind: str, lines: Lines) -> Lines:
+        responses.extend(json.dumps(line) for line in lines if kind == "evidence")
+        return lines
+
+    result = as_part(lake, Lie(keep))
+    assert (result.files, whole.files, result.is_complete, result.is_full) == (2, 4, False, False)
+    assert "that no file of your part of the table is missing" in " ".join(result.lines())
+    assert not result.details
+    text = "".join(responses)
+    own = {file_key(json.loads(line)) for line in responses if '"file"' in line}
+    index = list(published_files(lake))
+    assert own < set(index)
+    assert not any(file in text for file in index if file not in own)
+    for hidden in ("padding", "2013-01-02", '"rows"', '"bytes"', "runId", "deliveries"):
+        assert hidden not in text
+    with pytest.raises(EvidenceRefused, match="give --restricted"):
+        as_part(lake, restricted=False)
+
+
+def published_files(lake: SharedLake) -> Iterator[str]:
+    ledger, files = (
+        Ledger(lake.provider.catalog),
+        PublicationFiles.open(Stores(lake.provider.settings), lake.provider.settings),
+    )
+    publication = ledger.latest("lake.flights")
+    assert publication is not None
+    for batch in files.index(publication).batches():
+        yield from batch.column("delta_id").to_pylist()
+
+
+def change_entry(name: str, value: Any) -> Callable[[str, Lines], Lines]:
+    """Changes a field of the first entry of evidence."""
+
+    def change(kind: str, lines: Lines) -> Lines:
+        first = next((line for line in lines if "file" in line), None)
+        if first is not None and kind == "evidence":
+            entry = json.loads(first["file"]["entry"])
+            first["file"]["entry"] = json.dumps({**entry, name: value}, sort_keys=True, separators=(",", ":"))
+        return lines
+
+    return change
+
+
+def test_a_forged_entry_is_in_no_signed_list(lake: SharedLake) -> None:
+    for name, value in (("sha256", "0" * 64), ("size", 1), ("partitionValues", {"day": "2014-01-01"})):
+        lie = Lie(change_entry(name, value))
+        with pytest.raises(EvidenceRefused, match="is not in the list of files that was signed"):
+            as_part(lake, lie)
+        with pytest.raises(EvidenceRefused, match="is not the one that was signed"):
+            lake.verify(lie)
+
+
+CHANGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "partition": (lambda file: file["partitionValues"].update(day="2014-01-01"), "another size, partition"),
+    "statistics": (lambda file: file.update(stats='{"numRecords":0}'), "another size, partition"),
+    "no statistics": (lambda file: file.pop("stats"), "another size, partition"),
+    "deletes": (
+        lambda file: file.update(deletionVector={"storageType": "i", "pathOrInlineDv": "x"}),
+        "another size, partition",
+    ),
+    "id": (lambda file: file.update(id="0" * 64), "not in the evidence"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_line_of_a_file_is_refused(lake: SharedLake, change: str) -> None:
+    alter, refusal = CHANGES[change]
+
+    def lie(kind: str, lines: Lines) -> Lines:
+        if kind == "query":
+            alter(next(line["file"] for line in lines if "file" in line))
+        return lines
+
+    with pytest.raises(EvidenceRefused, match=refusal):
+        lake.verify(Lie(lie))
+
+
+@pytest.mark.parametrize("field", ["id", "schemaString", "partitionColumns"])
+def test_a_changed_head_is_refused(lake: SharedLake, field: str) -> None:
+    def lie(kind: str, lines: Lines) -> Lines:
+        if kind == "query":
+            lines[1]["metaData"][field] = (
+                [] if field == "partitionColumns" else lines[1]["metaData"][field] + " "
+            )
+        return lines
+
+    with pytest.raises(EvidenceRefused, match="of the response is not what was signed"):
+        lake.verify(Lie(lie))
+
+
+def cut_last_line(kind: str) -> Callable[[str, Lines], Lines]:
+    return lambda found, lines: lines[:-1] if found == kind else lines
+
+
+def repeat_file(kind: str) -> Callable[[str, Lines], Lines]:
+    return lambda found, lines: [*lines[:-1], lines[-2], lines[-1]] if found == kind else lines
+
+
+def test_responses_that_are_cut_off_or_repeat_a_file_are_refused(lake: SharedLake) -> None:
+    for kind in ("query", "evidence"):
+        with pytest.raises(EvidenceRefused, match="cut off"):
+            lake.verify(Lie(cut_last_line(kind)))
+        with pytest.raises(EvidenceRefused, match="twice"):
+            lake.verify(Lie(repeat_file(kind)))
+
+
+def test_tables_without_evidence_are_refused_with_the_reason(lake: SharedLake) -> None:
+    reasons = {"followed": "no audit has seen it", "unsigned": "published without a statement"}
+    for name, reason in reasons.items():
+        with lake.running.client(lake_token(lake)) as client:
+            response = client.get(f"/shares/flights/schemas/lake/tables/{name}/evidence")
+        assert response.status_code == 404
+        assert response.json()["errorCode"] == "RESOURCE_DOES_NOT_EXIST"
+        assert reason in response.json()["message"]
+        assert "Ask your provider" in response.json()["message"]
+        with pytest.raises(ServerRefused, match=reason):
+            lake.verify(names=("flights", "lake", name))
+
+
+def lake_token(lake: SharedLake) -> str:
+    return str(json.loads(lake.profile.read_text())["bearerToken"])
+
+
+def test_keys_are_listed_for_recipients_only(lake: SharedLake) -> None:
+    with lake.running.client(lake_token(lake)) as client, lake.running.client(None) as stranger:
+        [key] = client.get("/evidence-keys").json()["keys"]
+        assert stranger.get("/evidence-keys").status_code == 401
+    assert key["publicKey"] == lake.key.read_text()
+    assert key["keyId"] == lake.trusted[0].key_id
+    assert key["retiredAt"] is None
+
+
+def test_only_new_files_are_read_for_a_digest(lake: SharedLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, digest = list[str](), ContentDigests._read
+    monkeypatch.setattr(ContentDigests, "_read", lambda *given: (read.append(given[1]), digest(*given))[1])
+    publication = Ledger(lake.provider.catalog).latest("lake.flights")
+    assert publication is not None
+    sign(lake.provider, publication)
+    assert read == []
+    assert lake.verify().is_full
+
+
+def test_the_command_verifies_online_and_offline(
+    lake: SharedLake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, table = Runner(monkeypatch, capsys), f"{lake.profile}#flights.lake.flights"
+    saved, downloads = tmp_path / "saved.jsonl", tmp_path / "downloads"
+    options = ("--key", str(lake.key))
+    said = run("verify", table, *options, "--files", "--save", str(saved))
+    assert "fully verified" in said
+    assert lake.trusted[0].key_id in said
+    report = json.loads(run("verify", table, *options, "--json"))
+    assert (report["accepted"], report["fully_verified"], report["is_complete"]) == (True, False, True)
+    downloads.mkdir()
+    for number, file in enumerate(sorted((lake.folder / "table").rglob("*.parquet"))):
+        shutil.copyfile(file, downloads / str(number))
+    offline = (
+        "verify",
+        "flights.lake.flights",
+        *options,
+        "--evidence",
+        str(saved),
+        "--folder",
+        str(downloads),
+    )
+    assert "4 of 4 files have the signed SHA-256" in run(*offline)
+    (downloads / "0").write_bytes((downloads / "0").read_bytes() + b"x")
+    changed = run.ended(*offline)
+    assert (changed.code, "none of the files that were signed" in changed.errors) == (1, True)
+    (downloads / "0").unlink()
+    refused = run.ended(*offline, "--json")
+    assert refused.code == 1
+    assert "1 of the files that were signed are not in" in json.loads(refused.output)["refusal"]
+    assert "evidence is of number" in run.ended(*offline, "--version", "0").errors
+    for wrong in ("--folder", str(downloads)), ("--key", str(tmp_path / "none")):
+        assert run.ended("verify", table, *options, *wrong).code == 1
+
+
+def test_profiles_with_a_client_secret_verify_too(lake: SharedLake, tmp_path: Path) -> None:
+    with editing(lake.provider.catalog, "tests") as edit:
+        state = create_recipient(edit, "service", authentication=OAUTH)
+        grant(edit, "flights", recipient="service")
+        issued = issue_token(edit, "service")
+    url = lake.running.url
+    profile = {
+        "shareCredentialsVersion": 2,
+        "type": "oauth_client_credentials",
+        "endpoint": url,
+        "tokenEndpoint": f"{url}/oauth/token",
+        "clientId": state.id,
+        "clientSecret": issued.secret,
+    }
+    path = tmp_path / "service.share"
+    path.write_text(json.dumps(profile))
+    assert lake.verify(profile=path).is_full
+    path.write_text(json.dumps({**profile, "clientSecret": "wrong"}))
+    with pytest.raises(ServerRefused, match="401"):
+        lake.verify(profile=path)
+    for wrong in ({**profile, "type": "magic"}, {"endpoint": url}, {"bearerToken": "x"}, []):
+        path.write_text(json.dumps(wrong))
+        with pytest.raises(BadRequest, match="PROFILE"):
+            lake.verify(profile=path)

@@ -22,7 +22,7 @@ def upgrade() -> None:
         sa.Column("envelope", sa.Text(), nullable=False),
         sa.Column("signed_at", sa.DateTime(timezone=True), nullable=False),
         sa.PrimaryKeyConstraint("key", name="pk_evidence"),
-        sa.UniqueConstraint("table_name", "version", name="uq_evidence_table_name"),
+        sa.UniqueConstraint("table_name", "version", name="uq_evidence_table_name_version"),
         sqlite_autoincrement=True,
     )
     op.create_index("ix_evidence_entries_digest", "evidence", ["entries_digest"])
