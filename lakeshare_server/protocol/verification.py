@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from lakeshare_server.errors import EvidenceRefused, shorten_value
 from lakeshare_server.tables.envelope import STATEMENT_TYPE, PublicKey, canonical_json, open_envelope
@@ -93,8 +93,7 @@ def read_statement(envelope: object, trusted: Sequence[PublicKey]) -> Statement:
     )
 
 
-@dataclass(frozen=True)
-class AuditedFile:
+class AuditedFile(NamedTuple):
     """A signed entry: what a line of the file must have, by its digest, and the digests of its bytes if signed."""
 
     line_digest: str

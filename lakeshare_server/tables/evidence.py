@@ -7,6 +7,7 @@ recipient of the whole table gets all entries; one with a rule gets its own, eac
 import hashlib
 import json
 import logging
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -131,22 +132,24 @@ class ContentDigests:
 
     def find_all(self, files: Sequence[tuple[str, str | None]], pool: ThreadPoolExecutor) -> list[str | None]:
         """The digest of each file, given by its id and location; None where it is not known."""
-        return list(pool.map(self._find, files))
+        if self._mode == "none":
+            return [None] * len(files)
+        keys = [bytes.fromhex(key) if location else b"" for key, location in files]
+        new = {
+            key: location
+            for key, (_, location) in zip(keys, files, strict=True)
+            if location and key not in self._known
+        }
+        self._known |= zip(new, pool.map(self._find, new.values()), strict=True)
+        return [self._known.get(key, b"").hex() or None for key in keys]
 
-    def _find(self, file: tuple[str, str | None]) -> str | None:
-        key, location = bytes.fromhex(file[0]), file[1]
-        if location is None or self._mode == "none":
-            return None
-        known = self._known.get(key)
-        if known is None:
-            try:
-                text = self._read(location)
-            except StoreError as error:
-                # The publication has the file, signed or not: recipients get the store's error.
-                _log.warning("evidence has no digest of a file: %s", error)
-                text = None
-            known = self._known[key] = bytes.fromhex(text) if text else b""
-        return known.hex() or None
+    def _find(self, location: str) -> bytes:
+        try:
+            return bytes.fromhex(self._read(location) or "")
+        except StoreError as error:
+            # The publication has the file, signed or not: recipients get the store's error.
+            _log.warning("evidence has no digest of a file: %s", error)
+            return b""
 
     def _read(self, location: str) -> str | None:
         place = self._stores.place(location)
@@ -304,7 +307,7 @@ class EvidenceWriter:
             LAYOUT, depth, _describe_publication(new, index, padding), _describe_inputs(new)
         )
         digest, _ = write_by_digest(
-            settings.index_dir, lambda path: _write_entries(path, header, index, digests, salt)
+            settings.index_dir, lambda path: _write_entries(path, header, index, digests)
         )
         path = index_path(settings.index_dir, digest)
         share_index(stores, settings.shared_root, path)
@@ -334,9 +337,7 @@ def sign_unsigned(
             yield publication, error
 
 
-def _write_entries(
-    path: Path, header: EntriesHeader, index: FileIndex, digests: ContentDigests, secret: bytes
-) -> None:
+def _write_entries(path: Path, header: EntriesHeader, index: FileIndex, digests: ContentDigests) -> None:
     places = iter(choose_places(index.header.files, header.depth))
     schema = COLUMNS.with_metadata({HEADER_KEY: json.dumps(vars(header)).encode()})
     with (
@@ -356,7 +357,8 @@ def _write_entries(
                 _make_entry(dict(zip(NEEDED, row, strict=True)), *each)
                 for row, *each in zip(rows, found, vector_digests, strict=True)
             ]
-            salts = [derive_salt(secret, key)[:SALT_BYTES] for key in columns["delta_id"]]
+            random = secrets.token_bytes(SALT_BYTES * len(files))
+            salts = [random[start : start + SALT_BYTES] for start in range(0, len(random), SALT_BYTES)]
             ids = [key if location else None for key, location in vectors]
             values = columns["delta_id"], columns["size"], entries, salts, list(islice(places, len(files)))
             arrays = [

@@ -14,6 +14,9 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from random import SystemRandom
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 LEAF, NODE, COMMITMENT = b"\x00", b"\x01", b"\x03"
 HASH_BYTES, SALT_BYTES = 32, 16
 # The depth is a multiple of this: one of few values.
@@ -61,8 +64,7 @@ class HashTree:
 
     def __init__(self, leaves: Iterable[tuple[int, bytes]], depth: int, padding: bytes) -> None:
         self._depth, self._padding = depth, padding
-        ordered = sorted(leaves)
-        places, hashes = array("Q", (place for place, _ in ordered)), b"".join(leaf for _, leaf in ordered)
+        places, hashes = _sort_leaves(leaves)
         if any(left == right for left, right in pairwise(places)):
             raise ValueError("two leaves have one place")
         if places and places[-1] >> depth:
@@ -108,6 +110,20 @@ class HashTree:
 
     def _pad(self, level: int, position: int) -> bytes:
         return hmac.digest(self._padding, level.to_bytes(1) + position.to_bytes(8), "sha256")
+
+
+def _sort_leaves(leaves: Iterable[tuple[int, bytes]]) -> "tuple[array[int], bytes]":
+    """The places in order, and the hashes in the same order, one after the other."""
+    places, hashes = array("Q"), bytearray()
+    for place, leaf in leaves:
+        places.append(place)
+        hashes += leaf
+    count = len(places)
+    order = pc.sort_indices(pa.array(places, pa.uint64()))
+    joined = pa.Array.from_buffers(pa.binary(HASH_BYTES), count, [None, pa.py_buffer(bytes(hashes))])
+    ordered = array("Q")
+    ordered.frombytes(pa.array(places, pa.uint64()).take(order).buffers()[1].to_pybytes()[: 8 * count])
+    return ordered, joined.take(order).buffers()[1].to_pybytes()[: HASH_BYTES * count]
 
 
 def find_root(leaf: bytes, place: int, proof: Sequence[bytes]) -> bytes:
