@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from lakeshare_server.protocol.verification import AuditedFile, VerifiedEvidence
 
 PIECE_BYTES = 1 << 20
+AUDIT_NUMBERS = ("checks", "failed", "blocking")
 DOWNLOADS = 8
 QUIET_S, EVERY_S = 2.0, 1.0
 TIMEOUT_S = 60.0
@@ -150,7 +151,8 @@ class VerificationResult:
         yield f"{self.table}, number {self.number}, published {self.published_at}"
         yield f"ok  signature: key {self.key_id}"
         if self.audit:
-            yield f"ok  audit: {self.audit.get('checks')} checks, {self.audit.get('failed')} failed, none blocking"
+            numbers = ", ".join(f"{self.audit[name]} {name}" for name in AUDIT_NUMBERS if name in self.audit)
+            yield f"ok  audit: {numbers}"
         part = "every file of the publication" if self.is_complete else "the files of your part of the table"
         yield f"ok  list of files: {self.files}, {part}"
         if self.has_response:

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, Self
@@ -66,6 +66,8 @@ IDS = ("id", "parquetId")
 READERS = 8
 PIECE_BYTES = 8 << 20
 LINES_AT_ONCE = 1000
+# A tree takes 100 bytes for each file.
+OPEN_FILES, OPEN_TREES = 64, 4
 DETAILS, INPUTS, PADDING = "details", "inputs", "padding"
 NEEDED = (
     "path",
@@ -238,8 +240,17 @@ def open_entries(files: PublicationFiles, digest: str) -> EntryFile | None:
             if files.fetch(digest, scratch):
                 keep_file(scratch, path)
     with suppress(OSError, KeyError, TypeError, ValueError):
-        return EntryFile(path)
+        return _open_entries(path)
     return None
+
+
+# A file of entries does not change, so an open one serves every request of the process.
+_open_entries = lru_cache(OPEN_FILES)(EntryFile)
+
+
+@lru_cache(OPEN_TREES)
+def _make_tree(entries: EntryFile, padding: bytes) -> HashTree:
+    return entries.make_tree(padding)
 
 
 @dataclass(frozen=True)
@@ -292,9 +303,18 @@ class EvidenceWriter:
             raise BadRequest(
                 "VERSION", publication.version, "It is of a followed table, which no audit has seen."
             )
+        before = self.store.find(publication.table, publication.version)
         evidence = sign_publication(publication, self._prepare(publication), self.key)
         self.store.put(evidence)
+        if before is not None:
+            self._remove_entries(before.entries_digest)
         return evidence
+
+    def _remove_entries(self, digest: str) -> None:
+        settings, path = self.files.settings, index_path(self.files.settings.index_dir, digest)
+        path.unlink(missing_ok=True)
+        if settings.shared_root is not None:
+            self.files.stores.delete(f"{settings.shared_root}/index/{path.name}")
 
     def _prepare(self, new: NewPublication) -> PreparedEvidence:
         index, settings, stores = self._index(new), self.files.settings, self.files.stores
@@ -469,7 +489,7 @@ def render_evidence(evidence: Evidence, entries: EntryFile, own: FileIndex | Non
             "text": entries.header.details,
         }
     else:
-        tree = entries.make_tree(derive_salt(evidence.salt, PADDING))
+        tree = _make_tree(entries, derive_salt(evidence.salt, PADDING))
     yield _line({"evidence": line})
     files = 0
     for rows in entries.rows() if own is None else entries.select(own):
