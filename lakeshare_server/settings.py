@@ -115,6 +115,11 @@ class StateSettings(StoreSettings):
     index_cache_bytes: int = Field(10_737_418_240, ge=1)
     """Most bytes of indexes from other hosts, and of those built on demand for old and followed versions."""
 
+    evidence_key_file: AbsolutePath | None = None
+    """Private Ed25519 key that signs publications, a PEM file; made and kept in the state folder by default."""
+    evidence_digests: Literal["local", "stored", "read", "none"] = "local"
+    """SHA-256 of files in evidence: local reads new files on disk, stored also asks S3, read reads all, or none."""
+
     audit_retention_days: int | None = Field(None, ge=1)
     """Days that audit events are kept, by the nightly janitor and `lakeshare audit prune`; all by default."""
 

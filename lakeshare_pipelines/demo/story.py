@@ -411,12 +411,15 @@ def _print_summary(context: DemoContext, server: str, wrong: Sequence[str]) -> N
     _print_publications(context)
     sets = (context.flights, context.reference)
     landing = sum(len(find_deliveries(context.settings, contract)) for contract in sets)
+    verified = f"{context.profile}#{WATCHED_TABLE}"
     for line in (
         f"{landing} deliveries are in {context.settings.landing_root}",
         f"the recipient's profile is {context.profile}",
         f"the sharing server is {server}/delta-sharing",
         f"the console is {server}/console; the key to sign in with is in {context.settings.first_key_file}",
         "staged sets that failed: lakeshare wap list",
+        "the key that signed the publications: lakeshare evidence export --to provider.pem",
+        f"what a recipient proves with it: lakeshare verify {verified} --key provider.pem --files",
         *(f"WRONG: {line}" for line in wrong),
         f"{len(wrong)} checks failed" if wrong else "every row count is right",
     ):

@@ -21,6 +21,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog.database import Catalog, heartbeat
+from lakeshare_server.catalog.evidence import Sign, add_evidence
 from lakeshare_server.catalog.models import (
     MAX_LONG,
     ContractRow,
@@ -481,8 +482,10 @@ class Ledger:
     def __init__(self, catalog: Catalog, *, readable_only: bool = False) -> None:
         self.catalog, self._readable_only = catalog, readable_only
 
-    def append(self, pubs: Sequence[NewPublication], lease: Lease | None = None) -> list[Publication]:
-        """Numbers and records the publications of one run: all tables or none.
+    def append(
+        self, pubs: Sequence[NewPublication], lease: Lease | None = None, sign: Sign | None = None
+    ) -> list[Publication]:
+        """Numbers and records the publications of one run, with their signed statements: all tables or none.
 
         Appending a run again changes nothing and returns the publications of the first time.
 
@@ -493,7 +496,10 @@ class Ledger:
         def append(session: Session) -> list[Publication]:
             if lease is not None:
                 _require_held(session, lease)
-            return [_append(session, new) for new in pubs]
+            publications = [_append(session, new) for new in pubs]
+            if sign is not None:
+                add_evidence(session, publications, sign)
+            return publications
 
         return self._written(append, pubs)
 

@@ -169,6 +169,32 @@ class PublicationRow(GrowingRow):
     maintenance_of: Mapped[Long | None]
 
 
+class EvidenceRow(GrowingRow):
+    """The signed statement of a publication, replaced if it is signed again; `salt` opens its commitments."""
+
+    __tablename__ = "evidence"
+    __table_args__ = (UniqueConstraint("table_name", "version"), GROWING)
+
+    table_name: Mapped[str] = mapped_column(ShortText(512))
+    version: Mapped[Long]
+    key_id: Mapped[Word]
+    entries_digest: Mapped[Word] = mapped_column(index=True)
+    salt: Mapped[Word]
+    envelope: Mapped[str]
+    signed_at: Mapped[datetime]
+
+
+class EvidenceKeyRow(GrowingRow):
+    """A public key that has signed statements; `retired_at` is set when another one took its place."""
+
+    __tablename__ = "evidence_keys"
+
+    key_id: Mapped[Word] = mapped_column(unique=True)
+    public_key: Mapped[str]
+    created_at: Mapped[datetime]
+    retired_at: Mapped[datetime | None]
+
+
 class ExpirationRow(GrowingRow):
     """From `expired_at` on, versions of a table below `oldest_version` are not readable; never updated."""
 

@@ -9,10 +9,12 @@ import typer
 from lakeshare_conformance.command import conformance_app
 from lakeshare_server.cli.admin import admin_app, audit_app, print_first_key, usage
 from lakeshare_server.cli.console import AsJson, open_provider, open_state_catalog, print_json, print_table
+from lakeshare_server.cli.evidence import evidence_app
 from lakeshare_server.cli.impersonation import as_app
 from lakeshare_server.cli.recipients import activate, group_app, recipient_app
 from lakeshare_server.cli.shares import apply, diff, export, share_app, sql
 from lakeshare_server.cli.tables import snippet, table_app
+from lakeshare_server.cli.verify import verify
 from lakeshare_server.errors import BadRequest, LakeshareError
 from lakeshare_server.lazy import gc_disabled
 from lakeshare_server.settings import ServerSettings
@@ -26,10 +28,11 @@ commands = typer.Typer(help=HELP, no_args_is_help=True, pretty_exceptions_enable
 
 def add_commands(app: typer.Typer) -> None:
     """Mount the server's commands on another application."""
-    for command in (serve, publications, explain, snippet, usage, activate, sql, apply, diff, export):
+    for command in (serve, publications, explain, snippet, usage, activate, sql, apply, diff, export, verify):
         app.command()(command)
     groups = {"recipient": recipient_app, "group": group_app, "share": share_app, "table": table_app}
     groups |= {"admin": admin_app, "as": as_app, "conformance": conformance_app, "audit": audit_app}
+    groups["evidence"] = evidence_app
     for name, group in groups.items():
         app.add_typer(group, name=name)
 

@@ -16,6 +16,7 @@ from lakeshare_server.catalog import (
 from lakeshare_server.errors import NotFound
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import Stores
+from lakeshare_server.tables.publications import PublicationFiles
 from lakeshare_server.versions.followed_delta import FollowedLog, FollowedVersions
 from lakeshare_server.versions.followed_iceberg import FollowedSnapshots, LatestObservation
 from lakeshare_server.versions.followed_iceberg import read_unfollowed as read_unfollowed
@@ -88,6 +89,11 @@ class Versions:
         self._observations: dict[tuple[str, str, float, IcebergIdentity], LatestObservation] = {}
         self._opening = Lock()
         self._known = GenerationCache[AllVersions](catalog)
+
+    @property
+    def files(self) -> PublicationFiles:
+        """What publications are read with."""
+        return self._sources
 
     def of(self, table: str, publication: int | None = None) -> TableVersions:
         """The versions of a lake table, up to a publication if one is given, in this generation of the catalog."""
