@@ -25,7 +25,7 @@ from lakeshare_server.outbound import Services
 from lakeshare_server.pages import activation, portal
 from lakeshare_server.pages.portal import LocationSigners, Previews
 from lakeshare_server.pages.rendering import PageHeaders
-from lakeshare_server.routes import files, health, iceberg, oauth, tables
+from lakeshare_server.routes import feed, files, health, iceberg, oauth, tables
 from lakeshare_server.routes.admin import PREFIX as ADMIN_PREFIX
 from lakeshare_server.routes.admin import admin_api, well_known
 from lakeshare_server.routes.context import AppState
@@ -88,7 +88,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
     app.include_router(well_known)
     prefix = settings.endpoint.rstrip("/")
     app.include_router(oauth.iceberg_router)
-    for router in (oauth.router, tables.listings_router, tables.router, files.router):
+    for router in (oauth.router, tables.listings_router, feed.router, tables.router, files.router):
         app.include_router(router, prefix=prefix)
     app.include_router(activation.router)
     app.include_router(portal.router)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, SecretStr, StringConstraints
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -259,6 +259,14 @@ class ServerSettings(StateSettings):
     def activation_url(self, code: str) -> str:
         """The link that gives a recipient its profile."""
         return f"{self._root()}{ACTIVATION_PATH}/{code}"
+
+    def feed_url(self, share: str) -> str:
+        """The feed of a share."""
+        return f"{self.base_url()}/shares/{quote(share)}/publications"
+
+    def portal_url(self, table: str | None = None) -> str:
+        """The recipients' portal; at a table, `share.schema.table`, if one is given."""
+        return self._root() + PORTAL_PATH + ("" if table is None else f"#{quote(table)}")
 
     def root_path(self) -> str:
         """The path before the server's paths for recipients; empty unless a proxy removes a prefix."""

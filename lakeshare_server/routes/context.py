@@ -46,6 +46,7 @@ from lakeshare_server.errors import BadRequest, MalformedRequest, Unauthenticate
 from lakeshare_server.iceberg_rest.scans import IcebergScans, PlanTasks, SignableFiles
 from lakeshare_server.iceberg_rest.tables import IcebergTables
 from lakeshare_server.outbound import LATER, PAUSE_S
+from lakeshare_server.protocol.feed import FeedTokens
 from lakeshare_server.protocol.lines import HEADER, Capabilities, ResponseFormat, parse_capabilities
 from lakeshare_server.protocol.tokens import Pager, PageRequest, TableTokens, TokenHolder
 from lakeshare_server.settings import FILES_PATH, ServerSettings
@@ -177,6 +178,7 @@ class AppState:
         self.authenticator = Authenticator(catalog, federation, self.access_tokens, brute_force, uses)
         self.admin_authenticator = AdminAuthenticator(catalog, settings, issuers, brute_force)
         self.pager = Pager(key, settings.page_size)
+        self.feed_tokens = FeedTokens(key)
         self.tokens = TableTokens(key, settings.page_token_life_s, settings.refresh_token_life_s)
         self.file_tickets = FileTickets(key, catalog, self.views)
         self.signers = Signers(settings, self.local_signer, stores)
