@@ -64,10 +64,12 @@ def create_app(settings: ServerSettings) -> FastAPI:
         sys.setswitchinterval(SWITCH_S)
         app_state.async_worker.start()
         app_state.usage_writer.start()
+        app_state.webhook_dispatcher.start()
         proxies = TrustedProxies(settings.trusted_proxies)
         yield {LIMITS: ConnectionLimits(settings.slow_client_s, settings.connections_per_address, proxies)}
         app_state.async_worker.stop()
         app_state.usage_writer.stop()
+        app_state.webhook_dispatcher.stop()
         app_state.pools.close()
         app_state.audit.close()
         app_state.catalog.close()

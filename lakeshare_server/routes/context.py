@@ -49,6 +49,7 @@ from lakeshare_server.outbound import LATER, PAUSE_S
 from lakeshare_server.protocol.feed import FeedTokens
 from lakeshare_server.protocol.lines import HEADER, Capabilities, ResponseFormat, parse_capabilities
 from lakeshare_server.protocol.tokens import Pager, PageRequest, TableTokens, TokenHolder
+from lakeshare_server.provider.webhooks import WebhookDispatcher, WebhookRegistry
 from lakeshare_server.settings import FILES_PATH, ServerSettings
 from lakeshare_server.storage import LocalSigner, Signers, Stores, load_key
 from lakeshare_server.versions import Versions
@@ -184,6 +185,8 @@ class AppState:
         self.signers = Signers(settings, self.local_signer, stores)
         self.async_queries = AsyncQueries(catalog)
         self.async_worker = AsyncWorker(self.async_queries, self.views)
+        self.webhooks = WebhookRegistry(settings, key)
+        self.webhook_dispatcher = WebhookDispatcher(catalog, self.versions, settings, key)
         self.iceberg_tables = IcebergTables(catalog, stores)
         self.iceberg_scans = IcebergScans(stores, settings)
         self.plan_tasks = PlanTasks(key, settings.page_token_life_s, settings.max_body_bytes)
