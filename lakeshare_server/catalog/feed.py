@@ -29,6 +29,9 @@ from lakeshare_server.errors import NotFound
 EventKind = Literal["publication", "retirement"]
 # Sorts notices of a table behind its publications of the same time.
 NO_NUMBER = -1
+# For a share of many tables, the newest publications of the lake are tried first: so many times those of a page.
+MANY_TABLES = 100
+WINDOWS = (4, 40)
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ def read_feed(
         if table is not None:
             condition &= SharedTableRow.key == _find_table(session, row, table)
         grants = read_grants(session, recipient_id, now)
-        found = list_publications(session, grants, condition, after=after, limit=limit + 1)
+        found = _list_newest(session, grants, condition, after, limit + 1)
         found += list_retirements(session, condition)
         events = sorted(found, key=_order, reverse=True)
         if after is not None:
@@ -134,12 +137,44 @@ def list_publications(
     limit: int | None = None,
 ) -> list[FeedEvent]:
     """The visible publications of shares that are granted, newest first; `condition` is on shares, tables and rows."""
-    rows = _select_visible().where(condition, ShareRow.key.in_(grants))
+    visible = _select_visible().where(condition, ShareRow.key.in_(grants))
     order = PublicationRow.published_at, SharedTableRow.key, PublicationRow.version
     if after is not None:
-        rows = rows.where(_is_before(order, (after.at, after.table_key, after.number)))
-    rows = rows.order_by(*(column.desc() for column in order)).limit(limit)
-    return [_publication_event(grants, *row) for row in session.execute(rows)]
+        visible = visible.where(_is_before(order, (after.at, after.table_key, after.number)))
+    visible = visible.order_by(*(column.desc() for column in order)).limit(limit)
+    pairs = [(row, table) for row, table in session.execute(visible)]
+    details = {
+        (key, fields[2].key): _publication_event(grants, *fields)
+        for key, *fields in session.execute(_select_details(pairs))
+    }
+    return [details[pair] for pair in pairs]
+
+
+def _list_newest(
+    session: Session,
+    grants: Mapping[int, EffectiveGrant],
+    condition: ColumnElement[bool],
+    after: FeedPosition | None,
+    limit: int,
+) -> list[FeedEvent]:
+    """As `list_publications`. Databases would read and sort all publications of a share of many tables."""
+    tables = _with_share(select(func.count())).where(condition)
+    if (session.scalar(tables) or 0) > MANY_TABLES:
+        row = PublicationRow
+        newest = select(row.key, row.published_at).order_by(row.published_at.desc(), row.key.desc())
+        if after is not None:
+            newest = newest.where(row.published_at <= after.at)
+        for size in (limit * pages for pages in WINDOWS):
+            window = session.execute(newest.limit(size)).all()
+            is_whole = len(window) < size
+            # Of the oldest time in the window, some publications may be outside.
+            keys = [key for key, at in window if is_whole or at > window[-1].published_at]
+            found = list_publications(
+                session, grants, condition & row.key.in_(keys), after=after, limit=limit
+            )
+            if len(found) == limit or is_whole:
+                return found
+    return list_publications(session, grants, condition, after=after, limit=limit)
 
 
 def list_retirements(session: Session, condition: ColumnElement[bool]) -> list[FeedEvent]:
@@ -202,40 +237,46 @@ def _find_table(session: Session, share: ShareRow, alias: str) -> int:
 
 
 def _select_visible() -> Select[Any]:
-    """The shared tables with their visible publications: share, schema, table, and fields of the publication."""
+    """The keys of publications and of the shared tables in which they are visible."""
     row, table, followed = PublicationRow, SharedTableRow, FollowedTableRow
-    before = aliased(PublicationRow)
-    latest = _latest(row_alias := aliased(PublicationRow), row_alias.version)
-    start = func.coalesce(table.start_version, 0)
     is_of_history = (
-        table.history & (row.version >= start) & (row.version >= func.coalesce(followed.start_version, 0))
+        table.history
+        & (row.version >= func.coalesce(table.start_version, 0))
+        & (row.version >= func.coalesce(followed.start_version, 0))
     )
-    earlier = aliased(PublicationRow)
-    number_before = (
-        _latest(earlier, earlier.version)
-        .where(earlier.version < row.version, earlier.version >= start)
-        .scalar_subquery()
+    return _with_publications(row.key, table.key).where(
+        _is_served(row),
+        table.publication.is_(None) | (row.version <= table.publication),
+        is_of_history | (row.version == _latest().scalar_subquery()),
+        table.publication.is_(None) | _is_pin_served(),
     )
+
+
+def _select_details(pairs: Sequence[tuple[int, int]]) -> Select[Any]:
+    """Share, schema, table, and fields of the publication, for keys of publications and shared tables."""
+    row, table, before = PublicationRow, SharedTableRow, aliased(PublicationRow)
+    # Schemas are long: they are compared in the database, and for these rows only.
     is_same = case(
         (row.schema_id.is_(None) & before.schema_id.is_(None), before.schema_string == row.schema_string),
         else_=before.schema_id == row.schema_id,
     )
     changed = case((before.key.is_(None), None), (is_same, 0), else_=1)
     fields = row.version, row.published_at, row.audited, row.rows, row.size_bytes, changed
-    joined = _with_share(select(ShareRow, SchemaRow.name, table, *fields))
+    number_before = _latest(row).scalar_subquery()
+    is_before = (before.table == row.table) & table.history.is_(True) & (before.version == number_before)
+    rows, tables = zip(*pairs, strict=True) if pairs else ((), ())
     return (
-        joined.join(row, row.table == table.lake_table)
-        .outerjoin(followed, followed.table_name == table.lake_table)
-        .outerjoin(
-            before, and_(before.table == row.table, table.history.is_(True), before.version == number_before)
-        )
-        .where(
-            _is_served(row),
-            table.publication.is_(None) | (row.version <= table.publication),
-            (row.version == latest.scalar_subquery()) | is_of_history,
-            table.publication.is_(None) | _is_pin_served(),
-        )
+        _with_publications(row.key, ShareRow, SchemaRow.name, table, *fields)
+        .outerjoin(before, is_before)
+        .where(row.key.in_(set(rows)), table.key.in_(set(tables)))
     )
+
+
+def _with_publications(*columns: Any) -> Select[Any]:
+    """A query of columns of shared tables and the publications of their lake tables, visible or not."""
+    row, followed = PublicationRow, FollowedTableRow
+    joined = _with_share(select(*columns)).join(row, row.table == SharedTableRow.lake_table)
+    return joined.outerjoin(followed, followed.table_name == SharedTableRow.lake_table)
 
 
 def _with_share(columns: Any) -> Select[Any]:
@@ -248,10 +289,11 @@ def _with_share(columns: Any) -> Select[Any]:
 def _is_served(row: Any) -> ColumnElement[bool]:
     """Whether a publication is one of the lake's table now: audited and kept, or of the table that is followed."""
     followed = FollowedTableRow
+    # Of the outer table: databases then read it once for each table, and not for each publication.
     oldest = (
         select(func.coalesce(func.max(ExpirationRow.oldest_version), 0))
-        .where(ExpirationRow.table_name == row.table)
-        .correlate(row)
+        .where(ExpirationRow.table_name == SharedTableRow.lake_table)
+        .correlate(SharedTableRow)
         .scalar_subquery()
     )
     is_kept = followed.key.is_(None) & row.audited.is_(True) & (row.version >= oldest)
@@ -259,30 +301,26 @@ def _is_served(row: Any) -> ColumnElement[bool]:
     return or_(is_kept, is_followed & (followed.table_id.is_(None) | (followed.table_id == row.table_id)))
 
 
-def _latest(row: Any, column: Any) -> Select[Any]:
-    """The number that recipients of a shared table read now."""
-    return (
-        select(func.max(column))
-        .where(
-            row.table == SharedTableRow.lake_table,
-            _is_served(row),
-            SharedTableRow.publication.is_(None) | (row.version <= SharedTableRow.publication),
-        )
-        .correlate(SharedTableRow, FollowedTableRow, PublicationRow)
+def _latest(before: Any = None) -> Select[Any]:
+    """The number that recipients of a shared table read now, or that they read before a publication."""
+    row, table = aliased(PublicationRow), SharedTableRow
+    numbers = select(row.version).where(
+        row.table == table.lake_table,
+        _is_served(row),
+        table.publication.is_(None) | (row.version <= table.publication),
     )
+    if before is not None:
+        start = func.coalesce(table.start_version, 0)
+        numbers = numbers.where(row.version < before.version, row.version >= start)
+    # The first of an index from its end: a maximum would read all publications of the table.
+    newest = numbers.order_by(row.version.desc()).limit(1)
+    return newest.correlate(SharedTableRow, FollowedTableRow, PublicationRow)
 
 
 def _is_pin_served() -> ColumnElement[bool]:
     pinned = aliased(PublicationRow)
-    return (
-        exists()
-        .where(
-            pinned.table == SharedTableRow.lake_table,
-            pinned.version == SharedTableRow.publication,
-            _is_served(pinned),
-        )
-        .correlate(SharedTableRow, FollowedTableRow)
-    )
+    is_it = (pinned.table == SharedTableRow.lake_table) & (pinned.version == SharedTableRow.publication)
+    return exists().where(is_it, _is_served(pinned)).correlate(SharedTableRow, FollowedTableRow)
 
 
 def _is_before(columns: Sequence[Any], values: Sequence[Any]) -> ColumnElement[bool]:

@@ -11,7 +11,15 @@ import httpx
 import pytest
 
 from lakeshare_server.access.table_access import TableViews
-from lakeshare_server.catalog import DeclaredShare, Ledger, RetiredTable, SharedTable, apply_shares, lock_set
+from lakeshare_server.catalog import (
+    DeclaredShare,
+    Ledger,
+    RetiredTable,
+    SharedTable,
+    apply_shares,
+    feed,
+    lock_set,
+)
 from lakeshare_server.catalog.sharing import add_table, create_share, editing, grant, revoke
 from lakeshare_server.errors import BadRequest, NotFound
 from lakeshare_server.storage import Stores
@@ -82,29 +90,29 @@ def test_newest_publications_come_first_as_json_feed_and_as_atom(
     answer = read(client, token)
 
     assert answer.headers["content-type"] == "application/feed+json; charset=utf-8"
-    feed = answer.json()
-    assert (feed["version"], feed["feed_url"]) == (
+    content = answer.json()
+    assert (content["version"], content["feed_url"]) == (
         "https://jsonfeed.org/version/1.1",
         f"{root(client)}/delta-sharing/shares/sales/publications",
     )
-    assert [item["title"] for item in feed["items"]] == [
+    assert [item["title"] for item in content["items"]] == [
         "lake.orders: number 1",
         "lake.lines: number 0",
         "lake.orders: number 0",
     ]
-    newest, _, first = (item["_lakeshare"] for item in feed["items"])
+    newest, _, first = (item["_lakeshare"] for item in content["items"])
     assert (newest["schemaChanged"], "schemaChanged" in first) == (True, False)
     assert (first["rows"], first["sizeBytes"]) == (3, 987654321)
-    assert feed["items"][0]["url"] == f"{root(client)}/portal#sales.lake.orders"
-    assert feed["items"][0]["date_published"] == newest["publishedAt"]
-    assert len({item["id"] for item in feed["items"]}) == 3
+    assert content["items"][0]["url"] == f"{root(client)}/portal#sales.lake.orders"
+    assert content["items"][0]["date_published"] == newest["publishedAt"]
+    assert len({item["id"] for item in content["items"]}) == 3
 
     for options in ({"params": {"format": "atom"}}, {"headers": {"Accept": "application/atom+xml"}}):
         atom = read(client, token, **options)
         assert atom.headers["content-type"] == "application/atom+xml; charset=utf-8"
         entries = ElementTree.fromstring(atom.content).findall(f"{ATOM}entry")
         ids = [entry.findtext(f"{ATOM}id") for entry in entries]
-        assert ids == [f"urn:uuid:{item['id']}" for item in feed["items"]]
+        assert ids == [f"urn:uuid:{item['id']}" for item in content["items"]]
     preferred = {"Accept": "application/atom+xml;q=0.4, application/json;q=0.5"}
     assert "json" in read(client, token, headers=preferred).headers["content-type"]
     assert read(client, token, params={"format": "rss"}).status_code == 400
@@ -141,6 +149,32 @@ def test_pages_hold_each_item_once_and_their_tokens_are_of_one_recipient(
     [following] = [link for link in atom.findall(f"{ATOM}link") if link.get("rel") == "next"]
     second = read(client, token, str(following.get("href")).removeprefix(root(client)))
     assert ElementTree.fromstring(second.content).findtext(f"{ATOM}entry/{ATOM}title") is not None
+
+
+def test_shares_of_many_tables_have_the_same_pages(
+    provider: Provider, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Runs publish several tables at once, and other shares get publications in between.
+    names = [f"lake.t{index}" for index in range(4)]
+    for number in range(6):
+        Ledger(provider.catalog).append([a_publication(table=name, run_id=f"r{number}") for name in names])
+        publish(provider, "lake.other", times=number % 3)
+    for name in names:
+        share(provider, name.removeprefix("lake."))
+    token = provider.recipient(shares=("sales",))
+    whole = [item["id"] for item in read(client, token).json()["items"]]
+    assert len(whole) == 24
+
+    monkeypatch.setattr(feed, "MANY_TABLES", 1)
+    for windows in ((1,), (1, 2), (4, 40)):
+        monkeypatch.setattr(feed, "WINDOWS", windows)
+        found: list[str] = []
+        parameters = {"maxResults": "5"}
+        while len(found) < len(whole):
+            page = read(client, token, params=parameters).json()
+            found += [item["id"] for item in page["items"]]
+            parameters["pageToken"] = page.get("_lakeshare", {}).get("nextPageToken", "")
+        assert found == whole
 
 
 def test_an_unchanged_feed_is_not_sent_again(provider: Provider, client: httpx.Client) -> None:
@@ -260,9 +294,9 @@ def test_recipients_under_a_rule_get_no_counts(
         grant(edit, "sales", recipient="under", rule="day = '2024-01-01'")
 
     def counts(name: str, of: str) -> list[str]:
-        feed = read(client, tokens[name], FEED.replace("sales", of))
-        assert name == "free" or "987654321" not in feed.text
-        return sorted({"rows", "sizeBytes"} & set(feed.json()["items"][0]["_lakeshare"]))
+        answer = read(client, tokens[name], FEED.replace("sales", of))
+        assert name == "free" or "987654321" not in answer.text
+        return sorted({"rows", "sizeBytes"} & set(answer.json()["items"][0]["_lakeshare"]))
 
     assert counts("free", "sales") == ["rows", "sizeBytes"]
     assert (counts("under", "sales"), counts("under", "ruled"), counts("free", "ruled")) == ([], [], [])
@@ -314,7 +348,9 @@ def test_names_of_any_characters_make_a_valid_feed(provider: Provider, client: h
     token = provider.recipient(shares=(name,))
     path = f"/delta-sharing/shares/{name}/publications"
 
-    feed = json.loads(read(client, token, path).content)
+    content = json.loads(read(client, token, path).content)
 
     atom = ElementTree.fromstring(read(client, token, path, params={"format": "atom"}).content)
-    assert atom.findtext(f"{ATOM}entry/{ATOM}title") == feed["items"][0]["title"] == "lake.tüble&: number 0"
+    assert (
+        atom.findtext(f"{ATOM}entry/{ATOM}title") == content["items"][0]["title"] == "lake.tüble&: number 0"
+    )
