@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 from xml.etree import ElementTree
 
 from lakeshare_server.catalog.feed import FeedEvent, FeedPage, FeedPosition
@@ -101,7 +101,7 @@ def make_cloud_event(event: FeedEvent, settings: ServerSettings) -> dict[str, An
     return {
         "specversion": "1.0",
         "id": event.id,
-        "source": f"{settings.base_url()}/shares/{event.table.share}",
+        "source": f"{settings.base_url()}/shares/{quote(event.table.share)}",
         "type": EVENT_TYPES[event.kind],
         "subject": event.table.path,
         "time": format_moment(event.at),
@@ -158,7 +158,7 @@ def make_atom_feed(
     """The page as an Atom document in UTF-8."""
     feed = ElementTree.Element("feed", {"xmlns": ATOM_NAMESPACE})
     own = _feed_url(request, None, settings, "atom")
-    _add(feed, "id", own)
+    _add(feed, "id", settings.feed_url(request.share))
     _add(feed, "title", _title(page))
     # Of the newest item; an empty feed has the time of its share, so that it stays the same.
     newest = max((event.at for event in page.events), default=page.share.created_at)

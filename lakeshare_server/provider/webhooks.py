@@ -114,8 +114,8 @@ class WebhookRegistry:
             BadRequest: the URL cannot be used; LAKESHARE_WEBHOOK_PRIVATE_HOSTS allows hosts.
         """
         hint = "Give an https:// URL of a host with a public address, without user and fragment."
-        parts = urlsplit(url) if is_web_address(url) and url.isascii() else None
-        if parts is None or parts.username is not None or "#" in url or any(map(str.isspace, url)):
+        is_plain = url.isascii() and url.isprintable() and not {" ", "#"} & set(url)
+        if not is_plain or not is_web_address(url) or urlsplit(url).username is not None:
             raise BadRequest("url", url, hint)
         try:
             self._client.require_allowed(url)

@@ -405,6 +405,9 @@ REFUSED = [
     "https://user:secret@1.1.1.1/x",
     "https://1.1.1.1/x#y",
     "https://1.1.1.1/a b",
+    "https://1.1.1.1/a\x01b",
+    "https://1.1.1.1:99999/",
+    "https://[1.1.1.1/",
     "https://",
     "nonsense",
 ]
