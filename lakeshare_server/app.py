@@ -25,7 +25,7 @@ from lakeshare_server.outbound import Services
 from lakeshare_server.pages import activation, console, portal
 from lakeshare_server.pages.portal import LocationSigners, Previews
 from lakeshare_server.pages.rendering import PageHeaders
-from lakeshare_server.routes import evidence, files, health, iceberg, oauth, tables
+from lakeshare_server.routes import evidence, feed, files, health, iceberg, oauth, tables
 from lakeshare_server.routes.admin import PREFIX as ADMIN_PREFIX
 from lakeshare_server.routes.admin import admin_api, well_known
 from lakeshare_server.routes.context import AppState
@@ -64,10 +64,12 @@ def create_app(settings: ServerSettings) -> FastAPI:
         sys.setswitchinterval(SWITCH_S)
         app_state.async_worker.start()
         app_state.usage_writer.start()
+        app_state.webhook_dispatcher.start()
         proxies = TrustedProxies(settings.trusted_proxies)
         yield {LIMITS: ConnectionLimits(settings.slow_client_s, settings.connections_per_address, proxies)}
         app_state.async_worker.stop()
         app_state.usage_writer.stop()
+        app_state.webhook_dispatcher.stop()
         app_state.pools.close()
         app_state.audit.close()
         app_state.catalog.close()
@@ -91,6 +93,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
     for router in (
         oauth.router,
         tables.listings_router,
+        feed.router,
         tables.router,
         evidence.router,
         files.router,

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, SecretStr, StringConstraints
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -236,6 +236,19 @@ class ServerSettings(StateSettings):
         description="Hosts of OIDC issuers, by spaces, that may be in a private network or without TLS, like "
         "idp.corp login.corp:8080.",
     )
+    webhook_interval_s: float = Field(5, ge=0, le=3600)
+    """How often the server looks for events of webhooks and sends them, in seconds; 0 turns webhooks off."""
+    webhook_private_hosts: str = Field(
+        "",
+        description="Hosts of webhooks, by spaces, that may be in a private network or without TLS, like "
+        "hooks.corp hooks.corp:8080.",
+    )
+    webhook_answer_s: float = Field(10, gt=0, le=60)
+    """How long one attempt of a webhook may take, in seconds."""
+    webhook_retry_hours: int = Field(72, ge=1, le=720)
+    """How long an event is sent again until it is a dead letter, in hours."""
+    webhook_senders: int = Field(8, ge=1, le=64)
+    """Webhooks that one worker sends to at the same time."""
     oidc_leeway_s: int = Field(60, ge=0, le=600)
     """How far an issuer's clock may be from ours, in seconds."""
     admin_oidc_issuer: Endpoint | None = None
@@ -281,6 +294,14 @@ class ServerSettings(StateSettings):
     def console_url(self) -> str:
         """The URL of the console."""
         return self._root() + CONSOLE_PATH
+
+    def feed_url(self, share: str) -> str:
+        """The feed of a share."""
+        return f"{self.base_url()}/shares/{quote(share)}/publications"
+
+    def portal_url(self, table: str | None = None) -> str:
+        """The recipients' portal; at a table, `share.schema.table`, if one is given."""
+        return self._root() + PORTAL_PATH + ("" if table is None else f"#{quote(table)}")
 
     def root_path(self) -> str:
         """The path before the server's paths for recipients; empty unless a proxy removes a prefix."""

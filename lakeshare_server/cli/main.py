@@ -15,6 +15,7 @@ from lakeshare_server.cli.recipients import activate, group_app, recipient_app
 from lakeshare_server.cli.shares import apply, diff, export, share_app, sql
 from lakeshare_server.cli.tables import snippet, table_app
 from lakeshare_server.cli.verify import verify
+from lakeshare_server.cli.webhooks import webhook_app
 from lakeshare_server.errors import BadRequest, LakeshareError
 from lakeshare_server.lazy import gc_disabled
 from lakeshare_server.settings import ServerSettings
@@ -31,6 +32,7 @@ def add_commands(app: typer.Typer) -> None:
     for command in (serve, publications, explain, snippet, usage, activate, sql, apply, diff, export, verify):
         app.command()(command)
     groups = {"recipient": recipient_app, "group": group_app, "share": share_app, "table": table_app}
+    groups["webhook"] = webhook_app
     groups |= {"admin": admin_app, "as": as_app, "conformance": conformance_app, "audit": audit_app}
     groups["evidence"] = evidence_app
     for name, group in groups.items():

@@ -223,5 +223,16 @@ def test_the_commands_are_mounted_on_another_application_as_they_are(run: Runner
             *("serve", "publications", "explain", "snippet", "usage", "activate", "sql"),
             *("apply", "diff", "export", "verify"),
         ],
-        ["recipient", "group", "share", "table", "admin", "as", "conformance", "audit", "evidence"],
+        [
+            "recipient",
+            "group",
+            "share",
+            "table",
+            "webhook",
+            "admin",
+            "as",
+            "conformance",
+            "audit",
+            "evidence",
+        ],
     )
