@@ -1,0 +1,241 @@
+"""Pages of the console about the pipelines: staged sets, trends of checks, backups, and the system."""
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from lakeshare_pipelines.backup.points import Points
+from lakeshare_pipelines.backup.run import run_drill
+from lakeshare_pipelines.cli import console
+from lakeshare_pipelines.contracts import SetContract
+from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_pipelines.wap.checks import SHOW_REJECTED, mask_rows
+from lakeshare_pipelines.wap.stage import staging_for
+from lakeshare_pipelines.wap.staged import (
+    Lake,
+    Staged,
+    Verdict,
+    Verdicts,
+    list_attempts,
+    open_lake_without_spark,
+    record_begin,
+    save_attempt,
+)
+from lakeshare_server.catalog import Ledger
+from tests.builders.administration import Administered, an_administered_server
+from tests.builders.backup_points import DAY, a_backup, a_point
+from tests.builders.console_pages import sign_in
+from tests.builders.lake_tables import a_delta_table
+from tests.builders.publications import a_publication
+from tests.builders.sets import a_contract, a_delivery, orders, staged_without_reading
+from tests.builders.waiting import wait_until
+
+MARKUP = "<script>alert(1)</script>"
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A server with a red staged set of the contract `shop`, in Delta, and an unfinished one."""
+
+    administered: Administered
+    lake: Lake
+    contract: SetContract
+    red: Staged
+    unfinished: str
+
+
+@contextmanager
+def a_scene(folder: Path, patch: pytest.MonkeyPatch, **settings: object) -> Iterator[Scene]:
+    patch.setenv("LAKESHARE_CONTRACTS_DIR", str(folder / "contracts"))
+    contract = a_contract(folder / "contracts", "shop", "delta")
+    lake = open_lake_without_spark(LakeSettings(_env_file=None, state_dir=folder / "state"))
+    rows = [row | {"customer": MARKUP} for row in orders("2024-01-01")]
+    a_delivery(lake.settings, contract, "2024-01-01", rows)
+    red = staged_without_reading(lake, contract, "2024-01-01", rows)
+    save_attempt(lake, red, red_verdicts(contract, red, rows))
+    unfinished = "wap-shop-2024-01-02-0badc0de"
+    record_begin(lake, unfinished)
+    location = staging_for(lake, contract).staged_location("shop.orders", unfinished)  # type: ignore[attr-defined]
+    a_delta_table(Path(location))
+    with an_administered_server(folder, **settings) as running:
+        yield Scene(running, lake, contract, red, unfinished)
+
+
+def red_verdicts(contract: SetContract, staged: Staged, rows: list[dict[str, object]]) -> Verdicts:
+    """Verdicts as an audit writes them, with a blocking failure, a warning, and a passed check."""
+    table = contract.table("shop.orders")
+    samples = mask_rows(table, rows, ["id", "customer", "email"])
+    observed = {"reason": f"3 rows are odd {MARKUP}", "failed_rows": 3, "expected": "at most 0"}
+    rejected = {"reason": "2 rows did not parse", SHOW_REJECTED: "lakeshare quarantine show shop --run x"}
+    verdicts = (
+        Verdict("shop.orders", "odd", "error", False, "No row is odd.", observed, samples),
+        Verdict("shop.orders", "rows_parsed", "warning", False, "Rows are parsed.", rejected),
+        Verdict("shop.totals", "not_empty", "error", True, "It has rows."),
+    )
+    return Verdicts(staged.ref, staged.head, verdicts, contract.digest)
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    with pytest.MonkeyPatch.context() as patch, a_scene(tmp_path_factory.mktemp("console"), patch) as made:
+        yield made
+
+
+def test_a_red_set_shows_its_checks_and_masked_rows_and_nothing_runs_as_markup(scene: Scene) -> None:
+    page = sign_in(scene.administered, "auditor").client.get(f"/console/quality/{scene.red.ref}").text
+    assert MARKUP not in page
+    assert "3 rows are odd &lt;script&gt;" in page
+    assert "failed rows" in page
+    assert "<dd>at most 0</dd>" in page
+    assert page.count("<td>***</td>") == 3
+    assert "example.org" not in page
+    assert "lakeshare quarantine show shop --run x" in page
+    assert "No check failed" not in page
+    assert "/retry" not in page
+    listed = sign_in(scene.administered).page("/console/quality")
+    assert f"/console/quality/{scene.red.ref}" in listed
+    assert "shop.orders: odd, shop.orders: rows_parsed" in listed
+    assert scene.unfinished in listed
+    assert "/retry" not in sign_in(scene.administered).page(f"/console/quality/{scene.unfinished}")
+    sign_in(scene.administered).page("/console/quality/wap-shop-none", 404)
+    assert not (scene.lake.settings.state_dir / "nessie").exists()
+
+
+def test_retry_runs_as_a_job_and_discard_removes_what_is_staged(scene: Scene) -> None:
+    """The audit of a complete set needs Spark: tests/integration/test_console_staged.py."""
+    owner, page = sign_in(scene.administered), f"/console/quality/{scene.unfinished}"
+    begun = owner.send(page, f"{page}/retry").headers["location"]
+    busy = owner.send(page, f"{page}/discard", 409).text
+    assert "a job of set shop is running" in busy
+    wait_until(lambda: "http-equiv" not in owner.page(begun), 0.2)
+    assert "its run ended before everything was written" in owner.page(begun)
+    assert owner.send(page, f"{page}/discard").headers["location"].endswith("/quality?done=discarded")
+    assert scene.unfinished not in owner.page("/console/quality")
+    owner.page(page, 404)
+    assert [attempt.staged.ref for attempt in list_attempts(scene.lake)] == [scene.red.ref]
+
+
+def test_the_trend_of_each_check_is_that_of_its_publications(scene: Scene) -> None:
+    ledger = Ledger(scene.administered.provider.catalog)
+    for number, failed in enumerate(
+        (["shop.orders: drift"], [], ["shop.orders: drift", "shop.orders: gone"])
+    ):
+        evidence = {"checks": 9, "failed": len(failed), "failed_checks": failed}
+        ledger.append(
+            [
+                a_publication(table=table, set_name="shop", run_id=f"run{number}", verdicts=evidence)
+                for table in ("shop.orders", "shop.totals")
+            ]
+        )
+    ledger.append([a_publication(table="shop.orders", set_name="shop", run_id="back", verdicts={})])
+    console = sign_in(scene.administered)
+    assert "/console/quality/sets/shop" in console.page("/console/quality?q=SHO")
+    assert "No set matches" in console.page("/console/quality?q=none")
+    page = console.page("/console/quality/sets/shop")
+    assert "its last 3 audited publications" in page
+    gone = page[page.index("shop.orders: gone") :]
+    assert "1 of 3" in gone[:300]
+    assert "The contract has it no more." in gone[:300]
+    structure = page[page.index("shop.orders: structure") :]
+    assert "0 of 3" in structure[:400]
+    assert "shop.orders 2, shop.totals 2" in page
+    console.page("/console/quality/sets/none", 404)
+
+
+def test_backups_show_points_drills_and_the_plan_of_a_restore(scene: Scene, tmp_path: Path) -> None:
+    console, state = sign_in(scene.administered, "auditor"), scene.lake.settings.state_dir
+    assert "It has no point yet" in console.page("/console/backups")
+    a_delta_table(state / "warehouse" / "air" / "flights")
+    backup = a_backup(state / "warehouse", state / "backups")
+    reasons = ("One copy is odd.",)
+    a_point(backup, tmp_path / "held", below="air", reasons=reasons)
+    run_drill(backup, Points(backup), scene.lake.settings, "seed")
+    broken = state / "backups" / "_lakeshare" / "lake" / "points" / "2026-11-19"
+    broken.mkdir()
+    (broken / "point.json").write_text("{")
+
+    def shows_point() -> bool:
+        return DAY in console.page("/console/backups/lake")
+
+    console_cache_is_short = time.monotonic()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lakeshare_pipelines.cli.console.BACKUP_LIFE_S", 0.0)
+        assert shows_point()
+        page = console.page("/console/backups/lake")
+        assert "point.json cannot be read" in page
+        assert "Time to recover (RTO)" in page
+        assert "1 damaged" in console.page("/console/backups")
+        point = console.page(f"/console/backups/lake/points/{DAY}")
+        assert "One copy is odd." in point
+        plan = console.page(f"/console/backups/lake/points/{DAY}?plan=air/flights")
+    assert "missing objects are restored" in plan
+    assert f"lakeshare restore table air/flights --in-place --backup lake --point {DAY}" in plan
+    assert time.monotonic() - console_cache_is_short < 30
+    console.page("/console/backups/none", 404)
+    console.page("/console/backups/lake/points/2026-01-01", 404)
+    console.page(f"/console/backups/lake/points/{DAY}?plan=none", 404)
+    assert "damaged" in console.page("/console/backups/lake/points/2026-11-19")
+
+
+def test_the_system_page_shows_what_runs_without_secrets_and_what_doctor_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with a_scene(tmp_path, monkeypatch, metrics_token="sesame") as scene:
+        provider = scene.administered.provider
+        provider.follow("lake.followed", a_delta_table(tmp_path / "followed"))
+        owner = sign_in(scene.administered)
+        page = owner.page("/console/system")
+        assert "lake.followed" in page
+        assert "not by this worker" in page
+        assert "sesame" not in page
+        assert "LAKESHARE_METRICS_TOKEN" in page
+        assert "(set)" in page
+        assert provider.catalog.revision() in page
+        owner.page("/console/tables/lake.followed")
+        assert "s ago" in owner.page("/console/system")
+        found = owner.send("/console/system", "/console/system/examine", 200).text
+        assert "state folder" in found
+        assert "Check again" in found
+        assert not (scene.lake.settings.state_dir / "nessie").exists()
+
+
+def test_a_nessie_that_does_not_answer_costs_seconds_and_stops_no_other_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        monkeypatch.setenv("LAKESHARE_NESSIE_URI", f"http://127.0.0.1:{port}/api/v2")
+        a_contract(tmp_path / "contracts", "store", "iceberg")
+        with a_scene(tmp_path, monkeypatch, outside_answer_s=1.0) as scene:
+            owner = sign_in(scene.administered)
+            began = time.monotonic()
+            page = owner.page("/console/quality")
+            assert time.monotonic() - began < 3
+            assert "What is staged cannot be read now: pipelines: staged sets does not answer" in page
+            began = time.monotonic()
+            # The circuit breaker is open: nothing waits again.
+            assert "What is staged cannot be read now" in owner.page("/console/quality")
+            assert "does not answer" in owner.page("/console/quality/wap-shop-x", 503)
+            assert "It has no point yet" in owner.page("/console/backups")
+            assert "unavailable for" in owner.page("/console/system")
+            assert time.monotonic() - began < 2
+
+
+def test_a_server_without_the_pipelines_states_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "NEEDED", ("no_such_package",))
+    with a_scene(tmp_path, monkeypatch) as scene:
+        owner = sign_in(scene.administered)
+        for path in ("/console/quality", "/console/backups"):
+            page = owner.page(path)
+            assert "pip install 'lakeshare[pipelines]'" in page
+            assert "no_such_package are not installed" in page
+        assert "not installed on this host" in owner.page("/console/system")
+        refused = owner.send("/console/shares", f"/console/quality/{scene.red.ref}/discard", 503).text
+        assert "pip install" in refused
+        rollback = "/console/publications/lake.flights/0/rollback"
+        assert "pip install" in owner.send("/console/shares", rollback, 503).text
