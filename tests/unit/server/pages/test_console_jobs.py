@@ -1,6 +1,5 @@
 """Jobs of the console: one at a time for each set, bounded in time and output, and honest about how they ended."""
 
-import re
 import signal
 import subprocess
 import sys
@@ -9,13 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from lakeshare_server.catalog import audit
 from lakeshare_server.errors import CatalogConflict, NotFound, Unavailable
 from lakeshare_server.pages.console import jobs as module
 from lakeshare_server.pages.console.jobs import OUTPUT_BYTES, Job, Jobs
 from lakeshare_server.pages.console.pipelines import Command
-from tests.builders.administration import Administered, an_administered_server
-from tests.builders.console_pages import sign_in
 from tests.builders.waiting import wait_until
 
 SLEEP = "import time; print('begun'); time.sleep(60)"
@@ -117,49 +113,3 @@ def test_a_job_of_a_killed_server_runs_until_its_end_and_is_then_interrupted(tmp
     assert jobs.get(job.id).exit_code is None
     assert jobs.read_output(job.id) == "begun\n"
     assert ended(jobs, start(jobs, "")).state == "succeeded"
-
-
-@pytest.fixture(scope="module")
-def administered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Administered]:
-    with an_administered_server(tmp_path_factory.mktemp("jobs")) as running:
-        yield running
-
-
-def test_a_rollback_is_a_job_with_a_page_and_an_event(administered: Administered) -> None:
-    """No contract has the table, which the command reports: a rollback that succeeds is in tests/integration."""
-    console = sign_in(administered, "steward")
-    path = "/console/publications/lake.flights/0/rollback"
-    for refused in ("/console/publications/lake.flights/7/rollback", "/console/publications/none/0/rollback"):
-        assert "does not exist" in console.send("/console/shares", refused, 404).text
-    assert "cannot be used" in console.send("/console/shares", path.replace("/0/", "/-1/"), 400).text
-    assert "meanwhile" in console.send("/console/shares", path, 409, newest="4").text
-    begun = console.send("/console/shares", path, newest="0").headers["location"]
-    page = console.page(begun)
-    assert '<meta http-equiv="refresh" content="3">' in page
-    wait_until(lambda: "http-equiv" not in console.page(begun), 0.2)
-    page = console.page(begun)
-    assert "no contract has a table 'lake.flights'" in page
-    assert "exit code 2" in page
-    assert "lakeshare rollback -- lake.flights 0" in page
-    assert begun in console.page("/console/jobs")
-    assert begun in console.page("/console/system")
-    catalog = administered.provider.catalog
-    query = audit.Search(action="console_roll_back", principal="steward")
-    wait_until(lambda: len(audit.search(catalog, query, 9)) == 5)
-    event = audit.search(catalog, query, 9)[-1].event
-    assert (event.object_name, event.version, event.status) == ("lake.flights", 0, 303)
-    assert event.details is not None
-    assert event.details["job"] == begun.rpartition("/")[2]
-
-
-def test_only_stewards_and_owners_start_jobs(administered: Administered) -> None:
-    auditor = sign_in(administered, "auditor")
-    for path in (
-        "/console/publications/lake.flights/0/rollback",
-        "/console/quality/wap-x/retry",
-        "/console/quality/wap-x/discard",
-        "/console/system/examine",
-    ):
-        assert re.search("auditor and may not", auditor.send("/console/shares", path, 403).text)
-        sign_in(administered).post(path, 403)
-    auditor.page("/console/jobs/20260101T000000-00000000", 404)
