@@ -144,6 +144,11 @@ class StateSettings(StoreSettings):
         return self.state_dir / "audit"
 
     @property
+    def first_key_file(self) -> Path:
+        """File of the first administrator's key, for a server that was not started on a terminal."""
+        return self.state_dir / "first-admin.key"
+
+    @property
     def vectors_dir(self) -> Path:
         """Folder of the deletion vectors written for recipients."""
         return self.state_dir / "vectors"
@@ -242,6 +247,12 @@ class ServerSettings(StateSettings):
     """Values of the claim that make a steward."""
     admin_oidc_auditors: str = "lakeshare-auditor"
     """Values of the claim that make an auditor."""
+    console_oidc_client_id: str | None = None
+    """Client id at ADMIN_OIDC_ISSUER, to sign in to the console by it; administrators' keys only by default."""
+    console_oidc_client_secret: SecretStr | None = None
+    """Secret of CONSOLE_OIDC_CLIENT_ID; public clients have none."""
+    console_oidc_scopes: str = "openid"
+    """Scopes, by spaces, that bring the claims of ADMIN_OIDC_NAME_CLAIM and ADMIN_OIDC_ROLE_CLAIM into the ID token."""
     console_session_s: int = Field(28_800, ge=300, le=604_800)
     """How long a session of the console lasts, in seconds."""
     console_job_s: int = Field(7200, ge=60, le=604_800)
@@ -263,6 +274,10 @@ class ServerSettings(StateSettings):
     def activation_url(self, code: str) -> str:
         """The link that gives a recipient its profile."""
         return f"{self._root()}{ACTIVATION_PATH}/{code}"
+
+    def console_url(self) -> str:
+        """The URL of the console."""
+        return self._root() + CONSOLE_PATH
 
     def root_path(self) -> str:
         """The path before the server's paths for recipients; empty unless a proxy removes a prefix."""

@@ -16,7 +16,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from threading import Timer
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, urlencode, urlsplit
 
 import jwt
 
@@ -35,10 +35,15 @@ class IssuerDocuments:
     def __init__(self, private_hosts: str) -> None:
         self._private = frozenset(private_hosts.lower().split())
 
-    def fetch(self, url: str, within_s: float = TIMEOUT_S) -> dict[str, Any]:
-        """The JSON object at a URL. Raises Unavailable if it is not complete in time or the URL is not allowed."""
+    def fetch(
+        self, url: str, within_s: float = TIMEOUT_S, form: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """The JSON object at a URL, by POST if there is a form to send.
+
+        Raises Unavailable if it is not complete in time or the URL is not allowed, Unauthenticated for a refused form.
+        """
         try:
-            document = json.loads(self._body(urlsplit(url), time.monotonic() + within_s))
+            document = json.loads(self._body(urlsplit(url), time.monotonic() + within_s, form))
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise Unavailable(
                 f"the issuer's {url} cannot be had: {error}",
@@ -48,7 +53,7 @@ class IssuerDocuments:
             raise Unavailable(f"the issuer's {url} is not a JSON object", "Check the issuer of the policy.")
         return document
 
-    def _body(self, url: SplitResult, ends_at: float) -> bytes:
+    def _body(self, url: SplitResult, ends_at: float, form: Mapping[str, str] | None) -> bytes:
         host, port = url.hostname or "", url.port or PORTS.get(url.scheme, 0)
         is_private = host in self._private or f"{host}:{port}" in self._private
         if url.scheme != "https" and not (url.scheme == "http" and is_private):
@@ -67,9 +72,17 @@ class IssuerDocuments:
             # The checked connection is used, because the name may resolve to another address later.
             with closing(plain):
                 connection.sock = plain
-                connection.request("GET", url.path or "/", headers={"Accept": "application/json"})
+                headers = {"Accept": "application/json"}
+                target = (url.path or "/") + (f"?{url.query}" if url.query else "")
+                if form is None:
+                    connection.request("GET", target, headers=headers)
+                else:
+                    headers["Content-Type"] = "application/x-www-form-urlencoded"
+                    connection.request("POST", target, urlencode(form), headers)
                 response = connection.getresponse()
                 body = response.read(MAX_DOCUMENT_BYTES + 1)
+        if form is not None and response.status in (400, 401):
+            raise Unauthenticated(f"The issuer's {url.path} refuses the sign-in ({response.status}).")
         if response.status != 200 or len(body) > MAX_DOCUMENT_BYTES:
             raise ValueError(f"it answers {response.status} with {len(body)} bytes")
         return body
@@ -156,6 +169,25 @@ class Issuers:
             )
         except UNREADABLE as error:
             raise Unauthenticated(f"The token of {issuer} is refused: {error}.") from error
+
+    def endpoint(self, issuer: str, name: str) -> str:
+        """The URL of an endpoint in the issuer's discovery document, like `token_endpoint`. Raises Unavailable."""
+        service = self._services.of(issuer, TOTAL_S)
+        about = service.call(lambda: self._documents.fetch(issuer.rstrip("/") + DISCOVERY, TOTAL_S))
+        url = about.get(name)
+        if about.get("issuer") != issuer or not isinstance(url, str):
+            what = f"the discovery document of {issuer} has no usable {name}"
+            raise Unavailable(what, "Check LAKESHARE_ADMIN_OIDC_ISSUER.")
+        return url
+
+    def redeem_code(self, issuer: str, form: Mapping[str, str]) -> str:
+        """The ID token for an authorization code. Raises Unauthenticated if the issuer refuses it, or Unavailable."""
+        url = self.endpoint(issuer, "token_endpoint")
+        service = self._services.of(issuer, TOTAL_S)
+        token = service.call(lambda: self._documents.fetch(url, TOTAL_S, form)).get("id_token")
+        if not isinstance(token, str):
+            raise Unauthenticated(f"{issuer} gives no ID token: ask it for the scope openid.")
+        return token
 
 
 def read_claimed_issuer(token: str) -> str | None:

@@ -169,14 +169,14 @@ def list_paths(session: Session, table: str) -> list[str]:
 def find_tables(session: Session, text: str = "", after: str = "") -> Page[TableOverview]:
     """A page of the tables of the lake, published and followed ones, whose name contains the text."""
     newest = (
-        select(PublicationRow.table, func.max(PublicationRow.version).label("version"))
+        select(PublicationRow.table.label("table"), func.max(PublicationRow.version).label("version"))
         .where(*_contains(text, PublicationRow.table), PublicationRow.table > after)
         .group_by(PublicationRow.table)
         .order_by(PublicationRow.table)
         .limit(PAGE + 1)
         .subquery()
     )
-    is_newest = (PublicationRow.table == newest.c.table_name) & (PublicationRow.version == newest.c.version)
+    is_newest = (PublicationRow.table == newest.c.table) & (PublicationRow.version == newest.c.version)
     names = ("table", "version", "published_at", "rows", "size_bytes", "format")
     columns = [getattr(PublicationRow, name).label(name) for name in names]
     published = {row.table: row._mapping for row in session.execute(select(*columns).join(newest, is_newest))}

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
     from lakeshare_server.catalog import Catalog, audit, credentials, sharing
     from lakeshare_server.catalog.audit import ChainedEvent, maintenance
+    from lakeshare_server.settings import ServerSettings
 else:
     audit = LazyModule("lakeshare_server.catalog.audit")
     maintenance = LazyModule("lakeshare_server.catalog.audit.maintenance")
     sharing = LazyModule("lakeshare_server.catalog.sharing")
     credentials = LazyModule("lakeshare_server.catalog.credentials")
 
-KEY_FILE = "first-admin.key"
 
 admin_app = typer.Typer(help="Administrators of the API.", no_args_is_help=True)
 key_app = typer.Typer(
@@ -83,14 +83,14 @@ def revoke_key(name: Annotated[str, typer.Argument(help="The key's name.")]) -> 
     typer.echo(f"{revoked.name} administers no more")
 
 
-def print_first_key(catalog_url: str, state_dir: Path) -> None:
+def print_first_key(settings: "ServerSettings") -> None:
     """Create the first key of a catalog that never had one; printed on a terminal, else written to a file.
 
     The output of a service goes into a log, which others read and which is kept.
     """
     from lakeshare_server.catalog import open_catalog
 
-    catalog = open_catalog(catalog_url)
+    catalog = open_catalog(settings.catalog_url)
     key = credentials.create_first_admin_key(catalog)
     catalog.close()
     if key is None:
@@ -99,8 +99,8 @@ def print_first_key(catalog_url: str, state_dir: Path) -> None:
     if sys.stdout.isatty():
         typer.echo(f"{what}, is shown only now ({credentials.FIRST_KEY_NAME}):\n{key}")
         return
-    path = state_dir / KEY_FILE
-    make_private(state_dir)
+    path = settings.first_key_file
+    make_private(settings.state_dir)
     with open(path, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.write(f"{key}\n")
     what += f" ({credentials.FIRST_KEY_NAME}), is in {path}"

@@ -63,7 +63,7 @@ def serve(
     def announce(url: str) -> None:
         typer.echo(f"lakeshare serves {url} (Ctrl-C stops it)")
         if first_key:
-            print_first_key(settings.catalog_url, settings.state_dir)
+            print_first_key(settings)
 
     serve_app(settings, announce, workers)
 

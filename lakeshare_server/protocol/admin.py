@@ -355,7 +355,9 @@ class SharedDataObject(Reply):
     ] = Field(None, description="lakeshare: the rule, if `partitions` cannot express it.")
     publication: int | None = None
     declared: bool = Field(description="lakeshare: whether a contract declares it.")
-    notice: str | None = Field(None, description="lakeshare: the end of the table, if a contract retires it.")
+    notice: str | None = Field(
+        None, description="lakeshare: what recipients have to know, such as the end of the table."
+    )
 
 
 @add_text_fields("share")

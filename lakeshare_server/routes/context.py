@@ -25,7 +25,7 @@ from lakeshare_server.access.authentication import (
     Federation,
     PresentedCredential,
 )
-from lakeshare_server.access.console_sessions import ConsoleSessions
+from lakeshare_server.access.console_sessions import ConsoleSessions, IssuerSignIn
 from lakeshare_server.access.oidc import Issuers
 from lakeshare_server.access.rate_limit import BruteForceProtection, RecipientLimits, UsageWriter
 from lakeshare_server.access.table_access import AsyncWorker, TableView, TableViews
@@ -178,6 +178,7 @@ class AppState:
         self.authenticator = Authenticator(catalog, federation, self.access_tokens, brute_force, uses)
         self.admin_authenticator = AdminAuthenticator(catalog, settings, issuers, brute_force)
         self.console_sessions = ConsoleSessions(key, catalog, settings)
+        self.issuer_sign_in = IssuerSignIn(key, settings, issuers)
         self.pager = Pager(key, settings.page_size)
         self.tokens = TableTokens(key, settings.page_token_life_s, settings.refresh_token_life_s)
         self.file_tickets = FileTickets(key, catalog, self.views)

@@ -24,6 +24,8 @@ from lakeshare_server.routes.context import AppState, AppStateDep, AuditRecordDe
 from lakeshare_server.routes.errors import add_error_responses
 from lakeshare_server.settings import CONSOLE_PATH
 
+PARTS = (session, shares, recipients, quality, backups, system, jobs)
+
 entrance = APIRouter()
 
 
@@ -47,6 +49,6 @@ def console_app(app_state: AppState, server: FastAPI, work: ConsoleWork) -> Fast
     app.state.app_state, app.state.server, app.state.work = app_state, server, work
     app.state.folder_sizes, app.state.started_at = system.FolderSizes(), time.monotonic()
     add_error_responses(app, ConsoleErrors())
-    for part in (session, shares, recipients, quality, backups, system, jobs):
+    for part in PARTS:
         app.include_router(part.router)
     return app

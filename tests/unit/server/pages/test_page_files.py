@@ -10,7 +10,8 @@ PAGES = Path(__file__).parents[4] / "lakeshare_server/pages"
 FILES = {
     path.relative_to(PAGES.parents[1]).as_posix()
     for folder in ("templates", "static")
-    for path in (PAGES / folder).iterdir()
+    for path in (PAGES / folder).rglob("*")
+    if path.is_file()
 }
 
 
