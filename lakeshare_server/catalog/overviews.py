@@ -215,7 +215,7 @@ class SetOverview:
 class SetRun:
     """A publication of a set: the numbers of its tables, and what its audit found.
 
-    `checks` is the number of checks, None if nothing was audited, as for rollbacks; `failed` are their names.
+    `checks` is the number of checks, None if no audit is recorded; `failed` are the names of those that failed.
     """
 
     run_id: str
@@ -246,12 +246,13 @@ def find_sets(session: Session, text: str = "", after: str = "") -> Page[SetOver
 
 
 def list_set_runs(session: Session, set_name: str, limit: int) -> list[SetRun]:
-    """The last publications of a set, the newest first."""
+    """The last publications of a set by its runs, the newest first; rollbacks and maintenance are left out."""
     newest = func.max(PublicationRow.key)
+    is_of_run = PublicationRow.rollback_of.is_(None) & PublicationRow.maintenance_of.is_(None)
     run_ids = list(
         session.scalars(
             select(PublicationRow.run_id)
-            .where(PublicationRow.set_name == set_name)
+            .where(PublicationRow.set_name == set_name, is_of_run)
             .group_by(PublicationRow.run_id)
             .order_by(newest.desc())
             .limit(limit)
