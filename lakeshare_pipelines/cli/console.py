@@ -22,7 +22,7 @@ from lakeshare_pipelines.backup.points import Points
 from lakeshare_pipelines.contracts import SetContract, load_contracts
 from lakeshare_pipelines.contracts.loader import PACKAGED, list_contract_files
 from lakeshare_pipelines.errors import BackupError, DamagedRecord, ObjectMissing, PipelineError
-from lakeshare_pipelines.nessie.client import Nessie, NessieEndpoint, Reference
+from lakeshare_pipelines.nessie.client import Nessie, NessieEndpoint, Reference, nessie_api
 from lakeshare_pipelines.nessie.server import find_nessie
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.wap import stage
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 NEEDED = ("pyspark", "great_expectations")
 # Staged sets change with each run, points of backups with each day.
 STAGED_LIFE_S, BACKUP_LIFE_S = 2.0, 30.0
+# How long Nessie may take to answer, and how long it is not asked again after it did not.
+NESSIE_S, NESSIE_PAUSE_S = 3.0, 10.0
 READERS = 8
 MAX_DRILLS = 100
 BRANCHES = "wap-"
@@ -69,7 +71,10 @@ class ConsolePipelines:
         self._contracts: tuple[object, tuple[SetContract, ...]] = (None, ())
 
     def list_staged(self) -> shown.StagedSets:
-        return self._staged.get("", STAGED_LIFE_S, self._list_staged)
+        def find_life(staged: shown.StagedSets) -> float:
+            return STAGED_LIFE_S if staged.problem is None else NESSIE_PAUSE_S
+
+        return self._staged.get("", find_life, self._list_staged)
 
     def _list_staged(self) -> shown.StagedSets:
         with _translate_errors():
@@ -113,7 +118,7 @@ class ConsolePipelines:
             return [_show_backup(backup) for backup in load_backups(self._settings)]
 
     def read_backup(self, name: str) -> shown.BackupState:
-        return self._backups.get(name, BACKUP_LIFE_S, lambda: self._read_backup(name))
+        return self._backups.get(name, lambda _state: BACKUP_LIFE_S, lambda: self._read_backup(name))
 
     def _read_backup(self, name: str) -> shown.BackupState:
         from lakeshare_pipelines.backup.run import read_drills
@@ -220,7 +225,11 @@ class _RunningLake(Lake):
 
 
 class _OneListing(Nessie):
-    """Lists the branches of all sets at once: there may be thousands of sets."""
+    """Lists the branches of all sets at once, and soon or not at all: there may be thousands of sets."""
+
+    def __init__(self, uri: str, token: str | None) -> None:
+        super().__init__(uri, token)
+        self._api = nessie_api(uri, token, NESSIE_S)
 
     @cached_property
     def _listed(self) -> list[Reference]:
@@ -236,9 +245,9 @@ class _Recent(Generic[Value]):
     def __init__(self) -> None:
         self._known: dict[str, tuple[float, Value]] = {}
 
-    def get(self, name: str, life_s: float, read: Callable[[], Value]) -> Value:
+    def get(self, name: str, find_life: Callable[[Value], float], read: Callable[[], Value]) -> Value:
         known = self._known.get(name)
-        if known is not None and time.monotonic() - known[0] < life_s:
+        if known is not None and time.monotonic() - known[0] < find_life(known[1]):
             return known[1]
         value = read()
         self._known[name] = time.monotonic(), value

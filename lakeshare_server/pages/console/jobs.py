@@ -256,7 +256,7 @@ class _BoundedFile:
     """A file that keeps the end of what is written, between OUTPUT_BYTES and three times that."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("w+b", buffering=0)
+        self._file, self._size = path.open("w+b", buffering=0), 0
 
     def __enter__(self) -> "_BoundedFile":
         return self
@@ -266,12 +266,14 @@ class _BoundedFile:
 
     def write(self, chunk: bytes) -> None:
         self._file.write(chunk)
-        if self._file.tell() > 3 * OUTPUT_BYTES:
+        self._size += len(chunk)
+        if self._size > 3 * OUTPUT_BYTES:
             self._file.seek(-OUTPUT_BYTES, os.SEEK_END)
             end = self._file.read()
             self._file.seek(0)
             self._file.write(end)
             self._file.truncate()
+            self._size = len(end)
 
 
 def _signal(process: "subprocess.Popen[bytes]", number: signal.Signals) -> None:

@@ -11,7 +11,9 @@ from importlib.metadata import entry_points
 from threading import Lock
 from typing import Any, Protocol, TypeVar
 
-from lakeshare_server.errors import LakeshareError, Unavailable
+from pydantic import ValidationError
+
+from lakeshare_server.errors import Unavailable
 from lakeshare_server.outbound import Services
 from lakeshare_server.routes.context import Pools
 from lakeshare_server.settings import StateSettings
@@ -300,8 +302,8 @@ def load_pipelines(settings: StateSettings) -> Pipelines:
         raise ImportError(f"no package provides {ENTRY_POINTS}")
     try:
         opened: Pipelines = found[0].load()(settings)
-    except (ImportError, LakeshareError):
-        raise
-    except ValueError as error:  # settings of the pipelines that pydantic refuses
-        raise Unavailable("the settings of the pipelines cannot be used", str(error)) from error
+    except ValidationError as error:
+        # Without the values, which may be secrets.
+        problems = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise Unavailable("the settings of the pipelines cannot be used", "; ".join(problems)) from error
     return opened
