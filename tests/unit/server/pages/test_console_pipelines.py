@@ -132,6 +132,9 @@ def test_a_rollback_is_a_job_with_a_page_and_an_event(scene: Scene) -> None:
     for refused in (path.replace("/0/", "/7/"), path.replace("shop.orders", "none")):
         assert "does not exist" in console.send("/console/shares", refused, 404).text
     assert "cannot be used" in console.send("/console/shares", path.replace("/0/", "/-1/"), 400).text
+    Ledger(catalog).append([a_publication(table="lake.seen", set_name="", audited=False)])
+    followed = console.send("/console/shares", "/console/publications/lake.seen/0/rollback", 400).text
+    assert "It is followed" in followed
     assert "meanwhile" in console.send("/console/shares", path, 409, newest="0").text
     begun = console.send("/console/shares", path, newest="1").headers["location"]
     assert '<meta http-equiv="refresh" content="3">' in console.page(begun)
@@ -145,7 +148,7 @@ def test_a_rollback_is_a_job_with_a_page_and_an_event(scene: Scene) -> None:
     assert latest is not None
     assert (latest.version, latest.rollback_of) == (2, 0)
     query = audit.Search(action="console_roll_back", principal="steward")
-    wait_until(lambda: len(audit.search(catalog, query, 9)) == 5)
+    wait_until(lambda: len(audit.search(catalog, query, 9)) == 6)
     event = audit.search(catalog, query, 9)[-1].event
     assert (event.object_name, event.version, event.status) == ("shop.orders", 0, 303)
     assert event.details is not None
@@ -168,7 +171,7 @@ def test_only_stewards_and_owners_start_jobs_from_forms_of_their_session(scene: 
 def test_the_trend_of_each_check_is_that_of_its_publications(scene: Scene) -> None:
     ledger = Ledger(scene.administered.provider.catalog)
     a_contract(scene.lake.settings.state_dir.parent / "contracts", "trend", "delta")
-    for number, failed in enumerate((["trend.orders: serveable"], [], ["trend.orders: gone"])):
+    for number, failed in enumerate((["trend.orders: serveable"], [], ["trend.orders: gone", "…"])):
         evidence = {"checks": 9, "failed": len(failed), "failed_checks": failed}
         common = {"set_name": "trend", "run_id": f"run{number}", "verdicts": evidence}
         ledger.append([a_publication(table=f"trend.{name}", **common) for name in ("orders", "totals")])
@@ -183,6 +186,9 @@ def test_the_trend_of_each_check_is_that_of_its_publications(scene: Scene) -> No
     assert "The contract has it no more." in gone[:300]
     structure = page[page.index("trend.orders: structure") :]
     assert "0 of 3" in structure[:400]
+    # A record without room for all names does not show which other checks passed.
+    assert structure[: structure.index("</tr>")].count("unknown") == 1
+    assert structure[: structure.index("</tr>")].count("passed") == 2
     assert "trend.orders 2, trend.totals 2" in page
     console.page("/console/quality/sets/none", 404)
 
