@@ -8,7 +8,7 @@ import typer
 
 from lakeshare_conformance.command import conformance_app
 from lakeshare_server.cli.admin import admin_app, audit_app, print_first_key, usage
-from lakeshare_server.cli.console import AsJson, open_provider, open_state_catalog, print_json
+from lakeshare_server.cli.console import AsJson, open_provider, open_state_catalog, print_json, print_table
 from lakeshare_server.cli.impersonation import as_app
 from lakeshare_server.cli.recipients import activate, group_app, recipient_app
 from lakeshare_server.cli.shares import apply, diff, export, share_app, sql
@@ -84,15 +84,17 @@ def publications(
     if as_json:
         print_json([_publication_json(row, oldest) for row in history])
         return
-    typer.echo("NUMBER\tPUBLISHED\tROWS\tFILES\tPARTITION\tRUN\t")
-    for row in history:
-        remarks = [] if row.audited else ["unaudited"]
-        remarks += [] if row.rollback_of is None else [f"rollback to {row.rollback_of}"]
-        remarks += [] if row.maintenance_of is None else [f"maintenance of {row.maintenance_of}"]
-        remarks += ["expired"] if row.version < oldest else []
-        when = row.published_at.strftime("%Y-%m-%d %H:%M:%SZ")
-        words = row.version, when, row.rows, row.files, row.partition, row.run_id, ", ".join(remarks)
-        typer.echo("\t".join(map(str, words)))
+    header = "NUMBER", "PUBLISHED", "ROWS", "FILES", "PARTITION", "RUN", ""
+    print_table((_publication_cells(row, oldest) for row in history), header)
+
+
+def _publication_cells(row: "Publication", oldest: int) -> list[object]:
+    remarks = [] if row.audited else ["unaudited"]
+    remarks += [] if row.rollback_of is None else [f"rollback to {row.rollback_of}"]
+    remarks += [] if row.maintenance_of is None else [f"maintenance of {row.maintenance_of}"]
+    remarks += ["expired"] if row.version < oldest else []
+    when = row.published_at.strftime("%Y-%m-%d %H:%M:%SZ")
+    return [row.version, when, row.rows, row.files, row.partition, row.run_id, ", ".join(remarks)]
 
 
 def _publication_json(row: "Publication", oldest: int) -> dict[str, Any]:
