@@ -288,7 +288,9 @@ def rollback(
         publications = rollback_with_views(lake, _open_catalog(), contract, found, number)
     for publication in publications:
         if publication.repeats is None:
-            typer.echo(f"{publication.table} shows publication {publication.version} already: nothing changed")
+            typer.echo(
+                f"{publication.table} shows publication {publication.version} already: nothing changed"
+            )
         else:
             again = f"publication {publication.repeats} again, as number {publication.version}"
             typer.echo(f"{publication.table} shows {again}")
