@@ -58,6 +58,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
     stores = Stores(settings, Services(settings.outside_answer_s, metrics.note_outage))
     app_state = AppState(settings, stores, metrics)
     app_state.write_check = health.WriteCheck(app_state.catalog, settings)
+    console_work = console.open_console_work(app_state)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, ConnectionLimits]]:
@@ -67,6 +68,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
         app_state.webhook_dispatcher.start()
         proxies = TrustedProxies(settings.trusted_proxies)
         yield {LIMITS: ConnectionLimits(settings.slow_client_s, settings.connections_per_address, proxies)}
+        console_work.jobs.close()
         app_state.async_worker.stop()
         app_state.usage_writer.stop()
         app_state.webhook_dispatcher.stop()
@@ -106,7 +108,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
     app.router.routes[:0] = [*tables.make_priority_routes(prefix), *iceberg.routes()]
     app.router.routes.append(iceberg.other_calls())
     app.mount(ADMIN_PREFIX, admin_api(app_state, app))
-    app.mount(CONSOLE_PATH, console.console_app(app_state, app))
+    app.mount(CONSOLE_PATH, console.console_app(app_state, app, console_work))
     return app
 
 

@@ -214,6 +214,11 @@ class SharedRefresh:
     def is_fresh(self) -> bool:
         return self._failure is None and time.monotonic() - self._ended_at < self._fresh_s
 
+    def last(self) -> tuple[float | None, LakeshareError | None]:
+        """Seconds since the last refresh ended, None before the first, and its error."""
+        ended_at, failure = self._ended_at, self._failure
+        return None if ended_at == float("-inf") else time.monotonic() - ended_at, failure
+
     def expire(self) -> None:
         """Makes the next caller refresh."""
         if self._failure is None:
