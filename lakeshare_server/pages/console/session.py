@@ -167,13 +167,14 @@ def with_form(permission: Permission) -> Callable[..., Awaitable[ConsoleRequest]
 
 def require_own_page(http_request: Request) -> None:
     """Raises Denied if the browser names another site as the one that made the request."""
-    site = http_request.headers.get("sec-fetch-site")
+    site, origin = (http_request.headers.get(name) for name in ("sec-fetch-site", "origin"))
     if site is not None:
-        # Pages send no referrer, so that browsers name the origin of their forms `null`.
         is_own = site in SAME_SITE
     else:
-        origin = http_request.headers.get("origin")
-        is_own = origin is None or urlsplit(origin).netloc == http_request.headers.get("host")
+        # Over plain HTTP browsers send the origin only.
+        settings: ServerSettings = http_request.app.state.app_state.settings
+        own = {http_request.headers.get("host"), urlsplit(settings.console_url()).netloc}
+        is_own = origin is None or urlsplit(origin).netloc in own
     if not is_own:
         raise Denied(OTHER_SITE)
 
