@@ -27,6 +27,11 @@ from lakeshare_server.catalog.states import Share, SharedTable, object_from_row,
 from lakeshare_server.errors import NotFound
 
 EventKind = Literal["publication", "retirement"]
+# The types of CloudEvents.
+EVENT_TYPES: Mapping[EventKind, str] = {
+    "publication": "lakeshare.table.published",
+    "retirement": "lakeshare.table.retiring",
+}
 # Sorts notices of a table behind its publications of the same time.
 NO_NUMBER = -1
 # For a share of many tables, the newest publications of the lake are tried first: so many times those of a page.
@@ -59,6 +64,11 @@ class FeedEvent:
     schema_changed: bool | None = None
     rows: int | None = None
     size_bytes: int | None = None
+
+    @property
+    def type(self) -> str:
+        """The type of its CloudEvent."""
+        return EVENT_TYPES[self.kind]
 
     @property
     def position(self) -> FeedPosition:

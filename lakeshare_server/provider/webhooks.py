@@ -28,7 +28,6 @@ from lakeshare_server.catalog.webhooks import (
     Delivery,
     Outbox,
     Outcome,
-    PreparedEvent,
     SendingLease,
     Webhook,
     add_webhook,
@@ -41,7 +40,6 @@ from lakeshare_server.locations import is_web_address
 from lakeshare_server.outbound import GuardedClient
 from lakeshare_server.protocol.feed import (
     CLOUD_EVENT,
-    EVENT_TYPES,
     TEST_EVENT,
     make_cloud_event,
     make_test_event,
@@ -233,7 +231,7 @@ class WebhookDispatcher:
         if generation == self._planned_generation:
             return
         for key in keys:
-            while self._outbox.plan(key, self._prepare, self._now()):
+            while self._outbox.plan(key, self._make_body, self._now()):
                 pass
         self._planned_generation = generation
 
@@ -247,9 +245,8 @@ class WebhookDispatcher:
             except LakeshareError as error:
                 _log.info("webhooks: %s has no news: %s", followed.table, error)
 
-    def _prepare(self, event: FeedEvent) -> PreparedEvent:
-        body = json.dumps(make_cloud_event(event, self._settings), ensure_ascii=False, separators=(",", ":"))
-        return PreparedEvent(EVENT_TYPES[event.kind], body)
+    def _make_body(self, event: FeedEvent) -> str:
+        return json.dumps(make_cloud_event(event, self._settings), ensure_ascii=False, separators=(",", ":"))
 
     def _send_due(self, lease: SendingLease) -> None:
         """Sends the due deliveries of a webhook one after the other, the oldest first."""
