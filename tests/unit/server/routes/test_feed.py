@@ -36,7 +36,7 @@ WIDER = '{"type":"struct","fields":[{"name":"a","type":"long","nullable":true,"m
 
 @pytest.fixture
 def provider(tmp_path: Path) -> Iterator[Provider]:
-    made = a_provider(tmp_path, page_size=500)
+    made = a_provider(tmp_path, page_size=100)
     with editing(made.catalog, "tests") as edit:
         create_share(edit, "sales")
         create_share(edit, "other")
