@@ -23,8 +23,17 @@ from lakeshare_server.catalog.feed import (
     newest_ledger_key,
     read_grants,
 )
-from lakeshare_server.catalog.listings import EffectiveGrant, Listings
-from lakeshare_server.catalog.models import DeliveryRow, PublicationRow, RecipientRow, ShareRow, WebhookRow
+from lakeshare_server.catalog.listings import EffectiveGrant, Listings, select_granted
+from lakeshare_server.catalog.models import (
+    DeliveryRow,
+    FollowedTableRow,
+    PublicationRow,
+    RecipientRow,
+    SchemaRow,
+    SharedTableRow,
+    ShareRow,
+    WebhookRow,
+)
 from lakeshare_server.catalog.sharing import Edit, require_not_revoked, require_storable, require_text
 from lakeshare_server.catalog.states import JsonState, find_recipient_row, find_share_row, state_from_row
 from lakeshare_server.errors import BadRequest, NotFound
@@ -275,6 +284,28 @@ class Outbox:
         keys = select(WebhookRow.key).join(RecipientRow, RecipientRow.key == WebhookRow.recipient_key)
         with self.catalog.reading() as session:
             return list(session.scalars(keys.where(_is_in_force(now))))
+
+    def list_followed(self, now: datetime) -> list[str]:
+        """The followed tables, by their lake names, that webhooks are for."""
+        with self.catalog.reading() as session:
+            pairs = session.execute(
+                select(RecipientRow.id, WebhookRow.share_key)
+                .join(WebhookRow, WebhookRow.recipient_key == RecipientRow.key)
+                .where(_is_in_force(now))
+                .distinct()
+            )
+            shares = {
+                key
+                for recipient_id, only in pairs.all()
+                for key in session.scalars(select_granted(recipient_id, now))
+                if only in (None, key)
+            }
+            names = (
+                select(FollowedTableRow.table_name)
+                .join(SharedTableRow, SharedTableRow.lake_table == FollowedTableRow.table_name)
+                .join(SchemaRow, SchemaRow.key == SharedTableRow.schema_key)
+            )
+            return list(session.scalars(names.where(SchemaRow.share_key.in_(shares)).distinct()))
 
     def plan(self, webhook_key: int, make_body: Callable[[FeedEvent], str], now: datetime) -> bool:
         """Queues the events of publications after the cursor, and of new notices; True if more publications follow.
