@@ -56,15 +56,10 @@ def shared_table_sensor(
         path = profile.get_value() if isinstance(profile, dg.EnvVar) else profile
         if path is None:
             raise BadRequest("profile", str(profile), "Set the variable to the path of the profile file.")
-        updates = SharedTableUpdates(Path(path), table)
         known = None if context.cursor is None else int(context.cursor)
-        try:
-            newest = updates.newest()
-            if known is not None and newest <= known:
-                return _explain_skip(table, newest, known)
-            found = [TableUpdate(newest)] if known is None else updates.since(known, newest)[:MAX_RUNS]
-        except Unavailable as outage:
-            return dg.SkipReason(f"{outage}. The next tick looks again.")
+        found = _find_updates(SharedTableUpdates(Path(path), table), known)
+        if isinstance(found, str):
+            return dg.SkipReason(found)
         requests = [
             dg.RunRequest(
                 run_key=f"{table}@{update.number}",
@@ -78,11 +73,20 @@ def shared_table_sensor(
     return watch
 
 
-def _explain_skip(table: str, newest: int, known: int) -> dg.SkipReason:
+def _find_updates(updates: SharedTableUpdates, known: int | None) -> list[TableUpdate] | str:
+    """The updates after a known number, the newest one without it; or why there is none."""
+    try:
+        newest = updates.newest()
+        if known is None:
+            return [TableUpdate(newest)]
+        if newest > known:
+            return updates.since(known, newest)[:MAX_RUNS]
+    except Unavailable as outage:
+        return f"{outage}. The next tick looks again."
     if newest == known:
-        return dg.SkipReason(f"{table} is at number {known} still.")
-    return dg.SkipReason(
-        f"{table} went back from number {known} to {newest}: no run is started until there is a higher number. "
+        return f"{updates.table} is at number {known} still."
+    return (
+        f"{updates.table} went back from number {known} to {newest}: no run is started until there is a higher number. "
         f"If it is another table now, set the cursor to {newest}."
     )
 

@@ -27,6 +27,11 @@ from lakeshare_server.catalog.states import Share, SharedTable, object_from_row,
 from lakeshare_server.errors import NotFound
 
 EventKind = Literal["publication", "retirement"]
+# The types of CloudEvents.
+EVENT_TYPES: Mapping[EventKind, str] = {
+    "publication": "lakeshare.table.published",
+    "retirement": "lakeshare.table.retiring",
+}
 # Sorts notices of a table behind its publications of the same time.
 NO_NUMBER = -1
 # For a share of many tables, the newest publications of the lake are tried first: so many times those of a page.
@@ -59,6 +64,11 @@ class FeedEvent:
     schema_changed: bool | None = None
     rows: int | None = None
     size_bytes: int | None = None
+
+    @property
+    def type(self) -> str:
+        """The type of its CloudEvent."""
+        return EVENT_TYPES[self.kind]
 
     @property
     def position(self) -> FeedPosition:
@@ -238,12 +248,8 @@ def _find_table(session: Session, share: ShareRow, alias: str) -> int:
 
 def _select_visible() -> Select[Any]:
     """The keys of publications and of the shared tables in which they are visible."""
-    row, table, followed = PublicationRow, SharedTableRow, FollowedTableRow
-    is_of_history = (
-        table.history
-        & (row.version >= func.coalesce(table.start_version, 0))
-        & (row.version >= func.coalesce(followed.start_version, 0))
-    )
+    row, table = PublicationRow, SharedTableRow
+    is_of_history = table.history & (row.version >= func.coalesce(table.start_version, 0))
     return _with_publications(row.key, table.key).where(
         _is_served(row),
         table.publication.is_(None) | (row.version <= table.publication),
@@ -297,8 +303,23 @@ def _is_served(row: Any) -> ColumnElement[bool]:
         .scalar_subquery()
     )
     is_kept = followed.key.is_(None) & row.audited.is_(True) & (row.version >= oldest)
-    is_followed = followed.key.is_not(None) & row.audited.is_(False)
-    return or_(is_kept, is_followed & (followed.table_id.is_(None) | (followed.table_id == row.table_id)))
+    newest = aliased(PublicationRow)
+    newest_number = (
+        select(newest.version)
+        .where(newest.table == SharedTableRow.lake_table)
+        .order_by(newest.version.desc())
+        .limit(1)
+        .correlate(SharedTableRow)
+        .scalar_subquery()
+    )
+    # The newest version of a followed table is readable below its start version, too.
+    is_followed = (
+        followed.key.is_not(None)
+        & row.audited.is_(False)
+        & (followed.table_id.is_(None) | (followed.table_id == row.table_id))
+        & ((row.version >= followed.start_version) | (row.version == newest_number))
+    )
+    return or_(is_kept, is_followed)
 
 
 def _latest(before: Any = None) -> Select[Any]:

@@ -5,7 +5,7 @@ cursor into the ledger, so that no event is lost while no server runs, and a lea
 """
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
@@ -16,14 +16,24 @@ from sqlalchemy.orm import Session
 from lakeshare_server.catalog.credentials import insert_statement
 from lakeshare_server.catalog.database import Catalog
 from lakeshare_server.catalog.feed import (
+    EVENT_TYPES,
     FeedEvent,
     list_publications,
     list_retirements,
     newest_ledger_key,
     read_grants,
 )
-from lakeshare_server.catalog.listings import Listings
-from lakeshare_server.catalog.models import DeliveryRow, PublicationRow, RecipientRow, ShareRow, WebhookRow
+from lakeshare_server.catalog.listings import EffectiveGrant, Listings, select_granted
+from lakeshare_server.catalog.models import (
+    DeliveryRow,
+    FollowedTableRow,
+    PublicationRow,
+    RecipientRow,
+    SchemaRow,
+    SharedTableRow,
+    ShareRow,
+    WebhookRow,
+)
 from lakeshare_server.catalog.sharing import Edit, require_not_revoked, require_storable, require_text
 from lakeshare_server.catalog.states import JsonState, find_recipient_row, find_share_row, state_from_row
 from lakeshare_server.errors import BadRequest, NotFound
@@ -38,8 +48,8 @@ KEPT_FOR = timedelta(days=30)
 MAX_GRACE = timedelta(days=30)
 # After so many failures in a row, a success lets all pending deliveries go on at once.
 OUTAGE_FAILURES = 3
-# Of a notice, which would be announced again if its delivery were removed.
-RETIREMENT = "lakeshare.table.retiring"
+# A notice would be announced again if its delivery were removed.
+RETIREMENT = EVENT_TYPES["retirement"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,14 +273,6 @@ def _new_delivery(
     return {"webhook_key": webhook_key, **what, **times, "state": "pending", "attempts": 0}
 
 
-@dataclass(frozen=True)
-class PreparedEvent:
-    """The type and the body of an event for webhooks."""
-
-    type: str
-    body: str
-
-
 class Outbox:
     """The pending deliveries of all webhooks, for the servers on one catalog."""
 
@@ -283,33 +285,63 @@ class Outbox:
         with self.catalog.reading() as session:
             return list(session.scalars(keys.where(_is_in_force(now))))
 
-    def plan(self, webhook_key: int, prepare: Callable[[FeedEvent], PreparedEvent], now: datetime) -> bool:
+    def list_followed(self, now: datetime) -> list[str]:
+        """The followed tables, by their lake names, that webhooks are for."""
+        with self.catalog.reading() as session:
+            pairs = session.execute(
+                select(RecipientRow.id, WebhookRow.share_key)
+                .join(WebhookRow, WebhookRow.recipient_key == RecipientRow.key)
+                .where(_is_in_force(now))
+                .distinct()
+            )
+            shares = {
+                key
+                for recipient_id, only in pairs.all()
+                for key in session.scalars(select_granted(recipient_id, now))
+                if only in (None, key)
+            }
+            names = (
+                select(FollowedTableRow.table_name)
+                .join(SharedTableRow, SharedTableRow.lake_table == FollowedTableRow.table_name)
+                .join(SchemaRow, SchemaRow.key == SharedTableRow.schema_key)
+            )
+            return list(session.scalars(names.where(SchemaRow.share_key.in_(shares)).distinct()))
+
+    def plan(self, webhook_key: int, make_body: Callable[[FeedEvent], str], now: datetime) -> bool:
         """Queues the events of publications after the cursor, and of new notices; True if more publications follow.
 
         The deliveries and the cursor are written in one transaction: each event is queued once.
         """
-        with self.catalog.writing(seen=False) as session:
-            own = select(WebhookRow).where(WebhookRow.key == webhook_key).with_for_update()
+        own = select(WebhookRow).where(WebhookRow.key == webhook_key)
+        with self.catalog.reading() as session:
+            # Most webhooks have nothing new: a read first spares the writer lock.
             row = session.scalars(own).one_or_none()
-            recipient = None if row is None else session.get(RecipientRow, row.recipient_key)
-            if row is None or recipient is None:
+            if row is None or not self._has_news(session, row, now):
+                return False
+        with self.catalog.writing(seen=False) as session:
+            row = session.scalars(own.with_for_update()).one_or_none()
+            if row is None:
                 return False
             newest = newest_ledger_key(session)
             until = min(newest, row.cursor + AT_ONCE)
-            shares = read_grants(session, recipient.id, now)
-            if row.share_key is not None:
-                shares = {key: grant for key, grant in shares.items() if key == row.share_key}
+            shares = _granted_shares(session, row, now)
             of_ledger = (PublicationRow.key > row.cursor) & (PublicationRow.key <= until)
             events = list_publications(session, shares, of_ledger)[::-1]
             events += list_retirements(session, ShareRow.key.in_(shares))
             for event in events:
-                made = prepare(event)
-                values = _new_delivery(
-                    row.key, event.id, made.type, event.table.id, made.body, now, self._retry_for
-                )
+                what = event.id, event.type, event.table.id, make_body(event)
+                values = _new_delivery(row.key, *what, now, self._retry_for)
                 session.execute(insert_statement(session, DeliveryRow, values).on_conflict_do_nothing())
             row.cursor = until
             return until < newest
+
+    def _has_news(self, session: Session, row: WebhookRow, now: datetime) -> bool:
+        if newest_ledger_key(session) > row.cursor:
+            return True
+        notices = list_retirements(session, ShareRow.key.in_(_granted_shares(session, row, now)))
+        known = select(DeliveryRow.event_id).where(DeliveryRow.webhook_key == row.key)
+        announced = session.scalars(known.where(DeliveryRow.type == RETIREMENT))
+        return not {event.id for event in notices} <= set(announced)
 
     def claim(self, now: datetime) -> SendingLease | None:
         """Claims the webhook with due deliveries that was served the longest time ago; None if there is none."""
@@ -424,6 +456,13 @@ class Outbox:
         except NotFound:
             return False
         return True
+
+
+def _granted_shares(session: Session, row: WebhookRow, now: datetime) -> Mapping[int, EffectiveGrant]:
+    """The grants of a webhook's recipient that are in force, by the keys of the shares that the webhook is for."""
+    recipient = session.get_one(RecipientRow, row.recipient_key)
+    grants = read_grants(session, recipient.id, now)
+    return grants if row.share_key is None else {key: grants[key] for key in grants if key == row.share_key}
 
 
 def _due_deliveries(now: datetime, webhook_key: Any) -> Select[Any]:

@@ -20,7 +20,6 @@ FORMATS = {"json": JSON_FEED, "atom": ATOM}
 ATOM_NAMESPACE = "http://www.w3.org/2005/Atom"
 # Characters that XML 1.0 cannot hold.
 NOT_IN_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-EVENT_TYPES = {"publication": "lakeshare.table.published", "retirement": "lakeshare.table.retiring"}
 TEST_EVENT = "lakeshare.webhook.test"
 
 
@@ -102,7 +101,7 @@ def make_cloud_event(event: FeedEvent, settings: ServerSettings) -> dict[str, An
         "specversion": "1.0",
         "id": event.id,
         "source": f"{settings.base_url()}/shares/{quote(event.table.share)}",
-        "type": EVENT_TYPES[event.kind],
+        "type": event.type,
         "subject": event.table.path,
         "time": format_moment(event.at),
         "datacontenttype": "application/json",

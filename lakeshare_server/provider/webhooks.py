@@ -21,14 +21,13 @@ from urllib.parse import urlsplit
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from lakeshare_server.catalog import Catalog, FollowedTables
+from lakeshare_server.catalog import Catalog
 from lakeshare_server.catalog.feed import FeedEvent
 from lakeshare_server.catalog.sharing import Edit
 from lakeshare_server.catalog.webhooks import (
     Delivery,
     Outbox,
     Outcome,
-    PreparedEvent,
     SendingLease,
     Webhook,
     add_webhook,
@@ -41,7 +40,6 @@ from lakeshare_server.locations import is_web_address
 from lakeshare_server.outbound import GuardedClient
 from lakeshare_server.protocol.feed import (
     CLOUD_EVENT,
-    EVENT_TYPES,
     TEST_EVENT,
     make_cloud_event,
     make_test_event,
@@ -203,6 +201,7 @@ class WebhookDispatcher:
             if lease is None:
                 return
             future = self._pool.submit(self._send_due, lease)
+            future.add_done_callback(_log_failure)
             future.add_done_callback(lambda _: self._wake.set())
             self._sending.add(future)
 
@@ -229,27 +228,27 @@ class WebhookDispatcher:
         keys = self._outbox.list_keys(self._now())
         if keys and (self._looking is None or self._looking.done()):
             self._looking = self._looker.submit(self._look_at_followed)
+            self._looking.add_done_callback(_log_failure)
         # Each publication and each notice begins a generation.
         if generation == self._planned_generation:
             return
         for key in keys:
-            while self._outbox.plan(key, self._prepare, self._now()):
+            while self._outbox.plan(key, self._make_body, self._now()):
                 pass
         self._planned_generation = generation
 
     def _look_at_followed(self) -> None:
         """Numbers the new versions of followed tables: their numbers are in the ledger then."""
-        for followed in FollowedTables(self._catalog).list():
+        for table in self._outbox.list_followed(self._now()):
             if self._stopping.is_set():
                 return
             try:
-                self._versions.of(followed.table).latest()
+                self._versions.of(table).latest()
             except LakeshareError as error:
-                _log.info("webhooks: %s has no news: %s", followed.table, error)
+                _log.info("webhooks: %s has no news: %s", table, error)
 
-    def _prepare(self, event: FeedEvent) -> PreparedEvent:
-        body = json.dumps(make_cloud_event(event, self._settings), ensure_ascii=False, separators=(",", ":"))
-        return PreparedEvent(EVENT_TYPES[event.kind], body)
+    def _make_body(self, event: FeedEvent) -> str:
+        return json.dumps(make_cloud_event(event, self._settings), ensure_ascii=False, separators=(",", ":"))
 
     def _send_due(self, lease: SendingLease) -> None:
         """Sends the due deliveries of a webhook one after the other, the oldest first."""
@@ -308,3 +307,10 @@ class WebhookDispatcher:
         """The time before the next attempt, with jitter, after so many failures before the last one."""
         delay_s = min(FIRST_RETRY_S * 2.0 ** min(failures, 30), LONGEST_RETRY_S)
         return timedelta(seconds=delay_s * (1 + JITTER * (2 * self._draw() - 1)))
+
+
+def _log_failure(future: Future[None]) -> None:
+    error = None if future.cancelled() else future.exception()
+    if error is not None:
+        # The lease ends by itself: what was not sent is tried again.
+        _log.error("webhooks: %s: %s", type(error).__name__, error, exc_info=error)

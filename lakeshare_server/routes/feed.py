@@ -20,7 +20,7 @@ from lakeshare_server.protocol.requests import matches_etag, optional_integer
 from lakeshare_server.routes.context import LISTINGS, READ_METHODS, RecipientRequest, RecipientRequestDep
 from lakeshare_server.routes.responses import encode_json, parse_weights
 
-DEFAULT_ITEMS = 50
+DEFAULT_ITEMS, MAX_ITEMS = 50, 500
 # Followed tables get their numbers when they are looked at; a feed waits this long for that.
 MAX_LOOKING_S = 2.0
 
@@ -40,7 +40,8 @@ def _respond(request: RecipientRequest, share: str) -> Response:
     media_type = choose_format(query.get("format"), parse_weights(http_request.headers.get("accept", "")))
     table = query.get("table") or None
     feed = FeedRequest(share, table, query.get("maxResults"))
-    limit = optional_integer(query, "maxResults", low=1, high=app_state.pager.page_size) or DEFAULT_ITEMS
+    requested = optional_integer(query, "maxResults", low=1, high=MAX_ITEMS) or DEFAULT_ITEMS
+    limit = min(requested, app_state.pager.page_size)
     # An unknown share is refused as such, whatever the token is.
     share_name = request.listings.share(share).name
     token = query.get("pageToken")

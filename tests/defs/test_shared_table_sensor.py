@@ -70,7 +70,8 @@ def provider(tmp_path: Path) -> Iterator[Provider]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    made = a_provider(tmp_path, port=port)
+    # Pages of a provider may be smaller than those that are asked for.
+    made = a_provider(tmp_path, port=port, page_size=2)
     with editing(made.catalog, "tests") as edit:
         create_share(edit, "sales")
         add_table(edit, "sales", SharedTable("lake", "orders", "lake.orders"))
@@ -96,7 +97,6 @@ def profile_of(provider: Provider, authentication: str = "TOKEN") -> Path:
 def test_each_number_starts_one_run_also_several_at_once_and_after_outages(
     provider: Provider, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(updates, "ITEMS", 2)
     monkeypatch.setenv("SALES_PROFILE", str(profile_of(provider)))
     sensor = shared_table_sensor(dg.EnvVar("SALES_PROFILE"), TABLE, target=[report])
     daemon = Daemon(sensor, instance)

@@ -10,7 +10,6 @@ from lakeshare_server.catalog.sharing import add_table, create_recipient, create
 from lakeshare_server.catalog.webhooks import (
     Outbox,
     Outcome,
-    PreparedEvent,
     SendingLease,
     add_webhook,
     get_webhook,
@@ -22,8 +21,8 @@ DAY = timedelta(days=1)
 LEASE = timedelta(minutes=1)
 
 
-def prepare(event: FeedEvent) -> PreparedEvent:
-    return PreparedEvent("test", f"{event.table.name} {event.number}")
+def make_body(event: FeedEvent) -> str:
+    return f"{event.table.name} {event.number}"
 
 
 def at_once(call: Callable[[], object]) -> list[object]:
@@ -46,7 +45,7 @@ def test_events_are_queued_and_leased_once(catalog: Catalog) -> None:
     assert [event.schema_changed for event in (*page.events, *rest.events)] == [False, False, None]
 
     outbox, now = Outbox(catalog, DAY, LEASE), datetime.now(UTC) + timedelta(seconds=1)
-    at_once(lambda: outbox.plan(webhook.key, prepare, now))
+    at_once(lambda: outbox.plan(webhook.key, make_body, now))
     with catalog.reading() as session:
         queued = list_deliveries(session, get_webhook(session, webhook.id))
     assert sorted(delivery.body for delivery in queued) == ["orders 0", "orders 1", "orders 2"]

@@ -344,9 +344,13 @@ def test_new_versions_of_followed_tables_are_found_without_a_request(
     with editing(provider.catalog, "tests") as edit:
         add_table(edit, "sales", SharedTable("lake", "found", "lake.found"))
 
+    provider.follow("lake.ungranted", a_delta_table(tmp_path / "ungranted"))
+
     run(dispatch())
 
     assert [table for table, _ in consumer.numbers()] == ["found"]
+    # Stores of tables that no webhook is for are not asked.
+    assert Ledger(provider.catalog).tables() == ["lake.found"]
 
 
 def test_secrets_are_sealed_in_the_database_and_rotate_with_a_grace_time(

@@ -20,11 +20,12 @@ from lakeshare_server.catalog import (
     feed,
     lock_set,
 )
+from lakeshare_server.catalog.ledger import alter_followed
 from lakeshare_server.catalog.sharing import add_table, create_share, editing, grant, revoke
 from lakeshare_server.errors import BadRequest, NotFound
 from lakeshare_server.storage import Stores
 from lakeshare_server.versions import Versions
-from tests.builders.lake_tables import a_delta_table
+from tests.builders.lake_tables import a_delta_table, an_iceberg_table, append_delta, some_rows
 from tests.builders.publications import a_publication
 from tests.builders.recipients import Recipients
 from tests.builders.sharing import Provider, a_provider, a_server
@@ -36,7 +37,7 @@ WIDER = '{"type":"struct","fields":[{"name":"a","type":"long","nullable":true,"m
 
 @pytest.fixture
 def provider(tmp_path: Path) -> Iterator[Provider]:
-    made = a_provider(tmp_path, page_size=500)
+    made = a_provider(tmp_path, page_size=100)
     with editing(made.catalog, "tests") as edit:
         create_share(edit, "sales")
         create_share(edit, "other")
@@ -166,7 +167,7 @@ def test_shares_of_many_tables_have_the_same_pages(
     assert len(whole) == 24
 
     monkeypatch.setattr(feed, "MANY_TABLES", 1)
-    for windows in ((1,), (1, 2), (4, 40)):
+    for windows in ((1,), (1, 3)):
         monkeypatch.setattr(feed, "WINDOWS", windows)
         found: list[str] = []
         parameters = {"maxResults": "5"}
@@ -206,6 +207,36 @@ TERMS: list[dict[str, Any]] = [
 ]
 
 
+def make_views(provider: Provider) -> TableViews:
+    return TableViews(
+        provider.catalog, Versions(provider.catalog, provider.settings, Stores(provider.settings))
+    )
+
+
+def allowed_numbers(
+    provider: Provider, views: TableViews, token: str, name: str, numbers: range
+) -> list[str]:
+    """The numbers of a table that the calls for versions allow, newest first, as `numbers` gives them."""
+    reader = Recipients(provider.catalog).by_token(token)
+    assert reader is not None
+    view = views.table(reader, "sales", "lake", name)
+    allowed = []
+    for number in reversed(numbers):
+        try:
+            if view.latest().number == number or view.at_version(number):
+                allowed.append(f"{name} {number}")
+        except (BadRequest, NotFound):
+            continue
+    return allowed
+
+
+def share_with_all_terms(provider: Provider, table: str) -> list[str]:
+    names = [f"t{index}" for index in range(len(TERMS))]
+    for name, terms in zip(names, TERMS, strict=True):
+        share(provider, name, table=table, **terms)
+    return names
+
+
 def test_a_feed_has_exactly_the_numbers_that_the_version_calls_allow(
     provider: Provider, client: httpx.Client
 ) -> None:
@@ -213,27 +244,44 @@ def test_a_feed_has_exactly_the_numbers_that_the_version_calls_allow(
     with lock_set(provider.catalog, "lake", "tests", 1) as lease:
         Ledger(provider.catalog).expire("lake.orders", 1, lease)
     token = provider.recipient(shares=("sales",))
-    for index, terms in enumerate(TERMS):
-        share(provider, f"t{index}", table="lake.orders", **terms)
+    names = share_with_all_terms(provider, "lake.orders")
 
     found = numbers(client, token)
 
-    reader = Recipients(provider.catalog).by_token(token)
-    assert reader is not None
-    stores = Stores(provider.settings)
-    views = TableViews(provider.catalog, Versions(provider.catalog, provider.settings, stores))
-    for index in range(len(TERMS)):
-        name, allowed = f"t{index}", set()
-        view = views.table(reader, "sales", "lake", name)
-        for number in range(5):
-            try:
-                is_latest = view.latest().number == number
-                allowed |= {number} if is_latest or view.at_version(number) else set()
-            except (BadRequest, NotFound):
-                continue
-        assert [text for text in found if text.startswith(f"{name} ")] == [
-            f"{name} {number}" for number in sorted(allowed, reverse=True)
-        ], TERMS[index]
+    views = make_views(provider)
+    for name, terms in zip(names, TERMS, strict=True):
+        expected = allowed_numbers(provider, views, token, name, range(5))
+        assert [text for text in found if text.startswith(f"{name} ")] == expected, terms
+    assert len(found) == 4 + 1 + 3 + 1 + 3 + 1 + 2 + 0 + 0
+
+
+@pytest.mark.parametrize("table_format", ["delta", "iceberg"])
+def test_so_it_has_of_followed_tables(
+    provider: Provider, client: httpx.Client, tmp_path: Path, table_format: str
+) -> None:
+    iceberg = an_iceberg_table(tmp_path / "followed") if table_format == "iceberg" else None
+    location = tmp_path / "delta"
+    if iceberg is None:
+        a_delta_table(location)
+        provider.follow("lake.found", location)
+    else:
+        provider.follow_iceberg("lake.found", iceberg.table.location())
+    token = provider.recipient(shares=("sales",))
+    names = share_with_all_terms(provider, "lake.found")
+    for _ in range(3):
+        numbers(client, token, params={"table": "lake.t0"})
+        append_delta(location, some_rows(days=1)) if iceberg is None else iceberg.append(some_rows(days=1))
+
+    views = make_views(provider)
+    for start in (0, 2):
+        if start:
+            with editing(provider.catalog, "tests") as edit:
+                alter_followed(edit, "lake.found", 0, start)
+        found = numbers(client, token)
+        assert len(found) > len(names) - 2
+        for name, terms in zip(names, TERMS, strict=True):
+            expected = allowed_numbers(provider, views, token, name, range(7))
+            assert [text for text in found if text.startswith(f"{name} ")] == expected, (start, terms)
 
 
 def test_the_schema_is_compared_with_numbers_that_the_recipient_may_read(
