@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         published_set,
         set_definitions,
     )
+    from lakeshare_pipelines.defs.shared_table import shared_table_sensor
     from lakeshare_pipelines.defs.table_inputs import table_input
     from lakeshare_pipelines.defs.transforms import transform
     from lakeshare_pipelines.defs.wap import LakeResource, table_key
@@ -25,6 +26,7 @@ __all__ = [
     "lakeshare_resources",
     "published_set",
     "set_definitions",
+    "shared_table_sensor",
     "sql",
     "table_input",
     "table_key",
@@ -39,6 +41,7 @@ _MODULES = {
     "lakeshare_resources": "lakeshare_pipelines.defs.published_set",
     "published_set": "lakeshare_pipelines.defs.published_set",
     "set_definitions": "lakeshare_pipelines.defs.published_set",
+    "shared_table_sensor": "lakeshare_pipelines.defs.shared_table",
     "table_input": "lakeshare_pipelines.defs.table_inputs",
     "table_key": "lakeshare_pipelines.defs.wap",
     "transform": "lakeshare_pipelines.defs.transforms",

@@ -25,7 +25,7 @@ from lakeshare_server.outbound import Services
 from lakeshare_server.pages import activation, console, portal
 from lakeshare_server.pages.portal import LocationSigners, Previews
 from lakeshare_server.pages.rendering import PageHeaders
-from lakeshare_server.routes import files, health, iceberg, oauth, tables
+from lakeshare_server.routes import evidence, feed, files, health, iceberg, oauth, tables
 from lakeshare_server.routes.admin import PREFIX as ADMIN_PREFIX
 from lakeshare_server.routes.admin import admin_api, well_known
 from lakeshare_server.routes.context import AppState
@@ -58,18 +58,22 @@ def create_app(settings: ServerSettings) -> FastAPI:
     stores = Stores(settings, Services(settings.outside_answer_s, metrics.note_outage))
     app_state = AppState(settings, stores, metrics)
     app_state.write_check = health.WriteCheck(app_state.catalog, settings)
+    console_work = console.open_console_work(app_state)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, ConnectionLimits]]:
         sys.setswitchinterval(SWITCH_S)
         app_state.async_worker.start()
         app_state.usage_writer.start()
+        app_state.webhook_dispatcher.start()
         proxies = TrustedProxies(settings.trusted_proxies)
         yield {LIMITS: ConnectionLimits(settings.slow_client_s, settings.connections_per_address, proxies)}
+        console_work.jobs.close()
         app_state.async_worker.stop()
         app_state.usage_writer.stop()
         app_state.usage.stop()
         app_state.verifications.stop()
+        app_state.webhook_dispatcher.stop()
         app_state.pools.close()
         app_state.audit.close()
         app_state.catalog.close()
@@ -90,7 +94,14 @@ def create_app(settings: ServerSettings) -> FastAPI:
     app.include_router(well_known)
     prefix = settings.endpoint.rstrip("/")
     app.include_router(oauth.iceberg_router)
-    for router in (oauth.router, tables.listings_router, tables.router, files.router):
+    for router in (
+        oauth.router,
+        tables.listings_router,
+        feed.router,
+        tables.router,
+        evidence.router,
+        files.router,
+    ):
         app.include_router(router, prefix=prefix)
     app.include_router(activation.router)
     app.include_router(portal.router)
@@ -99,7 +110,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
     app.router.routes[:0] = [*tables.make_priority_routes(prefix), *iceberg.routes()]
     app.router.routes.append(iceberg.other_calls())
     app.mount(ADMIN_PREFIX, admin_api(app_state, app))
-    app.mount(CONSOLE_PATH, console.console_app(app_state, app))
+    app.mount(CONSOLE_PATH, console.console_app(app_state, app, console_work))
     return app
 
 

@@ -2,6 +2,7 @@
 
 LakeshareError
 ├── NotFound            kind, name           → 404 RESOURCE_DOES_NOT_EXIST
+├── NoEvidence          table, why, fix      → 404 RESOURCE_DOES_NOT_EXIST
 ├── BadRequest          field, value, hint   → 400 INVALID_PARAMETER_VALUE
 ├── MalformedRequest    what, hint           → 400 MALFORMED_REQUEST
 ├── Unserveable         reason, fix, code    → 400 UNSUPPORTED_OPERATION
@@ -17,6 +18,7 @@ LakeshareError
 ├── CatalogConflict     what, fix            → 409 RESOURCE_CONFLICT, to administrators only
 │   ├── NameTaken                            → 409 RESOURCE_ALREADY_EXISTS
 │   └── EditedMeanwhile                      → 412 ABORTED
+├── EvidenceRefused                          a download is not what a provider signed (`lakeshare verify`)
 └── DocumentError       path, line, field, problem, hint, also    a file of `lakeshare apply` cannot be used
 """
 
@@ -93,6 +95,18 @@ class NotFound(LakeshareError):
 
     def for_provider(self) -> str:
         return f"{self.kind} '{shorten_value(self.name)}' does not exist."
+
+
+class NoEvidence(LakeshareError):
+    """A version that has no signed evidence; `fix` is for recipients, too."""
+
+    def __init__(self, version: str, why: str, fix: str) -> None:
+        super().__init__(f"{version} has no signed evidence: {why}. {fix}")
+        self.version, self.why, self.fix = version, why, fix
+
+
+class EvidenceRefused(LakeshareError):
+    """What a recipient has downloaded is not what its provider signed, or that cannot be shown."""
 
 
 class BadRequest(LakeshareError):

@@ -3,17 +3,25 @@
 A `Service` runs each call in its own thread and waits for it until the deadline. When a call has no response in time
 and the service has given no other one meanwhile, its circuit breaker opens: calls are refused until a probe succeeds.
 `SharedRefresh` is for state that many requests need: one thread refreshes it, and the others share the outcome.
+`GuardedClient` is for URLs that others choose: of OIDC issuers and webhooks.
 """
 
+import http.client
+import ipaddress
 import logging
 import math
+import socket
+import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass
+from functools import cache
 from queue import Empty, SimpleQueue
-from threading import Lock, Thread
+from threading import Lock, Thread, Timer
 from typing import Generic, TypeVar
+from urllib.parse import SplitResult, urlsplit
 
 from lakeshare_server.errors import LakeshareError, Unavailable
 
@@ -206,6 +214,11 @@ class SharedRefresh:
     def is_fresh(self) -> bool:
         return self._failure is None and time.monotonic() - self._ended_at < self._fresh_s
 
+    def last(self) -> tuple[float | None, LakeshareError | None]:
+        """Seconds since the last refresh ended, None before the first, and its error."""
+        ended_at, failure = self._ended_at, self._failure
+        return None if ended_at == float("-inf") else time.monotonic() - ended_at, failure
+
     def expire(self) -> None:
         """Makes the next caller refresh."""
         if self._failure is None:
@@ -257,3 +270,126 @@ def _repeat_failure(failure: LakeshareError | None) -> LakeshareError:
     if failure is None:
         raise AssertionError("unreachable: only a failure keeps threads from waiting")
     return failure.with_traceback(None)
+
+
+CONNECT_S = 5.0
+PORTS = {"https": 443, "http": 80}
+# Networks whose IPv6 addresses contain the IPv4 address that is reached: NAT64 (RFC 6052) and 6to4.
+TRANSLATED = ((ipaddress.IPv6Network("64:ff9b::/96"), 0), (ipaddress.IPv6Network("2002::/16"), 80))
+
+
+@dataclass(frozen=True)
+class GuardedResponse:
+    """A response, whose body may be cut at the limit of bytes; the names of headers are in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class GuardedClient:
+    """Sends requests over TLS to public addresses, and also without TLS to the named private hosts.
+
+    `private_hosts` has hosts, or `host:port`, by spaces. Redirects are responses: they are not followed.
+    """
+
+    def __init__(self, private_hosts: str) -> None:
+        self._private = frozenset(private_hosts.lower().split())
+
+    def require_allowed(self, url: str) -> None:
+        """Raises ValueError for a URL that requests are not sent to now, and OSError for an unknown host."""
+        self._resolve(urlsplit(url))
+
+    def request(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        body: bytes | None = None,
+        *,
+        within_s: float,
+        max_bytes: int,
+    ) -> GuardedResponse:
+        """The response to a request, complete within `within_s`.
+
+        Raises:
+            ValueError: the URL is not allowed.
+            OSError, HTTPException: there is no complete response in time.
+        """
+        parts, ends_at = urlsplit(url), time.monotonic() + within_s
+        host, port, addresses = self._resolve(parts)
+        plain = _connect(addresses, port, ends_at)
+        with closing(plain), _ended_at(plain, ends_at):
+            connection = http.client.HTTPConnection(host, port)
+            if parts.scheme == "https":
+                connection = http.client.HTTPSConnection(host, port, context=_tls())
+                plain = _tls().wrap_socket(plain, server_hostname=host)
+            # The checked connection is used, because the name may resolve to another address later.
+            with closing(plain):
+                connection.sock = plain
+                target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+                connection.request(method, target, body, dict(headers))
+                response = connection.getresponse()
+                received = response.read(max_bytes)
+                names = {name.lower(): value for name, value in response.getheaders()}
+                return GuardedResponse(response.status, names, received)
+
+    def _resolve(self, url: SplitResult) -> tuple[str, int, list[str]]:
+        host, port = url.hostname or "", url.port or PORTS.get(url.scheme, 0)
+        is_private = host in self._private or f"{host}:{port}" in self._private
+        if url.scheme != "https" and not (url.scheme == "http" and is_private):
+            raise ValueError("only https is asked")
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+        if not is_private and not all(map(_is_public, addresses)):
+            raise ValueError("it is in a private network")
+        return host, port, addresses
+
+
+def _is_public(text: str) -> bool:
+    address = ipaddress.ip_address(text.partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address):
+        for network, bits in TRANSLATED:
+            if address in network:
+                return _is_public(str(ipaddress.IPv4Address(int(address) >> bits & 0xFFFFFFFF)))
+    return address.is_global and not address.is_multicast
+
+
+def _connect(addresses: list[str], port: int, ends_at: float) -> socket.socket:
+    """A connection to the first address that accepts one; raises OSError."""
+    failure: OSError = TimeoutError("no connection in time")
+    for address in addresses:
+        left_s = ends_at - time.monotonic()
+        if left_s <= 0:
+            break
+        try:
+            return socket.create_connection((address, port), min(left_s, CONNECT_S))
+        except OSError as error:
+            failure = error
+    raise failure
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    return ssl.create_default_context()
+
+
+@contextmanager
+def _ended_at(connection: socket.socket, ends_at: float) -> Iterator[None]:
+    """Cuts the connection at a time: a peer that sends single bytes never reaches a read timeout."""
+    connection.settimeout(max(0.001, ends_at - time.monotonic()))
+    handle = connection.dup()
+
+    def cut() -> None:
+        with suppress(OSError):
+            handle.shutdown(socket.SHUT_RDWR)
+
+    timer = Timer(max(0.0, ends_at - time.monotonic()), cut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        handle.close()

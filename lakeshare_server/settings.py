@@ -2,7 +2,7 @@
 
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, SecretStr, StringConstraints
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -115,6 +115,11 @@ class StateSettings(StoreSettings):
     index_cache_bytes: int = Field(10_737_418_240, ge=1)
     """Most bytes of indexes from other hosts, and of those built on demand for old and followed versions."""
 
+    evidence_key_file: AbsolutePath | None = None
+    """Private Ed25519 key that signs publications, a PEM file; made and kept in the state folder by default."""
+    evidence_digests: Literal["local", "stored", "read", "none"] = "local"
+    """SHA-256 of files in evidence: local reads new files on disk, stored also asks S3, read reads all, or none."""
+
     audit_retention_days: int | None = Field(None, ge=1)
     """Days that audit events are kept, by the nightly janitor and `lakeshare audit prune`; all by default."""
 
@@ -142,6 +147,11 @@ class StateSettings(StoreSettings):
     def audit_dir(self) -> Path:
         """Folder of the journals with events that are not in the database yet."""
         return self.state_dir / "audit"
+
+    @property
+    def first_key_file(self) -> Path:
+        """File of the first administrator's key, for a server that was not started on a terminal."""
+        return self.state_dir / "first-admin.key"
 
     @property
     def vectors_dir(self) -> Path:
@@ -226,6 +236,19 @@ class ServerSettings(StateSettings):
         description="Hosts of OIDC issuers, by spaces, that may be in a private network or without TLS, like "
         "idp.corp login.corp:8080.",
     )
+    webhook_interval_s: float = Field(5, ge=0, le=3600)
+    """How often the server looks for events of webhooks and sends them, in seconds; 0 turns webhooks off."""
+    webhook_private_hosts: str = Field(
+        "",
+        description="Hosts of webhooks, by spaces, that may be in a private network or without TLS, like "
+        "hooks.corp hooks.corp:8080.",
+    )
+    webhook_answer_s: float = Field(10, gt=0, le=60)
+    """How long one attempt of a webhook may take, in seconds."""
+    webhook_retry_hours: int = Field(72, ge=1, le=720)
+    """How long an event is sent again until it is a dead letter, in hours."""
+    webhook_senders: int = Field(8, ge=1, le=64)
+    """Webhooks that one worker sends to at the same time."""
     oidc_leeway_s: int = Field(60, ge=0, le=600)
     """How far an issuer's clock may be from ours, in seconds."""
     admin_oidc_issuer: Endpoint | None = None
@@ -242,10 +265,18 @@ class ServerSettings(StateSettings):
     """Values of the claim that make a steward."""
     admin_oidc_auditors: str = "lakeshare-auditor"
     """Values of the claim that make an auditor."""
+    console_oidc_client_id: str | None = None
+    """Client id at ADMIN_OIDC_ISSUER, to sign in to the console by it; administrators' keys only by default."""
+    console_oidc_client_secret: SecretStr | None = None
+    """Secret of CONSOLE_OIDC_CLIENT_ID; public clients have none."""
+    console_oidc_scopes: str = "openid"
+    """Scopes, by spaces, that bring the claims of ADMIN_OIDC_NAME_CLAIM and ADMIN_OIDC_ROLE_CLAIM into the ID token."""
     console_session_s: int = Field(28_800, ge=300, le=604_800)
     """How long a session of the console lasts, in seconds."""
     dagster_url: Endpoint | None = None
     """Where the Dagster UI is, for links."""
+    console_job_s: int = Field(7200, ge=60, le=604_800)
+    """How long a job that the console starts may take, like another audit of a staged set, in seconds."""
     max_body_bytes: int = Field(2_097_152, ge=1024)
     """Largest request body accepted, in bytes."""
 
@@ -263,6 +294,18 @@ class ServerSettings(StateSettings):
     def activation_url(self, code: str) -> str:
         """The link that gives a recipient its profile."""
         return f"{self._root()}{ACTIVATION_PATH}/{code}"
+
+    def console_url(self) -> str:
+        """The URL of the console."""
+        return self._root() + CONSOLE_PATH
+
+    def feed_url(self, share: str) -> str:
+        """The feed of a share."""
+        return f"{self.base_url()}/shares/{quote(share)}/publications"
+
+    def portal_url(self, table: str | None = None) -> str:
+        """The recipients' portal; at a table, `share.schema.table`, if one is given."""
+        return self._root() + PORTAL_PATH + ("" if table is None else f"#{quote(table)}")
 
     def root_path(self) -> str:
         """The path before the server's paths for recipients; empty unless a proxy removes a prefix."""

@@ -55,7 +55,15 @@ class TextField:
 
 
 TEXT_FIELDS: Mapping[TextOwner, tuple[TextField, ...]] = {
-    "share": (TextField("display_name", "The name shown to recipients.", "Sales of all branches"),),
+    "share": (
+        TextField("display_name", "The name shown to recipients.", "Sales of all branches"),
+        TextField(
+            "notice",
+            "What recipients have to know now, in the portal and as a property of the tables.",
+            "The load of 5 March is late.",
+            max_chars=2000,
+        ),
+    ),
     "recipient": (
         TextField(
             "agreement",

@@ -24,7 +24,7 @@ from lakeshare_pipelines.nessie.server import nessie_dir, nessie_for
 from lakeshare_pipelines.settings import NESSIE, LakeSettings
 from lakeshare_server.catalog import Catalog, open_catalog
 from lakeshare_server.catalog.database import HEAD, WRITES, new_catalog
-from lakeshare_server.catalog.models import AuditChainRow, Base, PublicationRow, UtcDateTime
+from lakeshare_server.catalog.models import AuditChainRow, Base, EvidenceRow, PublicationRow, UtcDateTime
 from lakeshare_server.storage.stores import write_file
 from lakeshare_server.tables.index import index_path, sync_folder
 
@@ -283,7 +283,9 @@ def dump_catalog(settings: LakeSettings, backup: Backup, points: Points, day: st
         audit_head = session.scalar(select(AuditChainRow.hash).where(AuditChainRow.name == "head"))
         rows = session.execute(select(PublicationRow.index_digest, PublicationRow.changes_digest)).all()
         published = session.scalar(select(func.count(PublicationRow.table.distinct()))) or 0
-    indexes, missing = dump.indexes(settings, sorted({digest for row in rows for digest in row if digest}))
+        entries = session.scalars(select(EvidenceRow.entries_digest)).all()
+    digests = {digest for row in rows for digest in row if digest} | set(entries)
+    indexes, missing = dump.indexes(settings, sorted(digests))
     contracts = settings.contracts_dir or PACKAGED
     manifest = Manifest(
         lakeshare=version("lakeshare"),

@@ -1,6 +1,7 @@
 """Make a backup point in steps that can run alone, and again: each reads what the step before left in the workspace."""
 
 import datetime as dt
+import logging
 import time
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -27,8 +28,13 @@ from lakeshare_pipelines.backup.restore.copies import TableRestore, get_point, i
 from lakeshare_pipelines.backup.restore.tables import PointRestore
 from lakeshare_pipelines.backup.restore.targets import map_to_new_keys, select_copied
 from lakeshare_pipelines.backup.stores import StoreAddress
-from lakeshare_pipelines.errors import BackupError
+from lakeshare_pipelines.errors import BackupError, ObjectMissing
 from lakeshare_pipelines.settings import LakeSettings
+
+log = logging.getLogger(__name__)
+
+DRILLS = "drills/"
+"""In a point's folder: the records of its drills."""
 
 
 @dataclass(frozen=True)
@@ -330,9 +336,22 @@ def run_drill(
         **(restored.model_dump(include={"rows", "files", "objects", "size_bytes"}) if restored else {}),
     )
     name = f"{started:%Y-%m-%dT%H%M%S.%fZ}"
-    key = f"{points.folder(point.day)}drills/{name}.json"
+    key = f"{points.folder(point.day)}{DRILLS}{name}.json"
     points.store.put(key, record.model_dump_json(indent=1).encode())
     return record
+
+
+def read_drills(points: Points, limit: int) -> list[DrillRecord]:
+    """The newest drills of all points, the newest first; records that cannot be read are left out."""
+    days = points.folder("x").removesuffix("x/")
+    listed = [file.key for file in points.store.list(days) if f"/{DRILLS}" in file.key]
+    drills = []
+    for key in sorted(listed, key=lambda key: key.rpartition("/")[2], reverse=True)[:limit]:
+        try:
+            drills.append(DrillRecord.model_validate_json(points.store.read(key)))
+        except (ValueError, ObjectMissing) as error:
+            log.warning("the drill %s cannot be read: %s", key, error)
+    return drills
 
 
 def draw_table(backup: Backup, point: model.Point, random: Random) -> model.TableProof:

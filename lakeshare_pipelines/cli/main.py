@@ -287,8 +287,13 @@ def rollback(
     with _open_lake_with_spark() as lake:
         publications = rollback_with_views(lake, _open_catalog(), contract, found, number)
     for publication in publications:
-        again = f"publication {publication.repeats} again, as number {publication.version}"
-        typer.echo(f"{publication.table} shows {again}")
+        if publication.repeats is None:
+            typer.echo(
+                f"{publication.table} shows publication {publication.version} already: nothing changed"
+            )
+        else:
+            again = f"publication {publication.repeats} again, as number {publication.version}"
+            typer.echo(f"{publication.table} shows {again}")
 
 
 @app.command("lineage")

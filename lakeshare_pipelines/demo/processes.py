@@ -70,8 +70,8 @@ def free_port(preferred: int) -> int:
 @contextmanager
 def sharing_server(port: int, log: Path) -> Iterator[str]:
     """Runs `lakeshare serve` on `port`; yields its root URL once it is ready."""
-    # Its output goes into a log, which must not hold a key.
-    command = [sys.executable, "-m", "lakeshare_server", "serve", "--port", str(port), "--no-first-key"]
+    # Its output is a log, so the first key goes into a file of the state folder.
+    command = [sys.executable, "-m", "lakeshare_server", "serve", "--port", str(port)]
     root = f"http://127.0.0.1:{port}"
     with running_process(command, log, _get(f"{root}/readyz")):
         yield root

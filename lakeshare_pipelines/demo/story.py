@@ -238,7 +238,7 @@ def run_demo(*, once: bool, store: Literal["disk", "s3"] = "disk") -> int:
         wrong += _delete_and_restore(context)
         _print_summary(context, server, wrong)
         if not wrong and not once:
-            _wait_for_interrupt(context, stack)
+            _wait_for_interrupt(context, server, stack)
     return 1 if wrong else 0
 
 
@@ -411,24 +411,29 @@ def _print_summary(context: DemoContext, server: str, wrong: Sequence[str]) -> N
     _print_publications(context)
     sets = (context.flights, context.reference)
     landing = sum(len(find_deliveries(context.settings, contract)) for contract in sets)
+    verified = f"{context.profile}#{WATCHED_TABLE}"
     for line in (
         f"{landing} deliveries are in {context.settings.landing_root}",
         f"the recipient's profile is {context.profile}",
         f"the sharing server is {server}/delta-sharing",
+        f"the console is {server}/console; the key to sign in with is in {context.settings.first_key_file}",
         "staged sets that failed: lakeshare wap list",
+        "the key that signed the publications: lakeshare evidence export --to provider.pem",
+        f"what a recipient proves with it: lakeshare verify {verified} --key provider.pem --files",
         *(f"WRONG: {line}" for line in wrong),
         f"{len(wrong)} checks failed" if wrong else "every row count is right",
     ):
         context.reporter.write_line(line)
 
 
-def _wait_for_interrupt(context: DemoContext, stack: ExitStack) -> None:
-    context.reporter.chapter("The Dagster UI")
+def _wait_for_interrupt(context: DemoContext, server: str, stack: ExitStack) -> None:
+    context.reporter.chapter("The Dagster UI and the console")
     with context.reporter.working("the Dagster UI"):
         url = stack.enter_context(
             processes.dagster_ui(processes.free_port(3000), context.settings.logs_dir / "dagster.log")
         )
     context.reporter.write_line(f"open {url}/asset-groups for the path, {url}/runs for the runs")
+    context.reporter.write_line(f"open {server}/console for publications, shares and recipients")
     line = "stop with Ctrl-C; `lakeshare down` then stops Nessie; `make demo-clean` removes it all"
     context.reporter.write_line(line)
     signal.sigwait({signal.SIGINT, signal.SIGTERM})

@@ -24,7 +24,7 @@ from lakeshare_pipelines.share.changes import TableState
 from lakeshare_pipelines.wap.delta import PUBLISHED, STAGED_FOLDER
 from lakeshare_pipelines.wap.iceberg import CHANGES_FOLDER, iceberg_tables
 from lakeshare_pipelines.wap.staged import Lake
-from lakeshare_server.catalog import Ledger, Publication
+from lakeshare_server.catalog import EvidenceStore, Ledger, Publication
 from lakeshare_server.errors import StoreError, StoreMissing, Unserveable
 from lakeshare_server.storage import LASTING
 from lakeshare_server.storage.location_columns import resolve_names
@@ -179,6 +179,9 @@ def find_unused_files(lake: Lake, ledger: Ledger, table: Table, now: datetime) -
     digests = {digest for row in kept for digest in (row.index_digest, row.changes_digest)}
     expired = (row for row in history if row.version < oldest)
     indexes = {digest for row in expired for digest in (row.index_digest, row.changes_digest) if digest}
+    evidence = EvidenceStore(ledger.catalog)
+    kept_entries = evidence.entries_digests(table.name, oldest)
+    indexes |= evidence.entries_digests(table.name) - kept_entries
     return UnusedFiles(tuple(files), tuple(folders), tuple(sorted(indexes - digests)))
 
 

@@ -28,6 +28,7 @@ from lakeshare_pipelines.errors import NessieError
 from lakeshare_server.nessie import (
     CONTENT_FIELDS,
     ICEBERG_TABLE,
+    TIMEOUT_S,
     NessieApi,
     TableContent,
     get_error_code,
@@ -37,7 +38,7 @@ from lakeshare_server.nessie import (
 from lakeshare_server.storage.stores import write_file
 
 
-def nessie_api(uri: str, token: str | None) -> NessieApi:
+def nessie_api(uri: str, token: str | None, timeout_s: float = TIMEOUT_S) -> NessieApi:
     """Returns the API of one server; every failure is a NessieError."""
 
     def make_error(status: int, code: str, message: str) -> NessieError:
@@ -47,7 +48,7 @@ def nessie_api(uri: str, token: str | None) -> NessieApi:
             message = f"{uri}: {message}. Check LAKESHARE_NESSIE_URI"
         return NessieError(status, code, message)
 
-    return NessieApi(uri, token, make_error)
+    return NessieApi(uri, token, make_error, timeout_s=timeout_s)
 
 
 def unreachable_error(uri: str, cause: str) -> NessieError:

@@ -323,6 +323,21 @@ def ensure_nessie(settings: LakeSettings) -> NessieEndpoint:
     return _ensure(settings)[0]
 
 
+def find_nessie(settings: LakeSettings) -> NessieEndpoint:
+    """Returns the endpoint of Nessie, which is not started if it does not run.
+
+    Raises:
+        NessieError: it does not run, or `LAKESHARE_NESSIE_URI` is no v2 address.
+    """
+    if settings.nessie_uri is not None:
+        return _get_configured_endpoint(settings)
+    server = _find_usable_server(settings)
+    if server is None:
+        message = "the embedded server does not run; the next run or `lakeshare wap list` starts it"
+        raise NessieError(0, "NOT_RUNNING", message)
+    return _make_endpoint(settings, server)
+
+
 def stop_nessie(settings: LakeSettings) -> bool:
     """Stops the embedded server and returns whether it ran. Its state stays."""
     if settings.nessie_uri is not None or not nessie_dir(settings).exists():
@@ -394,12 +409,13 @@ def _ensure(settings: LakeSettings) -> tuple[NessieEndpoint, bool]:
             server = _find_usable_server(settings)
             if server is None:
                 server, was_started = _start(settings), True
+    return _make_endpoint(settings, server), was_started
+
+
+def _make_endpoint(settings: LakeSettings, server: ServerProcess) -> NessieEndpoint:
     bypass_proxy(server.uri)
     key = client.load_signing_key(key_path(settings))
-    endpoint = NessieEndpoint(
-        server.uri, client.sign_token(key, "writer"), client.sign_token(key, "publisher")
-    )
-    return endpoint, was_started
+    return NessieEndpoint(server.uri, client.sign_token(key, "writer"), client.sign_token(key, "publisher"))
 
 
 def _start(settings: LakeSettings) -> ServerProcess:

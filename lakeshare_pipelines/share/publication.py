@@ -41,9 +41,10 @@ from lakeshare_pipelines.wap.stage import (
     staging_for,
 )
 from lakeshare_pipelines.wap.staged import CUT_SHORT, Lake, Staged, Verdicts
-from lakeshare_server.catalog import Catalog, Lease, Ledger, NewPublication, Publication, lock_set
+from lakeshare_server.catalog import Catalog, Lease, Ledger, NewPublication, Publication, Sign, lock_set
 from lakeshare_server.tables import describe_index, read_delta
 from lakeshare_server.tables.delta.log import list_for_latest
+from lakeshare_server.tables.evidence import EvidenceWriter
 from lakeshare_server.tables.iceberg.changes import change_files_of
 
 
@@ -90,6 +91,14 @@ def pin_publication(
     )
 
 
+def prepare_evidence(lake: Lake, ledger: Ledger, rows: Sequence[NewPublication]) -> Sign:
+    """Signs the statements of publications in the transaction that numbers them: no number is without one.
+
+    The digests of new files are computed here, before the transaction. Raises StoreError or Unavailable.
+    """
+    return EvidenceWriter.open(lake.publications, ledger.catalog).prepare(rows)
+
+
 log = logging.getLogger(__name__)
 
 
@@ -133,7 +142,7 @@ def record_landed(
         )
         for table in contract.tables
     ]
-    publications = ledger.append(rows, lease)
+    publications = ledger.append(rows, lease, prepare_evidence(lake, ledger, rows))
     for publication in publications:
         log.info("%s is publication %s: %s rows", publication.table, publication.version, publication.rows)
     return publications
@@ -157,7 +166,7 @@ def record_repeats(lake: Lake, ledger: Ledger, contract: SetContract, lease: Lea
                 verdicts=target.verdicts,
                 **fields,
             )
-            recorded += ledger.append([row], lease)
+            recorded += ledger.append([row], lease, prepare_evidence(lake, ledger, [row]))
     return recorded
 
 

@@ -391,15 +391,16 @@ class IcebergStaging:
     def rows_of_run(self, staged: Staged, table: Table) -> "DataFrame":
         if table.write.is_incremental:
             return _find_new_rows(self.on_main(staged, table), self.table_after(staged, table))
-        replaced = replaced_rows_filter(self.contract, table, staged.partitions_of(table.name))
-        return self.table_after(staged, table).where(replaced)
+        # First, because columns can be named only when Spark runs: an audit may be what starts it.
+        rows = self.table_after(staged, table)
+        return rows.where(replaced_rows_filter(self.contract, table, staged.partitions_of(table.name)))
 
     def count_written(self, staged: Staged, table: Table) -> int:
-        before = self.on_main(staged, table)
+        before, after = self.on_main(staged, table), self.table_after(staged, table)
         replaces = replaced_rows_filter(self.contract, table, staged.partitions_of(table.name))
         kept = before if before is None or table.write.is_incremental else before.where(~replaces)
         unchanged = 0 if kept is None else kept.count()
-        return self.table_after(staged, table).count() - unchanged
+        return after.count() - unchanged
 
     def table_after(self, staged: Staged, table: Table) -> "DataFrame":
         return self.lake.table(table.name, staged.ref)

@@ -540,11 +540,12 @@ def read_snapshot(
 
 def open_lake_without_spark(settings: LakeSettings) -> Lake:
     """A lake for work on records and catalogs; its `spark` raises `SparkError`."""
+    return Lake(settings, refuse_spark)
 
-    def refuse() -> "SparkSession":
-        raise SparkError("this step was given no Spark", "open the lake with `with_spark`")
 
-    return Lake(settings, refuse)
+def refuse_spark() -> "SparkSession":
+    """The Spark of a lake without Spark."""
+    raise SparkError("this step was given no Spark", "open the lake with `with_spark`")
 
 
 @contextmanager

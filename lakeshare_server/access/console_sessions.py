@@ -1,16 +1,21 @@
-"""Sessions of the console: a sealed cookie, form tokens against forged requests, and the end of sessions.
+"""Sessions of the console: a sealed cookie, form tokens against forged requests, sign-in by the issuer, and sign-out.
 
 A session of a key ends with the key, and has the key's role of now. Signing out ends it on all hosts.
 """
 
+import base64
+import hashlib
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from urllib.parse import urlencode
 
 from starlette.responses import Response
 
-from lakeshare_server.access.authentication import Administrator
+from lakeshare_server.access.authentication import AdminIssuer, Administrator
+from lakeshare_server.access.oidc import Issuers
 from lakeshare_server.catalog import Catalog
 from lakeshare_server.catalog.credentials import (
     Role,
@@ -18,7 +23,7 @@ from lakeshare_server.catalog.credentials import (
     get_admin_key,
     has_console_session_ended,
 )
-from lakeshare_server.errors import Denied, Unauthenticated
+from lakeshare_server.errors import BadRequest, Denied, Unauthenticated
 from lakeshare_server.protocol.tokens import TokenSealer
 from lakeshare_server.settings import CONSOLE_PATH, ServerSettings
 
@@ -106,3 +111,106 @@ class ConsoleSessions:
         """Raises Denied if the token is not that of the session."""
         if not secrets.compare_digest(token.encode(), self.form_token(session).encode()):
             raise Denied(OTHER_SITE)
+
+
+SIGN_IN_COOKIE = "lakeshare_console_sign_in"
+SIGN_IN_S = 600
+CALLBACK = "/sign-in/callback"
+
+
+@dataclass(frozen=True)
+class _SignIn:
+    """A sign-in that has begun: what the issuer's answer must repeat, and the page that opens afterwards."""
+
+    state: str
+    nonce: str
+    verifier: str
+    next_path: str
+    until: int
+
+
+class IssuerSignIn:
+    """Sign-in by the administrators' issuer: OpenID Connect, authorization code with PKCE (RFC 7636).
+
+    Raises BadRequest if the settings name a client and no issuer.
+    """
+
+    def __init__(self, key: bytes, settings: ServerSettings, issuers: Issuers) -> None:
+        issuer, client_id = settings.admin_oidc_issuer, settings.console_oidc_client_id
+        if client_id is not None and issuer is None:
+            hint = "Name the issuer in LAKESHARE_ADMIN_OIDC_ISSUER."
+            raise BadRequest("LAKESHARE_CONSOLE_OIDC_CLIENT_ID", client_id, hint)
+        self._issuer = AdminIssuer(issuer, settings) if issuer is not None and client_id is not None else None
+        self._client_id, self._secret = client_id or "", settings.console_oidc_client_secret
+        self._scopes, self._issuers = settings.console_oidc_scopes, issuers
+        self._redirect_uri = settings.console_url() + CALLBACK
+        self._cookies = TokenSealer(key, "console sign-in v1")
+        self._options = {
+            "path": settings.root_path() + CONSOLE_PATH + "/sign-in",
+            "secure": (settings.public_url or "").startswith("https:"),
+            "httponly": True,
+            # The issuer's page leads back here, which is a request from another site.
+            "samesite": "lax",
+        }
+
+    @property
+    def issuer(self) -> str | None:
+        """The issuer; None if administrators sign in with keys only."""
+        return None if self._issuer is None else self._issuer.issuer
+
+    def begin(self, next_path: str) -> tuple[str, str]:
+        """The URL of the issuer's page, and the cookie of this sign-in. Raises BadRequest or Unavailable."""
+        state, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
+        sign_in = _SignIn(state, nonce, verifier, next_path, int(time.time()) + SIGN_IN_S)
+        challenge = base64.urlsafe_b64encode(hashlib.sha256(sign_in.verifier.encode()).digest()).rstrip(b"=")
+        query = {
+            "response_type": "code",
+            "client_id": self._client_id,
+            "redirect_uri": self._redirect_uri,
+            "scope": self._scopes,
+            "state": sign_in.state,
+            "nonce": sign_in.nonce,
+            "code_challenge": challenge.decode(),
+            "code_challenge_method": "S256",
+        }
+        url = self._issuers.endpoint(self._require_issuer().issuer, "authorization_endpoint")
+        return f"{url}{'&' if '?' in url else '?'}{urlencode(query)}", self._cookies.seal(asdict(sign_in))
+
+    def set_cookie(self, response: Response, cookie: str) -> None:
+        response.set_cookie(SIGN_IN_COOKIE, cookie, SIGN_IN_S, **self._options)  # type: ignore[arg-type]
+
+    def finish(self, cookie: str | None, answer: Mapping[str, str]) -> tuple[Administrator, str]:
+        """The administrator of the issuer's answer, and the page to open.
+
+        Raises Unauthenticated, Denied without a role, or Unavailable.
+        """
+        issuer = self._require_issuer()
+        sign_in = self._cookies.open(cookie or "", _SignIn)
+        if sign_in is None or sign_in.until <= time.time():
+            raise Unauthenticated("This sign-in has expired. Begin it again.")
+        if not secrets.compare_digest(answer.get("state", "").encode(), sign_in.state.encode()):
+            raise Unauthenticated("The answer belongs to another sign-in. Begin it again.")
+        if "code" not in answer:
+            reason = answer.get("error_description") or answer.get("error") or "no code"
+            raise Unauthenticated(f"{issuer.issuer} refuses the sign-in: {reason[:200]}.")
+        form = {
+            "grant_type": "authorization_code",
+            "code": answer["code"],
+            "redirect_uri": self._redirect_uri,
+            "client_id": self._client_id,
+            "code_verifier": sign_in.verifier,
+        }
+        if self._secret is not None:
+            form["client_secret"] = self._secret.get_secret_value()
+        token = self._issuers.redeem_code(issuer.issuer, form)
+        claims = self._issuers.verified_claims(token, issuer.issuer, [self._client_id])
+        if claims.get("nonce") != sign_in.nonce:
+            raise Unauthenticated("The ID token belongs to another sign-in. Begin it again.")
+        return issuer.administrator(claims), sign_in.next_path
+
+    def _require_issuer(self) -> AdminIssuer:
+        if self._issuer is None:
+            raise BadRequest(
+                "issuer", None, "This server has no issuer to sign in by; use an administrator's key."
+            )
+        return self._issuer

@@ -4,41 +4,40 @@ Keys are cached for minutes; an unknown key is looked up immediately, so that is
 """
 
 import http.client
-import ipaddress
 import json
 import logging
-import socket
-import ssl
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from threading import Timer
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import jwt
 
 from lakeshare_server.errors import Unauthenticated, Unavailable
-from lakeshare_server.outbound import Service, Services
+from lakeshare_server.outbound import GuardedClient, Service, Services
 from lakeshare_server.settings import ServerSettings
 
 TIMEOUT_S = 5
 MAX_DOCUMENT_BYTES = 1 << 20
-PORTS = {"https": 443, "http": 80}
 
 
 class IssuerDocuments:
     """Fetches JSON over TLS from public addresses, and from the configured private hosts."""
 
     def __init__(self, private_hosts: str) -> None:
-        self._private = frozenset(private_hosts.lower().split())
+        self._client = GuardedClient(private_hosts)
 
-    def fetch(self, url: str, within_s: float = TIMEOUT_S) -> dict[str, Any]:
-        """The JSON object at a URL. Raises Unavailable if it is not complete in time or the URL is not allowed."""
+    def fetch(
+        self, url: str, within_s: float = TIMEOUT_S, form: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """The JSON object at a URL, by POST if there is a form to send.
+
+        Raises Unavailable if it is not complete in time or the URL is not allowed, Unauthenticated for a refused form.
+        """
         try:
-            document = json.loads(self._body(urlsplit(url), time.monotonic() + within_s))
+            document = json.loads(self._body(url, within_s, form))
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise Unavailable(
                 f"the issuer's {url} cannot be had: {error}",
@@ -48,51 +47,20 @@ class IssuerDocuments:
             raise Unavailable(f"the issuer's {url} is not a JSON object", "Check the issuer of the policy.")
         return document
 
-    def _body(self, url: SplitResult, ends_at: float) -> bytes:
-        host, port = url.hostname or "", url.port or PORTS.get(url.scheme, 0)
-        is_private = host in self._private or f"{host}:{port}" in self._private
-        if url.scheme != "https" and not (url.scheme == "http" and is_private):
-            raise ValueError("only https is asked")
-        addresses = [str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
-        for address in addresses:
-            if not (is_private or ipaddress.ip_address(address.partition("%")[0]).is_global):
-                raise ValueError("it is in a private network")
-        plain = socket.create_connection((addresses[0], port), TIMEOUT_S)
-        with closing(plain), _ended_at(plain, ends_at):
-            connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
-            if url.scheme == "https":
-                context = ssl.create_default_context()
-                connection = http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=context)
-                plain = context.wrap_socket(plain, server_hostname=host)
-            # The checked connection is used, because the name may resolve to another address later.
-            with closing(plain):
-                connection.sock = plain
-                connection.request("GET", url.path or "/", headers={"Accept": "application/json"})
-                response = connection.getresponse()
-                body = response.read(MAX_DOCUMENT_BYTES + 1)
+    def _body(self, url: str, within_s: float, form: Mapping[str, str] | None) -> bytes:
+        headers = {"Accept": "application/json"}
+        sent = None if form is None else urlencode(form).encode()
+        if sent is not None:
+            headers["Content-Type"] = "application/x-www-form-urlencoded"
+        method, limit = "GET" if sent is None else "POST", MAX_DOCUMENT_BYTES + 1
+        response = self._client.request(method, url, headers, sent, within_s=within_s, max_bytes=limit)
+        body = response.body
+        if sent is not None and response.status in (400, 401):
+            path = urlsplit(url).path
+            raise Unauthenticated(f"The issuer's {path} refuses the sign-in ({response.status}).")
         if response.status != 200 or len(body) > MAX_DOCUMENT_BYTES:
             raise ValueError(f"it answers {response.status} with {len(body)} bytes")
         return body
-
-
-@contextmanager
-def _ended_at(connection: socket.socket, ends_at: float) -> Iterator[None]:
-    """Cuts the connection at a time: a peer that sends single bytes never reaches a read timeout."""
-    handle = connection.dup()
-
-    def cut() -> None:
-        with suppress(OSError):
-            handle.shutdown(socket.SHUT_RDWR)
-
-    timer = Timer(max(0.0, ends_at - time.monotonic()), cut)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        timer.join()
-        handle.close()
 
 
 KEEP_S = 300.0
@@ -156,6 +124,25 @@ class Issuers:
             )
         except UNREADABLE as error:
             raise Unauthenticated(f"The token of {issuer} is refused: {error}.") from error
+
+    def endpoint(self, issuer: str, name: str) -> str:
+        """The URL of an endpoint in the issuer's discovery document, like `token_endpoint`. Raises Unavailable."""
+        service = self._services.of(issuer, TOTAL_S)
+        about = service.call(lambda: self._documents.fetch(issuer.rstrip("/") + DISCOVERY, TOTAL_S))
+        url = about.get(name)
+        if about.get("issuer") != issuer or not isinstance(url, str):
+            what = f"the discovery document of {issuer} has no usable {name}"
+            raise Unavailable(what, "Check LAKESHARE_ADMIN_OIDC_ISSUER.")
+        return url
+
+    def redeem_code(self, issuer: str, form: Mapping[str, str]) -> str:
+        """The ID token for an authorization code. Raises Unauthenticated if the issuer refuses it, or Unavailable."""
+        url = self.endpoint(issuer, "token_endpoint")
+        service = self._services.of(issuer, TOTAL_S)
+        token = service.call(lambda: self._documents.fetch(url, TOTAL_S, form)).get("id_token")
+        if not isinstance(token, str):
+            raise Unauthenticated(f"{issuer} gives no ID token: ask it for the scope openid.")
+        return token
 
 
 def read_claimed_issuer(token: str) -> str | None:

@@ -22,6 +22,10 @@ from lakeshare_server.catalog.declared.apply import allow_directory_access as al
 from lakeshare_server.catalog.declared.apply import apply_shares as apply_shares
 from lakeshare_server.catalog.declared.apply import require_shareable as require_shareable
 from lakeshare_server.catalog.declared.apply import share_table as share_table
+from lakeshare_server.catalog.evidence import Evidence as Evidence
+from lakeshare_server.catalog.evidence import EvidenceKey as EvidenceKey
+from lakeshare_server.catalog.evidence import EvidenceStore as EvidenceStore
+from lakeshare_server.catalog.evidence import Sign as Sign
 from lakeshare_server.catalog.ledger import FollowedTable as FollowedTable
 from lakeshare_server.catalog.ledger import FollowedTables as FollowedTables
 from lakeshare_server.catalog.ledger import IcebergIdentity as IcebergIdentity

@@ -21,6 +21,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog.database import Catalog, heartbeat
+from lakeshare_server.catalog.evidence import Sign, add_evidence
 from lakeshare_server.catalog.models import (
     MAX_LONG,
     ContractRow,
@@ -166,7 +167,7 @@ class FollowedTables:
         """Returns the followed table of this lake name."""
         with self.catalog.reading() as session:
             row = _find_followed(session, table)
-            return None if row is None else _followed_from_row(row)
+            return None if row is None else followed_from_row(row)
 
     def list(self) -> list[FollowedTable]:
         """Lists all followed tables by name."""
@@ -231,7 +232,7 @@ def unfollow_table(edit: Edit, table: str) -> FollowedTable:
     row = _require_followed_row(edit.session, table)
     shared = update(SharedTableRow).where(SharedTableRow.lake_table == table)
     edit.session.execute(shared.values(directory_access=False))
-    return edit.delete("unfollow_table", table, row, _followed_from_row(row))
+    return edit.delete("unfollow_table", table, row, followed_from_row(row))
 
 
 def is_location_pattern(location: str) -> bool:
@@ -244,7 +245,7 @@ def is_location_pattern(location: str) -> bool:
 def followed_tables(session: Session) -> list[FollowedTable]:
     """Lists all followed tables by name."""
     rows = session.scalars(select(FollowedTableRow).order_by(FollowedTableRow.table_name))
-    return [_followed_from_row(row) for row in rows]
+    return [followed_from_row(row) for row in rows]
 
 
 def require_table_name(field: str, table: str) -> None:
@@ -266,11 +267,11 @@ def _require_usable(location: str, check_every_s: float, start_version: int) -> 
 def _put_followed(
     edit: Edit, row: FollowedTableRow, check_every_s: float, start_version: int
 ) -> FollowedTable:
-    before = _followed_from_row(row) if row in edit.session else None
+    before = followed_from_row(row) if row in edit.session else None
     edit.keep(row)
     edit.session.add(row)
     edit.update(row, {"check_every_s": float(check_every_s), "start_version": start_version})
-    after = _followed_from_row(row)
+    after = followed_from_row(row)
     if before != after:
         edit.changed("alter_followed_table" if before else "follow_table", row.table_name, before, after)
     return after
@@ -307,7 +308,7 @@ def _find_followed(session: Session, table: str) -> FollowedTableRow | None:
     return session.scalars(select(FollowedTableRow).where(FollowedTableRow.table_name == table)).one_or_none()
 
 
-def _followed_from_row(row: FollowedTableRow) -> FollowedTable:
+def followed_from_row(row: FollowedTableRow) -> FollowedTable:
     identity, name = _identity(row), row.table_name
     every_s, start = row.check_every_s, row.start_version
     declared = row.applied, row.configuration
@@ -481,8 +482,10 @@ class Ledger:
     def __init__(self, catalog: Catalog, *, readable_only: bool = False) -> None:
         self.catalog, self._readable_only = catalog, readable_only
 
-    def append(self, pubs: Sequence[NewPublication], lease: Lease | None = None) -> list[Publication]:
-        """Numbers and records the publications of one run: all tables or none.
+    def append(
+        self, pubs: Sequence[NewPublication], lease: Lease | None = None, sign: Sign | None = None
+    ) -> list[Publication]:
+        """Numbers and records the publications of one run, with their signed statements: all tables or none.
 
         Appending a run again changes nothing and returns the publications of the first time.
 
@@ -493,7 +496,10 @@ class Ledger:
         def append(session: Session) -> list[Publication]:
             if lease is not None:
                 _require_held(session, lease)
-            return [_append(session, new) for new in pubs]
+            publications = [_append(session, new) for new in pubs]
+            if sign is not None:
+                add_evidence(session, publications, sign)
+            return publications
 
         return self._written(append, pubs)
 

@@ -139,6 +139,8 @@ class PublicationRow(GrowingRow):
             "ix_publications_partitions",
             *("table_name", "version", "partition_key", "rollback_of", "maintenance_of"),
         ),
+        # The feed of a share is read newest first.
+        Index("ix_publications_published_at", "published_at"),
         GROWING,
     )
 
@@ -167,6 +169,32 @@ class PublicationRow(GrowingRow):
     published_at: Mapped[datetime]
     changes_digest: Mapped[Word | None]
     maintenance_of: Mapped[Long | None]
+
+
+class EvidenceRow(GrowingRow):
+    """The signed statement of a publication, replaced if it is signed again; `salt` opens its commitments."""
+
+    __tablename__ = "evidence"
+    __table_args__ = (UniqueConstraint("table_name", "version"), GROWING)
+
+    table_name: Mapped[str] = mapped_column(ShortText(512))
+    version: Mapped[Long]
+    key_id: Mapped[Word]
+    entries_digest: Mapped[Word] = mapped_column(index=True)
+    salt: Mapped[Word]
+    envelope: Mapped[str]
+    signed_at: Mapped[datetime]
+
+
+class EvidenceKeyRow(GrowingRow):
+    """A public key that has signed statements; `retired_at` is set when another one took its place."""
+
+    __tablename__ = "evidence_keys"
+
+    key_id: Mapped[Word] = mapped_column(unique=True)
+    public_key: Mapped[str]
+    created_at: Mapped[datetime]
+    retired_at: Mapped[datetime | None]
 
 
 class ExpirationRow(GrowingRow):
@@ -267,6 +295,8 @@ class SharedTableRow(Declarable, IdRow):
     added_by: Mapped[Name | None]
     retire_date: Mapped[str | None] = mapped_column(ShortText(10))
     successor: Mapped[str | None]
+    # When the retirement was announced, or its date was changed.
+    retire_noticed_at: Mapped[datetime | None]
 
 
 class RecipientRow(Edited, IdRow):
@@ -450,6 +480,59 @@ class EndedSessionRow(Base):
 
     id: Mapped[Word] = mapped_column(primary_key=True)
     expires_at: Mapped[datetime] = mapped_column(index=True)
+
+
+class WebhookRow(IdRow):
+    """A URL that gets the events of a recipient, or of one of its shares.
+
+    Events of publications up to the key `cursor` of the ledger are in `webhook_deliveries`. Secrets are sealed with the
+    server's key. The holder of the `lease` sends, until `leased_until`; nothing is sent before `paused_until`.
+    """
+
+    __tablename__ = "webhooks"
+
+    recipient_key: Mapped[int] = mapped_column(ForeignKey("recipients.key", ondelete="CASCADE"), index=True)
+    share_key: Mapped[int | None] = mapped_column(ForeignKey("shares.key", ondelete="CASCADE"))
+    url: Mapped[str]
+    comment: Mapped[str | None]
+    secret: Mapped[str]
+    previous_secret: Mapped[str | None]
+    previous_secret_until: Mapped[datetime | None]
+    created_at: Mapped[datetime]
+    created_by: Mapped[Name | None]
+    cursor: Mapped[Long]
+    failures: Mapped[int] = mapped_column(default=0)
+    paused_until: Mapped[datetime | None]
+    delivered_at: Mapped[datetime | None]
+    last_error: Mapped[str | None]
+    lease: Mapped[Long] = mapped_column(default=0)
+    leased_until: Mapped[datetime | None]
+
+
+class DeliveryRow(GrowingRow):
+    """An event for a webhook: pending, delivered, dead, or withdrawn because the recipient may not read the table."""
+
+    __tablename__ = "webhook_deliveries"
+    __table_args__ = (
+        UniqueConstraint("webhook_key", "event_id"),
+        Index("ix_webhook_deliveries_due", "state", "next_attempt_at"),
+        GROWING,
+    )
+
+    webhook_key: Mapped[int] = mapped_column(ForeignKey("webhooks.key", ondelete="CASCADE"))
+    event_id: Mapped[Word]
+    type: Mapped[Word]
+    table_id: Mapped[str | None] = mapped_column(ShortText(36))
+    body: Mapped[str]
+    state: Mapped[str] = mapped_column(ShortText(16))
+    created_at: Mapped[datetime]
+    # Retries of it end then.
+    expires_at: Mapped[datetime]
+    next_attempt_at: Mapped[datetime]
+    attempts: Mapped[int] = mapped_column(default=0)
+    finished_at: Mapped[datetime | None]
+    last_status: Mapped[int | None]
+    last_error: Mapped[str | None]
 
 
 ADMINISTERS = text("principal IS NOT NULL")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
-from sqlalchemy import ColumnElement, func, or_, select
+from sqlalchemy import ColumnElement, distinct, func, or_, select
 from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog.models import (
@@ -335,14 +335,14 @@ def list_paths(session: Session, table: str) -> list[str]:
 def find_tables(session: Session, text: str = "", after: str = "") -> Page[TableOverview]:
     """A page of the tables of the lake, published and followed ones, whose name contains the text."""
     newest = (
-        select(PublicationRow.table.label("table_name"), func.max(PublicationRow.version).label("version"))
+        select(PublicationRow.table.label("table"), func.max(PublicationRow.version).label("version"))
         .where(*_contains(text, PublicationRow.table), PublicationRow.table > after)
         .group_by(PublicationRow.table)
         .order_by(PublicationRow.table)
         .limit(PAGE + 1)
         .subquery()
     )
-    is_newest = (PublicationRow.table == newest.c.table_name) & (PublicationRow.version == newest.c.version)
+    is_newest = (PublicationRow.table == newest.c.table) & (PublicationRow.version == newest.c.version)
     names = ("table", "version", "published_at", "rows", "size_bytes", "format")
     columns = [getattr(PublicationRow, name).label(name) for name in names]
     published = {row.table: row._mapping for row in session.execute(select(*columns).join(newest, is_newest))}
@@ -366,6 +366,88 @@ def find_tables(session: Session, text: str = "", after: str = "") -> Page[Table
         for name in shown
     ]
     return Page(items, shown[-1] if len(found) > PAGE else None)
+
+
+@dataclass(frozen=True)
+class SetOverview:
+    """A set with publications: its tables, and its newest publication."""
+
+    name: str
+    tables: int
+    published_at: datetime
+
+
+@dataclass(frozen=True)
+class SetRun:
+    """A publication of a set: the numbers of its tables, and what its audit found.
+
+    `checks` is the number of checks, None if no audit is recorded; `failed` are the names of those that failed.
+    """
+
+    run_id: str
+    partition: str
+    published_at: datetime
+    versions: Mapping[str, int]
+    checks: int | None
+    failed: Sequence[str]
+
+
+def find_sets(session: Session, text: str = "", after: str = "") -> Page[SetOverview]:
+    """A page of the sets with publications whose name contains the text."""
+    name, newest = PublicationRow.set_name, func.max(PublicationRow.key)
+    rows = session.execute(
+        select(name, newest, func.count(distinct(PublicationRow.table)))
+        .where(*_contains(text, name), name > after, name != "")
+        .group_by(name)
+        .order_by(name)
+        .limit(PAGE + 1)
+    ).all()
+    shown = rows[:PAGE]
+    times = select(PublicationRow.key, PublicationRow.published_at).where(
+        PublicationRow.key.in_([key for _, key, _ in shown])
+    )
+    published = {row[0]: row[1] for row in session.execute(times)}
+    items = [SetOverview(name, tables, published[key]) for name, key, tables in shown]
+    return Page(items, shown[-1][0] if len(rows) > PAGE else None)
+
+
+def list_set_runs(session: Session, set_name: str, limit: int) -> list[SetRun]:
+    """The last publications of a set by its runs, the newest first; rollbacks and maintenance are left out."""
+    newest = func.max(PublicationRow.key)
+    is_of_run = PublicationRow.rollback_of.is_(None) & PublicationRow.maintenance_of.is_(None)
+    run_ids = list(
+        session.scalars(
+            select(PublicationRow.run_id)
+            .where(PublicationRow.set_name == set_name, is_of_run)
+            .group_by(PublicationRow.run_id)
+            .order_by(newest.desc())
+            .limit(limit)
+        )
+    )
+    names = ("run_id", "partition", "published_at", "table", "version", "verdicts")
+    columns = [getattr(PublicationRow, name).label(name) for name in names]
+    rows = session.execute(
+        select(*columns)
+        .where(PublicationRow.run_id.in_(run_ids), PublicationRow.set_name == set_name)
+        .order_by(PublicationRow.key)
+    )
+    by_run: dict[str, list[Any]] = {run_id: [] for run_id in run_ids}
+    for row in rows:
+        by_run[row.run_id].append(row)
+    return [_make_set_run(of_run) for of_run in by_run.values()]
+
+
+def _make_set_run(rows: Sequence[Any]) -> SetRun:
+    newest = rows[-1]
+    checks = newest.verdicts.get("checks")
+    return SetRun(
+        newest.run_id,
+        newest.partition,
+        newest.published_at,
+        {row.table: row.version for row in rows},
+        checks if isinstance(checks, int) else None,
+        tuple(map(str, newest.verdicts.get("failed_checks", ()))),
+    )
 
 
 def _shared_paths(session: Session, tables: Sequence[str]) -> dict[str, list[str]]:

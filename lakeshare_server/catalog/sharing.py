@@ -479,6 +479,7 @@ def _new_row(edit: Edit, table: SharedTable, schema: SchemaRow) -> SharedTableRo
         applied=False,
         added_at=edit.at,
         added_by=edit.by,
+        retire_noticed_at=None if table.retire_date is None else edit.at,
     )
     edit.keep(row)
     return row
@@ -509,6 +510,8 @@ def alter_table(
     if fields.get("lake_table", row.lake_table) != row.lake_table:
         # The access was given for the folder of the table that the name stood for.
         fields.setdefault("directory_access", False)
+    if fields.get("retire_date", row.retire_date) != row.retire_date:
+        fields["retire_noticed_at"] = None if fields["retire_date"] is None else edit.at
     edit.update(row, fields)
     _remove_if_empty(edit, left)
     return edit.changed("alter_table", before.path, before, object_from_row(row, folder.name, parent))

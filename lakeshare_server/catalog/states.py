@@ -98,6 +98,10 @@ class Share(JsonState):
     configuration: str | None
 
 
+# Fields of shared tables for listings.
+LISTED = ("key", "share_id", "share_notice")
+
+
 @dataclass(frozen=True)
 class SharedTable(JsonState):
     """A table or view of a share: `schema.name` for recipients, `table` in the ledger.
@@ -133,6 +137,7 @@ class SharedTable(JsonState):
     configuration: str | None = None
     key: int = 0
     share_id: str = ""
+    share_notice: str | None = None
 
     @property
     def alias(self) -> str:
@@ -146,11 +151,14 @@ class SharedTable(JsonState):
 
     @property
     def notice(self) -> str | None:
-        """What recipients have to know about the end of the table; None for a table without one."""
-        if self.retire_date is None:
-            return None
-        text = f"This table gets no new data and is shared until {self.retire_date} (end of the day, UTC)."
-        return text if self.successor is None else f"{text} Read {self.share}.{self.successor} instead."
+        """What recipients have to know: the end of the table, and the notice of the share; None without both."""
+        parts = [] if self.share_notice is None else [self.share_notice]
+        if self.retire_date is not None:
+            end = f"{self.retire_date} (end of the day, UTC)"
+            parts.append(f"This table gets no new data and is shared until {end}.")
+            if self.successor is not None:
+                parts.append(f"Read {self.share}.{self.successor} instead.")
+        return " ".join(parts) or None
 
     @property
     def notice_properties(self) -> dict[str, str]:
@@ -160,7 +168,7 @@ class SharedTable(JsonState):
 
     def as_json(self) -> dict[str, Any]:
         """Its fields, without those for listings."""
-        return {name: value for name, value in super().as_json().items() if name not in ("key", "share_id")}
+        return {name: value for name, value in super().as_json().items() if name not in LISTED}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -328,7 +336,8 @@ def share_from_row(row: ShareRow) -> Share:
 
 
 def object_from_row(row: SharedTableRow, schema: str, share: ShareRow | Share) -> SharedTable:
-    parent = {"share": share.name, "share_id": share.id}
+    # The texts of a share follow from their declaration.
+    parent = {"share": share.name, "share_id": share.id, "share_notice": getattr(share, "notice")}  # noqa: B009
     return state_from_row(SharedTable, row, schema=schema, table=row.lake_table, **parent)
 
 

@@ -1,14 +1,13 @@
 """`lakeshare admin`, `audit` and `usage`: administrators of the API, and the audit log."""
 
 import csv
-import io
 import json
 import os
 import sys
 import time
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -18,6 +17,7 @@ from lakeshare_server.cli.console import (
     open_state_catalog,
     operator_name,
     print_json,
+    print_table,
     shift_now,
 )
 from lakeshare_server.errors import BadRequest
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
     from lakeshare_server.catalog import Catalog, audit, credentials, sharing
     from lakeshare_server.catalog.audit import ChainedEvent, maintenance
+    from lakeshare_server.settings import ServerSettings
 else:
     audit = LazyModule("lakeshare_server.catalog.audit")
     maintenance = LazyModule("lakeshare_server.catalog.audit.maintenance")
     sharing = LazyModule("lakeshare_server.catalog.sharing")
     credentials = LazyModule("lakeshare_server.catalog.credentials")
 
-KEY_FILE = "first-admin.key"
 
 admin_app = typer.Typer(help="Administrators of the API.", no_args_is_help=True)
 key_app = typer.Typer(
@@ -67,12 +67,13 @@ def list_keys(as_json: AsJson = False) -> None:
     if as_json:
         print_json([vars(key) for key in keys])
         return
-    now = datetime.now(UTC)
+    now, rows = datetime.now(UTC), []
     for key in keys:
         valid = f"valid{_until(key.expires_at)}"
         state = "revoked" if key.revoked_at else valid if key.is_valid(now) else "expired"
         made = f"made {key.created_at:%Y-%m-%d} by {key.created_by or '-'}"
-        typer.echo(f"{key.name}\t{key.role}\t{state}\t{made}")
+        rows.append([key.name, key.role, state, made])
+    print_table(rows)
 
 
 @key_app.command("revoke")
@@ -83,14 +84,14 @@ def revoke_key(name: Annotated[str, typer.Argument(help="The key's name.")]) -> 
     typer.echo(f"{revoked.name} administers no more")
 
 
-def print_first_key(catalog_url: str, state_dir: Path) -> None:
+def print_first_key(settings: "ServerSettings") -> None:
     """Create the first key of a catalog that never had one; printed on a terminal, else written to a file.
 
     The output of a service goes into a log, which others read and which is kept.
     """
     from lakeshare_server.catalog import open_catalog
 
-    catalog = open_catalog(catalog_url)
+    catalog = open_catalog(settings.catalog_url)
     key = credentials.create_first_admin_key(catalog)
     catalog.close()
     if key is None:
@@ -99,8 +100,8 @@ def print_first_key(catalog_url: str, state_dir: Path) -> None:
     if sys.stdout.isatty():
         typer.echo(f"{what}, is shown only now ({credentials.FIRST_KEY_NAME}):\n{key}")
         return
-    path = state_dir / KEY_FILE
-    make_private(state_dir)
+    path = settings.first_key_file
+    make_private(settings.state_dir)
     with open(path, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.write(f"{key}\n")
     what += f" ({credentials.FIRST_KEY_NAME}), is in {path}"
@@ -226,8 +227,7 @@ def verify_chain(
 
     earlier = None if receipt is None else audit.parse_receipt(receipt)
     result = audit.verify(_complete_catalog(), earlier, print_progress)
-    for finding in result.findings:
-        typer.echo(f"{finding.kind}\t{finding.problem}")
+    print_table((finding.kind, finding.problem) for finding in result.findings)
     if result.unchained:
         typer.echo(f"{result.unchained} events are from before the chain, and cannot be verified")
     if not result.is_sound:
@@ -272,21 +272,16 @@ def usage(
     first = shift_now("--days", days, -1).date() + timedelta(days=1)
     counted = audit.read_usage(_complete_catalog(), first, today, recipient, table)
     rows = audit.group_usage(counted, dimensions)
-    typer.echo(_format_rows(rows, [*dimensions, *maintenance.COUNTS, "versions"], shape), nl=False)
-
-
-def _format_rows(rows: "list[dict[str, Any]]", names: list[str], shape: Shape) -> str:
+    names = [*dimensions, *maintenance.COUNTS, "versions"]
     if shape == "json":
-        return json.dumps(rows, default=date.isoformat, ensure_ascii=False) + "\n"
-    text = io.StringIO()
-    if shape == "csv":
-        writer = csv.DictWriter(text, names, lineterminator="\n")
+        typer.echo(json.dumps(rows, default=date.isoformat, ensure_ascii=False))
+    elif shape == "csv":
+        writer = csv.DictWriter(sys.stdout, names, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-        return text.getvalue()
-    lines = ["\t".join(name.upper() for name in names)]
-    lines += ["\t".join("-" if row[name] is None else str(row[name]) for name in names) for row in rows]
-    return "\n".join(lines) + "\n"
+    else:
+        cells = (["-" if row[name] is None else row[name] for name in names] for row in rows)
+        print_table(cells, [name.upper() for name in names])
 
 
 def _print_events(events: "Iterable[ChainedEvent]", *, as_json: bool) -> None:

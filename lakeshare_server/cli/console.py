@@ -66,6 +66,26 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False, default=datetime.isoformat))
 
 
+def print_table(rows: Iterable[Sequence[object]], header: Sequence[str] = ()) -> None:
+    """Print rows: in columns on a terminal, else a line each with tabs between its cells. None is an empty cell."""
+    lines = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    if not sys.stdout.isatty():
+        for cells in [[*header], *lines] if header else lines:
+            typer.echo("\t".join(cells).rstrip())
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD if header else None, show_header=bool(header), pad_edge=False)
+    for index in range(max((len(cells) for cells in [[*header], *lines]), default=0)):
+        table.add_column(header[index].lower() if index < len(header) else "", overflow="fold")
+    for cells in lines:
+        table.add_row(*map(Text, cells))
+    Console().print(table)
+
+
 Command = Callable[..., None]
 Texts = Mapping[str, str | None]
 

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import typer
 
-from lakeshare_server.cli.console import given, parse_shared_path
+from lakeshare_server.cli.console import given, parse_shared_path, print_table
 from lakeshare_server.errors import BadRequest, LakeshareError
 from lakeshare_server.settings import PORTAL_PATH, ServerSettings
 
@@ -192,8 +192,8 @@ def see_as(
 @as_app.command("shares")
 def shares(context: typer.Context) -> None:
     """List the shares that the recipient may read now."""
-    for share in _run_as_recipient(context, lambda client: client.items("shares")):
-        typer.echo(f"{share['name']}\t{share.get('comment', '')}".rstrip())
+    listed = _run_as_recipient(context, lambda client: client.items("shares"))
+    print_table((share["name"], share.get("comment")) for share in listed)
 
 
 @as_app.command("tables")
@@ -235,14 +235,13 @@ def versions(
                 break
         return listed[:limit]
 
-    typer.echo("VERSION\tPUBLISHED\tFILES ADDED\tFILES REMOVED\tROWS MORE\tREMARK")
+    rows = []
     for version in _run_as_recipient(context, list_versions):
         changes = version["changes"] or {}
         counts = [changes.get(name) for name in ("filesAdded", "filesRemoved", "rows")]
-        cells = ["" if count is None else str(count) for count in counts]
         published = format_iso(version["publishedAt"])
-        line = [str(version["version"]), published, *cells, changes.get("refusal", "")]
-        typer.echo("\t".join(line).rstrip())
+        rows.append([version["version"], published, *counts, changes.get("refusal")])
+    print_table(rows, ["VERSION", "PUBLISHED", "FILES ADDED", "FILES REMOVED", "ROWS MORE", "REMARK"])
 
 
 @as_app.command("metadata")
@@ -301,10 +300,11 @@ def changes(
     if lines:
         typer.echo(response.text, nl=False)
         return
-    typer.echo("VERSION\tKIND\tFILES\tBYTES\tROWS")
-    for (version, kind), totals in sum_files(response).items():
-        rows = "" if totals.rows is None else totals.rows
-        typer.echo(f"{version}\t{kind}\t{totals.files}\t{totals.size_bytes}\t{rows}")
+    rows = (
+        (version, kind, totals.files, totals.size_bytes, totals.rows)
+        for (version, kind), totals in sum_files(response).items()
+    )
+    print_table(rows, ["VERSION", "KIND", "FILES", "BYTES", "ROWS"])
 
 
 @as_app.command("preview")
@@ -317,9 +317,8 @@ def preview(
     """Print the first rows that the recipient reads, as in its portal."""
     path = f"{table_url_path(table)}/preview"
     page = _run_as_recipient(context, lambda client: client.in_portal(path, limit=rows, version=version))
-    typer.echo("\t".join(column["name"] for column in page["columns"]))
-    for row in page["rows"]:
-        typer.echo("\t".join("" if value is None else " ".join(value.split()) for value in row))
+    shown = ([None if value is None else " ".join(value.split()) for value in row] for row in page["rows"])
+    print_table(shown, [column["name"] for column in page["columns"]])
 
 
 def _run_as_recipient(

@@ -8,11 +8,14 @@ import typer
 
 from lakeshare_conformance.command import conformance_app
 from lakeshare_server.cli.admin import admin_app, audit_app, print_first_key, usage
-from lakeshare_server.cli.console import AsJson, open_provider, open_state_catalog, print_json
+from lakeshare_server.cli.console import AsJson, open_provider, open_state_catalog, print_json, print_table
+from lakeshare_server.cli.evidence import evidence_app
 from lakeshare_server.cli.impersonation import as_app
 from lakeshare_server.cli.recipients import activate, group_app, recipient_app
 from lakeshare_server.cli.shares import apply, diff, export, share_app, sql
 from lakeshare_server.cli.tables import snippet, table_app
+from lakeshare_server.cli.verify import verify
+from lakeshare_server.cli.webhooks import webhook_app
 from lakeshare_server.errors import BadRequest, LakeshareError
 from lakeshare_server.lazy import gc_disabled
 from lakeshare_server.settings import ServerSettings
@@ -26,10 +29,12 @@ commands = typer.Typer(help=HELP, no_args_is_help=True, pretty_exceptions_enable
 
 def add_commands(app: typer.Typer) -> None:
     """Mount the server's commands on another application."""
-    for command in (serve, publications, explain, snippet, usage, activate, sql, apply, diff, export):
+    for command in (serve, publications, explain, snippet, usage, activate, sql, apply, diff, export, verify):
         app.command()(command)
     groups = {"recipient": recipient_app, "group": group_app, "share": share_app, "table": table_app}
+    groups["webhook"] = webhook_app
     groups |= {"admin": admin_app, "as": as_app, "conformance": conformance_app, "audit": audit_app}
+    groups["evidence"] = evidence_app
     for name, group in groups.items():
         app.add_typer(group, name=name)
 
@@ -63,7 +68,7 @@ def serve(
     def announce(url: str) -> None:
         typer.echo(f"lakeshare serves {url} (Ctrl-C stops it)")
         if first_key:
-            print_first_key(settings.catalog_url, settings.state_dir)
+            print_first_key(settings)
 
     serve_app(settings, announce, workers)
 
@@ -84,15 +89,17 @@ def publications(
     if as_json:
         print_json([_publication_json(row, oldest) for row in history])
         return
-    typer.echo("NUMBER\tPUBLISHED\tROWS\tFILES\tPARTITION\tRUN\t")
-    for row in history:
-        remarks = [] if row.audited else ["unaudited"]
-        remarks += [] if row.rollback_of is None else [f"rollback to {row.rollback_of}"]
-        remarks += [] if row.maintenance_of is None else [f"maintenance of {row.maintenance_of}"]
-        remarks += ["expired"] if row.version < oldest else []
-        when = row.published_at.strftime("%Y-%m-%d %H:%M:%SZ")
-        words = row.version, when, row.rows, row.files, row.partition, row.run_id, ", ".join(remarks)
-        typer.echo("\t".join(map(str, words)))
+    header = "NUMBER", "PUBLISHED", "ROWS", "FILES", "PARTITION", "RUN", ""
+    print_table((_publication_cells(row, oldest) for row in history), header)
+
+
+def _publication_cells(row: "Publication", oldest: int) -> list[object]:
+    remarks = [] if row.audited else ["unaudited"]
+    remarks += [] if row.rollback_of is None else [f"rollback to {row.rollback_of}"]
+    remarks += [] if row.maintenance_of is None else [f"maintenance of {row.maintenance_of}"]
+    remarks += ["expired"] if row.version < oldest else []
+    when = row.published_at.strftime("%Y-%m-%d %H:%M:%SZ")
+    return [row.version, when, row.rows, row.files, row.partition, row.run_id, ", ".join(remarks)]
 
 
 def _publication_json(row: "Publication", oldest: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Commands for recipients, their groups, activation links and tokens."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,6 +23,7 @@ from lakeshare_server.cli.console import (
     parse_moment,
     parse_properties,
     print_json,
+    print_table,
     shift_now,
     text_options,
 )
@@ -122,8 +123,7 @@ def limit_recipient(
             sharing.alter_recipient(edit, name, limits={**kept, **changes})
     with catalog.reading() as session:
         in_force = states.get_recipient(session, name).limits
-    for key in limits:
-        typer.echo(f"{key}\t{in_force.get(key, 'as the settings say')}")
+    print_table((key, in_force.get(key, "as the settings say")) for key in limits)
 
 
 @group_app.command("list")
@@ -134,8 +134,7 @@ def list_groups(as_json: AsJson = False) -> None:
     if as_json:
         print_json([group.as_json() for group in groups])
     else:
-        for group in groups:
-            typer.echo(f"{group.name}\t{', '.join(group.members) or '-'}\t{group.comment or ''}".rstrip())
+        print_table((group.name, ", ".join(group.members) or "-", group.comment) for group in groups)
 
 
 @group_app.command("create")
@@ -342,12 +341,14 @@ def list_recipients(as_json: AsJson = False) -> None:
         if as_json:
             print_json([_recipient_json(session, recipient) for recipient in recipients])
             return
+        rows = []
         for recipient in recipients:
             ends = [token.expires_at for token in recipient.tokens if token.revoked_at is None]
             state = "revoked" if recipient.revoked_at else f"until {_day(ends[-1] if ends else None)}"
             grants = states.list_grants(session, recipient=recipient.name)
             shares = ", ".join(grant.share for grant in grants) or "-"
-            typer.echo(f"{recipient.name}\t{shares}\t{state}\t{recipient.comment or ''}")
+            rows.append([recipient.name, shares, state, recipient.comment])
+    print_table(rows)
 
 
 @recipient_app.command("rotate")
@@ -379,15 +380,14 @@ def show_recipient(name: RecipientName, as_json: AsJson = False) -> None:
             return
     fields = recipient.as_json()
     lists = {kind: fields.pop(kind, []) for kind in ("tokens", "links", "policies")}
-    for field, value in fields.items():
-        typer.echo(f"{field}\t{value}")
+    rows: list[Sequence[object]] = list(fields.items())
     for kind, items in lists.items():
-        for item in items:
-            typer.echo(f"{kind}\t{', '.join(f'{field}={value}' for field, value in item.items())}")
+        rows += [(kind, ", ".join(f"{field}={value}" for field, value in item.items())) for item in items]
     for grant in grants:
         through = "" if grant.group is None else f"as a member of {grant.group}, "
         until = f"{through}until {_day(grant.ends_at)}"
-        typer.echo(f"may read\t{grant.share}\t{until}\t{grant.rule or ''}".rstrip())
+        rows.append(["may read", grant.share, until, grant.rule])
+    print_table(rows)
 
 
 @recipient_app.command("set")
@@ -446,8 +446,7 @@ def set_properties(
             kept = {key: value for key, value in current.items() if key not in (unset or [])}
             sharing.alter_recipient(edit, name, properties={**kept, **changes})
     with catalog.reading() as session:
-        for key, value in sorted(states.get_recipient(session, name).properties.items()):
-            typer.echo(f"{key}\t{value}")
+        print_table(sorted(states.get_recipient(session, name).properties.items()))
 
 
 @recipient_app.command("drop")

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,6 +26,7 @@ from lakeshare_server.cli.console import (
     parse_shared_path,
     parse_table_path,
     print_json,
+    print_table,
     text_options,
 )
 from lakeshare_server.errors import BadRequest
@@ -91,15 +92,19 @@ def list_shares(as_json: AsJson = False) -> None:
 
     catalog = open_state_catalog()
     ledger = Ledger(catalog)
-    listed = []
-    for entry in list_all_shared_tables(catalog):
-        latest = ledger.latest(entry.table)
-        number = "not published yet" if latest is None else f"publication {latest.version}"
-        listed.append({"path": entry.path, "table": entry.table, "latest": latest and latest.version})
-        if not as_json:
-            typer.echo(f"{entry.path}\t{entry.table}\t{number}")
+    newest = [(entry, ledger.latest(entry.table)) for entry in list_all_shared_tables(catalog)]
     if as_json:
-        print_json(listed)
+        print_json(
+            [
+                {"path": entry.path, "table": entry.table, "latest": latest and latest.version}
+                for entry, latest in newest
+            ]
+        )
+        return
+    print_table(
+        (entry.path, entry.table, "not published yet" if latest is None else f"publication {latest.version}")
+        for entry, latest in newest
+    )
 
 
 @share_app.command("show")
@@ -112,18 +117,18 @@ def show_share(name: ShareName, as_json: AsJson = False) -> None:
         parts = {"tables": [one.as_json() for one in objects], "grants": [one.as_json() for one in grants]}
         print_json({**share.as_json(), **parts})
         return
-    for field, value in share.as_json().items():
-        typer.echo(f"{field}\t{value}")
+    rows: list[Sequence[object]] = list(share.as_json().items())
     for shared in objects:
         fields = {**shared.as_json(), "history": shared.history}
         remarks = [f"{field}={fields[field]}" for field in SHOWN_FIELDS if fields.get(field)]
         remarks += [] if shared.history else ["no history"]
-        typer.echo("\t".join([shared.kind.lower(), shared.path, shared.table, ", ".join(remarks)]).rstrip())
+        rows.append([shared.kind.lower(), shared.path, shared.table, ", ".join(remarks)])
     for grant in grants:
         reader = f"recipient {grant.recipient}" if grant.recipient is not None else f"group {grant.group}"
         end = "further notice" if grant.ends_at is None else f"{grant.ends_at:%Y-%m-%d %H:%MZ}"
         start = "" if grant.starts_at is None else f"from {grant.starts_at:%Y-%m-%d %H:%MZ} "
-        typer.echo("\t".join(["grant", reader, f"{start}until {end}", grant.rule or ""]).rstrip())
+        rows.append(["grant", reader, f"{start}until {end}", grant.rule])
+    print_table(rows)
 
 
 @share_app.command("create")

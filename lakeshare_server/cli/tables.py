@@ -13,6 +13,7 @@ from lakeshare_server.cli.console import (
     open_state_catalog,
     parse_shared_path,
     print_json,
+    print_table,
 )
 from lakeshare_server.errors import BadRequest, NotFound, Unavailable
 from lakeshare_server.lazy import LazyModule
@@ -173,10 +174,12 @@ def list_tables(as_json: AsJson = False) -> None:
     if as_json:
         print_json([{**followed.as_json(), "created_at": followed.created_at} for followed in tables])
         return
+    rows = []
     for followed in tables:
         since = f"from version {followed.start_version}" if followed.start_version else "whole history"
         every = f"every {followed.check_every_s:g} s"
-        typer.echo(f"{followed.table}\t{followed.location}\t{every}\t{since}\t{followed.format}")
+        rows.append([followed.table, followed.location, every, since, followed.format])
+    print_table(rows)
 
 
 @table_app.command("show")
@@ -186,15 +189,15 @@ def show(path: SharedPath) -> None:
     entry = listings.find_shared_table(provider.catalog, path, "PATH")
     view = serveability.provider_view(entry, provider.versions)
     served = provider.serveability.judge(view)
-    for name, value in [
+    parts = [
         *_describe_version(provider.catalog, entry, view, served),
         ("history", "shared" if entry.history else "not shared"),
         ("parquet format", _describe_verdict(served.verdicts["python-parquet"])),
         ("delta format", _describe_delta_format(served)),
         ("Iceberg REST API", _describe_verdict(served.iceberg)),
         ("directory access", f"no, {served.no_credentials}" if served.no_credentials else "yes"),
-    ]:
-        typer.echo(f"{name}\t{value}")
+    ]
+    print_table(parts)
 
 
 @table_app.command("serveability")
@@ -208,10 +211,9 @@ def print_serveability(
     """
     verdicts = _judge_clients(open_provider(), name)
     if as_json:
-        typer.echo(json.dumps([verdict.as_json() for verdict in verdicts], ensure_ascii=False, indent=2))
+        print_json([verdict.as_json() for verdict in verdicts])
         return
-    for verdict in verdicts:
-        typer.echo(f"{verdict.client}\t{verdict}")
+    print_table((verdict.client, verdict) for verdict in verdicts)
 
 
 @table_app.command("directory-access")

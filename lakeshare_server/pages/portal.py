@@ -21,7 +21,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from fastapi import APIRouter, Depends, Request, Response
-from fastapi.responses import RedirectResponse
 
 from lakeshare_server.access.allowed_locations import local_folders
 from lakeshare_server.access.table_access import TableView
@@ -36,7 +35,7 @@ from lakeshare_server.routes.context import RecipientRequest, TableRequest, Tabl
 from lakeshare_server.routes.files import open_file
 from lakeshare_server.routes.responses import LinesResponse, error_response, json_response
 from lakeshare_server.routes.tables import respond_to_query, respond_with_metadata
-from lakeshare_server.settings import PORTAL_PATH, ServerSettings
+from lakeshare_server.settings import CONSOLE_PATH, PORTAL_PATH, ServerSettings
 from lakeshare_server.storage import Signers, SigningSession, Stores
 from lakeshare_server.tables.iceberg.deletes import MAGIC
 from lakeshare_server.tables.index import FileIndex
@@ -509,10 +508,30 @@ PreviewsDep = Annotated[Previews, Depends(get_previews)]
 
 
 @router.get("/", name="root")
-def root(app_state: context.AppStateDep, audit_record: context.AuditRecordDep) -> Response:
-    """Redirects browsers to the portal."""
+def root(
+    http_request: Request, app_state: context.AppStateDep, audit_record: context.AuditRecordDep
+) -> Response:
+    """A page for browsers that leads to portal and console; for other clients, the addresses of the APIs as JSON."""
     audit_record.action = "root"
-    return RedirectResponse(app_state.settings.root_path() + PORTAL_PATH)
+    settings = app_state.settings
+    path = settings.root_path()
+    if "text/html" in http_request.headers.get("accept", ""):
+        return render_page("root.html", settings, console_path=path + CONSOLE_PATH)
+    base = settings.base_url().removesuffix(settings.endpoint.rstrip("/"))
+    pages = {
+        "portal": PORTAL_PATH,
+        "console": CONSOLE_PATH,
+        "adminApi": "/api",
+        "adminApiDocument": "/api/openapi.json",
+    }
+    return json_response(
+        {
+            "provider": settings.provider_name or settings.host_name(),
+            "deltaSharing": settings.base_url(),
+            "icebergRest": settings.iceberg_url(),
+            **{name: base + page for name, page in pages.items()},
+        }
+    )
 
 
 @router.get(PORTAL_PATH, name="portal")

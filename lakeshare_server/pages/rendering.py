@@ -37,6 +37,8 @@ HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
     "X-Robots-Tag": "noindex, nofollow",
 }
+# Under `no-referrer` browsers name the origin of a form `null`, and the console compares it.
+CONSOLE_HEADERS = HEADERS | {"Referrer-Policy": "same-origin"}
 NO_STORE = "no-store"
 LOOK_ACTION = "look_at_link"
 
@@ -55,10 +57,12 @@ class PageHeaders:
             # The audit log records the path of unknown routes, and these paths are secrets.
             scope["state"]["audit_record"].action = LOOK_ACTION
 
+        is_of_console = _is_below(scope["path"], CONSOLE_PATH)
+
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
+                for name, value in (CONSOLE_HEADERS if is_of_console else HEADERS).items():
                     headers[name] = value
                 # Static files have their own; profiles, links and rows are not cached.
                 headers.setdefault("Cache-Control", NO_STORE)
@@ -68,10 +72,12 @@ class PageHeaders:
 
 
 def _is_of_pages(path: str) -> bool:
-    return path == "/" or any(
-        path == root or path.startswith(f"{root}/")
-        for root in (ACTIVATION_PATH, PORTAL_PATH, CONSOLE_PATH, STATIC_PATH)
-    )
+    roots = (ACTIVATION_PATH, PORTAL_PATH, CONSOLE_PATH, STATIC_PATH)
+    return path == "/" or any(_is_below(path, root) for root in roots)
+
+
+def _is_below(path: str, root: str) -> bool:
+    return path == root or path.startswith(f"{root}/")
 
 
 STATIC = Path(__file__).parent / "static"

@@ -1,5 +1,6 @@
 """Bodies of the admin API: those of the Databricks shares and recipients API, with lakeshare's own additions."""
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
@@ -19,6 +20,7 @@ from pydantic import (
 from lakeshare_server.catalog.audit import Kind
 from lakeshare_server.catalog.models import MAX_LONG
 from lakeshare_server.catalog.states import Grant, LinkState, RecipientState, TokenState
+from lakeshare_server.catalog.webhooks import DeliveryState
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.text_fields import add_text_fields
 
@@ -101,6 +103,7 @@ MAX_ADDRESSES = 100
 MAX_CHANGES = 1000
 MAX_GRACE_S = 10 * 365 * 86_400
 MAX_EVENTS = 1000
+MAX_SECRET_GRACE_S = 30 * 86_400
 
 Authentication = Literal["TOKEN", "OAUTH_CLIENT_CREDENTIALS", "OIDC_FEDERATION"]
 
@@ -244,6 +247,79 @@ class PutPolicy(RequestBody):
     oidc_policy: OidcPolicy
 
 
+class CreateWebhook(RequestBody):
+    url: str = Field(description="https, of a host with a public address unless a setting allows others.")
+    share: str | None = Field(None, description="Events of this share only; of all granted ones by default.")
+    comment: str | None = None
+
+
+class RotateSecret(RequestBody):
+    existing_secret_expire_in_seconds: int = Field(
+        86_400,
+        ge=0,
+        le=MAX_SECRET_GRACE_S,
+        description="How long events are signed with the old secret, too.",
+    )
+
+
+class ResendDeliveries(RequestBody):
+    event_ids: list[str] = Field([], max_length=MAX_CHANGES, description="All dead letters by default.")
+
+
+class DeliveriesQuery(BaseModel):
+    state: DeliveryState | None = None
+    max_results: int = Field(100, ge=1, le=MAX_EVENTS)
+
+
+class WebhookInfo(Reply):
+    id: str
+    recipient: str
+    share: str | None = None
+    url: str
+    comment: str | None = None
+    secret: str | None = Field(None, description="Returned once, when it is made.")
+    created_at: Moment = None
+    created_by: str | None = None
+    previous_secret_until: Moment = None
+    paused_until: Moment = Field(None, description="Nothing is sent before; set while the consumer is down.")
+    delivered_at: Moment = Field(None, description="The last success.")
+    last_error: str | None = None
+    pending: int = 0
+    dead: int = 0
+
+
+class Webhooks(Reply):
+    webhooks: list[WebhookInfo]
+
+
+class DeliveryInfo(Reply):
+    event_id: str = Field(description="The header webhook-id: the same in each attempt.")
+    type: str
+    state: str = Field(
+        description="pending, delivered, dead, or withdrawn: the table may not be read any more."
+    )
+    attempts: int
+    created_at: Moment = None
+    next_attempt_at: Moment = None
+    expires_at: Moment = None
+    finished_at: Moment = None
+    last_status: int | None = None
+    last_error: str | None = None
+    event: Annotated[dict[str, Any], BeforeValidator(json.loads)] = Field(validation_alias="body")
+
+
+class Deliveries(Reply):
+    deliveries: list[DeliveryInfo]
+
+
+class QueuedEvent(Reply):
+    event_id: str
+
+
+class ResentDeliveries(Reply):
+    resent: int
+
+
 class CreateGroup(RequestBody):
     name: str
     comment: str | None = None
@@ -355,7 +431,9 @@ class SharedDataObject(Reply):
     ] = Field(None, description="lakeshare: the rule, if `partitions` cannot express it.")
     publication: int | None = None
     declared: bool = Field(description="lakeshare: whether a contract declares it.")
-    notice: str | None = Field(None, description="lakeshare: the end of the table, if a contract retires it.")
+    notice: str | None = Field(
+        None, description="lakeshare: what recipients have to know, such as the end of the table."
+    )
 
 
 @add_text_fields("share")

@@ -119,7 +119,8 @@ class TableServeability:
 
 def provider_view(entry: SharedTable, versions: Versions) -> TableView:
     """A shared table for a recipient without restrictions."""
-    return TableView(entry, versions.of(entry.table, entry.publication))
+    of_table = versions.of(entry.table, entry.publication)
+    return TableView(entry, of_table, services=of_table.services())
 
 
 def make_unshared_entry(lake_table: str) -> SharedTable:

@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from lakeshare_server.access.authentication import Administrator, Permission, make_profile
 from lakeshare_server.access.rate_limit import require_allowed
 from lakeshare_server.access.rules import require_decidable_rules
-from lakeshare_server.catalog import FollowedTables, audit, credentials, ledger, sharing, states
+from lakeshare_server.catalog import FollowedTables, audit, credentials, ledger, sharing, states, webhooks
 from lakeshare_server.catalog.sharing import Edit, editing
 from lakeshare_server.catalog.states import FederationPolicy
 from lakeshare_server.errors import (
@@ -75,7 +75,7 @@ DESCRIPTION = (
     "If-Match is refused if the object was changed since."
 )
 TAG = re.compile(r'(?:W/)?"([0-9]{1,18})"')
-NAMES = ("share", "recipient", "group", "policy", "key", "table")
+NAMES = ("share", "recipient", "webhook", "group", "policy", "key", "table")
 # Replies have personal data, and links that are returned once.
 NOT_KEPT = {"Cache-Control": "no-store"}
 MAX_CODE_CHARS = 200
@@ -404,6 +404,75 @@ def _policy(given: bodies.PutPolicy) -> FederationPolicy:
     return FederationPolicy(
         **{**fields, "audiences": tuple(fields["audiences"])}, name=given.name, comment=given.comment
     )
+
+
+webhooks_router = APIRouter(
+    tags=["webhooks"], prefix="/recipients/{recipient}/webhooks", route_class=AdminRoute
+)
+
+
+@webhooks_router.post("", response_model=bodies.WebhookInfo)
+def create_webhook(request: ShareDep, recipient: str, given: bodies.CreateWebhook) -> Content:
+    """Add a webhook to a recipient; only this reply has its secret."""
+    registry = request.app_state.webhooks
+    # Before the transaction, because the host is looked up.
+    registry.require_url(given.url)
+    with request.editing() as edit:
+        webhook, secret = registry.add(edit, recipient, **given.fields())
+    return {**vars(webhook), "secret": secret}
+
+
+@webhooks_router.get("", response_model=bodies.Webhooks)
+def list_webhooks(request: LookDep, recipient: str) -> Content:
+    """List a recipient's webhooks with the numbers of their pending and dead deliveries, without secrets."""
+    with request.app_state.catalog.reading() as session:
+        return {"webhooks": webhooks.list_webhooks(session, recipient)}
+
+
+@webhooks_router.delete("/{webhook}", response_model=None)
+def delete_webhook(request: ShareDep, recipient: str, webhook: str) -> Content:
+    """Remove a webhook with its deliveries."""
+    with request.editing() as edit:
+        webhooks.remove_webhook(edit, webhook, recipient)
+    return {}
+
+
+@webhooks_router.post("/{webhook}/rotate-secret", response_model=bodies.WebhookInfo)
+def rotate_webhook_secret(
+    request: ShareDep, recipient: str, webhook: str, given: bodies.RotateSecret
+) -> Content:
+    """Give a webhook a new secret, in this reply only; events are also signed with the old one for a grace time."""
+    grace = timedelta(seconds=given.existing_secret_expire_in_seconds)
+    with request.editing() as edit:
+        changed, secret = request.app_state.webhooks.rotate(edit, webhook, grace, recipient)
+    return {**vars(changed), "secret": secret}
+
+
+@webhooks_router.post("/{webhook}/test", response_model=bodies.QueuedEvent)
+def test_webhook(request: ShareDep, recipient: str, webhook: str) -> Content:
+    """Queue a test event; its delivery shows the result."""
+    with request.editing() as edit:
+        return {"event_id": request.app_state.webhooks.test(edit, webhook, recipient)}
+
+
+@webhooks_router.get("/{webhook}/deliveries", response_model=bodies.Deliveries)
+def list_webhook_deliveries(
+    request: LookDep, recipient: str, webhook: str, query: Annotated[bodies.DeliveriesQuery, Query()]
+) -> Content:
+    """List the newest deliveries of a webhook; with `state=dead`, its dead letters."""
+    with request.app_state.catalog.reading() as session:
+        state = webhooks.get_webhook(session, webhook, recipient)
+        return {"deliveries": webhooks.list_deliveries(session, state, query.state, query.max_results)}
+
+
+@webhooks_router.post("/{webhook}/resend", response_model=bodies.ResentDeliveries)
+def resend_webhook_deliveries(
+    request: ShareDep, recipient: str, webhook: str, given: bodies.ResendDeliveries
+) -> Content:
+    """Send dead letters again: those named, or all."""
+    retry_for = request.app_state.webhooks.retry_for
+    with request.editing() as edit:
+        return {"resent": webhooks.resend_deliveries(edit, webhook, given.event_ids, retry_for, recipient)}
 
 
 groups_router = APIRouter(tags=["groups"], route_class=AdminRoute)
@@ -767,8 +836,8 @@ def admin_api(app_state: AppState, server: FastAPI) -> FastAPI:
     app.include_router(me, prefix="/2.0/preview/scim/v2")
     app.include_router(activation_router, prefix=f"{DATABRICKS}/public")
     for part in (
-        *of_both, policies_router, groups_router, keys_router, own, followed_router, audit_router,
-        impersonation_router,
+        *of_both, policies_router, webhooks_router, groups_router, keys_router, own, followed_router,
+        audit_router, impersonation_router,
     ):  # fmt: skip
         app.include_router(part, prefix=f"{OPENSHARING}/provider")
     app.include_router(activation_router, prefix=f"{OPENSHARING}/public")

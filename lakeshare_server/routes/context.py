@@ -25,7 +25,7 @@ from lakeshare_server.access.authentication import (
     Federation,
     PresentedCredential,
 )
-from lakeshare_server.access.console_sessions import ConsoleSessions
+from lakeshare_server.access.console_sessions import ConsoleSessions, IssuerSignIn
 from lakeshare_server.access.oidc import Issuers
 from lakeshare_server.access.rate_limit import BruteForceProtection, RecipientLimits, UsageWriter
 from lakeshare_server.access.table_access import AsyncWorker, TableView, TableViews
@@ -48,9 +48,11 @@ from lakeshare_server.errors import BadRequest, MalformedRequest, Unauthenticate
 from lakeshare_server.iceberg_rest.scans import IcebergScans, PlanTasks, SignableFiles
 from lakeshare_server.iceberg_rest.tables import IcebergTables
 from lakeshare_server.outbound import LATER, PAUSE_S
+from lakeshare_server.protocol.feed import FeedTokens
 from lakeshare_server.protocol.lines import HEADER, Capabilities, ResponseFormat, parse_capabilities
 from lakeshare_server.protocol.tokens import Pager, PageRequest, TableTokens, TokenHolder
 from lakeshare_server.provider.usage import UsageSummary
+from lakeshare_server.provider.webhooks import WebhookDispatcher, WebhookRegistry
 from lakeshare_server.settings import FILES_PATH, ServerSettings
 from lakeshare_server.storage import LocalSigner, Signers, Stores, load_key
 from lakeshare_server.versions import Versions
@@ -180,12 +182,16 @@ class AppState:
         self.authenticator = Authenticator(catalog, federation, self.access_tokens, brute_force, uses)
         self.admin_authenticator = AdminAuthenticator(catalog, settings, issuers, brute_force)
         self.console_sessions = ConsoleSessions(key, catalog, settings)
+        self.issuer_sign_in = IssuerSignIn(key, settings, issuers)
         self.pager = Pager(key, settings.page_size)
+        self.feed_tokens = FeedTokens(key)
         self.tokens = TableTokens(key, settings.page_token_life_s, settings.refresh_token_life_s)
         self.file_tickets = FileTickets(key, catalog, self.views)
         self.signers = Signers(settings, self.local_signer, stores)
         self.async_queries = AsyncQueries(catalog)
         self.async_worker = AsyncWorker(self.async_queries, self.views)
+        self.webhooks = WebhookRegistry(settings, key)
+        self.webhook_dispatcher = WebhookDispatcher(catalog, self.versions, settings, key)
         self.iceberg_tables = IcebergTables(catalog, stores)
         self.iceberg_scans = IcebergScans(stores, settings)
         self.plan_tasks = PlanTasks(key, settings.page_token_life_s, settings.max_body_bytes)

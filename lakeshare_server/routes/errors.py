@@ -24,6 +24,7 @@ from lakeshare_server.errors import (
     LakeshareError,
     LinkEnded,
     MalformedRequest,
+    NoEvidence,
     NotFound,
     StoreDenied,
     StoreMissing,
@@ -179,6 +180,7 @@ class _AuditedRequest:
 
 RESPONSES: dict[type[LakeshareError], tuple[int, str]] = {
     NotFound: (404, "RESOURCE_DOES_NOT_EXIST"),
+    NoEvidence: (404, "RESOURCE_DOES_NOT_EXIST"),
     BadRequest: (400, "INVALID_PARAMETER_VALUE"),
     MalformedRequest: (400, "MALFORMED_REQUEST"),
     Unserveable: (400, "UNSUPPORTED_OPERATION"),

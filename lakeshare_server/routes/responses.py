@@ -92,12 +92,12 @@ def choose_encoder(scope: Scope) -> Encoder | None:
     if address is None or address.is_loopback or not scope["app"].state.app_state.settings.compress_lines:
         return None
     values = [value.decode("latin-1") for name, value in scope["headers"] if name == b"accept-encoding"]
-    accepted = parse_accept_encoding(",".join(values))
+    accepted = parse_weights(",".join(values))
     return next((encoder() for name, encoder in ENCODERS.items() if accepted.get(name, 0) > 0), None)
 
 
-def parse_accept_encoding(header: str) -> dict[str, float]:
-    """The weights of the encodings in an Accept-Encoding header; an invalid weight counts as 0."""
+def parse_weights(header: str) -> dict[str, float]:
+    """The weights of the values in an Accept or Accept-Encoding header; an invalid weight counts as 0."""
     weights = {}
     for part in header.split(","):
         name, *parameters = (text.strip().lower() for text in part.split(";"))

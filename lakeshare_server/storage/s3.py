@@ -3,6 +3,7 @@
 boto3 provides profile, region, endpoint and the chain of credentials.
 """
 
+import base64
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,15 @@ from urllib.parse import unquote, urlsplit
 import httpx
 from obstore.store import S3Store
 
-from lakeshare_server.errors import Denied, LakeshareError, Unavailable, Unserveable, shorten_value
+from lakeshare_server.errors import (
+    Denied,
+    LakeshareError,
+    StoreDenied,
+    StoreMissing,
+    Unavailable,
+    Unserveable,
+    shorten_value,
+)
 from lakeshare_server.locations import ParsedLocation
 from lakeshare_server.outbound import Service, Services
 from lakeshare_server.settings import StoreSettings
@@ -218,6 +227,7 @@ class S3Access:
         self._regions: dict[str, str] = {}
         self.keys = KeyChain(lambda: self._session, lambda: services.of(CREDENTIALS)).keys
         self._endpoints: dict[str, str] = {}
+        self._heads: dict[tuple[object, ...], Any] = {}
 
     def open(self, place: ParsedLocation) -> remote.RemoteStore:
         """Opens a bucket."""
@@ -248,6 +258,30 @@ class S3Access:
                     client.delete_object(Bucket=bucket.name, Key=key)
         except (S3Refused, S3Unreachable) as error:
             raise Unavailable(f"{bucket.url}/{keys[-1]} is not deleted: {error}", remote.LATER) from None
+
+    def stored_sha256(self, place: ParsedLocation) -> str | None:
+        """Returns the SHA-256 of an object if its writer had the store keep it (full object), in hexadecimal."""
+        bucket = self.bucket(place.bucket)
+        address = bucket.name, bucket.region, bucket.endpoint, bucket.path_style
+        with self._lock:
+            client = self._heads.get(address)
+        if client is None:
+            client = self.client("s3", bucket.region, bucket.endpoint, path_style=bucket.path_style)
+            client = self._heads.setdefault(address, client)
+        try:
+            with translate_errors():
+                found = client.head_object(Bucket=bucket.name, Key=place.key, ChecksumMode="ENABLED")
+        except S3Refused as error:
+            if error.status in (403, 404):
+                refused = StoreMissing if error.status == 404 else StoreDenied
+                raise refused(place.location) from None
+            raise Unavailable(f"{place.location} cannot be described: {error}", remote.LATER) from None
+        except S3Unreachable as error:
+            raise Unavailable(f"{place.location} cannot be described: {error}", remote.LATER) from None
+        checksum = found.get("ChecksumSHA256")
+        # That of an object in parts is of the digests of its parts.
+        is_whole = found.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT" and "-" not in (checksum or "")
+        return base64.b64decode(checksum).hex() if checksum and is_whole else None
 
     def bucket(self, name: str, public: bool = False) -> sigv4.Bucket:
         """Returns the address of a bucket for the server or, if `public`, for recipients."""

@@ -1,7 +1,7 @@
 """The readable versions of each table: publications of pipelines, or versions found in storage."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import TypeAlias
 
@@ -16,6 +16,7 @@ from lakeshare_server.catalog import (
 from lakeshare_server.errors import NotFound
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import Stores
+from lakeshare_server.tables.publications import PublicationFiles
 from lakeshare_server.versions.followed_delta import FollowedLog, FollowedVersions
 from lakeshare_server.versions.followed_iceberg import FollowedSnapshots, LatestObservation
 from lakeshare_server.versions.followed_iceberg import read_unfollowed as read_unfollowed
@@ -77,6 +78,15 @@ class VersionsUntil:
 TableVersions: TypeAlias = AllVersions | VersionsUntil
 
 
+@dataclass(frozen=True)
+class Freshness:
+    """What this process knows of a followed table: when it checked last, the newest version, and why a check failed."""
+
+    checked_s: float | None = None
+    version: int | None = None
+    problem: str | None = None
+
+
 class Versions:
     """The versions of all tables, with this process's caches."""
 
@@ -89,10 +99,30 @@ class Versions:
         self._opening = Lock()
         self._known = GenerationCache[AllVersions](catalog)
 
+    @property
+    def files(self) -> PublicationFiles:
+        """What publications are read with."""
+        return self._sources
+
     def of(self, table: str, publication: int | None = None) -> TableVersions:
         """The versions of a lake table, up to a publication if one is given, in this generation of the catalog."""
         versions = self._known.get(table, lambda: self._open(table))
         return versions if publication is None else VersionsUntil(versions, publication)
+
+    def find_freshness(self, followed: FollowedTable) -> Freshness:
+        """What the last check of a followed table found, without a request."""
+        key = followed.table, followed.location, followed.check_every_s
+        if followed.iceberg is not None:
+            observation = self._observations.get((*key, followed.iceberg))
+            if observation is None:
+                return Freshness()
+            (checked_s, error), version = observation.refreshing.last(), None
+        else:
+            log = self._logs.get(key)
+            if log is None:
+                return Freshness()
+            (checked_s, error), version = log.refreshing.last(), log.newest.number if log.newest else None
+        return Freshness(checked_s, version, None if error is None else error.for_provider())
 
     def _open(self, table: str) -> AllVersions:
         followed = self._followed.get(table)

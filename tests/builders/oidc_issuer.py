@@ -1,5 +1,7 @@
 """An OIDC issuer in a thread of the test, that can change its keys, lie and fall silent."""
 
+import base64
+import hashlib
 import json
 import threading
 import time
@@ -8,6 +10,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import parse_qsl
 
 import jwt
 from cryptography.hazmat.primitives.asymmetric import rsa
@@ -32,7 +35,14 @@ class AnIssuer(ThreadingHTTPServer):
         self.drip_s = 0.0
         self.most_at_once = self.at_once = 0
         self._counting = threading.Lock()
-        self.about: dict[str, Any] = {"issuer": self.url, "jwks_uri": f"{self.url}/keys"}
+        self.about: dict[str, Any] = {
+            "issuer": self.url,
+            "jwks_uri": f"{self.url}/keys",
+            "authorization_endpoint": f"{self.url}/authorize",
+            "token_endpoint": f"{self.url}/token",
+        }
+        # What the token endpoint gives for a code, by the code: the challenge, and the claims.
+        self.codes: dict[str, tuple[str, dict[str, Any]]] = {}
         self.keys: dict[str, rsa.RSAPrivateKey] = {}
         self.published: list[dict[str, Any]] = []
         self.change_key("first")
@@ -80,6 +90,20 @@ class _Documents(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         with self.server.counted():
             self._answer()
+
+    def do_POST(self) -> None:
+        """The token endpoint: a code works once, with the verifier of its challenge (RFC 7636)."""
+        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        form = dict(parse_qsl(body))
+        challenge, claims = self.server.codes.pop(form.get("code", ""), ("", {}))
+        digest = hashlib.sha256(form.get("code_verifier", "").encode()).digest()
+        is_right = base64.urlsafe_b64encode(digest).decode().rstrip("=") == challenge
+        token = {"id_token": self.server.token(**claims), "token_type": "Bearer"}
+        answer = json.dumps(token if is_right else {"error": "invalid_grant"}).encode()
+        self.send_response(200 if is_right else 400)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
 
     def _answer(self) -> None:
         self.server.asked.append(self.path)

@@ -3,9 +3,13 @@
 One file, because one lake serves all of it: the demo makes it, the other tests go on from there.
 """
 
+import html
+import json
 import re
+from urllib.parse import urlsplit
 
 import delta_sharing
+import httpx
 import pandas as pd
 import pytest
 
@@ -128,6 +132,25 @@ def test_a_red_run_changes_nothing_for_recipients(demo, served, run):
     gate = run(*CI_GATE)
     assert gate.code == 1
     assert "flights/departures expect_column_values_to_not_be_null__carrier: ERROR failed" in gate.text
+
+
+def test_every_page_of_the_console_opens_with_the_demo_s_data(demo, served):
+    """From the first page, along every link, with the key that the demo leaves."""
+    root = urlsplit(json.loads(served.read_text())["endpoint"])._replace(path="").geturl()
+    key = demo.settings.first_key_file.read_text().strip()
+    found, opened = ["/console/"], {}
+    with httpx.Client(base_url=root, timeout=60, follow_redirects=True) as client:
+        assert client.post("/console/sign-in", data={"key": key}).status_code == 200
+        while found:
+            path = found.pop()
+            page = client.get(path)
+            assert page.status_code == 200, (path, page.text)
+            opened[path.partition("?")[0]] = page.text
+            links = {html.unescape(link) for link in re.findall(r'href="(/console[^"#]*)"', page.text)}
+            found += [link for link in sorted(links - {*found}) if link.partition("?")[0] not in opened]
+    assert len(opened) > 20
+    assert f"/console/tables/{FLIGHTS.tables[0].name}" in opened
+    assert '<span class="null">not shared' not in opened["/console/tables"]
 
 
 def test_a_red_set_can_be_inspected_and_retried_by_command(demo, served, apart, run):

@@ -5,7 +5,7 @@ first are in S3, the second on the disk.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -26,13 +26,24 @@ from lakeshare_pipelines.wap.delta import STAGED_FOLDER, table_location
 from lakeshare_pipelines.wap.inputs import read_publication
 from lakeshare_pipelines.wap.stage import drop_abandoned, list_staging_locations, stage
 from lakeshare_pipelines.wap.staged import Lake, Staged, Verdicts
-from lakeshare_server.catalog import Catalog, DeclaredShare, Ledger, Publication, SharedTable, apply_shares
+from lakeshare_server.catalog import (
+    Catalog,
+    DeclaredShare,
+    EvidenceStore,
+    Ledger,
+    Publication,
+    SharedTable,
+    apply_shares,
+)
+from lakeshare_server.cli.verify import Verification, open_client
 from lakeshare_server.settings import ServerSettings
+from lakeshare_server.tables.envelope import load_signing_key
+from lakeshare_server.tables.evidence import EvidenceWriter
 from tests.builders.iceberg_rest import rest_catalog
 from tests.builders.main_state import main_state, rows_at_each_step, rows_on_main
 from tests.builders.recipients import Recipients
 from tests.builders.sets import a_delivery, an_order, green, orders, staged_without_reading
-from tests.builders.sharing import Provider, a_server
+from tests.builders.sharing import Provider, Running, a_server
 from tests.builders.slack import slack_stand_in
 
 MONDAY, TUESDAY, WEDNESDAY, THURSDAY = (f"2024-01-0{day}" for day in range(1, 5))
@@ -237,6 +248,8 @@ def recipients_read_what_spark_reads(published_set: PublishedSet, other_host: Pa
     tables = tuple(SharedTable("shop", short, f"{name}.{short}") for short in ("orders", "totals"))
     apply_shares(published_set.catalog, [DeclaredShare(f"{name}_s3", tables)])
     _, token = Recipients(published_set.catalog).add(f"{name}-reader", (f"{name}_s3",))
+    [latest, *_] = published_set.history()[0]
+    sign_with_digests(published_set, latest)
     for state_dir in (settings.state_dir, other_host):
         sharing = ServerSettings(
             _env_file=None, state_dir=state_dir, database_url=settings.catalog_url, port=0, **shared
@@ -246,9 +259,34 @@ def recipients_read_what_spark_reads(published_set: PublishedSet, other_host: Pa
                 expected = published_set.rows(table.name)
                 frame = delta_sharing.load_as_pandas(f"{server.profile(token)}#{name}_s3.shop.{table.name}")
                 assert rows_of(frame) == expected
+                recipients_verify_the_evidence(published_set, server, token, table)
                 if published_set.contract.tables[0].format == "iceberg":
                     opened = rest_catalog(server, token, f"{name}_s3").load_table(f"shop.{table.name}")
                     assert rows_of(opened.scan().to_pandas()) == expected
+
+
+def sign_with_digests(published_set: PublishedSet, publication: Publication) -> None:
+    """Sign a publication again, with the digests of its files in S3, which only a setting has read."""
+    files = published_set.lake.publications
+    settings = files.settings.model_copy(update={"evidence_digests": "read"})
+    writer = EvidenceWriter.open(replace(files, settings=settings), published_set.catalog)
+    assert writer.sign_again(publication).version == publication.version
+
+
+def recipients_verify_the_evidence(
+    published_set: PublishedSet, server: Running, token: str, table: SharedTable
+) -> None:
+    """Each number was signed when it was published, with digests of one table and sizes of the other."""
+    assert EvidenceStore(published_set.catalog).unsigned([table.table]) == []
+    names = (f"{published_set.contract.name}_s3", "shop", table.name)
+    keys = [load_signing_key(published_set.lake.settings).public]
+    asked = Verification(names, None, table.table, keys, restricted=False)
+    with open_client(server.profile(token)) as client:
+        result = asked.verify_table(client, evidence=None, save=None, downloads=True)
+    assert result.downloaded == result.files > 0
+    assert result.is_full == (table.name == "orders")
+    assert result.sizes == (0 if table.name == "orders" else result.files)
+    assert result.audit["blocking"] == 0
 
 
 def rows_of(frame: pd.DataFrame) -> list[tuple[object, ...]]:
@@ -338,6 +376,7 @@ def a_rollback_is_a_new_number_that_shows_old_rows(published_set: PublishedSet) 
     assert [p.version for p in published] == [3, 3]
     back = rollback(lake, catalog, contract, table, 2)
     assert (back.version, back.rows, back.rollback_of) == (4, 9, 2)
+    assert EvidenceStore(catalog).find(table.name, back.version) is not None
     assert published_set.rows() == old
     # Running it again, because the first result was lost, changes nothing, by either number of that state.
     assert rollback(lake, catalog, contract, table, 2) == back

@@ -1,5 +1,7 @@
 """On a real S3 server: tables are read, URLs open one object until their end, vended keys read one table only."""
 
+import base64
+import hashlib
 import http.client
 import itertools
 import os
@@ -164,6 +166,19 @@ def test_what_the_store_refuses_is_denied(
         getattr(Stores(settings_at(s3)), call)(f"s3://{bucket}/t/x")
     assert caught.value.location == f"s3://{bucket}/t/x"
     assert not any(secret in str(caught.value) for secret in ("AK", "secret"))
+
+
+@pytest.mark.usefixtures("act_as")
+def test_a_checksum_that_the_store_keeps_is_found(s3: S3Server, bucket: str) -> None:
+    stores, content = Stores(settings_at(s3)), b"1,2,3"
+    digest = hashlib.sha256(content).digest()
+    checksum = base64.b64encode(digest).decode()
+    s3.client().put_object(Bucket=bucket, Key="with", Body=content, ChecksumSHA256=checksum)
+    stores.write(f"s3://{bucket}/without", content)
+    found = [stores.s3.stored_sha256(stores.place(f"s3://{bucket}/{name}")) for name in ("with", "without")]
+    assert found == [digest.hex(), None]
+    with pytest.raises(StoreMissing):
+        stores.s3.stored_sha256(stores.place(f"s3://{bucket}/nothing"))
 
 
 @pytest.mark.usefixtures("act_as")

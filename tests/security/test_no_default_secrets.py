@@ -10,10 +10,11 @@ from pydantic import SecretStr
 from lakeshare_pipelines.demo.processes import free_port, sharing_server
 from lakeshare_pipelines.demo.story import write_recipient_profile
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_server.catalog.credentials import PREFIX, create_first_admin_key, read_admin_keys
+from lakeshare_server.catalog.credentials import PREFIX, create_first_admin_key, find_admin_key
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import load_key
 from tests.builders.sharing import a_provider
+from tests.builders.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 SECRET = re.compile(r"secret|password|passphrase|token$|_key$|sas", re.IGNORECASE)
@@ -60,12 +61,15 @@ def test_the_demo_hands_out_a_token_of_its_own(tmp_path: Path) -> None:
     assert {path.stat().st_mode & 0o777 for path in profiles} == {0o600}
 
 
-def test_the_demo_s_server_makes_no_key_and_logs_none(
+def test_the_demo_s_server_keeps_its_key_out_of_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     provider, log = a_provider(tmp_path), tmp_path / "server.log"
     monkeypatch.setenv("LAKESHARE_STATE_DIR", str(provider.settings.state_dir))
+    file = provider.settings.first_key_file
     with sharing_server(free_port(0), log):
-        assert PREFIX not in log.read_text()
-        with provider.catalog.reading() as session:
-            assert read_admin_keys(session) == []
+        wait_until(lambda: file.exists() and file.read_text().endswith("\n"))
+    assert PREFIX not in log.read_text()
+    assert file.stat().st_mode & 0o777 == 0o600
+    with provider.catalog.reading() as session:
+        assert find_admin_key(session, file.read_text().strip()) is not None

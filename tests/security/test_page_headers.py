@@ -4,11 +4,14 @@ import base64
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
+from uuid import uuid4
 
 import httpx
 import pytest
 
-from lakeshare_server.pages.rendering import HEADERS
+from lakeshare_server.catalog.credentials import add_admin_key
+from lakeshare_server.catalog.sharing import editing
+from lakeshare_server.pages.rendering import CONSOLE_HEADERS, HEADERS
 from tests.builders.offered_lake import AGREEMENT, OfferedLake, an_offered_lake
 from tests.builders.recipients import Recipients
 
@@ -37,7 +40,14 @@ def answers(lake: OfferedLake) -> dict[str, httpx.Response]:
             "used": client.get(used),
             "unknown": client.get("/activate/unknown"),
             "wrong method": client.delete(used),
-            "root": client.get("/"),
+            "root": client.get("/", headers={"Accept": "text/html"}),
+            "root as JSON": client.get("/"),
+            "sign-in": client.get("/console/sign-in"),
+            "wrong key": client.post("/console/sign-in", data={"key": "wrong"}),
+            "signed out": client.get("/console/shares"),
+            "console, no form token": client.post("/console/shares"),
+            "console": signed_in(lake).get("/console/recipients"),
+            "console, no such page": signed_in(lake).get("/console/none"),
             "portal": client.get("/portal"),
             "portal, wrong method": client.post("/portal"),
             "no token": client.get("/portal/api/status"),
@@ -50,9 +60,19 @@ def answers(lake: OfferedLake) -> dict[str, httpx.Response]:
         }
 
 
+def signed_in(lake: OfferedLake) -> httpx.Client:
+    """A client with a session of the console."""
+    with editing(lake.provider.catalog, "tests") as edit:
+        _, key = add_admin_key(edit, f"key-{uuid4().hex}", "owner")
+    client = httpx.Client(verify=False, base_url=lake.root)
+    client.post("/console/sign-in", data={"key": key})
+    return client
+
+
 def test_every_answer_forbids_what_pages_do_not_need(answers: dict[str, httpx.Response]) -> None:
     for name, answer in answers.items():
-        assert {key: answer.headers.get(key) for key in HEADERS} == dict(HEADERS), name
+        expected = CONSOLE_HEADERS if answer.url.path.startswith("/console") else HEADERS
+        assert {key: answer.headers.get(key) for key in HEADERS} == dict(expected), name
         assert answer.headers["Cache-Control"] == "no-store", name
         assert "set-cookie" not in answer.headers, name
     assert [name for name, one in answers.items() if one.status_code == 500] == []
@@ -86,14 +106,16 @@ def test_pages_have_no_code_in_them_and_load_nothing_from_elsewhere(
     answers: dict[str, httpx.Response],
 ) -> None:
     pages = {name: one.text for name, one in answers.items() if one.headers.get("Content-Type") == HTML}
-    assert {"offer", "refused agreement", "profile", "used", "unknown", "wrong method", "portal"} == set(
-        pages
-    )
+    of_links = {"offer", "refused agreement", "profile", "used", "unknown", "wrong method"}
+    of_console = {"sign-in", "wrong key", "console, no form token", "console", "console, no such page"}
+    assert {"root", "portal", *of_links, *of_console} == set(pages)
     for name, text in pages.items():
         found = Found()
         found.feed(text)
         assert found.inline == [], name
-        foreign = [one for one in found.addresses if not one.startswith(("/pages/", "/portal", "#"))]
+        foreign = [
+            one for one in found.addresses if not one.startswith(("/pages/", "/portal", "/console", "#"))
+        ]
         assert [one for one in foreign if not one.startswith("data:application/json;base64,")] == [], name
 
 
@@ -126,6 +148,14 @@ def test_a_profile_is_whole_in_the_page_that_gives_it(answers: dict[str, httpx.R
     assert b'"shareCredentialsVersion": 1' in base64.b64decode(encoded)
 
 
-def test_the_root_leads_to_the_portal(answers: dict[str, httpx.Response]) -> None:
-    """A person who opens the server in a browser finds the page for people."""
-    assert (answers["root"].status_code, answers["root"].headers["Location"]) == (307, "/portal")
+def test_the_root_leads_people_and_clients(answers: dict[str, httpx.Response], lake: OfferedLake) -> None:
+    """A browser gets links to portal and console, a client the addresses of the APIs."""
+    page = answers["root"]
+    assert page.status_code == 200
+    assert 'href="/portal"' in page.text
+    assert 'href="/console/"' in page.text
+    addresses = answers["root as JSON"].json()
+    assert addresses["deltaSharing"] == f"{lake.root}/delta-sharing"
+    with httpx.Client(verify=False) as client:
+        for name in ("portal", "adminApiDocument"):
+            assert client.get(addresses[name]).status_code == 200, name

@@ -174,6 +174,8 @@ def test_what_is_not_granted_is_not_there_by_any_call(
         ("GET", "/version", {"params": {"startingTimestamp": "never"}}),
         ("GET", "/metadata", {}),
         ("GET", "/metadata", {"params": {"version": "x"}}),
+        ("GET", "/evidence", {}),
+        ("GET", "/evidence", {"params": {"version": "x"}}),
         ("GET", "/changes", {"params": {"startingVersion": "0"}}),
         ("POST", "/query", {"json": {}}),
         ("POST", "/query", {"content": b"{"}),

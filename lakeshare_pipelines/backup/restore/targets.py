@@ -44,6 +44,7 @@ from lakeshare_pipelines.share.changes import find_index
 from lakeshare_pipelines.share.publication import (
     complete_publications,
     pin_publication,
+    prepare_evidence,
     record_repeats,
     repeat_properties,
 )
@@ -303,7 +304,8 @@ class LakeTable:
             rollback_of=publication.version,
             records_changes=False,
         )
-        return self.ledger.append([row], lease)[0]
+        sign = prepare_evidence(self.lake, self.ledger, [row])
+        return self.ledger.append([row], lease, sign)[0]
 
     def complete_publications(self, lease: Lease | None) -> None:
         """Complete publications that earlier runs of the set left unfinished; an error if that needs Spark."""

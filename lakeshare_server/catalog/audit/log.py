@@ -493,6 +493,11 @@ class AuditLog:
         self._writer.start()
 
     @property
+    def backlog(self) -> int:
+        """The number of events of this process that are not in the database yet."""
+        return len(self._unwritten)
+
+    @property
     def is_full(self) -> bool:
         """Whether callers should wait before they record the next event."""
         return len(self._unwritten) >= BACKLOG

@@ -14,7 +14,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import RedirectResponse
 
 from lakeshare_server.access.authentication import PERMISSIONS_BY_ROLE, Permission
-from lakeshare_server.access.console_sessions import COOKIE, OTHER_SITE, ConsoleSession
+from lakeshare_server.access.console_sessions import COOKIE, OTHER_SITE, SIGN_IN_COOKIE, ConsoleSession
 from lakeshare_server.errors import (
     BadRequest,
     CatalogConflict,
@@ -28,7 +28,7 @@ from lakeshare_server.errors import (
 )
 from lakeshare_server.pages.rendering import render_page
 from lakeshare_server.routes.admin import AdminErrors, AdminRequest
-from lakeshare_server.routes.context import AppState, AuditRecord, client_address, read_bounded_body
+from lakeshare_server.routes.context import ISSUERS, AppState, AuditRecord, client_address, read_bounded_body
 from lakeshare_server.routes.errors import Headers
 from lakeshare_server.settings import CONSOLE_PATH, ServerSettings
 
@@ -61,6 +61,8 @@ SECTIONS = (
     ("backups", "Backups"),
     ("system", "System"),
 )
+
+SECTION_OF = {"tables": "shares", "drift": "shares", "groups": "recipients", "jobs": "quality"}
 
 
 def console_url(settings: ServerSettings, *parts: object, **query: object) -> str:
@@ -114,6 +116,7 @@ class ConsoleRequest(AdminRequest):
     def render(self, template: str, status: int = 200, **values: Any) -> Response:
         """A page; `problem` is why a form was refused, `entered` its fields."""
         entered = Entered(values.pop("entered", ()))
+        page = self.http_request.url.path.removeprefix(f"{CONSOLE_PATH}/").partition("/")[0]
         return render_page(
             f"console/{template}",
             self.app_state.settings,
@@ -121,7 +124,7 @@ class ConsoleRequest(AdminRequest):
             request=self,
             form_token=self.app_state.console_sessions.form_token(self.session),
             sections=SECTIONS,
-            section=self.http_request.url.path.removeprefix(f"{CONSOLE_PATH}/").partition("/")[0],
+            section=SECTION_OF.get(page, page),
             entered=entered,
             **{"problem": None, "done": DONE.get(self.query("done"))} | values,
         )
@@ -167,10 +170,13 @@ def require_own_page(http_request: Request) -> None:
     """Raises Denied if the browser names another site as the one that made the request."""
     site, origin = (http_request.headers.get(name) for name in ("sec-fetch-site", "origin"))
     if site is not None:
-        # Under our Referrer-Policy browsers send `Origin: null` with the forms of our own pages.
-        if site not in SAME_SITE:
-            raise Denied(OTHER_SITE)
-    elif origin is not None and urlsplit(origin).netloc != http_request.headers.get("host"):
+        is_own = site in SAME_SITE
+    else:
+        # Over plain HTTP browsers send the origin only.
+        settings: ServerSettings = http_request.app.state.app_state.settings
+        own = {http_request.headers.get("host"), urlsplit(settings.console_url()).netloc}
+        is_own = origin is None or urlsplit(origin).netloc in own
+    if not is_own:
         raise Denied(OTHER_SITE)
 
 
@@ -300,15 +306,55 @@ def _sign_in(http_request: Request, form: Mapping[str, str]) -> Response:
     return response
 
 
+# Pages of the issuer come in between: these wait for it in the pool of issuers.
+@router.get("/sign-in/issuer")
+async def sign_in_by_issuer(http_request: Request) -> Response:
+    """Leads to the issuer's page."""
+    http_request.state.audit_record.action = "console_sign_in_by_issuer"
+    app_state: AppState = http_request.app.state.app_state
+    next_path = own_path(app_state.settings, http_request.query_params.get("next", ""))
+    url, cookie = await app_state.pools.run(ISSUERS, app_state.issuer_sign_in.begin, next_path)
+    response = RedirectResponse(url, 303)
+    app_state.issuer_sign_in.set_cookie(response, cookie)
+    return response
+
+
+@router.get("/sign-in/callback")
+async def finish_sign_in(http_request: Request) -> Response:
+    """Begins a session with what the issuer answers."""
+    http_request.state.audit_record.action = "console_sign_in"
+    app_state: AppState = http_request.app.state.app_state
+    return await app_state.pools.run(ISSUERS, _finish_sign_in, http_request)
+
+
+def _finish_sign_in(http_request: Request) -> Response:
+    app_state: AppState = http_request.app.state.app_state
+    audit_record: AuditRecord = http_request.state.audit_record
+    try:
+        administrator, next_path = app_state.issuer_sign_in.finish(
+            http_request.cookies.get(SIGN_IN_COOKIE), http_request.query_params
+        )
+    except (BadRequest, Unauthenticated, Denied, Unavailable) as error:
+        status, audit_record.error_code = ConsoleErrors.find_response(error)
+        return _sign_in_page(http_request, "", status, error.for_provider())
+    audit_record.principal = administrator.name
+    response = RedirectResponse(own_path(app_state.settings, next_path), 303)
+    app_state.console_sessions.begin(response, administrator)
+    return response
+
+
 def _sign_in_page(
     http_request: Request, next_path: str, status: int = 200, problem: str | None = None
 ) -> Response:
-    settings: ServerSettings = http_request.app.state.app_state.settings
+    app_state: AppState = http_request.app.state.app_state
+    settings = app_state.settings
     return render_page(
         "console/sign_in.html",
         settings,
         status,
         action=console_url(settings, "sign-in"),
+        issuer=app_state.issuer_sign_in.issuer,
+        issuer_url=console_url(settings, "sign-in", "issuer", next=next_path),
         next_path=next_path,
         problem=problem,
     )

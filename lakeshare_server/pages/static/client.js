@@ -42,6 +42,11 @@ export class PortalClient {
     return shares;
   }
 
+  async news(share, token) {
+    const page = token ? `&pageToken=${encodeURIComponent(token)}` : "";
+    return this.#json(`${this.#endpoint}/shares/${encodeURIComponent(share)}/publications?format=json&maxResults=10${page}`);
+  }
+
   async about(table, what, query = "") {
     const names = [table.share, "schemas", table.schema, "tables", table.name].map(encodeURIComponent).join("/");
     return this.#json(`${this.#api}/shares/${names}/${what}${query}`);

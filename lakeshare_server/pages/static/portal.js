@@ -1,6 +1,6 @@
 // The recipient's portal: a profile is opened here, and its token is sent to this server only. Nothing is kept.
 import { PortalClient } from "./client.js";
-import { showTable } from "./table.js";
+import { element, pathOf, problem as problemOf, showTable, time } from "./table.js";
 
 const main = document.getElementById("content");
 const opening = document.getElementById("opening");
@@ -27,6 +27,8 @@ drop.addEventListener("drop", (event) => {
 });
 document.getElementById("close").addEventListener("click", close);
 document.getElementById("filter").addEventListener("input", filter);
+// Feeds link to tables: /portal#share.schema.table.
+addEventListener("hashchange", () => linkedButton()?.click());
 
 async function open(chosen) {
   problem.hidden = true;
@@ -81,17 +83,62 @@ function showCatalog(shares) {
       const button = document.createElement("button");
       button.type = "button";
       button.textContent = `${one.schema}.${one.name}`;
+      button.dataset.path = pathOf(one);
       button.addEventListener("click", () => choose(button, one));
       item.append(button);
       return item;
     });
     place.querySelector(".links").append(...items);
+    addNews(place.querySelector(".news"), share.name);
     return place;
   });
   document.getElementById("shares").replaceChildren(...places);
   filter();
-  const first = document.querySelector(".links button");
+  const first = linkedButton() ?? document.querySelector(".links button");
   if (first) first.click();
+}
+
+function linkedButton() {
+  try {
+    return buttonOf(decodeURIComponent(location.hash.slice(1)));
+  } catch {
+    return undefined; // no link to a table
+  }
+}
+
+function buttonOf(path) {
+  return [...document.querySelectorAll(".links button")].find((button) => button.dataset.path === path);
+}
+
+function addNews(news, share) {
+  const list = news.querySelector("ol");
+  const more = news.querySelector("button");
+  let token = null;
+  async function load() {
+    try {
+      const page = await client.news(share, token);
+      list.append(...page.items.map((item) => newsItem(item)));
+      token = page._lakeshare?.nextPageToken ?? null;
+      if (!list.firstChild) list.append(element("li", "quiet", "Nothing was published yet."));
+    } catch (error) {
+      more.before(problemOf(error));
+    }
+    more.hidden = token === null;
+  }
+  news.addEventListener("toggle", () => news.open && !list.firstChild && load());
+  more.addEventListener("click", load);
+}
+
+function newsItem(item) {
+  const { share, schema, table, schemaChanged } = item._lakeshare;
+  const place = element("li", "");
+  const button = element("button", "", item.title);
+  button.type = "button";
+  button.addEventListener("click", () => buttonOf(pathOf({ share, schema, name: table }))?.click());
+  const when = element("span", "quiet", "");
+  when.append(time(Date.parse(item.date_published)), schemaChanged ? " UTC, its columns changed" : " UTC");
+  place.append(button, when);
+  return place;
 }
 
 function filter() {

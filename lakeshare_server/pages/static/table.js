@@ -227,24 +227,24 @@ function heading(name, kind = "") {
   return head;
 }
 
-function problem(error) {
+export function problem(error) {
   const alert = element("p", "problem", error.message);
   alert.setAttribute("role", "alert");
   return alert;
 }
 
-function element(name, kind, text) {
+export function element(name, kind, text) {
   const made = document.createElement(name);
   if (kind) made.className = kind;
   if (text !== undefined) made.textContent = text;
   return made;
 }
 
-function pathOf({ share, schema, name }) {
+export function pathOf({ share, schema, name }) {
   return `${share}.${schema}.${name}`;
 }
 
-function time(ms) {
+export function time(ms) {
   const at = new Date(ms);
   const made = element("time", "", `${at.toISOString().slice(0, 16).replace("T", " ")}`);
   made.dateTime = at.toISOString();

@@ -173,6 +173,21 @@ def test_a_profile_opens_what_its_recipient_may_read(
     assert not [request.url for request in asked if token in request.url]
 
 
+def test_what_is_new_leads_to_its_table(
+    page: Page, lake: OfferedLake, profile: Path, seen: Callable[[str], None]
+) -> None:
+    page.goto(f"{lake.portal}#trade.lake.cargo")
+    page.get_by_label("Profile file").set_input_files(profile)
+    expect(page.get_by_role("heading", level=1, name="trade.lake.cargo")).to_be_visible()
+    page.get_by_text("What is new").first.click()
+    expect(page.get_by_role("button", name="lake.flights: number 2")).to_be_visible()
+    titles = page.locator(".news[open] li button").all_inner_texts()
+    assert titles == [f"lake.{RATHER_LONG}: number 0", *(f"lake.flights: number {n}" for n in (2, 1, 0))]
+    seen("portal-news")
+    page.get_by_role("button", name="lake.flights: number 1").press("Enter")
+    expect(page.get_by_role("heading", level=1, name="flights.lake.flights")).to_be_visible()
+
+
 def test_values_are_shown_as_they_are(page: Page, lake: OfferedLake, profile: Path) -> None:
     opened(page, lake, profile)
     page.get_by_role("button", name="lake.cargo", exact=True).click()

@@ -1,5 +1,6 @@
 """A catalog that was dumped into a point comes back whole into an empty database, and into no other."""
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -28,7 +29,7 @@ from lakeshare_pipelines.cli.main import app
 from lakeshare_pipelines.contracts.loader import load_contracts
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_server.catalog import Catalog, Ledger, open_catalog
+from lakeshare_server.catalog import Catalog, Evidence, EvidenceStore, Ledger, open_catalog
 from lakeshare_server.catalog import database as database_module
 from lakeshare_server.catalog.credentials import issue_token
 from lakeshare_server.catalog.declared import apply_files
@@ -91,6 +92,11 @@ def secrets(catalog: Catalog, settings: LakeSettings, said: Callable[[str], Any]
     index_path(settings.index_dir, digest).touch()
     Ledger(catalog).append([a_publication(index_digest=digest, verdicts={"green": True, "rules": [1, None]})])
     Ledger(catalog).append([a_publication(changes_digest="1" * 64, snapshot_id=(1 << 63) - 1)])
+    entries = hashlib.sha256(b"entries").hexdigest()
+    index_path(settings.index_dir, entries).write_bytes(b"entries")
+    signed = {"table": "lake.flights", "version": 0, "key_id": "2" * 64, "envelope": "{}", "salt": b"s" * 32}
+    EvidenceStore(catalog).put(Evidence(entries_digest=entries, **signed))
+    EvidenceStore(catalog).register("2" * 64, "a public key")
     return found
 
 
@@ -133,9 +139,9 @@ def test_a_dump_comes_back_whole_on_the_other_database_and_nothing_of_a_damaged_
         assert again.generation() > generation
         assert brought.rows["publications"] == 2
         manifest = read_manifest(points, DAY)
-        assert (brought.indexes, brought.missing_indexes) == (1, manifest.missing_indexes)
-        [file] = manifest.indexes
-        assert index_path(elsewhere.index_dir, file.sha256).exists()
+        assert (brought.indexes, brought.missing_indexes) == (2, manifest.missing_indexes)
+        assert all(index_path(elsewhere.index_dir, file.sha256).exists() for file in manifest.indexes)
+        assert EvidenceStore(again).find("lake.flights", 0) == EvidenceStore(catalog).find("lake.flights", 0)
         # What is written next has keys of its own.
         Ledger(again).append([a_publication()])
         with editing(again, "ann") as edit:
@@ -154,7 +160,7 @@ def _require_no_secrets(points: Points, secrets: SECRETS) -> None:
 
 def _require_one_copy_of_each_file_index(settings: LakeSettings, points: Points) -> None:
     dump_catalog(settings, points.backup, points, "2026-11-21")
-    assert len([path for path in dumped_files(points) if path.suffix == ".arrow"]) == 1
+    assert len([path for path in dumped_files(points) if path.suffix == ".arrow"]) == 2
     assert read_manifest(points, DAY).missing_indexes == ("0" * 64, "1" * 64)
 
 

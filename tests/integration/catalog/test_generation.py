@@ -35,9 +35,11 @@ from lakeshare_server.catalog.models import (
     AuditRow,
     Base,
     ContractRow,
+    DeliveryRow,
     SetLockRow,
     TokenUseRow,
     UsageRow,
+    WebhookRow,
 )
 from lakeshare_server.errors import CatalogConflict, Unavailable
 from tests.builders.publications import a_publication
@@ -47,7 +49,7 @@ from tests.builders.sharing import unshare_table
 MODELS = sorted((mapper.class_ for mapper in Base.registry.mappers), key=lambda model: model.__tablename__)
 UNSEEN = {
     *(AdminKeyRow, AllowanceRow, AuditRow, AuditChainRow, AuditJournalRow, ContractRow),
-    *(SetLockRow, AsyncQueryRow, TokenUseRow, UsageRow),
+    *(SetLockRow, AsyncQueryRow, TokenUseRow, UsageRow, WebhookRow, DeliveryRow),
 }
 ORDERS = SharedTable("a", "orders", "lake.orders")
 

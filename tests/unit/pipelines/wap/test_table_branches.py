@@ -16,7 +16,7 @@ from pyiceberg.table import Table as IcebergTable
 from pyiceberg.table.update import RemoveSnapshotRefUpdate
 
 from lakeshare_pipelines.contracts import SetContract
-from lakeshare_pipelines.errors import BranchMoved, Conflict, IcebergCatalogError
+from lakeshare_pipelines.errors import BranchMoved, Conflict, IcebergCatalogError, SparkError
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.share.publication import repair
 from lakeshare_pipelines.wap import branches
@@ -311,3 +311,13 @@ def test_a_catalog_that_is_gone_is_named_without_its_password(
     with pytest.raises(IcebergCatalogError, match="Iceberg catalog gone: it or its store did not") as error:
         BranchStaging(open_lake_without_spark(settings), contract).list_unpublished()
     assert "secret" not in str(error.value)
+
+
+def test_the_rows_of_a_run_are_asked_of_spark_before_a_column_is_named(
+    staging: BranchStaging, contract: SetContract
+) -> None:
+    """`lakeshare wap retry` of a branch that was not changed is where an audit is the first to need Spark."""
+    staged = stage(staging, [1])
+    for read in (staging.rows_of_run, staging.count_written):
+        with pytest.raises(SparkError):
+            read(staged, contract.table("orders"))

@@ -7,6 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from lakeshare_server.catalog.credentials import add_admin_key
+from lakeshare_server.catalog.sharing import editing
 from tests.builders.held_requests import held_requests, silent_service
 from tests.builders.lake_tables import a_delta_table
 from tests.builders.server_process import a_process
@@ -100,3 +102,10 @@ def test_a_hung_store_delays_no_request_for_other_tables(provider: Provider, sto
             idle = max(idle, p99_s(client))
             assert waiting <= 2 * idle + NOISE_S, (waiting, refusing, idle)
             assert refusing <= 2 * idle + NOISE_S, (waiting, refusing, idle)
+        with httpx.Client(base_url=url.removesuffix(provider.settings.endpoint), timeout=60) as console:
+            with editing(provider.catalog, "tests") as edit:
+                _, key = add_admin_key(edit, "ann", "auditor")
+            console.post("/console/sign-in", data={"key": key})
+            page = console.get("/console/shares/flights/rule", params={"rule": "day = '2013-01-01'"})
+            assert page.text.count('<span class="pill bad">refused</span>') == 1
+            assert page.text.count(" of ") >= 4

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lakeshare_server.catalog.credentials import PREFIX, find_admin_key
-from lakeshare_server.cli.admin import KEY_FILE, print_first_key
+from lakeshare_server.cli.admin import print_first_key
 from lakeshare_server.cli.console import operator_name
 from lakeshare_server.cli.main import commands
 from tests.builders.sharing import Provider, a_provider
@@ -47,15 +47,14 @@ def test_a_key_is_made_told_once_listed_and_ended(provider: Provider) -> None:
 
 
 def test_the_server_makes_its_first_key_once(provider: Provider, capsys: pytest.CaptureFixture[str]) -> None:
-    state_dir = provider.settings.state_dir
     said = _said_by_a_server(provider)
     assert PREFIX not in said
-    key = (state_dir / KEY_FILE).read_text().strip()
+    key = provider.settings.first_key_file.read_text().strip()
     with provider.catalog.reading() as session:
         found = find_admin_key(session, key)
     assert found is not None
     assert (found.role, found.created_by) == ("owner", "lakeshare serve")
-    print_first_key(provider.settings.catalog_url, state_dir)
+    print_first_key(provider.settings)
     assert capsys.readouterr().out == ""
 
 
@@ -63,11 +62,11 @@ def test_the_first_key_is_shown_on_a_terminal(
     provider: Provider, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    print_first_key(provider.settings.catalog_url, provider.settings.state_dir)
+    print_first_key(provider.settings)
     [key] = [word for word in capsys.readouterr().out.split() if word.startswith(PREFIX)]
     with provider.catalog.reading() as session:
         assert find_admin_key(session, key) is not None
-    assert not (provider.settings.state_dir / KEY_FILE).exists()
+    assert not provider.settings.first_key_file.exists()
 
 
 def _said_by_a_server(provider: Provider) -> str:

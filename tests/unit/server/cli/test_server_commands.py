@@ -221,7 +221,18 @@ def test_the_commands_are_mounted_on_another_application_as_they_are(run: Runner
     assert (names, groups) == (
         [
             *("serve", "publications", "explain", "snippet", "usage", "activate", "sql"),
-            *("apply", "diff", "export"),
+            *("apply", "diff", "export", "verify"),
         ],
-        ["recipient", "group", "share", "table", "admin", "as", "conformance", "audit"],
+        [
+            "recipient",
+            "group",
+            "share",
+            "table",
+            "webhook",
+            "admin",
+            "as",
+            "conformance",
+            "audit",
+            "evidence",
+        ],
     )

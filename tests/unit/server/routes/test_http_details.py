@@ -15,7 +15,7 @@ import pytest
 from lakeshare_server import app
 from lakeshare_server.protocol.lines import PIECE_ROWS
 from lakeshare_server.protocol.requests import matches_etag, parse_range
-from lakeshare_server.routes.responses import LinesResponse, parse_accept_encoding
+from lakeshare_server.routes.responses import LinesResponse, parse_weights
 from lakeshare_server.storage import SigningSession
 from tests.builders import plain_http
 from tests.builders.sharing import (
@@ -237,4 +237,4 @@ def test_the_first_piece_can_be_unpacked_before_the_last_is_made() -> None:
     ],
 )
 def test_weights_of_encodings_are_understood(header: str, weights: dict[str, float]) -> None:
-    assert parse_accept_encoding(header) == weights
+    assert parse_weights(header) == weights

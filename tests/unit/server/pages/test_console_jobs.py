@@ -1,0 +1,115 @@
+"""Jobs of the console: one at a time for each set, bounded in time and output, and honest about how they ended."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lakeshare_server.errors import CatalogConflict, NotFound, Unavailable
+from lakeshare_server.pages.console import jobs as module
+from lakeshare_server.pages.console.jobs import OUTPUT_BYTES, Job, Jobs
+from lakeshare_server.pages.console.pipelines import Command
+from tests.builders.waiting import wait_until
+
+SLEEP = "import time; print('begun'); time.sleep(60)"
+# A server that starts a job, and is killed.
+SERVER = """
+import os, signal, sys, time
+from pathlib import Path
+from lakeshare_server.pages.console.jobs import Jobs
+from lakeshare_server.pages.console.pipelines import Command
+command = Command("x", [sys.executable, "-c", sys.argv[2]], {})
+jobs = Jobs(Path(sys.argv[1]), 60)
+job = jobs.start(command, action="retry", object_name="x", set_name="orders", principal="ann")
+while not jobs.read_output(job.id):
+    time.sleep(0.01)
+print(job.id, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Iterator[Jobs]:
+    made = Jobs(tmp_path / "jobs", 60)
+    yield made
+    made.close()
+
+
+def start(jobs: Jobs, code: str, set_name: str = "orders") -> Job:
+    command = Command("python", [sys.executable, "-S", "-c", code], {"GIVEN": "as given"})
+    return jobs.start(command, action="retry", object_name="x", set_name=set_name, principal="ann")
+
+
+def ended(jobs: Jobs, job: Job) -> Job:
+    wait_until(lambda: not jobs.get(job.id).is_running)
+    return jobs.get(job.id)
+
+
+def test_a_job_ends_with_its_output_and_its_exit_code(jobs: Jobs) -> None:
+    good = start(jobs, "import os; print(os.environ['GIVEN'], '\\x1b[31m')")
+    assert (good.state, good.principal, good.ended_at) == ("running", "ann", None)
+    bad = start(jobs, "import sys; sys.exit('refused: é')", "other")
+    assert (ended(jobs, good).state, ended(jobs, good).exit_code) == ("succeeded", 0)
+    assert jobs.read_output(good.id) == "as given [31m\n"
+    assert (ended(jobs, bad).state, ended(jobs, bad).exit_code) == ("failed", 1)
+    assert jobs.read_output(bad.id) == "refused: é\n"
+    assert {job.id for job in jobs.list_newest(10)} == {good.id, bad.id}
+    for name in ("20260101T000000-00000000", "../jobs", good.id + "/.."):
+        with pytest.raises(NotFound):
+            jobs.get(name)
+
+
+def test_a_long_output_keeps_its_end(jobs: Jobs) -> None:
+    job = ended(jobs, start(jobs, "for n in range(60_000): print(f'line {n:06}')"))
+    output = jobs.read_output(job.id)
+    assert len(output) == OUTPUT_BYTES
+    assert output.endswith("line 059999\n")
+    [file] = (path for path in jobs._folder.rglob("output.txt"))
+    assert file.stat().st_size <= 3 * OUTPUT_BYTES
+
+
+def test_a_set_has_one_job_at_a_time_also_from_other_workers(jobs: Jobs) -> None:
+    first = start(jobs, SLEEP)
+    other_worker = Jobs(jobs._folder, 60)
+    with pytest.raises(CatalogConflict, match="a job of set orders is running"):
+        start(other_worker, SLEEP)
+    with pytest.raises(CatalogConflict), other_worker.hold_set("orders"):
+        pass
+    assert other_worker.get(first.id).is_running
+    assert start(other_worker, "", "a/set of another name").is_running
+    jobs.close()
+    assert (jobs.get(first.id).state, jobs.get(first.id).exit_code) == ("interrupted", -signal.SIGTERM)
+    assert ended(other_worker, start(other_worker, "")).state == "succeeded"
+
+
+def test_a_job_that_takes_too_long_is_ended_even_if_it_ignores_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "END_S", 0.1)
+    monkeypatch.setattr(module, "POLL_MS", 20)
+    jobs = Jobs(tmp_path / "jobs", 0.4)
+    job = start(jobs, f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP}")
+    assert (ended(jobs, job).state, jobs.get(job.id).exit_code) == ("overdue", -signal.SIGKILL)
+    jobs.close()
+    with pytest.raises(Unavailable, match="stopping"):
+        start(jobs, SLEEP)
+
+
+def test_a_job_of_a_killed_server_runs_until_its_end_and_is_then_interrupted(tmp_path: Path) -> None:
+    code = "import sys; print('begun', flush=True); sys.stdin.read(); import time; time.sleep(0.5)"
+    killed = subprocess.run(
+        [sys.executable, "-c", SERVER, str(tmp_path / "jobs"), code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    jobs = Jobs(tmp_path / "jobs", 60)
+    job = jobs.get(killed.stdout.strip())
+    assert ended(jobs, job).state == "interrupted"
+    assert jobs.get(job.id).exit_code is None
+    assert jobs.read_output(job.id) == "begun\n"
+    assert ended(jobs, start(jobs, "")).state == "succeeded"
