@@ -53,18 +53,6 @@ class LakeSettings(StateSettings):
         None, description="YAML of backups; the warehouse into `backups` in the state folder by default."
     )
 
-    silent_days: int = Field(
-        7,
-        ge=1,
-        description="Days without a request after which the check `silent_recipients` reports a recipient.",
-    )
-    usage_spike: float = Field(
-        5.0,
-        gt=1,
-        description="Multiple of a recipient's usual daily bytes of signed files from which the check `usage_spikes` "
-        "reports it.",
-    )
-
     java_home: AbsolutePath | None = Field(None, description="Java to use; searched for by default.")
     maven_repository: str | None = Field(
         None, description="Maven repository to fetch jars from, instead of the public one."

@@ -123,6 +123,18 @@ class StateSettings(StoreSettings):
     audit_retention_days: int | None = Field(None, ge=1)
     """Days that audit events are kept, by the nightly janitor and `lakeshare audit prune`; all by default."""
 
+    silent_days: int = Field(
+        7,
+        ge=1,
+        description="Days without a request after which the check `silent_recipients` reports a recipient.",
+    )
+    usage_spike: float = Field(
+        5.0,
+        gt=1,
+        description="Multiple of a recipient's usual daily bytes of signed files from which the check `usage_spikes` "
+        "reports it.",
+    )
+
     @property
     def catalog_url(self) -> str:
         """The SQLAlchemy URL of the catalog."""

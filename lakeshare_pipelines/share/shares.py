@@ -23,6 +23,7 @@ from lakeshare_server.catalog import (
     states,
 )
 from lakeshare_server.catalog.audit import read_last_seen, read_usage
+from lakeshare_server.catalog.audit.maintenance import HISTORY_DAYS, MIN_DAYS, SPIKE_MEASURES
 from lakeshare_server.catalog.sharing import operating_system_user
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.settings import ServerSettings
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
 RESULT_TEXT = "message"
 
 ACTIVE_STATES = ("activated", "rotating")
-# A usual day is the median of the days with queries among the last HISTORY_DAYS; at least MIN_DAYS are needed.
-HISTORY_DAYS = 28
-MIN_DAYS = 5
 
 
 def apply_declared_shares(
@@ -153,12 +151,12 @@ def find_usage_spikes(catalog: Catalog, factor: float, day: date) -> list[UsageS
     usage: dict[str, dict[date, dict[str, int]]] = {}
     for row in read_usage(catalog, day - timedelta(days=HISTORY_DAYS), day):
         days = usage.setdefault(row.recipient, {})
-        values = days.setdefault(row.day, {"queries": 0, "size_bytes": 0})
-        values["queries"] += row.queries
-        values["size_bytes"] += row.size_bytes
+        values = days.setdefault(row.day, dict.fromkeys(SPIKE_MEASURES, 0))
+        for measure in SPIKE_MEASURES:
+            values[measure] += getattr(row, measure)
     spikes = []
     for recipient, days in sorted(usage.items()):
-        for measure in ("queries", "size_bytes"):
+        for measure in SPIKE_MEASURES:
             usual = [value for when, values in days.items() if when < day and (value := values[measure])]
             value = days.get(day, {}).get(measure, 0)
             if len(usual) >= MIN_DAYS and value > factor * median(usual):

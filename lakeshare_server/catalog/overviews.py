@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
-from sqlalchemy import ColumnElement, distinct, func, or_, select
+from sqlalchemy import ColumnElement, distinct, exists, func, or_, select
 from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog.models import (
     MAX_LONG,
     ContractRow,
+    FederationPolicyRow,
     FollowedTableRow,
     GrantRow,
     GroupGrantRow,
@@ -21,6 +22,7 @@ from lakeshare_server.catalog.models import (
     SchemaRow,
     SharedTableRow,
     ShareRow,
+    TokenRow,
 )
 from lakeshare_server.catalog.states import (
     OBJECTS,
@@ -185,23 +187,33 @@ def find_recipients(session: Session, text: str = "", after: str = "") -> Page[R
 
 @dataclass(frozen=True)
 class RecipientKey:
-    """A recipient whose access has not ended; `name_key` is its place in lists."""
+    """A recipient; `name_key` is its place in lists."""
 
     name_key: str
     name: str
 
 
-def list_recipient_keys(
-    session: Session, *, names: Collection[str] | None = None, created_before: datetime | None = None
-) -> list[RecipientKey]:
-    """The recipients whose access has not ended, all or some, in the order of their names."""
-    is_open = RecipientRow.expires_at.is_(None) | (RecipientRow.expires_at > datetime.now(UTC))
-    rows = select(RecipientRow.name_key, RecipientRow.name).where(RecipientRow.revoked_at.is_(None), is_open)
-    if names is not None:
-        rows = rows.where(RecipientRow.name.in_(names))
-    if created_before is not None:
-        rows = rows.where(RecipientRow.created_at < created_before)
-    return [RecipientKey(*row) for row in session.execute(rows.order_by(RecipientRow.name_key))]
+def list_active_recipients(session: Session, created_before: datetime) -> list[RecipientKey]:
+    """The recipients from before a time that are activated or rotating, in the order of their names."""
+    now, row = datetime.now(UTC), RecipientRow
+
+    def is_open(ends_at: Any) -> ColumnElement[bool]:
+        return or_(ends_at.is_(None), ends_at > now)
+
+    tokens = exists().where(
+        TokenRow.recipient_key == row.key, TokenRow.revoked_at.is_(None), is_open(TokenRow.expires_at)
+    )
+    policies = exists().where(FederationPolicyRow.recipient_key == row.key)
+    rows = select(row.name_key, row.name).where(
+        row.created_at < created_before, row.revoked_at.is_(None), is_open(row.expires_at), tokens | policies
+    )
+    return [RecipientKey(*found) for found in session.execute(rows.order_by(row.name_key))]
+
+
+def list_recipient_keys(session: Session, names: Collection[str]) -> list[RecipientKey]:
+    """The recipients with these names, in their order."""
+    rows = select(RecipientRow.name_key, RecipientRow.name).where(RecipientRow.name.in_(names))
+    return [RecipientKey(*found) for found in session.execute(rows.order_by(RecipientRow.name_key))]
 
 
 def list_recipients_named(session: Session, names: Collection[str]) -> list[RecipientState]:

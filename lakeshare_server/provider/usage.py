@@ -6,11 +6,10 @@ The rules of what is counted are those of `catalog.audit`. Nothing is counted be
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from functools import cached_property
-from statistics import median
 from typing import Any
 
 import pyarrow as pa
@@ -21,7 +20,14 @@ from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog import Catalog
 from lakeshare_server.catalog.audit.log import ANCHOR
-from lakeshare_server.catalog.audit.maintenance import COLUMNS, COUNTS, count_requests
+from lakeshare_server.catalog.audit.maintenance import (
+    COLUMNS,
+    COUNTS,
+    HISTORY_DAYS,
+    MIN_DAYS,
+    SPIKE_MEASURES,
+    count_requests,
+)
 from lakeshare_server.catalog.models import AuditChainRow, AuditRow, UsageRow
 from lakeshare_server.errors import Unavailable
 
@@ -37,8 +43,6 @@ SCHEMA = pa.schema([
     ("day", pa.int32()), ("recipient", pa.int32()), ("object", pa.int32()), ("version", pa.int64()),
     *((name, pa.int64()) for name in COUNTS),
 ])  # fmt: skip
-# A recipient spikes with this many requests today, and this many times its usual number.
-LEAST_REQUESTS, TIMES_USUAL, USUAL_DAYS, LEAST_DAYS = 100, 5, 28, 3
 
 _log = logging.getLogger(__name__)
 
@@ -67,10 +71,11 @@ class VersionReads:
 
 @dataclass(frozen=True)
 class Spike:
-    """A recipient with far more requests today than usual; `usual` is the median of the days on which it made some."""
+    """A recipient's use today that is many times the usual; `measure` is one of `SPIKE_MEASURES`."""
 
     recipient: str
-    requests: int
+    measure: str
+    value: int
     usual: float
 
 
@@ -109,6 +114,7 @@ class CountedUsage:
     at: datetime
     since: date
     last_days: Mapping[str, date]
+    spike_factor: float
 
     def by_day(self, *, recipient: str | None = None, paths: Collection[str] | None = None) -> list[DayUsage]:
         """The counts of each day from `since` to today, of a recipient, or of tables by their paths in shares."""
@@ -140,33 +146,24 @@ class CountedUsage:
 
     @cached_property
     def spikes(self) -> list[Spike]:
-        """The recipients that spike today, the largest first."""
+        """The recipients whose use today is more than `spike_factor` times the usual, by their names."""
         today = self.at.date().toordinal()
-        rows = self.rows.filter(pc.greater_equal(self.rows.column("day"), today - USUAL_DAYS))
-        now = self._count_by_recipient(rows.filter(pc.equal(rows.column("day"), today)))
-        many = now.filter(pc.greater_equal(now.column("requests_sum"), LEAST_REQUESTS))
-        if not many.num_rows:
-            return []
-        earlier = rows.filter(
-            pc.and_(
-                pc.less(rows.column("day"), today),
-                pc.is_in(rows.column("recipient"), many.column("recipient").combine_chunks()),
-            )
-        )
-        days: dict[int, list[int]] = {}
-        for row in self._count_by_recipient(earlier, "day").to_pylist():
-            if row["requests_sum"]:
-                days.setdefault(row["recipient"], []).append(row["requests_sum"])
-        found = []
-        for row in many.to_pylist():
-            usual = days.get(row["recipient"], [])
-            if len(usual) >= LEAST_DAYS and row["requests_sum"] >= TIMES_USUAL * median(usual):
-                name = self.recipients.texts[row["recipient"]]
-                found.append(Spike(name, row["requests_sum"], float(median(usual))))
-        return sorted(found, key=lambda spike: (-spike.requests, spike.recipient))
+        rows = self.rows.filter(pc.greater_equal(self.rows.column("day"), today - HISTORY_DAYS))
+        daily = rows.group_by(["recipient", "day"]).aggregate([(name, "sum") for name in SPIKE_MEASURES])
+        found = [spike for name in SPIKE_MEASURES for spike in self._find_spikes(daily, name, today)]
+        return sorted(found, key=lambda spike: (spike.recipient, spike.measure))
 
-    def _count_by_recipient(self, rows: pa.Table, *by: str) -> pa.Table:
-        return rows.group_by(["recipient", *by]).aggregate([("requests", "sum")])
+    def _find_spikes(self, daily: pa.Table, measure: str, today: int) -> Iterator[Spike]:
+        values = daily.select(["recipient", "day", f"{measure}_sum"])
+        values = values.rename_columns(["recipient", "day", "value"])
+        values = values.filter(pc.greater(values.column("value"), 0))
+        is_today = pc.equal(values.column("day"), today)
+        usual = _find_medians(values.filter(pc.invert(is_today)))
+        usual = usual.filter(pc.greater_equal(usual.column("days"), MIN_DAYS))
+        both = values.filter(is_today).join(usual, "recipient", join_type="inner")
+        least = pc.multiply(both.column("usual"), self.spike_factor)
+        for row in both.filter(pc.greater(both.column("value"), least)).to_pylist():
+            yield Spike(self.recipients.texts[row["recipient"]], measure, row["value"], row["usual"])
 
     def _find_objects(self, paths: Collection[str]) -> pa.Array:
         # Paths are as clients spelt them, in any case.
@@ -183,8 +180,8 @@ def _number(names: Names, text: str) -> pa.Scalar:
 class UsageSummary:
     """Counts in a thread of its own, when a page asks; for many threads."""
 
-    def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
+    def __init__(self, catalog: Catalog, spike_factor: float) -> None:
+        self._catalog, self._spike_factor = catalog, spike_factor
         self._turn = threading.Lock()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
@@ -231,7 +228,7 @@ class UsageSummary:
         if before is None or pruned > before.through:
             empty = SCHEMA.empty_table()
             first = self._find_first(session, since) or newest + 1
-            before = CountedUsage(empty, Names(), Names(), first - 1, at, since, {})
+            before = CountedUsage(empty, Names(), Names(), first - 1, at, since, {}, self._spike_factor)
             kept = select(*(getattr(UsageRow, name) for name in COLUMNS))
             parts = [_rows(before, session.execute(kept.where(UsageRow.day >= since.isoformat())))]
         else:
@@ -248,9 +245,7 @@ class UsageSummary:
         for part in parts[known:]:
             last_days |= _find_last_days(part, before.recipients, last_days)
         rows, through = _combine(parts, since), max(newest, before.through)
-        counted = CountedUsage(rows, before.recipients, before.objects, through, at, since, last_days)
-        _ = counted.spikes  # before a page waits for them
-        return counted
+        return replace(before, rows=rows, through=through, at=at, since=since, last_days=last_days)
 
     def _find_first(self, session: Session, since: date) -> int | None:
         """The first event of these days; later ones may be of earlier days."""
@@ -270,6 +265,21 @@ def _rows(counted: CountedUsage, found: Iterable[Any]) -> pa.Table:
     ]
     fields = zip(arrays, SCHEMA.types, strict=True)
     return pa.Table.from_arrays([pa.array(values, kind) for values, kind in fields], schema=SCHEMA)
+
+
+def _find_medians(values: pa.Table) -> pa.Table:
+    """The exact median of the values of each recipient, and the number of its days with a value."""
+    ordered = values.sort_by([("recipient", "ascending"), ("value", "ascending")])
+    # Without threads the groups are in the order of the rows.
+    counted = ordered.group_by("recipient", use_threads=False).aggregate([("value", "count")])
+    counts = counted.column("value_count").combine_chunks()
+    starts = pc.subtract(pc.cumulative_sum(counts), counts)
+    column = ordered.column("value").combine_chunks()
+    lower, upper = (
+        column.take(pc.add(starts, pc.divide(place, 2))) for place in (pc.subtract(counts, 1), counts)
+    )
+    middle = pc.divide(pc.cast(pc.add(lower, upper), pa.float64()), 2.0)
+    return pa.table({"recipient": counted.column("recipient"), "days": counts, "usual": middle})
 
 
 def _find_last_days(rows: pa.Table, recipients: Names, known: Mapping[str, date]) -> dict[str, date]:

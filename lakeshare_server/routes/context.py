@@ -198,7 +198,7 @@ class AppState:
         self.signable_files = SignableFiles(stores, self.iceberg_scans)
         self.pools = Pools(settings.request_wait_s)
         self.audit = AuditLog(catalog, settings.audit_dir)
-        self.usage, self.verifications = UsageSummary(catalog), Verifications(catalog)
+        self.usage, self.verifications = UsageSummary(catalog, settings.usage_spike), Verifications(catalog)
 
     def with_signers(self, signers: Signers) -> "AppState":
         """The same state, but for the signers of files."""

@@ -50,6 +50,9 @@ REFUSED = 400
 DIMENSIONS = ("day", "recipient", "table", "version")
 COUNTS = ("requests", "queries", "files", "size_bytes", "refused")
 COLUMNS = ("day", "recipient", "object_name", "version", *COUNTS)
+# A recipient's usual day is the median of the days with use among the last HISTORY_DAYS; at least MIN_DAYS are needed.
+HISTORY_DAYS, MIN_DAYS = 28, 5
+SPIKE_MEASURES = ("queries", "size_bytes")
 # Requests of recipients, without those of administrators that impersonate them.
 BY_RECIPIENTS = AuditRow.recipient.is_not(None), AuditRow.principal.is_(None)
 

@@ -1,7 +1,8 @@
 """Pages of recipients and groups: state, tokens, invitations, limits, issuers, and a preview of what one reads."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Response
@@ -14,7 +15,7 @@ from lakeshare_server.catalog.states import FederationPolicy, RecipientState
 from lakeshare_server.errors import BadRequest, Unauthenticated
 from lakeshare_server.pages.console.session import ChangeDep, ConsoleRequest, PageDep, SharePageDep, shown_on
 from lakeshare_server.protocol.requests import optional_integer
-from lakeshare_server.provider.usage import CountedUsage
+from lakeshare_server.provider.usage import KEPT_DAYS, CountedUsage
 from lakeshare_server.routes.context import impersonating_client, make_impersonation
 from lakeshare_server.settings import PORTAL_PATH
 from lakeshare_server.text_fields import TEXT_FIELDS
@@ -32,7 +33,7 @@ LIMITS = (
 MAX_DAYS = 36_500
 # Lists of recipients by their usage.
 SHOWN = ("", "silent", "spiking")
-SILENT_DAYS, MAX_SPIKES = 14, 500
+MAX_SPIKES = 500
 
 router = APIRouter()
 
@@ -47,37 +48,40 @@ def recipients_page(request: ConsoleRequest, **refused: Any) -> Response:
     if shown not in SHOWN:
         raise BadRequest("show", shown, f"It is one of {', '.join(SHOWN[1:])}, or missing.")
     counted = request.app_state.usage.read() if shown else None
+    silent_days = min(request.app_state.settings.silent_days, KEPT_DAYS)
     page: Page[RecipientState] | None = None
     with request.app_state.catalog.reading() as session:
         if not shown:
             page = overviews.find_recipients(session, request.query("q"), request.query("after"))
         elif counted is not None:
-            names = {"silent": find_silent, "spiking": find_spiking}[shown](session, counted)
-            page = _page_of_names(session, names, request.query("after"))
+            find: Callable[[Session, CountedUsage], list[RecipientKey]] = find_spiking
+            if shown == "silent":
+                find = partial(find_silent, days=silent_days)
+            page = _page_of_names(session, find(session, counted), request.query("after"))
     return request.render(
         "recipients.html",
         page=page,
         texts=TEXT_FIELDS["recipient"],
         kinds=AUTHENTICATIONS,
         shown=shown,
-        silent_days=SILENT_DAYS,
+        silent_days=silent_days,
         last_days=counted.last_days if counted else {},
-        spikes={spike.recipient: spike for spike in counted.spikes} if counted else {},
+        spikes=counted.spikes if counted and shown == "spiking" else [],
         **refused,
     )
 
 
-def find_silent(session: Session, counted: CountedUsage) -> list[RecipientKey]:
-    """The recipients that have not ended, are not new, and had no answered request for `SILENT_DAYS`."""
-    since = counted.at.date() - timedelta(days=SILENT_DAYS)
-    old = overviews.list_recipient_keys(session, created_before=datetime.combine(since, time.min, UTC))
+def find_silent(session: Session, counted: CountedUsage, days: int) -> list[RecipientKey]:
+    """The active recipients that are not new, and had no answered request for some days."""
+    since = counted.at.date() - timedelta(days=days)
+    old = overviews.list_active_recipients(session, datetime.combine(since, time.min, UTC))
     return [recipient for recipient in old if counted.last_days.get(recipient.name, date.min) < since]
 
 
 def find_spiking(session: Session, counted: CountedUsage) -> list[RecipientKey]:
-    """The recipients with far more requests today than usual; of very many those with the most requests."""
-    names = [spike.recipient for spike in counted.spikes[:MAX_SPIKES]]
-    return overviews.list_recipient_keys(session, names=names)
+    """The recipients with far more use today than usual."""
+    names = dict.fromkeys(spike.recipient for spike in counted.spikes)
+    return overviews.list_recipient_keys(session, list(names)[:MAX_SPIKES])
 
 
 def _page_of_names(session: Session, found: Sequence[RecipientKey], after: str) -> Page[RecipientState]:
