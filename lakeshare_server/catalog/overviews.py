@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
-from sqlalchemy import ColumnElement, distinct, exists, func, or_, select
+from sqlalchemy import ColumnElement, distinct, func, or_, select
 from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog.models import (
@@ -200,12 +200,11 @@ def list_active_recipients(session: Session, created_before: datetime) -> list[R
     def is_open(ends_at: Any) -> ColumnElement[bool]:
         return or_(ends_at.is_(None), ends_at > now)
 
-    tokens = exists().where(
-        TokenRow.recipient_key == row.key, TokenRow.revoked_at.is_(None), is_open(TokenRow.expires_at)
-    )
-    policies = exists().where(FederationPolicyRow.recipient_key == row.key)
+    # Lists instead of a look-up for each recipient: tokens have no index of their recipients.
+    valid = select(TokenRow.recipient_key).where(TokenRow.revoked_at.is_(None), is_open(TokenRow.expires_at))
+    has_access = row.key.in_(valid) | row.key.in_(select(FederationPolicyRow.recipient_key))
     rows = select(row.name_key, row.name).where(
-        row.created_at < created_before, row.revoked_at.is_(None), is_open(row.expires_at), tokens | policies
+        row.created_at < created_before, row.revoked_at.is_(None), is_open(row.expires_at), has_access
     )
     return [RecipientKey(*found) for found in session.execute(rows.order_by(row.name_key))]
 

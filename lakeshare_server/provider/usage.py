@@ -245,7 +245,9 @@ class UsageSummary:
         for part in parts[known:]:
             last_days |= _find_last_days(part, before.recipients, last_days)
         rows, through = _combine(parts, since), max(newest, before.through)
-        return replace(before, rows=rows, through=through, at=at, since=since, last_days=last_days)
+        counted = replace(before, rows=rows, through=through, at=at, since=since, last_days=last_days)
+        _ = counted.spikes  # before a page waits for them
+        return counted
 
     def _find_first(self, session: Session, since: date) -> int | None:
         """The first event of these days; later ones may be of earlier days."""
