@@ -94,6 +94,11 @@ PAGES = {
     "audit of early days": "audit?until=2000-01-01",
     "audit, far back": "audit?before=500",
     "event": "audit/{n}",
+    "quality": "quality",
+    "backups": "backups",
+    "system": "system",
+    "jobs": "jobs",
+    "difference from files": "drift",
 }
 
 
