@@ -72,6 +72,8 @@ def create_app(settings: ServerSettings) -> FastAPI:
         app_state.async_worker.stop()
         app_state.usage_writer.stop()
         app_state.webhook_dispatcher.stop()
+        app_state.usage.stop()
+        app_state.verifications.stop()
         app_state.pools.close()
         app_state.audit.close()
         app_state.catalog.close()

@@ -275,6 +275,8 @@ class ServerSettings(StateSettings):
     """How long a session of the console lasts, in seconds."""
     console_job_s: int = Field(7200, ge=60, le=604_800)
     """How long a job that the console starts may take, like another audit of a staged set, in seconds."""
+    dagster_url: Endpoint | None = None
+    """Where the Dagster UI is, for links."""
     max_body_bytes: int = Field(2_097_152, ge=1024)
     """Largest request body accepted, in bytes."""
 

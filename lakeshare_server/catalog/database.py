@@ -34,7 +34,7 @@ from lakeshare_server.settings import make_private
 # The tables whose rows no recipient sees.
 UNCOUNTED_TABLES = frozenset({
     "admin_keys", "audit_log", "audit_chain", "audit_journals", "usage_days", "set_locks", "async_queries",
-    "token_uses", "allowances", "contracts", "ended_sessions", "webhooks", "webhook_deliveries",
+    "token_uses", "allowances", "contracts", "ended_sessions", "webhooks", "webhook_deliveries", "audit_verifications",
 })  # fmt: skip
 NEXT_GENERATION = update(StateRow).values(generation=StateRow.generation + 1)
 CURRENT = "SELECT generation FROM catalog_state"

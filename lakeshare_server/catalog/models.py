@@ -616,6 +616,26 @@ class AuditChainRow(Base):
     hash: Mapped[Word]
 
 
+class AuditVerificationRow(GrowingRow):
+    """A verification of the chain that a server runs; `done` of `events` are verified at `heartbeat_at`.
+
+    `findings` are texts. `problem` is why it ended without a result.
+    """
+
+    __tablename__ = "audit_verifications"
+
+    started_at: Mapped[datetime]
+    started_by: Mapped[Name]
+    heartbeat_at: Mapped[datetime]
+    finished_at: Mapped[datetime | None]
+    done: Mapped[Long]
+    events: Mapped[Long]
+    unchained: Mapped[Long]
+    findings: Mapped[list[str]]
+    receipt: Mapped[str | None]
+    problem: Mapped[str | None]
+
+
 class UsageRow(GrowingRow):
     """The requests of a recipient for a version of a table on a day, of pruned events."""
 

@@ -1,14 +1,16 @@
-"""Pages of long lists for people: shares, tables, recipients and grants by a part of their name, in its order."""
+"""Pages of long lists for people: publications newest first, and shares, tables, recipients and grants by name."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
 from sqlalchemy import ColumnElement, distinct, func, or_, select
 from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog.models import (
+    MAX_LONG,
+    ContractRow,
     FollowedTableRow,
     GrantRow,
     GroupGrantRow,
@@ -22,22 +24,20 @@ from lakeshare_server.catalog.models import (
 )
 from lakeshare_server.catalog.states import (
     OBJECTS,
-    WHOLE_GROUPS,
     WHOLE_RECIPIENTS,
     Grant,
-    Group,
     RecipientState,
     Share,
     SharedTable,
     find_share_row,
     grant_from_row,
-    group_from_row,
     object_from_row,
     recipient_from_row,
     share_from_row,
 )
+from lakeshare_server.errors import NotFound
 
-PAGE = 50
+PAGE, SHOWN_MEMBERS = 50, 20
 Item = TypeVar("Item")
 
 
@@ -59,6 +59,17 @@ class ShareOverview:
 
 
 @dataclass(frozen=True)
+class GroupOverview:
+    """A group with the number of its members, and the names of the first of them."""
+
+    name: str
+    comment: str | None
+    revision: int
+    size: int
+    members: Sequence[str]
+
+
+@dataclass(frozen=True)
 class TableOverview:
     """A table of the lake: its newest number, and the paths under which it is shared."""
 
@@ -70,6 +81,76 @@ class TableOverview:
     size_bytes: int | None
     format: str | None
     paths: Sequence[str]
+
+
+@dataclass(frozen=True)
+class PublicationOverview:
+    """A publication without its schema; `contract` is the version of its contract, None if that is not recorded."""
+
+    key: int
+    table: str
+    version: int
+    set_name: str
+    format: str
+    rows: int
+    files: int
+    size_bytes: int
+    verdicts: Mapping[str, Any]
+    contract_digest: str
+    run_id: str
+    partition: str
+    audited: bool
+    rollback_of: int | None
+    maintenance_of: int | None
+    published_at: datetime
+    contract: str | None
+
+
+PUBLICATION_COLUMNS = [
+    getattr(PublicationRow, name).label(name)
+    for name in PublicationOverview.__dataclass_fields__
+    if name != "contract"
+]
+
+
+def find_publications(
+    session: Session, set_name: str = "", table: str = "", before: int | None = None
+) -> Page[PublicationOverview]:
+    """A page of publications, newest first, of a set and of a table if given.
+
+    `next` is the `before` of the next page: a number of the table, or a key of the ledger without one.
+    """
+    order = PublicationRow.version if table else PublicationRow.key
+    rows = select(*PUBLICATION_COLUMNS).order_by(order.desc()).limit(PAGE + 1)
+    if set_name:
+        rows = rows.where(PublicationRow.set_name == set_name)
+    if table:
+        rows = rows.where(PublicationRow.table == table)
+    if before is not None:
+        rows = rows.where(order < before)
+    found = _publications(session, rows)
+    shown = found[:PAGE]
+    last = (shown[-1].version if table else shown[-1].key) if len(found) > PAGE else None
+    return Page(shown, None if last is None else str(last))
+
+
+def get_publication(session: Session, table: str, version: int) -> PublicationOverview:
+    """The publication of a table with a number; raises NotFound."""
+    rows = select(*PUBLICATION_COLUMNS).where(
+        PublicationRow.table == table, PublicationRow.version == min(version, MAX_LONG)
+    )
+    found = _publications(session, rows)
+    if not found:
+        raise NotFound("Publication", f"{version} of {table}")
+    return found[0]
+
+
+def _publications(session: Session, statement: Any) -> list[PublicationOverview]:
+    rows = [row._mapping for row in session.execute(statement)]
+    digests = {row["contract_digest"] for row in rows}
+    contracts = select(ContractRow.digest, ContractRow.version).where(ContractRow.digest.in_(digests))
+    versions = {row.digest: row.version for row in session.execute(contracts)}
+    return [PublicationOverview(**row, contract=versions.get(row["contract_digest"])) for row in rows]
 
 
 def find_shares(session: Session, text: str = "", after: str = "") -> Page[ShareOverview]:
@@ -102,11 +183,57 @@ def find_recipients(session: Session, text: str = "", after: str = "") -> Page[R
     return Page([recipient_from_row(row) for [row] in rows], following)
 
 
-def find_groups(session: Session, text: str = "", after: str = "") -> Page[Group]:
+@dataclass(frozen=True)
+class RecipientKey:
+    """A recipient whose access has not ended; `name_key` is its place in lists."""
+
+    name_key: str
+    name: str
+
+
+def list_recipient_keys(
+    session: Session, *, names: Collection[str] | None = None, created_before: datetime | None = None
+) -> list[RecipientKey]:
+    """The recipients whose access has not ended, all or some, in the order of their names."""
+    is_open = RecipientRow.expires_at.is_(None) | (RecipientRow.expires_at > datetime.now(UTC))
+    rows = select(RecipientRow.name_key, RecipientRow.name).where(RecipientRow.revoked_at.is_(None), is_open)
+    if names is not None:
+        rows = rows.where(RecipientRow.name.in_(names))
+    if created_before is not None:
+        rows = rows.where(RecipientRow.created_at < created_before)
+    return [RecipientKey(*row) for row in session.execute(rows.order_by(RecipientRow.name_key))]
+
+
+def list_recipients_named(session: Session, names: Collection[str]) -> list[RecipientState]:
+    """The recipients with these names, in their order."""
+    rows = WHOLE_RECIPIENTS.where(RecipientRow.name.in_(names)).order_by(RecipientRow.name_key)
+    return [recipient_from_row(row) for [row] in session.execute(rows)]
+
+
+def find_groups(session: Session, text: str = "", after: str = "") -> Page[GroupOverview]:
     """A page of groups whose name or comment contains the text."""
     matching = _contains(text, GroupRow.name_key, GroupRow.comment)
-    rows, following = _page(session, WHOLE_GROUPS.where(*matching), GroupRow.name_key, after)
-    return Page([group_from_row(row) for [row] in rows], following)
+    rows, following = _page(session, select(GroupRow).where(*matching), GroupRow.name_key, after)
+    counted = select(GroupMemberRow.group_key, func.count()).where(
+        GroupMemberRow.group_key.in_([row.key for [row] in rows])
+    )
+    members = _count(session, counted.group_by(GroupMemberRow.group_key))
+    items = [
+        GroupOverview(
+            row.name, row.comment, row.revision, members.get(row.key, 0), _list_members(session, row)
+        )
+        for [row] in rows
+    ]
+    return Page(items, following)
+
+
+def _list_members(session: Session, group: GroupRow) -> list[str]:
+    names = (
+        select(RecipientRow.name)
+        .join(GroupMemberRow, GroupMemberRow.recipient_key == RecipientRow.key)
+        .where(GroupMemberRow.group_key == group.key)
+    )
+    return list(session.scalars(names.order_by(GroupMemberRow.recipient_key).limit(SHOWN_MEMBERS)))
 
 
 def find_objects(session: Session, share: str, text: str = "", after: str = "") -> Page[SharedTable]:
@@ -142,14 +269,53 @@ def list_group_grants(session: Session, share: str) -> list[Grant]:
 
 def count_readers(session: Session, share: str) -> int:
     """The recipients with a grant on a share, of their own or of a group; ended and future ones too."""
-    key = find_share_row(session, share).key
-    own = select(GrantRow.recipient_key).where(GrantRow.share_key == key)
-    in_groups = (
-        select(GroupMemberRow.recipient_key)
-        .join(GroupGrantRow, GroupGrantRow.group_key == GroupMemberRow.group_key)
-        .where(GroupGrantRow.share_key == key)
+    pairs = _granted_pairs([find_share_row(session, share).key])
+    return session.scalar(select(func.count()).select_from(pairs.subquery())) or 0
+
+
+@dataclass(frozen=True)
+class Readership:
+    """The places where a table is shared, the recipients of each share by its name, and the recipients of all.
+
+    `more` is whether the table is shared at more places than are listed.
+    """
+
+    entries: Sequence[SharedTable]
+    readers: Mapping[str, int]
+    recipients: Page[str]
+    more: bool
+
+
+def find_readership(session: Session, table: str, after: str = "") -> Readership:
+    """Where a table of the lake is shared and with whom; ended and future grants too."""
+    places = OBJECTS.where(SharedTableRow.lake_table == table).order_by(SharedTableRow.key)
+    found = session.execute(places.limit(PAGE + 1)).all()
+    entries = [object_from_row(row, schema.name, parent) for parent, schema, row in found[:PAGE]]
+    shares = (
+        select(SchemaRow.share_key)
+        .join(SharedTableRow, SharedTableRow.schema_key == SchemaRow.key)
+        .where(SharedTableRow.lake_table == table)
     )
-    return session.scalar(select(func.count()).select_from(own.union(in_groups).subquery())) or 0
+    pairs = _granted_pairs(shares).subquery()
+    counted = _count(session, select(pairs.c.share_key, func.count()).group_by(pairs.c.share_key))
+    names = {parent.key: parent.name for parent, _, _ in found}
+    own = select(RecipientRow.name_key, RecipientRow.name).where(
+        RecipientRow.key.in_(select(pairs.c.recipient_key))
+    )
+    rows, following = _page(session, own, RecipientRow.name_key, after, lambda row: str(row[0]))
+    readers = {names[key]: number for key, number in counted.items() if key in names}
+    return Readership(entries, readers, Page([row[1] for row in rows], following), len(found) > PAGE)
+
+
+def _granted_pairs(shares: Any) -> Any:
+    """The shares of a selection of keys with the recipients that they are granted to, each pair once."""
+    own = select(GrantRow.share_key, GrantRow.recipient_key).where(GrantRow.share_key.in_(shares))
+    in_groups = (
+        select(GroupGrantRow.share_key, GroupMemberRow.recipient_key)
+        .join(GroupMemberRow, GroupMemberRow.group_key == GroupGrantRow.group_key)
+        .where(GroupGrantRow.share_key.in_(shares))
+    )
+    return own.union(in_groups)
 
 
 def list_granted_tables(session: Session, grants: Sequence[Grant]) -> list[SharedTable]:

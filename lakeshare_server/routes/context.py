@@ -43,6 +43,7 @@ from lakeshare_server.catalog import (
     open_catalog,
     states,
 )
+from lakeshare_server.catalog.audit.verifications import Verifications
 from lakeshare_server.errors import BadRequest, MalformedRequest, Unauthenticated, Unavailable, shorten_value
 from lakeshare_server.iceberg_rest.scans import IcebergScans, PlanTasks, SignableFiles
 from lakeshare_server.iceberg_rest.tables import IcebergTables
@@ -50,6 +51,7 @@ from lakeshare_server.outbound import LATER, PAUSE_S
 from lakeshare_server.protocol.feed import FeedTokens
 from lakeshare_server.protocol.lines import HEADER, Capabilities, ResponseFormat, parse_capabilities
 from lakeshare_server.protocol.tokens import Pager, PageRequest, TableTokens, TokenHolder
+from lakeshare_server.provider.usage import UsageSummary
 from lakeshare_server.provider.webhooks import WebhookDispatcher, WebhookRegistry
 from lakeshare_server.settings import FILES_PATH, ServerSettings
 from lakeshare_server.storage import LocalSigner, Signers, Stores, load_key
@@ -196,6 +198,7 @@ class AppState:
         self.signable_files = SignableFiles(stores, self.iceberg_scans)
         self.pools = Pools(settings.request_wait_s)
         self.audit = AuditLog(catalog, settings.audit_dir)
+        self.usage, self.verifications = UsageSummary(catalog), Verifications(catalog)
 
     def with_signers(self, signers: Signers) -> "AppState":
         """The same state, but for the signers of files."""

@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -192,11 +192,80 @@ class Search:
         return conditions
 
 
+NO_CONDITION = Search()
+
+
 def search(catalog: Catalog, query: Search, limit: int) -> list[ChainedEvent]:
     """The newest events that match, oldest first; raises Unavailable."""
     statement = select(AuditRow).where(*query.conditions()).order_by(AuditRow.key.desc()).limit(limit)
     with catalog.reading() as session:
         return [_chained(row) for row in session.scalars(statement)][::-1]
+
+
+# Events that are looked through at once, and at most.
+FIRST_WINDOW, LAST_WINDOW, QUICK_S = 5_000, 160_000, 0.02
+
+
+@dataclass(frozen=True)
+class EventPage:
+    """Matching events, newest first. `next` is the `before` of the next page, None at the end of the log.
+
+    `is_complete`: as many as were wanted, or the end of the log; else the time was over before that.
+    """
+
+    events: Sequence[ChainedEvent]
+    next: int | None
+    is_complete: bool
+
+
+def find_events(catalog: Catalog, query: Search, limit: int, within_s: float) -> EventPage:
+    """The newest events that match, looked for in about this time: not every condition has an index.
+
+    Raises Unavailable.
+    """
+    ends_at = time.monotonic() + within_s
+    found: list[ChainedEvent] = []
+    with catalog.reading() as session:
+        lowest, high = _find_bounds(session, query)
+        window = FIRST_WINDOW
+        while high >= lowest:
+            low, began = max(lowest, high - window + 1), time.monotonic()
+            rows = select(AuditRow).where(*query.conditions(), AuditRow.key.between(low, high))
+            newest_first = rows.order_by(AuditRow.key.desc()).limit(limit + 1 - len(found))
+            found += map(_chained, session.scalars(newest_first))
+            if len(found) > limit:
+                return EventPage(found[:limit], found[limit - 1].number, is_complete=True)
+            high = low - 1
+            if high >= lowest and time.monotonic() > ends_at:
+                return EventPage(found, low, is_complete=False)
+            if time.monotonic() - began < QUICK_S:
+                window = min(2 * window, LAST_WINDOW)
+    return EventPage(found, None, is_complete=True)
+
+
+def _find_bounds(session: Session, query: Search) -> tuple[int, int]:
+    """The first and the last number that a matching event can have."""
+    if query.since is None and query.until is None:
+        # One by one: SQLite looks up one end of an index at once, and reads all of it for both.
+        ends: Sequence[int | None] = [
+            session.scalar(select(end(AuditRow.key))) for end in (func.min, func.max)
+        ]
+    else:
+        # The sum keeps SQLite from walking over the keys instead of the index of times.
+        key = AuditRow.key + 0
+        conditions = replace(NO_CONDITION, since=query.since, until=query.until).conditions()
+        ends = session.execute(select(func.min(key), func.max(key)).where(*conditions)).one()
+    lowest, highest = ends
+    if lowest is None or highest is None:
+        return 1, 0
+    return lowest, highest if query.before is None else min(highest, query.before - 1)
+
+
+def get_event(catalog: Catalog, number: int) -> ChainedEvent | None:
+    """The event with a number, None if there is none; raises Unavailable."""
+    with catalog.reading() as session:
+        row = session.get(AuditRow, number)
+        return None if row is None else _chained(row)
 
 
 def events_after(catalog: Catalog, number: int, query: Search | None = None) -> Iterator[ChainedEvent]:

@@ -79,7 +79,7 @@ def read_usage(
     with catalog.reading() as session:
         begin = datetime.combine(since, time.min, UTC)
         end = datetime.combine(until, time.max, UTC)
-        live = _counted(session, AuditRow.at.between(begin, end))
+        live = count_requests(session, AuditRow.at.between(begin, end))
         pruned = select(UsageRow).where(UsageRow.day.between(since.isoformat(), until.isoformat()))
         usages = [_usage(row._mapping) for row in session.execute(live)]
         usages += [_usage({name: getattr(row, name) for name in COLUMNS}) for row in session.scalars(pruned)]
@@ -121,7 +121,8 @@ def read_last_seen(catalog: Catalog) -> dict[str, datetime]:
         return seen
 
 
-def _counted(session: Session, where: ColumnElement[bool]) -> Select[Any]:
+def count_requests(session: Session, where: ColumnElement[bool]) -> Select[Any]:
+    """The counts of events by day, recipient, object and version, as rows of `COLUMNS`; only what usage counts."""
     is_request = AuditRow.kind == "request"
     is_answered = is_request & (AuditRow.status < REFUSED)
     day = _day(session)
@@ -274,7 +275,7 @@ def _prune_some(session: Session, before: datetime, principal: str) -> Pruned:
     is_pruned = AuditRow.key <= through
     last = session.scalars(select(AuditRow).where(is_pruned).order_by(AuditRow.key.desc()).limit(1)).one()
     through, digest = last.key, last.hash
-    usages = [dict(row._mapping) for row in session.execute(_counted(session, is_pruned))]
+    usages = [dict(row._mapping) for row in session.execute(count_requests(session, is_pruned))]
     if usages:
         session.execute(insert(UsageRow), usages)
     events = session.scalar(select(func.count()).where(is_pruned)) or 0

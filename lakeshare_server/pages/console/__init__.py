@@ -9,8 +9,10 @@ from fastapi import APIRouter, FastAPI, Response
 from fastapi.responses import RedirectResponse
 
 from lakeshare_server.pages.console import (
+    audit,
     backups,
     jobs,
+    publications,
     quality,
     recipients,
     session,
@@ -24,7 +26,7 @@ from lakeshare_server.routes.context import AppState, AppStateDep, AuditRecordDe
 from lakeshare_server.routes.errors import add_error_responses
 from lakeshare_server.settings import CONSOLE_PATH
 
-PARTS = (session, shares, recipients, quality, backups, system, jobs)
+PARTS = (session, publications, quality, shares, recipients, audit, backups, system, jobs)
 
 entrance = APIRouter()
 

@@ -1,17 +1,20 @@
 """Pages of recipients and groups: state, tokens, invitations, limits, issuers, and a preview of what one reads."""
 
-from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from collections.abc import Mapping, Sequence
+from datetime import UTC, date, datetime, time, timedelta
 from typing import Any
 
 from fastapi import APIRouter, Response
+from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog import credentials, overviews, sharing, states
+from lakeshare_server.catalog.overviews import Page, RecipientKey
 from lakeshare_server.catalog.sharing import NAMED
-from lakeshare_server.catalog.states import FederationPolicy
+from lakeshare_server.catalog.states import FederationPolicy, RecipientState
 from lakeshare_server.errors import BadRequest, Unauthenticated
 from lakeshare_server.pages.console.session import ChangeDep, ConsoleRequest, PageDep, SharePageDep, shown_on
 from lakeshare_server.protocol.requests import optional_integer
+from lakeshare_server.provider.usage import CountedUsage
 from lakeshare_server.routes.context import impersonating_client, make_impersonation
 from lakeshare_server.settings import PORTAL_PATH
 from lakeshare_server.text_fields import TEXT_FIELDS
@@ -27,6 +30,9 @@ LIMITS = (
     ("bytes_per_day", "Bytes in a day"),
 )
 MAX_DAYS = 36_500
+# Lists of recipients by their usage.
+SHOWN = ("", "silent", "spiking")
+SILENT_DAYS, MAX_SPIKES = 14, 500
 
 router = APIRouter()
 
@@ -37,11 +43,48 @@ def list_recipients(request: PageDep) -> Response:
 
 
 def recipients_page(request: ConsoleRequest, **refused: Any) -> Response:
+    shown = request.query("show")
+    if shown not in SHOWN:
+        raise BadRequest("show", shown, f"It is one of {', '.join(SHOWN[1:])}, or missing.")
+    counted = request.app_state.usage.read() if shown else None
+    page: Page[RecipientState] | None = None
     with request.app_state.catalog.reading() as session:
-        page = overviews.find_recipients(session, request.query("q"), request.query("after"))
+        if not shown:
+            page = overviews.find_recipients(session, request.query("q"), request.query("after"))
+        elif counted is not None:
+            names = {"silent": find_silent, "spiking": find_spiking}[shown](session, counted)
+            page = _page_of_names(session, names, request.query("after"))
     return request.render(
-        "recipients.html", page=page, texts=TEXT_FIELDS["recipient"], kinds=AUTHENTICATIONS, **refused
+        "recipients.html",
+        page=page,
+        texts=TEXT_FIELDS["recipient"],
+        kinds=AUTHENTICATIONS,
+        shown=shown,
+        silent_days=SILENT_DAYS,
+        last_days=counted.last_days if counted else {},
+        spikes={spike.recipient: spike for spike in counted.spikes} if counted else {},
+        **refused,
     )
+
+
+def find_silent(session: Session, counted: CountedUsage) -> list[RecipientKey]:
+    """The recipients that have not ended, are not new, and had no answered request for `SILENT_DAYS`."""
+    since = counted.at.date() - timedelta(days=SILENT_DAYS)
+    old = overviews.list_recipient_keys(session, created_before=datetime.combine(since, time.min, UTC))
+    return [recipient for recipient in old if counted.last_days.get(recipient.name, date.min) < since]
+
+
+def find_spiking(session: Session, counted: CountedUsage) -> list[RecipientKey]:
+    """The recipients with far more requests today than usual; of very many those with the most requests."""
+    names = [spike.recipient for spike in counted.spikes[:MAX_SPIKES]]
+    return overviews.list_recipient_keys(session, names=names)
+
+
+def _page_of_names(session: Session, found: Sequence[RecipientKey], after: str) -> Page[RecipientState]:
+    rest = [recipient for recipient in found if recipient.name_key > after]
+    shown = rest[: overviews.PAGE]
+    states_shown = overviews.list_recipients_named(session, [recipient.name for recipient in shown])
+    return Page(states_shown, shown[-1].name_key if len(rest) > len(shown) else None)
 
 
 @router.post("/recipients")
@@ -85,6 +128,7 @@ def recipient_page(request: ConsoleRequest, recipient: str, **refused: Any) -> R
         state = states.get_recipient(session, recipient)
         grants = states.list_grants(session, recipient=recipient)
         tables = overviews.list_granted_tables(session, grants)
+    counted = request.app_state.usage.read()
     return request.render(
         "recipient.html",
         recipient=state,
@@ -93,6 +137,7 @@ def recipient_page(request: ConsoleRequest, recipient: str, **refused: Any) -> R
         texts=TEXT_FIELDS["recipient"],
         limits=LIMITS,
         now=datetime.now(UTC),
+        days=None if counted is None else counted.by_day(recipient=state.name),
         **refused,
     )
 
@@ -294,12 +339,16 @@ def read_number(request: ConsoleRequest, name: str, most: int = (1 << 63) - 1) -
 
 def read_moment(request: ConsoleRequest, name: str) -> datetime | None:
     """A field of a form that is a time in UTC, like 2027-01-31 or 2027-01-31T18:00; None if it is empty."""
-    text = request.value(name)
+    return parse_moment(name, request.value(name))
+
+
+def parse_moment(name: str, text: str) -> datetime | None:
+    """The time in a field's text, as in `read_moment`. Raises BadRequest."""
     if not text:
         return None
     try:
         moment = datetime.fromisoformat(text)
-    except ValueError as error:
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    except (ValueError, OverflowError) as error:
         hint = "Give a time in UTC, like 2027-01-31 or 2027-01-31T18:00, or nothing."
         raise BadRequest(name, text, hint) from error
-    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment

@@ -47,6 +47,7 @@ DONE = {
     "rolled-back": "Rolled back. The new number is the newest one now.",
     "discarded": "Discarded. Published data is unchanged.",
     "retried": "The audit has run again.",
+    "started": "It has started. Open this page again for its progress.",
 }
 
 

@@ -2,8 +2,7 @@
 
 import html
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -12,45 +11,15 @@ from lakeshare_server.catalog import states
 from lakeshare_server.catalog.credentials import add_admin_key, revoke_admin_key
 from lakeshare_server.catalog.sharing import editing
 from tests.builders.administration import Administered, an_administered_server, shares_read
+from tests.builders.console import REVISION, TOKEN, browser
 
-TOKEN = re.compile(r'name="form_token" value="([^"]+)"')
-REVISION = re.compile(r'name="revision" value="([0-9]+)"')
 LINK = re.compile(r'id="activation-link">([^<]+)<')
-
-
-@dataclass(frozen=True)
-class Browser:
-    """A client of the console that keeps cookies, and sends forms with the token of the page they are on."""
-
-    client: httpx.Client
-
-    def page(self, path: str, status: int = 200) -> str:
-        response = self.client.get(path)
-        assert response.status_code == status, response.text
-        return html.unescape(response.text)
-
-    def send(self, page: str, path: str, fields: Mapping[str, str], status: int = 303) -> httpx.Response:
-        """Sends a form of a page with its token and revision."""
-        text = self.client.get(page).text
-        revision = REVISION.search(text)
-        hidden = {"form_token": TOKEN.findall(text)[-1], "revision": revision[1] if revision else ""}
-        response = self.client.post(path, data={**hidden, **fields})
-        assert response.status_code == status, response.text
-        return response
 
 
 @pytest.fixture(scope="module")
 def administered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Administered]:
     with an_administered_server(tmp_path_factory.mktemp("console")) as running:
         yield running
-
-
-def browser(administered: Administered, role: str | None = "owner") -> Browser:
-    client = httpx.Client(base_url=administered.root, timeout=30)
-    if role is not None:
-        response = client.post("/console/sign-in", data={"key": administered.keys[role]})
-        assert response.status_code == 303, response.text
-    return Browser(client)
 
 
 def test_a_share_is_made_granted_read_and_revoked(administered: Administered) -> None:
@@ -112,6 +81,9 @@ def test_pages_need_a_session_and_changes_the_form_token_and_the_role(administer
             "/console/shares", data={"name": "x", "form_token": token}, headers=headers
         )
         assert refused.status_code == 403
+    own = {"Origin": "null", "Sec-Fetch-Site": "same-origin"}  # as Chromium sends it from our pages
+    form = {"name": "from-a-browser", "form_token": token}
+    assert console.client.post("/console/shares", data=form, headers=own).status_code == 303
     auditor = browser(administered, "auditor")
     token = TOKEN.findall(auditor.client.get("/console/shares").text)[-1]
     refused = auditor.client.post("/console/shares", data={"name": "x", "form_token": token})
@@ -178,3 +150,22 @@ def test_refused_forms_show_the_reason_and_keep_what_was_entered(administered: A
     assert "has edited it" in html.unescape(late.text)
     missing = console.page("/console/shares/none", 404)
     assert "does not exist" in missing
+
+
+def test_a_rule_is_tried_on_as_many_tables_as_fit_in_the_time(
+    administered: Administered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lakeshare_server.pages.console.shares.MEASURE_S", -1.0)
+    console = browser(administered)
+    console.send("/console/shares", "/console/shares", {"name": "slow"})
+    for alias in ("Lake.One", "Lake.Two"):
+        fields = {"lake_table": "lake.flights", "alias": alias}
+        console.send("/console/shares/slow", "/console/shares/slow/tables", fields)
+    page = console.page("/console/shares/slow/rule?rule=day+%3D+'2013-01-01'")
+    assert "slow.Lake.One" in page
+    assert "slow.Lake.Two" not in page
+    following = page.partition('rel="next" href="')[2].partition('"')[0]
+    page = console.page(following)
+    assert "slow.Lake.One" not in page
+    assert "slow.Lake.Two" in page
+    assert 'rel="next"' not in page
