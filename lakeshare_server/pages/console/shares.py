@@ -220,11 +220,13 @@ def _find_objects(
 async def _measure_some(
     request: ConsoleRequest, entries: Sequence[states.SharedTable], rule: Predicate
 ) -> list[RuleEffect]:
-    """The effects on the first tables, on as many as can be measured in `MEASURE_S`."""
+    """The effects on the first tables, on as many as can be measured in `MEASURE_S`, and at least on `AT_ONCE`."""
     effects, ends_at = list[RuleEffect](), time.monotonic() + MEASURE_S
-    while len(effects) < len(entries) and time.monotonic() < ends_at:
-        some = entries[len(effects) : len(effects) + AT_ONCE]
+    for first in range(0, len(entries), AT_ONCE):
+        some = entries[first : first + AT_ONCE]
         effects += await asyncio.gather(*(_measure(request, entry, rule) for entry in some))
+        if time.monotonic() > ends_at:
+            break
     return effects
 
 
