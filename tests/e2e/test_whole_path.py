@@ -156,37 +156,6 @@ def test_every_page_of_the_console_opens_with_the_demo_s_data(demo, served):
     assert '<span class="null">not shared' not in opened["/console/tables"]
 
 
-def test_a_team_publishes_a_correction_in_the_console(demo, served, apart, run, browser):
-    """Signed in with the demo's key: the red set and why, its retry as a job, the new number, and the audit log."""
-    assert run("lakeshare", "deliver", "flights", "--day", "2013-01-07", "--nulls", "carrier").code == 0
-    assert "expect_column_values_to_not_be_null__carrier" in apart(run_set_job, FLIGHTS.name, "2013-01-07")
-    ref, before = red_place(run, "2013-01-07"), latest(demo)
-    context = browser.new_context(
-        base_url=json.loads(served.read_text())["endpoint"].removesuffix("/delta-sharing")
-    )
-    page = context.new_page()
-    page.goto("/console/quality")
-    page.get_by_role("textbox", name="Key").fill(demo.settings.first_key_file.read_text().strip())
-    page.get_by_role("button", name="Sign in").click()
-    page.get_by_role("link", name=ref).click()
-    failed = page.get_by_role("region", name="What failed")
-    expect(failed).to_contain_text("flights.departures: expect_column_values_to_not_be_null__carrier")
-    clear_nulls(demo, apart, ref)
-    page.get_by_role("button", name="Retry").click()
-    # The page of the job opens itself again until it has ended.
-    expect(page.get_by_role("status")).to_have_text("succeeded", timeout=JOB_MS)
-    assert latest(demo).version == before.version + 1
-    assert processes.read_version(served, TABLE) == before.version + 1
-    page.goto("/console/quality")
-    expect(page.get_by_role("heading", level=1)).to_have_text("Quality")
-    expect(page.get_by_role("link", name=ref)).to_have_count(0)
-    page.goto("/console/publications/flights.departures")
-    expect(page.get_by_role("link", name=str(before.version + 1), exact=True).first).to_be_visible()
-    page.goto("/console/audit?principal=first")
-    expect(page.get_by_text("console_retry").first).to_be_visible()
-    context.close()
-
-
 def test_a_red_set_can_be_inspected_and_retried_by_command(demo, served, apart, run):
     ref = red_place(run, "2013-01-05")
 
@@ -218,6 +187,37 @@ def test_a_red_run_is_taken_up_again_from_dagster(demo, apart, run):
     assert latest(demo).version == before.version + 1
     gate = run(*CI_GATE)
     assert gate.code == 0, gate.text
+
+
+def test_a_team_publishes_a_correction_in_the_console(demo, served, apart, run, browser):
+    """Signed in with the demo's key: the red set and why, its retry as a job, the new number, and the audit log."""
+    assert run("lakeshare", "deliver", "flights", "--day", "2013-01-07", "--nulls", "carrier").code == 0
+    assert "expect_column_values_to_not_be_null__carrier" in apart(run_set_job, FLIGHTS.name, "2013-01-07")
+    ref, before = red_place(run, "2013-01-07"), latest(demo)
+    context = browser.new_context(
+        base_url=json.loads(served.read_text())["endpoint"].removesuffix("/delta-sharing")
+    )
+    page = context.new_page()
+    page.goto("/console/quality")
+    page.get_by_role("textbox", name="Key").fill(demo.settings.first_key_file.read_text().strip())
+    page.get_by_role("button", name="Sign in").click()
+    page.get_by_role("link", name=ref).click()
+    failed = page.get_by_role("region", name="What failed")
+    expect(failed).to_contain_text("flights.departures: expect_column_values_to_not_be_null__carrier")
+    clear_nulls(demo, apart, ref)
+    page.get_by_role("button", name="Retry").click()
+    # The page of the job opens itself again until it has ended.
+    expect(page.get_by_role("status")).to_have_text("succeeded", timeout=JOB_MS)
+    assert latest(demo).version == before.version + 1
+    assert processes.read_version(served, TABLE) == before.version + 1
+    page.goto("/console/quality")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Quality")
+    expect(page.get_by_role("link", name=ref)).to_have_count(0)
+    page.goto("/console/publications/flights.departures")
+    expect(page.get_by_role("link", name=str(before.version + 1), exact=True).first).to_be_visible()
+    page.goto("/console/audit?principal=first")
+    expect(page.get_by_text("console_retry").first).to_be_visible()
+    context.close()
 
 
 def test_a_red_set_can_be_discarded_by_command(demo, run):
