@@ -215,8 +215,11 @@ class Verification:
             if evidence is not None:
                 lines: Iterable[bytes] = opened.enter_context(_open_saved(evidence))
             else:
-                lines = opened.enter_context(client.read_evidence(self.names, self.version))
+                response = opened.enter_context(client.read_evidence(self.names, self.version))
+                lines = iterate_lines(response)
             verified = self._read(lines if save is None else _tee(lines, save))
+            if evidence is None:
+                _require_number(response, verified.statement.version)
         result = _make_result(verified)
         with client.query(self.names, self.version) as response:
             _check_response(client, response, verified, result, downloads=downloads)
@@ -248,6 +251,15 @@ def _make_result(verified: "VerifiedEvidence", *, has_response: bool = True) -> 
     )
 
 
+def _require_number(response: "httpx.Response", signed: int) -> None:
+    number = response.headers.get("delta-table-version")
+    if number != str(signed):
+        raise EvidenceRefused(
+            f"The server responds with number {number}, and the evidence is of {signed}. If another number was "
+            "published meanwhile, run it again."
+        )
+
+
 def _check_response(
     client: "SharingClient",
     response: "httpx.Response",
@@ -259,12 +271,7 @@ def _check_response(
     from lakeshare_server.protocol.lines import HEADER, parse_capabilities
     from lakeshare_server.protocol.verification import ResponseCheck, parse_line
 
-    number = response.headers.get("delta-table-version")
-    if number != str(result.number):
-        raise EvidenceRefused(
-            f"The server responds with number {number}, and the evidence is of {result.number}. If another number was "
-            "published meanwhile, run it again."
-        )
+    _require_number(response, result.number)
     formats = parse_capabilities(response.headers.get(HEADER)).response_formats
     check = ResponseCheck(verified, "delta" if "delta" in formats else "parquet")
     with _Progress("checked", result.files) as progress, _Downloads(client, result, progress) as queue:
@@ -388,13 +395,13 @@ class SharingClient:
     plain: "httpx.Client"
 
     @contextmanager
-    def read_evidence(self, names: tuple[str, str, str], version: int | None) -> Iterator[Iterator[bytes]]:
-        """The lines of a table's evidence."""
+    def read_evidence(self, names: tuple[str, str, str], version: int | None) -> "Iterator[httpx.Response]":
+        """The response with a table's evidence."""
         request = self.client.build_request(
             "GET", f"{_table_path(names)}/evidence", params=given(version=version)
         )
         with self._send(self.client, request) as response:
-            yield iterate_lines(response)
+            yield response
 
     @contextmanager
     def query(self, names: tuple[str, str, str], version: int | None) -> "Iterator[httpx.Response]":

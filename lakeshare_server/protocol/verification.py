@@ -22,6 +22,7 @@ from lakeshare_server.tables.hash_tree import (
     hash_leaf,
 )
 
+KINDS = ("protocol", "metaData", "file", "endStreamAction")
 COLUMN_MAPPING = "delta.columnMapping.mode"
 
 
@@ -208,18 +209,23 @@ class ResponseCheck:
     evidence: VerifiedEvidence
     response_format: str
     seen: set[str] = field(default_factory=set)
+    has_head: bool = False
     is_ended: bool = False
 
     def check(self, line: Mapping[str, Any]) -> tuple[Mapping[str, Any], AuditedFile] | None:
         """The fields of a file's line and its entry; None for the other lines."""
         if self.is_ended:
             raise EvidenceRefused("The response has lines after its end.")
-        if "file" in line:
-            return self._check_file(line["file"])
-        if "metaData" in line:
-            self.evidence.statement.require_head(line["metaData"], self.response_format)
-        elif "endStreamAction" in line:
-            action = line["endStreamAction"] or {}
+        kind, content = next(iter(line.items()), ("", None))
+        if len(line) != 1 or kind not in KINDS or not isinstance(content, Mapping):
+            raise EvidenceRefused(f"The response has a line of the kind {kind!r}, which no snapshot has.")
+        if kind == "file":
+            return self._check_file(content)
+        if kind == "metaData":
+            self.evidence.statement.require_head(content, self.response_format)
+            self.has_head = True
+        elif kind == "endStreamAction":
+            action = content
             if action.get("errorMessage") or action.get("nextPageToken"):
                 raise EvidenceRefused(
                     f"The response is not whole: {action.get('errorMessage') or 'it has pages'}."
@@ -247,7 +253,7 @@ class ResponseCheck:
 
     def finish(self) -> None:
         """Refuses a response that was cut off, or that lacks files of the evidence."""
-        if not self.is_ended:
+        if not self.is_ended or not self.has_head:
             raise EvidenceRefused("The response of the query is cut off: run it again.")
         missing = len(self.evidence.files) - len(self.seen)
         if missing:

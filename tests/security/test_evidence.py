@@ -319,6 +319,19 @@ def test_a_changed_head_is_refused(lake: SharedLake, field: str) -> None:
         lake.verify(Lie(lie))
 
 
+def test_lines_of_other_kinds_and_a_missing_head_are_refused(lake: SharedLake) -> None:
+    def without_head(kind: str, lines: Lines) -> Lines:
+        return [line for line in lines if kind != "query" or "metaData" not in line]
+
+    def with_another(kind: str, lines: Lines) -> Lines:
+        return [*lines[:2], {"add": lines[2]["file"]}, *lines[2:]] if kind == "query" else lines
+
+    with pytest.raises(EvidenceRefused, match="cut off"):
+        lake.verify(Lie(without_head))
+    with pytest.raises(EvidenceRefused, match="kind 'add'"):
+        lake.verify(Lie(with_another))
+
+
 def cut_last_line(kind: str) -> Callable[[str, Lines], Lines]:
     return lambda found, lines: lines[:-1] if found == kind else lines
 
