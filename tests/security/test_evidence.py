@@ -3,12 +3,13 @@
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from pyroaring import BitMap64
 
 from lakeshare_server.catalog import Ledger, Publication
 from lakeshare_server.catalog.credentials import issue_token
@@ -16,8 +17,15 @@ from lakeshare_server.catalog.sharing import create_recipient, editing, grant
 from lakeshare_server.cli.verify import ServerRefused, Verification, VerificationResult, open_client
 from lakeshare_server.errors import BadRequest, EvidenceRefused
 from lakeshare_server.storage import Stores
+from lakeshare_server.tables import TableSnapshot, read_iceberg
 from lakeshare_server.tables.envelope import PublicKey, SigningKey, load_signing_key, write_signing_key
 from lakeshare_server.tables.evidence import ContentDigests, EvidenceWriter
+from lakeshare_server.tables.iceberg.deletes import (
+    INLINE_BYTES,
+    add_vector_feature,
+    vector_columns,
+    vector_of,
+)
 from lakeshare_server.tables.publications import PublicationFiles
 from tests.builders.commands import Runner
 from tests.builders.credentials import OAUTH
@@ -90,6 +98,19 @@ def sign(provider: Provider, publication: Publication) -> None:
     EvidenceWriter.open(files, provider.catalog).sign_again(publication)
 
 
+def with_deletes(provider: Provider, folder: Path) -> TableSnapshot:
+    """An Iceberg table with a deletion vector in the line of a file, and one in a file of its own."""
+    state, vectors = an_iceberg_table(folder).state(), provider.settings.vectors_dir
+    pins = state.metadata_location, state.snapshot_id
+    snapshot = read_iceberg(*pins, vectors, Stores(provider.settings))
+    deleted = {0: vector_of(BitMap64([1])), 1: vector_of(BitMap64(range(0, 16 * INLINE_BYTES, 2)))}
+    columns = vector_columns(deleted, snapshot.files.num_rows, vectors)
+    files = snapshot.files
+    for name, values in columns.items():
+        files = files.append_column(name, values)
+    return replace(snapshot, files=files, head=add_vector_feature(snapshot.head, columns))
+
+
 @pytest.fixture(scope="module")
 def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedLake]:
     folder = tmp_path_factory.mktemp("evidence")
@@ -101,9 +122,10 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedLake]:
     second = provider.publish_delta("lake.flights", table)
     sign(provider, second)
     sign(provider, provider.publish_iceberg("lake.iceberg", an_iceberg_table(folder / "iceberg").state()))
+    sign(provider, provider.publish("lake.deletes", with_deletes(provider, folder / "deletes")))
     provider.publish_delta("lake.unsigned", a_delta_table(folder / "unsigned"))
     provider.follow("lake.followed", a_delta_table(folder / "followed"))
-    names = ("flights", "iceberg", "unsigned", "followed")
+    names = ("flights", "iceberg", "deletes", "unsigned", "followed")
     provider.share(*(f"lake.{name}" for name in names), history=True)
     token = provider.recipient("all")
     part = provider.recipient("part")
@@ -304,6 +326,31 @@ def test_a_changed_line_of_a_file_is_refused(lake: SharedLake, change: str) -> N
 
     with pytest.raises(EvidenceRefused, match=refusal):
         lake.verify(Lie(lie))
+
+
+def test_deletes_are_compared_in_lines_and_in_files(lake: SharedLake) -> None:
+    names = ("flights", "lake", "deletes")
+    assert lake.verify(names=names).is_full
+
+    def change_vector(kind: str, lines: Lines) -> Lines:
+        for line in lines if kind == "query" else []:
+            vector = (
+                line.get("file", {}).get("deltaSingleAction", {}).get("add", {}).get("deletionVector", {})
+            )
+            if vector.get("storageType") == "i":
+                vector["pathOrInlineDv"] = vector["pathOrInlineDv"][::-1]
+        return lines
+
+    with pytest.raises(EvidenceRefused, match="another size, partition, statistics or deletes"):
+        lake.verify(Lie(change_vector), names=names)
+    [vector] = lake.provider.settings.vectors_dir.glob("*.bin")
+    content = vector.read_bytes()
+    try:
+        vector.write_bytes(content[:-1] + b"x")
+        with pytest.raises(EvidenceRefused, match=r"deletes in .* are not those that were signed"):
+            lake.verify(names=names)
+    finally:
+        vector.write_bytes(content)
 
 
 @pytest.mark.parametrize("field", ["id", "schemaString", "partitionColumns"])
