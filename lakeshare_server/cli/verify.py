@@ -45,6 +45,9 @@ def verify(
         typer.Option(help="PEM file with a public key that the provider gave you; may be repeated."),
     ],
     version: Annotated[int | None, typer.Option(min=0, help="The number; the latest by default.")] = None,
+    at_least: Annotated[
+        int, typer.Option(min=0, help="Refuse a lower number, as the one that you have verified before.")
+    ] = 0,
     files: Annotated[
         bool, typer.Option("--files", help="Download every file and compare its bytes, too.")
     ] = False,
@@ -83,7 +86,9 @@ def verify(
         raise BadRequest("--folder", str(folder), "Give --evidence, too: the file that --save has written.")
     keys = parse_public_keys("--key", key)
     profile, names = _parse_table(table, is_offline=folder is not None)
-    verification = Verification(names, version, published_as or f"{names[1]}.{names[2]}", keys, restricted)
+    verification = Verification(
+        names, version, published_as or f"{names[1]}.{names[2]}", keys, restricted, at_least
+    )
     try:
         if folder is not None and evidence is not None:
             result = verification.verify_folder(evidence, folder)
@@ -174,6 +179,7 @@ class Verification:
     published_as: str
     keys: Sequence[Any]
     restricted: bool
+    at_least: int = 0
 
     def verify_folder(self, evidence: Path, folder: Path) -> VerificationResult:
         """Compares the files of a folder with saved evidence, by their digests, whatever their names."""
@@ -231,7 +237,7 @@ class Verification:
         # The files of a large table are objects that all stay.
         with gc_disabled():
             verified = read_evidence(lines, self.keys, accepts_part=self.restricted)
-        verified.statement.require(self.published_as, self.version)
+        verified.statement.require(self.published_as, self.version, self.at_least)
         return verified
 
 

@@ -37,8 +37,8 @@ class Statement:
     depth: int
     key_id: str
 
-    def require(self, table: str, version: int | None) -> None:
-        """Refuses the statement of another table or number than was asked for."""
+    def require(self, table: str, version: int | None, at_least: int = 0) -> None:
+        """Refuses the statement of another table or number than was asked for, or of a number below `at_least`."""
         if self.table.lower() != table.lower():
             raise EvidenceRefused(
                 f"The evidence is of table {self.table}, not of {table}. If the provider shares {self.table} under "
@@ -46,6 +46,10 @@ class Statement:
             )
         if version is not None and self.version != version:
             raise EvidenceRefused(f"The evidence is of number {self.version}, not of {version}.")
+        if self.version < at_least:
+            raise EvidenceRefused(
+                f"The evidence is of number {self.version}, which is older than {at_least}."
+            )
 
     def require_head(self, metadata: Mapping[str, Any], response_format: str) -> None:
         """Refuses a response whose metadata line is not of the table as it was published."""

@@ -462,7 +462,10 @@ def test_the_command_verifies_online_and_offline(
     refused = run.ended(*offline, "--json")
     assert refused.code == 1
     assert "1 of the files that were signed are not in" in json.loads(refused.output)["refusal"]
-    assert "evidence is of number" in run.ended(*offline, "--version", "0").errors
+    assert "evidence is of number 1, not of 0" in run.ended(*offline, "--version", "0").errors
+    assert (
+        "of number 1, which is older than 2" in run.ended("verify", table, *options, "--at-least", "2").errors
+    )
     for wrong in ("--folder", str(downloads)), ("--key", str(tmp_path / "none")):
         assert run.ended("verify", table, *options, *wrong).code == 1
 
