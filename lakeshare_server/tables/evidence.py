@@ -32,7 +32,6 @@ from lakeshare_server.catalog import (
 )
 from lakeshare_server.errors import BadRequest, StoreError, StoreMissing, Unavailable
 from lakeshare_server.locations import LOCAL, S3
-from lakeshare_server.settings import make_private
 from lakeshare_server.storage import Stores
 from lakeshare_server.tables.delta.files import mapping_mode
 from lakeshare_server.tables.envelope import STATEMENT_TYPE, SigningKey, canonical_json, load_signing_key
@@ -47,11 +46,10 @@ from lakeshare_server.tables.hash_tree import (
     make_secret,
 )
 from lakeshare_server.tables.index import (
+    CacheFolder,
     FileIndex,
     IndexHeader,
     index_path,
-    keep_file,
-    new_file,
     share_index,
     write_by_digest,
 )
@@ -231,21 +229,31 @@ def _rows_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     return list(batch.select(["entry", "salt", "place"]).to_pylist())
 
 
-def open_entries(files: PublicationFiles, digest: str) -> EntryFile | None:
-    """The entries with this digest, fetched if another host wrote them; None if they are lost or damaged."""
-    path = index_path(files.settings.index_dir, digest)
-    if not path.exists() and files.settings.shared_root is not None:
-        make_private(path.parent)
-        with new_file(path.parent) as scratch:
-            if files.fetch(digest, scratch):
-                keep_file(scratch, path)
-    with suppress(OSError, KeyError, TypeError, ValueError):
-        return _open_entries(path)
-    return None
-
-
 # A file of entries does not change, so an open one serves every request of the process.
 _open_entries = lru_cache(OPEN_FILES)(EntryFile)
+
+
+@lru_cache
+def _open_cache(folder: Path, max_bytes: int) -> CacheFolder[EntryFile]:
+    return CacheFolder(folder, "evidence", max_bytes, EntryFile)
+
+
+def open_entries(files: PublicationFiles, digest: str) -> EntryFile | None:
+    """The entries with this digest, fetched if another host wrote them; None if they are lost or damaged.
+
+    Raises Unavailable: the store does not respond, or the folder cannot be written.
+    """
+    settings = files.settings
+    with suppress(OSError, KeyError, TypeError, ValueError):
+        return _open_entries(index_path(settings.index_dir, digest))
+
+    def fetch(path: Path) -> None:
+        if not files.fetch(digest, path):
+            raise StoreMissing(digest)
+
+    with suppress(StoreMissing):
+        return _open_cache(settings.index_dir / "cache", settings.index_cache_bytes).get((digest,), fetch)
+    return None
 
 
 @lru_cache(OPEN_TREES)
