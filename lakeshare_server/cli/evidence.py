@@ -130,7 +130,7 @@ def sign(
 ) -> None:
     """Sign the publications that have no statement, as those of before an upgrade, or one of them again.
 
-    The digests of files are of the files as they are now; the statement has the time of the signature.
+    Files without a digest in an earlier statement are read as they are now. The statement has the time of signing.
     """
     from lakeshare_server.catalog import Ledger
     from lakeshare_server.tables.evidence import sign_unsigned

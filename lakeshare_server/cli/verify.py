@@ -235,8 +235,9 @@ class Verification:
         from lakeshare_server.protocol.verification import read_evidence
 
         # The files of a large table are objects that all stay.
-        with gc_disabled():
-            verified = read_evidence(lines, self.keys, accepts_part=self.restricted)
+        with gc_disabled(), _Progress("read the evidence of", None) as progress:
+            counted = progress.count(lines)
+            verified = read_evidence(counted, self.keys, accepts_part=self.restricted)
         verified.statement.require(self.published_as, self.version, self.at_least)
         return verified
 
@@ -355,7 +356,7 @@ def _shorten_url(url: str) -> str:
 class _Progress:
     """Reports on the terminal's error output what takes longer than two seconds."""
 
-    def __init__(self, verb: str, files: int) -> None:
+    def __init__(self, verb: str, files: int | None) -> None:
         self._verb, self._files = verb, files
         self._done = self._bytes = 0
         self._next_s = time.monotonic() + QUIET_S
@@ -368,14 +369,23 @@ class _Progress:
         if self._is_shown and sys.stderr.isatty():
             typer.echo(err=True)
 
+    def count(self, lines: Iterable[bytes]) -> Iterator[bytes]:
+        """The lines, counted as files."""
+        for line in lines:
+            self.add(0)
+            yield line
+
     def add(self, size: int) -> None:
         self._done += 1
         self._bytes += size
         if time.monotonic() < self._next_s:
             return
         is_terminal = sys.stderr.isatty()
-        share = f"{self._done:,} of {self._files:,} files ({self._done / max(self._files, 1):.0%})"
-        text = f"{self._verb} {share}, {self._bytes / 1e6:,.0f} MB"
+        text = f"{self._verb} {self._done:,} files"
+        if self._files is not None:
+            text = f"{self._verb} {self._done:,} of {self._files:,} files ({self._done / max(self._files, 1):.0%})"
+        if self._bytes:
+            text += f", {self._bytes / 1e6:,.0f} MB"
         typer.echo(f"\r{text}" if is_terminal else text, err=True, nl=not is_terminal)
         self._is_shown = True
         self._next_s = time.monotonic() + (EVERY_S if is_terminal else 10 * EVERY_S)

@@ -8,6 +8,7 @@ import hashlib
 import json
 import logging
 import secrets
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -123,6 +124,7 @@ class ContentDigests:
     def __init__(self, stores: Stores, mode: str, known: "EntryFile | None") -> None:
         self._stores, self._mode = stores, mode
         self._known: dict[bytes, bytes] = {}
+        self.new_files = 0
         for batch in () if known is None or mode == "none" else known.batches():
             for name, digest in (("id", "sha256"), ("vector_id", "vector_sha256")):
                 pairs = zip(batch.column(name).to_pylist(), batch.column(digest).to_pylist(), strict=True)
@@ -140,6 +142,7 @@ class ContentDigests:
             for key, (_, location) in zip(keys, files, strict=True)
             if location and key not in self._known
         }
+        self.new_files += len(new)
         self._known |= zip(new, pool.map(self._find, new.values()), strict=True)
         return [self._known.get(key, b"").hex() or None for key in keys]
 
@@ -297,16 +300,20 @@ class EvidenceWriter:
             )
         return key
 
+    def require_key(self) -> None:
+        """Refuses an unusable key before anything is published; raises as `load_signing_key`."""
+        _ = self.key
+
     def prepare(self, news: Sequence[NewPublication]) -> Sign:
         """Writes the entries of publications that are about to be numbered; the result signs their statements.
 
-        Raises StoreError or Unavailable: a new file cannot be read for its digest.
+        Raises Unavailable: a store does not respond.
         """
         prepared, key = {new.table: self._prepare(new) for new in news}, self.key
         return lambda publication: sign_publication(publication, prepared[publication.table], key)
 
     def sign_again(self, publication: Publication) -> Evidence:
-        """Signs a publication that is in the ledger; digests are of the files as they are now."""
+        """Signs a publication that is in the ledger; files without a known digest are read as they are now."""
         if not publication.audited:
             raise BadRequest(
                 "VERSION", publication.version, "It is of a followed table, which no audit has seen."
@@ -328,7 +335,8 @@ class EvidenceWriter:
         index, settings, stores = self._index(new), self.files.settings, self.files.stores
         before = self.store.latest(new.table)
         known = None if before is None else open_entries(self.files, before.entries_digest)
-        digests, salt = ContentDigests(stores, settings.evidence_digests, known), make_secret()
+        began_s, salt = time.monotonic(), make_secret()
+        digests = ContentDigests(stores, settings.evidence_digests, known)
         padding = derive_salt(salt, PADDING)
         depth = find_depth(index.header.files)
         header = EntriesHeader(
@@ -340,6 +348,8 @@ class EvidenceWriter:
         path = index_path(settings.index_dir, digest)
         share_index(stores, settings.shared_root, path)
         root = EntryFile(path).make_tree(padding).root
+        message = "%s: listed %s files for evidence in %.1f s, %s of them read for their digests"
+        _log.info(message, new.table, index.header.files, time.monotonic() - began_s, digests.new_files)
         return PreparedEvidence(index.header, digest, header, salt, root)
 
     def _index(self, new: NewPublication) -> FileIndex:
