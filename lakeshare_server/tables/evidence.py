@@ -125,11 +125,17 @@ class ContentDigests:
         self._stores, self._mode = stores, mode
         self._known: dict[bytes, bytes] = {}
         self.new_files = 0
-        for batch in () if known is None or mode == "none" else known.batches():
+        if known is None or mode == "none":
+            return
+        # What was looked for in the same way, and not found, is not looked for again.
+        is_same = known.header.digests == mode
+        for batch in known.batches():
             for name, digest in (("id", "sha256"), ("vector_id", "vector_sha256")):
                 pairs = zip(batch.column(name).to_pylist(), batch.column(digest).to_pylist(), strict=True)
                 self._known |= {
-                    bytes.fromhex(key): bytes.fromhex(found) for key, found in pairs if key and found
+                    bytes.fromhex(key): bytes.fromhex(found or "")
+                    for key, found in pairs
+                    if key and (found or is_same)
                 }
 
     def find_all(self, files: Sequence[tuple[str, str | None]], pool: ThreadPoolExecutor) -> list[str | None]:
@@ -175,10 +181,14 @@ class ContentDigests:
 
 @dataclass(frozen=True)
 class EntriesHeader:
-    """What applies to all entries of a file; `details` and `inputs` open commitments of the statement."""
+    """What applies to all entries of a file; `details` and `inputs` open commitments of the statement.
+
+    `digests` is the setting that the digests were looked for with.
+    """
 
     layout: int
     depth: int
+    digests: str
     details: str
     inputs: str
 
@@ -339,9 +349,8 @@ class EvidenceWriter:
         digests = ContentDigests(stores, settings.evidence_digests, known)
         padding = derive_salt(salt, PADDING)
         depth = find_depth(index.header.files)
-        header = EntriesHeader(
-            LAYOUT, depth, _describe_publication(new, index, padding), _describe_inputs(new)
-        )
+        texts = _describe_publication(new, index, padding), _describe_inputs(new)
+        header = EntriesHeader(LAYOUT, depth, settings.evidence_digests, *texts)
         digest, _ = write_by_digest(
             settings.index_dir, lambda path: _write_entries(path, header, index, digests)
         )

@@ -270,15 +270,23 @@ def test_a_recipient_with_a_rule_verifies_its_part_and_learns_nothing_of_the_res
         as_part(lake, restricted=False)
 
 
+def published_paths(lake: SharedLake, table: str) -> Iterator[str]:
+    return published_values(lake, table, "path")
+
+
 def published_files(lake: SharedLake) -> Iterator[str]:
+    return published_values(lake, "lake.flights", "delta_id")
+
+
+def published_values(lake: SharedLake, table: str, column: str) -> Iterator[str]:
     ledger, files = (
         Ledger(lake.provider.catalog),
         PublicationFiles.open(Stores(lake.provider.settings), lake.provider.settings),
     )
-    publication = ledger.latest("lake.flights")
+    publication = ledger.latest(table)
     assert publication is not None
     for batch in files.index(publication).batches():
-        yield from batch.column("delta_id").to_pylist()
+        yield from batch.column(column).to_pylist()
 
 
 def change_entry(name: str, value: Any) -> Callable[[str, Lines], Lines]:
@@ -421,14 +429,25 @@ def test_keys_are_listed_for_recipients_only(lake: SharedLake) -> None:
     assert key["retiredAt"] is None
 
 
-def test_only_new_files_are_read_for_a_digest(lake: SharedLake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_file_is_read_once_for_a_digest(lake: SharedLake, monkeypatch: pytest.MonkeyPatch) -> None:
     read, digest = list[str](), ContentDigests._read
     monkeypatch.setattr(ContentDigests, "_read", lambda *given: (read.append(given[1]), digest(*given))[1])
-    publication = Ledger(lake.provider.catalog).latest("lake.flights")
+    publication = Ledger(lake.provider.catalog).latest("lake.iceberg")
     assert publication is not None
-    sign(lake.provider, publication)
-    assert read == []
-    assert lake.verify().is_full
+    for mode, times in (("local", 0), ("none", 0), ("local", 1), ("local", 0), ("read", 0)):
+        read.clear()
+        settings = lake.provider.settings.model_copy(update={"evidence_digests": mode})
+        sign(replace(lake.provider, settings=settings), publication)
+        assert len(read) == times * publication.files, mode
+    [lost, *_] = paths = [Path(path) for path in published_paths(lake, "lake.iceberg")]
+    lost.rename(lost.with_suffix(".moved"))
+    for mode, times in (("none", 0), ("local", 1), ("local", 0), ("read", 1)):
+        read.clear()
+        settings = lake.provider.settings.model_copy(update={"evidence_digests": mode})
+        sign(replace(lake.provider, settings=settings), publication)
+        assert len(read) == (times * len(paths) if mode == "local" else times), mode
+    lost.with_suffix(".moved").rename(lost)
+    assert lake.verify(names=ICEBERG).sizes == 1
 
 
 def test_the_command_verifies_online_and_offline(
