@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property, lru_cache
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any, Self
 
@@ -65,6 +65,8 @@ IDS = ("id", "parquetId")
 READERS = 8
 PIECE_BYTES = 8 << 20
 LINES_AT_ONCE = 1000
+# Of a file of deletion vectors: lines have the sizes of single vectors.
+NO_SIZE = 0
 # A tree takes 100 bytes for each file.
 OPEN_FILES, OPEN_TREES = 64, 4
 DETAILS, INPUTS, PADDING = "details", "inputs", "padding"
@@ -118,6 +120,10 @@ def describe_file(line: Mapping[str, Any], vector_id: str | None) -> dict[str, A
     return described
 
 
+def _identify(key: str, size: int) -> bytes:
+    return bytes.fromhex(key) + size.to_bytes(8)
+
+
 class ContentDigests:
     """The digests of files: of the publication before for its files, and of the new files as a setting decides."""
 
@@ -130,22 +136,26 @@ class ContentDigests:
         # What was looked for in the same way, and not found, is not looked for again.
         is_same = known.header.digests == mode
         for batch in known.batches():
-            for name, digest in (("id", "sha256"), ("vector_id", "vector_sha256")):
-                pairs = zip(batch.column(name).to_pylist(), batch.column(digest).to_pylist(), strict=True)
+            columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
+            files = columns["id"], columns["size"], columns["sha256"]
+            vectors = columns["vector_id"], repeat(NO_SIZE), columns["vector_sha256"]
+            for rows in (zip(*files, strict=True), zip(*vectors, strict=False)):
                 self._known |= {
-                    bytes.fromhex(key): bytes.fromhex(found or "")
-                    for key, found in pairs
+                    _identify(key, size): bytes.fromhex(found or "")
+                    for key, size, found in rows
                     if key and (found or is_same)
                 }
 
-    def find_all(self, files: Sequence[tuple[str, str | None]], pool: ThreadPoolExecutor) -> list[str | None]:
-        """The digest of each file, given by its id and location; None where it is not known."""
+    def find_all(
+        self, files: Sequence[tuple[str, int, str | None]], pool: ThreadPoolExecutor
+    ) -> list[str | None]:
+        """The digest of each file, given by its id, size and location; None where it is not known."""
         if self._mode == "none":
             return [None] * len(files)
-        keys = [bytes.fromhex(key) if location else b"" for key, location in files]
+        keys = [_identify(key, size) if location else b"" for key, size, location in files]
         new = {
             key: location
-            for key, (_, location) in zip(keys, files, strict=True)
+            for key, (*_, location) in zip(keys, files, strict=True)
             if location and key not in self._known
         }
         self.new_files += len(new)
@@ -189,6 +199,7 @@ class EntriesHeader:
     layout: int
     depth: int
     digests: str
+    table_id: str
     details: str
     inputs: str
 
@@ -345,12 +356,15 @@ class EvidenceWriter:
         index, settings, stores = self._index(new), self.files.settings, self.files.stores
         before = self.store.latest(new.table)
         known = None if before is None else open_entries(self.files, before.entries_digest)
+        table_id = index.header.head.table_id
+        if known is not None and known.header.table_id != table_id:
+            known = None
         began_s, salt = time.monotonic(), make_secret()
         digests = ContentDigests(stores, settings.evidence_digests, known)
         padding = derive_salt(salt, PADDING)
         depth = find_depth(index.header.files)
         texts = _describe_publication(new, index, padding), _describe_inputs(new)
-        header = EntriesHeader(LAYOUT, depth, settings.evidence_digests, *texts)
+        header = EntriesHeader(LAYOUT, depth, settings.evidence_digests, table_id, *texts)
         digest, _ = write_by_digest(
             settings.index_dir, lambda path: _write_entries(path, header, index, digests)
         )
@@ -394,10 +408,10 @@ def _write_entries(path: Path, header: EntriesHeader, index: FileIndex, digests:
     ):
         for batch in index.batches(NEEDED):
             columns = {name: batch.column(name).to_pylist() for name in NEEDED}
-            files = list(zip(columns["delta_id"], columns["path"], strict=True))
+            files = list(zip(columns["delta_id"], columns["size"], columns["path"], strict=True))
             found = digests.find_all(files, pool)
             # Many files share the file of their vectors: its location is its identity.
-            vectors = [(digest_text(path or ""), path) for path in columns["dv_path"]]
+            vectors = [(digest_text(path or ""), NO_SIZE, path) for path in columns["dv_path"]]
             vector_digests = digests.find_all(vectors, pool)
             rows = zip(*columns.values(), strict=True)
             entries = [
@@ -406,7 +420,7 @@ def _write_entries(path: Path, header: EntriesHeader, index: FileIndex, digests:
             ]
             random = secrets.token_bytes(SALT_BYTES * len(files))
             salts = [random[start : start + SALT_BYTES] for start in range(0, len(random), SALT_BYTES)]
-            ids = [key if location else None for key, location in vectors]
+            ids = [key if location else None for key, _, location in vectors]
             values = columns["delta_id"], columns["size"], entries, salts, list(islice(places, len(files)))
             arrays = [
                 pa.array(value, field.type)
