@@ -280,8 +280,12 @@ def _check_response(
 
     _require_number(response, result.number)
     formats = parse_capabilities(response.headers.get(HEADER)).response_formats
-    check = ResponseCheck(verified, "delta" if "delta" in formats else "parquet")
-    with _Progress("checked", result.files) as progress, _Downloads(client, result, progress) as queue:
+    response_format = "delta" if "delta" in formats else "parquet"
+    check = ResponseCheck(verified, response_format)
+    with (
+        _Progress("checked", result.files) as progress,
+        _Downloads(client, response_format, result, progress) as queue,
+    ):
         for line in iterate_lines(response):
             found = check.check(parse_line(line))
             if found is None:
@@ -296,8 +300,15 @@ def _check_response(
 class _Downloads:
     """Downloads files beside each other, and compares their bytes with the evidence."""
 
-    def __init__(self, client: "SharingClient", result: VerificationResult, progress: "_Progress") -> None:
-        self._client, self._result, self._progress = client, result, progress
+    def __init__(
+        self,
+        client: "SharingClient",
+        response_format: str,
+        result: VerificationResult,
+        progress: "_Progress",
+    ) -> None:
+        self._client, self._response_format = client, response_format
+        self._result, self._progress = result, progress
         self._pool = ThreadPoolExecutor(DOWNLOADS, "verify")
         self._room = threading.Semaphore(2 * DOWNLOADS)
         self._turn = threading.Lock()
@@ -319,7 +330,8 @@ class _Downloads:
             running.result()
             self._running.remove(running)
         vector = fields.get("deletionVector") or {}
-        url = str(fields.get("url") or fields.get("path"))
+        # Clients of the delta format read the path only, whatever else a line has.
+        url = str(fields.get("path" if self._response_format == "delta" else "url"))
         vector_url = str(vector["pathOrInlineDv"]) if vector.get("storageType") == "p" else None
         self._room.acquire()
         self._running.append(self._pool.submit(self._check, url, vector_url, audited))

@@ -361,6 +361,19 @@ def test_deletes_are_compared_in_lines_and_in_files(lake: SharedLake) -> None:
         vector.write_bytes(content)
 
 
+def test_the_field_that_clients_read_is_the_one_that_is_verified(lake: SharedLake) -> None:
+    def swap_paths(kind: str, lines: Lines) -> Lines:
+        adds = [
+            line["file"]["deltaSingleAction"]["add"] for line in lines if kind == "query" and "file" in line
+        ]
+        for add, other in zip(adds, [each["path"] for each in reversed(adds)], strict=True):
+            add["url"], add["path"] = add["path"], other
+        return lines
+
+    with pytest.raises(EvidenceRefused, match=r"bytes of .* are not those that were signed"):
+        lake.verify(Lie(swap_paths), names=("flights", "lake", "deletes"))
+
+
 @pytest.mark.parametrize("field", ["id", "schemaString", "partitionColumns"])
 def test_a_changed_head_is_refused(lake: SharedLake, field: str) -> None:
     def lie(kind: str, lines: Lines) -> Lines:
