@@ -99,6 +99,16 @@ def _ordered(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.sort_values(list(frame.columns), na_position="first").reset_index(drop=True)
 
 
+def test_the_recipient_proves_that_each_table_is_what_was_audited(served, run, tmp_path):
+    assert run("lakeshare", "evidence", "export", "--to", str(tmp_path / "provider.pem")).code == 0
+    for name in TABLES:
+        verified = run(
+            "lakeshare", "verify", f"{served}#{name}", "--key", str(tmp_path / "provider.pem"), "--files"
+        )
+        assert verified.code == 0, verified.text
+        assert verified.text.rstrip().endswith("fully verified")
+
+
 def materialize(run, day):
     return run(
         "dagster", "asset", "materialize", "--select", SELECT, "--partition", day,
